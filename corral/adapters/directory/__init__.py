@@ -1,0 +1,1 @@
+"""Blobs and log segments in a directory."""

@@ -1,0 +1,1 @@
+"""The store on SQLite and on Postgres: one set of statements, two engines."""

@@ -1,0 +1,40 @@
+"""Tokens and secrets."""
+
+from __future__ import annotations
+
+from corral.adapters.sql.connection import Connection
+from corral.adapters.sql.rows import SECRET, TOKEN
+from corral.domain.host import Secret, Token
+from corral.domain.ids import TokenId
+
+
+class SqlAccess:
+    def __init__(self, connection: Connection) -> None:
+        self._db = connection
+
+    def insert_token(self, token: Token) -> None:
+        self._db.run("token_insert", TOKEN.params(token))
+
+    def token(self, token_id: TokenId) -> Token | None:
+        row = self._db.one("token_get", {"id": token_id})
+        return None if row is None else TOKEN.read(row)
+
+    def tokens(self, after: TokenId | None, limit: int) -> list[Token]:
+        rows = self._db.all("token_page", {"after": after or "", "limit": limit})
+        return [TOKEN.read(row) for row in rows]
+
+    def revoke(self, token_id: TokenId, at: float) -> bool:
+        return self._db.run("token_revoke", {"id": token_id, "at": at}) > 0
+
+    def put_secret(self, secret: Secret) -> None:
+        self._db.run("secret_put", SECRET.params(secret))
+
+    def secret(self, project: str, name: str) -> Secret | None:
+        row = self._db.one("secret_get", {"project": project, "name": name})
+        return None if row is None else SECRET.read(row)
+
+    def secrets(self, project: str) -> list[Secret]:
+        return [SECRET.read(row) for row in self._db.all("secret_all", {"project": project})]
+
+    def delete_secret(self, project: str, name: str) -> bool:
+        return self._db.run("secret_delete", {"project": project, "name": name}) > 0

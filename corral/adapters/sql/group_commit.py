@@ -1,0 +1,175 @@
+"""One writer with group commit: units queue up and share a transaction, each in its own savepoint.
+
+Units run in the event loop's thread, since their statements take microseconds; only COMMIT, which waits
+for the disk, runs in a thread. What is asked for meanwhile makes up the next transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from corral.adapters.sql.sqlite_connection import SqliteConnection, is_busy, translated, unavailable
+from corral.adapters.sql.tx import SqlTx
+from corral.domain.errors import CorralError, StoreUnavailable
+from corral.ports.store import Tx
+
+T = TypeVar("T")
+
+MAX_UNITS = 256
+# Long enough to fill a commit, short enough that the loop answers others in between.
+MAX_WORK_S = 0.010
+BUSY_S = 5.0
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.05
+
+
+class _Job:
+    __slots__ = ("announced", "error", "future", "result", "unit")
+
+    def __init__(self, unit: Callable[[Tx], Any], future: asyncio.Future[Any]) -> None:
+        self.unit = unit
+        self.future = future
+        self.result: Any = None
+        self.error: Exception | None = None
+        self.announced: list[tuple[str, str]] = []
+
+    def answer(self) -> None:
+        if self.future.done():
+            return  # Its caller went away.
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+
+
+class GroupCommit:
+    def __init__(
+        self,
+        raw: sqlite3.Connection,
+        *,
+        committer: Executor | None,
+        deliver: Callable[[Iterable[tuple[str, str]]], None],
+        busy_s: float = BUSY_S,
+    ) -> None:
+        """`committer` None commits in the loop's thread, which is right for a database in memory."""
+        self._raw = raw
+        self._tx = SqlTx(SqliteConnection(raw))
+        self._committer = committer
+        self._deliver = deliver
+        self._busy_s = busy_s
+        self._queue: deque[_Job] = deque()
+        self._draining: asyncio.Task[None] | None = None
+        self._closed = False
+        self.commits = 0
+
+    async def write(self, unit: Callable[[Tx], T]) -> T:
+        if self._closed:
+            raise StoreUnavailable("the database is closed")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._queue.append(_Job(unit, future))
+        if self._draining is None or self._draining.done():
+            self._draining = loop.create_task(self._drain())
+        return await future
+
+    async def close(self) -> None:
+        """Take no more, and finish what was taken."""
+        self._closed = True
+        if self._draining is not None:
+            await asyncio.wait([self._draining])
+
+    async def _drain(self) -> None:
+        jobs: list[_Job] = []
+        try:
+            while self._queue:
+                if await self._begin():
+                    jobs = self._run_units()
+                    await self._commit(jobs)
+                    jobs = []
+        finally:
+            # Nobody may wait for ever, not even if this task is cancelled or has a defect.
+            self._fail(jobs, StoreUnavailable("the database writer ended before it could commit"))
+            self._fail_queue(StoreUnavailable("the database writer ended"))
+
+    async def _begin(self) -> bool:
+        pause_s = _FIRST_PAUSE_S
+        give_up_at = time.monotonic() + self._busy_s
+        while True:
+            try:
+                self._raw.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if not is_busy(error) or time.monotonic() > give_up_at:
+                    self._fail_queue(unavailable(error))
+                    return False
+            else:
+                return True
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _run_units(self) -> list[_Job]:
+        jobs: list[_Job] = []
+        stop_at = time.monotonic() + MAX_WORK_S
+        while self._queue and len(jobs) < MAX_UNITS:
+            job = self._queue.popleft()
+            if job.future.done():
+                continue
+            jobs.append(job)
+            self._run_unit(job)
+            if not self._raw.in_transaction or time.monotonic() > stop_at:
+                break
+        return jobs
+
+    def _run_unit(self, job: _Job) -> None:
+        self._raw.execute("SAVEPOINT unit")
+        try:
+            job.result = job.unit(self._tx)
+            self._raw.execute("RELEASE unit")
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the unit's caller alone.
+            job.error = translated(error)
+            self._tx.take_announced()
+            # A full disk or a failing one makes SQLite roll back everything, the savepoint with it.
+            if self._raw.in_transaction:
+                self._raw.execute("ROLLBACK TO unit")
+                self._raw.execute("RELEASE unit")
+        else:
+            job.announced = self._tx.take_announced()
+
+    async def _commit(self, jobs: list[_Job]) -> None:
+        if not self._raw.in_transaction:
+            lost = next((job.error for job in jobs if isinstance(job.error, StoreUnavailable)), None)
+            self._fail(jobs, lost or StoreUnavailable("the database rolled the transaction back"))
+            return
+        try:
+            await self._commit_durably(jobs)
+        except sqlite3.Error as error:
+            if self._raw.in_transaction:
+                self._raw.execute("ROLLBACK")
+            self._fail(jobs, unavailable(error))
+            return
+        for job in jobs:
+            job.answer()
+        self._deliver(item for job in jobs for item in job.announced)
+
+    async def _commit_durably(self, jobs: list[_Job]) -> None:
+        if self._committer is None or all(job.error is not None for job in jobs):
+            self._raw.execute("COMMIT")
+            return
+        self.commits += 1
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._committer, self._raw.execute, "COMMIT")
+
+    def _fail_queue(self, error: CorralError) -> None:
+        self._fail(self._queue, error)
+        self._queue.clear()
+
+    def _fail(self, jobs: Iterable[_Job], error: Exception) -> None:
+        for job in jobs:
+            # Each caller gets an exception of its own: raising one adds to its traceback.
+            job.error = type(error)(*error.args)
+            job.answer()

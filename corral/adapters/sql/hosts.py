@@ -1,0 +1,34 @@
+"""Hosts."""
+
+from __future__ import annotations
+
+from corral.adapters.sql.connection import Connection
+from corral.adapters.sql.rows import HOST
+from corral.domain.host import Host
+from corral.domain.ids import HostId
+
+
+class SqlHosts:
+    def __init__(self, connection: Connection) -> None:
+        self._db = connection
+
+    def insert(self, host: Host) -> None:
+        self._db.run("host_insert", HOST.params(host))
+
+    def get(self, host_id: HostId) -> Host | None:
+        row = self._db.one("host_get", {"id": host_id})
+        return None if row is None else HOST.read(row)
+
+    def by_name(self, name: str) -> Host | None:
+        row = self._db.one("host_by_name", {"name": name})
+        return None if row is None else HOST.read(row)
+
+    def save(self, host: Host) -> None:
+        self._db.run("host_save", HOST.params(host))
+
+    def page(self, after: HostId | None, limit: int) -> list[Host]:
+        rows = self._db.all("host_page", {"after": after or "", "limit": limit})
+        return [HOST.read(row) for row in rows]
+
+    def busy(self) -> list[tuple[HostId, int]]:
+        return [(HostId(row[0]), row[1]) for row in self._db.all("host_busy", {})]

@@ -1,0 +1,48 @@
+"""Leases."""
+
+from __future__ import annotations
+
+from corral.adapters.sql.connection import Connection
+from corral.adapters.sql.rows import LEASE
+from corral.domain.ids import HostId, LeaseId, RunId
+from corral.domain.lease import Lease
+
+
+class SqlLeases:
+    def __init__(self, connection: Connection) -> None:
+        self._db = connection
+
+    def insert(self, lease: Lease) -> None:
+        self._db.run("lease_insert", LEASE.params(lease))
+
+    def get(self, lease_id: LeaseId) -> Lease | None:
+        row = self._db.one("lease_get", {"id": lease_id})
+        return None if row is None else LEASE.read(row)
+
+    def save(self, lease: Lease) -> None:
+        self._db.run("lease_save", LEASE.params(lease))
+
+    def beat(self, lease_id: LeaseId, *, now: float, expires_at: float, active_at: float) -> None:
+        self._db.run(
+            "lease_beat", {"id": lease_id, "now": now, "expires_at": expires_at, "active_at": active_at}
+        )
+
+    def by_request(self, host_id: HostId, request_id: str) -> list[Lease]:
+        rows = self._db.all("lease_by_request", {"host_id": host_id, "request_id": request_id})
+        return [LEASE.read(row) for row in rows]
+
+    def live_of_host(self, host_id: HostId) -> list[Lease]:
+        return [LEASE.read(row) for row in self._db.all("lease_live_of_host", {"host_id": host_id})]
+
+    def live_of_run(self, run_id: RunId) -> list[Lease]:
+        return [LEASE.read(row) for row in self._db.all("lease_live_of_run", {"run_id": run_id})]
+
+    def expired(self, now: float, limit: int) -> list[LeaseId]:
+        return [LeaseId(row[0]) for row in self._db.all("lease_expired", {"now": now, "limit": limit})]
+
+    def restamp(self, expires_at: float) -> int:
+        return self._db.run("lease_restamp", {"expires_at": expires_at})
+
+    def live_count(self) -> int:
+        (row,) = self._db.all("lease_live_count", {})
+        return int(row[0])

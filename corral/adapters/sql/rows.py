@@ -1,0 +1,92 @@
+"""Between rows and records: columns in the order of a record's fields, enums and truth values by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, Blob, NamedObject, Segment
+from corral.domain.host import Host, Scope, Secret, Token
+from corral.domain.lease import Lease, LeaseState
+from corral.domain.reasons import Reason
+from corral.domain.run import Attempt, Event, Group, Rank, Run, Submission
+from corral.domain.states import RankState, RunState
+
+R = TypeVar("R", bound=NamedTuple)
+Row = Sequence[Any]
+Params = Mapping[str, object]
+
+
+class Record(Generic[R]):
+    """How one kind of record is kept."""
+
+    def __init__(
+        self,
+        kind: type[R],
+        *,
+        enums: Mapping[str, type[StrEnum]] | None = None,
+        truths: Iterable[str] = (),
+    ) -> None:
+        self.columns: tuple[str, ...] = kind._fields
+        self._make: Callable[[Iterable[Any]], R] = kind._make
+        self._enums = tuple(enums or {})
+        self._truths = tuple(truths)
+        tables: dict[str, Mapping[Any, Any]] = {name: {0: False, 1: True} for name in self._truths}
+        for name, enum in (enums or {}).items():
+            tables[name] = {None: None, **{member.value: member for member in enum}}
+        self._tables = tuple((self.columns.index(name), table) for name, table in tables.items())
+
+    def read(self, row: Row) -> R:
+        if not self._tables:
+            return self._make(row)
+        values = list(row)
+        for index, table in self._tables:
+            values[index] = table[values[index]]
+        return self._make(values)
+
+    def params(self, record: R) -> dict[str, Any]:
+        """Plain values only: drivers would store an enum by its name or not at all."""
+        params: dict[str, Any] = record._asdict()
+        for name in self._enums:
+            if params[name] is not None:
+                params[name] = params[name].value
+        for name in self._truths:
+            params[name] = int(params[name])
+        return params
+
+
+RUN = Record(Run, enums={"state": RunState, "reason": Reason, "stop_reason": Reason}, truths=["elastic"])
+SUBMISSION = Record(Submission)
+GROUP = Record(Group)
+ATTEMPT = Record(Attempt)
+RANK = Record(Rank, enums={"state": RankState, "reason": Reason})
+LEASE = Record(Lease, enums={"state": LeaseState})
+HOST = Record(Host, truths=["draining"])
+TOKEN = Record(Token, enums={"scope": Scope})
+SECRET = Record(Secret)
+BLOB = Record(Blob)
+ARTIFACT = Record(Artifact, enums={"kind": ArtifactKind}, truths=["pinned"])
+ARTIFACT_FILE = Record(ArtifactFile)
+EVENT = Record(Event)
+SEGMENT = Record(Segment)
+OBJECT = Record(NamedObject)
+
+# What `<run>` stands for in a statement.
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "run": RUN.columns,
+    "submission": SUBMISSION.columns,
+    "group": GROUP.columns,
+    "attempt": ATTEMPT.columns,
+    "rank": RANK.columns,
+    "lease": LEASE.columns,
+    "host": HOST.columns,
+    "token": TOKEN.columns,
+    "secret": SECRET.columns,
+    "blob": BLOB.columns,
+    "artifact": ARTIFACT.columns,
+    "artifact_file": ARTIFACT_FILE.columns,
+    "event": EVENT.columns,
+    "segment": SEGMENT.columns,
+    "object": OBJECT.columns,
+}

@@ -1,0 +1,157 @@
+"""Runs and what they are submitted with."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from itertools import islice
+from operator import itemgetter
+
+from corral.adapters.sql.connection import Connection
+from corral.adapters.sql.rows import GROUP, RUN, SUBMISSION
+from corral.domain.errors import NotFound
+from corral.domain.ids import Digest, GroupId, LeaseId, RunId
+from corral.domain.run import Group, Run, Submission
+from corral.ports.store import Lane, Ready, RunFilter
+
+# Groups may share a name; nobody pages through more of them than this.
+_MAX_GROUPS = 100
+
+
+class SqlRuns:
+    def __init__(self, connection: Connection) -> None:
+        self._db = connection
+
+    def insert(self, run: Run, spec: str) -> None:
+        self._db.run("run_insert", RUN.params(run))
+        self._db.run("spec_insert", {"run_id": run.id, "spec": spec})
+
+    def get(self, run_id: RunId) -> Run | None:
+        row = self._db.one("run_get", {"id": run_id})
+        return None if row is None else RUN.read(row)
+
+    def lock(self, run_id: RunId) -> Run | None:
+        row = self._db.one("run_lock", {"id": run_id})
+        return None if row is None else RUN.read(row)
+
+    def save(self, run: Run) -> None:
+        self._db.run("run_save", RUN.params(run))
+
+    def spec(self, run_id: RunId) -> str:
+        row = self._db.one("spec_get", {"run_id": run_id})
+        if row is None:
+            raise NotFound(f"there is no run {run_id}")
+        return str(row[0])
+
+    def by_prefix(self, prefix: str, project: str | None, limit: int) -> list[RunId]:
+        # Ids are ASCII, so everything that begins with the prefix sorts below it with a tilde.
+        params: dict[str, object] = {"low": prefix, "high": prefix + "~", "limit": limit}
+        if project is not None:
+            params["project"] = project
+        return [RunId(row[0]) for row in self._db.all("run_by_prefix", params)]
+
+    def page(self, where: RunFilter, *, after: tuple[float, RunId] | None, limit: int) -> list[Run]:
+        base: dict[str, object] = {"latest": math.inf, "limit": limit}
+        if after is not None:
+            base |= {"latest": after[0], "after_id": after[1]}
+        if where.label is not None:
+            base |= {"label": where.label[0], "label_value": where.label[1]}
+        pages = [
+            [RUN.read(row) for row in self._db.all("run_page", base | scope)] for scope in self._scopes(where)
+        ]
+        merged = heapq.merge(*pages, key=lambda run: (run.created_at, run.id), reverse=True)
+        return list(islice(merged, limit))
+
+    def _scopes(self, where: RunFilter) -> Iterator[dict[str, str]]:
+        """Queries that together are the filter, each a range of one index."""
+        project = {} if where.project is None else {"check_project": where.project}
+        states = [{"check_state": state} for state in where.states] or [{}]
+        if where.group is not None:
+            for group_id in self._groups(where.group, where.project):
+                name = {} if where.name is None else {"name": where.name}
+                yield from ({"group_id": group_id, **name, **project, **state} for state in states)
+        elif where.name is not None:
+            yield from ({"name": where.name, **project, **state} for state in states)
+        elif where.states:
+            for state_name in where.states:
+                projects = [where.project] if where.project is not None else self._projects(state_name)
+                yield from ({"state": state_name, "project": name} for name in projects)
+        else:
+            yield {} if where.project is None else {"project": where.project}
+
+    def _groups(self, text: str, project: str | None) -> list[str]:
+        params: dict[str, object] = {"text": text, "limit": _MAX_GROUPS}
+        if project is not None:
+            params["project"] = project
+        return [str(row[0]) for row in self._db.all("group_find", params)]
+
+    def _projects(self, state: str) -> Iterator[str]:
+        row = self._db.one("state_project_after", {"state": state})
+        while row is not None:
+            yield row[0]
+            row = self._db.one("state_project_after", {"state": state, "after": row[0]})
+
+    def lanes(self) -> list[Lane]:
+        lanes: list[Lane] = []
+        row = self._db.one("lane_first", {})
+        while row is not None:
+            lane = Lane(*row)
+            lanes.append(lane)
+            found = sorted(self._db.all("lane_next", lane._asdict()), key=itemgetter(0))
+            row = found[0][1:] if found else None
+        return lanes
+
+    def ready(self, lane: Lane, *, after: Ready | None, limit: int) -> list[Ready]:
+        params: dict[str, object] = {**lane._asdict(), "limit": limit}
+        if after is not None:
+            params |= {"after_ready_at": after.ready_at, "after_id": after.id}
+        return [Ready(*row) for row in self._db.all("run_ready", params)]
+
+    def due_held(self, now: float, limit: int) -> list[RunId]:
+        return [RunId(row[0]) for row in self._db.all("run_due_held", {"now": now, "limit": limit})]
+
+    def due_stops(self, now: float, limit: int) -> list[RunId]:
+        return [RunId(row[0]) for row in self._db.all("run_due_stops", {"now": now, "limit": limit})]
+
+    def over_wall(self, now: float, since: float, limit: int) -> list[RunId]:
+        params = {"now": now, "since": since, "limit": limit}
+        return [RunId(row[0]) for row in self._db.all("run_over_wall", params)]
+
+    def stalled(self, now: float, limit: int) -> list[LeaseId]:
+        return [LeaseId(row[0]) for row in self._db.all("run_stalled", {"now": now, "limit": limit})]
+
+    def ended_before(self, when: float, limit: int) -> list[RunId]:
+        return [RunId(row[0]) for row in self._db.all("run_ended_before", {"when": when, "limit": limit})]
+
+    def counts(self) -> list[tuple[str, int]]:
+        return [(row[0], row[1]) for row in self._db.all("run_counts", {})]
+
+    def page_by_id(self, after: RunId | None, limit: int) -> list[Run]:
+        rows = self._db.all("run_page_by_id", {"after": after or "", "limit": limit})
+        return [RUN.read(row) for row in rows]
+
+    def insert_submission(self, submission: Submission) -> None:
+        self._db.run("submission_insert", SUBMISSION.params(submission))
+
+    def submission(self, principal: str, request_id: str) -> Submission | None:
+        row = self._db.one("submission_get", {"principal": principal, "request_id": request_id})
+        return None if row is None else SUBMISSION.read(row)
+
+    def insert_group(self, group: Group) -> None:
+        self._db.run("group_insert", GROUP.params(group))
+
+    def group(self, group_id: GroupId) -> Group | None:
+        row = self._db.one("group_get", {"id": group_id})
+        return None if row is None else GROUP.read(row)
+
+    def group_runs(self, group_id: GroupId, limit: int) -> list[RunId]:
+        rows = self._db.all("group_runs", {"group_id": group_id, "limit": limit})
+        return [RunId(row[0]) for row in rows]
+
+    def put_shape(self, shape: Digest, requirements: str) -> None:
+        self._db.run("shape_put", {"shape": shape, "requirements": requirements})
+
+    def shape(self, shape: Digest) -> str | None:
+        row = self._db.one("shape_get", {"shape": shape})
+        return None if row is None else str(row[0])

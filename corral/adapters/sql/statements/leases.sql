@@ -1,0 +1,35 @@
+-- name: lease_insert
+INSERT INTO leases (<lease>) VALUES (<:lease>);
+
+-- name: lease_get
+SELECT <lease> FROM leases WHERE id = :id;
+
+-- name: lease_save
+UPDATE leases SET
+    boot_id = :boot_id, gpus = :gpus, state = :state, beaten_at = :beaten_at, expires_at = :expires_at,
+    active_at = :active_at, closed_at = :closed_at, outcome = :outcome, outcome_digest = :outcome_digest,
+    outcome_answer = :outcome_answer, progress = :progress, sample = :sample, event_seq = :event_seq,
+    log_bytes = :log_bytes
+WHERE id = :id;
+
+-- name: lease_beat
+UPDATE leases SET beaten_at = :now, expires_at = :expires_at, active_at = :active_at
+WHERE id = :id AND state = 'live';
+
+-- name: lease_by_request
+SELECT <lease> FROM leases WHERE host_id = :host_id AND request_id = :request_id ORDER BY granted_at, id;
+
+-- name: lease_live_of_host
+SELECT <lease> FROM leases WHERE host_id = :host_id AND state = 'live' ORDER BY granted_at, id;
+
+-- name: lease_live_of_run
+SELECT <lease> FROM leases WHERE run_id = :run_id AND state = 'live' ORDER BY rank;
+
+-- name: lease_expired
+SELECT id FROM leases WHERE state = 'live' AND expires_at <= :now ORDER BY expires_at LIMIT :limit;
+
+-- name: lease_restamp
+UPDATE leases SET expires_at = :expires_at WHERE state = 'live';
+
+-- name: lease_live_count
+SELECT COUNT(*) FROM leases WHERE state = 'live';

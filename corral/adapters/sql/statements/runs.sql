@@ -1,0 +1,137 @@
+-- name: run_insert
+INSERT INTO runs (<run>) VALUES (<:run>);
+
+-- name: spec_insert
+INSERT INTO run_specs (run_id, spec) VALUES (:run_id, :spec);
+
+-- name: run_get
+SELECT <run> FROM runs WHERE id = :id;
+
+-- name: run_lock
+SELECT <run> FROM runs WHERE id = :id /*lock FOR UPDATE */;
+
+-- name: run_save
+UPDATE runs SET
+    state = :state, hold_reason = :hold_reason, not_before = :not_before, ready_at = :ready_at,
+    started_at = :started_at, ended_at = :ended_at, reason = :reason, detail = :detail,
+    exit_code = :exit_code, signal = :signal, attempt = :attempt, epoch = :epoch,
+    used_infrastructure = :used_infrastructure, used_memory = :used_memory, used_code = :used_code,
+    ran_s = :ran_s, stop_deadline = :stop_deadline, stop_reason = :stop_reason, last_host = :last_host,
+    artifact_id = :artifact_id, metrics = :metrics, event_n = :event_n
+WHERE id = :id;
+
+-- name: spec_get
+SELECT spec FROM run_specs WHERE run_id = :run_id;
+
+-- name: run_by_prefix
+SELECT id FROM runs WHERE id >= :low AND id < :high /*if project AND project = :project */
+ORDER BY id LIMIT :limit;
+
+-- The caller leads with one column that has an index and gives the rest as checks; SQLite, which has no
+-- statistics, is kept from using an index for a check by the plus sign.
+-- name: run_page
+SELECT <run> FROM runs
+WHERE created_at <= :latest
+    /*if after_id AND (created_at, id) < (:latest, :after_id) */
+    /*if state AND state = :state */
+    /*if project AND project = :project */
+    /*if name AND name = :name */
+    /*if group_id AND group_id = :group_id */
+    /*if check_state AND /*sqlite +*/state = :check_state */
+    /*if check_project AND /*sqlite +*/project = :check_project */
+    /*if label AND EXISTS (
+        SELECT 1 FROM json_each(/*sqlite labels*//*pg CAST(labels AS JSON)*/) AS l
+        WHERE l.key = :label AND l.value /*pg #>> '{}' */ = :label_value
+    ) */
+ORDER BY created_at DESC, id DESC LIMIT :limit;
+
+-- name: state_project_after
+SELECT project FROM runs WHERE state = :state /*if after AND project > :after */
+ORDER BY project LIMIT 1;
+
+-- name: lane_first
+SELECT shape, priority, project FROM runs WHERE state = 'queued'
+ORDER BY shape, priority DESC, project LIMIT 1;
+
+-- The lane after a given one: three seeks, of which the first that finds something counts.
+-- name: lane_next
+SELECT * FROM (
+    SELECT 1 AS turn, shape, priority, project FROM runs
+    WHERE state = 'queued' AND shape = :shape AND priority = :priority AND project > :project
+    ORDER BY project LIMIT 1
+) AS by_project
+UNION ALL SELECT * FROM (
+    SELECT 2 AS turn, shape, priority, project FROM runs
+    WHERE state = 'queued' AND shape = :shape AND priority < :priority
+    ORDER BY priority DESC, project LIMIT 1
+) AS by_priority
+UNION ALL SELECT * FROM (
+    SELECT 3 AS turn, shape, priority, project FROM runs
+    WHERE state = 'queued' AND shape > :shape
+    ORDER BY shape, priority DESC, project LIMIT 1
+) AS by_shape;
+
+-- name: run_ready
+SELECT ready_at, id FROM runs
+WHERE state = 'queued' AND shape = :shape AND priority = :priority AND project = :project
+    /*if after_id AND (ready_at, id) > (:after_ready_at, :after_id) */
+ORDER BY ready_at, id LIMIT :limit;
+
+-- name: run_due_held
+SELECT id FROM runs WHERE state = 'held' AND not_before IS NOT NULL AND not_before <= :now
+ORDER BY not_before LIMIT :limit;
+
+-- name: run_due_stops
+SELECT id FROM runs
+WHERE stop_deadline IS NOT NULL AND stop_deadline <= :now AND state IN ('stopping', 'halting', 'yielding')
+ORDER BY stop_deadline LIMIT :limit;
+
+-- name: run_over_wall
+SELECT DISTINCT r.id FROM runs AS r JOIN leases AS l ON l.run_id = r.id AND l.state = 'live'
+WHERE r.state = 'running' AND r.wall_limit_s IS NOT NULL
+    AND r.ran_s + :now - CASE WHEN l.granted_at > :since THEN l.granted_at ELSE :since END >= r.wall_limit_s
+LIMIT :limit;
+
+-- name: run_stalled
+SELECT l.id FROM runs AS r JOIN leases AS l ON l.run_id = r.id AND l.state = 'live'
+WHERE r.state = 'running' AND r.stall_limit_s IS NOT NULL AND l.active_at + r.stall_limit_s <= :now
+LIMIT :limit;
+
+-- name: run_ended_before
+SELECT id FROM runs
+WHERE logged = 1 AND ended_at IS NOT NULL AND ended_at < :when
+    AND state IN ('succeeded', 'failed', 'cancelled')
+ORDER BY ended_at LIMIT :limit;
+
+-- name: run_counts
+SELECT state, COUNT(*) FROM runs
+WHERE state IN ('held', 'queued', 'placing', 'running', 'stopping', 'halting', 'yielding')
+GROUP BY state ORDER BY state;
+
+-- name: run_page_by_id
+SELECT <run> FROM runs WHERE id > :after ORDER BY id LIMIT :limit;
+
+-- name: submission_insert
+INSERT INTO submissions (<submission>) VALUES (<:submission>);
+
+-- name: submission_get
+SELECT <submission> FROM submissions WHERE principal = :principal AND request_id = :request_id;
+
+-- name: group_insert
+INSERT INTO groups (<group>) VALUES (<:group>);
+
+-- name: group_get
+SELECT <group> FROM groups WHERE id = :id;
+
+-- name: group_find
+SELECT id FROM groups WHERE (id = :text OR name = :text) /*if project AND project = :project */
+ORDER BY id LIMIT :limit;
+
+-- name: group_runs
+SELECT id FROM runs WHERE group_id = :group_id ORDER BY created_at, id LIMIT :limit;
+
+-- name: shape_put
+INSERT INTO shapes (shape, requirements) VALUES (:shape, :requirements) ON CONFLICT DO NOTHING;
+
+-- name: shape_get
+SELECT requirements FROM shapes WHERE shape = :shape;

@@ -1,0 +1,140 @@
+"""List, fetch, verify, pin and remove artifacts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from corral.cli import render
+from corral.cli.bars import byte_bar
+from corral.cli.connect import connect
+from corral.client.api import Corral
+from corral.client.download import download
+from corral.domain.errors import Conflict
+from corral.domain.ids import is_id
+from corral.wire.leases import ArtifactPage, ArtifactView
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="List, fetch, verify, pin and remove artifacts.",
+)
+
+Artifact = Annotated[
+    str, typer.Argument(help="Artifact id, or a run (id, prefix or `latest`) whose result is meant.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _resolve(corral: Corral, given: str) -> str:
+    if is_id(given, "a"):
+        return given
+    run = corral.runs.get(given)
+    if run.artifact_id is None:
+        raise Conflict(
+            f"run {run.id} is {run.state} and has no result",
+            hint=f"See `corral show {run.id}`; `corral artifacts ls --run {run.id}` lists its checkpoints.",
+        )
+    return run.artifact_id
+
+
+@app.command("ls")
+def list_artifacts(
+    project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
+    run: Annotated[str | None, typer.Option(help="Only what this run made, checkpoints included.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most this many.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List artifacts, the newest first."""
+    with connect() as corral:
+        page = _of_run(corral, run) if run else corral.artifacts.page(project=project, limit=limit)
+    if as_json:
+        render.show_json(page.items)
+        return
+    _show(page.items)
+    if page.next is not None:
+        render.note(f"({len(page.items)} shown; --limit shows more)")
+
+
+def _of_run(corral: Corral, run: str) -> ArtifactPage:
+    run_id = corral.runs.resolve(run)
+    made = [*corral.runs.artifacts(run_id).items, *corral.runs.checkpoints(run_id).items]
+    return ArtifactPage(items=list({artifact.id: artifact for artifact in made}.values()))
+
+
+def _show(items: list[ArtifactView]) -> None:
+    rows = [
+        (
+            item.id,
+            item.kind,
+            item.run_id,
+            item.step,
+            render.number(item.metric) if item.metric is not None else None,
+            item.files,
+            render.size(item.bytes),
+            "pinned" if item.pinned else None,
+            render.age(item.created_at),
+        )
+        for item in items
+    ]
+    columns = ("ARTIFACT", "KIND", "RUN", "STEP", "METRIC", "FILES", "SIZE", "KEPT", "AGE")
+    render.show_table(columns, rows, empty="no artifacts")
+
+
+@app.command()
+def get(
+    artifact: Artifact,
+    target: Annotated[Path | None, typer.Argument(help="New or empty folder; ./ARTIFACT by default.")] = None,
+) -> None:
+    """Fetch an artifact into a folder; every file is checked against its digest."""
+    with connect() as corral:
+        artifact_id = _resolve(corral, artifact)
+        found = corral.artifacts.get(artifact_id)
+        folder = target or Path(artifact_id)
+        with byte_bar() as bar:
+            bar.step(f"fetching {artifact_id}")
+            tree = download(
+                corral.artifacts, artifact_id, corral.source(found.project), folder, progress=bar.moved
+            )
+    typer.echo(f"{folder}: {len(tree.files)} files, {render.size(tree.total_bytes)}, verified")
+
+
+@app.command()
+def verify(artifact: Artifact, as_json: AsJson = False) -> None:
+    """Re-hash an artifact's files on the server; exit 1 if one is damaged or missing."""
+    with connect() as corral:
+        answer = corral.artifacts.verify(_resolve(corral, artifact))
+    if as_json:
+        render.show_json(answer)
+    else:
+        for problem in answer.problems:
+            typer.echo(problem)
+        verdict = f"{len(answer.problems)} problems" if answer.problems else "all match their digests"
+        typer.echo(f"{answer.artifact_id}: {answer.files} files, {render.size(answer.bytes)}: {verdict}")
+    if answer.problems:
+        raise typer.Exit(1)
+
+
+@app.command()
+def pin(artifact: Artifact) -> None:
+    """Keep an artifact whatever the retention rules say."""
+    with connect() as corral:
+        typer.echo(f"{corral.artifacts.pin(_resolve(corral, artifact)).id} is pinned")
+
+
+@app.command()
+def unpin(artifact: Artifact) -> None:
+    """Leave an artifact to the retention rules again."""
+    with connect() as corral:
+        typer.echo(f"{corral.artifacts.unpin(_resolve(corral, artifact)).id} is no longer pinned")
+
+
+@app.command()
+def rm(artifact: Annotated[str, typer.Argument(help="Artifact id.")]) -> None:
+    """Remove an artifact; files that nothing else names are deleted later."""
+    with connect() as corral:
+        corral.artifacts.delete(artifact)
+    typer.echo(f"{artifact} is removed")

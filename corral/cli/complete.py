@@ -1,0 +1,20 @@
+"""Completes run ids in the shell: one short call, and silence when there is no server."""
+
+from __future__ import annotations
+
+from corral.cli.connect import connect
+from corral.domain.errors import CorralError
+
+_SHOWN = 50
+
+
+def runs(incomplete: str) -> list[tuple[str, str]]:
+    """Ids with what they are; the newest ones only."""
+    try:
+        with connect() as corral:
+            page = corral.runs.page(limit=_SHOWN)
+    except CorralError:
+        # A message would land in the middle of the user's command line.
+        return []
+    found = [(run.id, f"{run.name} {run.state}") for run in page.items]
+    return [item for item in [*found, ("latest", "the newest run")] if item[0].startswith(incomplete)]

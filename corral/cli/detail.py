@@ -1,0 +1,160 @@
+"""How runs, events, metrics and placements are shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import typer
+
+from corral.cli import render
+from corral.client.api import Corral
+from corral.wire.runs import AttemptView, EventView, MetricPoint, Placement, RunDetail, RunView
+
+
+def show_runs(runs: Sequence[RunView]) -> None:
+    rows = [
+        (
+            run.id,
+            run.name,
+            render.state(run.state),
+            run.project,
+            run.seed,
+            run.host,
+            render.age(run.created_at),
+            _ran(run),
+            run.hold_reason or (run.reason if run.state != "succeeded" else None),
+        )
+        for run in runs
+    ]
+    columns = ("RUN", "NAME", "STATE", "PROJECT", "SEED", "HOST", "AGE", "RAN", "REASON")
+    render.show_table(columns, rows, empty="no runs; submit one with `corral run -- COMMAND`")
+
+
+def show_run(run: RunDetail) -> None:
+    render.show_pairs(
+        [
+            ("run", run.id),
+            ("name", run.name),
+            ("project", run.project),
+            ("state", render.state(run.state)),
+            ("held", run.hold_reason),
+            ("reason", run.reason),
+            ("detail", run.detail),
+            ("hint", run.hint),
+            ("exit code", run.exit_code),
+            ("signal", run.signal),
+            ("host", run.host),
+            ("group", run.group and f"{run.group} ({run.group_id})"),
+            ("seed", run.seed),
+            ("generation", run.generation if run.generation > 1 else None),
+            ("priority", run.priority or None),
+            ("labels", _joined(run.labels)),
+            ("submitted", f"{render.moment(run.created_at)} by {run.submitted_by or 'unknown'}"),
+            ("started", render.moment(run.started_at)),
+            ("ended", render.moment(run.ended_at)),
+            ("ran", _ran(run)),
+            ("command", json.dumps(run.spec.argv, ensure_ascii=False)),
+            ("params", _joined(run.spec.params)),
+            ("code", run.spec.code),
+            (
+                "environment",
+                f"Python {built.python}, locked" if (built := run.spec.environment) else "the host's",
+            ),
+            ("inputs", _joined(run.spec.inputs)),
+            ("secrets", ", ".join(run.spec.secrets)),
+            ("progress", _joined(run.progress)),
+            ("metrics", "  ".join(f"{key}={render.number(value)}" for key, value in run.metrics.items())),
+            ("retries", _retries(run)),
+            ("artifact", run.artifact_id),
+        ]
+    )
+    _show_attempts(run.attempts)
+
+
+def _show_attempts(attempts: Sequence[AttemptView]) -> None:
+    if not attempts:
+        return
+    typer.echo("")
+    rows = [
+        (
+            attempt.number,
+            rank.rank,
+            render.state(rank.state),
+            rank.host,
+            render.moment(attempt.opened_at),
+            render.duration(attempt.closed_at - attempt.opened_at) if attempt.closed_at else None,
+            rank.reason,
+            rank.exit_code,
+        )
+        for attempt in attempts
+        for rank in attempt.ranks
+    ]
+    columns = ("ATTEMPT", "RANK", "STATE", "HOST", "OPENED", "TOOK", "REASON", "EXIT")
+    render.show_table(columns, rows, empty="")
+
+
+def _retries(run: RunDetail) -> str | None:
+    allowed = run.spec.retries.model_dump()
+    used = {cause: count for cause, count in run.retries_used.items() if count}
+    return ", ".join(f"{cause} {count} of {allowed.get(cause, '?')}" for cause, count in used.items()) or None
+
+
+def show_placements(hosts: Sequence[Placement]) -> None:
+    rows = [
+        (host.host, "yes" if host.eligible else "no", "; ".join(host.reasons) or host.note) for host in hosts
+    ]
+    empty = "no host is enrolled; `corral up --detach` starts a worker here"
+    render.show_table(("HOST", "ELIGIBLE", "WHY"), rows, empty=empty)
+
+
+def show_metrics(points: Sequence[MetricPoint]) -> None:
+    series: dict[str, list[MetricPoint]] = {}
+    for point in points:
+        series.setdefault(point.name, []).append(point)
+    rows = [
+        (
+            name,
+            len(found),
+            found[-1].step,
+            render.number(found[-1].value),
+            render.number(min(p.value for p in found)),
+            render.number(max(p.value for p in found)),
+            render.sparkline([p.value for p in found]),
+        )
+        for name, found in sorted(series.items())
+    ]
+    columns = ("METRIC", "POINTS", "STEP", "LAST", "MIN", "MAX", "COURSE")
+    render.show_table(
+        columns, rows, empty="no metrics; a run writes them to the file that CORRAL_EVENTS names"
+    )
+
+
+def all_events(corral: Corral, run_id: str) -> Iterator[EventView]:
+    after = 0
+    while True:
+        page = corral.runs.events(run_id, after=after)
+        yield from page.items
+        if page.next is None or not page.items:
+            return
+        after = page.items[-1].n
+
+
+def event_line(event: EventView) -> str:
+    data = "  ".join(f"{key}={_plain(value)}" for key, value in event.data.items() if value is not None)
+    return f"{render.moment(event.at)}  {event.type:<14} {event.actor:<20} {data}".rstrip()
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _joined(values: object) -> str:
+    assert isinstance(values, dict)
+    return "  ".join(f"{key}={_plain(value)}" for key, value in values.items())
+
+
+def _ran(run: RunView) -> str | None:
+    if run.started_at is None:
+        return None
+    return render.duration(run.ended_at - run.started_at) if run.ended_at else render.age(run.started_at)

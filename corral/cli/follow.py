@@ -1,0 +1,195 @@
+"""Follows a run: its output as it comes, and on a terminal one line about how it stands."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from pydantic import JsonValue as Json
+
+from corral.cli.exits import DETACHED, exit_code
+from corral.cli.render import duration, note, number
+from corral.client.api import Corral
+from corral.client.runs import RunFilter
+from corral.domain.errors import CorralError, ServerUnreachable
+from corral.domain.states import FINAL
+from corral.wire.runs import LogLine, RunView
+
+POLL_S = 1.0
+_CLEAR = "\r\x1b[K"
+
+
+@dataclass
+class Screen:
+    """stdout and stderr of the run, with a status line under them where stderr is a terminal.
+
+    The line is only drawn while the cursor is at the start of a line: half a line of output stays as it is.
+    """
+
+    quiet: bool
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    err: TextIO = field(default_factory=lambda: sys.stderr)
+    _status: str = ""
+    _mid_line: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def live(self) -> bool:
+        return not self.quiet and self.err.isatty()
+
+    def write(self, line: LogLine) -> None:
+        stream = self.out if line.stream == "stdout" else self.err
+        if line.stream == "corral" and self.quiet:
+            return
+        with self._lock:
+            self._erase()
+            stream.write(line.text if line.partial else f"{line.text}\n")
+            stream.flush()
+            self._mid_line = line.partial
+            self._draw()
+
+    def say(self, text: str) -> None:
+        if self.quiet:
+            return
+        with self._lock:
+            self._erase()
+            self.err.write(f"{text}\n")
+            self.err.flush()
+            self._draw()
+
+    def status(self, text: str) -> None:
+        with self._lock:
+            self._erase()
+            self._status = text
+            self._draw()
+
+    def _erase(self) -> None:
+        if self.live and self._status and not self._mid_line:
+            self.err.write(_CLEAR)
+            self.err.flush()
+
+    def _draw(self) -> None:
+        if self.live and self._status and not self._mid_line:
+            self.err.write(self._status)
+            self.err.flush()
+
+
+class _Pulse(threading.Thread):
+    """Keeps the status line true between the state changes that the stream tells."""
+
+    def __init__(self, corral: Corral, run_id: str, screen: Screen) -> None:
+        super().__init__(name="corral-pulse", daemon=True)
+        self._corral, self._run_id, self._screen = corral, run_id, screen
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        while not self._stop.wait(POLL_S):
+            try:
+                view = self._corral.runs.get(self._run_id)
+            except CorralError:
+                # The stream itself says when the server is away; this line is decoration.
+                continue
+            if not self._stop.is_set():
+                self._screen.status(status_line(view, time.time()))
+
+    def end(self) -> None:
+        self._stop.set()
+        self._screen.status("")
+
+
+def status_line(run: RunView, now: float) -> str:
+    since = run.started_at or run.created_at
+    parts = [f"{run.id} {run.state}"]
+    if run.host:
+        parts.append(f"on {run.host}")
+    parts.append(duration(now - since) or "")
+    parts += [f"{key}={_short(value)}" for key, value in _facts(run).items()]
+    return "  ".join(parts)[:110]
+
+
+def _facts(run: RunView) -> Mapping[str, Json]:
+    return {**run.progress, **run.metrics}
+
+
+def _short(value: Json) -> str:
+    return number(value) if isinstance(value, float) else str(value)[:24]
+
+
+def follow(corral: Corral, run_id: str, *, tail: int | None = None, quiet: bool = False) -> int:
+    """Until the run is final; gives its exit code. Ctrl-C leaves the run alone."""
+    screen = Screen(quiet)
+    pulse = _Pulse(corral, run_id, screen) if screen.live else None
+    if pulse:
+        pulse.start()
+    try:
+        last = _read(corral, run_id, tail, screen)
+    except KeyboardInterrupt:
+        screen.status("")
+        note(f"\ndetached; {run_id} goes on. Come back with `corral logs -f {run_id}`")
+        return DETACHED
+    except ServerUnreachable:
+        note(f"the server stays away; {run_id} goes on. Come back with `corral logs -f {run_id}`")
+        raise
+    finally:
+        if pulse:
+            pulse.end()
+    if not quiet:
+        for line in summary(last):
+            note(line)
+    return exit_code(last)
+
+
+def _read(corral: Corral, run_id: str, tail: int | None, screen: Screen) -> RunView:
+    def reconnecting(error: CorralError, delay_s: float) -> None:
+        screen.say(f"corral: {error.message}; trying again in {delay_s:.1f} s")
+
+    last: RunView | None = None
+    for item in corral.runs.follow(run_id, tail=tail, reconnecting=reconnecting):
+        if isinstance(item, LogLine):
+            screen.write(item)
+            continue
+        if item.state not in FINAL and (last is None or item.state != last.state):
+            where = f" on {item.host}" if item.host else ""
+            screen.say(f"corral: {item.id} is {item.state}{where}")
+        last = item
+    return last or corral.runs.get(run_id)
+
+
+def summary(run: RunView) -> list[str]:
+    """How it ended, in at most a few lines."""
+    ran = duration(run.ended_at - run.started_at) if run.ended_at and run.started_at else None
+    lines = [f"corral: {run.id} {run.state}" + (f" after {ran}" if ran else "")]
+    if run.reason and run.state != "succeeded":
+        code = f" (exit code {run.exit_code})" if run.exit_code else ""
+        code = f" (signal {run.signal})" if run.signal else code
+        lines[0] += f": {run.reason}{code}"
+        lines += [f"  {run.detail}"] if run.detail else []
+        lines += [f"hint: {run.hint}"] if run.hint else []
+    if run.metrics:
+        lines.append("  " + "  ".join(f"{key}={number(value)}" for key, value in run.metrics.items()))
+    if run.artifact_id:
+        lines.append(f"  artifact {run.artifact_id}; fetch it with `corral artifacts get {run.artifact_id}`")
+    return lines
+
+
+def follow_group(corral: Corral, group_id: str, count: int) -> int:
+    """Until all runs of a group are final; 0 when every one succeeded."""
+    before: dict[str, int] = {}
+    try:
+        while True:
+            states: dict[str, int] = {}
+            for run in corral.runs.iter(RunFilter(group=group_id)):
+                states[run.state] = states.get(run.state, 0) + 1
+            if states != before:
+                note("corral: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
+                before = states
+            if sum(n for state, n in states.items() if state in FINAL) >= count:
+                return 0 if states.get("succeeded", 0) >= count else 1
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        note(f"\ndetached; the runs go on. Come back with `corral ls --group {group_id}`")
+        return DETACHED

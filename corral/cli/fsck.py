@@ -1,0 +1,44 @@
+"""Re-hash and cross-check everything that the server stores."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from corral.cli import render
+from corral.cli.bars import count_bar
+from corral.cli.connect import connect
+from corral.domain.errors import CorralError
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def fsck(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line, as they come.")] = False,
+) -> None:
+    """Re-hash and cross-check everything that the server stores.
+
+    Exits with 1 if anything is wrong.
+    """
+    problems, done = 0, False
+    checked: dict[str, int] = {}
+    with connect() as corral, count_bar() as bar:
+        for line in corral.fsck():
+            problems += line.problem is not None
+            done = done or line.done
+            checked[line.check] = max(checked.get(line.check, 0), line.checked)
+            if as_json:
+                render.show_json_line(line)
+            elif line.problem is not None:
+                typer.echo(f"{line.check}: {line.problem}")
+            bar.step(line.check)
+            bar.moved(line.checked, max(line.checked, 1))
+    if not done:
+        raise CorralError("the check broke off before its end", hint="Run it again; see the server's log.")
+    if not as_json:
+        counts = ", ".join(f"{count} {check}" for check, count in checked.items() if count)
+        typer.echo(f"checked {counts or 'nothing'}: {problems or 'no'} problems")
+    if problems:
+        raise typer.Exit(1)

@@ -1,0 +1,165 @@
+"""The `corral` command. Imports little: a command's module is loaded when that command is called."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from corral import __version__
+from corral.domain.errors import CorralError, ServerUnreachable
+
+EXIT_ERROR = 1
+EXIT_UNREACHABLE = 3
+
+EPILOG = (
+    "Exit codes: 0 done; 1 an error, or a run failed without a code of its own; 2 wrong usage; "
+    "3 the server cannot be reached; 124 a run met its time limit; 130 Ctrl-C; 143 a run was cancelled; "
+    "128+N a run's program was killed by signal N; else the program's own code."
+)
+
+
+@dataclass(frozen=True)
+class _Command:
+    """`verb` is the command inside the module's app; None takes the app as a whole."""
+
+    name: str
+    module: str
+    help: str
+    verb: str | None = None
+
+
+def _verb(name: str, module: str, help: str) -> _Command:
+    return _Command(name, module, help, verb=name)
+
+
+_COMMANDS = (
+    _verb("up", "server", "Start the server and a worker on this machine."),
+    _verb("down", "server", "Stop the worker and the server of this machine."),
+    _verb("status", "server", "Say what runs on this machine."),
+    _verb("run", "runs", "Run a command and follow it; exit with its code."),
+    _verb("submit", "runs", "Submit a run file."),
+    _verb("ls", "runs", "List runs, the newest first."),
+    _verb("show", "runs", "Show everything about a run."),
+    _verb("logs", "runs", "Print a run's output."),
+    _verb("metrics", "runs", "Show a run's metrics."),
+    _verb("events", "runs", "Show what happened to a run, in order."),
+    _verb("why", "runs", "Say which hosts could take a run, and why the others cannot."),
+    _verb("cancel", "runs", "Cancel runs; their workers stop them at the next beat."),
+    _verb("requeue", "runs", "Run something that has ended once more."),
+    _Command("artifacts", "artifacts", "List, fetch, verify, pin and remove artifacts."),
+    _Command("hosts", "hosts", "List, drain and resume hosts."),
+    _Command("secrets", "secrets", "Set, list and remove secrets."),
+    _Command("tokens", "tokens", "Create, list and revoke tokens."),
+    _verb("fsck", "fsck", "Re-hash and cross-check everything that the server stores."),
+    _verb("schema", "schema", "Print the JSON Schema of a run file, for editors."),
+)
+
+
+class LazyGroup(TyperGroup):
+    """Lists commands by their name and one line of help; the one that is called is loaded then."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self._lazy = {command.name: command for command in _COMMANDS}
+        for command in _COMMANDS:
+            self.commands[command.name] = TyperCommand(name=command.name, help=command.help)
+
+    # Any: Typer carries its own copy of click from one version on, and takes click's before.
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in self._lazy:
+            self.commands[args[0]] = _load(self._lazy.pop(args[0]))
+        return super().resolve_command(ctx, args)
+
+
+def _load(command: _Command) -> Any:
+    module = importlib.import_module(f"corral.cli.{command.module}")
+    loaded: Any = get_command(module.app)
+    # An app of one command is that command.
+    if command.verb is not None and isinstance(loaded, TyperGroup):
+        loaded = loaded.commands[command.verb]
+    loaded.name = command.name
+    return loaded
+
+
+app = typer.Typer(
+    name="corral",
+    cls=LazyGroup,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    # Panels cost a third of the time in which the help must be there.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    epilog=EPILOG,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"corral {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def corral(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Round up the machines you have and train models on them as if they were one.
+
+    `corral up --detach` starts it here; `corral run -- python train.py` runs something.
+    """
+
+
+def main() -> None:
+    """The one place that turns our errors into text and an exit code."""
+    try:
+        app(prog_name="corral")
+    except CorralError as error:
+        if _debug(sys.argv[1:]):
+            raise
+        print_error(error)
+        _leave(EXIT_UNREACHABLE if isinstance(error, ServerUnreachable) else EXIT_ERROR)
+    except KeyboardInterrupt:
+        _leave(130)
+    except BrokenPipeError:
+        _leave(EXIT_ERROR)
+    except SystemExit as ending:
+        _leave(ending.code if isinstance(ending.code, int) else EXIT_ERROR if ending.code else 0)
+
+
+def print_error(error: CorralError) -> None:
+    typer.echo(f"error: {error.message}", err=True)
+    # One field is in the message already; several are easier to read below each other.
+    if len(error.fields) > 1:
+        for field in error.fields:
+            typer.echo(f"  {field.path}: {field.message}", err=True)
+    if error.hint:
+        typer.echo(f"hint: {error.hint}", err=True)
+
+
+def _debug(arguments: list[str]) -> bool:
+    return "--debug" in itertools.takewhile(lambda text: text.startswith("-"), arguments)
+
+
+def _leave(code: int) -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output is gone; the flush at exit must not complain about it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

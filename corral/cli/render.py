@@ -1,0 +1,144 @@
+"""How things look: tables on a terminal, plain columns elsewhere, JSON when asked."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterable, Sequence
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# Wide enough that nothing is cut where no terminal sets the width.
+_UNBOUNDED = 4096
+_BARS = "▁▂▃▄▅▆▇█"
+_STYLES = {
+    "succeeded": "green",
+    "done": "green",
+    "failed": "red",
+    "ended": "red",
+    "cancelled": "yellow",
+    "running": "cyan",
+    "stopping": "yellow",
+    "halting": "yellow",
+    "yielding": "yellow",
+    "held": "magenta",
+}
+
+Cell = str | Text | int | float | None
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Colours only on a terminal; NO_COLOR and TERM=dumb are honoured by Rich."""
+    made = Console(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    if not made.is_terminal:
+        made.width = _UNBOUNDED
+    return made
+
+
+def show_json(value: BaseModel | Sequence[BaseModel]) -> None:
+    if isinstance(value, BaseModel):
+        typer.echo(value.model_dump_json(indent=2))
+    else:
+        typer.echo(json.dumps([item.model_dump(mode="json") for item in value], indent=2))
+
+
+def show_json_line(value: BaseModel) -> None:
+    typer.echo(value.model_dump_json())
+
+
+def note(text: str) -> None:
+    """A word from corral itself; stdout is for results."""
+    typer.echo(text, err=True)
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty: str) -> None:
+    """`empty` is said, on stderr, when there are no rows."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=False)
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
+    if table.row_count == 0:
+        note(empty)
+        return
+    out = console()
+    with out.capture() as captured:
+        out.print(table)
+    # Rich fills the last column with spaces, which are in the way of whoever reads this with a program.
+    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def show_pairs(pairs: Iterable[tuple[str, Cell]]) -> None:
+    """Names and values; what is not known is left out."""
+    out = console()
+    kept = [(name, value) for name, value in pairs if value is not None and value != ""]
+    width = max((len(name) for name, _ in kept), default=0)
+    for name, value in kept:
+        out.print(Text(f"{name:<{width}}  ", style="bold").append_text(_cell(value)))
+
+
+def _cell(value: Cell) -> Text:
+    if isinstance(value, Text):
+        return value
+    return Text("" if value is None else str(value))
+
+
+def state(name: str) -> Text:
+    return Text(name, style=_STYLES.get(name, ""))
+
+
+def duration(seconds: float | None) -> str | None:
+    """The two largest units: `3d 4h`, `2m 5s`, `0.3s`."""
+    if seconds is None:
+        return None
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f}s"
+    left = round(seconds)
+    parts: list[str] = []
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        if count or parts:
+            parts.append(f"{count}{unit}")
+    return " ".join(part for part in parts[:2] if not part.startswith("0"))
+
+
+def age(at: float | None) -> str | None:
+    return None if at is None else duration(time.time() - at)
+
+
+def moment(at: float | None) -> str | None:
+    return None if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def size(count: int | None) -> str | None:
+    if count is None:
+        return None
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024 or unit == "TiB":
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return None
+
+
+def number(value: float) -> str:
+    return f"{value:.6g}"
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """The shape of a series; each mark is the mean of its share of the points."""
+    finite = [value for value in values if value == value and abs(value) != float("inf")]
+    if not finite:
+        return ""
+    count = min(width, len(finite))
+    edges = [len(finite) * index // count for index in range(count + 1)]
+    means = [sum(finite[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    span = high - low
+    # A flat line is drawn in the middle: it is neither low nor high.
+    return "".join(_BARS[int((mean - low) / span * 7) if span > 0 else 3] for mean in means)

@@ -1,0 +1,75 @@
+"""Set, list and remove secrets. A value is never an argument: other users can read those."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from corral.cli import render
+from corral.cli.connect import connect
+from corral.domain.errors import InvalidInput
+from corral.settings import Settings, read_settings
+
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Set, list and remove secrets."
+)
+
+Name = Annotated[str, typer.Argument(help="The environment variable that a run gets it as.")]
+Project = Annotated[str | None, typer.Option(help="Project; CORRAL_PROJECT by default.")]
+
+
+def _project(given: str | None) -> tuple[str, Settings]:
+    settings = read_settings()
+    return given or settings.project, settings
+
+
+def _value(name: str) -> str:
+    if sys.stdin.isatty():
+        return str(typer.prompt(f"Value of {name}", hide_input=True, err=True))
+    # One line end is what `echo` adds; a value that ends with one of its own is given two.
+    return sys.stdin.read().removesuffix("\n")
+
+
+@app.command("set")
+def set_secret(name: Name, project: Project = None) -> None:
+    """Set a secret from a prompt, or from stdin: `corral secrets set HF_TOKEN < file`."""
+    owner, settings = _project(project)
+    value = _value(name)
+    try:
+        with connect(settings) as corral:
+            view = corral.secrets.set(owner, name, value)
+    except ValidationError:
+        # Pydantic's own words would quote the value.
+        raise InvalidInput(
+            "the value is empty or longer than 65,536 characters", hint="Give another value."
+        ) from None
+    typer.echo(f"{view.name} is set in {owner}")
+    if not view.redacted:
+        render.note("it has fewer than 8 bytes, too few to be found and hidden in a run's output")
+
+
+@app.command("ls")
+def list_secrets(
+    project: Project = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
+    """List secrets by name; values are never shown."""
+    owner, settings = _project(project)
+    with connect(settings) as corral:
+        page = corral.secrets.page(owner)
+    if as_json:
+        render.show_json(page.items)
+        return
+    rows = [(item.name, render.age(item.updated_at), "yes" if item.redacted else "no") for item in page.items]
+    render.show_table(("SECRET", "AGE", "REDACTED"), rows, empty=f"no secrets in {owner}")
+
+
+@app.command()
+def rm(name: Name, project: Project = None) -> None:
+    """Remove a secret; runs that name it fail until it is set again."""
+    owner, settings = _project(project)
+    with connect(settings) as corral:
+        corral.secrets.delete(owner, name)
+    typer.echo(f"{name} is removed from {owner}")

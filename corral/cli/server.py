@@ -1,0 +1,255 @@
+"""The server and the worker of this machine: up, down, status."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Annotated, Any
+
+import psutil
+import typer
+
+from corral.cli import render
+from corral.cli.connect import connect
+from corral.cli.processes import Processes, Role, StartFailed, alive, stop
+from corral.client.api import Corral
+from corral.client.discovery import local_url
+from corral.domain.errors import CorralError
+from corral.settings import Settings, process_environment, read_settings
+from corral.wire.admin import Health
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+START_TIMEOUT_S = 60.0
+SERVER_STOP_S = 20.0
+_POLL_S = 0.05
+_WATCH_S = 0.5
+# A server that dies at once is not started over and over without a breath.
+_RESTART_S = (0.0, 1.0, 5.0, 15.0)
+_STEADY_S = 60.0
+
+
+@app.command()
+def up(
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave them running and return.")] = False,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; CORRAL_PORT or 7373 by default, 0 picks one.")
+    ] = None,
+) -> None:
+    """Start the server and a worker on this machine.
+
+    Data is kept under CORRAL_HOME (~/.corral).
+    """
+    settings = read_settings()
+    environ = process_environment() | ({} if port is None else {"CORRAL_PORT": str(port)})
+    station = Station(settings, Processes(settings.home), environ)
+    if station.running():
+        typer.echo(f"corral is running already at {local_url(settings.home)}")
+        return
+    station.bring_up()
+    typer.echo(f"corral is up at {local_url(settings.home)}, data in {settings.home}")
+    render.note("try: corral run -- python3 -c \"print('hello')\"")
+    if detach:
+        render.note("stop it with `corral down`")
+        return
+    render.note("Ctrl-C stops it")
+    station.watch()
+
+
+@app.command()
+def down(
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds that the worker has to finish or give back its runs.")
+    ] = 60.0,
+) -> None:
+    """Stop the worker and the server of this machine.
+
+    Runs that do not end in time are given back to the queue.
+    """
+    settings = read_settings()
+    Station(settings, Processes(settings.home), {}).bring_down(timeout)
+
+
+@app.command()
+def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Say what runs on this machine.
+
+    Exits with 3 when the server does not answer.
+    """
+    settings = read_settings()
+    if not as_json:
+        processes = Processes(settings.home)
+        render.show_pairs(
+            [
+                ("home", str(settings.home)),
+                ("server", _described(processes.find("server"))),
+                ("worker", _described(processes.find("worker"))),
+            ]
+        )
+    with connect(settings) as corral:
+        health = corral.health()
+        if as_json:
+            render.show_json(health)
+            return
+        hosts = corral.hosts.page().items
+    render.show_pairs(
+        [
+            ("url", corral.url),
+            (
+                "health",
+                f"{'ok' if health.ok else 'not ok'}, version {health.version} {health.detail}".strip(),
+            ),
+            ("hosts", f"{sum(host.alive for host in hosts)} of {len(hosts)} here"),
+            ("slots", f"{sum(host.busy for host in hosts)} of {sum(host.slots for host in hosts)} busy"),
+        ]
+    )
+    if not health.ok:
+        raise typer.Exit(1)
+
+
+def _described(process: psutil.Process | None) -> str:
+    if process is None:
+        return "not running"
+    return f"pid {process.pid}, up {render.age(process.create_time())}"
+
+
+class _Asked(Exception):
+    """A signal asked for the end."""
+
+
+@dataclass
+class Station:
+    """This machine's server and worker, as one."""
+
+    settings: Settings
+    processes: Processes
+    environ: Mapping[str, str]
+
+    def running(self) -> bool:
+        return all(self.processes.find(role) is not None for role in ("server", "worker")) and (
+            self._health() is not None
+        )
+
+    def bring_up(self) -> None:
+        """Start what is missing: a worker that outlived its server goes on with its runs."""
+        self._start_server()
+        worker = self.processes.find("worker")
+        if worker is None:
+            process = self.processes.start("worker", self.environ)
+            # A worker that cannot start says so within its first moments.
+            self._settled("worker", process)
+        else:
+            self.processes.adopt("worker", worker)
+            render.note(f"the worker of before goes on (pid {worker.pid})")
+
+    def bring_down(self, timeout_s: float) -> None:
+        found = False
+        limits: tuple[tuple[Role, float], ...] = (("worker", timeout_s), ("server", SERVER_STOP_S))
+        processes = {role: self.processes.find(role) for role, _ in limits}
+        # First, so that an `up` in another terminal does not start them again.
+        for role, _ in limits:
+            self.processes.forget(role)
+        for role, limit_s in limits:
+            process = processes[role]
+            if process is None:
+                continue
+            found = True
+            by_itself = stop(process, limit_s)
+            how = "stopped" if by_itself else f"did not end within {limit_s:g} s and was killed"
+            typer.echo(f"{role} (pid {process.pid}) {how}")
+        if not found:
+            typer.echo("nothing is running")
+
+    def watch(self) -> None:
+        """Until Ctrl-C, SIGTERM, or a `corral down` elsewhere; restarts what dies."""
+        _ask_on(signal.SIGTERM)
+        deaths: dict[Role, list[float]] = {"server": [], "worker": []}
+        roles: tuple[Role, ...] = ("server", "worker")
+        try:
+            while True:
+                time.sleep(_WATCH_S)
+                for role in roles:
+                    if not self.processes.wanted(role):
+                        typer.echo(f"the {role} was stopped from elsewhere")
+                        return
+                    if self.processes.find(role) is None:
+                        self._restart(role, deaths[role])
+        except (KeyboardInterrupt, _Asked):
+            typer.echo("stopping; a second Ctrl-C does not wait for running work")
+            self._bring_down_impatiently()
+
+    def _bring_down_impatiently(self) -> None:
+        try:
+            self.bring_down(60.0)
+        except KeyboardInterrupt:
+            # The first interruption left them noted as unwanted; they are found by their own word.
+            self.bring_down(0.0)
+
+    def _restart(self, role: Role, deaths: list[float]) -> None:
+        now = time.monotonic()
+        deaths[:] = [at for at in deaths if now - at < _STEADY_S] + [now]
+        delay_s = _RESTART_S[min(len(deaths), len(_RESTART_S)) - 1]
+        typer.echo(f"the {role} has died (its log: {self.processes.log(role)}); starting it again")
+        time.sleep(delay_s)
+        try:
+            if role == "server":
+                self._start_server()
+            else:
+                self.processes.start(role, self.environ)
+        except StartFailed as error:
+            render.note(f"error: {error.message}")
+
+    def _start_server(self) -> None:
+        known = self.processes.find("server")
+        if known is not None:
+            self.processes.adopt("server", known)
+            self._wait_healthy(known)
+            return
+        # What an earlier server wrote must not be taken for the new one's address.
+        self.settings.server_file.unlink(missing_ok=True)
+        self._wait_healthy(self.processes.start("server", self.environ))
+
+    def _wait_healthy(self, process: psutil.Process) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if not alive(process):
+                raise self._failed("server", "ended while it started")
+            if self._health() is not None:
+                return
+            time.sleep(_POLL_S)
+        raise self._failed("server", f"did not answer within {START_TIMEOUT_S:g} s")
+
+    def _settled(self, role: Role, process: psutil.Process) -> None:
+        deadline = time.monotonic() + 0.3
+        while time.monotonic() < deadline:
+            if not alive(process):
+                raise self._failed(role, "ended while it started")
+            time.sleep(_POLL_S)
+
+    def _failed(self, role: Role, what: str) -> StartFailed:
+        words = self.processes.last_words(role)
+        return StartFailed(
+            f"the {role} {what}; the end of its log:\n{words}", hint=f"See {self.processes.log(role)}."
+        )
+
+    def _health(self) -> Health | None:
+        try:
+            url = local_url(self.settings.home)
+            if url is None:
+                return None
+            with Corral(url, None) as corral:
+                health = corral.health()
+                return health if health.ok else None
+        except CorralError:
+            # Not yet: the caller asks again, and says so itself when it gives up.
+            return None
+
+
+def _ask_on(number: signal.Signals) -> None:
+    def ask(_number: int, _frame: FrameType | None) -> Any:
+        raise _Asked
+
+    signal.signal(number, ask)

@@ -1,0 +1,1 @@
+"""The SDK; the only way the CLI, the worker and functions reach the server."""

@@ -1,0 +1,66 @@
+"""Hosts, tokens and secrets."""
+
+from __future__ import annotations
+
+from corral.client.http import Transport, quoted
+from corral.wire.admin import (
+    HostPage,
+    HostView,
+    SecretPage,
+    SecretValue,
+    SecretView,
+    TokenMade,
+    TokenPage,
+    TokenRequest,
+)
+
+
+class Hosts:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def page(self) -> HostPage:
+        return self._transport.get("/v1/hosts", HostPage)
+
+    def drain(self, host_id: str) -> HostView:
+        """It finishes what it has and takes nothing new."""
+        return self._transport.repeat("POST", f"/v1/hosts/{quoted(host_id)}/drain", HostView)
+
+    def resume(self, host_id: str) -> HostView:
+        return self._transport.repeat("POST", f"/v1/hosts/{quoted(host_id)}/resume", HostView)
+
+
+class Tokens:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def page(self) -> TokenPage:
+        return self._transport.get("/v1/tokens", TokenPage)
+
+    def create(self, request: TokenRequest) -> TokenMade:
+        # Once: a lost answer would otherwise leave a token behind that nobody has.
+        return self._transport.once("POST", "/v1/tokens", TokenMade, body=request)
+
+    def revoke(self, token_id: str) -> None:
+        self._transport.repeat("DELETE", f"/v1/tokens/{quoted(token_id)}", type(None))
+
+
+class ProjectSecrets:
+    """Names and dates come back, values never do."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def page(self, project: str) -> SecretPage:
+        return self._transport.get(self._path(project), SecretPage)
+
+    def set(self, project: str, name: str, value: str) -> SecretView:
+        body = SecretValue(value=value)
+        return self._transport.repeat("PUT", self._path(project, name), SecretView, body=body)
+
+    def delete(self, project: str, name: str) -> None:
+        self._transport.once("DELETE", self._path(project, name), type(None))
+
+    def _path(self, project: str, name: str | None = None) -> str:
+        path = f"/v1/projects/{quoted(project)}/secrets"
+        return path if name is None else f"{path}/{quoted(name)}"

@@ -1,0 +1,70 @@
+"""The SDK's front door: `with Corral(url, token) as corral: corral.runs.submit(...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Self
+
+from corral.client.admin import Hosts, ProjectSecrets, Tokens
+from corral.client.artifacts import Artifacts
+from corral.client.blobs import BlobSink, BlobSource
+from corral.client.http import Backoff, Transport
+from corral.client.leases import Leases
+from corral.client.runs import Runs
+from corral.client.stream import lines
+from corral.wire.admin import FsckLine, Health
+from corral.wire.runs import EventPage
+
+# Between two lines of a check that reads large files.
+FSCK_SILENCE_S = 3600.0
+
+
+class Corral:
+    """Every method is one call. Safe to use from several threads; close it, or use it in `with`."""
+
+    def __init__(
+        self, url: str, token: str | None, *, timeout_s: float = 30.0, backoff: Backoff | None = None
+    ) -> None:
+        self.transport = Transport(url, token, timeout_s=timeout_s, backoff=backoff)
+        self.runs = Runs(self.transport)
+        self.artifacts = Artifacts(self.transport)
+        self.hosts = Hosts(self.transport)
+        self.tokens = Tokens(self.transport)
+        self.secrets = ProjectSecrets(self.transport)
+        self.leases = Leases(self.transport)
+
+    @property
+    def url(self) -> str:
+        return self.transport.url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def health(self) -> Health:
+        """One try, so that a caller who waits for a server sees how it stands now."""
+        return self.transport.once("GET", "/v1/health", Health, timeout_s=5)
+
+    def events(self, *, cursor: str | None = None, limit: int = 200) -> EventPage:
+        """Events of all runs."""
+        return self.transport.get("/v1/events", EventPage, {"cursor": cursor, "limit": limit})
+
+    def fsck(self) -> Iterator[FsckLine]:
+        """Findings as the server makes them; the last line has `done`."""
+        with self.transport.stream("POST", "/v1/fsck", read_timeout_s=FSCK_SILENCE_S) as answer:
+            for line in lines(answer.iter_bytes()):
+                if line:
+                    yield FsckLine.model_validate_json(line)
+
+    def sink(self, project: str) -> BlobSink:
+        """Where `upload` sends a user's files."""
+        return BlobSink.of_project(self.transport, project)
+
+    def source(self, project: str) -> BlobSource:
+        """Where `download` reads a project's files."""
+        return BlobSource.of_project(self.transport, project)

@@ -1,0 +1,95 @@
+"""Committed manifests: reading, checking and keeping them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from pydantic import JsonValue as Json
+
+from corral.client.http import Transport, quoted
+from corral.client.tree import FileEntry, Tree
+from corral.wire.admin import VerifyAnswer
+from corral.wire.leases import ArtifactPage, ArtifactView, FilePage, FileRecord, ManifestRequest
+
+FILES_PAGE = 1_000
+# Re-hashing terabytes takes its time.
+VERIFY_TIMEOUT_S = 6 * 3600.0
+
+
+def records(files: Sequence[FileEntry]) -> list[FileRecord]:
+    # Built without validation: a scanned tree is checked already, and may hold 200,000 files.
+    return [
+        FileRecord.model_construct(path=f.path, sha256=f.digest, size=f.size, mode=_mode(f)) for f in files
+    ]
+
+
+def _mode(file: FileEntry) -> Literal[0o644, 0o755]:
+    return 0o755 if file.mode == 0o755 else 0o644
+
+
+class Artifacts:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def page(self, *, project: str | None = None, cursor: str | None = None, limit: int = 50) -> ArtifactPage:
+        params = {"project": project, "cursor": cursor, "limit": limit}
+        return self._transport.get("/v1/artifacts", ArtifactPage, params)
+
+    def get(self, artifact_id: str) -> ArtifactView:
+        return self._transport.get(self._path(artifact_id), ArtifactView)
+
+    def files(self, artifact_id: str, *, after: str | None = None, limit: int = FILES_PAGE) -> FilePage:
+        params = {"after": after, "limit": limit}
+        return self._transport.get(self._path(artifact_id, "/files"), FilePage, params)
+
+    def tree(self, artifact_id: str, params: Mapping[str, str | int] | None = None) -> Tree:
+        """All files of it. `params` says as whose lease, for a worker."""
+        return Tree.of(
+            FileEntry(file.path, file.size, file.mode, file.sha256)
+            for file in self._all_files(artifact_id, params or {})
+        )
+
+    def commit(
+        self,
+        project: str,
+        *,
+        kind: Literal["code", "input"],
+        tree: Tree,
+        meta: Mapping[str, Json] | None = None,
+    ) -> ArtifactView:
+        """A user's code or input, whose blobs are there. Equal content gives the artifact that exists."""
+        body = ManifestRequest.model_construct(
+            kind=kind, files=records(tree.files), step=None, metric=None, meta=dict(meta or {})
+        )
+        path = f"/v1/projects/{quoted(project)}/artifacts"
+        return self._transport.repeat("POST", path, ArtifactView, body=body, timeout_s=300)
+
+    def verify(self, artifact_id: str) -> VerifyAnswer:
+        """Read every byte of it again, on the server."""
+        path = self._path(artifact_id, "/verify")
+        return self._transport.once("POST", path, VerifyAnswer, timeout_s=VERIFY_TIMEOUT_S)
+
+    def pin(self, artifact_id: str) -> ArtifactView:
+        return self._transport.repeat("POST", self._path(artifact_id, "/pin"), ArtifactView)
+
+    def unpin(self, artifact_id: str) -> ArtifactView:
+        return self._transport.repeat("POST", self._path(artifact_id, "/unpin"), ArtifactView)
+
+    def delete(self, artifact_id: str) -> None:
+        # Once: a second try after a lost answer would say that it does not exist.
+        self._transport.once("DELETE", self._path(artifact_id), type(None))
+
+    def _all_files(self, artifact_id: str, params: Mapping[str, str | int]) -> Iterator[FileRecord]:
+        after: str | None = None
+        while True:
+            page = self._transport.get(
+                self._path(artifact_id, "/files"), FilePage, {**params, "after": after, "limit": FILES_PAGE}
+            )
+            yield from page.items
+            after = page.next
+            if after is None:
+                return
+
+    def _path(self, artifact_id: str, rest: str = "") -> str:
+        return f"/v1/artifacts/{quoted(artifact_id)}{rest}"

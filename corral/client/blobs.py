@@ -1,0 +1,107 @@
+"""Bytes by digest, in and out. The same calls serve a user's project and a worker's lease."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from corral.client.http import Content, Transport, quoted
+from corral.domain.errors import CorralError, ServerUnreachable, StoreUnavailable
+from corral.wire.leases import BlobAnswer, BlobQuery, BlobStored
+
+READ_BYTES = 1 << 20
+# A server that makes a large file durable answers only when the disk has it.
+WRITE_TIMEOUT_S = 600.0
+PACK_MAX_BYTES = 8 << 20
+PACK_HEADER_BYTES = 80
+
+
+@dataclass(frozen=True)
+class BlobSink:
+    """Where blobs are sent: a project's, or those of one lease and epoch."""
+
+    transport: Transport
+    path: str
+    params: Mapping[str, int]
+
+    @classmethod
+    def of_project(cls, transport: Transport, project: str) -> BlobSink:
+        return cls(transport, f"/v1/projects/{quoted(project)}/blobs", {})
+
+    @classmethod
+    def of_lease(cls, transport: Transport, lease_id: str, epoch: int) -> BlobSink:
+        return cls(transport, f"/v1/leases/{quoted(lease_id)}/blobs", {"epoch": epoch})
+
+    def query(self, digests: Sequence[str]) -> BlobAnswer:
+        """Which of these are missing, and where a broken upload goes on. What is there is pinned."""
+        body = BlobQuery(blobs=list(digests))
+        return self.transport.repeat("POST", f"{self.path}/query", BlobAnswer, body=body, params=self.params)
+
+    def put(self, digest: str, content: Content, *, length: int, offset: int | None) -> BlobStored:
+        """One try. `length` bytes follow; `offset` None begins anew."""
+        return self.transport.once(
+            "PUT",
+            f"{self.path}/{quoted(digest)}",
+            BlobStored,
+            content=content,
+            params={**self.params, "offset": offset},
+            headers={"Content-Length": str(length)},
+            timeout_s=WRITE_TIMEOUT_S,
+        )
+
+    def pack(self, blobs: Sequence[tuple[str, bytes]]) -> list[BlobStored]:
+        """Many small blobs at once, at most PACK_MAX_BYTES with their headers."""
+        body = b"".join(f"{digest}{len(data):016x}".encode() + data for digest, data in blobs)
+        return self.transport.repeat(
+            "POST",
+            f"{self.path}/pack",
+            list[BlobStored],
+            content=body,
+            params=self.params,
+            timeout_s=WRITE_TIMEOUT_S,
+        )
+
+
+@dataclass(frozen=True)
+class BlobSource:
+    """Where blobs are read from: as a user of a project, or as the holder of a lease."""
+
+    transport: Transport
+    params: Mapping[str, str | int]
+
+    @classmethod
+    def of_project(cls, transport: Transport, project: str) -> BlobSource:
+        return cls(transport, {"project": project})
+
+    @classmethod
+    def of_lease(cls, transport: Transport, lease_id: str, epoch: int) -> BlobSource:
+        return cls(transport, {"lease": lease_id, "epoch": epoch})
+
+    def read(self, digest: str, received: Callable[[int], None] | None = None) -> Iterator[bytes]:
+        """All bytes of a blob; a connection that breaks is taken up where it broke."""
+        done, failures = 0, 0
+        while True:
+            try:
+                for chunk in self._from(digest, done):
+                    done += len(chunk)
+                    failures = 0
+                    if received:
+                        received(len(chunk))
+                    yield chunk
+                return
+            except (ServerUnreachable, StoreUnavailable):
+                failures += 1
+                if failures >= self.transport.backoff.tries:
+                    raise
+                self.transport.sleep(self.transport.backoff.delay_s(failures))
+
+    def _from(self, digest: str, start: int) -> Iterator[bytes]:
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        path = f"/v1/blobs/{quoted(digest)}"
+        with self.transport.stream("GET", path, params=self.params, headers=headers) as answer:
+            if start and answer.status_code != 206:
+                raise CorralError(
+                    f"{digest} cannot be resumed at byte {start}: the server answered {answer.status_code}",
+                    hint="Download it again; a proxy may have removed the Range header.",
+                )
+            yield from answer.iter_raw(READ_BYTES)

@@ -1,0 +1,73 @@
+"""Turns what came back over HTTP, or did not, into the errors that the server raised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+from pydantic import ValidationError
+
+from corral.domain.errors import CorralError, FieldError, ServerUnreachable
+from corral.wire.admin import ErrorBody
+
+_EXCERPT_CHARS = 200
+
+
+def _kinds(parent: type[CorralError]) -> Iterator[type[CorralError]]:
+    yield parent
+    for child in parent.__subclasses__():
+        # A class with arguments of its own cannot be told from a message alone.
+        if child.__init__ is CorralError.__init__:
+            yield from _kinds(child)
+
+
+def rebuild(body: ErrorBody) -> CorralError:
+    """The same class that the server raised; CorralError itself for a code that is not known here."""
+    kinds = {kind.code: kind for kind in _kinds(CorralError)}
+    kind = kinds.get(body.code, CorralError)
+    fields = [FieldError(field.path, field.message) for field in body.fields]
+    return kind(body.message, hint=body.hint, fields=fields)
+
+
+def from_response(response: httpx.Response) -> CorralError:
+    """The error in an answer whose body was read."""
+    try:
+        return rebuild(ErrorBody.model_validate_json(response.content))
+    except ValidationError:
+        return _not_ours(response)
+
+
+def _not_ours(response: httpx.Response) -> CorralError:
+    text = " ".join(response.text[:_EXCERPT_CHARS].split())
+    message = f"{response.request.url} answered {response.status_code}, but not as Corral does: {text!r}"
+    hint = "Check that CORRAL_URL names a Corral server and that no proxy stands between."
+    # A gateway in front of a server that is away; worth another try.
+    if response.status_code in (502, 503, 504):
+        return ServerUnreachable(message, hint=hint)
+    return CorralError(message, hint=hint)
+
+
+def not_an_answer(response: httpx.Response, error: ValidationError) -> CorralError:
+    """The status was fine, the body was not what this version expects."""
+    if response.headers.get("content-type", "").startswith("application/json"):
+        found = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in found["loc"]) or "the body"
+        return CorralError(
+            f"{response.request.url} gave an answer that this version does not understand: "
+            f"{place}: {found['msg']}",
+            hint="Install the same version of corral here as on the server.",
+        )
+    return _not_ours(response)
+
+
+def unreachable(url: str, error: httpx.HTTPError) -> ServerUnreachable:
+    """Names the address, and why: refused, timed out, broken off."""
+    if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
+        why = "the connection timed out"
+    elif isinstance(error, httpx.TimeoutException):
+        why = "it did not answer in time"
+    elif isinstance(error, httpx.ConnectError):
+        why = f"cannot connect: {error}"
+    else:
+        why = f"the connection broke off: {error or type(error).__name__}"
+    return ServerUnreachable(f"no answer from {url}: {why}")

@@ -1,0 +1,239 @@
+"""One HTTP connection pool to one server: typed answers, our own errors, patience where it is safe."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Self, TypeVar
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from corral import __version__
+from corral.client.errors import from_response, not_an_answer, unreachable
+from corral.domain.errors import InvalidInput, ServerUnreachable, StoreUnavailable
+
+M = TypeVar("M")
+Params = Mapping[str, str | int | float | Sequence[str] | None]
+Content = bytes | Iterable[bytes]
+
+CONNECT_TIMEOUT_S = 5.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """How often to try again, and how long to wait before; delays are jittered."""
+
+    tries: int = 5
+    first_s: float = 0.1
+    most_s: float = 3.0
+
+    def delay_s(self, failures: int) -> float:
+        """Between half and all of the doubled delay, so that many clients do not come back at once."""
+        whole = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30))
+        return whole * random.uniform(0.5, 1.0)
+
+
+class Transport:
+    """Safe to use from several threads. Raises CorralError and its kinds, nothing of httpx."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        *,
+        timeout_s: float = 30.0,
+        backoff: Backoff | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.backoff = backoff or Backoff()
+        self.sleep = sleep
+        self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        self._client = _client(self.url, token, self._timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def get(self, path: str, answer: type[M], params: Params | None = None) -> M:
+        return self.repeat("GET", path, answer, params=params)
+
+    def once(
+        self,
+        method: str,
+        path: str,
+        answer: type[M],
+        *,
+        body: BaseModel | None = None,
+        content: Content | None = None,
+        params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> M:
+        """One try: for what must not happen twice, or whose caller has a patience of its own."""
+        made = dict(headers or {})
+        if body is not None:
+            content = body.model_dump_json().encode()
+            made["content-type"] = "application/json"
+        elif content is not None:
+            made.setdefault("content-type", "application/octet-stream")
+        response = self._send(method, path, content=content, params=params, headers=made, timeout_s=timeout_s)
+        return _parse(response, answer)
+
+    def repeat(
+        self,
+        method: str,
+        path: str,
+        answer: type[M],
+        *,
+        body: BaseModel | None = None,
+        content: bytes | None = None,
+        params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> M:
+        """Try again while the server is away: only for calls that may arrive twice."""
+        attempt = partial(
+            self.once,
+            method,
+            path,
+            answer,
+            body=body,
+            content=content,
+            params=params,
+            headers=headers,
+            timeout_s=timeout_s,
+        )
+        for failures in range(1, self.backoff.tries):
+            try:
+                return attempt()
+            except (ServerUnreachable, StoreUnavailable):
+                self.sleep(self.backoff.delay_s(failures))
+        return attempt()
+
+    def raw(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """One try; the whole answer, whose status is good."""
+        return self._send(method, path, content=None, params=params, headers=headers or {}, timeout_s=None)
+
+    @contextmanager
+    def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
+        read_timeout_s: float | None = None,
+    ) -> Iterator[httpx.Response]:
+        """An answer whose body is read bit by bit. A break while it is read is ServerUnreachable too."""
+        timeout = self._patience(read_timeout_s)
+        try:
+            request = self._client.build_request(
+                method, path, params=_kept(params), headers=headers, timeout=timeout
+            )
+            response = self._client.send(request, stream=True)
+            try:
+                if not response.is_success:
+                    response.read()
+                    raise from_response(response)
+                yield response
+            finally:
+                response.close()
+        except httpx.HTTPError as error:
+            raise unreachable(self.url, error) from error
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: Content | None,
+        params: Params | None,
+        headers: Mapping[str, str],
+        timeout_s: float | None,
+    ) -> httpx.Response:
+        timeout = self._patience(timeout_s)
+        try:
+            response = self._client.request(
+                method, path, content=content, params=_kept(params), headers=headers, timeout=timeout
+            )
+        except httpx.HTTPError as error:
+            raise unreachable(self.url, error) from error
+        if not response.is_success:
+            raise from_response(response)
+        return response
+
+    def _patience(self, seconds: float | None) -> httpx.Timeout:
+        return self._timeout if seconds is None else httpx.Timeout(seconds, connect=CONNECT_TIMEOUT_S)
+
+
+def read_timed_out(error: ServerUnreachable) -> bool:
+    """Whether the server was merely silent, as a stream with nothing to say is."""
+    return isinstance(error.__cause__, httpx.ReadTimeout)
+
+
+def quoted(text: str) -> str:
+    """One segment of a path: an id that holds `..`, `/`, a newline or NUL must stay one segment."""
+    if text in ("", ".", ".."):
+        raise InvalidInput(f"{text!r} is not an id or a name", hint="Check the id with `corral ls`.")
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.~") else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
+
+
+def _kept(params: Params | None) -> dict[str, str | int | float | Sequence[str]]:
+    return {key: value for key, value in (params or {}).items() if value is not None}
+
+
+def _parse(response: httpx.Response, answer: type[M]) -> M:
+    try:
+        # An answer without a body is None.
+        return TypeAdapter(answer).validate_json(response.content or b"null")
+    except ValidationError as error:
+        raise not_an_answer(response, error) from error
+
+
+def _client(url: str, token: str | None, timeout: httpx.Timeout) -> httpx.Client:
+    headers = {"Corral-Client-Version": __version__}
+    if token:
+        if not (token.isascii() and token.isprintable()):
+            raise InvalidInput("the token holds characters that no token has", hint="Copy it again.")
+        headers["Authorization"] = f"Bearer {token}"
+    try:
+        parsed = httpx.URL(url)
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise httpx.InvalidURL("it needs http:// or https:// and a host")
+    except httpx.InvalidURL as error:
+        raise InvalidInput(
+            f"{url!r} is not a server's address: {error}", hint='Write it as "http://127.0.0.1:7373".'
+        ) from error
+    return httpx.Client(
+        base_url=parsed,
+        headers=headers,
+        timeout=timeout,
+        # Loading the authorities takes longer than most calls, and plain HTTP has no use for them.
+        verify=parsed.scheme == "https",
+        # A proxy that is set for the world must not carry what stays on this machine.
+        trust_env=parsed.host not in _LOOPBACK,
+        limits=httpx.Limits(max_connections=32, max_keepalive_connections=16, keepalive_expiry=60),
+    )

@@ -1,0 +1,154 @@
+"""The worker's side: every call is fenced by the lease and its epoch.
+
+One try each: a worker has loops and a spool of its own, and must see at once that the server is away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel
+from pydantic import JsonValue as Json
+
+from corral.client.artifacts import records
+from corral.client.blobs import BlobSink, BlobSource
+from corral.client.http import M, Transport, quoted
+from corral.client.tree import Tree
+from corral.wire.leases import (
+    ArtifactView,
+    BeatAnswer,
+    BeatRequest,
+    ClaimAnswer,
+    ClaimRequest,
+    EventAnswer,
+    EventBatch,
+    FailRequest,
+    FinishRequest,
+    ManifestRequest,
+    ObjectAnswer,
+    ObjectList,
+    OutcomeAnswer,
+    SecretsAnswer,
+    StoppedRequest,
+)
+
+# On top of what the server waits itself.
+CLAIM_MARGIN_S = 15.0
+COMMIT_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    body: bytes
+    etag: str
+
+
+class Leases:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def claim(self, request: ClaimRequest) -> ClaimAnswer:
+        timeout_s = request.wait_s + CLAIM_MARGIN_S
+        return self._transport.once("POST", "/v1/claims", ClaimAnswer, body=request, timeout_s=timeout_s)
+
+    def beat(self, lease_id: str, epoch: int, request: BeatRequest) -> BeatAnswer:
+        return self._post(lease_id, epoch, "beat", BeatAnswer, request)
+
+    def secrets(self, lease_id: str, epoch: int) -> SecretsAnswer:
+        return self._post(lease_id, epoch, "secrets", SecretsAnswer, None)
+
+    def send_events(self, lease_id: str, epoch: int, batch: EventBatch) -> EventAnswer:
+        return self._post(lease_id, epoch, "events", EventAnswer, batch)
+
+    def sink(self, lease_id: str, epoch: int) -> BlobSink:
+        """Where `upload` sends this lease's files."""
+        return BlobSink.of_lease(self._transport, lease_id, epoch)
+
+    def source(self, lease_id: str, epoch: int) -> BlobSource:
+        """Where `download` reads what this lease's run names."""
+        return BlobSource.of_lease(self._transport, lease_id, epoch)
+
+    def commit_artifact(
+        self, lease_id: str, epoch: int, tree: Tree, *, meta: Mapping[str, Json] | None = None
+    ) -> ArtifactView:
+        body = ManifestRequest.model_construct(
+            kind="output", files=records(tree.files), step=None, metric=None, meta=dict(meta or {})
+        )
+        return self._post(lease_id, epoch, "artifacts", ArtifactView, body)
+
+    def commit_checkpoint(
+        self,
+        lease_id: str,
+        epoch: int,
+        tree: Tree,
+        *,
+        step: int | None,
+        metric: float | None,
+        meta: Mapping[str, Json] | None = None,
+    ) -> ArtifactView:
+        body = ManifestRequest.model_construct(
+            kind="checkpoint", files=records(tree.files), step=step, metric=metric, meta=dict(meta or {})
+        )
+        return self._post(lease_id, epoch, "checkpoints", ArtifactView, body)
+
+    def finish(self, lease_id: str, epoch: int, request: FinishRequest) -> OutcomeAnswer:
+        return self._post(lease_id, epoch, "finish", OutcomeAnswer, request)
+
+    def fail(self, lease_id: str, epoch: int, request: FailRequest) -> OutcomeAnswer:
+        return self._post(lease_id, epoch, "fail", OutcomeAnswer, request)
+
+    def stopped(self, lease_id: str, epoch: int, request: StoppedRequest) -> OutcomeAnswer:
+        return self._post(lease_id, epoch, "stopped", OutcomeAnswer, request)
+
+    def create_object(self, lease_id: str, epoch: int, key: str, body: bytes) -> ObjectAnswer:
+        """Raise Conflict if the key exists."""
+        return self._put_object(lease_id, epoch, key, body, {"If-None-Match": "*"})
+
+    def replace_object(self, lease_id: str, epoch: int, key: str, body: bytes, *, etag: str) -> ObjectAnswer:
+        """Raise Conflict unless the object is still the one that `etag` names."""
+        return self._put_object(lease_id, epoch, key, body, {"If-Match": etag})
+
+    def put_object(self, lease_id: str, epoch: int, key: str, body: bytes) -> ObjectAnswer:
+        return self._put_object(lease_id, epoch, key, body, {})
+
+    def get_object(self, lease_id: str, epoch: int, key: str) -> StoredObject:
+        answer = self._transport.raw("GET", _object(lease_id, key), params={"epoch": epoch})
+        return StoredObject(answer.content, answer.headers.get("etag", ""))
+
+    def list_objects(
+        self, lease_id: str, epoch: int, *, prefix: str = "", after: str | None = None
+    ) -> ObjectList:
+        path = f"/v1/leases/{quoted(lease_id)}/objects"
+        return self._transport.once(
+            "GET", path, ObjectList, params={"epoch": epoch, "prefix": prefix, "after": after}
+        )
+
+    def _put_object(
+        self, lease_id: str, epoch: int, key: str, body: bytes, headers: Mapping[str, str]
+    ) -> ObjectAnswer:
+        return self._transport.once(
+            "PUT",
+            _object(lease_id, key),
+            ObjectAnswer,
+            content=body,
+            params={"epoch": epoch},
+            headers=headers,
+        )
+
+    def _post(self, lease_id: str, epoch: int, what: str, answer: type[M], body: BaseModel | None) -> M:
+        timeout_s = COMMIT_TIMEOUT_S if isinstance(body, ManifestRequest) else None
+        return self._transport.once(
+            "POST",
+            f"/v1/leases/{quoted(lease_id)}/{what}",
+            answer,
+            body=body,
+            params={"epoch": epoch},
+            timeout_s=timeout_s,
+        )
+
+
+def _object(lease_id: str, key: str) -> str:
+    # Keys may hold slashes; each part is quoted by itself.
+    parts = "/".join(quoted(part) for part in key.split("/"))
+    return f"/v1/leases/{quoted(lease_id)}/objects/{parts}"

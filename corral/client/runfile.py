@@ -1,0 +1,142 @@
+"""Reads a run file, with overrides, and expands it into the runs that it stands for."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from corral.domain.errors import FieldError, InvalidInput
+from corral.domain.paths import printable
+from corral.wire.base import explain
+from corral.wire.spec import RunFile, Scalar
+
+MAX_RUNS = 10_000
+# A run file is written by hand; what is larger is another file given by mistake.
+MAX_FILE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What tells one run of a group from the others."""
+
+    params: Mapping[str, Scalar]
+    seed: int | None
+
+
+def load(path: Path, overrides: Sequence[str] = (), *, defaults: Mapping[str, str] | None = None) -> RunFile:
+    """Read and check. `overrides` as `params.lr=3e-4`; `defaults` fill top-level keys left out.
+
+    Raises InvalidInput with the line and column, or with every field that is wrong.
+    """
+    return parse(_read(path), what=printable(str(path)), overrides=overrides, defaults=defaults)
+
+
+def parse(
+    text: str,
+    *,
+    what: str,
+    overrides: Sequence[str] = (),
+    defaults: Mapping[str, str] | None = None,
+) -> RunFile:
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(
+            f"{what} is not valid TOML: {error}", hint="Correct the file at that place and try again."
+        ) from error
+    except RecursionError:
+        raise InvalidInput(f"{what} is nested too deeply", hint="Write it flatter.") from None
+    return build({**(defaults or {}), **table}, what=what, overrides=overrides)
+
+
+def build(table: Mapping[str, Any], *, what: str, overrides: Sequence[str] = ()) -> RunFile:
+    """Check a run file that is already a table."""
+    whole = dict(table)
+    for override in overrides:
+        whole = _overridden(whole, override)
+    try:
+        return RunFile.model_validate(whole)
+    except ValidationError as error:
+        raise explain(RunFile, error, what=what) from None
+
+
+def expand(run_file: RunFile) -> list[Variant]:
+    """Every combination: keys of `[sweep]` in the file's order, the last one fastest, then seeds."""
+    seeds: list[int | None] = list(run_file.seeds) or [None]
+    count = math.prod((len(values) for values in run_file.sweep.values()), start=len(seeds))
+    if count > MAX_RUNS:
+        field = FieldError("sweep" if run_file.sweep else "seeds", f"makes {count} runs, at most {MAX_RUNS}")
+        raise InvalidInput(
+            f"the run file stands for {count} runs, at most {MAX_RUNS} go at once",
+            hint="Sweep over fewer values, or split it into several files.",
+            fields=[field],
+        )
+    combinations = itertools.product(*run_file.sweep.values())
+    return [
+        Variant({**run_file.params, **dict(zip(run_file.sweep, values, strict=True))}, seed)
+        for values in combinations
+        for seed in seeds
+    ]
+
+
+def is_group(run_file: RunFile) -> bool:
+    return bool(run_file.sweep or run_file.seeds)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise InvalidInput(f"{printable(str(path))} is larger than {MAX_FILE_BYTES} bytes")
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise InvalidInput(
+            f"{printable(str(path))} cannot be read: {error.strerror}",
+            hint="Give the path of a run file; docs/reference/run-file.md shows one.",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"{printable(str(path))} is not UTF-8: byte {error.start}", hint="Save it as UTF-8."
+        ) from error
+
+
+def _overridden(table: Mapping[str, Any], override: str) -> dict[str, Any]:
+    key, equals, text = override.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts):
+        raise InvalidInput(f"--set {override!r} is not KEY=VALUE", hint="Write it as `--set params.lr=3e-4`.")
+    whole = dict(table)
+    inner = whole
+    for depth, part in enumerate(parts[:-1], 1):
+        below = inner.get(part, {})
+        if not isinstance(below, Mapping):
+            place = ".".join(parts[:depth])
+            raise InvalidInput(
+                f"--set {key} reaches into {place}, which is not a table",
+                hint=f"Set {place} as a whole.",
+                fields=[FieldError(place, "is not a table")],
+            )
+        # Copied on the way down: the caller's table stays as it is.
+        inner[part] = dict(below)
+        inner = inner[part]
+    inner[parts[-1]] = _value(text)
+    return whole
+
+
+def _value(text: str) -> Any:
+    """As TOML would read it; a bare word is a string, so that shells need no second quotes."""
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+    value = table.pop("value")
+    # More keys came from a line break in the text; dates have no place in a run file.
+    return value if not table and isinstance(value, bool | int | float | str | list | dict) else text

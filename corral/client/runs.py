@@ -1,0 +1,190 @@
+"""Submitting, reading and steering runs."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from corral.client.http import Transport, quoted
+from corral.client.stream import Following, Reconnecting, ServerEvent
+from corral.domain.errors import NotFound
+from corral.wire.leases import ArtifactPage
+from corral.wire.runs import (
+    CancelRequest,
+    EventPage,
+    EventView,
+    LogLine,
+    LogPage,
+    MetricPage,
+    MetricPoint,
+    RequeueRequest,
+    RunDetail,
+    RunPage,
+    RunView,
+    SubmitAnswer,
+    SubmitRequest,
+    WhyAnswer,
+)
+from corral.wire.spec import RunSpec
+
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    """Which runs a list shows; `label` as `key=value`."""
+
+    project: str | None = None
+    states: Sequence[str] = ()
+    group: str | None = None
+    name: str | None = None
+    label: str | None = None
+
+
+def new_request_id() -> str:
+    return secrets.token_hex(16)
+
+
+class Runs:
+    """Each call takes a run's id, a unique prefix of it, or `latest`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def submit(
+        self, specs: Sequence[RunSpec], *, group: str | None = None, request_id: str | None = None
+    ) -> SubmitAnswer:
+        """Durable when this returns. The same `request_id` again gives the same runs."""
+        body = SubmitRequest(request_id=request_id or new_request_id(), runs=list(specs), group=group)
+        return self._transport.repeat("POST", "/v1/runs", SubmitAnswer, body=body)
+
+    def try_out(self, specs: Sequence[RunSpec], *, group: str | None = None) -> SubmitAnswer:
+        """Check the runs and say where they could run; nothing is stored."""
+        body = SubmitRequest(request_id=new_request_id(), runs=list(specs), group=group, dry_run=True)
+        return self._transport.repeat("POST", "/v1/runs", SubmitAnswer, body=body)
+
+    def get(self, run: str) -> RunDetail:
+        return self._transport.get(self._path(run), RunDetail)
+
+    def resolve(self, run: str) -> str:
+        """The full id."""
+        return self._latest() if run == LATEST else self.get(run).id
+
+    def page(self, where: RunFilter | None = None, *, cursor: str | None = None, limit: int = 50) -> RunPage:
+        """Newest first."""
+        where = where or RunFilter()
+        params = {
+            "project": where.project,
+            "state": list(where.states),
+            "group": where.group,
+            "name": where.name,
+            "label": where.label,
+            "cursor": cursor,
+            "limit": limit,
+        }
+        return self._transport.get("/v1/runs", RunPage, params)
+
+    def iter(self, where: RunFilter | None = None, *, page_size: int = 200) -> Iterator[RunView]:
+        cursor: str | None = None
+        while True:
+            page = self.page(where, cursor=cursor, limit=page_size)
+            yield from page.items
+            cursor = page.next
+            if cursor is None:
+                return
+
+    def cancel(self, run: str, *, reason: str = "") -> RunView:
+        body = CancelRequest(reason=reason)
+        return self._transport.repeat("POST", self._path(run, "/cancel"), RunView, body=body)
+
+    def requeue(self, run: str, *, request_id: str | None = None) -> SubmitAnswer:
+        """A final run once more, as the next generation."""
+        body = RequeueRequest(request_id=request_id or new_request_id())
+        return self._transport.repeat("POST", self._path(run, "/requeue"), SubmitAnswer, body=body)
+
+    def why(self, run: str) -> WhyAnswer:
+        return self._transport.get(self._path(run, "/why"), WhyAnswer)
+
+    def artifacts(self, run: str) -> ArtifactPage:
+        return self._transport.get(self._path(run, "/artifacts"), ArtifactPage)
+
+    def checkpoints(self, run: str) -> ArtifactPage:
+        return self._transport.get(self._path(run, "/checkpoints"), ArtifactPage)
+
+    def events(self, run: str, *, after: int = 0, limit: int = 200) -> EventPage:
+        return self._transport.get(self._path(run, "/events"), EventPage, {"after": after, "limit": limit})
+
+    def follow_events(
+        self, run: str, *, after: int = 0, reconnecting: Reconnecting | None = None
+    ) -> Iterator[EventView]:
+        """Every event until the run is final, through broken connections."""
+        path = self._path(run, "/events")
+
+        def cursor_of(event: ServerEvent) -> str | None:
+            if event.event != "event":
+                return None
+            return str(EventView.model_validate_json(event.data).n)
+
+        following = Following(self._transport, path, {"after": after}, "after", cursor_of, reconnecting)
+        for event in following.events():
+            if event.event == "event":
+                yield EventView.model_validate_json(event.data)
+
+    def logs(
+        self, run: str, *, cursor: str | None = None, limit: int = 1000, tail: int | None = None
+    ) -> LogPage:
+        params = {"cursor": cursor, "limit": limit, "tail": tail}
+        return self._transport.get(self._path(run, "/logs"), LogPage, params)
+
+    def iter_logs(self, run: str, *, tail: int | None = None) -> Iterator[LogLine]:
+        """What there is now, from the start or the last `tail` lines."""
+        path = self._path(run, "/logs")
+        page = self._transport.get(path, LogPage, {"tail": tail, "limit": 1000})
+        yield from page.items
+        while page.items:
+            page = self._transport.get(path, LogPage, {"cursor": page.next, "limit": 1000})
+            yield from page.items
+
+    def follow(
+        self,
+        run: str,
+        *,
+        cursor: str | None = None,
+        tail: int | None = None,
+        reconnecting: Reconnecting | None = None,
+    ) -> Iterator[LogLine | RunView]:
+        """Log lines, and the run whenever its state changes; the last item is the final run."""
+        path = self._path(run, "/logs")
+        begin = {"cursor": cursor, "tail": tail}
+        following = Following(self._transport, path, begin, "cursor", lambda event: event.id, reconnecting)
+        for event in following.events():
+            if event.event == "log":
+                yield LogLine.model_validate_json(event.data)
+            elif event.event in ("state", "end"):
+                yield RunView.model_validate_json(event.data)
+
+    def metrics(
+        self, run: str, *, cursor: str | None = None, limit: int = 1000, name: str | None = None
+    ) -> MetricPage:
+        params = {"cursor": cursor, "limit": limit, "name": name}
+        return self._transport.get(self._path(run, "/metrics"), MetricPage, params)
+
+    def iter_metrics(self, run: str, *, name: str | None = None) -> Iterator[MetricPoint]:
+        cursor: str | None = None
+        while True:
+            page = self.metrics(run, cursor=cursor, name=name)
+            yield from page.items
+            # A page can be empty because all its points have other names; the end is where nothing moves.
+            if page.next == cursor:
+                return
+            cursor = page.next
+
+    def _path(self, run: str, rest: str = "") -> str:
+        return f"/v1/runs/{quoted(self._latest() if run == LATEST else run)}{rest}"
+
+    def _latest(self) -> str:
+        newest = self.page(limit=1).items
+        if not newest:
+            raise NotFound("there is no run yet", hint="Submit one: `corral run -- COMMAND`.")
+        return newest[0].id

@@ -1,0 +1,1 @@
+"""Use cases: plain functions over a transaction; one file each."""

@@ -1,0 +1,185 @@
+"""Committing manifests, reading them, and keeping only the checkpoints worth keeping."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from corral.core.fence import fence
+from corral.core.policy import Policy
+from corral.core.transitions import record
+from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, Blob
+from corral.domain.canonical import digest_of
+from corral.domain.errors import BlobMissing, Conflict, InvalidInput, NotFound
+from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId, RunId, new_artifact_id
+from corral.domain.lease import Lease
+from corral.domain.paths import check_paths
+from corral.domain.run import Run
+from corral.domain.states import FINAL
+from corral.ports.store import Tx
+
+
+@dataclass(frozen=True)
+class Manifest:
+    kind: ArtifactKind
+    files: tuple[ArtifactFile, ...]
+    step: int | None = None
+    metric: float | None = None
+    meta: str = "{}"
+
+
+def listing_digest(files: Sequence[ArtifactFile]) -> Digest:
+    """Equal content has an equal digest, whoever made it and when."""
+    return digest_of([[f.path, f.digest, f.size, f.mode] for f in sorted(files)])
+
+
+def commit_from_lease(
+    tx: Tx,
+    lease_id: LeaseId,
+    epoch: int,
+    manifest: Manifest,
+    *,
+    host_id: HostId,
+    now: float,
+    policy: Policy,
+) -> Artifact:
+    """Bind files to the run, attempt, rank and epoch that made them. The same again is the same artifact."""
+    check_paths([f.path for f in manifest.files])
+    lease, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
+    digest = listing_digest(manifest.files)
+    for known in tx.artifacts.of_run(run.id):
+        made_by = (known.epoch, known.kind, known.digest, known.step)
+        if made_by == (lease.epoch, manifest.kind, digest, manifest.step):
+            return known
+    _check_blobs(tx, run.project, manifest.files)
+    artifact = _insert(tx, manifest, digest, project=run.project, lease=lease, by=f"host:{host_id}", now=now)
+    data = {"artifact": artifact.id, "kind": artifact.kind, "step": artifact.step, "metric": artifact.metric}
+    run = record(tx, run, "artifact", at=now, actor=f"host:{host_id}", data=data)
+    if manifest.kind is ArtifactKind.CHECKPOINT:
+        _drop_old_checkpoints(tx, run)
+    return artifact
+
+
+def commit_upload(tx: Tx, project: str, manifest: Manifest, *, principal: str, now: float) -> Artifact:
+    """A user's code or input. Equal content is stored once per project."""
+    if manifest.kind not in (ArtifactKind.CODE, ArtifactKind.INPUT):
+        raise InvalidInput(f"a {manifest.kind} can only be committed by the worker that made it")
+    check_paths([f.path for f in manifest.files])
+    digest = listing_digest(manifest.files)
+    known = tx.artifacts.by_digest(project, manifest.kind, digest)
+    if known is not None:
+        return known
+    _check_blobs(tx, project, manifest.files)
+    return _insert(tx, manifest, digest, project=project, lease=None, by=principal, now=now)
+
+
+def _check_blobs(tx: Tx, project: str, files: Sequence[ArtifactFile]) -> None:
+    """In the commit's own transaction: each blob is there, has this size and is not on its way out."""
+    wanted = {f.digest: f.size for f in files}
+    have = tx.blobs.present(project, list(wanted))
+    missing = [digest for digest in wanted if digest not in have]
+    if missing:
+        raise BlobMissing(
+            f"{len(missing)} of {len(wanted)} blobs are not in project {project}: "
+            + ", ".join(digest[:12] for digest in missing[:10])
+        )
+    wrong = [f.path for f in files if have[f.digest] != f.size]
+    if wrong:
+        raise InvalidInput(f"the size given for {wrong[0]!r} is not that of its blob")
+
+
+def _insert(
+    tx: Tx, manifest: Manifest, digest: Digest, *, project: str, lease: Lease | None, by: str, now: float
+) -> Artifact:
+    artifact = Artifact(
+        id=new_artifact_id(),
+        project=project,
+        kind=manifest.kind,
+        digest=digest,
+        files=len(manifest.files),
+        bytes=sum(f.size for f in manifest.files),
+        run_id=lease.run_id if lease else None,
+        attempt=lease.attempt if lease else None,
+        rank=lease.rank if lease else None,
+        epoch=lease.epoch if lease else None,
+        host_id=lease.host_id if lease else None,
+        step=manifest.step,
+        metric=manifest.metric,
+        meta=manifest.meta,
+        pinned=False,
+        created_at=now,
+        created_by=by,
+    )
+    tx.artifacts.insert(artifact, manifest.files)
+    return artifact
+
+
+def _drop_old_checkpoints(tx: Tx, run: Run) -> None:
+    keep = json.loads(tx.runs.spec(run.id)).get("keep", {})
+    found = [a for a in tx.artifacts.of_run(run.id) if a.kind is ArtifactKind.CHECKPOINT]
+    for artifact in surplus(
+        found, latest=keep.get("latest", 2), best=keep.get("best", 1), lowest=keep.get("metric") != "max"
+    ):
+        tx.artifacts.delete(artifact.id)
+
+
+def surplus(found: Sequence[Artifact], *, latest: int, best: int, lowest: bool) -> list[Artifact]:
+    """Checkpoints that are neither pinned nor among the newest nor among the best, by rank."""
+    kept: set[ArtifactId] = {a.id for a in found if a.pinned}
+    for rank in {a.rank for a in found}:
+        mine = [a for a in found if a.rank == rank]
+        newest = sorted(mine, key=lambda a: (a.epoch or 0, a.step or 0, a.created_at), reverse=True)
+        kept |= {a.id for a in newest[:latest]}
+        scored = [(a.metric, a) for a in mine if a.metric is not None]
+        scored.sort(key=lambda pair: pair[0] if lowest else -pair[0])
+        kept |= {a.id for _, a in scored[:best]}
+    return [a for a in found if a.id not in kept]
+
+
+def get(tx: Tx, artifact_id: ArtifactId) -> Artifact:
+    artifact = tx.artifacts.get(artifact_id)
+    if artifact is None:
+        raise NotFound(f"there is no artifact {artifact_id}", hint="List them with `corral artifacts ls`.")
+    return artifact
+
+
+def delete(tx: Tx, artifact_id: ArtifactId) -> None:
+    """Its blobs go with the next collection, unless something else names them."""
+    artifact = get(tx, artifact_id)
+    if artifact.pinned:
+        raise Conflict(f"artifact {artifact_id} is pinned", hint=f"`corral artifacts unpin {artifact_id}`")
+    if artifact.run_id is not None:
+        run = tx.runs.lock(artifact.run_id)
+        if run is not None and run.artifact_id == artifact_id:
+            raise Conflict(
+                f"artifact {artifact_id} is the result of run {run.id}",
+                hint="A run's result stays as long as the run.",
+            )
+        if run is not None and run.state not in FINAL:
+            raise Conflict(f"run {run.id} is {run.state} and may resume from {artifact_id}")
+    tx.artifacts.delete(artifact_id)
+
+
+def readable_by_lease(tx: Tx, lease: Lease) -> list[ArtifactId]:
+    """What a lease may read: the run's code and inputs, and what the run itself made."""
+    return [*tx.artifacts.used_by(lease.run_id), *(a.id for a in tx.artifacts.of_run(lease.run_id))]
+
+
+def remember_blob(
+    tx: Tx, project: str, digest: Digest, size: int, *, holder: str, expires_at: float | None, now: float
+) -> bool:
+    """Give the project its row for bytes that are stored, and pin it. False if it is being collected."""
+    if tx.blobs.is_condemned(digest):
+        return False
+    if tx.blobs.get(project, digest) is None:
+        tx.blobs.put(Blob(project, digest, size, now, None))
+    tx.blobs.pin(project, [digest], holder=holder, expires_at=expires_at)
+    return True
+
+
+def run_of(tx: Tx, run_id: RunId) -> Run:
+    run = tx.runs.get(run_id)
+    if run is None:
+        raise NotFound(f"there is no run {run_id}")
+    return run

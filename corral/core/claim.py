@@ -1,0 +1,227 @@
+"""Giving a worker leases on runs that fit its host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from corral.core.fence import release_boot
+from corral.core.lanes import Candidate, Lanes
+from corral.core.policy import Policy
+from corral.core.shapes import Shapes, parse_capability
+from corral.core.shares import Shares
+from corral.core.transitions import move
+from corral.domain.artifact import Artifact
+from corral.domain.canonical import digest_of
+from corral.domain.capability import Requirements, fitting_gpus
+from corral.domain.errors import NotFound
+from corral.domain.host import Host
+from corral.domain.ids import HostId, LeaseId, new_lease_id
+from corral.domain.lease import Lease, LeaseState
+from corral.domain.run import Attempt, Rank, Run
+from corral.domain.states import LEASED, RankEvent, RankState, RunEvent, RunState
+from corral.ports.store import Tx
+
+SEEN_EVERY_S = 10.0
+
+
+@dataclass(frozen=True)
+class ClaimAsk:
+    host_id: HostId
+    boot_id: str
+    request_id: str
+    slots: int
+    max_leases: int
+    draining: bool
+    capability: str | None
+    holding: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A lease and what its worker must know to begin."""
+
+    lease: Lease
+    run: Run
+    spec: str
+    resume: Artifact | None
+
+    @property
+    def wall_left_s(self) -> float | None:
+        return None if self.run.wall_limit_s is None else max(0.0, self.run.wall_limit_s - self.run.ran_s)
+
+
+@dataclass(frozen=True)
+class Claimed:
+    grants: tuple[Grant, ...]
+    released: tuple[LeaseId, ...]
+
+
+@dataclass
+class Claim:
+    """A unit of work. It may run again after a lost race, so it gives back what its last try took."""
+
+    lanes: Lanes
+    shapes: Shapes
+    shares: Shares
+    policy: Policy
+    ask: ClaimAsk
+    now: Callable[[], float]
+    taken: list[Candidate] = field(default_factory=list)
+
+    def __call__(self, tx: Tx) -> Claimed:
+        self.undo()
+        now = self.now()
+        host = self._host(tx, now)
+        released: tuple[LeaseId, ...] = ()
+        if self.ask.holding is not None:
+            released = release_boot(
+                tx, host, self.ask.boot_id, self.ask.holding, now=now, policy=self.policy, shares=self.shares
+            )
+        earlier = [
+            lease
+            for lease in tx.leases.by_request(host.id, self.ask.request_id)
+            if lease.state is LeaseState.LIVE
+        ]
+        if earlier:
+            return Claimed(tuple(self._render(tx, lease) for lease in earlier), released)
+        return Claimed(tuple(self._grants(tx, host, now)), released)
+
+    def undo(self) -> None:
+        self.lanes.put_back(self.taken)
+        self.taken = []
+
+    def _host(self, tx: Tx, now: float) -> Host:
+        host = tx.hosts.get(self.ask.host_id)
+        if host is None:
+            raise NotFound(f"there is no host {self.ask.host_id}", hint="Enrol the host again.")
+        new = host._replace(slots=self.ask.slots, boot_id=self.ask.boot_id)
+        if self.ask.capability is not None and self.ask.capability != host.capability:
+            new = new._replace(
+                capability=self.ask.capability, capability_digest=digest_of(json.loads(self.ask.capability))
+            )
+        if new != host or host.last_seen_at is None or now - host.last_seen_at > SEEN_EVERY_S:
+            new = new._replace(last_seen_at=now)
+            tx.hosts.save(new)
+        return new
+
+    def _grants(self, tx: Tx, host: Host, now: float) -> list[Grant]:
+        if host.draining or self.ask.draining or host.capability is None or not self.ask.max_leases:
+            return []
+        live = tx.leases.live_of_host(host.id)
+        free = _Free(host, live)
+        grants: list[Grant] = []
+        while free.slots > 0 and len(grants) < self.ask.max_leases:
+            candidate = self.lanes.take(
+                tx,
+                lambda shape: self.shapes.fits(tx, shape, host) and free.holds(self.shapes.get(tx, shape)),
+                lambda project: self.shares.weight(project, now),
+            )
+            if candidate is None:
+                break
+            self.taken.append(candidate)
+            run = tx.runs.lock(candidate.ready.id)
+            # The hint may be stale: claimed by another server, cancelled, held, or queued anew.
+            if run is None or run.state is not RunState.QUEUED or run.shape != candidate.lane.shape:
+                continue
+            gpus = free.take(self.shapes.get(tx, run.shape))
+            grants.append(self._grant(tx, host, run, gpus, now))
+        return grants
+
+    def _grant(self, tx: Tx, host: Host, run: Run, gpus: tuple[int, ...], now: float) -> Grant:
+        ranks = tx.attempts.ranks(run.id, run.attempt) if run.attempt else []
+        waiting = [rank for rank in ranks if rank.state is RankState.WAITING]
+        if not waiting:
+            run, waiting = _open_attempt(tx, run, now)
+        lease = Lease(
+            id=new_lease_id(),
+            run_id=run.id,
+            project=run.project,
+            attempt=run.attempt,
+            rank=waiting[0].rank,
+            epoch=run.epoch + 1,
+            host_id=host.id,
+            boot_id=self.ask.boot_id,
+            request_id=self.ask.request_id,
+            gpus=json.dumps(gpus),
+            state=LeaseState.LIVE,
+            granted_at=now,
+            beaten_at=None,
+            expires_at=now + self.policy.first_beat_s,
+            active_at=now,
+            closed_at=None,
+            outcome=None,
+            outcome_digest=None,
+            outcome_answer=None,
+            progress="{}",
+            sample="{}",
+            event_seq=0,
+            log_bytes=0,
+        )
+        tx.leases.insert(lease)
+        claimed = waiting[0].stepped(RankEvent.CLAIM)
+        tx.attempts.save_rank(claimed._replace(epoch=lease.epoch, lease_id=lease.id, reason=None))
+        run = move(
+            tx,
+            run,
+            RunEvent.CLAIM,
+            at=now,
+            actor=f"host:{host.name}",
+            data={"attempt": run.attempt, "rank": lease.rank, "epoch": lease.epoch, "lease": lease.id},
+            epoch=lease.epoch,
+            started_at=run.started_at if run.started_at is not None else now,
+            last_host=host.id,
+            reason=None,
+            detail=None,
+        )
+        self.shares.claimed(run.project)
+        return Grant(lease, run, tx.runs.spec(run.id), _resume(tx, run))
+
+    def _render(self, tx: Tx, lease: Lease) -> Grant:
+        """The answer anew: it is never stored, so that it cannot be out of date."""
+        run = tx.runs.get(lease.run_id)
+        if run is None or run.state not in LEASED:
+            raise NotFound(f"lease {lease.id} has no running run")
+        return Grant(lease, run, tx.runs.spec(run.id), _resume(tx, run))
+
+
+def _resume(tx: Tx, run: Run) -> Artifact | None:
+    return tx.artifacts.newest_checkpoint(run.id) if run.attempt > 1 else None
+
+
+def _open_attempt(tx: Tx, run: Run, now: float) -> tuple[Run, list[Rank]]:
+    """Close the last attempt, if any, and open the next with all its ranks waiting."""
+    if run.attempt:
+        tx.attempts.close(run.id, run.attempt, now)
+    number = run.attempt + 1
+    tx.attempts.open(Attempt(run.id, number, now, None))
+    ranks = [
+        Rank(run.id, number, rank, RankState.WAITING, 0, None, None, None) for rank in range(run.world_size)
+    ]
+    for rank in ranks:
+        tx.attempts.insert_rank(rank)
+    return run._replace(attempt=number), ranks
+
+
+class _Free:
+    """What a host has left: its slots, and the GPUs that none of its leases holds."""
+
+    def __init__(self, host: Host, live: list[Lease]) -> None:
+        self.slots = host.slots - len(live)
+        held = {index for lease in live for index in json.loads(lease.gpus)}
+        self._capability = parse_capability(host)
+        self._gpus = [gpu for gpu in (self._capability.gpus or ()) if gpu.index not in held]
+
+    def holds(self, need: Requirements) -> bool:
+        return not need.gpus or len(self._fitting(need)) >= need.gpus
+
+    def take(self, need: Requirements) -> tuple[int, ...]:
+        chosen = self._fitting(need)[: need.gpus]
+        self.slots -= 1
+        self._gpus = [gpu for gpu in self._gpus if gpu.index not in chosen]
+        return tuple(chosen)
+
+    def _fitting(self, need: Requirements) -> list[int]:
+        free = {gpu.index for gpu in self._gpus}
+        return [gpu.index for gpu in fitting_gpus(need, self._capability) if gpu.index in free]

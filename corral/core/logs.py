@@ -1,0 +1,193 @@
+"""Logs and metrics: numbered batches into segments, pages and cursors out of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from corral.core.fence import fence, owned
+from corral.core.policy import Policy
+from corral.core.transitions import TOPIC_LOG, record
+from corral.domain.artifact import Segment
+from corral.domain.canonical import canonical
+from corral.domain.errors import InvalidInput, SequenceGap
+from corral.domain.ids import HostId, LeaseId, RunId
+from corral.domain.lease import Lease
+from corral.ports.blobs import SegmentStore
+from corral.ports.store import Tx
+
+LOG, METRIC = "log", "metric"
+_LATEST_METRICS = 256
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`logs` and `metrics` are lines of JSON, ready to be appended."""
+
+    seq: int
+    logs: bytes
+    log_records: int
+    metrics: bytes
+    metric_records: int
+    latest: dict[str, float]
+    notes: tuple[str, ...]
+
+
+class Spot(NamedTuple):
+    """Where a stream's next bytes go."""
+
+    segment: Segment
+    is_new: bool
+
+
+class Plan(NamedTuple):
+    log: Spot | None
+    metric: Spot | None
+
+
+def segment_key(segment: Segment) -> str:
+    return f"{segment.run_id}/{segment.attempt}-{segment.rank}-{segment.stream}-{segment.n}"
+
+
+def plan(
+    tx: Tx, lease_id: LeaseId, batch: Batch, *, host_id: HostId, now: float, policy: Policy
+) -> Plan | None:
+    """Where the batch belongs; None if it was seen before; SequenceGap if one before it is missing."""
+    lease = owned(tx, lease_id, host_id)
+    if not _is_next(lease, batch.seq):
+        return None
+    return Plan(
+        _spot(tx, lease, LOG, now, policy) if batch.logs else None,
+        _spot(tx, lease, METRIC, now, policy) if batch.metrics else None,
+    )
+
+
+def write(plan: Plan, batch: Batch, segments: SegmentStore) -> None:
+    """Append to the segments; durable, but not part of the log until `commit`. Blocks."""
+    for spot, data in ((plan.log, batch.logs), (plan.metric, batch.metrics)):
+        if spot is not None:
+            segments.append(segment_key(spot.segment), spot.segment.bytes, data)
+
+
+def commit(
+    tx: Tx,
+    lease_id: LeaseId,
+    epoch: int,
+    plan: Plan,
+    batch: Batch,
+    *,
+    host_id: HostId,
+    now: float,
+    policy: Policy,
+) -> bool:
+    """Make what was appended part of the log. False if another copy of the batch came first."""
+    lease, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
+    if not _is_next(lease, batch.seq):
+        return False
+    parts = ((plan.log, batch.logs, batch.log_records), (plan.metric, batch.metrics, batch.metric_records))
+    for spot, data, records in parts:
+        if spot is None:
+            continue
+        old = spot.segment
+        tx.records.segment(old._replace(bytes=old.bytes + len(data), records=old.records + records))
+    tx.leases.save(
+        lease._replace(event_seq=batch.seq, log_bytes=lease.log_bytes + len(batch.logs), active_at=now)
+    )
+    if batch.latest:
+        latest = {**json.loads(run.metrics), **batch.latest}
+        run = run._replace(metrics=canonical(dict(list(latest.items())[-_LATEST_METRICS:])))
+        tx.runs.save(run)
+    for note in batch.notes:
+        run = record(tx, run, "note", at=now, actor=f"host:{host_id}", data={"text": note})
+    tx.announce(TOPIC_LOG, run.id)
+    return True
+
+
+def _is_next(lease: Lease, seq: int) -> bool:
+    if seq > lease.event_seq + 1:
+        raise SequenceGap(f"lease {lease.id} expects batch {lease.event_seq + 1}, not {seq}")
+    return seq == lease.event_seq + 1
+
+
+def _spot(tx: Tx, lease: Lease, stream: str, now: float, policy: Policy) -> Spot:
+    last = tx.records.last_segment(lease.run_id, lease.attempt, lease.rank, stream)
+    if last is not None and last.bytes < policy.segment_bytes:
+        return Spot(last, False)
+    n = 0 if last is None else last.n + 1
+    return Spot(Segment(lease.run_id, lease.attempt, lease.rank, stream, n, 0, 0, now), True)
+
+
+class Cursor(NamedTuple):
+    """A place in a run's stream: which segment, and how far into it."""
+
+    attempt: int = 0
+    rank: int = 0
+    n: int = 0
+    offset: int = 0
+
+    def render(self) -> str:
+        return ".".join(str(part) for part in self)
+
+
+def parse_cursor(text: str | None) -> Cursor:
+    if not text:
+        return Cursor()
+    parts = text.split(".")
+    if len(parts) != 4 or not all(p.isascii() and p.isdigit() and len(p) < 19 for p in parts):
+        raise InvalidInput(f"not a log cursor: {text[:60]!r}", hint="Use the `next` of an earlier page.")
+    return Cursor(*(int(part) for part in parts))
+
+
+class Line(NamedTuple):
+    segment: Segment
+    record: list[Any]
+    after: Cursor
+
+
+def read_lines(
+    segments: list[Segment], store: SegmentStore, cursor: Cursor, *, limit: int, max_bytes: int = 1 << 20
+) -> Iterator[Line]:
+    """Up to `limit` records after the cursor. Blocks."""
+    left = limit
+    for segment in segments:
+        place = (segment.attempt, segment.rank, segment.n)
+        if place < cursor[:3]:
+            continue
+        offset = cursor.offset if place == cursor[:3] else 0
+        while offset < segment.bytes and left > 0:
+            chunk = store.read(segment_key(segment), offset, min(max_bytes, segment.bytes - offset))
+            end = chunk.rfind(b"\n") + 1
+            if not end:
+                # One record longer than a chunk: take all that is left of the segment.
+                max_bytes *= 4
+                continue
+            for raw in chunk[:end].splitlines(keepends=True):
+                offset += len(raw)
+                yield Line(segment, json.loads(raw), Cursor(*place, offset))
+                left -= 1
+                if left == 0:
+                    return
+
+
+def tail_cursor(segments: list[Segment], records: int) -> Cursor:
+    """A cursor from which at least the last `records` are read, cut at a segment's beginning."""
+    seen = 0
+    for segment in reversed(segments):
+        seen += segment.records
+        if seen >= records:
+            return Cursor(segment.attempt, segment.rank, segment.n, 0)
+    return Cursor()
+
+
+def position(run_segments: list[Segment]) -> Cursor:
+    """The end of what is there."""
+    if not run_segments:
+        return Cursor()
+    last = run_segments[-1]
+    return Cursor(last.attempt, last.rank, last.n, last.bytes)
+
+
+def of_run(tx: Tx, run_id: RunId, stream: str) -> list[Segment]:
+    return tx.records.segments(run_id, stream)

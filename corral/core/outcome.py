@@ -1,0 +1,188 @@
+"""How a lease ends: finish, fail, stopped. Each may be replayed and gets the same answer, for ever."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from corral.core.fence import (
+    close_lease,
+    end_rank,
+    fence,
+    fence_gang,
+    owned,
+    retry_or_fail,
+    settle_stop,
+    use_time,
+)
+from corral.core.policy import Policy
+from corral.core.shares import Shares
+from corral.core.transitions import move, record
+from corral.domain.artifact import ArtifactKind
+from corral.domain.canonical import canonical, digest_of
+from corral.domain.errors import AlreadyFinal, BlobMissing
+from corral.domain.ids import ArtifactId, HostId, LeaseId
+from corral.domain.lease import Lease, LeaseState
+from corral.domain.reasons import Reason
+from corral.domain.run import Rank, Run
+from corral.domain.states import STOPPING, Fold, RankEvent, RankState, RunEvent, RunState, fold
+from corral.ports.store import Tx
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the worker says of the end of its lease."""
+
+    kind: str
+    reason: Reason
+    detail: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    artifact_id: ArtifactId | None = None
+    metrics: tuple[tuple[str, float], ...] = ()
+    ran_s: float | None = None
+
+
+class Outcome(NamedTuple):
+    run_state: str
+    rank_state: str
+
+
+@dataclass(frozen=True)
+class Ender:
+    """Everything an outcome needs besides its transaction."""
+
+    policy: Policy
+    shares: Shares
+
+    def end(
+        self, tx: Tx, lease_id: LeaseId, epoch: int, report: Report, *, host_id: HostId, now: float
+    ) -> Outcome:
+        body = digest_of([epoch, *_plain(report)])
+        if (earlier := _replayed(tx, lease_id, host_id, body)) is not None:
+            return earlier
+        lease, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=self.policy)
+        run = use_time(tx, run, lease, self.shares, now=now, ran_s=report.ran_s)
+        if report.kind == "finish":
+            run, rank = _finish(tx, lease, run, report, now=now)
+        elif report.kind == "fail":
+            run, rank = _fail(tx, lease, run, report, now=now)
+        else:
+            run, rank = _stopped(tx, lease, run, report, now=now)
+        outcome = Outcome(run.state, rank.state)
+        answer = json.dumps(outcome)
+        close_lease(tx, lease, outcome=report.kind, digest=body, answer=answer, now=now)
+        if rank.state is RankState.ENDED:
+            fence_gang(tx, run, lease, now=now)
+        return outcome
+
+
+def _plain(report: Report) -> list[object]:
+    return [
+        report.kind,
+        report.reason,
+        report.detail,
+        report.exit_code,
+        report.signal,
+        report.artifact_id,
+        [list(pair) for pair in report.metrics],
+        report.ran_s,
+    ]
+
+
+def _replayed(tx: Tx, lease_id: LeaseId, host_id: HostId, body: str) -> Outcome | None:
+    lease = owned(tx, lease_id, host_id)
+    if lease.state is not LeaseState.CLOSED or lease.outcome_answer is None:
+        return None
+    if lease.outcome_digest != body:
+        raise AlreadyFinal(f"lease {lease_id} was closed before by `{lease.outcome}` with another body")
+    run_state, rank_state = json.loads(lease.outcome_answer)
+    return Outcome(run_state, rank_state)
+
+
+def _finish(tx: Tx, lease: Lease, run: Run, report: Report, *, now: float) -> tuple[Run, Rank]:
+    if report.artifact_id is not None:
+        _check_result(tx, lease, report.artifact_id)
+    rank = end_rank(tx, lease, RankEvent.FINISH, reason=Reason.FINISHED, exit_code=0)
+    states = [r.state for r in tx.attempts.ranks(run.id, lease.attempt)]
+    actor = f"host:{lease.host_id}"
+    artifact_id = report.artifact_id if lease.rank == 0 else run.artifact_id
+    if report.metrics:
+        run = run._replace(metrics=canonical({**json.loads(run.metrics), **dict(report.metrics)}))
+    if fold(states, minimum=run.min_ranks, elastic=run.elastic) is not Fold.FINISHED:
+        data = {"rank": lease.rank, "lease": lease.id}
+        return record(
+            tx, run._replace(artifact_id=artifact_id), "rank_done", at=now, actor=actor, data=data
+        ), rank
+    tx.attempts.close(run.id, lease.attempt, now)
+    run = move(
+        tx,
+        run,
+        RunEvent.FINISH,
+        at=now,
+        actor=actor,
+        data={"lease": lease.id, "artifact": artifact_id},
+        ended_at=now,
+        reason=Reason.FINISHED,
+        detail=None,
+        exit_code=0,
+        signal=None,
+        artifact_id=artifact_id,
+        stop_deadline=None,
+        stop_reason=None,
+    )
+    return run, rank
+
+
+def _check_result(tx: Tx, lease: Lease, artifact_id: ArtifactId) -> None:
+    """The result must be what this very lease made, or an older one's files could pass for it."""
+    artifact = tx.artifacts.get(artifact_id)
+    made_here = artifact is not None and (
+        artifact.run_id,
+        artifact.attempt,
+        artifact.rank,
+        artifact.epoch,
+        artifact.kind,
+    ) == (lease.run_id, lease.attempt, lease.rank, lease.epoch, ArtifactKind.OUTPUT)
+    if not made_here:
+        raise BlobMissing(
+            f"lease {lease.id} did not commit the artifact {artifact_id}",
+            hint="Commit the output with this lease, then finish.",
+        )
+
+
+def _fail(tx: Tx, lease: Lease, run: Run, report: Report, *, now: float) -> tuple[Run, Rank]:
+    rank = end_rank(tx, lease, RankEvent.FAIL, reason=report.reason, exit_code=report.exit_code)
+    actor = f"host:{lease.host_id}"
+    if rank.state is RankState.RETIRED:
+        return record(tx, run, "rank_retired", at=now, actor=actor, data={"rank": lease.rank}), rank
+    if run.state in STOPPING:
+        run = run._replace(exit_code=report.exit_code, signal=report.signal)
+        return settle_stop(tx, run, RunEvent.FAIL, now=now, actor=actor), rank
+    run = retry_or_fail(
+        tx,
+        run,
+        report.reason,
+        report.detail,
+        now=now,
+        actor=actor,
+        exit_code=report.exit_code,
+        signal=report.signal,
+    )
+    return run, rank
+
+
+def _stopped(tx: Tx, lease: Lease, run: Run, report: Report, *, now: float) -> tuple[Run, Rank]:
+    """Stopped as it was told, or on the worker's own account: a drain gives the run back, a limit ends it."""
+    rank = end_rank(tx, lease, RankEvent.STOPPED, reason=report.reason, exit_code=report.exit_code)
+    actor = f"host:{lease.host_id}"
+    if rank.state is RankState.RETIRED:
+        return record(tx, run, "rank_retired", at=now, actor=actor, data={"rank": lease.rank}), rank
+    if run.state is RunState.RUNNING:
+        over = report.reason in (Reason.WALL_LIMIT, Reason.MONEY_LIMIT)
+        wish = RunEvent.HALT if over else RunEvent.PREEMPT
+        reason = report.reason if over else Reason.RELEASED
+        run = move(tx, run, wish, at=now, actor=actor, data={"reason": reason}, stop_reason=reason)
+    run = run._replace(exit_code=report.exit_code, signal=report.signal, detail=report.detail or None)
+    return settle_stop(tx, run, RunEvent.STOPPED, now=now, actor=actor), rank

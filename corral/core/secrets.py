@@ -1,0 +1,56 @@
+"""Named values per project: encrypted at rest, given to a live lease only, kept out of everything stored."""
+
+from __future__ import annotations
+
+import json
+
+from corral.core.fence import fence
+from corral.core.policy import Policy
+from corral.domain.errors import NotFound, SecretExposed
+from corral.domain.host import Secret
+from corral.domain.ids import HostId, LeaseId
+from corral.domain.redaction import Secrets
+from corral.ports.cipher import Cipher
+from corral.ports.store import Tx
+
+
+def put(tx: Tx, cipher: Cipher, project: str, name: str, value: str, *, now: float) -> Secret:
+    secret = Secret(project, name, cipher.encrypt(value, context=f"{project}/{name}"), now)
+    tx.access.put_secret(secret)
+    return secret
+
+
+def of_project(tx: Tx, cipher: Cipher, project: str) -> Secrets:
+    """Every value of the project, to search for; used where something is about to be stored."""
+    return Secrets(
+        {
+            s.name: cipher.decrypt(s.ciphertext, context=f"{project}/{s.name}")
+            for s in tx.access.secrets(project)
+        }
+    )
+
+
+def refuse_exposed(tx: Tx, cipher: Cipher, project: str, text: str, *, what: str) -> None:
+    """SecretExposed if the text holds a secret's value: it would be stored and shown in clear."""
+    if not tx.access.secrets(project):
+        return
+    found = of_project(tx, cipher, project).find(text.encode())
+    if found is not None:
+        raise SecretExposed(f"{what} contains the value of the secret {found}")
+
+
+def for_lease(
+    tx: Tx, cipher: Cipher, lease_id: LeaseId, epoch: int, *, host_id: HostId, now: float, policy: Policy
+) -> dict[str, str]:
+    """The values that the run names. Asked for just before the child starts; never spooled."""
+    _, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
+    values: dict[str, str] = {}
+    for name in json.loads(tx.runs.spec(run.id)).get("secrets", []):
+        secret = tx.access.secret(run.project, name)
+        if secret is None:
+            raise NotFound(
+                f"project {run.project} has no secret {name}",
+                hint=f"Set it with `corral secrets set {name}`.",
+            )
+        values[name] = cipher.decrypt(secret.ciphertext, context=f"{run.project}/{name}")
+    return values

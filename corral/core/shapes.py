@@ -1,0 +1,71 @@
+"""Eligibility per shape and host capability, worked out once for each pair."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+from corral.domain.capability import Capability, Gpu, Requirements, Verdict, judge
+from corral.domain.errors import NotFound
+from corral.domain.host import Host
+from corral.domain.ids import Digest
+from corral.ports.store import Tx
+
+_PAIRS = 200_000
+
+
+class Shapes:
+    """Both what a shape is and what a capability is never change under their digests: safe to remember."""
+
+    def __init__(self) -> None:
+        self._needs: dict[Digest, Requirements] = {}
+        self._fits: dict[tuple[Digest, str | None, str], bool] = {}
+
+    def get(self, tx: Tx, shape: Digest) -> Requirements:
+        need = self._needs.get(shape)
+        if need is None:
+            text = tx.runs.shape(shape)
+            if text is None:
+                raise NotFound(f"there is no shape {shape}")
+            need = self._needs[shape] = parse_requirements(text)
+        return need
+
+    def fits(self, tx: Tx, shape: Digest, host: Host) -> bool:
+        """By totals, whether the host could ever run this shape."""
+        key = (shape, host.capability_digest, host.name)
+        known = self._fits.get(key)
+        if known is None:
+            if len(self._fits) > _PAIRS:
+                self._fits.clear()
+            known = self._fits[key] = verdict(self.get(tx, shape), host).eligible
+        return known
+
+    def fits_if_known(self, shape: Digest, host: Host) -> bool | None:
+        """Like `fits`, from memory alone."""
+        return self._fits.get((shape, host.capability_digest, host.name))
+
+
+def verdict(need: Requirements, host: Host) -> Verdict:
+    if host.capability is None:
+        return Verdict(("the host has not reported what it has yet",))
+    return judge(need, parse_capability(host), host=host.name)
+
+
+def parse_requirements(text: str) -> Requirements:
+    return Requirements(**_tuples(json.loads(text)))
+
+
+def parse_capability(host: Host) -> Capability:
+    return _capability(host.capability or "{}", host.name)
+
+
+@lru_cache(maxsize=4096)
+def _capability(text: str, name: str) -> Capability:
+    data = {"hostname": name, "os": "unknown", "arch": "unknown", **json.loads(text)}
+    gpus = data.pop("gpus", None)
+    return Capability(**_tuples(data), gpus=None if gpus is None else tuple(Gpu(**gpu) for gpu in gpus))
+
+
+def _tuples(data: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}

@@ -1,0 +1,221 @@
+"""Accepting runs, and making a final one again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from corral.core.transitions import born, record
+from corral.domain.artifact import ArtifactKind
+from corral.domain.canonical import canonical, digest_of
+from corral.domain.capability import Requirements
+from corral.domain.errors import Conflict, FieldError, InvalidInput, NotFound
+from corral.domain.ids import ArtifactId, Digest, GroupId, RunId, new_group_id, new_run_id
+from corral.domain.reasons import Retries
+from corral.domain.run import Group, Run, Submission
+from corral.domain.states import FINAL, RunState
+from corral.ports.store import Tx
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """A run as the wire layer read it; `spec` is its whole resolved form as JSON."""
+
+    project: str
+    name: str
+    kind: str
+    seed: int | None
+    spec: str
+    identity: Digest
+    requirements: Requirements
+    priority: int
+    labels: dict[str, str]
+    retries: Retries
+    wall_limit_s: float | None
+    stall_limit_s: float | None
+    grace_s: float
+    code: ArtifactId | None
+    inputs: dict[str, ArtifactId]
+    secrets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    ids: tuple[RunId, ...]
+    group_id: GroupId | None
+
+
+def submit(
+    tx: Tx, runs: Sequence[NewRun], *, request_id: str, group: str | None, principal: str, now: float
+) -> Submitted:
+    """Queue the runs, all or none. The same principal and request id again get the first answer."""
+    body = digest_of([run.spec for run in runs] + [group])
+    if (earlier := _earlier(tx, principal, request_id, body)) is not None:
+        return earlier
+    for index, run in enumerate(runs):
+        _check_references(tx, run, prefix=f"runs[{index}]" if len(runs) > 1 else "")
+    group_id = None
+    if group is not None or len(runs) > 1:
+        group_id = new_group_id()
+        tx.runs.insert_group(Group(group_id, runs[0].project, group or runs[0].name, now))
+    shapes: dict[Requirements, Digest] = {}
+    ids: list[RunId] = []
+    for run in runs:
+        if run.requirements not in shapes:
+            shapes[run.requirements] = put_shape(tx, run.requirements)
+        ids.append(_insert(tx, run, shapes[run.requirements], group_id, principal, now))
+    tx.runs.insert_submission(Submission(principal, request_id, body, group_id, json.dumps(ids), now))
+    return Submitted(tuple(ids), group_id)
+
+
+def put_shape(tx: Tx, requirements: Requirements) -> Digest:
+    text = canonical(asdict(requirements))
+    shape = digest_of(json.loads(text))
+    tx.runs.put_shape(shape, text)
+    return shape
+
+
+def requeue(tx: Tx, run_id: RunId, *, request_id: str, principal: str, now: float) -> Submitted:
+    """A final run becomes a new one of the next generation, with the same spec."""
+    body = digest_of(["requeue", run_id])
+    if (earlier := _earlier(tx, principal, request_id, body)) is not None:
+        return earlier
+    old = tx.runs.lock(run_id)
+    if old is None:
+        raise NotFound(f"there is no run {run_id}")
+    if old.state not in FINAL:
+        raise Conflict(
+            f"run {run_id} is {old.state}; only a run that has ended can be queued again",
+            hint=f"Cancel it first with `corral cancel {run_id}`, or wait for its end.",
+        )
+    new = old._replace(
+        id=new_run_id(),
+        generation=old.generation + 1,
+        submitted_by=principal,
+        created_at=now,
+        state=RunState.QUEUED,
+        hold_reason=None,
+        not_before=None,
+        ready_at=now,
+        started_at=None,
+        ended_at=None,
+        reason=None,
+        detail=None,
+        exit_code=None,
+        signal=None,
+        attempt=0,
+        epoch=0,
+        used_infrastructure=0,
+        used_memory=0,
+        used_code=0,
+        ran_s=0.0,
+        stop_deadline=None,
+        stop_reason=None,
+        last_host=None,
+        artifact_id=None,
+        metrics="{}",
+        event_n=1,
+    )
+    tx.runs.insert(new, tx.runs.spec(run_id))
+    tx.artifacts.use(new.id, tx.artifacts.used_by(run_id))
+    born(tx, new, actor=principal)
+    record(tx, old, "requeued_as", at=now, actor=principal, data={"run": new.id})
+    tx.runs.insert_submission(Submission(principal, request_id, body, None, json.dumps([new.id]), now))
+    return Submitted((new.id,), None)
+
+
+def _earlier(tx: Tx, principal: str, request_id: str, body: Digest) -> Submitted | None:
+    earlier = tx.runs.submission(principal, request_id)
+    if earlier is None:
+        return None
+    if earlier.digest != body:
+        raise Conflict(
+            f"request id {request_id} was used before for something else",
+            hint="Make a new request id for each new request.",
+        )
+    return Submitted(tuple(json.loads(earlier.run_ids)), earlier.group_id)
+
+
+def _check_references(tx: Tx, run: NewRun, *, prefix: str) -> None:
+    """Everything the run names must be there, or it would fail only once a machine was taken."""
+    fields: list[FieldError] = []
+    dot = f"{prefix}." if prefix else ""
+    named = {f"{dot}inputs.{name}": artifact for name, artifact in run.inputs.items()}
+    if run.code is not None:
+        named[f"{dot}code"] = run.code
+    for path, artifact_id in named.items():
+        artifact = tx.artifacts.get(artifact_id)
+        if artifact is None or artifact.project != run.project:
+            fields.append(FieldError(path, f"names {artifact_id}, which project {run.project} does not have"))
+        elif path.endswith("code") and artifact.kind is not ArtifactKind.CODE:
+            fields.append(FieldError(path, f"names {artifact_id}, which is not code but {artifact.kind}"))
+    for name in run.secrets:
+        if tx.access.secret(run.project, name) is None:
+            fields.append(
+                FieldError(f"{dot}secrets", f"names {name}, which project {run.project} does not have")
+            )
+    if fields:
+        lines = "; ".join(f"`{f.path}` {f.message}" for f in fields)
+        raise InvalidInput(
+            f"the run names what is not there: {lines}",
+            hint="Upload inputs with the run file, and set secrets with `corral secrets set NAME`.",
+            fields=fields,
+        )
+
+
+def _insert(
+    tx: Tx, new: NewRun, shape: Digest, group_id: GroupId | None, principal: str, now: float
+) -> RunId:
+    run = Run(
+        id=new_run_id(),
+        project=new.project,
+        name=new.name,
+        kind=new.kind,
+        group_id=group_id,
+        seed=new.seed,
+        identity=new.identity,
+        manifest=None,
+        generation=1,
+        shape=shape,
+        priority=new.priority,
+        labels=canonical(new.labels),
+        submitted_by=principal,
+        created_at=now,
+        world_size=1,
+        min_ranks=1,
+        elastic=False,
+        retry_infrastructure=new.retries.infrastructure,
+        retry_memory=new.retries.memory,
+        retry_code=new.retries.code,
+        wall_limit_s=new.wall_limit_s,
+        stall_limit_s=new.stall_limit_s,
+        grace_s=new.grace_s,
+        state=RunState.QUEUED,
+        hold_reason=None,
+        not_before=None,
+        ready_at=now,
+        started_at=None,
+        ended_at=None,
+        reason=None,
+        detail=None,
+        exit_code=None,
+        signal=None,
+        attempt=0,
+        epoch=0,
+        used_infrastructure=0,
+        used_memory=0,
+        used_code=0,
+        ran_s=0.0,
+        stop_deadline=None,
+        stop_reason=None,
+        last_host=None,
+        artifact_id=None,
+        metrics="{}",
+        event_n=1,
+    )
+    tx.runs.insert(run, new.spec)
+    if new.code is not None or new.inputs:
+        tx.artifacts.use(run.id, [*([new.code] if new.code else []), *new.inputs.values()])
+    born(tx, run, actor=principal)
+    return run.id

@@ -1,0 +1,124 @@
+"""The loop that notices what nobody reports: leases that ran out, limits, stalls, holds that are over.
+
+It acts on leases only after one full lease of unbroken committed ticks. A restart, a database that was
+away, a full disk, a sleeping laptop or a clock that jumped starts the wait anew, and gives every live
+lease its full time again: for as long as the server was blind, silence proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from corral.core.fence import expire
+from corral.core.policy import Policy
+from corral.core.shares import Shares
+from corral.core.stop import force_stop, halt_over_wall, stop_stalled
+from corral.core.transitions import move
+from corral.domain.ids import RunId
+from corral.domain.states import RunEvent, RunState
+from corral.ports.clock import Clock
+from corral.ports.store import Store, Tx
+
+PAGE = 200
+Item = TypeVar("Item")
+
+
+@dataclass
+class Window:
+    """How long the server has been able to see, without a break."""
+
+    clock: Clock
+    longest_gap_s: float
+    tolerance_s: float = 2.0
+    _began: float | None = None
+    _last: tuple[float, float] = field(default=(0.0, 0.0))
+
+    @property
+    def since(self) -> float:
+        """When the window began, by the wall clock as it is now: time before it is not counted."""
+        return self.clock.now() - self.seen_s()
+
+    def seen_s(self) -> float:
+        return 0.0 if self._began is None else self.clock.monotonic() - self._began
+
+    def tick(self) -> bool:
+        """Count a committed tick; True if it begins a new window."""
+        wall, mono = self.clock.now(), self.clock.monotonic()
+        gap = mono - self._last[1]
+        jump = abs((wall - self._last[0]) - gap)
+        self._last = (wall, mono)
+        if self._began is None or gap > self.longest_gap_s or jump > self.tolerance_s:
+            self._began = mono
+            return True
+        return False
+
+    def broken(self) -> None:
+        """A tick could not be committed."""
+        self._began = None
+
+
+@dataclass
+class Sweeper:
+    store: Store
+    clock: Clock
+    policy: Policy
+    shares: Shares
+    window: Window = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.window = Window(self.clock, longest_gap_s=max(1.0, self.policy.lease_s / 2))
+
+    async def sweep(self) -> None:
+        """One tick. What raises breaks the window; the caller logs it and goes on."""
+        try:
+            new_window = self.window.tick()
+            await self.store.write(partial(self._tick, new_window))
+        except BaseException:
+            self.window.broken()
+            raise
+        if self.window.seen_s() >= self.policy.lease_s:
+            await self._each(
+                lambda tx: tx.leases.expired(self.clock.now(), PAGE),
+                lambda tx, lease_id: expire(
+                    tx, lease_id, now=self.clock.now(), policy=self.policy, shares=self.shares
+                ),
+            )
+            await self._each(
+                lambda tx: tx.runs.due_stops(self.clock.now(), PAGE),
+                lambda tx, run_id: force_stop(tx, run_id, now=self.clock.now(), shares=self.shares),
+            )
+            await self._each(
+                lambda tx: tx.runs.stalled(self.clock.now(), PAGE),
+                lambda tx, lease_id: stop_stalled(tx, lease_id, now=self.clock.now(), policy=self.policy),
+            )
+        await self._each(
+            lambda tx: tx.runs.over_wall(self.clock.now(), self.window.since, PAGE),
+            lambda tx, run_id: halt_over_wall(tx, run_id, now=self.clock.now(), policy=self.policy),
+        )
+        await self._each(
+            lambda tx: tx.runs.due_held(self.clock.now(), PAGE),
+            lambda tx, run_id: release_held(tx, run_id, now=self.clock.now()),
+        )
+
+    def _tick(self, new_window: bool, tx: Tx) -> None:
+        tx.records.tick("sweeper", self.clock.now())
+        if new_window:
+            tx.leases.restamp(self.clock.now() + self.policy.lease_s)
+
+    async def _each(self, find: Callable[[Tx], list[Item]], act: Callable[[Tx, Item], None]) -> None:
+        while True:
+            items = await self.store.read(find)
+            for item in items:
+                await self.store.write(lambda tx, item=item: act(tx, item))  # type: ignore[misc]
+            if len(items) < PAGE:
+                return
+
+
+def release_held(tx: Tx, run_id: RunId, *, now: float) -> None:
+    run = tx.runs.lock(run_id)
+    if run is None or run.state is not RunState.HELD or run.not_before is None or run.not_before > now:
+        return
+    move(tx, run, RunEvent.RELEASE, at=now, actor="corral", hold_reason=None, not_before=None)

@@ -1,0 +1,76 @@
+"""Bytes named by their digest, and the manifests that name them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from corral.domain.ids import ArtifactId, Digest, HostId, RunId
+
+
+class ArtifactKind(StrEnum):
+    OUTPUT = "output"
+    CHECKPOINT = "checkpoint"
+    CODE = "code"
+    INPUT = "input"
+
+
+class Artifact(NamedTuple):
+    """A committed manifest. Run to host are its provenance; None for what a user uploaded."""
+
+    id: ArtifactId
+    project: str
+    kind: ArtifactKind
+    digest: Digest
+    files: int
+    bytes: int
+    run_id: RunId | None
+    attempt: int | None
+    rank: int | None
+    epoch: int | None
+    host_id: HostId | None
+    step: int | None
+    metric: float | None
+    meta: str
+    pinned: bool
+    created_at: float
+    created_by: str
+
+
+class ArtifactFile(NamedTuple):
+    path: str
+    digest: Digest
+    size: int
+    mode: int
+
+
+class Blob(NamedTuple):
+    """A project's right to some bytes. Condemned rows are on their way out and cannot be pinned."""
+
+    project: str
+    digest: Digest
+    size: int
+    created_at: float
+    condemned_at: float | None
+
+
+class Segment(NamedTuple):
+    """A piece of a log or of metrics in the object store; only `bytes` of the file count."""
+
+    run_id: RunId
+    attempt: int
+    rank: int
+    stream: str
+    n: int
+    bytes: int
+    records: int
+    created_at: float
+
+
+class NamedObject(NamedTuple):
+    run_id: RunId
+    key: str
+    etag: str
+    body: bytes
+    epoch: int
+    updated_at: float

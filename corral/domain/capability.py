@@ -1,0 +1,165 @@
+"""What a host has, what a run needs, and every reason why the one does not hold the other.
+
+Unknown is None and never zero: a need that meets an unknown is a shortfall that says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Gpu:
+    index: int
+    name: str
+    uuid: str | None = None
+    memory_bytes: int | None = None
+    compute_capability: str | None = None
+    driver: str | None = None
+
+
+@dataclass(frozen=True)
+class Capability:
+    """Totals, not what is free at the moment: Corral's own reservations decide what is free."""
+
+    hostname: str
+    os: str
+    arch: str
+    cores: int | None = None
+    ram_bytes: int | None = None
+    disk_bytes: int | None = None
+    gpus: tuple[Gpu, ...] | None = None
+    python: str | None = None
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What one rank of a run needs. `gpu` names models; any of them will do."""
+
+    gpus: int = 0
+    gpu: tuple[str, ...] = ()
+    min_vram_bytes: int | None = None
+    min_ram_bytes: int | None = None
+    min_cores: int | None = None
+    min_disk_bytes: int | None = None
+    min_compute_capability: str | None = None
+    os: str | None = None
+    arch: str | None = None
+    labels: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def wants_gpu(self) -> bool:
+        return self.gpus > 0
+
+
+@dataclass(frozen=True)
+class Free:
+    """What a host has left after Corral's own reservations."""
+
+    slots: int
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Every reason why not; none means eligible. Never only the first."""
+
+    shortfalls: tuple[str, ...] = field(default=())
+
+    @property
+    def eligible(self) -> bool:
+        return not self.shortfalls
+
+
+def judge(need: Requirements, have: Capability, *, host: str) -> Verdict:
+    """Whether this host could ever run this, by totals."""
+    return Verdict(
+        tuple(
+            [
+                *_machine_shortfalls(need, have, host),
+                *_size("RAM", need.min_ram_bytes, have.ram_bytes),
+                *_size("disk", need.min_disk_bytes, have.disk_bytes),
+                *_gpu_shortfalls(need, have),
+            ]
+        )
+    )
+
+
+def fitting_gpus(need: Requirements, have: Capability) -> tuple[Gpu, ...]:
+    """The GPUs of the host that satisfy each per-GPU need."""
+    return tuple(gpu for gpu in have.gpus or () if not _why_not_gpu(need, gpu))
+
+
+def _machine_shortfalls(need: Requirements, have: Capability, host: str) -> list[str]:
+    found: list[str] = []
+    if need.hosts and host not in need.hosts and have.hostname not in need.hosts:
+        found.append(f"host is {host}; the run allows only {', '.join(need.hosts)}")
+    if need.os and need.os != have.os:
+        found.append(f"needs os {need.os}; the host has {have.os}")
+    if need.arch and need.arch != have.arch:
+        found.append(f"needs arch {need.arch}; the host has {have.arch}")
+    missing = [label for label in need.labels if label not in have.labels]
+    if missing:
+        found.append(f"lacks the label{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
+    if need.min_cores is not None:
+        if have.cores is None:
+            found.append(f"needs {need.min_cores} cores; how many the host has is unknown")
+        elif have.cores < need.min_cores:
+            found.append(f"needs {need.min_cores} cores; the host has {have.cores}")
+    return found
+
+
+def _size(what: str, need: int | None, have: int | None) -> list[str]:
+    if need is None:
+        return []
+    if have is None:
+        return [f"needs {gib(need)} {what}; how much the host has is unknown"]
+    return [] if have >= need else [f"needs {gib(need)} {what}; the host has {gib(have)}"]
+
+
+def _gpu_shortfalls(need: Requirements, have: Capability) -> list[str]:
+    if not need.wants_gpu:
+        return []
+    if have.gpus is None:
+        return [f"needs {need.gpus} GPU{'s' if need.gpus > 1 else ''}; which the host has is unknown"]
+    fit = len(fitting_gpus(need, have))
+    if fit >= need.gpus:
+        return []
+    if not have.gpus:
+        return [f"needs {need.gpus} GPU{'s' if need.gpus > 1 else ''}; the host has none"]
+    why = sorted({reason for gpu in have.gpus for reason in _why_not_gpu(need, gpu)})
+    suffix = f" ({'; '.join(why)})" if why else ""
+    return [f"needs {need.gpus} fitting GPUs; {fit} of the host's {len(have.gpus)} fit{suffix}"]
+
+
+def _why_not_gpu(need: Requirements, gpu: Gpu) -> list[str]:
+    found: list[str] = []
+    if need.gpu and not any(name.lower() in gpu.name.lower() for name in need.gpu):
+        found.append(f"{gpu.name} is not one of {', '.join(need.gpu)}")
+    if need.min_vram_bytes is not None:
+        if gpu.memory_bytes is None:
+            found.append(f"memory of {gpu.name} is unknown")
+        elif gpu.memory_bytes < need.min_vram_bytes:
+            found.append(f"{gpu.name} has {gib(gpu.memory_bytes)}, {gib(need.min_vram_bytes)} needed")
+    if need.min_compute_capability is not None:
+        if gpu.compute_capability is None:
+            found.append(f"compute capability of {gpu.name} is unknown")
+        elif _version(gpu.compute_capability) < _version(need.min_compute_capability):
+            found.append(
+                f"{gpu.name} has compute capability {gpu.compute_capability},"
+                f" {need.min_compute_capability} needed"
+            )
+    return found
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+def gib(size: int) -> str:
+    """`1.5 GiB`, or MiB below one."""
+    return f"{size / GIB:.4g} GiB" if size >= GIB else f"{size / (1 << 20):.4g} MiB"

@@ -1,0 +1,151 @@
+"""Everything Corral raises on purpose. The code is stable on the wire; clients switch on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class FieldError:
+    """One thing wrong with one place of the input; `path` as the user would write it (`resources.gpus`)."""
+
+    path: str
+    message: str
+
+
+class CorralError(Exception):
+    """Base of everything raised on purpose."""
+
+    code: ClassVar[str] = "error"
+    hint: str = ""
+    fields: tuple[FieldError, ...] = ()
+
+    def __init__(self, message: str, *, hint: str = "", fields: Sequence[FieldError] = ()) -> None:
+        super().__init__(message)
+        if hint:
+            self.hint = hint
+        if fields:
+            self.fields = tuple(fields)
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0])
+
+
+class InvalidInput(CorralError):
+    """The request or the run file is wrong; `fields` says where."""
+
+    code = "invalid_input"
+    hint = "Correct the fields named above; `corral schema` prints what is allowed."
+
+
+class NotFound(CorralError):
+    code = "not_found"
+    hint = "Check the id with `corral ls`; what belongs to another project is not shown."
+
+
+class Ambiguous(CorralError):
+    """A prefix or a name fits more than one thing."""
+
+    code = "ambiguous"
+    hint = "Give more characters of the id."
+
+
+class Conflict(CorralError):
+    """The thing is in a state that does not allow this."""
+
+    code = "conflict"
+
+
+class LeaseLost(CorralError):
+    """The caller's epoch is no longer the newest, or its rank is not live: it must stop its child."""
+
+    code = "lease_lost"
+    hint = "Stop the child; another worker may hold this run now."
+
+
+class AlreadyFinal(CorralError):
+    """A different outcome was already accepted for this lease."""
+
+    code = "already_final"
+    hint = "The first outcome stands; see `corral show`."
+
+
+class BlobMissing(CorralError):
+    """A manifest names blobs that the store does not hold for this project."""
+
+    code = "blob_missing"
+    hint = "Upload the missing blobs, then commit the manifest again."
+
+
+class DigestMismatch(CorralError):
+    """The bytes are not those that were announced."""
+
+    code = "digest_mismatch"
+    hint = "The file changed or was damaged on the way; upload it again."
+
+
+class OffsetMismatch(CorralError):
+    """A resumed upload does not start where the partial ends."""
+
+    code = "offset_mismatch"
+    hint = "Ask for the offset and go on from there."
+
+
+class SequenceGap(CorralError):
+    """A batch of log or metric records arrived before the one that comes first."""
+
+    code = "sequence_gap"
+    hint = "Send the batches from the number that the message names."
+
+
+class TooLarge(CorralError):
+    code = "too_large"
+    hint = "Send less at once, or raise the limit in the server's settings."
+
+
+class Unauthenticated(CorralError):
+    code = "unauthenticated"
+    hint = "Set CORRAL_TOKEN, or run `corral up` on this machine, which writes one."
+
+
+class Forbidden(CorralError):
+    code = "forbidden"
+    hint = "Use a token with the scope that the message names."
+
+
+class SecretExposed(CorralError):
+    """Something that would be stored in clear contains a secret's value."""
+
+    code = "secret_exposed"
+    hint = "Name the secret in `secrets` instead of writing its value; the child gets it as environment."
+
+
+class StoreUnavailable(CorralError):
+    """The database, disk or object store cannot take writes now; nothing was changed."""
+
+    code = "store_unavailable"
+    hint = "Try again shortly; nothing was changed. If it persists, check the server's disk and log."
+
+
+class DiskFull(StoreUnavailable):
+    code = "disk_full"
+    hint = "Free space on the server's disk, then try again; nothing was changed."
+
+
+class ServerUnreachable(CorralError):
+    code = "server_unreachable"
+    hint = "Start it with `corral up --detach`, or set CORRAL_URL to where it runs."
+
+
+class VersionMismatch(CorralError):
+    code = "version_mismatch"
+    hint = "Install the same major version of corral on both sides."
+
+
+class IllegalTransition(CorralError):
+    """A state and an event that the table does not join: a defect or a race, never a user's fault."""
+
+    code = "illegal_transition"

@@ -1,0 +1,78 @@
+"""Machines with an identity, and who may call."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from enum import StrEnum
+from typing import NamedTuple
+
+from corral.domain.ids import HostId, TokenId, is_id
+
+
+class Host(NamedTuple):
+    id: HostId
+    name: str
+    capability: str | None
+    capability_digest: str | None
+    slots: int
+    boot_id: str | None
+    draining: bool
+    last_seen_at: float | None
+    created_at: float
+
+
+class Scope(StrEnum):
+    USER = "user"
+    OPERATOR = "operator"
+    HOST = "host"
+
+
+class Token(NamedTuple):
+    """Only the hash is kept. `project` None means all; `host_id` binds a host's token to its host."""
+
+    id: TokenId
+    hash: str
+    scope: Scope
+    name: str
+    project: str | None
+    host_id: HostId | None
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+
+    def fits(self, secret: str, now: float) -> bool:
+        same = hmac.compare_digest(self.hash, hash_secret(secret))
+        return same and self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+def hash_secret(secret: str) -> str:
+    # The secret has 256 random bits, so a plain hash cannot be reversed by guessing.
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def new_secret() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def render_token(token_id: TokenId, secret: str) -> str:
+    return f"corral_{token_id}_{secret}"
+
+
+def parse_token(text: str) -> tuple[TokenId, str] | None:
+    """The id and the secret, or None if it cannot be one of ours."""
+    prefix, _, rest = text.partition("_")
+    token_id, _, secret = rest.partition("_")
+    if prefix != "corral" or not is_id(token_id, "t") or not 20 <= len(secret) <= 100 or not secret.isascii():
+        return None
+    return TokenId(token_id), secret
+
+
+class Secret(NamedTuple):
+    """Encrypted with a key that is not in the database."""
+
+    project: str
+    name: str
+    ciphertext: str
+    updated_at: float

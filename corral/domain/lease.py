@@ -1,0 +1,43 @@
+"""The right of one worker to one rank of one attempt."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from corral.domain.ids import HostId, LeaseId, RunId
+
+
+class LeaseState(StrEnum):
+    LIVE = "live"
+    # Its time ran out; until somebody else claims, its holder may still come back.
+    EXPIRED = "expired"
+    CLOSED = "closed"
+
+
+class Lease(NamedTuple):
+    """`outcome` is how it was closed; its digest and answer make a replay repeatable for ever."""
+
+    id: LeaseId
+    run_id: RunId
+    project: str
+    attempt: int
+    rank: int
+    epoch: int
+    host_id: HostId
+    boot_id: str
+    request_id: str
+    gpus: str
+    state: LeaseState
+    granted_at: float
+    beaten_at: float | None
+    expires_at: float
+    active_at: float
+    closed_at: float | None
+    outcome: str | None
+    outcome_digest: str | None
+    outcome_answer: str | None
+    progress: str
+    sample: str
+    event_seq: int
+    log_bytes: int

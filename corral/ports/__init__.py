@@ -1,0 +1,1 @@
+"""What the core needs of the world, as Protocols; each has a contract suite."""

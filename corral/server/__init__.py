@@ -1,0 +1,1 @@
+"""HTTP to core: routes, authentication, error rendering; no rules."""

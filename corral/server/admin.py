@@ -1,0 +1,188 @@
+"""Routes: hosts, tokens, secrets, health, metrics, fsck."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+from fastapi.responses import PlainTextResponse, StreamingResponse
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+
+from corral import __version__
+from corral.core import secrets as core_secrets
+from corral.core.access import make_host, make_token, revoke
+from corral.core.fsck import Fsck
+from corral.domain.errors import CorralError, NotFound
+from corral.domain.host import Scope
+from corral.domain.ids import HostId, TokenId, is_id
+from corral.ports.store import Tx
+from corral.server.callers import Limit, Operator, Project, User
+from corral.server.counters import Snapshot
+from corral.server.services import Services, Svc
+from corral.server.views import host_view, token_view
+from corral.wire.admin import (
+    FsckLine,
+    Health,
+    HostPage,
+    HostView,
+    SecretPage,
+    SecretValue,
+    SecretView,
+    TokenMade,
+    TokenPage,
+    TokenRequest,
+)
+
+router = APIRouter(prefix="/v1", tags=["admin"])
+SecretName = Annotated[str, Path(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
+TOPIC_TOKEN = "token"
+
+
+@router.get("/health")
+async def health(svc: Svc, response: Response) -> Health:
+    """Whether the server can read its database; needs no token."""
+    try:
+        await svc.store.read(lambda tx: tx.runs.lanes())
+    except CorralError as error:
+        response.status_code = 503
+        return Health(ok=False, version=__version__, detail=error.message)
+    return Health(ok=True, version=__version__)
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(_: Operator, svc: Svc) -> PlainTextResponse:
+    """For Prometheus."""
+
+    def unit(tx: Tx) -> dict[str, list[tuple[dict[str, str], float]]]:
+        hosts = tx.hosts.page(None, 10_000)
+        now = svc.clock.now()
+        alive = sum(host_view(h, 0, now=now, policy=svc.policy).alive for h in hosts)
+        return {
+            "corral_runs": [({"state": state}, count) for state, count in tx.runs.counts()],
+            "corral_leases_live": [({}, tx.leases.live_count())],
+            "corral_hosts": [({"alive": "yes"}, alive), ({"alive": "no"}, len(hosts) - alive)],
+        }
+
+    gauges = await svc.store.read(unit)
+    gauges["corral_claims_waiting"] = [({}, float(len(svc.waiters)))]
+    registry = CollectorRegistry()
+    registry.register(Snapshot(svc.counters, gauges))
+    ProcessCollector(registry=registry)
+    return PlainTextResponse(generate_latest(registry), media_type="text/plain; version=0.0.4")
+
+
+@router.get("/hosts")
+async def list_hosts(caller: User, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> HostPage:
+    def unit(tx: Tx) -> HostPage:
+        busy = dict(tx.hosts.busy())
+        hosts = tx.hosts.page(HostId(cursor) if cursor else None, limit)
+        now = svc.clock.now()
+        items = [host_view(h, busy.get(h.id, 0), now=now, policy=svc.policy) for h in hosts]
+        return HostPage(items=items, next=hosts[-1].id if len(hosts) == limit else None)
+
+    return await svc.store.read(unit)
+
+
+@router.post("/hosts/{host_id}/drain")
+async def drain(host_id: str, caller: Operator, svc: Svc) -> HostView:
+    """No new runs; what runs there goes on."""
+    return await _set_draining(host_id, svc, draining=True)
+
+
+@router.post("/hosts/{host_id}/resume")
+async def resume(host_id: str, caller: Operator, svc: Svc) -> HostView:
+    done = await _set_draining(host_id, svc, draining=False)
+    svc.waiters.ready_all(svc.lanes.shapes())
+    return done
+
+
+async def _set_draining(text: str, svc: Services, *, draining: bool) -> HostView:
+    def unit(tx: Tx) -> HostView:
+        host = tx.hosts.get(HostId(text)) if is_id(text, "h") else tx.hosts.by_name(text[:64])
+        if host is None:
+            raise NotFound(f"there is no host {text[:80]!r}", hint="List them with `corral hosts ls`.")
+        host = host._replace(draining=draining)
+        tx.hosts.save(host)
+        busy = dict(tx.hosts.busy()).get(host.id, 0)
+        return host_view(host, busy, now=svc.clock.now(), policy=svc.policy)
+
+    return await svc.store.write(unit)
+
+
+@router.get("/tokens")
+async def list_tokens(caller: Operator, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> TokenPage:
+    after = TokenId(cursor) if cursor else None
+    found = await svc.store.read(lambda tx: tx.access.tokens(after, limit))
+    return TokenPage(items=[token_view(t) for t in found], next=found[-1].id if len(found) == limit else None)
+
+
+@router.post("/tokens", status_code=201)
+async def create_token(body: TokenRequest, caller: Operator, svc: Svc) -> TokenMade:
+    """The text is in this answer alone."""
+
+    def unit(tx: Tx) -> TokenMade:
+        now = svc.clock.now()
+        if body.scope == "host":
+            _, made = make_host(tx, body.name, now=now)
+        else:
+            expires = None if body.expires_in_s is None else now + body.expires_in_s
+            made = make_token(
+                tx, Scope(body.scope), body.name, now=now, project=body.project, expires_at=expires
+            )
+        return TokenMade(**token_view(made.token).model_dump(), token=made.text)
+
+    return await svc.store.write(unit)
+
+
+@router.delete("/tokens/{token_id}", status_code=204)
+async def revoke_token(token_id: str, caller: Operator, svc: Svc) -> Response:
+    """Takes effect at the next call."""
+    if not is_id(token_id, "t"):
+        raise NotFound(f"there is no token {token_id[:80]!r}", hint="List them with `corral tokens ls`.")
+
+    def unit(tx: Tx) -> None:
+        revoke(tx, TokenId(token_id), now=svc.clock.now())
+        tx.announce(TOPIC_TOKEN, token_id)
+
+    await svc.store.write(unit)
+    return Response(status_code=204)
+
+
+@router.get("/projects/{project}/secrets")
+async def list_secrets(project: Project, svc: Svc) -> SecretPage:
+    """Names only; a value is never shown."""
+    found = await svc.store.read(lambda tx: tx.access.secrets(project))
+    return SecretPage(items=[SecretView(name=s.name, updated_at=s.updated_at) for s in found])
+
+
+@router.put("/projects/{project}/secrets/{name}")
+async def put_secret(project: Project, name: SecretName, body: SecretValue, svc: Svc) -> SecretView:
+    done = await svc.store.write(
+        lambda tx: core_secrets.put(tx, svc.cipher, project, name, body.value, now=svc.clock.now())
+    )
+    # Shorter values would blot out ordinary text, so they are not searched for in output.
+    return SecretView(name=done.name, updated_at=done.updated_at, redacted=len(body.value.encode()) >= 8)
+
+
+@router.delete("/projects/{project}/secrets/{name}", status_code=204)
+async def delete_secret(project: Project, name: SecretName, svc: Svc) -> Response:
+    if not await svc.store.write(lambda tx: tx.access.delete_secret(project, name)):
+        raise NotFound(f"project {project} has no secret {name}", hint="`corral secrets ls` lists them.")
+    return Response(status_code=204)
+
+
+@router.post("/fsck", response_class=StreamingResponse)
+async def fsck(caller: Operator, svc: Svc) -> StreamingResponse:
+    """Re-hash and cross-check everything; lines of JSON, the last with `done`."""
+    return StreamingResponse(_fsck_lines(svc), media_type="application/x-ndjson")
+
+
+async def _fsck_lines(svc: Services) -> AsyncIterator[str]:
+    problems = 0
+    async for found in Fsck(svc.store, svc.blobs, svc.segments, svc.in_thread).check():
+        problems += found.problem is not None
+        line = FsckLine(check=found.check, checked=found.checked, problem=found.problem)
+        yield line.model_dump_json() + "\n"
+    yield FsckLine(check="all", checked=problems, done=True).model_dump_json() + "\n"

@@ -1,0 +1,66 @@
+"""The application: routes behind the gate, loops beside them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from corral import __version__
+from corral.core.transitions import TOPIC_LOG, TOPIC_READY, TOPIC_RUN, parse_ready_key
+from corral.server import admin, artifacts, blobs, errors, leases, runs, streams
+from corral.server.gate import Gate
+from corral.server.loops import Loops
+from corral.server.services import Services
+
+
+class Server:
+    """Builds the ASGI app. Holds nothing that a restart would lose."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.loops = Loops(services)
+        self.api = self._build()
+        self.app = Gate(self.api, services=services)
+
+    def _build(self) -> FastAPI:
+        api = FastAPI(
+            title="Corral",
+            version=__version__,
+            openapi_url="/v1/openapi.json",
+            docs_url=None,
+            redoc_url=None,
+            lifespan=self._lifespan,
+        )
+        api.state.services = self.services
+        errors.install(api)
+        for module in (runs, streams, leases, blobs, artifacts, admin):
+            api.include_router(module.router)
+        return api
+
+    @asynccontextmanager
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        self.services.store.subscribe(self._heard)
+        await self.loops.reconcile()
+        tasks = [asyncio.create_task(loop) for loop in self.loops.all()]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.services.store.close()
+            self.services.io.shutdown(wait=True)
+
+    def _heard(self, topic: str, key: str) -> None:
+        """What a commit announced, here or on another server."""
+        if topic == TOPIC_READY:
+            lane, ready = parse_ready_key(key)
+            self.services.lanes.heard(lane, ready)
+            self.services.waiters.ready(lane.shape)
+        elif topic in (TOPIC_RUN, TOPIC_LOG):
+            self.services.hub.wake(key)
+        elif topic == admin.TOPIC_TOKEN:
+            self.app.forget(key)

@@ -1,0 +1,158 @@
+"""Routes: manifests and their files."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from corral.core import artifacts as core
+from corral.core.artifacts import readable_by_lease
+from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind
+from corral.domain.errors import NotFound
+from corral.domain.host import Scope, Token
+from corral.domain.ids import ArtifactId
+from corral.ports.store import Tx
+from corral.server.callers import Anyone, ArtifactPath, Caller, Limit, Project, User
+from corral.server.leases import manifest
+from corral.server.services import Services, Svc
+from corral.server.views import Names, artifact_view, parse_time_cursor, time_cursor
+from corral.wire.admin import VerifyAnswer
+from corral.wire.leases import ArtifactPage, ArtifactView, FilePage, FileRecord, ManifestRequest
+
+router = APIRouter(prefix="/v1", tags=["artifacts"])
+
+
+@router.post("/projects/{project}/artifacts", status_code=201)
+async def commit_upload(project: Project, body: ManifestRequest, caller: User, svc: Svc) -> ArtifactView:
+    """Code or an input. Equal content gets the artifact that is there."""
+    what = manifest(body, ArtifactKind.CODE, ArtifactKind.INPUT)
+
+    def unit(tx: Tx) -> ArtifactView:
+        done = core.commit_upload(tx, project, what, principal=caller.actor, now=svc.clock.now())
+        return artifact_view(done, Names(tx))
+
+    return await svc.store.write(unit)
+
+
+@router.get("/artifacts")
+async def list_artifacts(
+    caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 50
+) -> ArtifactPage:
+    if project is not None:
+        caller.check_project(project)
+    after = parse_time_cursor(cursor, "a")
+
+    def unit(tx: Tx) -> ArtifactPage:
+        place = None if after is None else (after[0], ArtifactId(after[1]))
+        found = tx.artifacts.page(project or caller.token.project, after=place, limit=limit)
+        more = time_cursor(found[-1].created_at, found[-1].id) if len(found) == limit else None
+        names = Names(tx)
+        return ArtifactPage(items=[artifact_view(a, names) for a in found], next=more)
+
+    return await svc.store.read(unit)
+
+
+def _seen(tx: Tx, artifact_id: ArtifactId, token: Token) -> Artifact:
+    """An artifact that the caller may read; one of another project is not there for them."""
+    artifact = core.get(tx, artifact_id)
+    if token.scope is not Scope.HOST:
+        if Caller(token).sees(artifact.project):
+            return artifact
+    elif token.host_id is not None:
+        for lease in tx.leases.live_of_host(token.host_id):
+            if artifact_id in readable_by_lease(tx, lease):
+                return artifact
+    raise NotFound(f"there is no artifact {artifact_id}")
+
+
+@router.get("/artifacts/{artifact_id}")
+async def get_artifact(artifact_id: ArtifactPath, token: Anyone, svc: Svc) -> ArtifactView:
+    return await svc.store.read(lambda tx: artifact_view(_seen(tx, artifact_id, token), Names(tx)))
+
+
+@router.get("/artifacts/{artifact_id}/files")
+async def get_files(
+    artifact_id: ArtifactPath,
+    token: Anyone,
+    svc: Svc,
+    after: Annotated[str, Query(max_length=4096)] = "",
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> FilePage:
+    def unit(tx: Tx) -> list[ArtifactFile]:
+        _seen(tx, artifact_id, token)
+        return tx.artifacts.files(artifact_id, after=after, limit=limit)
+
+    files = await svc.store.read(unit)
+    items = [
+        FileRecord.model_construct(path=f.path, sha256=f.digest, size=f.size, mode=f.mode) for f in files
+    ]
+    return FilePage(items=items, next=files[-1].path if len(files) == limit else None)
+
+
+@router.post("/artifacts/{artifact_id}/verify")
+async def verify(artifact_id: ArtifactPath, caller: User, svc: Svc) -> VerifyAnswer:
+    """Read every byte of every file again and compare with its digest."""
+    artifact = await svc.store.read(lambda tx: _seen(tx, artifact_id, caller.token))
+    problems: list[str] = []
+    files = size = 0
+    after = ""
+    while True:
+        page = await _file_page(svc, artifact_id, after)
+        for file in page:
+            files += 1
+            size += file.size
+            problem = await svc.in_thread(partial(_check_file, svc, file))
+            if problem:
+                problems.append(problem)
+        if len(page) < 1000:
+            break
+        after = page[-1].path
+    if (files, size) != (artifact.files, artifact.bytes):
+        problems.append(f"the manifest has {files} files of {size} bytes, not as recorded")
+    return VerifyAnswer(artifact_id=artifact_id, files=files, bytes=size, problems=problems)
+
+
+async def _file_page(svc: Services, artifact_id: ArtifactId, after: str) -> list[ArtifactFile]:
+    return await svc.store.read(lambda tx: tx.artifacts.files(artifact_id, after=after, limit=1000))
+
+
+def _check_file(svc: Services, file: ArtifactFile) -> str | None:
+    try:
+        if svc.blobs.size(file.digest) != file.size or not svc.blobs.verify(file.digest):
+            return f"{file.path}: the stored bytes do not match {file.digest}"
+    except KeyError:
+        return f"{file.path}: the bytes of {file.digest} are missing"
+    return None
+
+
+@router.post("/artifacts/{artifact_id}/pin")
+async def pin(artifact_id: ArtifactPath, caller: User, svc: Svc) -> ArtifactView:
+    return await _set_pinned(artifact_id, caller, svc, pinned=True)
+
+
+@router.post("/artifacts/{artifact_id}/unpin")
+async def unpin(artifact_id: ArtifactPath, caller: User, svc: Svc) -> ArtifactView:
+    return await _set_pinned(artifact_id, caller, svc, pinned=False)
+
+
+async def _set_pinned(
+    artifact_id: ArtifactId, caller: Caller, svc: Services, *, pinned: bool
+) -> ArtifactView:
+    def unit(tx: Tx) -> ArtifactView:
+        found = _seen(tx, artifact_id, caller.token)
+        tx.artifacts.set_pinned(artifact_id, pinned)
+        return artifact_view(found._replace(pinned=pinned), Names(tx))
+
+    return await svc.store.write(unit)
+
+
+@router.delete("/artifacts/{artifact_id}", status_code=204)
+async def delete(artifact_id: ArtifactPath, caller: User, svc: Svc) -> Response:
+    def unit(tx: Tx) -> None:
+        _seen(tx, artifact_id, caller.token)
+        core.delete(tx, artifact_id)
+
+    await svc.store.write(unit)
+    return Response(status_code=204)

@@ -1,0 +1,298 @@
+"""Routes: bytes in and out, for users by project and for workers by lease."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import iterate_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from corral.core.artifacts import readable_by_lease, remember_blob
+from corral.core.fence import fence
+from corral.domain.errors import (
+    BlobMissing,
+    DigestMismatch,
+    InvalidInput,
+    NotFound,
+    StoreUnavailable,
+    TooLarge,
+)
+from corral.domain.host import Scope, Token
+from corral.domain.ids import Digest, HostId, LeaseId, digest, is_id
+from corral.ports.blobs import Upload
+from corral.ports.store import Tx
+from corral.server.callers import Anyone, Caller, DigestPath, Epoch, LeasePath, OwnHost, Project, User
+from corral.server.services import Services, Svc
+from corral.wire.leases import BlobAnswer, BlobQuery, BlobStored
+
+router = APIRouter(prefix="/v1", tags=["blobs"])
+
+CHUNK = 1 << 20
+PACK_BYTES = 8 << 20
+_HEADER = 64 + 16
+Offset = Annotated[int | None, Query(ge=0, lt=2**62)]
+
+
+@dataclass(frozen=True)
+class Holder:
+    """For whom bytes are kept: whose they are, who pins them, until when."""
+
+    project: str
+    name: str
+    expires_at: float | None
+
+
+async def _user_holder(project: Project, caller: User, svc: Svc) -> Holder:
+    return Holder(project, f"user:{caller.token.id}", svc.clock.now() + svc.policy.user_pin_s)
+
+
+async def _lease_holder(lease_id: LeasePath, epoch: Epoch, host_id: OwnHost, svc: Svc) -> Holder:
+    """Fenced: an old epoch may not even upload."""
+    lease, _ = await svc.store.write(
+        lambda tx: fence(tx, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
+    )
+    return Holder(lease.project, f"lease:{lease.id}", None)
+
+
+ForUser = Annotated[Holder, Depends(_user_holder)]
+ForLease = Annotated[Holder, Depends(_lease_holder)]
+
+
+@router.post("/projects/{project}/blobs/query")
+async def query_user(body: BlobQuery, holder: ForUser, svc: Svc) -> BlobAnswer:
+    return await _query(body, holder, svc)
+
+
+@router.post("/leases/{lease_id}/blobs/query")
+async def query_lease(body: BlobQuery, holder: ForLease, svc: Svc) -> BlobAnswer:
+    return await _query(body, holder, svc)
+
+
+async def _query(body: BlobQuery, holder: Holder, svc: Services) -> BlobAnswer:
+    wanted = [Digest(sha) for sha in dict.fromkeys(body.blobs)]
+
+    def unit(tx: Tx) -> list[Digest]:
+        have = tx.blobs.present(holder.project, wanted)
+        tx.blobs.pin(holder.project, list(have), holder=holder.name, expires_at=holder.expires_at)
+        return [sha for sha in wanted if sha not in have]
+
+    missing = await svc.store.write(unit)
+    offsets = await svc.in_thread(partial(_offsets, svc, missing, holder))
+    return BlobAnswer(missing=list(missing), offsets=offsets)
+
+
+def _offsets(svc: Services, missing: list[Digest], holder: Holder) -> dict[str, int]:
+    sizes = {sha: svc.blobs.partial_size(sha, uploader=holder.name) for sha in missing}
+    return {sha: size for sha, size in sizes.items() if size}
+
+
+@router.put("/projects/{project}/blobs/{sha256}", status_code=201)
+async def put_user(
+    sha256: DigestPath, holder: ForUser, svc: Svc, request: Request, offset: Offset = None
+) -> BlobStored:
+    return await _receive(sha256, holder, svc, request, offset)
+
+
+@router.put("/leases/{lease_id}/blobs/{sha256}", status_code=201)
+async def put_lease(
+    sha256: DigestPath, holder: ForLease, svc: Svc, request: Request, offset: Offset = None
+) -> BlobStored:
+    return await _receive(sha256, holder, svc, request, offset)
+
+
+async def _receive(
+    sha: Digest, holder: Holder, svc: Services, request: Request, offset: int | None
+) -> BlobStored:
+    """Stream to a partial file; the answer goes out when bytes and row are durable."""
+    _check_length(request, svc)
+    await _wait_while_condemned(sha, svc)
+    upload = await svc.in_thread(lambda: svc.blobs.open_upload(sha, uploader=holder.name, offset=offset))
+    try:
+        await _pour(request, upload, svc)
+        size = await svc.in_thread(upload.commit)
+    except ClientDisconnect:
+        raise DigestMismatch("the connection broke before the end", hint="Go on from the offset.") from None
+    finally:
+        await svc.in_thread(upload.close)
+    await _remember(sha, size, holder, svc)
+    return BlobStored(sha256=sha, size=size, existed=False)
+
+
+def _check_length(request: Request, svc: Services) -> None:
+    length = request.headers.get("content-length", "0")
+    if not length.isdigit() or int(length) > svc.limits.max_blob_bytes:
+        raise TooLarge(f"a blob may have {svc.limits.max_blob_bytes} bytes at most")
+
+
+async def _pour(request: Request, upload: Upload, svc: Services) -> None:
+    """While one piece is hashed and written in a thread, the next is received."""
+    loop = asyncio.get_running_loop()
+    writing: asyncio.Future[None] | None = None
+    parts: list[bytes] = []
+    held = total = 0
+    try:
+        async for part in request.stream():
+            parts.append(part)
+            held += len(part)
+            total += len(part)
+            if total > svc.limits.max_blob_bytes:
+                raise TooLarge(f"a blob may have {svc.limits.max_blob_bytes} bytes at most")
+            if held >= CHUNK:
+                if writing is not None:
+                    await writing
+                writing = loop.run_in_executor(svc.io, upload.write, b"".join(parts))
+                parts, held = [], 0
+        if writing is not None:
+            await writing
+        writing = None
+        if held:
+            await loop.run_in_executor(svc.io, upload.write, b"".join(parts))
+        svc.counters.uploaded_bytes += total
+    finally:
+        if writing is not None and not writing.done():
+            await asyncio.wait([writing])
+
+
+async def _wait_while_condemned(sha: Digest, svc: Services) -> None:
+    for _ in range(200):
+        if not await svc.store.read(lambda tx: tx.blobs.is_condemned(sha)):
+            return
+        await asyncio.sleep(0.05)
+    raise StoreUnavailable(f"blob {sha} is being collected; try again")
+
+
+async def _remember(sha: Digest, size: int, holder: Holder, svc: Services) -> None:
+    kept = await svc.store.write(
+        lambda tx: remember_blob(
+            tx,
+            holder.project,
+            sha,
+            size,
+            holder=holder.name,
+            expires_at=holder.expires_at,
+            now=svc.clock.now(),
+        )
+    )
+    if not kept:
+        raise StoreUnavailable(f"blob {sha} was collected while it arrived; upload it again")
+
+
+@router.post("/projects/{project}/blobs/pack", status_code=201)
+async def pack_user(holder: ForUser, svc: Svc, request: Request) -> list[BlobStored]:
+    return await _unpack(await request.body(), holder, svc)
+
+
+@router.post("/leases/{lease_id}/blobs/pack", status_code=201)
+async def pack_lease(holder: ForLease, svc: Svc, request: Request) -> list[BlobStored]:
+    return await _unpack(await request.body(), holder, svc)
+
+
+async def _unpack(body: bytes, holder: Holder, svc: Services) -> list[BlobStored]:
+    """Many small blobs in one body: for each its digest, its length as 16 hex digits, its bytes."""
+    items = _parse_pack(body)
+    for sha, _ in items:
+        await _wait_while_condemned(sha, svc)
+    await svc.in_thread(lambda: svc.blobs.put_many(items))
+    svc.counters.uploaded_bytes += len(body)
+
+    def unit(tx: Tx) -> bool:
+        return all(
+            remember_blob(
+                tx,
+                holder.project,
+                sha,
+                len(data),
+                holder=holder.name,
+                expires_at=holder.expires_at,
+                now=svc.clock.now(),
+            )
+            for sha, data in items
+        )
+
+    if not await svc.store.write(unit):
+        raise StoreUnavailable("a blob of the pack was collected while it arrived; send the pack again")
+    return [BlobStored(sha256=sha, size=len(data), existed=False) for sha, data in items]
+
+
+def _parse_pack(body: bytes) -> list[tuple[Digest, bytes]]:
+    if len(body) > PACK_BYTES + 20_000 * _HEADER:
+        raise TooLarge(f"a pack may hold {PACK_BYTES} bytes of blobs")
+    items: list[tuple[Digest, bytes]] = []
+    at = 0
+    while at < len(body):
+        header = body[at : at + _HEADER]
+        try:
+            sha, size = digest(header[:64].decode("ascii")), int(header[64:].decode("ascii"), 16)
+        except ValueError:
+            raise InvalidInput(f"the pack is not well formed at byte {at}") from None
+        at += _HEADER
+        if size < 0 or at + size > len(body):
+            raise InvalidInput(f"the pack ends inside the blob {sha[:12]}")
+        items.append((sha, body[at : at + size]))
+        at += size
+    return items
+
+
+@router.get("/blobs/{sha256}", response_class=StreamingResponse)
+async def get_blob(
+    sha256: DigestPath,
+    token: Anyone,
+    svc: Svc,
+    request: Request,
+    project: str | None = None,
+    lease: str | None = None,
+    epoch: Annotated[int, Query(ge=0, lt=2**62)] = 0,
+) -> StreamingResponse:
+    """A hash is not a key: only what the caller's project or live lease names."""
+    if token.scope is Scope.HOST:
+        await _check_lease_reads(sha256, token, svc, lease, epoch)
+    else:
+        await _check_project_reads(sha256, Caller(token), svc, project)
+    try:
+        size = await svc.in_thread(lambda: svc.blobs.size(sha256))
+        start = _range_start(request, size)
+        chunks = await svc.in_thread(lambda: svc.blobs.read(sha256, start=start))
+    except KeyError:
+        raise BlobMissing(
+            f"blob {sha256} is named but its bytes are gone", hint="Run `corral fsck` on the server."
+        ) from None
+    headers = {"Content-Length": str(size - start), "Accept-Ranges": "bytes"}
+    if start:
+        headers["Content-Range"] = f"bytes {start}-{size - 1}/{size}"
+    return StreamingResponse(
+        iterate_in_threadpool(chunks), 206 if start else 200, headers, media_type="application/octet-stream"
+    )
+
+
+def _range_start(request: Request, size: int) -> int:
+    text = request.headers.get("range", "")
+    if not (text.startswith("bytes=") and text.endswith("-") and text[6:-1].isdigit()):
+        return 0
+    start = int(text[6:-1])
+    return start if start < size else 0
+
+
+async def _check_project_reads(sha: Digest, caller: Caller, svc: Services, project: str | None) -> None:
+    name = caller.check_project(project or caller.token.project or "default")
+    if await svc.store.read(lambda tx: tx.blobs.get(name, sha)) is None:
+        raise NotFound(f"project {name} has no blob {sha}")
+
+
+async def _check_lease_reads(sha: Digest, token: Token, svc: Services, lease: str | None, epoch: int) -> None:
+    host_id = token.host_id
+    if lease is None or not is_id(lease, "l") or host_id is None:
+        raise InvalidInput("a host reads blobs for a lease: give `lease` and `epoch`")
+    await svc.store.write(lambda tx: _named_by_lease(tx, LeaseId(lease), epoch, host_id, sha, svc))
+
+
+def _named_by_lease(
+    tx: Tx, lease_id: LeaseId, epoch: int, host_id: HostId, sha: Digest, svc: Services
+) -> None:
+    found, _ = fence(tx, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
+    if not tx.artifacts.names_blob(readable_by_lease(tx, found), sha):
+        raise NotFound(f"lease {lease_id} names no blob {sha}")

@@ -1,0 +1,98 @@
+"""Dependencies that say who may call a route, and what of the path and query is well formed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Path, Query, Request
+
+from corral.domain.errors import Ambiguous, Forbidden, NotFound
+from corral.domain.host import Scope, Token
+from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId, RunId, is_id, is_name
+from corral.domain.ids import digest as parse_digest
+from corral.ports.store import Tx
+from corral.server.gate import require
+
+
+class Caller:
+    """A user or operator, and which projects they see."""
+
+    def __init__(self, token: Token) -> None:
+        self.token = token
+        self.actor = f"{token.scope}:{token.name}"
+
+    def check_project(self, project: str) -> str:
+        if self.token.project is not None and self.token.project != project:
+            raise Forbidden(f"this token is for project {self.token.project}, not {project}")
+        return project
+
+    def sees(self, project: str) -> bool:
+        return self.token.project is None or self.token.project == project
+
+
+async def user(request: Request) -> Caller:
+    return Caller(require(request.state.token, Scope.USER, Scope.OPERATOR))
+
+
+async def operator(request: Request) -> Caller:
+    return Caller(require(request.state.token, Scope.OPERATOR))
+
+
+async def anyone(request: Request) -> Token:
+    return require(request.state.token, Scope.USER, Scope.OPERATOR, Scope.HOST)
+
+
+async def host(request: Request) -> HostId:
+    token = require(request.state.token, Scope.HOST)
+    if token.host_id is None:
+        raise Forbidden("this host token is bound to no host")
+    return token.host_id
+
+
+async def project_path(project: Annotated[str, Path()], caller: Annotated[Caller, Depends(user)]) -> str:
+    if not is_name(project):
+        raise NotFound(f"there is no project {project[:80]!r}")
+    return caller.check_project(project)
+
+
+async def lease_path(lease_id: Annotated[str, Path()]) -> LeaseId:
+    if not is_id(lease_id, "l"):
+        raise NotFound(f"not a lease id: {lease_id[:80]!r}")
+    return LeaseId(lease_id)
+
+
+async def digest_path(sha256: Annotated[str, Path()]) -> Digest:
+    return parse_digest(sha256)
+
+
+async def artifact_path(artifact_id: Annotated[str, Path()]) -> ArtifactId:
+    if not is_id(artifact_id, "a"):
+        raise NotFound(f"not an artifact id: {artifact_id[:80]!r}")
+    return ArtifactId(artifact_id)
+
+
+User = Annotated[Caller, Depends(user)]
+Operator = Annotated[Caller, Depends(operator)]
+Anyone = Annotated[Token, Depends(anyone)]
+OwnHost = Annotated[HostId, Depends(host)]
+Project = Annotated[str, Depends(project_path)]
+LeasePath = Annotated[LeaseId, Depends(lease_path)]
+DigestPath = Annotated[Digest, Depends(digest_path)]
+ArtifactPath = Annotated[ArtifactId, Depends(artifact_path)]
+Epoch = Annotated[int, Query(ge=0, lt=2**62)]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+
+
+def find_run(tx: Tx, text: str, caller: Caller) -> RunId:
+    """A run by its id or by a prefix that only one of the caller's runs has."""
+    if is_id(text, "r"):
+        run = tx.runs.get(RunId(text))
+        if run is not None and caller.sees(run.project):
+            return run.id
+    elif 3 <= len(text) < 14 and text.startswith("r-") and text.isascii() and text[2:].isalnum():
+        found = tx.runs.by_prefix(text, caller.token.project, 3)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise Ambiguous(f"more than one run begins with {text}: {', '.join(found)}")
+    raise NotFound(f"there is no run {text[:80]!r}")

@@ -1,0 +1,99 @@
+"""The only place that knows HTTP statuses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from corral.domain.errors import CorralError, FieldError, InvalidInput
+
+log = logging.getLogger("corral.server")
+
+STATUS: Mapping[str, int] = {
+    "invalid_input": 422,
+    "bad_path": 422,
+    "secret_exposed": 422,
+    "digest_mismatch": 422,
+    "not_found": 404,
+    "ambiguous": 409,
+    "conflict": 409,
+    "illegal_transition": 409,
+    "already_final": 409,
+    "lease_lost": 410,
+    "blob_missing": 409,
+    "offset_mismatch": 409,
+    "sequence_gap": 409,
+    "too_large": 413,
+    "unauthenticated": 401,
+    "forbidden": 403,
+    "store_unavailable": 503,
+    "disk_full": 507,
+    "version_mismatch": 400,
+}
+
+
+def render(error: CorralError) -> JSONResponse:
+    body = {
+        "code": error.code,
+        "message": error.message,
+        "hint": error.hint,
+        "fields": [{"path": f.path, "message": f.message} for f in error.fields],
+    }
+    headers = {}
+    if error.code == "store_unavailable":
+        headers["Retry-After"] = "1"
+    if error.code == "unauthenticated":
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(body, STATUS.get(error.code, 400), headers)
+
+
+def _corral_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, CorralError)
+    return render(error)
+
+
+def _validation(_: Request, error: Exception) -> Response:
+    """FastAPI's finding in our shape. The offending input is never echoed: it may hold a secret."""
+    assert isinstance(error, RequestValidationError)
+    fields = []
+    for item in error.errors():
+        place = [str(part) for part in item["loc"] if part not in ("body", "query", "path", "header")]
+        message = str(item["msg"]).removeprefix("Value error, ")
+        fields.append(FieldError(".".join(place) or "(body)", message))
+    lines = "; ".join(f"`{f.path}` {f.message}" for f in fields[:20])
+    return render(InvalidInput(f"the request is not valid: {lines}", fields=fields[:100]))
+
+
+def _http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    codes = {404: "not_found", 405: "method_not_allowed"}
+    body = {
+        "code": codes.get(error.status_code, "http_error"),
+        "message": str(error.detail),
+        "hint": "",
+        "fields": [],
+    }
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+def _unexpected(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    body = {
+        "code": "internal",
+        "message": f"the server failed: {type(error).__name__}",
+        "hint": "The server's log has the traceback; please report it.",
+        "fields": [],
+    }
+    return JSONResponse(body, 500)
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(CorralError, _corral_error)
+    app.add_exception_handler(RequestValidationError, _validation)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _unexpected)

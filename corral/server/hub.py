@@ -1,0 +1,38 @@
+"""Wakes streams: somebody follows a run, something of it changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Hub:
+    def __init__(self) -> None:
+        self._watchers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+
+    def wake(self, key: str) -> None:
+        for event in self._watchers.get(key, ()):
+            event.set()
+
+    @contextmanager
+    def watch(self, key: str) -> Iterator[asyncio.Event]:
+        """An event that is set whenever the key is woken, from the moment of entering on."""
+        event = asyncio.Event()
+        self._watchers[key].add(event)
+        try:
+            yield event
+        finally:
+            self._watchers[key].discard(event)
+            if not self._watchers[key]:
+                del self._watchers[key]
+
+
+async def wait_for(event: asyncio.Event, seconds: float) -> bool:
+    """Wait until it is set; False if the time was over first."""
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return False
+    return True

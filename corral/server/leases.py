@@ -1,0 +1,325 @@
+"""Routes: what a worker calls. Each names the lease and carries its epoch."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request, Response
+
+from corral.core import logs, secrets
+from corral.core.artifacts import Manifest, commit_from_lease
+from corral.core.beat import beat
+from corral.core.claim import Claim, ClaimAsk, Claimed
+from corral.core.objects import list_objects, put_object, read_object
+from corral.core.outcome import Report
+from corral.domain.artifact import ArtifactFile, ArtifactKind
+from corral.domain.canonical import canonical
+from corral.domain.errors import InvalidInput, LeaseLost
+from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId
+from corral.domain.reasons import Reason
+from corral.ports.store import Tx
+from corral.server.callers import Epoch, LeasePath, Limit, OwnHost
+from corral.server.services import Services, Svc
+from corral.server.views import Names, artifact_view, lease_view
+from corral.server.waiting import Waiter
+from corral.wire.leases import (
+    ArtifactView,
+    BeatAnswer,
+    BeatRequest,
+    ClaimAnswer,
+    ClaimRequest,
+    EventAnswer,
+    EventBatch,
+    FailRequest,
+    FinishRequest,
+    ManifestRequest,
+    ObjectAnswer,
+    ObjectList,
+    OutcomeAnswer,
+    SecretsAnswer,
+    StoppedRequest,
+)
+
+router = APIRouter(prefix="/v1", tags=["worker"])
+
+
+@router.post("/claims")
+async def claim(body: ClaimRequest, host_id: OwnHost, svc: Svc, request: Request) -> ClaimAnswer:
+    """Leases on runs that fit, at once or within `wait_s`."""
+    deadline = svc.clock.monotonic() + body.wait_s
+    waiter = Waiter()
+    holding = body.holding
+    released: list[str] = []
+    try:
+        while True:
+            # Waiting begins before looking, or a run queued in between would be missed.
+            svc.waiters.join(waiter)
+            done = await _try_claim(body, host_id, svc, waiter, holding)
+            released += done.released
+            holding = None
+            left = deadline - svc.clock.monotonic()
+            if done.grants or left <= 0 or not body.max_leases:
+                return _claim_answer(done, released, svc)
+            svc.waiters.pass_on(waiter)
+            await svc.waiters.wait(waiter, left)
+            if await request.is_disconnected():
+                return _claim_answer(done, released, svc)
+    finally:
+        svc.waiters.leave(waiter)
+        # Woken but leaving: what it was woken for is somebody else's.
+        svc.waiters.pass_on(waiter)
+
+
+async def _try_claim(
+    body: ClaimRequest, host_id: HostId, svc: Services, waiter: Waiter, holding: list[str] | None
+) -> Claimed:
+    ask = ClaimAsk(
+        host_id=host_id,
+        boot_id=body.boot_id,
+        request_id=body.request_id,
+        slots=body.slots,
+        max_leases=body.max_leases,
+        draining=body.draining,
+        capability=None if body.capability is None else canonical(body.capability.model_dump()),
+        holding=None if holding is None else tuple(holding),
+    )
+    unit = Claim(svc.lanes, svc.shapes, svc.shares, svc.policy, ask, svc.clock.now)
+
+    def look(tx: Tx) -> Claimed:
+        done = unit(tx)
+        waiter.host = tx.hosts.get(host_id)
+        return done
+
+    try:
+        done = await svc.store.write(look)
+    except BaseException:
+        unit.undo()
+        raise
+    svc.counters.granted += len(done.grants)
+    return done
+
+
+def _claim_answer(done: Claimed, released: list[str], svc: Services) -> ClaimAnswer:
+    leases = [lease_view(grant, svc.policy) for grant in done.grants]
+    return ClaimAnswer(leases=leases, lease_s=svc.policy.lease_s, released=released)
+
+
+@router.post("/leases/{lease_id}/beat")
+async def beat_lease(
+    lease_id: LeasePath, epoch: Epoch, body: BeatRequest, host_id: OwnHost, svc: Svc
+) -> BeatAnswer:
+    progress, sample = canonical(body.progress), canonical(body.sample)
+    if len(progress) + len(sample) > 32_768:
+        raise InvalidInput("progress and sample together are larger than 32 KiB")
+    done = await svc.store.write(
+        lambda tx: beat(
+            tx,
+            lease_id,
+            epoch,
+            host_id=host_id,
+            progress=progress,
+            sample=sample,
+            active_s_ago=body.active_s_ago,
+            now=svc.clock.now(),
+            policy=svc.policy,
+        )
+    )
+    return BeatAnswer.model_validate({**done._asdict(), "lease_s": svc.policy.lease_s})
+
+
+@router.post("/leases/{lease_id}/secrets")
+async def lease_secrets(lease_id: LeasePath, epoch: Epoch, host_id: OwnHost, svc: Svc) -> SecretsAnswer:
+    values = await svc.store.write(
+        lambda tx: secrets.for_lease(
+            tx, svc.cipher, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy
+        )
+    )
+    return SecretsAnswer(values=values)
+
+
+@router.post("/leases/{lease_id}/events")
+async def lease_events(
+    lease_id: LeasePath, epoch: Epoch, body: EventBatch, host_id: OwnHost, svc: Svc
+) -> EventAnswer:
+    """Append logs and metrics: first the bytes, durably, then the row that makes them count."""
+    batch = _batch(body)
+    async with svc.turns.of(lease_id):
+        plan = await svc.store.read(
+            lambda tx: logs.plan(tx, lease_id, batch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
+        )
+        if plan is None:
+            return await _seen_before(lease_id, body.seq, host_id, svc)
+        await svc.in_thread(lambda: logs.write(plan, batch, svc.segments))
+        accepted = await svc.store.write(
+            lambda tx: logs.commit(
+                tx, lease_id, epoch, plan, batch, host_id=host_id, now=svc.clock.now(), policy=svc.policy
+            )
+        )
+    return EventAnswer(accepted=accepted, next_seq=body.seq + 1)
+
+
+async def _seen_before(lease_id: LeaseId, seq: int, host_id: HostId, svc: Services) -> EventAnswer:
+    lease = await svc.store.read(lambda tx: tx.leases.get(lease_id))
+    if lease is None or lease.host_id != host_id:
+        raise LeaseLost(f"there is no lease {lease_id}")
+    return EventAnswer(accepted=False, next_seq=lease.event_seq + 1)
+
+
+def _batch(body: EventBatch) -> logs.Batch:
+    log_lines = [json.dumps([r.at, r.stream, r.partial, r.text]) + "\n" for r in body.logs]
+    metric_lines = [json.dumps([m.at, m.name, m.value, m.step]) + "\n" for m in body.metrics]
+    return logs.Batch(
+        seq=body.seq,
+        logs="".join(log_lines).encode(),
+        log_records=len(log_lines),
+        metrics="".join(metric_lines).encode(),
+        metric_records=len(metric_lines),
+        latest={m.name: m.value for m in body.metrics},
+        notes=tuple(body.notes),
+    )
+
+
+def manifest(body: ManifestRequest, *kinds: ArtifactKind) -> Manifest:
+    kind = ArtifactKind(body.kind)
+    if kind not in kinds:
+        raise InvalidInput(f"a manifest of kind {kind} does not belong here")
+    return Manifest(
+        kind=kind,
+        files=tuple(ArtifactFile(f.path, Digest(f.sha256), f.size, f.mode) for f in body.files),
+        step=body.step,
+        metric=body.metric,
+        meta=canonical(body.meta),
+    )
+
+
+@router.post("/leases/{lease_id}/artifacts", status_code=201)
+async def commit_artifact(
+    lease_id: LeasePath, epoch: Epoch, body: ManifestRequest, host_id: OwnHost, svc: Svc
+) -> ArtifactView:
+    return await _commit(lease_id, epoch, manifest(body, ArtifactKind.OUTPUT), host_id, svc)
+
+
+@router.post("/leases/{lease_id}/checkpoints", status_code=201)
+async def commit_checkpoint(
+    lease_id: LeasePath, epoch: Epoch, body: ManifestRequest, host_id: OwnHost, svc: Svc
+) -> ArtifactView:
+    return await _commit(lease_id, epoch, manifest(body, ArtifactKind.CHECKPOINT), host_id, svc)
+
+
+async def _commit(
+    lease_id: LeaseId, epoch: int, what: Manifest, host_id: HostId, svc: Services
+) -> ArtifactView:
+    def unit(tx: Tx) -> ArtifactView:
+        done = commit_from_lease(
+            tx, lease_id, epoch, what, host_id=host_id, now=svc.clock.now(), policy=svc.policy
+        )
+        return artifact_view(done, Names(tx))
+
+    return await svc.store.write(unit)
+
+
+@router.post("/leases/{lease_id}/finish")
+async def finish(
+    lease_id: LeasePath, epoch: Epoch, body: FinishRequest, host_id: OwnHost, svc: Svc
+) -> OutcomeAnswer:
+    artifact = None if body.artifact_id is None else ArtifactId(body.artifact_id)
+    report = Report(
+        "finish",
+        Reason.FINISHED,
+        artifact_id=artifact,
+        metrics=tuple(body.metrics.items()),
+        ran_s=body.ran_s,
+    )
+    return await _end(lease_id, epoch, report, host_id, svc)
+
+
+@router.post("/leases/{lease_id}/fail")
+async def fail(
+    lease_id: LeasePath, epoch: Epoch, body: FailRequest, host_id: OwnHost, svc: Svc
+) -> OutcomeAnswer:
+    return await _end(lease_id, epoch, Report("fail", **body.model_dump()), host_id, svc)
+
+
+@router.post("/leases/{lease_id}/stopped")
+async def stopped(
+    lease_id: LeasePath, epoch: Epoch, body: StoppedRequest, host_id: OwnHost, svc: Svc
+) -> OutcomeAnswer:
+    return await _end(lease_id, epoch, Report("stopped", **body.model_dump()), host_id, svc)
+
+
+async def _end(
+    lease_id: LeaseId, epoch: int, report: Report, host_id: HostId, svc: Services
+) -> OutcomeAnswer:
+    done = await svc.store.write(
+        lambda tx: svc.ender.end(tx, lease_id, epoch, report, host_id=host_id, now=svc.clock.now())
+    )
+    svc.turns.forget(lease_id)
+    return OutcomeAnswer(run_state=done.run_state, rank_state=done.rank_state)
+
+
+@router.put("/leases/{lease_id}/objects/{key:path}")
+async def write_object(
+    lease_id: LeasePath,
+    key: str,
+    epoch: Epoch,
+    host_id: OwnHost,
+    svc: Svc,
+    request: Request,
+    if_match: Annotated[str | None, Header()] = None,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> ObjectAnswer:
+    """A small named object of the run; `If-None-Match: *` creates, `If-Match: ETAG` replaces that version."""
+    body = await request.body()
+    etag = await svc.store.write(
+        lambda tx: put_object(
+            tx,
+            lease_id,
+            epoch,
+            key,
+            body,
+            if_match=if_match,
+            if_none_match=if_none_match,
+            host_id=host_id,
+            now=svc.clock.now(),
+            policy=svc.policy,
+        )
+    )
+    return ObjectAnswer(key=key, etag=etag)
+
+
+@router.get("/leases/{lease_id}/objects/{key:path}", response_class=Response)
+async def get_object(lease_id: LeasePath, key: str, epoch: Epoch, host_id: OwnHost, svc: Svc) -> Response:
+    found = await svc.store.write(
+        lambda tx: read_object(
+            tx, lease_id, epoch, key, host_id=host_id, now=svc.clock.now(), policy=svc.policy
+        )
+    )
+    return Response(found.body, media_type="application/octet-stream", headers={"ETag": found.etag})
+
+
+@router.get("/leases/{lease_id}/objects")
+async def get_objects(
+    lease_id: LeasePath,
+    epoch: Epoch,
+    host_id: OwnHost,
+    svc: Svc,
+    prefix: Annotated[str, Query(max_length=512)] = "",
+    after: Annotated[str, Query(max_length=512)] = "",
+    limit: Limit = 1000,
+) -> ObjectList:
+    # A fenced read may take a lease up again, which is a write.
+    keys = await svc.store.write(
+        lambda tx: list_objects(
+            tx,
+            lease_id,
+            epoch,
+            prefix,
+            after=after,
+            limit=limit,
+            host_id=host_id,
+            now=svc.clock.now(),
+            policy=svc.policy,
+        ),
+    )
+    return ObjectList(keys=keys, next=keys[-1] if len(keys) == limit else None)

@@ -1,0 +1,68 @@
+"""What runs beside the requests. A loop that fails says so and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+
+from corral.core.collect import Collector
+from corral.core.sweep import Sweeper
+from corral.ports.store import Lane, Tx
+from corral.server.services import Services
+
+log = logging.getLogger("corral.server.loops")
+RECONCILE_S = 2.0
+COLLECT_S = 600.0
+
+
+class Loops:
+    def __init__(self, services: Services) -> None:
+        self._svc = services
+        self.sweeper = Sweeper(services.store, services.clock, services.policy, services.shares)
+        self.collector = Collector(
+            services.store, services.blobs, services.segments, services.clock, services.policy
+        )
+
+    def all(self) -> list[Coroutine[None, None, None]]:
+        return [
+            self._forever("sweeper", self._svc.policy.lease_s / 6, self._sweep, lead=True),
+            self._forever("reconcile", RECONCILE_S, self.reconcile, lead=False),
+            self._forever("collect", COLLECT_S, self._collect, lead=True),
+        ]
+
+    async def reconcile(self) -> None:
+        """Find lanes that no announcement told of, and whom to wake for them."""
+
+        def unit(tx: Tx) -> list[Lane]:
+            running = Counter(
+                lease.project for host in tx.hosts.busy() for lease in tx.leases.live_of_host(host[0])
+            )
+            self._svc.shares.load(tx, dict(running))
+            return tx.runs.lanes()
+
+        lanes = await self._svc.store.read(unit)
+        self._svc.lanes.reconcile(lanes)
+        self._svc.waiters.ready_all({lane.shape for lane in lanes})
+
+    async def _sweep(self) -> None:
+        await self.sweeper.sweep()
+        self._svc.counters.swept += 1
+
+    async def _collect(self) -> None:
+        done = await self.collector.collect(self._svc.in_thread)
+        if any((done.logs, done.uploads, done.blobs, done.partials)):
+            log.info("collected %s", done)
+
+    async def _forever(
+        self, name: str, every_s: float, work: Callable[[], Awaitable[None]], *, lead: bool
+    ) -> None:
+        while True:
+            try:
+                if not lead or await self._svc.store.lead(name):
+                    await work()
+            except Exception:
+                self._svc.counters.sweep_failures += name == "sweeper"
+                log.exception("the %s loop failed; it goes on", name)
+            await asyncio.sleep(every_s)

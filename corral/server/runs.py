@@ -1,0 +1,224 @@
+"""Routes: submitting, reading and steering runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from corral.core import secrets
+from corral.core.artifacts import run_of
+from corral.core.stop import cancel
+from corral.core.submit import NewRun, Submitted, requeue, submit
+from corral.core.why import standings, summary
+from corral.domain.artifact import ArtifactKind
+from corral.domain.canonical import digest_of
+from corral.domain.errors import InvalidInput
+from corral.domain.ids import ArtifactId, RunId
+from corral.ports.store import RunFilter, Tx
+from corral.server.callers import Caller, Limit, User, find_run
+from corral.server.services import Services, Svc
+from corral.server.views import (
+    Names,
+    artifact_view,
+    event_view,
+    parse_time_cursor,
+    placement,
+    run_detail,
+    run_view,
+    time_cursor,
+)
+from corral.wire.leases import ArtifactPage
+from corral.wire.runs import (
+    CancelRequest,
+    EventPage,
+    RequeueRequest,
+    RunDetail,
+    RunPage,
+    RunView,
+    SubmitAnswer,
+    SubmitRequest,
+    WhyAnswer,
+)
+from corral.wire.spec import RunSpec
+
+router = APIRouter(prefix="/v1", tags=["runs"])
+
+
+@router.post("/runs", status_code=201)
+async def submit_runs(body: SubmitRequest, caller: User, svc: Svc, response: Response) -> SubmitAnswer:
+    """Accept one run or a group, all or none. A dry run stores nothing and says where it could run."""
+    for spec in body.runs:
+        caller.check_project(spec.project)
+    if len({spec.project for spec in body.runs}) > 1:
+        raise InvalidInput("the runs of one submission must be of one project")
+    if body.dry_run:
+        response.status_code = 200
+        return await svc.store.read(lambda tx: _dry_run(tx, svc, body.runs))
+    runs = [new_run(spec) for spec in body.runs]
+
+    def unit(tx: Tx) -> Submitted:
+        text = "\n".join(run.spec for run in runs)
+        secrets.refuse_exposed(tx, svc.cipher, runs[0].project, text, what="the run")
+        return submit(
+            tx,
+            runs,
+            request_id=body.request_id,
+            group=body.group,
+            principal=caller.actor,
+            now=svc.clock.now(),
+        )
+
+    done = await svc.store.write(unit)
+    return SubmitAnswer(ids=list(done.ids), group_id=done.group_id)
+
+
+def new_run(spec: RunSpec) -> NewRun:
+    identity = spec.model_dump(
+        mode="json",
+        include={"kind", "argv", "params", "env", "secrets", "inputs", "seed", "code_digest"},
+    )
+    identity["environment"] = spec.environment.digest if spec.environment else None
+    return NewRun(
+        project=spec.project,
+        name=spec.name,
+        kind=spec.kind,
+        seed=spec.seed,
+        spec=spec.model_dump_json(),
+        identity=digest_of(identity),
+        requirements=spec.resources.requirements(),
+        priority=spec.priority,
+        labels=spec.labels,
+        retries=spec.retries.budgets(),
+        wall_limit_s=spec.wall_limit,
+        stall_limit_s=spec.stall_limit,
+        grace_s=spec.grace,
+        code=None if spec.code is None else ArtifactId(spec.code),
+        inputs={name: ArtifactId(value) for name, value in spec.inputs.items()},
+        secrets=tuple(spec.secrets),
+    )
+
+
+def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec]) -> SubmitAnswer:
+    need = specs[0].resources.requirements()
+    found = standings(tx, need, now=svc.clock.now(), policy=svc.policy)
+    return SubmitAnswer(ids=[], hosts=[placement(s) for s in found])
+
+
+@router.get("/runs")
+async def list_runs(
+    caller: User,
+    svc: Svc,
+    project: str | None = None,
+    state: Annotated[list[str] | None, Query(max_length=20)] = None,
+    group: str | None = None,
+    name: str | None = None,
+    label: Annotated[str | None, Query(pattern=r"^[^=]+=.*$")] = None,
+    cursor: str | None = None,
+    limit: Limit = 50,
+) -> RunPage:
+    """Newest first."""
+    if project is not None:
+        caller.check_project(project)
+    where = RunFilter(
+        project=project or caller.token.project,
+        states=tuple(state or ()),
+        group=group,
+        name=name,
+        label=None if label is None else (label.split("=", 1)[0], label.split("=", 1)[1]),
+    )
+    after = parse_time_cursor(cursor, "r")
+
+    def unit(tx: Tx) -> RunPage:
+        names = Names(tx)
+        place = None if after is None else (after[0], RunId(after[1]))
+        runs = tx.runs.page(where, after=place, limit=limit)
+        more = time_cursor(runs[-1].created_at, runs[-1].id) if len(runs) == limit else None
+        return RunPage(items=[run_view(tx, run, names) for run in runs], next=more)
+
+    return await svc.store.read(unit)
+
+
+@router.get("/runs/{run}")
+async def get_run(run: str, caller: User, svc: Svc) -> RunDetail:
+    return await svc.store.read(lambda tx: run_detail(tx, run_of(tx, find_run(tx, run, caller))))
+
+
+@router.get("/runs/{run}/artifacts")
+async def run_artifacts(run: str, caller: User, svc: Svc) -> ArtifactPage:
+    return await svc.store.read(lambda tx: _artifacts(tx, run, caller, None))
+
+
+@router.get("/runs/{run}/checkpoints")
+async def run_checkpoints(run: str, caller: User, svc: Svc) -> ArtifactPage:
+    return await svc.store.read(lambda tx: _artifacts(tx, run, caller, ArtifactKind.CHECKPOINT))
+
+
+def _artifacts(tx: Tx, text: str, caller: Caller, kind: ArtifactKind | None) -> ArtifactPage:
+    names = Names(tx)
+    found = tx.artifacts.of_run(find_run(tx, text, caller))
+    return ArtifactPage(items=[artifact_view(a, names) for a in found if kind in (None, a.kind)])
+
+
+@router.get("/runs/{run}/why")
+async def why(run: str, caller: User, svc: Svc) -> WhyAnswer:
+    """For each host: eligible, or every reason why not."""
+
+    def unit(tx: Tx) -> WhyAnswer:
+        found = run_of(tx, find_run(tx, run, caller))
+        now = svc.clock.now()
+        hosts = standings(tx, svc.shapes.get(tx, found.shape), now=now, policy=svc.policy)
+        return WhyAnswer(
+            run_id=found.id,
+            state=found.state,
+            summary=summary(found, hosts, now=now),
+            hosts=[placement(s) for s in hosts],
+        )
+
+    return await svc.store.read(unit)
+
+
+@router.post("/runs/{run}/cancel")
+async def cancel_run(run: str, body: CancelRequest, caller: User, svc: Svc) -> RunView:
+    def unit(tx: Tx) -> RunView:
+        run_id = find_run(tx, run, caller)
+        secrets.refuse_exposed(tx, svc.cipher, run_of(tx, run_id).project, body.reason, what="the reason")
+        now = svc.clock.now()
+        done = cancel(tx, run_id, reason=body.reason, actor=caller.actor, now=now, policy=svc.policy)
+        return run_view(tx, done, Names(tx))
+
+    return await svc.store.write(unit)
+
+
+@router.post("/runs/{run}/requeue", status_code=201)
+async def requeue_run(run: str, body: RequeueRequest, caller: User, svc: Svc) -> SubmitAnswer:
+    """A final run again, as the next generation with a new id."""
+
+    def unit(tx: Tx) -> Submitted:
+        return requeue(
+            tx,
+            find_run(tx, run, caller),
+            request_id=body.request_id,
+            principal=caller.actor,
+            now=svc.clock.now(),
+        )
+
+    return SubmitAnswer(ids=list((await svc.store.write(unit)).ids))
+
+
+@router.get("/events")
+async def feed(
+    caller: User, svc: Svc, cursor: Annotated[str, Query(max_length=64)] = "", limit: Limit = 100
+) -> EventPage:
+    """Events of all runs, in the order in which they were committed."""
+
+    def unit(tx: Tx) -> EventPage:
+        events, after = tx.records.feed(cursor, limit)
+        projects: dict[str, bool] = {}
+        for event in events:
+            if event.run_id not in projects:
+                run = tx.runs.get(event.run_id)
+                projects[event.run_id] = run is not None and caller.sees(run.project)
+        return EventPage(items=[event_view(e) for e in events if projects[e.run_id]], next=after)
+
+    return await svc.store.read(unit)

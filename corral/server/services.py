@@ -1,0 +1,68 @@
+"""What the routes and loops are given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, TypeVar
+
+from fastapi import Depends, Request
+
+from corral.core.lanes import Lanes
+from corral.core.outcome import Ender
+from corral.core.policy import Policy
+from corral.core.shapes import Shapes
+from corral.core.shares import Shares
+from corral.ports.blobs import BlobStore, SegmentStore
+from corral.ports.cipher import Cipher
+from corral.ports.clock import Clock
+from corral.ports.store import Store
+from corral.server.counters import Counters
+from corral.server.hub import Hub
+from corral.server.turns import Turns
+from corral.server.waiting import Waiters
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Limits:
+    max_body_bytes: int = 32 << 20
+    max_blob_bytes: int = 1 << 40
+
+
+@dataclass
+class Services:
+    store: Store
+    blobs: BlobStore
+    segments: SegmentStore
+    cipher: Cipher
+    clock: Clock
+    policy: Policy
+    limits: Limits = field(default_factory=Limits)
+    lanes: Lanes = field(default_factory=Lanes)
+    shapes: Shapes = field(default_factory=Shapes)
+    shares: Shares = field(default_factory=Shares)
+    hub: Hub = field(default_factory=Hub)
+    counters: Counters = field(default_factory=Counters)
+    turns: Turns = field(default_factory=Turns)
+    # Files are hashed, written and synced here, so that no upload holds up a beat.
+    io: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "corral-io"))
+
+    def __post_init__(self) -> None:
+        self.waiters = Waiters(self.shapes)
+        self.ender = Ender(self.policy, self.shares)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.io, partial(work))
+
+
+def services(request: Request) -> Services:
+    found: Services = request.app.state.services
+    return found
+
+
+Svc = Annotated[Services, Depends(services)]

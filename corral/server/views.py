@@ -1,0 +1,210 @@
+"""From the store's records to the wire."""
+
+from __future__ import annotations
+
+import json
+
+from pydantic import JsonValue as Json
+
+from corral.core.claim import Grant
+from corral.core.policy import Policy
+from corral.core.why import Standing
+from corral.domain.artifact import Artifact
+from corral.domain.errors import InvalidInput
+from corral.domain.host import Host, Token
+from corral.domain.ids import HostId, is_id
+from corral.domain.reasons import HINTS
+from corral.domain.run import Event, Run
+from corral.domain.states import FINAL, LEASED
+from corral.ports.store import Tx
+from corral.wire.admin import HostView, TokenView
+from corral.wire.leases import ArtifactView, CapabilityReport, Lease, Resume
+from corral.wire.runs import AttemptView, EventView, Placement, RankView, RunDetail, RunView
+from corral.wire.spec import RunSpec
+
+
+class Names:
+    """Names of hosts and groups, looked up once per answer."""
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+        self._hosts: dict[HostId, str | None] = {}
+        self._groups: dict[str, str | None] = {}
+
+    def host(self, host_id: HostId | None) -> str | None:
+        if host_id is None:
+            return None
+        if host_id not in self._hosts:
+            host = self._tx.hosts.get(host_id)
+            self._hosts[host_id] = host.name if host else None
+        return self._hosts[host_id]
+
+    def group(self, run: Run) -> str | None:
+        if run.group_id is None:
+            return None
+        if run.group_id not in self._groups:
+            group = self._tx.runs.group(run.group_id)
+            self._groups[run.group_id] = group.name if group else None
+        return self._groups[run.group_id]
+
+
+def run_view(tx: Tx, run: Run, names: Names) -> RunView:
+    progress: dict[str, Json] = {}
+    if run.state in LEASED:
+        live = tx.leases.live_of_run(run.id)
+        progress = json.loads(live[0].progress) if live else {}
+    hint = HINTS.get(run.reason) if run.reason and run.state in FINAL else None
+    return RunView(
+        id=run.id,
+        project=run.project,
+        name=run.name,
+        kind=run.kind,
+        state=run.state,
+        priority=run.priority,
+        group_id=run.group_id,
+        group=names.group(run),
+        seed=run.seed,
+        labels=json.loads(run.labels),
+        generation=run.generation,
+        attempt=run.attempt,
+        reason=run.reason,
+        detail=run.detail,
+        hint=hint.format(run=run.id) if hint else None,
+        hold_reason=run.hold_reason,
+        exit_code=run.exit_code,
+        signal=run.signal,
+        host=names.host(run.last_host),
+        created_at=run.created_at,
+        started_at=run.started_at,
+        ended_at=run.ended_at,
+        progress=progress,
+        metrics=json.loads(run.metrics),
+        artifact_id=run.artifact_id,
+        submitted_by=run.submitted_by,
+    )
+
+
+def run_detail(tx: Tx, run: Run) -> RunDetail:
+    names = Names(tx)
+    attempts = [
+        AttemptView(
+            number=attempt.number,
+            opened_at=attempt.opened_at,
+            closed_at=attempt.closed_at,
+            ranks=[
+                RankView(
+                    rank=rank.rank,
+                    state=rank.state,
+                    epoch=rank.epoch,
+                    lease_id=rank.lease_id,
+                    host=_host_of(tx, names, rank.lease_id),
+                    reason=rank.reason,
+                    exit_code=rank.exit_code,
+                )
+                for rank in tx.attempts.ranks(run.id, attempt.number)
+            ],
+        )
+        for attempt in tx.attempts.of_run(run.id)
+    ]
+    used = run.used
+    return RunDetail(
+        **run_view(tx, run, names).model_dump(),
+        spec=RunSpec.model_validate_json(tx.runs.spec(run.id)),
+        identity=run.identity,
+        attempts=attempts,
+        retries_used={"infrastructure": used.infrastructure, "memory": used.memory, "code": used.code},
+    )
+
+
+def _host_of(tx: Tx, names: Names, lease_id: object) -> str | None:
+    lease = tx.leases.get(lease_id) if lease_id else None  # type: ignore[arg-type]
+    return names.host(lease.host_id) if lease else None
+
+
+def event_view(event: Event) -> EventView:
+    return EventView(
+        run_id=event.run_id,
+        n=event.n,
+        at=event.at,
+        type=event.type,
+        actor=event.actor,
+        data=json.loads(event.data),
+    )
+
+
+def artifact_view(artifact: Artifact, names: Names) -> ArtifactView:
+    return ArtifactView(
+        **{
+            **artifact._asdict(),
+            "host": names.host(artifact.host_id),
+            "meta": json.loads(artifact.meta),
+        }
+    )
+
+
+def lease_view(grant: Grant, policy: Policy) -> Lease:
+    lease, run = grant.lease, grant.run
+    resume = None
+    if grant.resume is not None:
+        resume = Resume(artifact_id=grant.resume.id, step=grant.resume.step)
+    return Lease(
+        id=lease.id,
+        run_id=run.id,
+        project=run.project,
+        name=run.name,
+        attempt=lease.attempt,
+        rank=lease.rank,
+        world_size=run.world_size,
+        epoch=lease.epoch,
+        lease_s=policy.lease_s,
+        gpus=json.loads(lease.gpus),
+        wall_left_s=grant.wall_left_s,
+        log_quota_bytes=policy.log_quota_bytes,
+        resume=resume,
+        spec=RunSpec.model_validate_json(grant.spec),
+    )
+
+
+def host_view(host: Host, busy: int, *, now: float, policy: Policy) -> HostView:
+    capability = None if host.capability is None else CapabilityReport.model_validate_json(host.capability)
+    return HostView(
+        id=host.id,
+        name=host.name,
+        slots=host.slots,
+        busy=busy,
+        draining=host.draining,
+        alive=host.last_seen_at is not None and now - host.last_seen_at <= policy.away_s,
+        last_seen_at=host.last_seen_at,
+        capability=capability,
+    )
+
+
+def token_view(token: Token) -> TokenView:
+    return TokenView(**{key: value for key, value in token._asdict().items() if key != "hash"})
+
+
+def placement(standing: Standing) -> Placement:
+    return Placement(
+        host=standing.host.name,
+        host_id=standing.host.id,
+        eligible=standing.eligible,
+        reasons=list(standing.reasons),
+        note=standing.note,
+    )
+
+
+def time_cursor(at: float, ident: str) -> str:
+    return f"{at!r}_{ident}"
+
+
+def parse_time_cursor(text: str | None, kind: str) -> tuple[float, str] | None:
+    if not text:
+        return None
+    at, _, ident = text.partition("_")
+    try:
+        when = float(at)
+    except ValueError:
+        when = float("nan")
+    if not abs(when) < 1e15 or not is_id(ident, kind):
+        raise InvalidInput(f"not a cursor: {text[:60]!r}", hint="Use the `next` of an earlier page.")
+    return when, ident

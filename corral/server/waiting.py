@@ -1,0 +1,73 @@
+"""Long polls: a queued run wakes one worker that could take it, not all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from corral.core.shapes import Shapes
+from corral.domain.host import Host
+from corral.domain.ids import Digest
+
+
+@dataclass(eq=False)
+class Waiter:
+    """One long poll. `baton` is the shape it was woken for and who was asked before it."""
+
+    host: Host | None = None
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    baton: Baton | None = None
+
+
+@dataclass
+class Baton:
+    shape: Digest
+    tried: set[Waiter] = field(default_factory=set)
+
+
+class Waiters:
+    def __init__(self, shapes: Shapes) -> None:
+        self._shapes = shapes
+        # A dict keeps the order of arrival and removes in constant time.
+        self._waiting: dict[Waiter, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def join(self, waiter: Waiter) -> None:
+        waiter.woken.clear()
+        self._waiting[waiter] = None
+
+    def leave(self, waiter: Waiter) -> None:
+        self._waiting.pop(waiter, None)
+
+    def ready(self, shape: Digest) -> None:
+        self._hand(Baton(shape))
+
+    def ready_all(self, shapes: Iterable[Digest]) -> None:
+        for shape in shapes:
+            self.ready(shape)
+
+    def pass_on(self, waiter: Waiter) -> None:
+        """The waiter could not take what it was woken for: ask the next one."""
+        if waiter.baton is not None:
+            baton, waiter.baton = waiter.baton, None
+            self._hand(baton)
+
+    async def wait(self, waiter: Waiter, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(waiter.woken.wait(), seconds)
+
+    def _hand(self, baton: Baton) -> None:
+        for waiter in self._waiting:
+            if waiter in baton.tried or waiter.woken.is_set():
+                continue
+            fits = None if waiter.host is None else self._shapes.fits_if_known(baton.shape, waiter.host)
+            if fits is False:
+                continue
+            baton.tried.add(waiter)
+            waiter.baton = baton
+            waiter.woken.set()
+            return

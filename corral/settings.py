@@ -1,0 +1,80 @@
+"""The only reader of the environment. Everything else is given its settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from corral.domain.errors import FieldError, InvalidInput
+
+
+class Settings(BaseModel):
+    """Every setting is an environment variable: `CORRAL_` and the field's name in capitals."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    home: Path = Path("~/.corral")
+    url: str | None = None
+    token: str | None = None
+    project: str = "default"
+
+    host: str = "127.0.0.1"
+    port: int = Field(7373, ge=0, le=65535)
+    database: str | None = Field(None, description="A postgresql:// URL; the default is SQLite in `home`.")
+
+    lease_s: float = Field(30, gt=0, le=3600)
+    first_beat_s: float = Field(10, gt=0, le=3600)
+    max_body_bytes: int = Field(32 << 20, ge=1024)
+    max_blob_bytes: int = Field(1 << 40, ge=1024)
+    min_free_bytes: int = Field(64 << 20, ge=0, description="Uploads stop while the disk has less than this.")
+    log_quota_bytes: int = Field(256 << 20, ge=1024)
+    log_retention_s: float = Field(30 * 86400, gt=0)
+    upload_retention_s: float = Field(7 * 86400, gt=0)
+    blob_grace_s: float = Field(3600, ge=0)
+    user_pin_s: float = Field(86400, gt=0)
+
+    worker_name: str | None = None
+    worker_slots: int | None = Field(None, ge=1, le=10_000)
+    worker_labels: str = ""
+
+    @property
+    def server_file(self) -> Path:
+        return self.home / "server.json"
+
+    @property
+    def operator_token_file(self) -> Path:
+        return self.home / "operator.token"
+
+    @property
+    def worker_home(self) -> Path:
+        return self.home / "worker"
+
+
+def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Raise InvalidInput that names each variable that is wrong."""
+    environ = os.environ if environ is None else environ
+    given = {
+        name: environ[f"CORRAL_{name.upper()}"]
+        for name in Settings.model_fields
+        if environ.get(f"CORRAL_{name.upper()}")
+    }
+    try:
+        settings = Settings.model_validate(given)
+    except ValidationError as error:
+        fields = [
+            FieldError(f"CORRAL_{str(item['loc'][0]).upper()}", item["msg"])
+            for item in error.errors(include_url=False, include_input=False)
+        ]
+        message = "; ".join(f"{f.path}: {f.message}" for f in fields)
+        raise InvalidInput(
+            f"the environment has wrong settings: {message}", hint="Correct or unset them.", fields=fields
+        ) from None
+    return settings.model_copy(update={"home": settings.home.expanduser().absolute()})
+
+
+def process_environment() -> dict[str, str]:
+    """A copy of this process's environment, to hand on to children."""
+    return dict(os.environ)

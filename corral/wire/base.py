@@ -1,0 +1,128 @@
+"""What every model of the wire shares: strict keys with a hint, and the units users write."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from corral.domain.errors import FieldError, InvalidInput
+from corral.domain.ids import is_digest, is_id, is_name, is_request_id
+
+
+class Strict(BaseModel):
+    """Unknown keys are refused at every level."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Answer(BaseModel):
+    """What the server sends: a client of an older version ignores what it does not know."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)\s*")
+_SECONDS = {"ms": 0.001, "s": 1, "": 1, "m": 60, "h": 3600, "d": 86400}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGTP]i?B?|B|)\s*", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+
+
+def parse_duration(value: object) -> object:
+    """`90`, `"90s"`, `"1.5h"`: seconds."""
+    if not isinstance(value, str):
+        return value
+    match = _DURATION.fullmatch(value)
+    if match is None:
+        raise ValueError('is not a duration; write for example "90s", "15m", "2h" or "1d"')
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def parse_size(value: object) -> object:
+    """`1024`, `"24GiB"`, `"500MB"`: bytes."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value)
+    if match is None:
+        raise ValueError('is not a size; write for example "24GiB" or "500MB"')
+    unit = match[2].upper()
+    base = 1024 if "I" in unit else 1000
+    return int(float(match[1]) * base ** _POWERS[unit.rstrip("B").rstrip("I")])
+
+
+def _check(text: str, ok: bool, what: str) -> str:
+    if not ok:
+        raise ValueError(f"is not {what}")
+    return text
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+Size = Annotated[int, BeforeValidator(parse_size)]
+Name = Annotated[
+    str,
+    AfterValidator(lambda v: _check(v, is_name(v), "a name (letters, digits, `.`, `_`, `-`; at most 64)")),
+]
+RunIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "r"), "a run id"))]
+ArtifactIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "a"), "an artifact id"))]
+RequestId = Annotated[
+    str, AfterValidator(lambda v: _check(v, is_request_id(v), "a request id (8 to 64 of A-Z a-z 0-9 _ -)"))
+]
+DigestText = Annotated[
+    str, AfterValidator(lambda v: _check(v, is_digest(v), "a SHA-256 digest (64 lower-case hex digits)"))
+]
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    return path or "(whole)"
+
+
+def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """The keys allowed beside the one at `location`, found by walking the model's JSON Schema."""
+    schema: Mapping[str, Any] = model.model_json_schema()
+    root = schema
+    for part in location[:-1]:
+        schema = _inside(root, schema, part)
+    return list(_resolve(root, schema).get("properties", {}))
+
+
+def _resolve(root: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    while "$ref" in schema or "anyOf" in schema:
+        if "$ref" in schema:
+            schema = root["$defs"][schema["$ref"].rsplit("/", 1)[1]]
+        else:
+            options = [_resolve(root, option) for option in schema["anyOf"]]
+            schema = next((o for o in options if "properties" in o), options[0])
+    return schema
+
+
+def _inside(root: Mapping[str, Any], schema: Mapping[str, Any], part: int | str) -> Mapping[str, Any]:
+    schema = _resolve(root, schema)
+    if isinstance(part, int):
+        return schema.get("items", {})  # type: ignore[no-any-return]
+    if part in schema.get("properties", {}):
+        return schema["properties"][part]  # type: ignore[no-any-return]
+    extra = schema.get("additionalProperties")
+    # Unions put the member's name into the location; it is not a key.
+    return extra if isinstance(extra, dict) else schema
+
+
+def explain(model: type[BaseModel], error: ValidationError, *, what: str) -> InvalidInput:
+    """Pydantic's findings in our words, each with its place and, for a mistyped key, the nearest one."""
+    fields: list[FieldError] = []
+    for item in error.errors(include_url=False, include_input=False):
+        location = item["loc"]
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = "is not a known key"
+            near = difflib.get_close_matches(str(location[-1]), _known_keys(model, location), 1, 0.5)
+            if near:
+                message += f"; did you mean `{near[0]}`?"
+        fields.append(FieldError(_place(location), message))
+    lines = "; ".join(f"`{f.path}` {f.message}" for f in fields[:20])
+    return InvalidInput(f"{what} is not valid: {lines}", fields=fields)

@@ -1,0 +1,159 @@
+"""Submitting, reading and steering runs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from pydantic import JsonValue as Json
+
+from corral.wire.base import Answer, Name, RequestId, Strict
+from corral.wire.spec import RunSpec
+
+
+class SubmitRequest(Strict):
+    """One run, or several as a group. The same `request_id` again gives the same answer and no second run."""
+
+    request_id: RequestId
+    runs: list[RunSpec] = Field(min_length=1, max_length=10_000)
+    group: Name | None = None
+    dry_run: bool = False
+
+
+class Placement(Answer):
+    """Whether one host could run it; if not, every reason."""
+
+    host: str
+    host_id: str
+    eligible: bool
+    reasons: list[str] = []
+    note: str = ""
+
+
+class SubmitAnswer(Answer):
+    ids: list[str]
+    group_id: str | None = None
+    hosts: list[Placement] = []
+
+
+class RankView(Answer):
+    rank: int
+    state: str
+    epoch: int
+    lease_id: str | None = None
+    host: str | None = None
+    reason: str | None = None
+    exit_code: int | None = None
+
+
+class AttemptView(Answer):
+    number: int
+    opened_at: float
+    closed_at: float | None = None
+    ranks: list[RankView]
+
+
+class RunView(Answer):
+    """A run as it is now. Times are Unix seconds; what is not known is null."""
+
+    id: str
+    project: str
+    name: str
+    kind: str
+    state: str
+    priority: int
+    group_id: str | None = None
+    group: str | None = None
+    seed: int | None = None
+    labels: dict[str, str] = {}
+    generation: int = 1
+    attempt: int = 0
+    reason: str | None = None
+    detail: str | None = None
+    hint: str | None = None
+    hold_reason: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    host: str | None = None
+    created_at: float
+    started_at: float | None = None
+    ended_at: float | None = None
+    progress: dict[str, Json] = {}
+    metrics: dict[str, float] = {}
+    artifact_id: str | None = None
+    submitted_by: str | None = None
+
+
+class RunDetail(RunView):
+    spec: RunSpec
+    identity: str
+    attempts: list[AttemptView] = []
+    retries_used: dict[str, int] = {}
+
+
+class RunPage(Answer):
+    items: list[RunView]
+    next: str | None = None
+
+
+class EventView(Answer):
+    run_id: str
+    n: int
+    at: float
+    type: str
+    actor: str
+    data: dict[str, Json] = {}
+
+
+class EventPage(Answer):
+    items: list[EventView]
+    next: str | None = None
+
+
+class LogLine(Answer):
+    """One piece of output; `partial` when the line goes on in the next piece."""
+
+    at: float
+    stream: Literal["stdout", "stderr", "corral"]
+    text: str
+    attempt: int = 1
+    rank: int = 0
+    partial: bool = False
+
+
+class LogPage(Answer):
+    items: list[LogLine]
+    next: str
+    ended: bool
+
+
+class MetricPoint(Answer):
+    at: float
+    step: int | None = None
+    name: str
+    value: float
+    attempt: int = 1
+    rank: int = 0
+
+
+class MetricPage(Answer):
+    items: list[MetricPoint]
+    next: str
+    ended: bool
+
+
+class WhyAnswer(Answer):
+    run_id: str
+    state: str
+    summary: str
+    hosts: list[Placement] = []
+
+
+class CancelRequest(Strict):
+    reason: str = Field("", max_length=500)
+
+
+class RequeueRequest(Strict):
+    """A final run becomes the next generation; a running one is refused."""
+
+    request_id: RequestId

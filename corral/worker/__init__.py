@@ -1,0 +1,1 @@
+"""Pulls leases, prepares code and environment, supervises the child, brings the results back."""

@@ -1,0 +1,114 @@
+"""Renews a lease while its job lives, and hears what the server wants of it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import psutil
+
+from corral.domain.canonical import Json
+from corral.domain.errors import CorralError, LeaseLost, NotFound
+from corral.wire.leases import BeatRequest, Lease
+from corral.worker.control import Control
+from corral.worker.link import Link, Pauses
+from corral.worker.probe import gpu_sample
+
+logger = logging.getLogger(__name__)
+
+# Two renewals can be lost before the sweeper takes the run.
+BEATS_PER_LEASE = 3
+
+
+class Vitals:
+    """What a beat carries: the child's own progress, and what the worker sees of it."""
+
+    def __init__(self, gpus: Sequence[int]) -> None:
+        self._gpus = tuple(gpus)
+        self._lock = threading.Lock()
+        self._progress: dict[str, Json] = {}
+        self.pid: int | None = None
+        self.active_at: Callable[[], float] | None = None
+
+    def progressed(self, values: dict[str, Json]) -> None:
+        with self._lock:
+            merged = {**self._progress, **values}
+            # The newest keys stay: a beat holds 64.
+            self._progress = dict(list(merged.items())[-64:])
+
+    def request(self) -> BeatRequest:
+        with self._lock:
+            progress = dict(self._progress)
+        active_s_ago = None
+        if self.active_at is not None:
+            active_s_ago = max(0.0, time.monotonic() - self.active_at())
+        return BeatRequest(progress=progress, sample=self._sample(), active_s_ago=active_s_ago)
+
+    def _sample(self) -> dict[str, float]:
+        if self.pid is None:
+            return {}
+        return {**tree_sample(self.pid), **gpu_sample(self._gpus)}
+
+
+def tree_sample(pid: int) -> dict[str, float]:
+    """Memory and processor time of a process and all below it; empty when it is gone."""
+    rss, cpu_s, count = 0, 0.0, 0
+    with suppress(psutil.Error):
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                rss += process.memory_info().rss
+                cpu_s += times.user + times.system
+                count += 1
+    return {"rss_bytes": float(rss), "cpu_s": cpu_s, "processes": float(count)} if count else {}
+
+
+class Beater:
+    """A thread that beats at once and then three times per lease, until it is ended."""
+
+    def __init__(self, link: Link, lease: Lease, control: Control, vitals: Vitals) -> None:
+        self._link = link
+        self._lease = lease
+        self._control = control
+        self._vitals = vitals
+        self._every_s = lease.lease_s / BEATS_PER_LEASE
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"corral-beat-{lease.id}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """No beat is begun after this; one under way may still arrive, which is harmless."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        pauses = Pauses()
+        while not self._ended.is_set() and not self._control.lost:
+            try:
+                self._beat()
+                pauses.reset()
+                self._ended.wait(self._every_s)
+            except (LeaseLost, NotFound) as error:
+                # After the end, that the lease is closed is no news.
+                if not self._ended.is_set():
+                    self._control.lose(error.message)
+            except CorralError as error:
+                logger.debug("a beat of %s failed: %s", self._lease.id, error)
+                self._link.look_again()
+                self._ended.wait(min(self._every_s, pauses.next_s()))
+
+    def _beat(self) -> None:
+        lease = self._lease
+        answer = self._link.corral.leases.beat(lease.id, lease.epoch, self._vitals.request())
+        self._every_s = answer.lease_s / BEATS_PER_LEASE
+        if self._ended.is_set():
+            return
+        if answer.action == "lost":
+            self._control.lose(answer.reason or "the server says so")
+        elif answer.action == "stop":
+            self._control.heard(answer.reason, answer.grace_s)

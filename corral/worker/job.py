@@ -1,0 +1,202 @@
+"""One lease, from its grant to its outcome."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from functools import partial
+
+from corral.client.digest import FileChanged, FileUnreadable
+from corral.client.tree import NotAFolder, SecretInTree, TreeRefused
+from corral.client.walk import TreeTooLarge
+from corral.domain.errors import BlobMissing, CorralError, LeaseLost, NotFound
+from corral.domain.paths import BadPath
+from corral.domain.reasons import Reason
+from corral.domain.redaction import Secrets
+from corral.wire.leases import FinishRequest, Lease
+from corral.worker.beats import Beater, Vitals
+from corral.worker.checkpoints import Checkpoints
+from corral.worker.control import Control, StopWish
+from corral.worker.link import GivenUp, Link
+from corral.worker.prepare import CannotStart, Host, NoLongerFits, Preparation, Prepared
+from corral.worker.recorder import Recorder
+from corral.worker.report import deliver
+from corral.worker.sender import Sender
+from corral.worker.spool import Spool
+from corral.worker.supervise import Supervision
+from corral.worker.upload import TRIES, Uploads
+from corral.worker.verdict import failed, stopped, verdict
+from corral.worker.workspace import JobRecord, Outcome, Phase, Workspace
+
+logger = logging.getLogger(__name__)
+
+_BAD_OUTPUT = (TreeRefused, TreeTooLarge, SecretInTree, NotAFolder, FileUnreadable, FileChanged, BadPath)
+_NO_SECRETS = Secrets({})
+
+
+class Job:
+    """`run` for a new lease, `resume` for one whose child had ended under an earlier worker."""
+
+    def __init__(self, host: Host, beats: Link, lease: Lease) -> None:
+        self.lease = lease
+        self.gave_back = False
+        self.control = Control(lease.id, wall_left_s=lease.wall_left_s, grace_s=lease.spec.grace)
+        self._host = host
+        self._workspace = Workspace(host.home, lease.id)
+        self._vitals = Vitals(lease.gpus)
+        self._beater = Beater(beats, lease, self.control, self._vitals)
+        self._uploads = Uploads(host.link, lease, self.control)
+
+    def run(self) -> None:
+        # First of all: a lease that is not beaten soon is given to another.
+        self._beater.start()
+        self._guarded(self._run)
+
+    def resume(self, record: JobRecord) -> None:
+        self._beater.start()
+        self._guarded(partial(self._resume, record))
+
+    def release(self) -> None:
+        """The worker drains: stop, and give the run back."""
+        self.control.stop(Reason.RELEASED, "the worker drains")
+
+    def _guarded(self, work: partial[None] | object) -> None:
+        try:
+            assert callable(work)
+            work()
+        except (GivenUp, LeaseLost, NotFound) as error:
+            self.control.lose(str(error) or "given up")
+        except Exception as error:
+            logger.exception("the job of %s failed in the worker", self.lease.id)
+            self._beater.end()
+            broken = failed(Reason.UNKNOWN, f"the worker failed: {type(error).__name__}: {error}")
+            self._deliver_plainly(broken)
+        finally:
+            self._beater.end()
+            self._workspace.remove()
+
+    def _run(self) -> None:
+        self._workspace.create()
+        self._workspace.save(JobRecord(self.lease, Phase.RUNNING))
+        recorder, sender = self._record()
+        secrets, checkpoints = _NO_SECRETS, None
+        try:
+            prepared = Preparation(self._host, self.lease, self._workspace, self.control, recorder).run()
+            secrets = prepared.secrets
+            checkpoints = self._checkpoints(recorder, secrets)
+            outcome = self._supervised(prepared, recorder, checkpoints)
+        except CannotStart as error:
+            outcome = failed(error.reason, error.detail)
+        except NoLongerFits as error:
+            self.gave_back = True
+            outcome = stopped(StopWish(Reason.RELEASED, str(error), 0), None, 0)
+        except GivenUp:
+            outcome = self._stopped_early()
+        except OSError as error:
+            outcome = failed(Reason.ENVIRONMENT, f"this host cannot run it: {error}")
+        self._settle(outcome, recorder, sender, secrets=secrets, checkpoints=checkpoints)
+
+    def _resume(self, record: JobRecord) -> None:
+        if record.outcome is None:
+            return
+        recorder, sender = self._record()
+        preparation = Preparation(self._host, self.lease, self._workspace, self.control, recorder)
+        outcome, secrets = record.outcome, _NO_SECRETS
+        try:
+            secrets = Secrets(preparation.secret_values())
+            checkpoints = self._checkpoints(recorder, secrets)
+            checkpoints.recover()
+        except CannotStart as error:
+            checkpoints = None
+            if record.phase is Phase.OUTPUT:
+                # Without the secrets nobody can say that the output holds none.
+                outcome = failed(error.reason, error.detail)
+        self._settle(outcome, recorder, sender, secrets=secrets, checkpoints=checkpoints)
+
+    def _record(self) -> tuple[Recorder, Sender]:
+        lease, link = self.lease, self._host.link
+        spool = Spool(self._workspace.spool)
+        sender = Sender(
+            spool,
+            lambda batch: link.corral.leases.send_events(lease.id, lease.epoch, batch),
+            lost=self.control.lose,
+            given_up=self.control.given_up,
+            look_again=link.look_again,
+        )
+        sender.start()
+        return Recorder(spool), sender
+
+    def _checkpoints(self, recorder: Recorder, secrets: Secrets) -> Checkpoints:
+        return Checkpoints(self._workspace, self._uploads, recorder, control=self.control, secrets=secrets)
+
+    def _supervised(self, prepared: Prepared, recorder: Recorder, checkpoints: Checkpoints) -> Outcome:
+        if self.control.stopping:
+            return self._stopped_early()
+        supervision = Supervision(self._workspace, self.control, recorder, self._vitals, checkpoints)
+        return verdict(supervision.run(prepared, quota_bytes=self.lease.log_quota_bytes))
+
+    def _stopped_early(self) -> Outcome:
+        wish = self.control.wish()
+        if self.control.lost or wish is None:
+            raise GivenUp
+        return stopped(wish, None, 0)
+
+    def _settle(
+        self,
+        outcome: Outcome,
+        recorder: Recorder,
+        sender: Sender,
+        *,
+        secrets: Secrets,
+        checkpoints: Checkpoints | None,
+    ) -> None:
+        """Everything that must be on the server before the outcome, then the outcome."""
+        if self.control.lost:
+            raise GivenUp
+        self._save(outcome, Phase.OUTPUT if outcome.kind == "finish" else Phase.OUTCOME)
+        if checkpoints is not None:
+            checkpoints.drain()
+        for tries_left in reversed(range(TRIES)):
+            done = self._with_output(outcome, secrets)
+            recorder.flush()
+            sender.drain()
+            self._save(done, Phase.OUTCOME)
+            self._beater.end()
+            try:
+                deliver(self._host.link, self.lease, done, self.control)
+                return
+            except BlobMissing:
+                if not tries_left:
+                    raise
+
+    def _with_output(self, outcome: Outcome, secrets: Secrets) -> Outcome:
+        body = outcome.body
+        if not isinstance(body, FinishRequest) or body.artifact_id is not None:
+            return outcome
+        try:
+            artifact_id = self._uploads.output(self._workspace.output, secrets)
+        except _BAD_OUTPUT as error:
+            text = secrets.redact_text(f"the output is refused: {error.message}\n{error.hint}")
+            return failed(Reason.BAD_OUTPUT, text, ran_s=body.ran_s)
+        except (LeaseLost, NotFound):
+            raise
+        except CorralError as error:
+            return failed(Reason.BAD_OUTPUT, f"the output was not stored: {error.message}\n{error.hint}")
+        return replace(outcome, body=body.model_copy(update={"artifact_id": artifact_id}))
+
+    def _save(self, outcome: Outcome, phase: Phase) -> None:
+        record = JobRecord(self.lease, phase, outcome)
+        try:
+            if phase is Phase.OUTCOME:
+                self._workspace.save_durably(record)
+            else:
+                self._workspace.save(record)
+        except OSError as error:
+            # A full disk: it is still reported, only a crash before that would lose it.
+            logger.warning("the outcome of %s is not on disk: %s", self.lease.id, error)
+
+    def _deliver_plainly(self, outcome: Outcome) -> None:
+        try:
+            deliver(self._host.link, self.lease, outcome, self.control)
+        except GivenUp:
+            logger.warning("%s was lost before its failure could be reported", self.lease.id)

@@ -1,0 +1,105 @@
+"""The worker's way to the server, which may be away for long and come back on another port."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from corral.client.api import Corral
+from corral.client.discovery import local_url
+from corral.client.http import Backoff
+from corral.domain.errors import Forbidden, ServerUnreachable, StoreUnavailable, Unauthenticated
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+# A revoked token or a wrong server may be put right by its operator; until then, patience costs nothing.
+PASSING = (ServerUnreachable, StoreUnavailable, Unauthenticated, Forbidden)
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+class GivenUp(Exception):
+    """The caller no longer wants what it waited for."""
+
+
+class Link:
+    """A client of the server, wherever it listens now. Safe to use from several threads."""
+
+    def __init__(self, *, url: str | None, home: Path, token: str, timeout_s: float = 30.0) -> None:
+        self._fixed_url = url
+        self._home = home
+        self._token = token
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        # Kept open until the end: another thread may be in the middle of a call.
+        self._former: list[Corral] = []
+        self._corral: Corral | None = None
+
+    @property
+    def corral(self) -> Corral:
+        """Raise ServerUnreachable while no server has ever said where it is."""
+        with self._lock:
+            if self._corral is None:
+                self._corral = self._connect(self._find())
+            return self._corral
+
+    def look_again(self) -> None:
+        """After a failed call: follow the server if it says that it is elsewhere now."""
+        try:
+            url = self._find()
+        except ServerUnreachable:
+            return
+        with self._lock:
+            if self._corral is not None and self._corral.url != url.rstrip("/"):
+                logger.info("the server is at %s now", url)
+                self._former.append(self._corral)
+                self._corral = self._connect(url)
+
+    def close(self) -> None:
+        with self._lock:
+            for corral in (*self._former, *filter(None, [self._corral])):
+                corral.close()
+
+    def _find(self) -> str:
+        found = self._fixed_url or local_url(self._home)
+        if found is None:
+            raise ServerUnreachable(f"no server is known: CORRAL_URL is not set and {self._home} has none")
+        return found
+
+    def _connect(self, url: str) -> Corral:
+        # The worker's own loops are patient for ever; a second patience inside would only hide outages.
+        return Corral(url, self._token, timeout_s=self._timeout_s, backoff=Backoff(tries=2, first_s=0.2))
+
+
+class Pauses:
+    """Growing, jittered pauses between tries; `reset` after a success."""
+
+    def __init__(self, longest_s: float = LONGEST_PAUSE_S) -> None:
+        self._longest_s = longest_s
+        self._failures = 0
+
+    def reset(self) -> None:
+        self._failures = 0
+
+    def next_s(self) -> float:
+        whole = min(self._longest_s, FIRST_PAUSE_S * 2.0 ** min(self._failures, 16))
+        self._failures += 1
+        return whole * random.uniform(0.5, 1.0)
+
+
+def keep_trying(link: Link, call: Callable[[Corral], T], *, given_up: threading.Event) -> T:
+    """Repeat a call that may arrive twice until the server answers it; GivenUp once the event is set."""
+    pauses = Pauses()
+    while not given_up.is_set():
+        try:
+            return call(link.corral)
+        except PASSING as error:
+            logger.debug("trying again: %s", error)
+            link.look_again()
+            given_up.wait(pauses.next_s())
+    raise GivenUp

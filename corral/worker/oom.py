@@ -1,0 +1,81 @@
+"""Whether the kernel killed for want of memory while a child ran: evidence, never a guess."""
+
+import sys
+import threading
+from pathlib import Path
+
+_watches: "set[Watch]" = set()
+_lock = threading.Lock()
+
+
+def read_counter(file: Path, name: str) -> int | None:
+    """The value beside a name in a file of `name value` lines; None if it cannot be read."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return None
+
+
+def own_memory_events() -> Path | None:
+    """memory.events of this process's control group, which its children share; None without cgroup v2."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("0::"):
+            for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
+                events = Path(root + line.removeprefix("0::")) / "memory.events"
+                if events.is_file():
+                    return events
+    return None
+
+
+class Watch:
+    """Counts kills from its creation to `verdict`; one per child."""
+
+    def __init__(self, events: Path | None, vmstat: Path) -> None:
+        self._events = events
+        self._vmstat = vmstat
+        self._group_before = self._group_kills()
+        self._machine_before = read_counter(vmstat, "oom_kill")
+        with _lock:
+            self._shared = bool(_watches)
+            for other in _watches:
+                other._shared = True
+            _watches.add(self)
+
+    def _group_kills(self) -> int | None:
+        return None if self._events is None else read_counter(self._events, "oom_kill")
+
+    def end(self) -> None:
+        with _lock:
+            _watches.discard(self)
+
+    def verdict(self, *, killed_unasked: bool) -> bool | None:
+        """True if memory ran out, False if it surely did not, None if that is not known.
+
+        `killed_unasked`: the child died of a SIGKILL that the worker did not send. When several children
+        shared the control group, a kill is laid only to one that died like that.
+        """
+        self.end()
+        before, after = self._group_before, self._group_kills()
+        if before is not None and after is not None:
+            if after == before:
+                return False
+            return True if killed_unasked or not self._shared else None
+        machine_after = read_counter(self._vmstat, "oom_kill")
+        if machine_after is not None and machine_after == self._machine_before:
+            return False
+        # Somewhere on the machine something was killed; that is no evidence about this child.
+        return None
+
+
+def watch() -> Watch | None:
+    """None where the system keeps no such counters."""
+    return Watch(own_memory_events(), Path("/proc/vmstat")) if sys.platform == "linux" else None

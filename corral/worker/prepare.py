@@ -1,0 +1,179 @@
+"""Everything between a lease and the start of its child: code, inputs, checkpoint, environment, secrets."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from corral.client.api import Corral
+from corral.client.installer import InstallerStopped
+from corral.client.lock import Lock
+from corral.client.unpack import ContentMismatch
+from corral.domain.capability import gib
+from corral.domain.errors import CorralError, LeaseLost, NotFound
+from corral.domain.reasons import Reason
+from corral.domain.redaction import Secrets
+from corral.wire.leases import Lease
+from corral.wire.spec import BuiltEnvironment, render_argv
+from corral.worker.cache import Cache
+from corral.worker.child import Command
+from corral.worker.child_env import child_environment
+from corral.worker.control import Control
+from corral.worker.environment import Environments
+from corral.worker.link import GivenUp, Link, keep_trying
+from corral.worker.probe import free_now
+from corral.worker.recorder import Recorder
+from corral.worker.workspace import Workspace, make_read_only
+
+
+class CannotStart(Exception):
+    """The run cannot be started here, for a reason that is the run's to bear."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class NoLongerFits(Exception):
+    """What the host had when it claimed is gone; another host, or a later try, may do."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """What all jobs of this worker share."""
+
+    home: Path
+    link: Link
+    cache: Cache
+    base_env: Mapping[str, str]
+    has_gpus: Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    command: Command
+    secrets: Secrets
+
+
+@dataclass(frozen=True)
+class Preparation:
+    host: Host
+    lease: Lease
+    workspace: Workspace
+    control: Control
+    recorder: Recorder
+
+    def run(self) -> Prepared:
+        """Raise CannotStart, NoLongerFits, GivenUp, LeaseLost, or OSError when the disk is full."""
+        lease, workspace = self.lease, self.workspace
+        self._recheck()
+        workspace.spec.write_text(lease.spec.model_dump_json(), encoding="utf-8")
+        if lease.spec.code is None:
+            workspace.work.mkdir(exist_ok=True)
+        else:
+            self._fetch("the code", lease.spec.code, workspace.work)
+        for name, artifact_id in lease.spec.inputs.items():
+            self._fetch(f"input {name}", artifact_id, workspace.inputs / name)
+        make_read_only(workspace.inputs)
+        if lease.resume is not None:
+            self._fetch("the checkpoint to resume from", lease.resume.artifact_id, workspace.resume)
+        python = self._python()
+        values = self.secret_values()
+        env = child_environment(
+            lease,
+            workspace,
+            base=self.host.base_env,
+            python=python,
+            secrets=values,
+            data_dir=self.host.home,
+            host_has_gpus=self.host.has_gpus(),
+        )
+        argv = tuple(render_argv(lease.spec, lease.run_id))
+        return Prepared(Command(argv, workspace.work, env), Secrets(values))
+
+    def secret_values(self) -> dict[str, str]:
+        """In memory only, and only as late as possible."""
+        lease = self.lease
+        if not lease.spec.secrets:
+            return {}
+        try:
+            answer = keep_trying(
+                self.host.link,
+                lambda corral: corral.leases.secrets(lease.id, lease.epoch),
+                given_up=self.control.given_up,
+            )
+        except LeaseLost:
+            raise
+        except CorralError as error:
+            raise CannotStart(Reason.ENVIRONMENT, f"{error.message} {error.hint}".strip()) from error
+        if missing := sorted(set(lease.spec.secrets) - set(answer.values)):
+            raise CannotStart(
+                Reason.ENVIRONMENT,
+                f"project {lease.project} has no secret {', '.join(missing)}. "
+                f"Set it with `corral secrets set`, then requeue the run.",
+            )
+        return dict(answer.values)
+
+    def _recheck(self) -> None:
+        need = self.lease.spec.resources
+        free_bytes = shutil.disk_usage(self.host.home).free
+        if need.min_disk is not None and free_bytes < need.min_disk:
+            raise NoLongerFits(f"needs {gib(need.min_disk)} disk; {gib(free_bytes)} are free now")
+        if need.min_vram is None:
+            return
+        memory = free_now(self.host.home).gpu_bytes or {}
+        for index in self.lease.gpus:
+            free = memory.get(index)
+            if free is not None and free < need.min_vram:
+                raise NoLongerFits(f"needs {gib(need.min_vram)} on GPU {index}; {gib(free)} are free now")
+
+    def _fetch(self, what: str, artifact_id: str, target: Path) -> None:
+        try:
+            keep_trying(
+                self.host.link,
+                lambda corral: self._fetch_once(corral, artifact_id, target),
+                given_up=self.control.given_up,
+            )
+        except ContentMismatch as error:
+            raise CannotStart(Reason.BAD_DATA, f"{what} ({artifact_id}): {error.message}") from error
+        except NotFound as error:
+            raise CannotStart(
+                Reason.BAD_DATA, f"{what} ({artifact_id}) is not on the server: {error.message}"
+            ) from error
+        except LeaseLost:
+            raise
+        except CorralError as error:
+            raise CannotStart(Reason.ENVIRONMENT, f"{what} cannot be fetched: {error.message}") from error
+
+    def _fetch_once(self, corral: Corral, artifact_id: str, target: Path) -> None:
+        # Between the tries of a long outage, a run that was told to stop stops.
+        if self.control.stopping:
+            raise GivenUp
+        source = corral.leases.source(self.lease.id, self.lease.epoch)
+        tree = self.host.cache.tree(artifact_id, lambda: corral.artifacts.tree(artifact_id, source.params))
+        self.host.cache.unpack(tree, source.read, target)
+
+    def _python(self) -> Path | None:
+        built = self.lease.spec.environment
+        if built is None:
+            return None
+        try:
+            return self._environments(built).build(
+                Lock(built.lock, built.python), self._progress, lambda: self.control.stopping
+            )
+        except InstallerStopped as error:
+            raise GivenUp from error
+        except CorralError as error:
+            raise CannotStart(Reason.ENVIRONMENT, f"{error.message}\n{error.hint}") from error
+
+    def _environments(self, built: BuiltEnvironment) -> Environments:
+        links = [Path(built.find_links)] if built.find_links else []
+        return Environments(self.host.home / "environments", self.host.base_env, find_links=links)
+
+    def _progress(self, line: str) -> None:
+        self.recorder.say(line)
+        self.recorder.active()
+        self.recorder.tick()

@@ -1,0 +1,91 @@
+"""What the end of a child means. A cause that is not known is called unknown."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from corral.domain.reasons import Reason
+from corral.wire.leases import FailRequest, FinishRequest, StoppedRequest
+from corral.worker.child import SIGKILL, Exit
+from corral.worker.control import StopWish
+from corral.worker.workspace import Outcome
+
+# Raised by what the program itself does; anybody may send the others.
+_OWN_FAULT = {"SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS", "SIGXCPU", "SIGXFSZ"}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A child's end as the worker saw it. `obeyed` is the wish for which it was signalled, if any."""
+
+    exit: Exit
+    ran_s: float
+    obeyed: StopWish | None = None
+    local_problem: str | None = None
+    last_errors: str = ""
+    metrics: tuple[tuple[str, float], ...] = ()
+
+
+def verdict(ended: Ended) -> Outcome:
+    found = ended.exit
+    if ended.obeyed is not None:
+        return stopped(ended.obeyed, found, ended.ran_s)
+    if ended.local_problem is not None:
+        return failed(Reason.ENVIRONMENT, ended.local_problem, found, ended.ran_s)
+    if found.error is not None:
+        # Executed never: the command is wrong. Killed from outside: nobody knows why.
+        reason = Reason.UNKNOWN if found.signal == SIGKILL else Reason.CODE_ERROR
+        return failed(reason, found.error, found, ended.ran_s)
+    if found.code == 0:
+        return Outcome(FinishRequest(metrics=dict(ended.metrics), ran_s=ended.ran_s))
+    return failed(_reason(found), _detail(found, ended.last_errors), found, ended.ran_s)
+
+
+def stopped(wish: StopWish, found: Exit | None, ran_s: float) -> Outcome:
+    return Outcome(
+        StoppedRequest(
+            reason=wish.reason,
+            detail=wish.detail,
+            exit_code=None if found is None else found.code,
+            signal=None if found is None else found.signal,
+            ran_s=ran_s,
+        )
+    )
+
+
+def failed(reason: Reason, detail: str, found: Exit | None = None, ran_s: float = 0) -> Outcome:
+    return Outcome(
+        FailRequest(
+            reason=reason,
+            detail=detail.encode("utf-8", "replace").decode()[:20_000],
+            exit_code=None if found is None else found.code,
+            signal=None if found is None else found.signal,
+            ran_s=ran_s,
+        )
+    )
+
+
+def _reason(found: Exit) -> Reason:
+    if found.oom is True:
+        return Reason.OUT_OF_MEMORY
+    if found.signal is None or _name(found.signal) in _OWN_FAULT:
+        return Reason.CODE_ERROR
+    return Reason.UNKNOWN
+
+
+def _detail(found: Exit, last_errors: str) -> str:
+    if found.oom is True:
+        what = "memory ran out: the kernel killed a process of the run"
+    elif found.signal is not None:
+        what = f"the command was killed by {_name(found.signal)}"
+    else:
+        what = f"the command ended with exit code {found.code}"
+    return f"{what}\n{last_errors}".rstrip()
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,421 @@
+"""The installed `corral` as a user runs it, against a server and a worker of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+CORRAL = str(Path(sys.executable).parent / "corral")
+CLEAN = {key: value for key, value in os.environ.items() if "CORRAL" not in key}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One home with its server and worker."""
+
+    home: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**CLEAN, "CORRAL_HOME": str(self.home), "CORRAL_PORT": "0"}
+
+    def __call__(self, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [CORRAL, *arguments],
+            capture_output=True,
+            text=True,
+            input=given,
+            env=self.env,
+            timeout=120,
+            check=False,
+        )
+
+    def ok(self, *arguments: str, given: str = "") -> str:
+        done = self(*arguments, given=given)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [CORRAL, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.env
+        )
+
+    def python(self, code: str, *options: str) -> subprocess.CompletedProcess[str]:
+        return self("run", *options, "--", sys.executable, "-c", code)
+
+    def state(self, run: str) -> str:
+        return str(json.loads(self.ok("show", run, "--json"))["state"])
+
+    def pid(self, role: str) -> int:
+        return int(json.loads((self.home / "up" / f"{role}.json").read_text())["pid"])
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline, f"waited 60 s for {what}"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def corral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    machine = Machine(tmp_path_factory.mktemp("home"))
+    started = machine("up", "--detach")
+    assert started.returncode == 0, started.stderr
+    yield machine
+    machine("down", "--timeout", "5")
+
+
+def test_up_a_second_time_says_that_it_runs(corral: Machine) -> None:
+    assert "running already at http://127.0.0.1:" in corral.ok("up", "--detach")
+
+
+def test_status_shows_both_processes_and_the_host(corral: Machine) -> None:
+    shown = corral.ok("status")
+
+    assert f"pid {corral.pid('server')}," in shown
+    assert f"pid {corral.pid('worker')}," in shown
+    assert "1 of 1 here" in shown
+
+
+def test_stdout_holds_what_the_program_prints_and_nothing_else(corral: Machine) -> None:
+    done = corral.python("import sys; print('hello'); print('aside', file=sys.stderr)")
+
+    assert (done.returncode, done.stdout) == (0, "hello\n")
+    assert "aside\n" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137), ("", 0)],
+)
+def test_the_exit_code_is_the_programs(code: str, expected: int, corral: Machine) -> None:
+    assert corral.python(code).returncode == expected
+
+
+def test_quiet_leaves_only_the_programs_output(corral: Machine) -> None:
+    done = corral.python("print('x')", "--quiet")
+
+    assert (done.stdout, done.stderr) == ("x\n", "")
+
+
+def test_env_labels_and_overrides_reach_the_run(corral: Machine) -> None:
+    done = corral.python(
+        "import os; print(os.environ['A'])", "--env", "A=b=c", "--label", "team=x", "--set", "priority=5"
+    )
+
+    assert done.stdout == "b=c\n"
+    newest = json.loads(corral.ok("ls", "--label", "team=x", "--json"))[0]
+    assert (newest["priority"], newest["labels"]) == (5, {"team": "x"})
+
+
+def test_code_is_shipped_without_what_is_ignored(corral: Machine, tmp_path: Path) -> None:
+    (tmp_path / "say.py").write_text("import os; print(sorted(os.listdir('.')))")
+    (tmp_path / "big.bin").write_bytes(b"x" * 1000)
+    (tmp_path / ".gitignore").write_text("*.bin\n")
+
+    done = corral("run", "--code", str(tmp_path), "--", sys.executable, "say.py")
+
+    assert done.returncode == 0, done.stderr
+    assert "say.py" in done.stdout
+    assert "big.bin" not in done.stdout
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    (tmp_path / "data.txt").write_text("from the input")
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f"""
+        name = "sweep"
+        argv = [{sys.executable!r}, "-c", "print('lr', '{{params.lr}}', 'seed', '{{seed}}')"]
+        seeds = [0, 1]
+        [inputs]
+        data = "data.txt"
+        [sweep]
+        lr = [0.1, 0.2]
+        """
+    )
+    return path
+
+
+def test_a_dry_run_shows_spec_and_hosts_and_stores_nothing(corral: Machine, sweep: Path) -> None:
+    before = corral.ok("ls", "--all", "--json")
+    artifacts = corral.ok("artifacts", "ls", "--json")
+
+    shown = json.loads(corral.ok("submit", str(sweep), "--dry-run", "--json", "--set", "params.x=3e-4"))
+
+    assert [(run["params"]["lr"], run.get("seed")) for run in shown["runs"]] == [
+        (0.1, 0),
+        (0.1, 1),
+        (0.2, 0),
+        (0.2, 1),
+    ]
+    assert shown["runs"][0]["params"]["x"] == 3e-4
+    assert [host["eligible"] for host in shown["hosts"]] == [True]
+    assert corral.ok("ls", "--all", "--json") == before
+    assert corral.ok("artifacts", "ls", "--json") == artifacts
+
+
+def test_a_group_prints_all_ids_and_is_followed_to_its_end(corral: Machine, sweep: Path) -> None:
+    done = corral("submit", str(sweep), "--follow", "--json")
+
+    assert done.returncode == 0, done.stderr
+    ids = json.loads(done.stdout)["ids"]
+    assert len(ids) == 4
+    assert {corral.state(run) for run in ids} == {"succeeded"}
+    assert corral.ok("logs", ids[3]) == "lr 0.2 seed 1\n"
+
+
+def test_what_a_run_leaves_can_be_read_in_every_way(corral: Machine, tmp_path: Path) -> None:
+    code = (
+        "import json, os, pathlib\n"
+        "pathlib.Path(os.environ['CORRAL_OUTPUT_DIR'], 'model.txt').write_text('weights')\n"
+        "with open(os.environ['CORRAL_EVENTS'], 'a') as events:\n"
+        "    for step in range(5):\n"
+        "        events.write(json.dumps({'metrics': {'loss': 1 / (step + 1)}, 'step': step}) + '\\n')\n"
+        "print('line one'); print('line two')\n"
+    )
+    done = corral.python(code)
+    assert done.returncode == 0, done.stderr
+    assert "artifact a-" in done.stderr
+
+    run = json.loads(corral.ok("show", "latest", "--json"))
+    assert corral.ok("logs", run["id"], "--tail", "1") == "line two\n"
+    assert [json.loads(line)["text"] for line in corral.ok("logs", run["id"], "--json").splitlines()][:2] == [
+        "line one",
+        "line two",
+    ]
+    assert corral("logs", "-f", run["id"][:8]).stdout == "line one\nline two\n"
+    assert "█" in corral.ok("metrics", run["id"])
+    assert len(corral.ok("metrics", run["id"], "--json").splitlines()) == 5
+    assert "succeeded" in corral.ok("show", run["id"])
+    assert corral.ok("events", run["id"]).count("\n") >= 3
+    assert corral.ok("why", run["id"])
+    target = tmp_path / "got"
+    assert "1 files, 7 B, verified" in corral.ok("artifacts", "get", run["id"], str(target))
+    assert (target / "model.txt").read_text() == "weights"
+    assert "all match their digests" in corral.ok("artifacts", "verify", run["artifact_id"])
+    assert "is pinned" in corral.ok("artifacts", "pin", run["artifact_id"])
+
+
+def test_a_result_is_the_input_of_the_next_run(corral: Machine, tmp_path: Path) -> None:
+    write = (
+        "import os, pathlib; pathlib.Path(os.environ['CORRAL_OUTPUT_DIR'], 'a.txt').write_text('passed on')"
+    )
+    assert corral.python(write, "--name", "first").returncode == 0
+    first = json.loads(corral.ok("ls", "--name", "first", "--json"))[0]["id"]
+    path = tmp_path / "run.toml"
+    read = "import os, pathlib; print(pathlib.Path(os.environ['CORRAL_INPUT_DIR'], 'x', 'a.txt').read_text())"
+    path.write_text(
+        f'argv = {json.dumps([sys.executable, "-c", read])}\n[inputs]\nx = {{ run = "{first}" }}\n'
+    )
+
+    assert corral("submit", str(path), "--follow").stdout == "passed on\n"
+
+
+def test_a_cancelled_run_ends_its_follower_with_143_and_can_be_requeued(corral: Machine) -> None:
+    follower = corral.start(
+        "run", "--name", "slow", "--", sys.executable, "-c", "import time; time.sleep(300)"
+    )
+    until(lambda: '"running"' in corral("ls", "--name", "slow", "--json").stdout, "the run to start")
+    run = json.loads(corral.ok("ls", "--name", "slow", "--json"))[0]["id"]
+
+    assert run in corral.ok("cancel", run)
+
+    assert follower.wait(60) == 143
+    again = corral.ok("requeue", run).strip()
+    assert again != run
+    corral.ok("cancel", again)
+
+
+def test_ctrl_c_detaches_and_says_how_to_come_back(corral: Machine) -> None:
+    follower = corral.start(
+        "run", "--name", "left", "--", sys.executable, "-c", "import time; time.sleep(300)"
+    )
+    until(lambda: '"running"' in corral("ls", "--name", "left", "--json").stdout, "the run to start")
+    run = json.loads(corral.ok("ls", "--name", "left", "--json"))[0]["id"]
+
+    follower.send_signal(signal.SIGINT)
+    _, said = follower.communicate(timeout=30)
+
+    assert follower.returncode == 130
+    assert f"corral logs -f {run}" in said
+    assert corral.state(run) == "running"
+    corral.ok("cancel", run)
+
+
+def test_a_follower_and_a_run_outlive_a_server_that_is_killed(corral: Machine) -> None:
+    code = "import time\nprint('before', flush=True)\ntime.sleep(6)\nprint('after')"
+    follower = corral.start("run", "--name", "tough", "--", sys.executable, "-c", code)
+    until(lambda: '"running"' in corral("ls", "--name", "tough", "--json").stdout, "the run to start")
+    worker = corral.pid("worker")
+
+    os.kill(corral.pid("server"), signal.SIGKILL)
+    restarted = corral("up", "--detach")
+    out, said = follower.communicate(timeout=90)
+
+    assert restarted.returncode == 0, restarted.stderr
+    assert f"the worker of before goes on (pid {worker})" in restarted.stderr
+    assert (follower.returncode, out) == (0, "before\nafter\n"), said
+
+
+def test_a_secret_comes_from_stdin_and_is_hidden_in_the_output(corral: Machine) -> None:
+    corral.ok("secrets", "set", "API_KEY", given="hunter2-hunter2\n")
+
+    done = corral.python("import os; print(os.environ['API_KEY'])", "--secret", "API_KEY")
+
+    assert done.returncode == 0, done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
+    assert "API_KEY" in corral.ok("secrets", "ls")
+    corral.ok("secrets", "rm", "API_KEY")
+    assert "API_KEY" not in corral.ok("secrets", "ls")
+
+
+def test_a_token_is_shown_once_and_worthless_after_it_is_revoked(corral: Machine) -> None:
+    made = json.loads(corral.ok("tokens", "create", "ci", "--project", "default", "--json"))
+    url = json.loads((corral.home / "server.json").read_text())["url"]
+
+    def ls() -> subprocess.CompletedProcess[str]:
+        env = {**corral.env, "CORRAL_URL": url, "CORRAL_TOKEN": made["token"]}
+        return subprocess.run(
+            [CORRAL, "ls"], capture_output=True, text=True, env=env, timeout=60, check=False
+        )
+
+    assert ls().returncode == 0
+    corral.ok("tokens", "revoke", made["id"])
+    refused = ls()
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error:")
+    assert made["token"] not in corral.ok("tokens", "ls", "--json")
+
+
+def test_a_drained_host_takes_nothing_until_it_resumes(corral: Machine) -> None:
+    name = json.loads(corral.ok("hosts", "ls", "--json"))[0]["name"]
+    assert "drains" in corral.ok("hosts", "drain", name)
+    assert "takes runs again" in corral.ok("hosts", "resume", name)
+
+
+@pytest.mark.parametrize("run", ["r-zzzzzzzzzzzz", "../tokens", "a\nb", "r-?x=1"])
+def test_a_run_that_does_not_exist_is_a_clear_error(run: str, corral: Machine) -> None:
+    done = corral("show", run)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("error:")
+    assert "Traceback" not in done.stderr
+
+
+def test_the_shell_completes_run_ids(corral: Machine) -> None:
+    newest = json.loads(corral.ok("ls", "--json"))[0]["id"]
+    env = {
+        **corral.env,
+        "_CORRAL_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"corral show {newest[:6]}",
+        "COMP_CWORD": "2",
+    }
+    done = subprocess.run([CORRAL], capture_output=True, text=True, env=env, timeout=60, check=False)
+
+    assert newest in done.stdout.split()
+
+
+def test_piped_output_has_no_colours_and_a_closed_pipe_is_no_noise(corral: Machine) -> None:
+    assert "\x1b" not in corral.ok("ls")
+    env = {**corral.env, "PYTHONUNBUFFERED": "1"}
+    script = f"{CORRAL} ls --all --json | head -c 1"
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, env=env, timeout=60, check=False
+    )
+
+    assert (done.stdout, done.stderr) == ("[", "")
+
+
+def test_fsck_finds_nothing_and_then_the_damaged_file(corral: Machine) -> None:
+    assert "no problems" in corral.ok("fsck")
+    write = (
+        "import os, pathlib; pathlib.Path(os.environ['CORRAL_OUTPUT_DIR'], 'f').write_text('to be damaged')"
+    )
+    assert corral.python(write).returncode == 0
+    blob = next(path for path in (corral.home / "blobs").rglob("*") if _holds(path, b"to be damaged"))
+    blob.chmod(0o644)
+    blob.write_bytes(b"to be changed")
+
+    done = corral("fsck")
+
+    assert done.returncode == 1
+    assert blob.name in done.stdout
+    assert corral("artifacts", "verify", "latest").returncode == 1
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    return path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data
+
+
+def test_up_in_the_foreground_restarts_the_server_and_stops_with_down(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "home")
+    station = machine.start("up")
+    try:
+        until(lambda: (machine.home / "up" / "worker.json").exists(), "the worker to start")
+        until(lambda: machine("status").returncode == 0, "the server to answer")
+        first = machine.pid("server")
+
+        os.kill(first, signal.SIGKILL)
+        until(lambda: machine.pid("server") != first, "another server")
+        until(lambda: machine("status").returncode == 0, "the server to answer")
+
+        said = machine.ok("down", "--timeout", "10")
+        assert "worker (pid" in said
+        assert "server (pid" in said
+        assert station.wait(30) == 0
+    finally:
+        machine("down", "--timeout", "1")
+        station.kill()
+        station.communicate()
+
+
+def test_ctrl_c_on_up_stops_both(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "home")
+    station = machine.start("up")
+    try:
+        until(lambda: machine("status").returncode == 0, "the server to answer")
+        station.send_signal(signal.SIGINT)
+        said, _ = station.communicate(timeout=60)
+
+        assert "stopped" in said
+        assert machine("status").returncode == 3
+        assert machine.ok("down") == "nothing is running\n"
+    finally:
+        machine("down", "--timeout", "1")
+        station.kill()
+
+
+def test_a_pid_that_belongs_to_another_program_now_is_left_alone(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "home")
+    (machine.home / "up").mkdir(parents=True)
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        (machine.home / "up" / "server.json").write_text(json.dumps({"pid": bystander.pid, "started": 1.0}))
+        (machine.home / "worker.pid").write_text(str(bystander.pid))
+
+        assert machine.ok("down") == "nothing is running\n"
+
+        assert bystander.poll() is None
+        bystander.kill()
+
+
+def test_a_server_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "home")
+    machine.home.mkdir()
+    (machine.home / "corral.db").mkdir()
+
+    done = machine("up", "--detach")
+
+    assert done.returncode == 1
+    assert "the server ended while it started; the end of its log:" in done.stderr

@@ -1,0 +1,78 @@
+"""The store under test: SQLite in a file, SQLite in memory, Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from postgres import PrivatePostgres, private_postgres
+
+from corral.adapters.sql.postgres import PostgresStore
+from corral.adapters.sql.sqlite import MEMORY, SqliteStore
+from corral.ports.store import Store, Tx
+
+T = TypeVar("T")
+
+
+class Database:
+    """A store with an event loop of its own, so that tests are plain functions."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._runner = asyncio.Runner()
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    def write(self, unit: Callable[[Tx], T]) -> T:
+        return self.do(self.store.write(unit))
+
+    def read(self, unit: Callable[[Tx], T]) -> T:
+        return self.do(self.store.read(unit))
+
+    def close(self) -> None:
+        self.do(self.store.close())
+        self._runner.close()
+
+
+@contextmanager
+def opened(store: Store) -> Iterator[Database]:
+    database = Database(store)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PrivatePostgres]:
+    with private_postgres() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "memory", "postgres"])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    if request.param == "postgres":
+        server: PrivatePostgres = request.getfixturevalue("postgres")
+        with server.fresh() as url, opened(PostgresStore(url)) as database:
+            yield database
+    else:
+        path = MEMORY if request.param == "memory" else tmp_path / "corral.db"
+        with opened(SqliteStore(path)) as database:
+            yield database
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Iterator[Database]:
+    with opened(SqliteStore(tmp_path / "corral.db", busy_s=0.3)) as database:
+        yield database
+
+
+@pytest.fixture
+def pg_url(postgres: PrivatePostgres) -> Iterator[str]:
+    with postgres.fresh() as url:
+        yield url

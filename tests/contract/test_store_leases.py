@@ -1,0 +1,165 @@
+"""Attempts, ranks, leases, hosts, tokens and secrets."""
+
+from __future__ import annotations
+
+import pytest
+from contract.conftest import Database
+from contract.samples import a_host, a_lease, a_run, a_token
+
+from corral.domain.errors import Conflict
+from corral.domain.host import Scope, Secret
+from corral.domain.ids import HostId, LeaseId
+from corral.domain.lease import LeaseState
+from corral.domain.reasons import Reason
+from corral.domain.run import Attempt, Rank
+from corral.domain.states import RankState
+
+H1, H2 = HostId("h-bbbbbbbbbbbb"), HostId("h-cccccccccccc")
+
+
+def test_attempts_open_and_close_once(db: Database) -> None:
+    run = a_run()
+    db.write(lambda tx: [tx.attempts.open(Attempt(run.id, n, float(n), None)) for n in (1, 2)])
+    db.write(lambda tx: tx.attempts.close(run.id, 1, 5.0))
+    db.write(lambda tx: tx.attempts.close(run.id, 1, 9.0))
+
+    assert db.read(lambda tx: tx.attempts.of_run(run.id)) == [
+        Attempt(run.id, 1, 1.0, 5.0),
+        Attempt(run.id, 2, 2.0, None),
+    ]
+
+
+def test_a_rank_is_saved(db: Database) -> None:
+    run = a_run()
+    ranks = [Rank(run.id, 1, n, RankState.WAITING, 0, None, None, None) for n in (0, 1)]
+    db.write(lambda tx: [tx.attempts.insert_rank(rank) for rank in ranks])
+    ended = ranks[1]._replace(
+        state=RankState.ENDED, epoch=3, lease_id=LeaseId("l-x"), reason=Reason.HOST_LOST, exit_code=1
+    )
+    db.write(lambda tx: tx.attempts.save_rank(ended))
+
+    assert db.read(lambda tx: tx.attempts.ranks(run.id, 1)) == [ranks[0], ended]
+    assert db.read(lambda tx: tx.attempts.rank(run.id, 1, 1)) == ended
+    assert db.read(lambda tx: tx.attempts.rank(run.id, 2, 0)) is None
+
+
+def test_a_lease_comes_back_as_it_was_saved(db: Database) -> None:
+    lease = a_lease(a_run())
+    db.write(lambda tx: tx.leases.insert(lease))
+    changed = lease._replace(
+        boot_id="boot-2",
+        state=LeaseState.CLOSED,
+        beaten_at=110.0,
+        expires_at=140.0,
+        active_at=111.0,
+        closed_at=120.0,
+        outcome="finish",
+        outcome_digest="d",
+        outcome_answer="{}",
+        progress='{"step": 1}',
+        sample='{"gpu": 1}',
+        event_seq=4,
+        log_bytes=1 << 40,
+    )
+    assert db.read(lambda tx: tx.leases.get(lease.id)) == lease
+    db.write(lambda tx: tx.leases.save(changed))
+
+    assert db.read(lambda tx: tx.leases.get(lease.id)) == changed
+    assert db.read(lambda tx: tx.leases.get(LeaseId("l-none"))) is None
+
+
+def test_a_rank_has_at_most_one_live_lease(db: Database) -> None:
+    run = a_run()
+    db.write(lambda tx: tx.leases.insert(a_lease(run)))
+    db.write(lambda tx: tx.leases.insert(a_lease(run, rank=1)))
+    db.write(lambda tx: tx.leases.insert(a_lease(run, state=LeaseState.EXPIRED)))
+
+    with pytest.raises(Conflict):
+        db.write(lambda tx: tx.leases.insert(a_lease(run, attempt=2, epoch=2)))
+
+
+def test_a_beat_renews_only_a_live_lease(db: Database) -> None:
+    live, closed = a_lease(a_run()), a_lease(a_run(), state=LeaseState.CLOSED)
+    db.write(lambda tx: [tx.leases.insert(lease) for lease in (live, closed)])
+    for lease in (live, closed):
+        db.write(lambda tx, i=lease.id: tx.leases.beat(i, now=105.0, expires_at=135.0, active_at=104.0))
+
+    renewed = live._replace(beaten_at=105.0, expires_at=135.0, active_at=104.0)
+    assert db.read(lambda tx: tx.leases.get(live.id)) == renewed
+    assert db.read(lambda tx: tx.leases.get(closed.id)) == closed
+
+
+def test_leases_are_found_by_host_run_and_request(db: Database) -> None:
+    run = a_run()
+    a = a_lease(run, host_id=H1, granted_at=1.0)
+    b = a_lease(run, host_id=H1, granted_at=2.0, rank=1, request_id="request-2")
+    c = a_lease(run, host_id=H2, rank=2, state=LeaseState.EXPIRED)
+    db.write(lambda tx: [tx.leases.insert(lease) for lease in (a, b, c)])
+
+    assert db.read(lambda tx: tx.leases.live_of_host(H1)) == [a, b]
+    assert db.read(lambda tx: tx.leases.live_of_host(H2)) == []
+    assert db.read(lambda tx: tx.leases.live_of_run(run.id)) == [a, b]
+    assert db.read(lambda tx: tx.leases.by_request(H1, "request-2")) == [b]
+    assert db.read(lambda tx: tx.leases.by_request(H2, "request-1")) == [c]
+    assert db.read(lambda tx: tx.leases.live_count()) == 2
+    assert db.read(lambda tx: tx.hosts.busy()) == [(H1, 2)]
+
+
+def test_only_live_leases_run_out_and_all_of_them_are_restamped(db: Database) -> None:
+    early, late = a_lease(a_run(), expires_at=10.0), a_lease(a_run(), expires_at=20.0)
+    over = a_lease(a_run(), expires_at=5.0, state=LeaseState.EXPIRED)
+    db.write(lambda tx: [tx.leases.insert(lease) for lease in (late, early, over)])
+
+    assert db.read(lambda tx: tx.leases.expired(9.9, 10)) == []
+    assert db.read(lambda tx: tx.leases.expired(20.0, 10)) == [early.id, late.id]
+    assert db.read(lambda tx: tx.leases.expired(20.0, 1)) == [early.id]
+    assert db.write(lambda tx: tx.leases.restamp(50.0)) == 2
+    assert db.read(lambda tx: tx.leases.expired(49.0, 10)) == []
+
+
+def test_hosts_are_kept_and_found_by_name(db: Database) -> None:
+    hosts = sorted((a_host() for _ in range(3)), key=lambda host: host.id)
+    db.write(lambda tx: [tx.hosts.insert(host) for host in hosts])
+    changed = hosts[0]._replace(
+        capability="{}", capability_digest="d", slots=8, boot_id="b", draining=True, last_seen_at=5.0
+    )
+    db.write(lambda tx: tx.hosts.save(changed))
+
+    assert db.read(lambda tx: tx.hosts.get(changed.id)) == changed
+    assert db.read(lambda tx: tx.hosts.by_name(hosts[1].name)) == hosts[1]
+    assert db.read(lambda tx: tx.hosts.by_name("nobody")) is None
+    assert db.read(lambda tx: tx.hosts.page(None, 2)) == [changed, hosts[1]]
+    assert db.read(lambda tx: tx.hosts.page(hosts[1].id, 2)) == [hosts[2]]
+    with pytest.raises(Conflict):
+        db.write(lambda tx: tx.hosts.insert(a_host(name=hosts[1].name)))
+
+
+def test_a_token_is_revoked_once_and_keeps_the_first_time(db: Database) -> None:
+    token = a_token(scope=Scope.OPERATOR, project=None, expires_at=500.0)
+    db.write(lambda tx: tx.access.insert_token(token))
+
+    assert db.write(lambda tx: tx.access.revoke(token.id, 200.0))
+    assert db.write(lambda tx: tx.access.revoke(token.id, 300.0))
+    assert not db.write(lambda tx: tx.access.revoke(a_token().id, 300.0))
+    assert db.read(lambda tx: tx.access.token(token.id)) == token._replace(revoked_at=200.0)
+
+
+def test_tokens_page_by_id(db: Database) -> None:
+    tokens = sorted((a_token() for _ in range(3)), key=lambda token: token.id)
+    db.write(lambda tx: [tx.access.insert_token(token) for token in tokens])
+
+    assert db.read(lambda tx: tx.access.tokens(None, 2)) == tokens[:2]
+    assert db.read(lambda tx: tx.access.tokens(tokens[1].id, 2)) == tokens[2:]
+    assert db.read(lambda tx: tx.access.token(a_token().id)) is None
+
+
+def test_a_secret_is_replaced_and_deleted(db: Database) -> None:
+    old, new = Secret("default", "HF_TOKEN", "c1", 1.0), Secret("default", "HF_TOKEN", "c2", 2.0)
+    db.write(lambda tx: tx.access.put_secret(old))
+    db.write(lambda tx: tx.access.put_secret(new))
+
+    assert db.read(lambda tx: tx.access.secret("default", "HF_TOKEN")) == new
+    assert db.read(lambda tx: tx.access.secrets("default")) == [new]
+    assert db.read(lambda tx: tx.access.secret("other", "HF_TOKEN")) is None
+    assert db.write(lambda tx: tx.access.delete_secret("default", "HF_TOKEN"))
+    assert not db.write(lambda tx: tx.access.delete_secret("default", "HF_TOKEN"))

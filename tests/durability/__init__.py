@@ -1,0 +1,1 @@
+"""What survives a power cut; a package so that `powercut` beside it can be imported."""

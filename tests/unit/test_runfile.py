@@ -1,0 +1,183 @@
+"""Run files: what is wrong is named with its place; seeds and sweeps expand in a fixed order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from corral.client.runfile import MAX_RUNS, Variant, expand, is_group, load, parse
+from corral.domain.errors import InvalidInput
+from corral.wire.spec import RunFile
+
+MINIMAL = 'argv = ["true"]\n'
+
+
+def refused(text: str, *overrides: str) -> InvalidInput:
+    with pytest.raises(InvalidInput) as caught:
+        parse(text, what="run.toml", overrides=overrides)
+    return caught.value
+
+
+def run_file(text: str, *overrides: str) -> RunFile:
+    return parse(MINIMAL + text, what="run.toml", overrides=overrides)
+
+
+def test_a_syntax_error_names_the_file_the_line_and_the_column() -> None:
+    error = refused('argv = ["true"]\nname = \n')
+
+    assert "run.toml" in error.message
+    assert "line 2" in error.message
+    assert "column" in error.message
+
+
+def test_a_file_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"absent\.toml cannot be read: No such file"):
+        load(tmp_path / "absent.toml")
+
+
+def test_a_folder_is_not_a_run_file(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        load(tmp_path)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+
+    with pytest.raises(InvalidInput, match="is not UTF-8"):
+        load(path)
+
+
+def test_a_file_of_absurd_size_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b"#" * (5 << 20))
+
+    with pytest.raises(InvalidInput, match="larger than"):
+        load(path)
+
+
+@pytest.mark.parametrize("text", ["v = " + "[" * 5000 + "]" * 5000, "x = " + "{a = " * 3000])
+def test_deep_nesting_is_refused_without_a_crash(text: str) -> None:
+    assert refused(text).code == "invalid_input"
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "nearest"),
+    [
+        ('agrv = ["x"]', "agrv", "argv"),
+        ("[resources]\nmin_vrm = 1", "resources.min_vrm", "min_vram"),
+        ('[environment]\npyton = "3.12"', "environment.pyton", "python"),
+        ("[retries]\ninfrastucture = 1", "retries.infrastucture", "infrastructure"),
+        ("[keep]\nlatests = 1", "keep.latests", "latest"),
+    ],
+)
+def test_a_mistyped_key_gets_the_nearest_known_name(text: str, path: str, nearest: str) -> None:
+    error = refused(MINIMAL + text)
+
+    found = {field.path: field.message for field in error.fields}
+    assert f"did you mean `{nearest}`?" in found[path]
+
+
+def test_a_mistyped_key_inside_an_input_gets_the_nearest_known_name() -> None:
+    error = refused(MINIMAL + '[inputs.data]\nartifct = "a-bcdfghjkmnpq"')
+
+    assert any("did you mean `artifact`?" in field.message for field in error.fields)
+
+
+def test_every_wrong_field_is_named_at_once() -> None:
+    error = refused('argv = []\npriority = "high"\nwall_limit = "soon"')
+
+    assert {"argv", "priority", "wall_limit"} <= {field.path for field in error.fields}
+
+
+def test_an_override_is_read_as_toml() -> None:
+    made = run_file("[params]\nlr = 0.1\nkeep = 1", "params.lr=3e-4", "params.deep=true", 'env.A="x y"')
+
+    assert made.params == {"lr": 3e-4, "keep": 1, "deep": True}
+    assert made.env == {"A": "x y"}
+
+
+def test_an_override_that_is_not_toml_is_a_string() -> None:
+    assert run_file("", "name=first-try").name == "first-try"
+
+
+def test_an_override_can_hold_an_equals_sign() -> None:
+    assert run_file("", "env.OPTS=a=b").env == {"OPTS": "a=b"}
+
+
+def test_an_override_can_be_a_list() -> None:
+    assert run_file("", "seeds=[1, 2]").seeds == [1, 2]
+
+
+def test_an_override_cannot_smuggle_in_a_second_key() -> None:
+    assert run_file("", 'env.A=1\nname = "other"').name == "run"
+
+
+def test_an_override_of_an_unknown_key_gets_the_nearest_name() -> None:
+    error = refused(MINIMAL, "resources.gpu_s=1")
+
+    assert error.fields[0].path == "resources.gpu_s"
+    assert "did you mean `gpus`?" in error.fields[0].message
+
+
+@pytest.mark.parametrize("override", ["params.lr", "=3", "params..lr=1", ""])
+def test_an_override_without_a_key_or_value_is_refused(override: str) -> None:
+    assert "is not KEY=VALUE" in refused(MINIMAL, override).message
+
+
+def test_an_override_cannot_reach_into_a_value() -> None:
+    assert "which is not a table" in refused(MINIMAL, "argv.x=1").message
+
+
+def test_defaults_fill_only_what_the_file_leaves_out() -> None:
+    assert parse(MINIMAL, what="run.toml", defaults={"project": "lab"}).project == "lab"
+    own = parse(MINIMAL + 'project = "mine"', what="run.toml", defaults={"project": "lab"})
+    assert own.project == "mine"
+
+
+def test_a_plain_run_expands_to_itself() -> None:
+    made = run_file("[params]\nlr = 0.1")
+
+    assert expand(made) == [Variant({"lr": 0.1}, None)]
+    assert not is_group(made)
+
+
+def test_a_sweep_keeps_the_files_order_and_turns_seeds_fastest() -> None:
+    made = run_file("seeds = [7, 3]\n[params]\nlr = 1\n[sweep]\nwidth = [8, 4]\nact = ['b', 'a']")
+
+    assert is_group(made)
+    assert [(v.params["width"], v.params["act"], v.seed) for v in expand(made)] == [
+        (8, "b", 7),
+        (8, "b", 3),
+        (8, "a", 7),
+        (8, "a", 3),
+        (4, "b", 7),
+        (4, "b", 3),
+        (4, "a", 7),
+        (4, "a", 3),
+    ]
+    assert all(variant.params["lr"] == 1 for variant in expand(made))
+
+
+def test_a_swept_value_wins_over_the_param_of_the_same_name() -> None:
+    made = run_file("[params]\nlr = 1\n[sweep]\nlr = [2, 3]")
+
+    assert [variant.params["lr"] for variant in expand(made)] == [2, 3]
+
+
+def test_a_group_of_the_largest_size_is_expanded() -> None:
+    made = run_file(f"seeds = {list(range(100))}\n[sweep]\nx = {list(range(MAX_RUNS // 100))}")
+
+    assert len(expand(made)) == MAX_RUNS
+
+
+def test_a_group_that_is_too_large_is_refused_before_it_is_made() -> None:
+    keys = "\n".join(f"k{n} = {list(range(100))}" for n in range(30))
+
+    with pytest.raises(InvalidInput, match="at most 10000 go at once"):
+        expand(run_file(f"[sweep]\n{keys}"))
+
+
+def test_a_sweep_without_values_is_refused() -> None:
+    assert "has no values for lr" in refused(MINIMAL + "[sweep]\nlr = []").message
