@@ -133,6 +133,8 @@ async def _serve(settings: Settings) -> None:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
         server_header=False,
+        # Nothing here looks at who forwarded a request, and each layer costs.
+        proxy_headers=False,
     )
     server = _Announcing(config, settings)
     _stop_on_signals(server)

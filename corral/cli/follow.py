@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -74,7 +75,8 @@ class Screen:
 
     def _draw(self) -> None:
         if self.live and self._status and not self._mid_line:
-            self.err.write(self._status)
+            # Wrapped onto a second row it could not be erased again.
+            self.err.write(self._status[: shutil.get_terminal_size().columns - 1])
             self.err.flush()
 
 
@@ -108,7 +110,7 @@ def status_line(run: RunView, now: float) -> str:
         parts.append(f"on {run.host}")
     parts.append(duration(now - since) or "")
     parts += [f"{key}={_short(value)}" for key, value in _facts(run).items()]
-    return "  ".join(parts)[:110]
+    return "  ".join(parts)
 
 
 def _facts(run: RunView) -> Mapping[str, Json]:
@@ -166,7 +168,7 @@ def summary(run: RunView) -> list[str]:
     if run.reason and run.state != "succeeded":
         code = f" (exit code {run.exit_code})" if run.exit_code else ""
         code = f" (signal {run.signal})" if run.signal else code
-        lines[0] += f": {run.reason}{code}"
+        lines[0] += f": {run.reason}{code}" if run.reason != run.state else ""
         lines += [f"  {run.detail}"] if run.detail else []
         lines += [f"hint: {run.hint}"] if run.hint else []
     if run.metrics:

@@ -46,7 +46,8 @@ class Processes:
             folder.mkdir(exist_ok=True)
         with self.log(role).open("ab") as log:
             process = psutil.Popen(
-                [sys.executable, "-m", f"corral.{role}"],
+                # -P: what lies in the working folder must not be imported in place of a module.
+                [sys.executable, "-P", "-m", f"corral.{role}"],
                 env={**environ, "CORRAL_HOME": str(self.home)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import psutil
 import typer
@@ -17,7 +19,7 @@ from corral.cli.connect import connect
 from corral.cli.processes import Processes, Role, StartFailed, alive, stop
 from corral.client.api import Corral
 from corral.client.discovery import local_url
-from corral.domain.errors import CorralError
+from corral.domain.errors import CorralError, ServerUnreachable
 from corral.settings import Settings, process_environment, read_settings
 from corral.wire.admin import Health
 
@@ -30,6 +32,8 @@ _WATCH_S = 0.5
 # A server that dies at once is not started over and over without a breath.
 _RESTART_S = (0.0, 1.0, 5.0, 15.0)
 _STEADY_S = 60.0
+# For a worker that was stopped before it can have begun anything.
+_HASTY_S = 5.0
 
 
 @app.command()
@@ -49,7 +53,11 @@ def up(
     if station.running():
         typer.echo(f"corral is running already at {local_url(settings.home)}")
         return
-    station.bring_up()
+    try:
+        station.bring_up()
+    except KeyboardInterrupt:
+        station.bring_down(_HASTY_S, station.started)
+        raise
     typer.echo(f"corral is up at {local_url(settings.home)}, data in {settings.home}")
     render.note("try: corral run -- python3 -c \"print('hello')\"")
     if detach:
@@ -127,6 +135,7 @@ class Station:
     settings: Settings
     processes: Processes
     environ: Mapping[str, str]
+    started: list[Role] = field(default_factory=list)
 
     def running(self) -> bool:
         return all(self.processes.find(role) is not None for role in ("server", "worker")) and (
@@ -138,16 +147,17 @@ class Station:
         self._start_server()
         worker = self.processes.find("worker")
         if worker is None:
-            process = self.processes.start("worker", self.environ)
+            process = self._start("worker", self.environ)
             # A worker that cannot start says so within its first moments.
             self._settled("worker", process)
         else:
             self.processes.adopt("worker", worker)
             render.note(f"the worker of before goes on (pid {worker.pid})")
 
-    def bring_down(self, timeout_s: float) -> None:
+    def bring_down(self, timeout_s: float, roles: Sequence[Role] = ("worker", "server")) -> None:
         found = False
-        limits: tuple[tuple[Role, float], ...] = (("worker", timeout_s), ("server", SERVER_STOP_S))
+        both: tuple[tuple[Role, float], ...] = (("worker", timeout_s), ("server", SERVER_STOP_S))
+        limits = [(role, limit_s) for role, limit_s in both if role in roles]
         processes = {role: self.processes.find(role) for role, _ in limits}
         # First, so that an `up` in another terminal does not start them again.
         for role, _ in limits:
@@ -198,7 +208,7 @@ class Station:
             if role == "server":
                 self._start_server()
             else:
-                self.processes.start(role, self.environ)
+                self._start(role, self.environ)
         except StartFailed as error:
             render.note(f"error: {error.message}")
 
@@ -208,9 +218,21 @@ class Station:
             self.processes.adopt("server", known)
             self._wait_healthy(known)
             return
+        environ = {**self.environ, **_former_port(self.environ, self._last_url())}
         # What an earlier server wrote must not be taken for the new one's address.
         self.settings.server_file.unlink(missing_ok=True)
-        self._wait_healthy(self.processes.start("server", self.environ))
+        self._wait_healthy(self._start("server", environ))
+
+    def _last_url(self) -> str | None:
+        try:
+            return local_url(self.settings.home)
+        except ServerUnreachable:
+            # A damaged note is about to be replaced.
+            return None
+
+    def _start(self, role: Role, environ: Mapping[str, str]) -> psutil.Process:
+        self.started.append(role)
+        return self.processes.start(role, environ)
 
     def _wait_healthy(self, process: psutil.Process) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -232,7 +254,8 @@ class Station:
     def _failed(self, role: Role, what: str) -> StartFailed:
         words = self.processes.last_words(role)
         return StartFailed(
-            f"the {role} {what}; the end of its log:\n{words}", hint=f"See {self.processes.log(role)}."
+            f"the {role} {what}; the end of its log:\n{words}",
+            hint=f"See {self.processes.log(role)}; `corral down` stops what did start.",
         )
 
     def _health(self) -> Health | None:
@@ -246,6 +269,20 @@ class Station:
         except CorralError:
             # Not yet: the caller asks again, and says so itself when it gives up.
             return None
+
+
+def _former_port(environ: Mapping[str, str], url: str | None) -> dict[str, str]:
+    """Where any port will do, the one of before: whoever followed a run there finds the server again."""
+    port = urlsplit(url or "").port
+    if environ.get("CORRAL_PORT") != "0" or port is None:
+        return {}
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((environ.get("CORRAL_HOST", "127.0.0.1"), port))
+        except OSError:
+            return {}
+    return {"CORRAL_PORT": str(port)}
 
 
 def _ask_on(number: signal.Signals) -> None:

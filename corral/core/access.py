@@ -47,10 +47,10 @@ def revoke(tx: Tx, token_id: TokenId, *, now: float) -> None:
         raise NotFound(f"there is no valid token {token_id}", hint="List them with `corral tokens ls`.")
 
 
-def make_host(tx: Tx, name: str, *, now: float) -> tuple[Host, Made]:
+def make_host(tx: Tx, name: str, *, now: float, expires_at: float | None = None) -> tuple[Host, Made]:
     """A host by this name, and a fresh token for it."""
     host = tx.hosts.by_name(name)
     if host is None:
         host = Host(new_host_id(), name, None, None, 0, None, False, None, now)
         tx.hosts.insert(host)
-    return host, make_token(tx, Scope.HOST, name, now=now, host_id=host.id)
+    return host, make_token(tx, Scope.HOST, name, now=now, host_id=host.id, expires_at=expires_at)

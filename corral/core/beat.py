@@ -24,7 +24,7 @@ def beat(
     epoch: int,
     *,
     host_id: HostId,
-    progress: str,
+    progress: str | None,
     sample: str,
     active_s_ago: float | None,
     now: float,
@@ -41,7 +41,7 @@ def beat(
             beaten_at=now,
             expires_at=now + policy.lease_s,
             active_at=active_at,
-            progress=progress,
+            progress=lease.progress if progress is None else progress,
             sample=sample,
         )
     )

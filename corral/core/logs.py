@@ -33,6 +33,7 @@ class Batch:
     metric_records: int
     latest: dict[str, float]
     notes: tuple[str, ...]
+    progress: str | None = None
 
 
 class Spot(NamedTuple):
@@ -93,7 +94,12 @@ def commit(
         old = spot.segment
         tx.records.segment(old._replace(bytes=old.bytes + len(data), records=old.records + records))
     tx.leases.save(
-        lease._replace(event_seq=batch.seq, log_bytes=lease.log_bytes + len(batch.logs), active_at=now)
+        lease._replace(
+            event_seq=batch.seq,
+            log_bytes=lease.log_bytes + len(batch.logs),
+            active_at=now,
+            progress=lease.progress if batch.progress is None else batch.progress,
+        )
     )
     if batch.latest:
         latest = {**json.loads(run.metrics), **batch.latest}

@@ -6,7 +6,7 @@ import json
 
 from corral.core.fence import fence
 from corral.core.policy import Policy
-from corral.domain.errors import NotFound, SecretExposed
+from corral.domain.errors import InvalidInput, NotFound, SecretExposed
 from corral.domain.host import Secret
 from corral.domain.ids import HostId, LeaseId
 from corral.domain.redaction import Secrets
@@ -15,6 +15,8 @@ from corral.ports.store import Tx
 
 
 def put(tx: Tx, cipher: Cipher, project: str, name: str, value: str, *, now: float) -> Secret:
+    if "\0" in value:
+        raise InvalidInput(f"the value of {name} holds a NUL byte, which no environment variable can")
     secret = Secret(project, name, cipher.encrypt(value, context=f"{project}/{name}"), now)
     tx.access.put_secret(secret)
     return secret

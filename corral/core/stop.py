@@ -5,7 +5,7 @@ from __future__ import annotations
 from corral.core.fence import end_rank, settle_stop, use_time
 from corral.core.policy import Policy
 from corral.core.shares import Shares
-from corral.core.transitions import move
+from corral.core.transitions import TOPIC_STOP, move
 from corral.domain.errors import Conflict, NotFound
 from corral.domain.ids import LeaseId, RunId
 from corral.domain.lease import LeaseState
@@ -95,6 +95,7 @@ def _ask_to_stop(
     policy: Policy,
 ) -> Run:
     for lease in tx.leases.live_of_run(run.id):
+        tx.announce(TOPIC_STOP, lease.id)
         rank = tx.attempts.rank(run.id, lease.attempt, lease.rank)
         if rank is not None and rank.state is RankState.RUNNING:
             tx.attempts.save_rank(rank.stepped(RankEvent.STOP))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 from corral.core.transitions import born, record
 from corral.domain.artifact import ArtifactKind
@@ -70,10 +71,15 @@ def submit(
 
 
 def put_shape(tx: Tx, requirements: Requirements) -> Digest:
-    text = canonical(asdict(requirements))
-    shape = digest_of(json.loads(text))
+    shape, text = _shape(requirements)
     tx.runs.put_shape(shape, text)
     return shape
+
+
+@lru_cache(maxsize=4096)
+def _shape(requirements: Requirements) -> tuple[Digest, str]:
+    text = canonical(asdict(requirements))
+    return digest_of(json.loads(text)), text
 
 
 def requeue(tx: Tx, run_id: RunId, *, request_id: str, principal: str, now: float) -> Submitted:

@@ -14,6 +14,7 @@ from corral.ports.store import Lane, Ready, Tx
 TOPIC_RUN = "run"
 TOPIC_READY = "ready"
 TOPIC_LOG = "log"
+TOPIC_STOP = "stop"
 
 
 def move(

@@ -14,12 +14,13 @@ from corral import __version__
 from corral.core import secrets as core_secrets
 from corral.core.access import make_host, make_token, revoke
 from corral.core.fsck import Fsck
-from corral.domain.errors import CorralError, NotFound
+from corral.domain.errors import CorralError, InvalidInput, NotFound
 from corral.domain.host import Scope
-from corral.domain.ids import HostId, TokenId, is_id
+from corral.domain.ids import HostId, TokenId, is_id, is_name
 from corral.ports.store import Tx
 from corral.server.callers import Limit, Operator, Project, User
 from corral.server.counters import Snapshot
+from corral.server.openapi import streamed
 from corral.server.services import Services, Svc
 from corral.server.views import host_view, token_view
 from corral.wire.admin import (
@@ -38,9 +39,10 @@ from corral.wire.admin import (
 router = APIRouter(prefix="/v1", tags=["admin"])
 SecretName = Annotated[str, Path(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 TOPIC_TOKEN = "token"
+LINES = streamed("application/x-ndjson", "Lines of JSON, each a FsckLine.")
 
 
-@router.get("/health")
+@router.get("/health", responses={503: {"model": Health}})
 async def health(svc: Svc, response: Response) -> Health:
     """Whether the server can read its database; needs no token."""
     try:
@@ -73,11 +75,19 @@ async def metrics(_: Operator, svc: Svc) -> PlainTextResponse:
     return PlainTextResponse(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
 
+def _id_cursor(text: str, kind: str) -> str:
+    if not is_id(text, kind):
+        raise InvalidInput(f"not a cursor: {text[:60]!r}", hint="Use the `next` of an earlier page.")
+    return text
+
+
 @router.get("/hosts")
 async def list_hosts(caller: User, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> HostPage:
+    after = HostId(_id_cursor(cursor, "h")) if cursor else None
+
     def unit(tx: Tx) -> HostPage:
         busy = dict(tx.hosts.busy())
-        hosts = tx.hosts.page(HostId(cursor) if cursor else None, limit)
+        hosts = tx.hosts.page(after, limit)
         now = svc.clock.now()
         items = [host_view(h, busy.get(h.id, 0), now=now, policy=svc.policy) for h in hosts]
         return HostPage(items=items, next=hosts[-1].id if len(hosts) == limit else None)
@@ -100,7 +110,9 @@ async def resume(host_id: str, caller: Operator, svc: Svc) -> HostView:
 
 async def _set_draining(text: str, svc: Services, *, draining: bool) -> HostView:
     def unit(tx: Tx) -> HostView:
-        host = tx.hosts.get(HostId(text)) if is_id(text, "h") else tx.hosts.by_name(text[:64])
+        host = tx.hosts.get(HostId(text)) if is_id(text, "h") else None
+        if host is None and is_name(text):
+            host = tx.hosts.by_name(text)
         if host is None:
             raise NotFound(f"there is no host {text[:80]!r}", hint="List them with `corral hosts ls`.")
         host = host._replace(draining=draining)
@@ -113,7 +125,7 @@ async def _set_draining(text: str, svc: Services, *, draining: bool) -> HostView
 
 @router.get("/tokens")
 async def list_tokens(caller: Operator, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> TokenPage:
-    after = TokenId(cursor) if cursor else None
+    after = TokenId(_id_cursor(cursor, "t")) if cursor else None
     found = await svc.store.read(lambda tx: tx.access.tokens(after, limit))
     return TokenPage(items=[token_view(t) for t in found], next=found[-1].id if len(found) == limit else None)
 
@@ -124,10 +136,10 @@ async def create_token(body: TokenRequest, caller: Operator, svc: Svc) -> TokenM
 
     def unit(tx: Tx) -> TokenMade:
         now = svc.clock.now()
+        expires = None if body.expires_in_s is None else now + body.expires_in_s
         if body.scope == "host":
-            _, made = make_host(tx, body.name, now=now)
+            _, made = make_host(tx, body.name, now=now, expires_at=expires)
         else:
-            expires = None if body.expires_in_s is None else now + body.expires_in_s
             made = make_token(
                 tx, Scope(body.scope), body.name, now=now, project=body.project, expires_at=expires
             )
@@ -173,7 +185,7 @@ async def delete_secret(project: Project, name: SecretName, svc: Svc) -> Respons
     return Response(status_code=204)
 
 
-@router.post("/fsck", response_class=StreamingResponse)
+@router.post("/fsck", response_class=StreamingResponse, responses=LINES)
 async def fsck(caller: Operator, svc: Svc) -> StreamingResponse:
     """Re-hash and cross-check everything; lines of JSON, the last with `done`."""
     return StreamingResponse(_fsck_lines(svc), media_type="application/x-ndjson")

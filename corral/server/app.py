@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from corral import __version__
-from corral.core.transitions import TOPIC_LOG, TOPIC_READY, TOPIC_RUN, parse_ready_key
+from corral.core.transitions import TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
 from corral.server import admin, artifacts, blobs, errors, leases, runs, streams
 from corral.server.gate import Gate
 from corral.server.loops import Loops
+from corral.server.openapi import ERRORS, declare_scopes
 from corral.server.services import Services
 
 
@@ -33,11 +34,14 @@ class Server:
             docs_url=None,
             redoc_url=None,
             lifespan=self._lifespan,
+            responses=ERRORS,
         )
         api.state.services = self.services
         errors.install(api)
-        for module in (runs, streams, leases, blobs, artifacts, admin):
-            api.include_router(module.router)
+        routers = [module.router for module in (runs, streams, leases, blobs, artifacts, admin)]
+        for router in routers:
+            api.include_router(router)
+        declare_scopes(api, routers)
         return api
 
     @asynccontextmanager
@@ -62,5 +66,7 @@ class Server:
             self.services.waiters.ready(lane.shape)
         elif topic in (TOPIC_RUN, TOPIC_LOG):
             self.services.hub.wake(key)
+        elif topic == TOPIC_STOP:
+            self.services.hub.wake(leases.stop_key(key))
         elif topic == admin.TOPIC_TOKEN:
             self.app.forget(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -27,6 +28,7 @@ from corral.domain.ids import Digest, HostId, LeaseId, digest, is_id
 from corral.ports.blobs import Upload
 from corral.ports.store import Tx
 from corral.server.callers import Anyone, Caller, DigestPath, Epoch, LeasePath, OwnHost, Project, User
+from corral.server.openapi import PARTIAL_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
 from corral.wire.leases import BlobAnswer, BlobQuery, BlobStored
 
@@ -35,6 +37,8 @@ router = APIRouter(prefix="/v1", tags=["blobs"])
 CHUNK = 1 << 20
 PACK_BYTES = 8 << 20
 _HEADER = 64 + 16
+# Not `isdigit`: that takes superscripts too, which are no numbers.
+_DIGITS = re.compile(r"[0-9]{1,18}")
 Offset = Annotated[int | None, Query(ge=0, lt=2**62)]
 
 
@@ -91,14 +95,14 @@ def _offsets(svc: Services, missing: list[Digest], holder: Holder) -> dict[str, 
     return {sha: size for sha, size in sizes.items() if size}
 
 
-@router.put("/projects/{project}/blobs/{sha256}", status_code=201)
+@router.put("/projects/{project}/blobs/{sha256}", status_code=201, openapi_extra=RAW_BODY)
 async def put_user(
     sha256: DigestPath, holder: ForUser, svc: Svc, request: Request, offset: Offset = None
 ) -> BlobStored:
     return await _receive(sha256, holder, svc, request, offset)
 
 
-@router.put("/leases/{lease_id}/blobs/{sha256}", status_code=201)
+@router.put("/leases/{lease_id}/blobs/{sha256}", status_code=201, openapi_extra=RAW_BODY)
 async def put_lease(
     sha256: DigestPath, holder: ForLease, svc: Svc, request: Request, offset: Offset = None
 ) -> BlobStored:
@@ -182,12 +186,12 @@ async def _remember(sha: Digest, size: int, holder: Holder, svc: Services) -> No
         raise StoreUnavailable(f"blob {sha} was collected while it arrived; upload it again")
 
 
-@router.post("/projects/{project}/blobs/pack", status_code=201)
+@router.post("/projects/{project}/blobs/pack", status_code=201, openapi_extra=RAW_BODY)
 async def pack_user(holder: ForUser, svc: Svc, request: Request) -> list[BlobStored]:
     return await _unpack(await request.body(), holder, svc)
 
 
-@router.post("/leases/{lease_id}/blobs/pack", status_code=201)
+@router.post("/leases/{lease_id}/blobs/pack", status_code=201, openapi_extra=RAW_BODY)
 async def pack_lease(holder: ForLease, svc: Svc, request: Request) -> list[BlobStored]:
     return await _unpack(await request.body(), holder, svc)
 
@@ -238,7 +242,7 @@ def _parse_pack(body: bytes) -> list[tuple[Digest, bytes]]:
     return items
 
 
-@router.get("/blobs/{sha256}", response_class=StreamingResponse)
+@router.get("/blobs/{sha256}", response_class=StreamingResponse, responses=PARTIAL_ANSWER)
 async def get_blob(
     sha256: DigestPath,
     token: Anyone,
@@ -271,7 +275,7 @@ async def get_blob(
 
 def _range_start(request: Request, size: int) -> int:
     text = request.headers.get("range", "")
-    if not (text.startswith("bytes=") and text.endswith("-") and text[6:-1].isdigit()):
+    if not (text.startswith("bytes=") and text.endswith("-") and _DIGITS.fullmatch(text[6:-1])):
         return 0
     start = int(text[6:-1])
     return start if start < size else 0

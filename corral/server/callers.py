@@ -6,12 +6,11 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
 
-from corral.domain.errors import Ambiguous, Forbidden, NotFound
+from corral.domain.errors import Ambiguous, Forbidden, NotFound, Unauthenticated
 from corral.domain.host import Scope, Token
 from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId, RunId, is_id, is_name
 from corral.domain.ids import digest as parse_digest
 from corral.ports.store import Tx
-from corral.server.gate import require
 
 
 class Caller:
@@ -30,8 +29,27 @@ class Caller:
         return self.token.project is None or self.token.project == project
 
 
+def require(token: Token | None, *scopes: Scope) -> Token:
+    if token is None:
+        raise Unauthenticated("the request has no token")
+    if token.scope not in scopes:
+        raise Forbidden(f"this call needs a token of scope {' or '.join(scopes)}; yours has {token.scope}")
+    return token
+
+
+def user_of(token: Token | None) -> Caller:
+    return Caller(require(token, Scope.USER, Scope.OPERATOR))
+
+
+def host_of(token: Token | None) -> HostId:
+    token = require(token, Scope.HOST)
+    if token.host_id is None:
+        raise Forbidden("this host token is bound to no host")
+    return token.host_id
+
+
 async def user(request: Request) -> Caller:
-    return Caller(require(request.state.token, Scope.USER, Scope.OPERATOR))
+    return user_of(request.state.token)
 
 
 async def operator(request: Request) -> Caller:
@@ -43,10 +61,7 @@ async def anyone(request: Request) -> Token:
 
 
 async def host(request: Request) -> HostId:
-    token = require(request.state.token, Scope.HOST)
-    if token.host_id is None:
-        raise Forbidden("this host token is bound to no host")
-    return token.host_id
+    return host_of(request.state.token)
 
 
 async def project_path(project: Annotated[str, Path()], caller: Annotated[Caller, Depends(user)]) -> str:

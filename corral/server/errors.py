@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +14,8 @@ from starlette.exceptions import HTTPException
 from corral.domain.errors import CorralError, FieldError, InvalidInput
 
 log = logging.getLogger("corral.server")
+# A deeply nested or long key is the caller's own text; its beginning is enough to find it.
+_SHOWN_CHARS = 300
 
 STATUS: Mapping[str, int] = {
     "invalid_input": 422,
@@ -58,30 +61,38 @@ def _corral_error(_: Request, error: Exception) -> Response:
 
 
 def _validation(_: Request, error: Exception) -> Response:
-    """FastAPI's finding in our shape. The offending input is never echoed: it may hold a secret."""
     assert isinstance(error, RequestValidationError)
+    return refused(error.errors())
+
+
+def refused(found: Iterable[Mapping[str, Any]]) -> Response:
+    """Pydantic's findings in our shape. The offending input is never echoed: it may hold a secret."""
     fields = []
-    for item in error.errors():
+    for item in found:
         place = [str(part) for part in item["loc"] if part not in ("body", "query", "path", "header")]
         message = str(item["msg"]).removeprefix("Value error, ")
-        fields.append(FieldError(".".join(place) or "(body)", message))
+        fields.append(FieldError(".".join(place)[:_SHOWN_CHARS] or "(body)", message[:_SHOWN_CHARS]))
     lines = "; ".join(f"`{f.path}` {f.message}" for f in fields[:20])
     return render(InvalidInput(f"the request is not valid: {lines}", fields=fields[:100]))
 
 
 def _http(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    codes = {404: "not_found", 405: "method_not_allowed"}
+    if isinstance(error.__cause__, CorralError):
+        # Raised while the body was read, which FastAPI takes for a body that cannot be parsed.
+        return render(error.__cause__)
+    codes = {400: "invalid_input", 404: "not_found", 405: "method_not_allowed"}
+    hints = {400: "Send JSON in UTF-8, not nested deeply, with numbers of ordinary size."}
     body = {
         "code": codes.get(error.status_code, "http_error"),
         "message": str(error.detail),
-        "hint": "",
+        "hint": hints.get(error.status_code, ""),
         "fields": [],
     }
     return JSONResponse(body, error.status_code, error.headers)
 
 
-def _unexpected(request: Request, error: Exception) -> Response:
+def unexpected(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     body = {
         "code": "internal",
@@ -96,4 +107,4 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(CorralError, _corral_error)
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _unexpected)
+    app.add_exception_handler(Exception, unexpected)

@@ -12,10 +12,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corral import __version__
 from corral.core.access import authenticate
-from corral.domain.errors import CorralError, Forbidden, TooLarge, Unauthenticated
-from corral.domain.host import Scope as TokenScope
+from corral.domain.errors import CorralError, TooLarge, Unauthenticated
 from corral.domain.host import Token, parse_token
 from corral.domain.ids import TokenId
+from corral.server import express
 from corral.server.errors import render
 from corral.server.services import Services
 
@@ -28,9 +28,11 @@ class Gate:
         self._app = app
         self._services = services
         self._tokens: dict[TokenId, tuple[Token, float]] = {}
+        self._forgotten = 0
 
     def forget(self, token_id: str) -> None:
         """A token was made, changed or revoked."""
+        self._forgotten += 1
         self._tokens.pop(TokenId(token_id), None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,7 +55,11 @@ class Gate:
         except CorralError as error:
             await render(error)(scope, receive, count)
         else:
-            await self._app(scope, limited, count)
+            call = express.match(scope)
+            if call is None:
+                await self._app(scope, limited, count)
+            else:
+                await express.answer(call, self._services, scope, limited, count)
         finally:
             self._services.counters.request(scope["method"], status, time.perf_counter() - began)
 
@@ -70,8 +76,11 @@ class Gate:
             known = self._tokens.get(parsed[0])
             if known is not None and abs(now - known[1]) < _CACHE_S and known[0].fits(parsed[1], now):
                 return known[0]
+        forgotten = self._forgotten
         token = await self._services.store.read(lambda tx: authenticate(tx, text, now=now))
-        self._tokens[token.id] = (token, now)
+        # One that was revoked while it was read here must not be remembered as good.
+        if forgotten == self._forgotten:
+            self._tokens[token.id] = (token, now)
         return token
 
 
@@ -100,12 +109,3 @@ def _is_blob(scope: Scope) -> bool:
     """Blobs are streamed to disk and have a limit of their own."""
     parts = unquote(scope["path"]).split("/")
     return scope["method"] == "PUT" and len(parts) == 6 and parts[4] == "blobs"
-
-
-def require(token: Token | None, *scopes: TokenScope) -> Token:
-    if token is None:
-        raise Unauthenticated("the request has no token")
-    if token.scope not in scopes:
-        wanted = " or ".join(scopes)
-        raise Forbidden(f"this call needs a token of scope {wanted}; yours has {token.scope}")
-    return token

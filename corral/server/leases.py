@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from corral.core import logs, secrets
 from corral.core.artifacts import Manifest, commit_from_lease
-from corral.core.beat import beat
+from corral.core.beat import Beat, beat
 from corral.core.claim import Claim, ClaimAsk, Claimed
 from corral.core.objects import list_objects, put_object, read_object
 from corral.core.outcome import Report
@@ -17,9 +17,12 @@ from corral.domain.artifact import ArtifactFile, ArtifactKind
 from corral.domain.canonical import canonical
 from corral.domain.errors import InvalidInput, LeaseLost
 from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId
+from corral.domain.lease import LeaseState
 from corral.domain.reasons import Reason
 from corral.ports.store import Tx
 from corral.server.callers import Epoch, LeasePath, Limit, OwnHost
+from corral.server.hub import wait_for
+from corral.server.openapi import RAW_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
 from corral.server.views import Names, artifact_view, lease_view
 from corral.server.waiting import Waiter
@@ -63,12 +66,23 @@ async def claim(body: ClaimRequest, host_id: OwnHost, svc: Svc, request: Request
                 return _claim_answer(done, released, svc)
             svc.waiters.pass_on(waiter)
             await svc.waiters.wait(waiter, left)
-            if await request.is_disconnected():
+            if await request.is_disconnected() or await _has_lapsed(done, svc):
                 return _claim_answer(done, released, svc)
     finally:
         svc.waiters.leave(waiter)
         # Woken but leaving: what it was woken for is somebody else's.
         svc.waiters.pass_on(waiter)
+
+
+async def _has_lapsed(done: Claimed, svc: Services) -> bool:
+    """A host that let a lease run out while its poll waited is asleep: it must speak before it is given more,
+    or it would be given its own run and lose the work that it may still bring."""
+
+    def unit(tx: Tx) -> bool:
+        leases = [tx.leases.get(lease_id) for lease_id in done.held]
+        return any(lease is not None and lease.state is LeaseState.EXPIRED for lease in leases)
+
+    return await svc.store.read(unit)
 
 
 async def _try_claim(
@@ -109,23 +123,38 @@ def _claim_answer(done: Claimed, released: list[str], svc: Services) -> ClaimAns
 async def beat_lease(
     lease_id: LeasePath, epoch: Epoch, body: BeatRequest, host_id: OwnHost, svc: Svc
 ) -> BeatAnswer:
-    progress, sample = canonical(body.progress), canonical(body.sample)
-    if len(progress) + len(sample) > 32_768:
-        raise InvalidInput("progress and sample together are larger than 32 KiB")
-    done = await svc.store.write(
-        lambda tx: beat(
+    """Renew the lease. With `wait_s`, the answer comes when a stop is wanted or the time is over."""
+    progress, sample = _small_json(body.progress), _small_json(body.sample)
+
+    def unit(tx: Tx) -> Beat:
+        return beat(
             tx,
             lease_id,
             epoch,
             host_id=host_id,
-            progress=progress,
+            progress=progress if body.progress else None,
             sample=sample,
             active_s_ago=body.active_s_ago,
             now=svc.clock.now(),
             policy=svc.policy,
         )
-    )
+
+    with svc.hub.watch(stop_key(lease_id)) as wanted:
+        done = await svc.store.write(unit)
+        if done.action == "continue" and body.wait_s and await wait_for(wanted, body.wait_s):
+            done = await svc.store.write(unit)
     return BeatAnswer.model_validate({**done._asdict(), "lease_s": svc.policy.lease_s})
+
+
+def stop_key(lease_id: str) -> str:
+    return f"stop:{lease_id}"
+
+
+def _small_json(value: object) -> str:
+    text = canonical(value)
+    if len(text) > 16_384:
+        raise InvalidInput("progress or sample is larger than 16 KiB")
+    return text
 
 
 @router.post("/leases/{lease_id}/secrets")
@@ -177,6 +206,7 @@ def _batch(body: EventBatch) -> logs.Batch:
         metric_records=len(metric_lines),
         latest={m.name: m.value for m in body.metrics},
         notes=tuple(body.notes),
+        progress=None if body.progress is None else _small_json(body.progress),
     )
 
 
@@ -254,11 +284,10 @@ async def _end(
     done = await svc.store.write(
         lambda tx: svc.ender.end(tx, lease_id, epoch, report, host_id=host_id, now=svc.clock.now())
     )
-    svc.turns.forget(lease_id)
     return OutcomeAnswer(run_state=done.run_state, rank_state=done.rank_state)
 
 
-@router.put("/leases/{lease_id}/objects/{key:path}")
+@router.put("/leases/{lease_id}/objects/{key:path}", openapi_extra=RAW_BODY)
 async def write_object(
     lease_id: LeasePath,
     key: str,
@@ -288,7 +317,7 @@ async def write_object(
     return ObjectAnswer(key=key, etag=etag)
 
 
-@router.get("/leases/{lease_id}/objects/{key:path}", response_class=Response)
+@router.get("/leases/{lease_id}/objects/{key:path}", response_class=Response, responses=RAW_ANSWER)
 async def get_object(lease_id: LeasePath, key: str, epoch: Epoch, host_id: OwnHost, svc: Svc) -> Response:
     found = await svc.store.write(
         lambda tx: read_object(

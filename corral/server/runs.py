@@ -45,20 +45,21 @@ from corral.wire.spec import RunSpec
 router = APIRouter(prefix="/v1", tags=["runs"])
 
 
-@router.post("/runs", status_code=201)
+@router.post("/runs", status_code=201, responses={200: {"model": SubmitAnswer}})
 async def submit_runs(body: SubmitRequest, caller: User, svc: Svc, response: Response) -> SubmitAnswer:
     """Accept one run or a group, all or none. A dry run stores nothing and says where it could run."""
     for spec in body.runs:
         caller.check_project(spec.project)
     if len({spec.project for spec in body.runs}) > 1:
         raise InvalidInput("the runs of one submission must be of one project")
+    runs = [new_run(spec) for spec in body.runs]
+    # All of what is stored of the request.
+    text = "\n".join([*(run.spec for run in runs), body.group or "", body.request_id])
     if body.dry_run:
         response.status_code = 200
-        return await svc.store.read(lambda tx: _dry_run(tx, svc, body.runs))
-    runs = [new_run(spec) for spec in body.runs]
+        return await svc.store.read(lambda tx: _dry_run(tx, svc, body.runs, text))
 
     def unit(tx: Tx) -> Submitted:
-        text = "\n".join(run.spec for run in runs)
         secrets.refuse_exposed(tx, svc.cipher, runs[0].project, text, what="the run")
         return submit(
             tx,
@@ -99,7 +100,8 @@ def new_run(spec: RunSpec) -> NewRun:
     )
 
 
-def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec]) -> SubmitAnswer:
+def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec], text: str) -> SubmitAnswer:
+    secrets.refuse_exposed(tx, svc.cipher, specs[0].project, text, what="the run")
     need = specs[0].resources.requirements()
     found = standings(tx, need, now=svc.clock.now(), policy=svc.policy)
     return SubmitAnswer(ids=[], hosts=[placement(s) for s in found])

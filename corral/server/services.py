@@ -60,7 +60,8 @@ class Services:
         return await asyncio.get_running_loop().run_in_executor(self.io, partial(work))
 
 
-def services(request: Request) -> Services:
+async def services(request: Request) -> Services:
+    # Async, or FastAPI would send it to a thread on every request.
     found: Services = request.app.state.services
     return found
 

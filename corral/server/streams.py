@@ -17,6 +17,7 @@ from corral.domain.run import Event, Run
 from corral.domain.states import FINAL
 from corral.server.callers import Limit, User, find_run
 from corral.server.hub import wait_for
+from corral.server.openapi import streamed
 from corral.server.services import Services, Svc
 from corral.server.views import Names, event_view, run_view
 from corral.wire.runs import EventPage, LogLine, LogPage, MetricPage, MetricPoint, RunView
@@ -24,6 +25,7 @@ from corral.wire.runs import EventPage, LogLine, LogPage, MetricPage, MetricPoin
 router = APIRouter(prefix="/v1", tags=["streams"])
 KEEPALIVE_S = 15.0
 PAGE = 1000
+EVENTS = streamed("text/event-stream", "A page; with `follow` server-sent events.")
 Follow = Annotated[bool, Query()]
 Cursor = Annotated[str | None, Query(max_length=80)]
 
@@ -36,7 +38,7 @@ class Slice(NamedTuple):
     run: Run
 
 
-@router.get("/runs/{run}/logs", response_model=LogPage)
+@router.get("/runs/{run}/logs", response_model=LogPage, responses=EVENTS)
 async def get_logs(
     run: str,
     caller: User,
@@ -76,7 +78,7 @@ async def get_metrics(
     return MetricPage(items=items, next=found.after.render(), ended=found.ended)
 
 
-@router.get("/runs/{run}/events", response_model=EventPage)
+@router.get("/runs/{run}/events", response_model=EventPage, responses=EVENTS)
 async def get_events(
     run: str,
     caller: User,
@@ -148,21 +150,21 @@ async def _view(svc: Services, run_id: RunId) -> RunView:
 async def _follow_logs(
     svc: Services, run_id: RunId, start: logs.Cursor, request: Request
 ) -> AsyncIterator[str]:
-    shown: tuple[str, int] | None = None
+    shown: RunView | None = None
     with svc.hub.watch(run_id) as changed:
         while not await request.is_disconnected():
             # Cleared before looking: what changes after the look ends the wait below at once.
             changed.clear()
             found = await _slice(svc, run_id, logs.LOG, start, PAGE)
-            state = (str(found.run.state), found.run.attempt)
-            if state != shown:
-                shown = state
-                yield _event("state", await _view(svc, run_id))
+            view = await _view(svc, run_id)
+            if view != shown and not found.ended:
+                shown = view
+                yield _event("state", view)
             for line in found.lines:
                 yield _event("log", _log_line(line), line.after.render())
             start = found.after
             if found.ended:
-                yield _event("end", await _view(svc, run_id))
+                yield _event("end", view)
                 return
             if len(found.lines) < PAGE and not await wait_for(changed, KEEPALIVE_S):
                 yield ": still here\n\n"

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from weakref import WeakValueDictionary
 
 from corral.domain.ids import LeaseId
 
 
 class Turns:
     def __init__(self) -> None:
-        self._locks: dict[LeaseId, asyncio.Lock] = {}
+        # Gone with its last user: leases end in many ways, and not all of them say so.
+        self._locks: WeakValueDictionary[LeaseId, asyncio.Lock] = WeakValueDictionary()
 
     def of(self, lease_id: LeaseId) -> asyncio.Lock:
         return self._locks.setdefault(lease_id, asyncio.Lock())
-
-    def forget(self, lease_id: LeaseId) -> None:
-        lock = self._locks.get(lease_id)
-        if lock is not None and not lock.locked():
-            del self._locks[lease_id]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 
 from pydantic import JsonValue as Json
 
@@ -21,6 +22,12 @@ from corral.wire.admin import HostView, TokenView
 from corral.wire.leases import ArtifactView, CapabilityReport, Lease, Resume
 from corral.wire.runs import AttemptView, EventView, Placement, RankView, RunDetail, RunView
 from corral.wire.spec import RunSpec
+
+
+@lru_cache(maxsize=1024)
+def _spec(text: str) -> RunSpec:
+    """Seeds and sweeps share most of a spec, retries all of it; the model is frozen, so it can be shared."""
+    return RunSpec.model_validate_json(text)
 
 
 class Names:
@@ -109,7 +116,7 @@ def run_detail(tx: Tx, run: Run) -> RunDetail:
     used = run.used
     return RunDetail(
         **run_view(tx, run, names).model_dump(),
-        spec=RunSpec.model_validate_json(tx.runs.spec(run.id)),
+        spec=_spec(tx.runs.spec(run.id)),
         identity=run.identity,
         attempts=attempts,
         retries_used={"infrastructure": used.infrastructure, "memory": used.memory, "code": used.code},
@@ -161,7 +168,7 @@ def lease_view(grant: Grant, policy: Policy) -> Lease:
         wall_left_s=grant.wall_left_s,
         log_quota_bytes=policy.log_quota_bytes,
         resume=resume,
-        spec=RunSpec.model_validate_json(grant.spec),
+        spec=_spec(grant.spec),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from corral.wire.base import Answer, Name, Strict
 from corral.wire.leases import CapabilityReport
@@ -52,6 +52,12 @@ class TokenRequest(Strict):
     name: Name
     project: Name | None = None
     expires_in_s: float | None = Field(None, gt=0, le=10 * 366 * 86400)
+
+    @model_validator(mode="after")
+    def _only_users_are_bound(self) -> TokenRequest:
+        if self.project is not None and self.scope != "user":
+            raise ValueError(f"binds a token of scope {self.scope} to a project; only a user's can be bound")
+        return self
 
 
 class TokenView(Answer):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import JsonValue as Json
 
 from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.ids import is_digest, is_id, is_name, is_request_id
@@ -59,6 +61,16 @@ def _check(text: str, ok: bool, what: str) -> str:
     return text
 
 
+def _is_text(value: dict[str, Json]) -> dict[str, Json]:
+    # Half of a surrogate pair passes for a string in Python, but no database or file takes it.
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds text that is not valid Unicode") from None
+    return value
+
+
+JsonMap = Annotated[dict[str, Json], AfterValidator(_is_text)]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Name = Annotated[

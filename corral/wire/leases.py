@@ -9,7 +9,7 @@ from pydantic import JsonValue as Json
 
 from corral.domain.capability import Capability, Gpu
 from corral.domain.reasons import Reason
-from corral.wire.base import Answer, DigestText, Name, RequestId, Strict
+from corral.wire.base import Answer, DigestText, JsonMap, Name, RequestId, Strict
 from corral.wire.spec import RunSpec
 
 
@@ -20,6 +20,9 @@ def _plain_mode(mode: int) -> int:
 
 
 Detail = Annotated[str, Field(max_length=20_000)]
+# Bounded, so that sums stay finite and a calendar can show them, whatever a clock says.
+Seconds = Annotated[float, Field(ge=0, le=1e10)]
+Moment = Annotated[float, Field(ge=-1e11, le=1e11)]
 
 
 class GpuReport(Strict):
@@ -93,11 +96,15 @@ class ClaimAnswer(Answer):
 
 
 class BeatRequest(Strict):
-    """Progress is the child's own word; the sample is what the worker sees of the child."""
+    """Progress is the child's own word; the sample is what the worker sees of the child.
 
-    progress: dict[str, Json] = Field(default={}, max_length=64)
+    With `wait_s` the answer to a beat that may go on is held back that long, so that a stop is heard at once.
+    """
+
+    progress: JsonMap = Field(default={}, max_length=64)
     sample: dict[str, float] = Field(default={}, max_length=64)
-    active_s_ago: float | None = Field(None, ge=0)
+    active_s_ago: Seconds | None = None
+    wait_s: float = Field(0, ge=0, le=60)
 
 
 class BeatAnswer(Answer):
@@ -112,14 +119,14 @@ class SecretsAnswer(Answer):
 
 
 class LogRecord(Strict):
-    at: float
+    at: Moment
     stream: Literal["stdout", "stderr", "corral"]
     text: str = Field(max_length=70_000)
     partial: bool = False
 
 
 class MetricRecord(Strict):
-    at: float
+    at: Moment
     name: str = Field(min_length=1, max_length=128)
     value: float
     step: int | None = Field(None, ge=-(2**62), lt=2**62)
@@ -132,6 +139,7 @@ class EventBatch(Strict):
     logs: list[LogRecord] = Field(default=[], max_length=20_000)
     metrics: list[MetricRecord] = Field(default=[], max_length=20_000)
     notes: list[Detail] = Field(default=[], max_length=1000)
+    progress: JsonMap | None = Field(None, max_length=64)
 
 
 class EventAnswer(Answer):
@@ -153,7 +161,7 @@ class ManifestRequest(Strict):
     files: list[FileRecord] = Field(max_length=1_000_000)
     step: int | None = Field(None, ge=0, lt=2**62)
     metric: float | None = None
-    meta: dict[str, Json] = Field(default={}, max_length=256)
+    meta: JsonMap = Field(default={}, max_length=256)
 
 
 class ArtifactView(Answer):
@@ -209,7 +217,7 @@ class FinishRequest(Strict):
 
     artifact_id: str | None = Field(None, max_length=64)
     metrics: dict[str, float] = Field(default={}, max_length=1024)
-    ran_s: float = Field(0, ge=0)
+    ran_s: Seconds = 0
 
 
 class FailRequest(Strict):
@@ -217,7 +225,7 @@ class FailRequest(Strict):
     detail: Detail = ""
     exit_code: int | None = Field(None, ge=-(2**31), lt=2**32)
     signal: int | None = Field(None, ge=0, le=1024)
-    ran_s: float = Field(0, ge=0)
+    ran_s: Seconds = 0
 
 
 class StoppedRequest(Strict):
@@ -227,7 +235,7 @@ class StoppedRequest(Strict):
     detail: Detail = ""
     exit_code: int | None = Field(None, ge=-(2**31), lt=2**32)
     signal: int | None = Field(None, ge=0, le=1024)
-    ran_s: float = Field(0, ge=0)
+    ran_s: Seconds = 0
 
 
 class OutcomeAnswer(Answer):

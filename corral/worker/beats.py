@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -14,6 +15,7 @@ from corral.domain.canonical import Json
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.wire.leases import BeatRequest, Lease
 from corral.worker.control import Control
+from corral.worker.events_file import PROGRESS_MAX_BYTES, PROGRESS_MAX_KEYS
 from corral.worker.link import Link, Pauses
 from corral.worker.probe import gpu_sample
 
@@ -35,9 +37,10 @@ class Vitals:
 
     def progressed(self, values: dict[str, Json]) -> None:
         with self._lock:
-            merged = {**self._progress, **values}
-            # The newest keys stay: a beat holds 64.
-            self._progress = dict(list(merged.items())[-64:])
+            # The newest keys stay: a beat holds only so much, and one that is too large is refused.
+            merged = dict(list({**self._progress, **values}.items())[-PROGRESS_MAX_KEYS:])
+            fits = len(json.dumps(merged)) <= 2 * PROGRESS_MAX_BYTES
+            self._progress = merged if fits else values
 
     def request(self) -> BeatRequest:
         with self._lock:
@@ -77,10 +80,22 @@ class Beater:
         self._vitals = vitals
         self._every_s = lease.lease_s / BEATS_PER_LEASE
         self._ended = threading.Event()
+        self._answered_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"corral-beat-{lease.id}", daemon=True)
 
     def start(self) -> None:
+        """For a lease that was granted just now."""
         self._thread.start()
+
+    def resume(self) -> None:
+        """For a lease of an earlier worker: nobody knows when it last spoke."""
+        self._answered_at = float("-inf")
+        self._thread.start()
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the server has not confirmed the lease."""
+        return time.monotonic() - self._answered_at
 
     def end(self) -> None:
         """No beat is begun after this; one under way may still arrive, which is harmless."""
@@ -106,6 +121,7 @@ class Beater:
         lease = self._lease
         answer = self._link.corral.leases.beat(lease.id, lease.epoch, self._vitals.request())
         self._every_s = answer.lease_s / BEATS_PER_LEASE
+        self._answered_at = time.monotonic()
         if self._ended.is_set():
             return
         if answer.action == "lost":

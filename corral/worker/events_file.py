@@ -16,6 +16,7 @@ READ_BYTES = 1 << 20
 NAME_MAX_CHARS = 128
 TEXT_MAX_CHARS = 1_000
 PROGRESS_MAX_KEYS = 64
+PROGRESS_MAX_BYTES = 8 << 10
 DEPTH_MAX = 8
 _STEP_LIMIT = 2**62
 
@@ -151,8 +152,8 @@ def _progress(values: dict[Any, Any], clean: Clean) -> Event:
         return Bad(f"progress with more than {PROGRESS_MAX_KEYS} keys")
     # Every text in it is cut, so only a very wide one can still be too large.
     made = {_text(str(k), clean, limit=NAME_MAX_CHARS): _json(v, clean, 0) for k, v in values.items()}
-    if len(json.dumps(made)) > 64 << 10:
-        return Bad("progress of more than 64 KiB")
+    if len(json.dumps(made)) > PROGRESS_MAX_BYTES:
+        return Bad(f"progress of more than {PROGRESS_MAX_BYTES} bytes")
     return Progress(made)
 
 

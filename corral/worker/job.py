@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -40,6 +41,9 @@ class Job:
     def __init__(self, host: Host, beats: Link, lease: Lease) -> None:
         self.lease = lease
         self.gave_back = False
+        self.child_ended = False
+        # While uv runs in a session of its own, it must not be taken for an orphan.
+        self.building = lease.spec.environment is not None
         self.control = Control(lease.id, wall_left_s=lease.wall_left_s, grace_s=lease.spec.grace)
         self._host = host
         self._workspace = Workspace(host.home, lease.id)
@@ -53,16 +57,22 @@ class Job:
         self._guarded(self._run)
 
     def resume(self, record: JobRecord) -> None:
-        self._beater.start()
+        self.child_ended = True
+        self.building = False
+        self._beater.resume()
         self._guarded(partial(self._resume, record))
+
+    @property
+    def may_have_lapsed(self) -> bool:
+        """Whether the lease may have run out unnoticed; its next word takes it up again."""
+        return not self.control.lost and self._beater.silent_s > self.lease.lease_s
 
     def release(self) -> None:
         """The worker drains: stop, and give the run back."""
         self.control.stop(Reason.RELEASED, "the worker drains")
 
-    def _guarded(self, work: partial[None] | object) -> None:
+    def _guarded(self, work: Callable[[], None]) -> None:
         try:
-            assert callable(work)
             work()
         except (GivenUp, LeaseLost, NotFound) as error:
             self.control.lose(str(error) or "given up")
@@ -132,6 +142,7 @@ class Job:
     def _supervised(self, prepared: Prepared, recorder: Recorder, checkpoints: Checkpoints) -> Outcome:
         if self.control.stopping:
             return self._stopped_early()
+        self.building = False
         supervision = Supervision(self._workspace, self.control, recorder, self._vitals, checkpoints)
         return verdict(supervision.run(prepared, quota_bytes=self.lease.log_quota_bytes))
 
@@ -151,6 +162,8 @@ class Job:
         checkpoints: Checkpoints | None,
     ) -> None:
         """Everything that must be on the server before the outcome, then the outcome."""
+        self.child_ended = True
+        self.building = False
         if self.control.lost:
             raise GivenUp
         self._save(outcome, Phase.OUTPUT if outcome.kind == "finish" else Phase.OUTCOME)

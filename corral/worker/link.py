@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -39,6 +40,7 @@ class Link:
         # Kept open until the end: another thread may be in the middle of a call.
         self._former: list[Corral] = []
         self._corral: Corral | None = None
+        self._away_since: float | None = None
 
     @property
     def corral(self) -> Corral:
@@ -48,8 +50,18 @@ class Link:
                 self._corral = self._connect(self._find())
             return self._corral
 
+    def answered(self) -> None:
+        self._away_since = None
+
+    @property
+    def away_s(self) -> float:
+        """For how long no call has been answered; 0 when the last one was."""
+        since = self._away_since
+        return 0.0 if since is None else time.monotonic() - since
+
     def look_again(self) -> None:
         """After a failed call: follow the server if it says that it is elsewhere now."""
+        self._away_since = self._away_since or time.monotonic()
         try:
             url = self._find()
         except ServerUnreachable:
@@ -97,7 +109,9 @@ def keep_trying(link: Link, call: Callable[[Corral], T], *, given_up: threading.
     pauses = Pauses()
     while not given_up.is_set():
         try:
-            return call(link.corral)
+            answer = call(link.corral)
+            link.answered()
+            return answer
         except PASSING as error:
             logger.debug("trying again: %s", error)
             link.look_again()

@@ -152,13 +152,15 @@ class Pump:
             self._record(source, source.cutter.feed(data))
 
     def _record(self, source: _Source, pieces: list[Piece]) -> None:
+        kept: list[tuple[str, bool]] = []
         for piece in pieces:
             self._left -= len(piece.data) + RECORD_COST_BYTES
             if self._left > 0:
-                text = piece.data.decode("utf-8", "replace")
-                self._recorder.log(source.stream, text, partial=piece.partial)
+                kept.append((piece.data.decode("utf-8", "replace"), piece.partial))
             else:
                 self._drop(source, piece.data if piece.partial else piece.data + b"\n")
+        if kept:
+            self._recorder.log(source.stream, kept)
 
     def _drop(self, source: _Source, data: bytes) -> None:
         source.dropped += len(data)
@@ -185,9 +187,8 @@ class Pump:
 
     def _show_tail(self, source: _Source) -> None:
         cutter = Cutter()
-        for piece in (*cutter.feed(source.tail), *cutter.end()):
-            text = piece.data.decode("utf-8", "replace")
-            self._recorder.log(source.stream, text, partial=piece.partial)
+        pieces = (*cutter.feed(source.tail), *cutter.end())
+        self._recorder.log(source.stream, [(p.data.decode("utf-8", "replace"), p.partial) for p in pieces])
 
 
 def _boundary(buffer: bytes, at: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class Host:
     link: Link
     cache: Cache
     base_env: Mapping[str, str]
-    has_gpus: Callable[[], bool]
+    has_gpus: bool
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Preparation:
             python=python,
             secrets=values,
             data_dir=self.host.home,
-            host_has_gpus=self.host.has_gpus(),
+            host_has_gpus=self.host.has_gpus,
         )
         argv = tuple(render_argv(lease.spec, lease.run_id))
         return Prepared(Command(argv, workspace.work, env), Secrets(values))

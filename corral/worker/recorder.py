@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from corral.wire.leases import LogRecord, MetricRecord
@@ -16,7 +16,7 @@ SEAL_EVERY_S = 0.25
 SEAL_BYTES = 256 << 10
 SEAL_RECORDS = 5_000
 # A record costs more than its text, on disk and on the way; a million empty lines are not free.
-RECORD_COST_BYTES = 32
+RECORD_COST_BYTES = 64
 # More than any training writes; a child in a loop must not fill the host's disk with numbers.
 MAX_METRICS = 2_000_000
 MAX_NOTES = 1_000
@@ -39,17 +39,18 @@ class Recorder:
         self.active_at = time.monotonic()
         self.problem: OSError | None = None
 
-    def log(self, stream: Stream, text: str, *, partial: bool = False) -> None:
-        record = LogRecord(at=self._now(), stream=stream, text=text, partial=partial)
+    def log(self, stream: Stream, pieces: Iterable[tuple[str, bool]]) -> None:
+        """Pieces of output as (text, partial)."""
+        at = self._now()
         with self._lock:
-            self._logs.append(record)
-            self._bytes += len(text) + RECORD_COST_BYTES
-            self._seal_if_large()
+            for text, partial in pieces:
+                self._logs.append(LogRecord(at=at, stream=stream, text=text, partial=partial))
+                self._bytes += len(text) + RECORD_COST_BYTES
+                self._seal_if_large()
 
     def say(self, text: str) -> None:
         """A remark of Corral's own, in the run's log."""
-        for line in text.splitlines() or [""]:
-            self.log("corral", line[:16_000])
+        self.log("corral", [(line[:16_000], False) for line in text.splitlines() or [""]])
 
     def metric(self, name: str, value: float, step: int | None) -> None:
         with self._lock:

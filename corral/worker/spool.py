@@ -60,7 +60,7 @@ class Spool:
                 return None
             data = self._held.get(seq)
         if data is None:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 data = self._path(seq).read_bytes()
         if not data:
             return self.lost(seq, "it was lost on the host")
@@ -78,7 +78,8 @@ class Spool:
         with self._changed:
             for number in range(self._first, min(seq, self._last - 1) + 1):
                 self._held.pop(number, None)
-                self._path(number).unlink(missing_ok=True)
+                with suppress(OSError):
+                    self._path(number).unlink()
             # The server may know more numbers than a disk that lost its newest files.
             self._last = max(self._last, seq)
             self._first = max(self._first, min(seq + 1, self._last))
@@ -112,7 +113,8 @@ class Spool:
             # A reader, also the next worker, sees whole batches only.
             os.replace(part, self._path(seq))
         except OSError:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink()
             if sum(map(len, self._held.values())) + len(data) > HELD_MAX_BYTES:
                 raise
             self._held[seq] = data

@@ -232,7 +232,8 @@ def test_a_cancelled_run_ends_its_follower_with_143_and_can_be_requeued(corral: 
 
     assert run in corral.ok("cancel", run)
 
-    assert follower.wait(60) == 143
+    follower.communicate(timeout=60)
+    assert follower.returncode == 143
     again = corral.ok("requeue", run).strip()
     assert again != run
     corral.ok("cancel", again)
@@ -374,7 +375,8 @@ def test_up_in_the_foreground_restarts_the_server_and_stops_with_down(tmp_path: 
         said = machine.ok("down", "--timeout", "10")
         assert "worker (pid" in said
         assert "server (pid" in said
-        assert station.wait(30) == 0
+        station.communicate(timeout=30)
+        assert station.returncode == 0
     finally:
         machine("down", "--timeout", "1")
         station.kill()

@@ -39,6 +39,25 @@ class Database:
         self._runner.close()
 
 
+class Heard:
+    """What a store announced."""
+
+    def __init__(self, store: Store) -> None:
+        self.all: list[tuple[str, str]] = []
+        self._more = asyncio.Event()
+        store.subscribe(self._hear)
+
+    def _hear(self, topic: str, key: str) -> None:
+        self.all.append((topic, key))
+        self._more.set()
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.all) < count:
+                self._more.clear()
+                await self._more.wait()
+
+
 @contextmanager
 def opened(store: Store) -> Iterator[Database]:
     database = Database(store)

@@ -199,10 +199,10 @@ def run_json(state: str) -> str:
 
 
 def test_a_broken_stream_goes_on_after_the_last_line_that_arrived(serve: Callable[[Answer], str]) -> None:
-    cursors: list[str | None] = []
+    cursors: list[tuple[str | None, str | None]] = []
 
     def answer(handler: Handler) -> None:
-        cursors.append(handler.query.get("cursor"))
+        cursors.append((handler.query.get("cursor"), handler.query.get("tail")))
         handler.send_response(200)
         handler.send_header("Content-Type", "text/event-stream")
         handler.end_headers()
@@ -218,11 +218,12 @@ def test_a_broken_stream_goes_on_after_the_last_line_that_arrived(serve: Callabl
 
     told: list[CorralError] = []
     with Corral(serve(answer), "t", backoff=Backoff(first_s=0, most_s=0)) as corral:
-        items = list(corral.runs.follow("r-bcdf", reconnecting=lambda error, _: told.append(error)))
+        items = list(corral.runs.follow("r-bcdf", tail=5, reconnecting=lambda error, _: told.append(error)))
 
     assert [item.text for item in items if isinstance(item, LogLine)] == ["line 1", "line 2", "line 3"]
     assert isinstance(items[-1], RunView)
-    assert cursors == [None, "c1", "c2"]
+    # Asked for again, the tail would repeat what was shown.
+    assert cursors == [(None, "5"), ("c1", None), ("c2", None)]
     assert len(told) == 2
 
 

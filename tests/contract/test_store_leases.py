@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from contract.conftest import Database
 from contract.samples import a_host, a_lease, a_run, a_token
-
 from corral.domain.errors import Conflict
 from corral.domain.host import Scope, Secret
 from corral.domain.ids import HostId, LeaseId

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from contract.conftest import Database
 from contract.samples import SHAPE, a_lease, a_run, digest_of
-
 from corral.domain.artifact import Segment
 from corral.domain.errors import Conflict, NotFound
 from corral.domain.ids import GroupId, HostId, RunId, new_group_id

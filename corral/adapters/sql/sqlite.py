@@ -34,12 +34,15 @@ _READERS = 3
 
 
 class SqliteStore:
-    """`path` is a file, made if it is not there, or `:memory:`."""
+    """`path` is a file, made if it is not there, or `:memory:`; `max_bytes` is how large it may grow."""
 
-    def __init__(self, path: Path | str, *, busy_s: float = BUSY_S) -> None:
+    def __init__(self, path: Path | str, *, busy_s: float = BUSY_S, max_bytes: int | None = None) -> None:
         self._path = None if str(path) == MEMORY else Path(path)
         self._listeners: list[Callable[[str, str], None]] = []
         self._raw = _open(self._path)
+        if max_bytes is not None:
+            (page_bytes,) = self._raw.execute("PRAGMA page_size").fetchone()
+            self._raw.execute(f"PRAGMA max_page_count = {max_bytes // page_bytes}")
         self._tx = SqlTx(SqliteConnection(self._raw))
         self._committer = ThreadPoolExecutor(1, "corral-commit") if self._path else None
         self._readers = ThreadPoolExecutor(_READERS, "corral-read") if self._path else None
@@ -75,6 +78,11 @@ class SqliteStore:
         # The writer last: the last connection to close folds the WAL into the file.
         while self._opened:
             self._opened.pop().close()
+
+    @property
+    def commits(self) -> int:
+        """How often the disk was waited for."""
+        return self._writer.commits
 
     @contextmanager
     def transaction(self) -> Iterator[Tx]:

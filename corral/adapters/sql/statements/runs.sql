@@ -49,56 +49,60 @@ ORDER BY created_at DESC, id DESC LIMIT :limit;
 SELECT project FROM runs WHERE state = :state /*if after AND project > :after */
 ORDER BY project LIMIT 1;
 
+-- SQLite has no statistics to tell the queue's index from that of states, so it is told.
 -- name: lane_first
-SELECT shape, priority, project FROM runs WHERE state = 'queued'
+SELECT shape, priority, project FROM runs /*sqlite INDEXED BY runs_claim */ WHERE state = 'queued'
 ORDER BY shape, priority DESC, project LIMIT 1;
 
 -- The lane after a given one: three seeks, of which the first that finds something counts.
 -- name: lane_next
 SELECT * FROM (
-    SELECT 1 AS turn, shape, priority, project FROM runs
+    SELECT 1 AS turn, shape, priority, project FROM runs /*sqlite INDEXED BY runs_claim */
     WHERE state = 'queued' AND shape = :shape AND priority = :priority AND project > :project
     ORDER BY project LIMIT 1
 ) AS by_project
 UNION ALL SELECT * FROM (
-    SELECT 2 AS turn, shape, priority, project FROM runs
+    SELECT 2 AS turn, shape, priority, project FROM runs /*sqlite INDEXED BY runs_claim */
     WHERE state = 'queued' AND shape = :shape AND priority < :priority
     ORDER BY priority DESC, project LIMIT 1
 ) AS by_priority
 UNION ALL SELECT * FROM (
-    SELECT 3 AS turn, shape, priority, project FROM runs
+    SELECT 3 AS turn, shape, priority, project FROM runs /*sqlite INDEXED BY runs_claim */
     WHERE state = 'queued' AND shape > :shape
     ORDER BY shape, priority DESC, project LIMIT 1
 ) AS by_shape;
 
 -- name: run_ready
-SELECT ready_at, id FROM runs
+SELECT ready_at, id FROM runs /*sqlite INDEXED BY runs_claim */
 WHERE state = 'queued' AND shape = :shape AND priority = :priority AND project = :project
     /*if after_id AND (ready_at, id) > (:after_ready_at, :after_id) */
 ORDER BY ready_at, id LIMIT :limit;
 
 -- name: run_due_held
-SELECT id FROM runs WHERE state = 'held' AND not_before IS NOT NULL AND not_before <= :now
+SELECT id FROM runs /*sqlite INDEXED BY runs_held */
+WHERE state = 'held' AND not_before IS NOT NULL AND not_before <= :now
 ORDER BY not_before LIMIT :limit;
 
 -- name: run_due_stops
-SELECT id FROM runs
+SELECT id FROM runs /*sqlite INDEXED BY runs_stop */
 WHERE stop_deadline IS NOT NULL AND stop_deadline <= :now AND state IN ('stopping', 'halting', 'yielding')
 ORDER BY stop_deadline LIMIT :limit;
 
 -- name: run_over_wall
-SELECT DISTINCT r.id FROM runs AS r JOIN leases AS l ON l.run_id = r.id AND l.state = 'live'
+SELECT DISTINCT r.id FROM runs AS r /*sqlite INDEXED BY runs_wall */
+JOIN leases AS l ON l.run_id = r.id AND l.state = 'live'
 WHERE r.state = 'running' AND r.wall_limit_s IS NOT NULL
     AND r.ran_s + :now - CASE WHEN l.granted_at > :since THEN l.granted_at ELSE :since END >= r.wall_limit_s
 LIMIT :limit;
 
 -- name: run_stalled
-SELECT l.id FROM runs AS r JOIN leases AS l ON l.run_id = r.id AND l.state = 'live'
+SELECT l.id FROM runs AS r /*sqlite INDEXED BY runs_stall */
+JOIN leases AS l ON l.run_id = r.id AND l.state = 'live'
 WHERE r.state = 'running' AND r.stall_limit_s IS NOT NULL AND l.active_at + r.stall_limit_s <= :now
 LIMIT :limit;
 
 -- name: run_ended_before
-SELECT id FROM runs
+SELECT id FROM runs /*sqlite INDEXED BY runs_logged */
 WHERE logged = 1 AND ended_at IS NOT NULL AND ended_at < :when
     AND state IN ('succeeded', 'failed', 'cancelled')
 ORDER BY ended_at LIMIT :limit;

@@ -1,0 +1,79 @@
+# Everything stays inside this folder: the environment in .venv, caches and the demo's data in .cache.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+JOBS ?= 2
+
+# pip, uv and zig put their caches there; a value of your own is kept.
+export XDG_CACHE_HOME ?= $(CURDIR)/.cache
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench docs clean
+
+help:
+	@echo "make demo    install, start a server and a worker, run something, verify its artifact, stop"
+	@echo "make test    all checks and all tests; starts what it needs and leaves nothing running"
+	@echo "make check   format, lint, types, import contracts"
+	@echo "make bench   measure, and write bench/results"
+	@echo "make docs    build the documentation into site/"
+	@echo "make clean   remove .venv, caches and everything else that these commands made"
+
+demo: $(STAMPS)/light
+	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo/demo.sh
+
+check: $(STAMPS)/test
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+test: check
+	@$(BIN)/python tests/repo/leftovers.py $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+	@echo "make test: all checks and all tests passed, and nothing was left running"
+
+bench: $(STAMPS)/bench
+	@$(BIN)/python -m bench all
+
+docs: $(STAMPS)/docs
+	@$(BIN)/python docs/generate.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "make docs: open site/index.html"
+
+clean:
+	@if [ -x $(BIN)/corral ]; then CORRAL_HOME="$(CURDIR)/.cache/demo" $(BIN)/corral down >/dev/null 2>&1 || true; fi
+	rm -rf $(VENV) .cache site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \
+	  echo "error: Corral needs Python 3.11, 3.12 or 3.13; this is $$($(PYTHON) --version 2>&1)" >&2; \
+	  echo "hint: name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "error: this Python cannot make virtual environments: ensurepip is missing" >&2; \
+	  echo "hint: on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@test -x $(BIN)/pip || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@mkdir -p $(STAMPS) && touch $@
+
+# A stamp is younger than what it was made from; a second call does nothing.
+$(STAMPS)/light: pyproject.toml | $(STAMPS)/venv
+	@echo "installing corral"
+	@$(PIP) -e .
+	@touch $@
+
+$(STAMPS)/test: pyproject.toml | $(STAMPS)/venv
+	@echo "installing corral with what its tests need"
+	@$(PIP) -e '.[test,check]'
+	@touch $@ $(STAMPS)/light
+
+$(STAMPS)/bench: pyproject.toml | $(STAMPS)/venv
+	@echo "installing corral with what its measurements need"
+	@$(PIP) -e '.[test,bench]'
+	@touch $@ $(STAMPS)/light
+
+$(STAMPS)/docs: pyproject.toml | $(STAMPS)/venv
+	@echo "installing corral with what its documentation needs"
+	@$(PIP) -e '.[docs]'
+	@touch $@ $(STAMPS)/light

@@ -1,0 +1,132 @@
+"""`python -m corral.worker`: one worker for one home, until SIGTERM drains it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from corral.domain.errors import CorralError, InvalidInput
+from corral.domain.ids import is_name
+from corral.settings import Settings, process_environment, read_settings
+from corral.worker.agent import Agent, default_slots
+from corral.worker.cache import Cache
+from corral.worker.child_env import base_environment
+from corral.worker.flock import exclusive
+from corral.worker.identity import wait_for_identity
+from corral.worker.link import Link
+from corral.worker.prepare import Host
+from corral.worker.probe import probe
+from corral.worker.strays import become_subreaper
+
+BEAT_TIMEOUT_S = 10.0
+
+logger = logging.getLogger("corral.worker")
+
+
+class Signals:
+    """The first signal asks for a drain; the second ends at once, and the shims kill the children."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    def install(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._heard)
+
+    def _heard(self, number: int, _: FrameType | None) -> None:
+        if self.asked.is_set():
+            os._exit(128 + number)
+        self.asked.set()
+
+
+def main() -> int:
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    # One line per request is no news.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        return run(read_settings())
+    except CorralError as error:
+        logger.error("%s %s", error.message, error.hint)
+        return 1
+
+
+def run(settings: Settings) -> int:
+    home = settings.home
+    settings.worker_home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with exclusive(home / "worker.lock") as held:
+        if not held:
+            logger.error("another worker runs on %s already; `corral down` ends it", home)
+            return 1
+        pid_file = home / "worker.pid"
+        _write_pid(pid_file)
+        try:
+            return work(settings)
+        finally:
+            pid_file.unlink(missing_ok=True)
+
+
+def work(settings: Settings) -> int:
+    signals = Signals()
+    signals.install()
+    labels = _labels(settings.worker_labels)
+    become_subreaper()
+    identity = wait_for_identity(settings.worker_home, signals.asked.wait)
+    if identity is None:
+        return 0
+    link = partial(Link, url=settings.url, home=settings.home, token=identity.token)
+    environ = process_environment()
+    look = partial(probe, settings.worker_home, labels, environ=environ)
+    capability = look()
+    slots = settings.worker_slots or default_slots(capability)
+    host = Host(
+        home=settings.worker_home,
+        link=link(),
+        cache=Cache(settings.worker_home / "cache"),
+        base_env=base_environment(environ),
+        # Where that is not known, a child that was granted none had better see none.
+        has_gpus=capability.gpus != (),
+    )
+    agent = Agent(host, link(timeout_s=BEAT_TIMEOUT_S), slots=slots, capability=capability, probe=look)
+    logger.info("worker of host %s (%s) with %d slots", identity.name, identity.host_id, slots)
+    agent.start()
+    signals.asked.wait()
+    logger.info("draining; a second signal ends at once")
+    agent.drain()
+    logger.info("drained")
+    return 0
+
+
+def _write_pid(path: Path) -> None:
+    """With its start time, so that nobody takes a later process of the same number for this one."""
+    part = path.with_suffix(".part")
+    described = {"pid": os.getpid(), "create_time": psutil.Process().create_time()}
+    part.write_text(json.dumps(described), encoding="utf-8")
+    part.replace(path)
+
+
+def _labels(text: str) -> list[str]:
+    labels = [label.strip() for label in text.split(",") if label.strip()]
+    if bad := [label for label in labels if not is_name(label)]:
+        raise InvalidInput(
+            f"CORRAL_WORKER_LABELS holds {', '.join(map(repr, bad))}, which are not names",
+            hint="Use letters, digits, `.`, `_` and `-`, with commas between.",
+        )
+    return labels
+
+
+if __name__ == "__main__":
+    status = main()
+    logging.shutdown()
+    # Threads may still wait for a server that is away; all they know is on disk.
+    os._exit(status)

@@ -1,0 +1,242 @@
+"""The worker's loop: claims leases for its free slots, and sees each through as a job."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+
+from corral.client.lock import Lock
+from corral.domain.capability import Capability
+from corral.domain.errors import CorralError, ServerUnreachable, StoreUnavailable
+from corral.wire.leases import CapabilityReport, ClaimAnswer, ClaimRequest, Lease
+from corral.worker.environment import Environments
+from corral.worker.job import Job
+from corral.worker.link import Link, Pauses
+from corral.worker.prepare import Host
+from corral.worker.strays import reap_orphans, sweep
+from corral.worker.workspace import JobRecord, Phase, workspaces
+
+CLAIM_WAIT_S = 25.0
+PROBE_EVERY_S = 60.0
+MAX_LEASES = 1_000
+# Outcomes are on disk, and the next worker delivers them: no need to wait for a server that is away.
+DRAIN_AWAY_S = 5.0
+# A run that no longer fits would come straight back; other hosts get a chance first.
+GAVE_BACK_PAUSE_S = 5.0
+# Longer than the longest pause between two tries of a beat or an outcome.
+SPEAK_FIRST_S = 15.0
+# Every so many probes: adding up their sizes takes a while.
+COLLECT_EVERY = 60
+ENVIRONMENTS_MAX_BYTES = 50 << 30
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Running:
+    job: Job
+    thread: threading.Thread
+
+
+def default_slots(capability: Capability) -> int:
+    return max(1, capability.cores or 1, len(capability.gpus or ()))
+
+
+class Agent:
+    """`start`, then `drain` once. Its threads are daemons: what they leave is on disk."""
+
+    def __init__(
+        self,
+        host: Host,
+        beats: Link,
+        *,
+        slots: int,
+        capability: Capability,
+        probe: Callable[[], Capability],
+    ) -> None:
+        self._host = host
+        # Claims and beats have connections of their own, which no upload can take.
+        self._control_link = beats
+        self._slots = slots
+        self._probe = probe
+        self._capability = capability
+        self._known_capability: Capability | None = None
+        self._boot_id = secrets.token_hex(16)
+        self._holding: list[str] | None = []
+        self._changed = threading.Condition()
+        self._running: dict[str, _Running] = {}
+        self._draining = threading.Event()
+        self._not_before = 0.0
+
+    def start(self) -> None:
+        """Sweep what an earlier worker left, take up what it could not report, then claim."""
+        strays = sweep((), data_dir=self._host.home)
+        if strays:
+            logger.warning("killed %d processes that an earlier worker left", len(strays))
+        for workspace in workspaces(self._host.home):
+            record = workspace.load()
+            if record is None or record.phase is Phase.RUNNING or record.outcome is None:
+                logger.info("%s died with an earlier worker", workspace.lease_id)
+                workspace.remove()
+            else:
+                self._resume(record)
+        self._holding = list(self._running)
+        threading.Thread(target=self._claim_for_ever, name="corral-claims", daemon=True).start()
+        threading.Thread(target=self._look_after, name="corral-upkeep", daemon=True).start()
+
+    def drain(self) -> None:
+        """Claim nothing more, stop the children, report them as given back. Returns when that is done."""
+        with self._changed:
+            self._draining.set()
+            for running in self._running.values():
+                running.job.release()
+            self._changed.notify_all()
+            while self._running and not self._only_the_server_is_missing():
+                self._changed.wait(0.2)
+            for lease_id in self._running:
+                logger.warning("the outcome of %s is on disk; the next worker reports it", lease_id)
+
+    def _only_the_server_is_missing(self) -> bool:
+        ended = all(running.job.child_ended for running in self._running.values())
+        return ended and self._host.link.away_s > DRAIN_AWAY_S
+
+    def _claim_for_ever(self) -> None:
+        pauses = Pauses()
+        request: ClaimRequest | None = None
+        while not self._draining.is_set():
+            if request is None:
+                free = self._wait_for_slot()
+                if not free:
+                    continue
+                request = self._request(free)
+            self._let_leases_speak()
+            try:
+                answer = self._control_link.corral.leases.claim(request)
+            except (ServerUnreachable, StoreUnavailable) as error:
+                # The same request again: if only the answer was lost, it is given again.
+                self._log_failure(error)
+                self._control_link.look_again()
+                self._draining.wait(pauses.next_s())
+            except CorralError as error:
+                logger.error("the server refuses to give work: %s %s", error, error.hint)
+                request = None
+                self._draining.wait(pauses.next_s())
+            except Exception:
+                logger.exception("a claim failed in the worker")
+                request = None
+                self._draining.wait(pauses.next_s())
+            else:
+                pauses.reset()
+                self._take(request, answer)
+                request = None
+
+    def _let_leases_speak(self) -> None:
+        """After a sleep, a partition or a restart, or the host would claim anew what it still holds."""
+        give_up_at = time.monotonic() + SPEAK_FIRST_S
+        while any(job.may_have_lapsed for job in self._jobs()) and time.monotonic() < give_up_at:
+            if self._draining.wait(0.02):
+                return
+
+    def _log_failure(self, error: CorralError) -> None:
+        level = logging.DEBUG if self._control_link.away_s else logging.WARNING
+        logger.log(level, "waiting for the server: %s", error)
+
+    def _wait_for_slot(self) -> int:
+        """How many slots are free, once one is; 0 after a while without, or when draining."""
+        with self._changed:
+            pause_s = self._not_before - time.monotonic()
+            if pause_s > 0:
+                self._changed.wait(pause_s)
+            elif len(self._running) >= self._slots:
+                self._changed.wait(PROBE_EVERY_S)
+            if self._draining.is_set() or time.monotonic() < self._not_before:
+                return 0
+            return min(MAX_LEASES, max(0, self._slots - len(self._running)))
+
+    def _request(self, free: int) -> ClaimRequest:
+        capability = self._capability
+        news = capability != self._known_capability
+        return ClaimRequest(
+            request_id=secrets.token_hex(16),
+            boot_id=self._boot_id,
+            slots=self._slots,
+            max_leases=free,
+            wait_s=CLAIM_WAIT_S,
+            capability=CapabilityReport.model_validate(asdict(capability)) if news else None,
+            holding=self._holding,
+        )
+
+    def _take(self, request: ClaimRequest, answer: ClaimAnswer) -> None:
+        if self._control_link.away_s:
+            logger.info("the server is back")
+        self._control_link.answered()
+        if request.capability is not None:
+            self._known_capability = request.capability.capability()
+        self._holding = None
+        for lease in answer.leases:
+            self._begin(lease)
+
+    def _begin(self, lease: Lease) -> None:
+        job = Job(self._host, self._control_link, lease)
+        with self._changed:
+            if lease.id in self._running:
+                return
+            if self._draining.is_set():
+                job.release()
+            self._launch(job, job.run)
+
+    def _resume(self, record: JobRecord) -> None:
+        logger.info("%s ended under an earlier worker; reporting it", record.lease.id)
+        job = Job(self._host, self._control_link, record.lease)
+        with self._changed:
+            self._launch(job, partial(job.resume, record))
+
+    def _launch(self, job: Job, work: Callable[[], None]) -> None:
+        thread = threading.Thread(
+            target=self._see_through, args=(job, work), name=f"corral-job-{job.lease.id}", daemon=True
+        )
+        self._running[job.lease.id] = _Running(job, thread)
+        thread.start()
+
+    def _see_through(self, job: Job, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:
+            # No job's failure ends the worker.
+            logger.exception("the job of %s failed in the worker", job.lease.id)
+        finally:
+            with self._changed:
+                del self._running[job.lease.id]
+                if job.gave_back:
+                    self._not_before = time.monotonic() + GAVE_BACK_PAUSE_S
+                self._changed.notify_all()
+
+    def _look_after(self) -> None:
+        rounds = 0
+        while not self._draining.wait(PROBE_EVERY_S):
+            rounds += 1
+            try:
+                self._capability = self._probe()
+                self._host.cache.trim()
+                if not any(job.building for job in self._jobs()):
+                    reap_orphans()
+                if rounds % COLLECT_EVERY == 0:
+                    self._collect_environments()
+            except Exception:
+                logger.exception("the upkeep failed in the worker")
+
+    def _collect_environments(self) -> None:
+        environments = Environments(self._host.home / "environments", self._host.base_env)
+        built = [job.lease.spec.environment for job in self._jobs()]
+        in_use = [environments.key(Lock(each.lock, each.python)) for each in built if each is not None]
+        for gone in environments.collect(in_use=in_use, max_bytes=ENVIRONMENTS_MAX_BYTES):
+            logger.info("removed environment %s (%d bytes)", gone.key, gone.size_bytes)
+
+    def _jobs(self) -> list[Job]:
+        with self._changed:
+            return [running.job for running in self._running.values()]

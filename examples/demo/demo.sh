@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# The demo: a server and a worker of its own, a run with a verified artifact, and a run that survives
+# the death of its worker. Everything is kept under .cache/demo, and everything is stopped at the end.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+export CORRAL_HOME="${DEMO_HOME:-$PWD/../../.cache/demo}"
+export CORRAL_PORT=0
+# Short, so that progress shows every two seconds even in runs as small as these.
+export CORRAL_LEASE_S=6
+unset CORRAL_URL CORRAL_TOKEN CORRAL_DATABASE CORRAL_PROJECT
+
+say() { printf '\n\033[1m%s\033[0m\n' "# $*"; }
+try() {
+    printf '\n\033[32m$\033[0m %s\n' "$*"
+    "$@"
+}
+stop_all() {
+    status=$?
+    trap - EXIT
+    if [ "$status" != 0 ]; then
+        printf '\nthe demo failed; the logs are in %s\n' "$CORRAL_HOME/logs" >&2
+    fi
+    corral down >/dev/null 2>&1 || true
+    exit "$status"
+}
+trap stop_all EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+corral down >/dev/null 2>&1 || true
+rm -rf "$CORRAL_HOME"
+mkdir -p "$CORRAL_HOME"
+CORRAL_HOME="$(cd "$CORRAL_HOME" && pwd)"
+
+say "A server and a worker on this machine."
+try corral up --detach
+
+say "A run: it ships this folder, and is followed until it ends."
+try corral submit run.toml --follow
+first="$(corral ls --json --limit 1 | python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["id"])')"
+
+say "What it measured, and what it made."
+try corral metrics "$first"
+try corral artifacts ls --run "$first"
+try corral artifacts verify "$first"
+try corral artifacts get "$first" "$CORRAL_HOME/fetched/first"
+try cat "$CORRAL_HOME/fetched/first/model.json"
+try sha256sum "$CORRAL_HOME/fetched/first/model.json"
+
+say "The same run again, but its worker is killed half-way."
+second="$(corral submit run.toml --set name=interrupted)"
+printf '\n\033[32m$\033[0m corral submit run.toml --set name=interrupted\n%s\n' "$second"
+for _ in $(seq 100); do
+    corral artifacts ls --run "$second" 2>/dev/null | grep -q checkpoint && break
+    sleep 0.2
+done
+sleep 2
+try_filtered() { printf '\n\033[32m$\033[0m corral show %s | grep -E "%s"\n' "$1" "$2"; corral show "$1" | grep -E "$2"; }
+try_filtered "$second" "state|progress|metrics"
+worker="$(corral status | sed -n 's/^worker *pid \([0-9]*\),.*/\1/p')"
+try kill -9 "$worker"
+
+say "The next worker goes on from the last checkpoint."
+try corral up --detach
+try corral logs --follow "$second"
+try corral show "$second"
+corral artifacts get "$second" "$CORRAL_HOME/fetched/second" >/dev/null
+try cmp "$CORRAL_HOME/fetched/first/model.json" "$CORRAL_HOME/fetched/second/model.json"
+echo "the model is the same, byte for byte"
+[ "$(corral show "$second" --json | python3 -c 'import json, sys; print(len(json.load(sys.stdin)["attempts"]))')" = 2 ]
+
+say "Everything that is stored, hashed again and compared."
+try corral fsck
+
+say "The end."
+try corral down

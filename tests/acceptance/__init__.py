@@ -1,0 +1,1 @@
+"""Real processes, as a user runs them."""

@@ -1,0 +1,215 @@
+"""A real server on a loopback port, in a thread, and short ways to call it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from corral.bootstrap import build_services, ensure_identities, open_store
+from corral.server.app import Server
+from corral.server.services import Services
+from corral.settings import Settings
+from corral.wire.admin import ErrorBody
+
+Json = dict[str, Any]
+_NUMBERS = itertools.count(1)
+CAPABILITY = {"hostname": "box", "os": "linux", "arch": "x86_64", "cores": 2, "ram_bytes": 1 << 34}
+
+
+class JumpingClock:
+    """The real time, and what a test adds to it."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def now(self) -> float:
+        return time.time() + self.ahead_s
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+@dataclass(frozen=True)
+class Live:
+    """`operator` and `host` are the tokens that a first start writes."""
+
+    url: str
+    home: Path
+    services: Services
+    clock: JumpingClock
+    operator: str
+    host: str
+    port: int
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        token: str | None = "",
+        content: bytes | Iterator[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, str | int] | None = None,
+    ) -> httpx.Response:
+        """As the operator unless another token is given; None sends none."""
+        made = dict(headers or {})
+        if token is not None:
+            made["Authorization"] = f"Bearer {token or self.operator}"
+        if body is not None:
+            content = json.dumps(body).encode()
+            made.setdefault("Content-Type", "application/json")
+        return httpx.request(
+            method,
+            f"{self.url}{path}",
+            content=content,
+            headers=made,
+            params=params,
+            timeout=60,
+            trust_env=False,
+        )
+
+    def ok(self, method: str, path: str, body: object = None, **options: Any) -> Any:
+        answer = self.call(method, path, body, **options)
+        assert answer.is_success, answer.text
+        return answer.json() if answer.content else None
+
+    def submit(self, *, project: str = "default", token: str = "", **spec: Any) -> str:
+        run = {"argv": ["true"], "project": project, **spec}
+        body = {"request_id": fresh(), "runs": [run]}
+        return str(self.ok("POST", "/v1/runs", body, token=token)["ids"][0])
+
+    def token(self, scope: str, name: str = "", **more: Any) -> Json:
+        made: Json = self.ok("POST", "/v1/tokens", {"scope": scope, "name": name or named("t"), **more})
+        return made
+
+
+@dataclass
+class Worker:
+    """A host with a token of its own that claims and reports as a worker does."""
+
+    live: Live
+    token: str
+    boot_id: str = field(default_factory=lambda: fresh())
+    slots: int = 1000
+
+    def ask(self, **more: Any) -> Json:
+        asked = {"boot_id": self.boot_id, "slots": self.slots, "capability": CAPABILITY, "max_leases": 1}
+        return {"request_id": fresh(), **asked, **more}
+
+    def claim(self, **more: Any) -> Lease:
+        answer = self.live.ok("POST", "/v1/claims", self.ask(**more), token=self.token)
+        assert len(answer["leases"]) == 1, answer
+        return Lease(self, answer["leases"][0])
+
+
+@dataclass(frozen=True)
+class Lease:
+    worker: Worker
+    about: Json
+
+    @property
+    def path(self) -> str:
+        return f"/v1/leases/{self.about['id']}"
+
+    @property
+    def run_id(self) -> str:
+        return str(self.about["run_id"])
+
+    def call(self, method: str, verb: str, body: object = None, **options: Any) -> httpx.Response:
+        params = {"epoch": self.about["epoch"], **options.pop("params", {})}
+        options.setdefault("token", self.worker.token)
+        return self.worker.live.call(method, f"{self.path}/{verb}", body, params=params, **options)
+
+    def ok(self, method: str, verb: str, body: object = None, **options: Any) -> Any:
+        answer = self.call(method, verb, body, **options)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def put(self, data: bytes, **options: Any) -> httpx.Response:
+        return self.call("PUT", f"blobs/{sha(data)}", content=data, **options)
+
+
+def new_worker(live: Live) -> Worker:
+    return Worker(live, str(live.token("host", named("host"))["token"]))
+
+
+def error_of(answer: httpx.Response, status: int, code: str) -> ErrorBody:
+    """The one shape of every error, with the status and code that are expected."""
+    assert answer.status_code == status, answer.text
+    body = ErrorBody.model_validate_json(answer.content)
+    assert body.code == code, body
+    assert body.message, body
+    return body
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def fresh() -> str:
+    return uuid.uuid4().hex
+
+
+def named(kind: str) -> str:
+    return f"{kind}-{next(_NUMBERS)}-{uuid.uuid4().hex[:6]}"
+
+
+def record(path: str, data: bytes, **more: Any) -> Json:
+    return {"path": path, "sha256": sha(data), "size": len(data), **more}
+
+
+def packed(*items: tuple[str, int, bytes]) -> bytes:
+    """A pack as the wire has it; digest and length as given, true or not."""
+    return b"".join(f"{digest}{size:016x}".encode() + data for digest, size, data in items)
+
+
+@contextmanager
+def serve(home: Path, *, database: str | None = None, **settings: Any) -> Iterator[Live]:
+    given = Settings(home=home, database=database, lease_s=60, first_beat_s=60, **settings)
+    home.mkdir(parents=True, exist_ok=True)
+    # Already listening, so clients queue in the backlog: no readiness polling.
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    store = open_store(given)
+    services = build_services(given, store)
+    clock = JumpingClock()
+    services.clock = clock
+    server = uvicorn.Server(
+        uvicorn.Config(
+            Server(services).app, log_level="critical", http="httptools", timeout_graceful_shutdown=1
+        )
+    )
+
+    async def main() -> None:
+        await ensure_identities(given, store, clock.now())
+        ready.set()
+        await server.serve(sockets=[listener])
+
+    ready = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(main()), name="server")
+    thread.start()
+    assert ready.wait(30), "the server did not come up"
+    operator = given.operator_token_file.read_text().strip()
+    host = (given.worker_home / "token").read_text().strip()
+    try:
+        yield Live(f"http://127.0.0.1:{port}", home, services, clock, operator, host, port)
+    finally:
+        server.should_exit = True
+        thread.join(timeout=20)
+        listener.close()
+        assert not thread.is_alive(), "the server did not stop"

@@ -1,0 +1,252 @@
+"""What only SQLite has: group commit, a file that fills up or is taken, and files of others."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import stat
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from contract.conftest import Database, opened
+from contract.samples import a_run
+from corral.adapters.sql.sqlite import MEMORY, SqliteStore
+from corral.domain.errors import Conflict, DiskFull, InvalidInput, StoreUnavailable
+from corral.domain.run import Run
+from corral.ports.store import Tx
+
+
+def kept(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as raw:
+        (count,) = raw.execute("SELECT COUNT(*) FROM runs").fetchone()
+    return int(count)
+
+
+def test_units_share_a_commit_and_one_that_fails_harms_nobody(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "corral.db")
+    heard: list[str] = []
+    store.subscribe(lambda topic, key: heard.append(key))
+
+    def unit(tx: Tx, n: int) -> int:
+        tx.runs.insert(a_run(), "{}")
+        tx.announce("run", str(n))
+        if n % 10 == 3:
+            raise Conflict(f"unit {n}")
+        return n
+
+    async def work() -> list[int | BaseException]:
+        units = (store.write(lambda tx, n=n: unit(tx, n)) for n in range(100))
+        return await asyncio.gather(*units, return_exceptions=True)
+
+    with opened(store) as db:
+        results = db.do(work())
+        db.write(lambda tx: None)
+
+        failed = [n for n in range(100) if n % 10 == 3]
+        assert [n for n, result in enumerate(results) if isinstance(result, Conflict)] == failed
+        assert kept(tmp_path / "corral.db") == 90
+        assert heard == [str(n) for n in range(100) if n not in failed]
+        assert store.commits <= 20
+
+
+def test_a_caller_that_goes_away_does_not_break_the_batch(sqlite: Database) -> None:
+    runs = [a_run() for _ in range(20)]
+
+    async def work() -> None:
+        tasks = [
+            asyncio.create_task(sqlite.store.write(lambda tx, r=run: tx.runs.insert(r, "{}"))) for run in runs
+        ]
+        await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in done[::2])
+        assert all(result is None for result in done[1::2])
+
+    sqlite.do(work())
+    there = {run.id for run in sqlite.read(lambda tx: tx.runs.page_by_id(None, 100))}
+    assert {run.id for run in runs[1::2]} <= there
+
+
+def test_a_full_disk_fails_the_batch_and_announces_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "corral.db"
+    store = SqliteStore(path, max_bytes=1 << 20)
+    heard: list[str] = []
+    store.subscribe(lambda topic, key: heard.append(key))
+
+    def unit(tx: Tx, spec: str) -> None:
+        run = a_run()
+        tx.runs.insert(run, spec)
+        tx.announce("run", run.id)
+
+    async def work() -> list[BaseException | None]:
+        units = (store.write(lambda tx, n=n: unit(tx, "x" * n)) for n in (10, 10, 2 << 20, 10))
+        return await asyncio.gather(*units, return_exceptions=True)
+
+    with opened(store) as db:
+        results = db.do(work())
+        failed = [result for result in results if result is not None]
+        assert failed
+        assert all(isinstance(result, DiskFull) for result in failed)
+        assert kept(path) == len(heard) == len(results) - len(failed)
+
+        # Room for small things is left, so the store goes on.
+        before = kept(path)
+        db.write(lambda tx: unit(tx, "small"))
+        assert kept(path) == before + 1
+
+
+def test_everything_fails_cleanly_while_the_disk_stays_full(tmp_path: Path) -> None:
+    path = tmp_path / "corral.db"
+    store = SqliteStore(path, max_bytes=400 << 10)
+
+    async def fill() -> int:
+        accepted = 0
+        while True:
+            units = [store.write(lambda tx: tx.runs.insert(a_run(), "x" * 3000)) for _ in range(8)]
+            results = await asyncio.gather(*units, return_exceptions=True)
+            accepted += sum(result is None for result in results)
+            if any(result is not None for result in results):
+                assert all(r is None or isinstance(r, DiskFull) for r in results)
+                return accepted
+
+    with opened(store) as db:
+        accepted = db.do(fill())
+        with pytest.raises(DiskFull):
+            db.write(lambda tx: tx.runs.insert(a_run(), "x" * 100_000))
+        assert kept(path) == accepted > 0
+
+
+def test_a_file_that_another_process_holds_is_waited_for_without_blocking_the_loop(
+    sqlite: Database, tmp_path: Path
+) -> None:
+    other = sqlite3.connect(tmp_path / "corral.db", isolation_level=None)
+
+    async def work() -> int:
+        other.execute("BEGIN IMMEDIATE")
+        write = asyncio.create_task(sqlite.store.write(lambda tx: tx.records.tick("x", 1.0)))
+        turns = 0
+        while turns < 20:
+            await asyncio.sleep(0.001)
+            assert not write.done()
+            turns += 1
+        other.execute("ROLLBACK")
+        await write
+        return turns
+
+    with closing(other):
+        assert sqlite.do(work()) == 20
+
+
+def test_a_file_that_stays_held_is_unavailable_for_now(sqlite: Database, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "corral.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="locked"):
+            sqlite.write(lambda tx: tx.records.tick("x", 1.0))
+        other.execute("ROLLBACK")
+
+    sqlite.write(lambda tx: tx.records.tick("x", 1.0))
+
+
+def test_a_read_sees_one_snapshot_while_others_write(sqlite: Database) -> None:
+    run = a_run()
+    began, written = threading.Event(), threading.Event()
+
+    def look(tx: Tx) -> tuple[Run | None, Run | None]:
+        first = tx.runs.get(run.id)
+        began.set()
+        written.wait(5)
+        return first, tx.runs.get(run.id)
+
+    async def work() -> tuple[Run | None, Run | None]:
+        reading = asyncio.create_task(sqlite.store.read(look))
+        await asyncio.to_thread(began.wait, 5)
+        await sqlite.store.write(lambda tx: tx.runs.insert(run, "{}"))
+        written.set()
+        return await reading
+
+    assert sqlite.do(work()) == (None, None)
+
+
+def test_what_was_written_is_there_when_the_file_is_opened_again(tmp_path: Path) -> None:
+    run = a_run()
+    for _ in range(2):
+        with opened(SqliteStore(tmp_path / "corral.db")) as db:
+            if db.read(lambda tx: tx.runs.get(run.id)) is None:
+                db.write(lambda tx: tx.runs.insert(run, "{}"))
+    assert kept(tmp_path / "corral.db") == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["corral.db"]
+
+
+def test_closing_finishes_what_was_taken(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "corral.db")
+
+    async def work() -> None:
+        tasks = [
+            asyncio.create_task(store.write(lambda tx: tx.runs.insert(a_run(), "{}"))) for _ in range(50)
+        ]
+        await asyncio.sleep(0)
+        await store.close()
+        await asyncio.gather(*tasks)
+
+    asyncio.run(work())
+    assert kept(tmp_path / "corral.db") == 50
+
+
+def test_the_file_and_its_log_are_private(sqlite: Database, tmp_path: Path) -> None:
+    sqlite.write(lambda tx: tx.records.tick("x", 1.0))
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+
+    assert modes == {"corral.db": 0o600, "corral.db-wal": 0o600, "corral.db-shm": 0o600}
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("dear diary\n" * 100)
+
+    with pytest.raises(InvalidInput, match=r"notes.txt is not a Corral database"):
+        SqliteStore(path)
+    assert path.read_text() == "dear diary\n" * 100
+
+
+def test_the_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    with closing(sqlite3.connect(path)) as raw:
+        raw.execute("CREATE TABLE songs (title TEXT)")
+    before = path.read_bytes()
+
+    with pytest.raises(InvalidInput, match="not a Corral database"):
+        SqliteStore(path)
+    assert path.read_bytes() == before
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="missing"):
+        SqliteStore(tmp_path / "missing" / "corral.db")
+
+
+def test_a_transaction_without_a_loop_commits_at_its_end_or_not_at_all() -> None:
+    store = SqliteStore(MEMORY)
+    heard: list[str] = []
+    store.subscribe(lambda topic, key: heard.append(key))
+    run = a_run()
+
+    def failing() -> None:
+        with store.transaction() as tx:
+            tx.runs.insert(run, "{}")
+            tx.announce("run", "never")
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        failing()
+    with store.transaction() as tx:
+        assert tx.runs.get(run.id) is None
+        tx.runs.insert(run, "{}")
+        tx.announce("run", run.id)
+    with store.transaction() as tx:
+        assert tx.runs.get(run.id) == run
+    assert heard == [run.id]
+    asyncio.run(store.close())

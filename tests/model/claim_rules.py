@@ -1,0 +1,107 @@
+"""How workers come by leases: claims, lost replies, new boots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+from model.base import Base
+from model.model import Host, Run
+
+pick = st.integers(0, 60)
+
+
+def capability(host: Host) -> dict[str, Any]:
+    return {
+        "hostname": host.name,
+        "os": "linux",
+        "arch": "x86_64",
+        "cores": 8,
+        "gpus": [{"index": i, "name": "H100"} for i in range(host.gpus)],
+        "labels": list(host.labels),
+    }
+
+
+class ClaimRules(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.claims: list[tuple[Host, dict[str, Any]]] = []
+
+    @rule(host=st.integers(0, 2), most=st.integers(1, 2))
+    def claim(self, host: int, most: int) -> None:
+        found = self.model.hosts[host]
+        self._claim(found, self._body(found, most))
+
+    def _body(self, host: Host, most: int) -> dict[str, Any]:
+        return {
+            "request_id": self.new_request(),
+            "boot_id": host.boot_id,
+            "slots": host.slots,
+            "max_leases": most,
+            "capability": capability(host),
+        }
+
+    @rule(host=st.integers(0, 2), most=st.integers(0, 1), keep=st.integers(0, 3))
+    def boot(self, host: int, most: int, keep: int) -> None:
+        """A new boot of the worker lists what it holds; the rest is given back free of charge."""
+        found = self.model.hosts[host]
+        found.boot += 1
+        live = self.model.live(host=found)
+        holding = [lease.id for n, lease in enumerate(live) if keep >> n & 1]
+        self._claim(found, {**self._body(found, most), "holding": holding})
+
+    @precondition(lambda self: self.claims)
+    @rule(which=pick)
+    def claim_again_after_a_lost_reply(self, which: int) -> None:
+        """The same request id has the same leases, if they still live, and no second effect (FL-D30)."""
+        host, body = self.claims[which % len(self.claims)]
+        if body["boot_id"] == host.boot_id:
+            self._claim(host, body)
+
+    def _claim(self, host: Host, body: dict[str, Any]) -> None:
+        if self.must_settle:
+            self.world.settle()
+        deaths = self.world.deaths
+        answer = self.call("POST", "claims", body, host=host).body
+        self.claims.append((host, body))
+        if "holding" in body:
+            released = self.model.new_boot(host, set(body["holding"]), self.now)
+            # Killed after its commit, the first try released them; the second finds nothing to release.
+            assert sorted(answer["released"]) == sorted(released) or self.world.deaths > deaths
+        request_id = body["request_id"]
+        earlier = {x.id for x in self.model.live(host=host) if x.request_id == request_id}
+        granted = {lease["id"] for lease in answer["leases"]}
+        if earlier:
+            assert granted == earlier
+            return
+        self._check_choice(host, body["max_leases"], [lease["run_id"] for lease in answer["leases"]])
+        for shown in answer["leases"]:
+            self._granted(host, request_id, shown)
+
+    def _check_choice(self, host: Host, most: int, taken: list[str]) -> None:
+        """Promise 5: nothing that fits waits, and by priority, then by age within a project (FL-D03)."""
+        could = self.model.takeable(host)
+        free = host.slots - len(self.model.live(host=host))
+        assert len(taken) == min(most, free, len(could)), "an eligible host with a free slot was not used"
+        chosen = [run for run in could if run.id in taken]
+        assert len(chosen) == len(taken)
+        for left in could:
+            for run in chosen:
+                assert left in chosen or not self._goes_before(left, run)
+
+    @staticmethod
+    def _goes_before(left: Run, taken: Run) -> bool:
+        if left.priority != taken.priority:
+            return left.priority > taken.priority
+        return left.project == taken.project and left.age < taken.age
+
+    def _granted(self, host: Host, request_id: str, shown: dict[str, Any]) -> None:
+        run = self.model.runs[shown["run_id"]]
+        before = run.epoch
+        lease = self.model.claim(run, shown["id"], host, request_id, self.now)
+        assert shown["epoch"] == lease.epoch == before + 1
+        assert (shown["attempt"], shown["rank"], shown["world_size"]) == (lease.attempt, 0, 1)
+        assert len(shown["gpus"]) == lease.gpus
+        if run.wall_s is not None:
+            assert shown["wall_left_s"] == max(0.0, run.wall_s - run.ran_s)

@@ -1,0 +1,29 @@
+"""All rules together, on either database."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from model.claim_rules import ClaimRules
+from model.lease_rules import LeaseRules
+from model.time_rules import TimeRules
+from model.user_rules import UserRules
+from model.world import Backend, PostgresBackend, SqliteBackend
+from postgres import PrivatePostgres
+
+
+class Machine(UserRules, ClaimRules, LeaseRules, TimeRules):
+    """Everybody at once."""
+
+
+class SqliteMachine(Machine):
+    def make_backend(self) -> Backend:
+        return SqliteBackend()
+
+
+class PostgresMachine(Machine):
+    must_settle = True
+    server: ClassVar[PrivatePostgres]
+
+    def make_backend(self) -> Backend:
+        return PostgresBackend(self.server)

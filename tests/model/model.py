@@ -1,0 +1,284 @@
+"""What the promises say should be there: plain Python, no store, no clock of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from model.tables import FINAL, LEASED, PAYS, RUN, STOPPING
+
+LEASE_S = 30.0
+FIRST_BEAT_S = 10.0
+STOP_SLACK_S = 15.0
+# Ticks further apart than half a lease, or clocks that part by more, are a break.
+LONGEST_GAP_S = LEASE_S / 2
+TOLERANCE_S = 2.0
+
+
+@dataclass
+class Host:
+    id: str
+    name: str
+    token: str
+    slots: int
+    gpus: int
+    labels: tuple[str, ...]
+    boot: int = 0
+    draining: bool = False
+
+    @property
+    def boot_id(self) -> str:
+        return f"boot-{self.name}-{self.boot}"
+
+    def fits(self, shape: str) -> bool:
+        return {"any": True, "gpu": self.gpus > 0, "big": "big" in self.labels}[shape]
+
+
+@dataclass
+class Run:
+    id: str
+    project: str
+    shape: str
+    priority: int
+    budgets: dict[str, int]
+    wall_s: float | None
+    stall_s: float | None
+    grace_s: float
+    ready_at: float
+    generation: int = 1
+    state: str = "queued"
+    epoch: int = 0
+    attempt: int = 0
+    used: dict[str, int] = field(default_factory=lambda: {"infrastructure": 0, "memory": 0, "code": 0})
+    # Type and state of every event; None where an event is no transition.
+    history: list[tuple[str, str | None]] = field(default_factory=lambda: [("submit", "queued")])
+    ran_s: float = 0.0
+    stop_reason: str | None = None
+    stop_deadline: float | None = None
+    not_before: float | None = None
+    result: str | None = None
+    logs: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def age(self) -> tuple[float, str]:
+        return (self.ready_at, self.id)
+
+    def move(self, event: str) -> None:
+        self.state = RUN[self.state][event]
+        self.history.append((event, self.state))
+
+    def note(self, kind: str) -> None:
+        self.history.append((kind, None))
+
+    def charge(self, reason: str, amount: int = 1) -> None:
+        budget = PAYS[reason]
+        if budget in self.used:
+            self.used[budget] += amount
+
+    def may_retry(self, reason: str) -> bool:
+        budget = PAYS[reason]
+        return budget is None or (budget != "never" and self.used[budget] < self.budgets[budget])
+
+
+@dataclass
+class Lease:
+    id: str
+    run: Run
+    host: Host
+    boot_id: str
+    request_id: str
+    attempt: int
+    epoch: int
+    gpus: int
+    granted_at: float
+    expires_at: float
+    active_at: float
+    state: str = "live"
+    beaten: bool = False
+    seq: int = 0
+    counted_s: float = 0.0
+    # What its running out was charged as, to be given back should it return.
+    charged: str | None = None
+    # The path and body of what closed it, and the answer it got.
+    outcome: tuple[str, dict[str, Any], Any] | None = None
+    outputs: list[str] = field(default_factory=list)
+
+    @property
+    def may_return(self) -> bool:
+        return self.state == "expired" and self.run.epoch == self.epoch and self.run.state == "queued"
+
+    @property
+    def usable(self) -> bool:
+        return self.state == "live" or self.may_return
+
+
+@dataclass
+class Window:
+    """Promise 6: how long the server has seen without a break."""
+
+    began: float | None = None
+    last: tuple[float, float] = (0.0, 0.0)
+
+    def tick(self, wall: float, mono: float) -> bool:
+        gap = mono - self.last[1]
+        parted = abs(wall - self.last[0] - gap)
+        self.last = (wall, mono)
+        if self.began is None or gap > LONGEST_GAP_S or parted > TOLERANCE_S:
+            self.began = mono
+            return True
+        return False
+
+    def seen_s(self, mono: float) -> float:
+        return 0.0 if self.began is None else mono - self.began
+
+
+class Model:
+    def __init__(self) -> None:
+        self.hosts: list[Host] = []
+        self.runs: dict[str, Run] = {}
+        self.leases: dict[str, Lease] = {}
+        self.window = Window()
+
+    def live(self, *, run: Run | None = None, host: Host | None = None) -> list[Lease]:
+        return [
+            lease
+            for lease in self.leases.values()
+            if lease.state == "live" and (run is None or lease.run is run) and (host is None or lease.host is host)
+        ]
+
+    def takeable(self, host: Host) -> list[Run]:
+        """Queued runs that this host could be given now, whatever their order."""
+        held = self.live(host=host)
+        if host.draining or len(held) >= host.slots:
+            return []
+        free_gpus = host.gpus - sum(lease.gpus for lease in held)
+        return [
+            run
+            for run in self.runs.values()
+            if run.state == "queued" and host.fits(run.shape) and (run.shape != "gpu" or free_gpus > 0)
+        ]
+
+    def claim(self, run: Run, lease_id: str, host: Host, request_id: str, now: float) -> Lease:
+        run.attempt += 1
+        run.epoch += 1
+        run.move("claim")
+        lease = Lease(
+            id=lease_id,
+            run=run,
+            host=host,
+            boot_id=host.boot_id,
+            request_id=request_id,
+            attempt=run.attempt,
+            epoch=run.epoch,
+            gpus=1 if run.shape == "gpu" else 0,
+            granted_at=now,
+            expires_at=now + FIRST_BEAT_S,
+            active_at=now,
+        )
+        self.leases[lease_id] = lease
+        return lease
+
+    def touch(self, lease: Lease, now: float) -> None:
+        """A fenced call of a lease that is usable: one that ran out returns, and is given back its charge."""
+        if lease.state == "live":
+            return
+        lease.state, lease.beaten, lease.expires_at = "live", True, now + LEASE_S
+        lease.run.ran_s = max(0.0, lease.run.ran_s - lease.counted_s)
+        if lease.charged is not None:
+            lease.run.charge(lease.charged, -1)
+        lease.run.move("reattach")
+
+    def beat(self, lease: Lease, now: float, active_s_ago: float | None) -> str:
+        if not lease.usable:
+            return "lost"
+        self.touch(lease, now)
+        lease.beaten, lease.expires_at = True, now + LEASE_S
+        if active_s_ago is not None:
+            lease.active_at = now - active_s_ago
+        return "stop" if lease.run.state in STOPPING else "continue"
+
+    def take_away(self, lease: Lease, reason: str, now: float) -> None:
+        lease.state = "expired"
+        lease.counted_s = max(0.0, now - lease.granted_at)
+        lease.run.ran_s += lease.counted_s
+        lease.charged = None
+        if lease.run.state in STOPPING:
+            lease.charged = self.settle(lease.run, "lease_expired")
+        else:
+            lease.charged = self.retry_or_fail(lease.run, reason, now)
+
+    def settle(self, run: Run, event: str) -> str | None:
+        """What a stop comes to; the reason that was charged, if any."""
+        reason = run.stop_reason or "unknown"
+        yielding = run.state == "yielding"
+        if yielding:
+            run.charge(reason)
+        run.move(event)
+        run.stop_reason = run.stop_deadline = None
+        return reason if yielding else None
+
+    def retry_or_fail(self, run: Run, reason: str, now: float) -> str | None:
+        if (run.wall_s is not None and run.ran_s >= run.wall_s) or not run.may_retry(reason):
+            run.move("fail")
+            return None
+        run.charge(reason)
+        run.move("requeue")
+        if PAYS[reason] == "code":
+            run.move("hold")
+            run.not_before = now + min(60.0, 2.0 ** (run.used["code"] - 1))
+        return reason
+
+    def ask_to_stop(self, run: Run, event: str, reason: str, now: float) -> None:
+        run.move(event)
+        run.stop_reason = reason
+        run.stop_deadline = now + LEASE_S + run.grace_s + STOP_SLACK_S
+
+    def cancel(self, run: Run, now: float) -> bool:
+        """False if it is final; a second wish to stop changes nothing."""
+        if run.state in FINAL:
+            return False
+        if run.state in ("running", "yielding"):
+            self.ask_to_stop(run, "cancel", "cancelled", now)
+        elif run.state not in ("stopping", "halting"):
+            run.move("cancel")
+        return True
+
+    def end(self, lease: Lease, kind: str, body: dict[str, Any], now: float) -> dict[str, str]:
+        """The outcome of a usable lease, and the answer that it must always have."""
+        self.touch(lease, now)
+        run = lease.run
+        run.ran_s += body["ran_s"]
+        lease.state = "closed"
+        if kind == "finish":
+            run.move("finish")
+            run.result = body.get("artifact_id")
+            run.stop_deadline = run.stop_reason = None
+        elif kind == "fail":
+            if run.state in STOPPING:
+                self.settle(run, "fail")
+            else:
+                self.retry_or_fail(run, body["reason"], now)
+        else:
+            self._stopped(run, body["reason"])
+        return {"run_state": run.state, "rank_state": "done" if kind == "finish" else "ended"}
+
+    def _stopped(self, run: Run, reason: str) -> None:
+        if run.state == "running":
+            over = reason in ("wall_limit", "money_limit")
+            run.move("halt" if over else "preempt")
+            run.stop_reason = reason if over else "released"
+        self.settle(run, "stopped")
+
+    def new_boot(self, host: Host, holding: set[str], now: float) -> list[str]:
+        gone = [x for x in self.live(host=host) if x.boot_id != host.boot_id and x.id not in holding]
+        for lease in gone:
+            self.take_away(lease, "released", now)
+        return [lease.id for lease in gone]
+
+    def check_consistent(self) -> None:
+        """The model's own promises, so that it cannot agree with a wrong server by being wrong too."""
+        for run in self.runs.values():
+            live = self.live(run=run)
+            assert len(live) == (run.state in LEASED), (run, live)
+            assert all(lease.epoch == run.epoch for lease in live)
+            assert all(run.used[b] <= run.budgets[b] for b in run.used), run

@@ -1,0 +1,25 @@
+"""The same machine on Postgres; see `test_api_sqlite` for how to replay it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import seed, settings
+from model.conftest import PROFILE
+from model.machine import PostgresMachine
+from model.seeds import SEED
+from postgres import private_postgres
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_server() -> Iterator[None]:
+    with private_postgres() as server:
+        PostgresMachine.server = server
+        yield
+
+
+@pytest.mark.timeout(7200)
+@seed(SEED)
+class TestTheApiOnPostgres(PostgresMachine.TestCase):  # type: ignore[misc, name-defined]
+    settings = settings(PROFILE, max_examples=PROFILE.max_examples // 3)

@@ -1,0 +1,157 @@
+"""What users and operators do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+from model.base import PROJECTS, Base
+from model.model import Run
+from model.tables import FINAL
+
+MOST_RUNS = 9
+RESOURCES: dict[str, dict[str, Any]] = {"any": {}, "gpu": {"gpus": 1}, "big": {"labels": ["big"]}}
+
+pick = st.integers(0, 60)
+specs = st.fixed_dictionaries(
+    {
+        "shape": st.sampled_from(["any", "any", "gpu", "big"]),
+        "priority": st.sampled_from([0, 0, 5]),
+        "infrastructure": st.integers(0, 2),
+        "memory": st.integers(0, 1),
+        "code": st.integers(0, 2),
+        "wall": st.sampled_from([None, None, 40, 500]),
+        "stall": st.sampled_from([None, None, 35]),
+        "grace": st.sampled_from([0, 20]),
+    }
+)
+
+
+def render(project: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": "model",
+        "project": project,
+        "argv": ["true"],
+        "resources": RESOURCES[spec["shape"]],
+        "retries": {key: spec[key] for key in ("infrastructure", "memory", "code")},
+        "wall_limit": spec["wall"],
+        "stall_limit": spec["stall"],
+        "grace": spec["grace"],
+        "priority": spec["priority"],
+        "secrets": ["KEY"] if project == "alpha" else [],
+    }
+
+
+class UserRules(Base):
+    def _room(self) -> bool:
+        return len(self.model.runs) < MOST_RUNS
+
+    @precondition(_room)
+    @rule(project=st.sampled_from(PROJECTS), spec=specs, count=st.sampled_from([1, 1, 1, 2, 3]))
+    def submit(self, project: str, spec: dict[str, Any], count: int) -> None:
+        """One run or a group; sent twice it is one submission (FL-D30), changed it is refused."""
+        body = {"request_id": self.new_request(), "runs": [render(project, spec)] * count}
+        answer = self.call("POST", "runs", body, status=201).body
+        assert len(set(answer["ids"])) == count
+        assert (answer["group_id"] is not None) == (count > 1)
+        for run_id in answer["ids"]:
+            assert run_id not in self.model.runs
+            self._born(run_id, project, spec)
+        assert self.call("POST", "runs", body, status=201).body == answer
+        other = {**body, "runs": [render(project, {**spec, "priority": 7})] * count}
+        assert self.call("POST", "runs", other, status=409).code == "conflict"
+
+    def _born(self, run_id: str, project: str, spec: dict[str, Any]) -> None:
+        self.model.runs[run_id] = Run(
+            id=run_id,
+            project=project,
+            shape=spec["shape"],
+            priority=spec["priority"],
+            budgets={key: spec[key] for key in ("infrastructure", "memory", "code")},
+            wall_s=spec["wall"],
+            stall_s=spec["stall"],
+            grace_s=spec["grace"],
+            ready_at=self.now,
+        )
+
+    def _by_age(self) -> list[Run]:
+        # Ids are random: by age, the same draws name the same run again when a failure is replayed.
+        return sorted(self.model.runs.values(), key=lambda run: run.age)
+
+    def _any_run(self) -> bool:
+        return bool(self.model.runs)
+
+    @precondition(_any_run)
+    @rule(which=pick)
+    def cancel(self, which: int) -> None:
+        run = self._by_age()[which % len(self.model.runs)]
+        was, deaths = run.state, self.world.deaths
+        reply = self.world.call("POST", f"runs/{run.id}/cancel", {"reason": "the model"})
+        self.note_deaths()
+        done = self.model.cancel(run, self.now)
+        if done and was in ("held", "queued") and self.world.deaths > deaths:
+            # It may have been cancelled by the call that was cut short; then the second finds it final.
+            assert reply.status in (200, 409)
+            return
+        assert reply.status == (200 if done else 409), reply
+        if done:
+            assert reply.body["state"] == run.state
+
+    def _has_final(self) -> bool:
+        return self._room() and any(run.state in FINAL for run in self.model.runs.values())
+
+    @precondition(_has_final)
+    @rule(which=pick)
+    def requeue(self, which: int) -> None:
+        """The next generation is a run of its own; the old one stays as it ended."""
+        final = [run for run in self._by_age() if run.state in FINAL]
+        old = final[which % len(final)]
+        body = {"request_id": self.new_request()}
+        answer = self.call("POST", f"runs/{old.id}/requeue", body, status=201).body
+        (new_id,) = answer["ids"]
+        old.note("requeued_as")
+        self.model.runs[new_id] = Run(
+            new_id,
+            old.project,
+            old.shape,
+            old.priority,
+            old.budgets,
+            old.wall_s,
+            old.stall_s,
+            old.grace_s,
+            ready_at=self.now,
+            generation=old.generation + 1,
+        )
+        assert self.call("POST", f"runs/{old.id}/requeue", body, status=201).body == answer
+        assert self.call("GET", f"runs/{new_id}").body["generation"] == old.generation + 1
+
+    @precondition(lambda self: any(run.state not in FINAL for run in self.model.runs.values()))
+    @rule(which=pick)
+    def requeue_what_has_not_ended(self, which: int) -> None:
+        open_runs = [run for run in self._by_age() if run.state not in FINAL]
+        run = open_runs[which % len(open_runs)]
+        body = {"request_id": self.new_request()}
+        assert self.call("POST", f"runs/{run.id}/requeue", body, status=409).code == "conflict"
+
+    @rule(host=st.integers(0, 2))
+    def drain_or_resume(self, host: int) -> None:
+        """A drained host keeps what it runs and is given nothing new (FL-D44)."""
+        found = self.model.hosts[host]
+        found.draining = not found.draining
+        verb = "drain" if found.draining else "resume"
+        assert self.call("POST", f"hosts/{found.name}/{verb}").body["draining"] is found.draining
+
+    @precondition(_any_run)
+    @rule(which=pick)
+    def read(self, which: int) -> None:
+        run = self._by_age()[which % len(self.model.runs)]
+        shown = self.call("GET", f"runs/{run.id}").body
+        assert (shown["state"], shown["attempt"], shown["artifact_id"]) == (run.state, run.attempt, run.result)
+        assert shown["retries_used"] == run.used
+        assert len(shown["attempts"]) == run.attempt
+        listed = self.call("GET", f"runs?project={run.project}&state={run.state}").body["items"]
+        assert {item["id"] for item in listed} == {
+            r.id for r in self.model.runs.values() if (r.project, r.state) == (run.project, run.state)
+        }
+        self.check_logs(run)

@@ -1,0 +1,90 @@
+"""Who imports what. The layers themselves are import-linter's; see pyproject.toml."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+
+from tests.repo.sources import ROOT, Module, imports, modules
+
+HEAVY = ("torch", "kubernetes", "sqlalchemy", "alembic", "fastapi", "uvicorn", "psycopg", "cryptography")
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    names = {module.name for module in modules()}
+    graph = {module.name: {found for name in imports(module) if (found := _known(name, names))} for module in modules()}
+
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def _known(name: str, names: set[str]) -> str | None:
+    return name if name in names else parent if (parent := name.rpartition(".")[0]) in names else None
+
+
+def test_the_domain_needs_only_the_standard_library() -> None:
+    allowed = sys.stdlib_module_names | {"corral"}
+    domain = [module for module in modules() if module.name.startswith("corral.domain")]
+
+    foreign = {f"{m}: {name}" for m in domain for name in imports(m) if name.split(".")[0] not in allowed}
+    ours = {
+        f"{m}: {name}"
+        for m in domain
+        for name in imports(m)
+        if name.startswith("corral.") and not name.startswith("corral.domain.")
+    }
+
+    assert foreign | ours == set()
+
+
+@pytest.mark.parametrize("name", ["corral.client.api", "corral.wire.spec", "corral.cli.main", "corral.cli.runs"])
+def test_a_light_part_loads_nothing_heavy(name: str) -> None:
+    script = f"import sys, {name}; print([m for m in {HEAVY!r} if m in sys.modules])"
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=os.sep)
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_only_settings_reads_the_environment() -> None:
+    readers = {
+        f"{module}:{node.lineno}"
+        for module in modules()
+        if module.name != "corral.settings"
+        for node in ast.walk(module.tree)
+        if _reads_environment(node)
+    }
+
+    assert readers == set()
+
+
+def _reads_environment(node: ast.AST) -> bool:
+    names = ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")
+    if isinstance(node, ast.Attribute):
+        return node.attr in names and isinstance(node.value, ast.Name) and node.value.id == "os"
+    return isinstance(node, ast.ImportFrom) and node.module == "os" and any(a.name in names for a in node.names)
+
+
+def test_every_package_is_under_a_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    text = str(contracts)
+
+    parts = {module.name.split(".")[1] for module in modules() if module.name != "corral"}
+
+    assert {part for part in parts if f"corral.{part}" not in text} == set()
+
+
+def _packages_without_docstring() -> list[Module]:
+    return [module for module in modules() if not ast.get_docstring(module.tree)]
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert [str(module) for module in _packages_without_docstring()] == []

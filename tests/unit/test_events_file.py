@@ -1,0 +1,146 @@
+"""The child's own words: whatever it writes, nothing breaks and nothing unsendable gets through."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corral.domain.redaction import Secrets
+from corral.wire.leases import BeatRequest, EventBatch, MetricRecord
+from corral.worker.events_file import (
+    LINE_MAX_BYTES,
+    Bad,
+    CheckpointDone,
+    EventsFile,
+    Metric,
+    Note,
+    Progress,
+    parse,
+)
+
+
+def plain(text: str) -> str:
+    return text
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "events.jsonl"
+
+
+def test_each_kind_of_line_is_understood() -> None:
+    def said(line: str) -> list[object]:
+        return list(parse(line.encode(), plain))
+
+    assert said('{"progress": {"epoch": 1}}') == [Progress({"epoch": 1})]
+    assert said('{"step": 5, "total": 10}') == [Progress({"step": 5, "total": 10})]
+    assert said('{"note": "hello"}') == [Note("hello")]
+    assert said('{"checkpoint": "ck/1", "step": 7, "metric": 0.5}') == [
+        CheckpointDone("ck/1", 7, 0.5),
+        Progress({"step": 7}),
+    ]
+    assert said('{"metrics": {"loss": 1.5, "lr": 1}, "step": 3}') == [
+        Metric("loss", 1.5, 3),
+        Metric("lr", 1.0, 3),
+        Progress({"step": 3}),
+    ]
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", '"high"', "null", "true", "[1]"])
+def test_a_metric_that_is_no_number_is_noted_and_not_sent(value: str) -> None:
+    found = list(parse(b'{"metrics": {"loss": %s, "acc": 0.5}}' % value.encode(), plain))
+
+    assert isinstance(found[0], Bad)
+    assert found[1] == Metric("acc", 0.5, None)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "nonsense", "[]", "{}", '{"other": 1}', '{"step": "x"}', "1", "[" * 99_999]
+)
+def test_a_bad_line_is_only_bad(line: str) -> None:
+    assert [type(event) for event in parse(line.encode(), plain)] == [Bad]
+
+
+def test_secrets_are_taken_out_of_every_text() -> None:
+    clean = Secrets({"KEY": "correct-horse"}).redact_text
+    line = json.dumps(
+        {
+            "note": "it is correct-horse",
+            "progress": {"correct-horse": ["correct-horse"]},
+            "metrics": {"correct-horse": 1},
+        }
+    )
+
+    found = repr(list(parse(line.encode(), clean)))
+
+    assert "correct-horse" not in found
+    assert found.count("[secret KEY]") == 4
+
+
+def test_a_file_is_followed_as_it_grows(path: Path) -> None:
+    file = EventsFile(path, plain)
+    assert list(file.read()) == []
+    path.write_text('{"note": "one"}\n{"no')
+    assert list(file.read()) == [Note("one")]
+    with path.open("a") as out:
+        out.write('te": "two"}\n')
+    assert list(file.read()) == [Note("two")]
+    assert list(file.read()) == []
+
+
+def test_the_last_line_needs_no_newline(path: Path) -> None:
+    file = EventsFile(path, plain)
+    path.write_text('{"note": "end"}')
+
+    assert list(file.read()) == []
+    assert list(file.read_rest()) == [Note("end")]
+
+
+def test_a_file_that_was_begun_anew_is_read_anew(path: Path) -> None:
+    file = EventsFile(path, plain)
+    path.write_text('{"note": "a long first line"}\n')
+    list(file.read())
+    path.write_text('{"note": "new"}\n')
+
+    assert list(file.read()) == [Note("new")]
+
+
+def test_a_line_without_end_is_skipped_and_the_next_is_read(path: Path) -> None:
+    file = EventsFile(path, plain)
+    path.write_bytes(b"x" * (3 * LINE_MAX_BYTES) + b'\n{"note": "after"}\n')
+
+    found = list(file.read())
+
+    assert [type(event) for event in found] == [Bad, Note]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters()), inner, max_size=4),
+    max_leaves=12,
+)
+keys = st.sampled_from(["progress", "step", "total", "metrics", "note", "checkpoint", "metric"])
+
+
+@given(st.dictionaries(keys, json_values, max_size=7))
+def test_whatever_is_said_can_be_sent(said: dict[str, object]) -> None:
+    for event in parse(json.dumps(said).encode(), plain):
+        match event:
+            case Progress(values):
+                BeatRequest(progress=values).model_dump_json()
+            case Metric(name, value, step):
+                record = MetricRecord(at=0, name=name, value=value, step=step)
+                EventBatch(seq=1, metrics=[record]).model_dump_json()
+            case Note(text):
+                EventBatch(seq=1, notes=[text]).model_dump_json()
+            case CheckpointDone() | Bad():
+                pass
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_survived(line: bytes) -> None:
+    list(parse(line.replace(b"\n", b""), plain))
