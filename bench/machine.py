@@ -27,7 +27,7 @@ class Machine:
     def lines(self) -> list[str]:
         return [
             f"{self.cores} cores, {self.ram_gib:.0f} GiB RAM, {self.kernel}",
-            f"disk: {self.filesystem}, 4 KiB append + fsync p50 {self.fsync_p50_ms:.2f} ms (measured in this run)",
+            f"disk: {self.filesystem}, append of 4 KiB + fsync: p50 {self.fsync_p50_ms:.2f} ms in this run",
             f"Python {self.python}, SQLite {self.sqlite}",
         ]
 
@@ -92,3 +92,10 @@ def _cpu_s(process: psutil.Process) -> float:
 def _machine_busy_s() -> float:
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
+
+
+def others_busy(seconds: float = 1.0) -> float:
+    """Cores in use while we do nothing."""
+    before = _machine_busy_s()
+    time.sleep(seconds)
+    return (_machine_busy_s() - before) / seconds

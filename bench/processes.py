@@ -71,7 +71,9 @@ def _announced(home: Path, process: subprocess.Popen[bytes]) -> Mapping[str, str
             found: Mapping[str, str] = json.loads((home / "server.json").read_text(encoding="utf-8"))
             return found
         time.sleep(0.02)
-    raise RuntimeError("the server did not start: " + (home / "server.out").read_text(errors="replace")[-2000:])
+    raise RuntimeError(
+        "the server did not start: " + (home / "server.out").read_text(errors="replace")[-2000:]
+    )
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -103,3 +105,35 @@ def stop_tree(pid: int) -> None:
 def _send(signal: Callable[[], None]) -> None:
     with suppress(psutil.NoSuchProcess):
         signal()
+
+
+@dataclass(frozen=True)
+class Station:
+    """A server and a worker as `corral up` leaves them."""
+
+    url: str
+    token: str
+    home: Path
+    server_pid: int
+    worker_pid: int
+
+
+@contextmanager
+def station(home: Path, **settings: str) -> Iterator[Station]:
+    """`corral up --detach`, and `corral down` at the end."""
+    environ = environment(home, **settings)
+    corral = str(Path(sys.executable).parent / "corral")
+    found: list[int] = []
+    try:
+        subprocess.run([corral, "up", "--detach"], env=environ, check=True, capture_output=True, timeout=60)
+        found = [
+            json.loads((home / "up" / f"{role}.json").read_text())["pid"] for role in ("server", "worker")
+        ]
+        about = json.loads((home / "server.json").read_text(encoding="utf-8"))
+        token = (home / "operator.token").read_text(encoding="utf-8").strip()
+        yield Station(about["url"], token, home, *found)
+    finally:
+        subprocess.run([corral, "down", "--timeout", "5"], env=environ, check=False, capture_output=True)
+        # What `down` could not end.
+        for pid in found:
+            stop_tree(pid)

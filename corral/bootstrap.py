@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
@@ -124,8 +125,9 @@ async def _serve(settings: Settings) -> None:
     services = build_services(settings, store)
     await ensure_identities(settings, store, services.clock.now())
     listener = socket.create_server((settings.host, settings.port), backlog=2048)
+    control_plane = Server(services)
     config = uvicorn.Config(
-        Server(services).app,
+        control_plane.app,
         log_level="warning",
         access_log=False,
         http="httptools",
@@ -136,7 +138,7 @@ async def _serve(settings: Settings) -> None:
         # Nothing here looks at who forwarded a request, and each layer costs.
         proxy_headers=False,
     )
-    server = _Announcing(config, settings)
+    server = _Announcing(config, settings, before_end=control_plane.close_waits)
     _stop_on_signals(server)
     await server.serve(sockets=[listener])
 
@@ -150,9 +152,10 @@ def _stop_on_signals(server: uvicorn.Server) -> None:
 class _Announcing(uvicorn.Server):
     """Tells where it listens once it does, and takes that back when it ends."""
 
-    def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
+    def __init__(self, config: uvicorn.Config, settings: Settings, *, before_end: Callable[[], None]) -> None:
         super().__init__(config)
         self._settings = settings
+        self._before_end = before_end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -167,6 +170,7 @@ class _Announcing(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._settings.server_file.unlink(missing_ok=True)
+        self._before_end()
         await super().shutdown(sockets)
 
     def install_signal_handlers(self) -> None:

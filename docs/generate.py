@@ -1,4 +1,5 @@
-"""Writes the pages of the reference that follow from the code; with --check it only says which are stale.
+"""Writes the parts of the reference that follow from the code: what stands between `<!-- made -->` and
+`<!-- end -->` in each page. With --check it only says which pages are stale.
 
     python docs/generate.py [--check]
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import subprocess
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -25,9 +26,8 @@ from corral.settings import Settings
 from corral.wire.spec import RunFile
 from typer.main import get_command
 
-HERE = Path(__file__).resolve().parent
-REFERENCE = HERE / "reference"
-MADE = "<!-- Made by docs/generate.py; change the code or that script, then run `make docs`. -->\n\n"
+REFERENCE = Path(__file__).resolve().parent / "reference"
+_MADE = re.compile(r"(?<=<!-- made -->\n).*(?=<!-- end -->)", re.DOTALL)
 
 RUN_FILE_KEYS: Mapping[str, str] = {
     "name": "What it is called in lists; a group takes this name too.",
@@ -39,12 +39,12 @@ RUN_FILE_KEYS: Mapping[str, str] = {
     "secrets": "Names of secrets of the project; the child gets each as an environment variable.",
     "resources": "What a host must have.",
     "resources.gpus": "How many GPUs. The child sees only its own.",
-    "resources.gpu": "Models, any of which will do; part of the name is enough: `[\"H100\", \"A100\"]`.",
+    "resources.gpu": 'Models, any of which will do; part of the name is enough: `["H100", "A100"]`.',
     "resources.min_vram": "Memory of each GPU.",
     "resources.min_ram": "The host's memory.",
     "resources.min_cores": "The host's physical cores.",
     "resources.min_disk": "The disk that the worker keeps its data on.",
-    "resources.min_compute_capability": "Of each GPU, as `\"8.0\"`.",
+    "resources.min_compute_capability": 'Of each GPU, as `"8.0"`.',
     "resources.os": "The operating system.",
     "resources.arch": "The processor.",
     "resources.labels": "Labels that the host must carry, all of them.",
@@ -77,6 +77,12 @@ RUN_FILE_KEYS: Mapping[str, str] = {
     "sweep": "Lists of values for params; one run for each combination.",
 }
 
+# Written as numbers or as text with a unit, which the schema cannot tell.
+UNITS: Mapping[str, str] = {
+    **dict.fromkeys(("resources.min_vram", "resources.min_ram", "resources.min_disk"), "size"),
+    **dict.fromkeys(("wall_limit", "stall_limit", "grace"), "duration"),
+}
+
 SETTINGS: Mapping[str, str] = {
     "home": "Where the server and the worker of this machine keep their data.",
     "url": "The server to talk to, when it is not the one of this machine.",
@@ -101,32 +107,15 @@ SETTINGS: Mapping[str, str] = {
 }
 
 
-def run_file_page() -> str:
+def run_file_keys() -> str:
     schema = RunFile.model_json_schema()
     rows = list(_keys(schema, schema, ""))
-    described = {key for key, _ in rows}
-    _same("RUN_FILE_KEYS", set(RUN_FILE_KEYS), described)
-    table = "\n".join(
-        f"| `{key}` | {_type(schema, part)} | {_default(part)} | {RUN_FILE_KEYS[key]} |" for key, part in rows
-    )
-    return (
-        "# Run file\n\n" + MADE + "A run file is TOML. Unknown keys are refused, with the nearest known name. "
-        "Sizes are numbers of bytes or text such as `\"24GiB\"` and `\"500MB\"`; durations are seconds or text "
-        "such as `\"90s\"`, `\"15m\"`, `\"2h\"`, `\"1d\"`. Paths start from the folder that the file is in. "
-        "Names are letters, digits, `.`, `_` and `-`, at most 64. [How to write one](../howto/run-file.md) "
-        "shows them in use.\n\n"
-        "| key | type | default | meaning |\n|---|---|---|---|\n" + table + "\n\n"
-        "## Completion in editors\n\n"
-        "`corral schema` prints the JSON Schema. Editors that use Taplo (VS Code with \"Even Better TOML\", "
-        "Helix, Zed) complete and check a run file that begins with `#:schema ./run.schema.json`:\n\n"
-        "```console\n$ corral schema > run.schema.json\n```\n\n"
-        "## From the command line\n\n"
-        "`--set KEY=VALUE` sets any key, at any depth. The value is read as TOML; what is not TOML is text.\n\n"
-        "```toml title=\"run.toml\"\nname = \"hello\"\nargv = [\"echo\", \"{params.word}\"]\n\n"
-        "[params]\nword = \"hello\"\n```\n\n"
-        "```console\n$ corral submit run.toml --follow --set params.word=goodbye --set 'resources.min_ram=1GiB'\n"
-        "goodbye\n...\n```\n"
-    )
+    _same("RUN_FILE_KEYS", set(RUN_FILE_KEYS), {key for key, _ in rows})
+    lines = [
+        f"| `{key}` | {UNITS.get(key) or _type(schema, part)} | {_default(part)} | {RUN_FILE_KEYS[key]} |"
+        for key, part in rows
+    ]
+    return _table("| key | type | default | meaning |", lines)
 
 
 def _keys(root: Mapping[str, Any], schema: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -154,7 +143,8 @@ def _type(root: Mapping[str, Any], part: Mapping[str, Any]) -> str:
         return "table"
     if "anyOf" in part:
         options = [_type(root, option) for option in part["anyOf"] if option.get("type") != "null"]
-        return " or ".join(dict.fromkeys(options))
+        made = " or ".join(dict.fromkeys(options))
+        return "value" if made == "true or false or integer or number or text" else made
     if "enum" in part or "const" in part:
         values = part.get("enum", [part.get("const")])
         return " or ".join(f'`"{value}"`' for value in values)
@@ -184,87 +174,72 @@ def _default(part: Mapping[str, Any]) -> str:
     return f"`{value!r}`".replace("'", '"').replace("True", "true").replace("False", "false")
 
 
-def configuration_page() -> str:
+def configuration() -> str:
     _same("SETTINGS", set(SETTINGS), set(Settings.model_fields))
-    rows = []
+    lines = []
     for name, field in Settings.model_fields.items():
         default = "" if field.default in (None, "") else f"`{field.default}`"
-        rows.append(f"| `CORRAL_{name.upper()}` | {default} | {SETTINGS[name]} |")
-    return (
-        "# Configuration\n\n" + MADE + "Nothing needs to be set. Every setting is an environment variable; "
-        "a wrong one is named at the start. The server and the worker take theirs when `corral up` starts "
-        "them, so a change needs `corral down` and `corral up`.\n\n"
-        "| variable | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n\n"
-        "`NO_COLOR` turns colours off. uv, which builds environments, reads its own variables "
-        "(`UV_DEFAULT_INDEX`, `UV_INDEX`, ...).\n\n"
-        "## What is kept where\n\nUnder `CORRAL_HOME`:\n\n"
-        "| path | what |\n|---|---|\n"
-        "| `corral.db` | the queue and everything that is known of runs; SQLite |\n"
-        "| `blobs/` | the bytes of artifacts, each file once, named by its SHA-256 |\n"
-        "| `segments/` | logs and metrics |\n"
-        "| `key` | what secrets are encrypted with; without it they cannot be read |\n"
-        "| `operator.token` | the token that the CLI of this machine uses; mode 0600 |\n"
-        "| `server.json` | where the server listens |\n"
-        "| `worker/` | the worker's identity, its runs' folders, its cache, the environments that it built |\n"
-        "| `logs/server.log`, `logs/worker.log` | what they have to say |\n\n"
-        "To move or save everything, run `corral down` and copy the folder.\n"
-    )
+        lines.append(f"| `CORRAL_{name.upper()}` | {default} | {SETTINGS[name]} |")
+    return _table("| variable | default | meaning |", lines)
 
 
-def cli_page() -> str:
-    parts = ["# Command line\n\n", MADE, "`corral COMMAND --help` prints the same. ", "How commands end: ",
-             "[exit codes](exit-codes.md).\n"]
-    for words in _commands():
-        text = _help(words)
-        parts.append(f"\n## `{' '.join(['corral', *words])}`\n\n```text\n{text}\n```\n")
-    return "".join(parts)
+def commands() -> str:
+    return "".join(_command(words, command) for words, command in _commands())
 
 
-def _commands() -> Iterator[list[str]]:
-    yield []
+# Any: Typer carries its own copy of click from one version on, and takes click's before.
+def _commands() -> Iterator[tuple[str, Any]]:
     root: Any = get_command(app)
-    for name in root.commands:
+    for name in list(root.commands):
         _, command, _ = root.resolve_command(None, [name])
         inner = getattr(command, "commands", None)
         if inner:
-            yield from ([name, verb] for verb in inner)
+            yield from ((f"{name} {verb}", found) for verb, found in inner.items())
         else:
-            yield [name]
+            yield name, command
 
 
-def _help(words: list[str]) -> str:
-    script = "from corral.cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", script, *words, "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1", "LANG": "C.UTF-8"},
-    )
-    return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
+def _command(words: str, command: Any) -> str:
+    params = [param for param in command.params if param.name != "help"]
+    arguments = [param for param in params if param.param_type_name == "argument"]
+    options = [param for param in params if param.param_type_name == "option"]
+    usage = " ".join(["corral", words, *(["[OPTIONS]"] if options else []), *map(_metavar, arguments)])
+    rows = [f"| `{_metavar(param).strip('[]')}` | {param.help or ''} |" for param in arguments]
+    rows += [f"| `{_spelled(param)}` | {param.help or ''}{_preset(param)} |" for param in options]
+    table = "\n| | |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
+    return f"\n## {words}\n\n```text\n{usage}\n```\n\n{command.help.strip()}\n{table}"
 
 
-def errors_page() -> str:
+def _metavar(param: Any) -> str:
+    name = param.metavar or param.name.upper()
+    if param.metavar:
+        return str(name)
+    name = f"{name}..." if param.nargs == -1 else name
+    return str(name) if param.required else f"[{name}]"
+
+
+def _spelled(param: Any) -> str:
+    names = ", ".join(sorted(param.opts, key=len, reverse=True))
+    if param.is_flag:
+        return names
+    return f"{names} {param.name.upper()}"
+
+
+def _preset(param: Any) -> str:
+    if param.is_flag or param.default in (None, "", 0) or callable(param.default):
+        return ""
+    return f" Default: `{getattr(param.default, 'value', param.default)}`."
+
+
+def errors() -> str:
     for module in pkgutil.walk_packages(corral.__path__, "corral."):
         if not module.name.endswith("__main__") and ".migrations" not in module.name:
             importlib.import_module(module.name)
-    rows = []
+    lines = []
     for kind in sorted(_subclasses(CorralError), key=lambda kind: kind.code):
         meaning = " ".join((kind.__doc__ or "").split())
-        status = STATUS.get(kind.code)
-        hint = kind.hint if isinstance(kind.hint, str) else ""
-        rows.append(f"| `{kind.code}` | {status or ''} | {meaning} | {hint} |")
-    return (
-        "# Errors\n\n" + MADE + "Every error has one shape, on the command line and over HTTP: a stable code, "
-        "what is wrong, what to do next, and the fields that are wrong, if any.\n\n"
-        "```json\n"
-        '{"code": "not_found", "message": "there is no run \'r-bcdf\'", "hint": "Check the id ...", "fields": []}\n'
-        "```\n\n"
-        "The command line prints `error:` and the message, then `hint:`. `corral --debug COMMAND` prints the "
-        "traceback as well. Those with an HTTP status can come from the server; the others arise in the "
-        "client or the worker. A hint is often made for the case at hand; the one here is the general one.\n\n"
-        "| code | HTTP | meaning | hint |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
-    )
+        lines.append(f"| `{kind.code}` | {STATUS.get(kind.code, '')} | {meaning} | {kind.hint} |")
+    return _table("| code | HTTP | meaning | hint |", lines)
 
 
 def _subclasses(kind: type[CorralError]) -> Iterator[type[CorralError]]:
@@ -274,50 +249,36 @@ def _subclasses(kind: type[CorralError]) -> Iterator[type[CorralError]]:
         yield from _subclasses(below)
 
 
-def http_page() -> str:
+def calls() -> str:
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(home=Path(folder))
         services = build_services(settings, SqliteStore(settings.home / "corral.db"))
         schema = Server(services).api.openapi()
-    rows = []
-    for path, calls in schema["paths"].items():
-        for method, call in calls.items():
-            about = (call.get("description") or call.get("summary") or "").split("\n\n")[0]
-            rows.append(f"| `{method.upper()} {path}` | {' '.join(about.split())} |")
-    return (
-        "# HTTP API\n\n" + MADE + "JSON over HTTP, under `/v1`. The whole of it, with every model, is the "
-        "OpenAPI document at `/v1/openapi.json`. Calls carry `Authorization: Bearer TOKEN`; only "
-        "`/v1/health` needs none. Lists are pages: give `next` of one as `cursor` of the next call. Errors "
-        "have [one shape](errors.md).\n\n"
-        "```console\n"
-        "$ corral run --quiet -- echo hello\nhello\n"
-        "$ url=$(python3 -c 'import json, os; print(json.load(open(os.path.expanduser(\"~/.corral/server.json\")))[\"url\"])')\n"
-        "$ curl -s $url/v1/health\n"
-        '{"ok":true,"version":"...","api":"v1","detail":""}\n'
-        "$ curl -s -H \"Authorization: Bearer $(cat ~/.corral/operator.token)\" \"$url/v1/runs?limit=1\" | python3 -m json.tool\n"
-        "...\n"
-        '            "state": "succeeded",\n'
-        "...\n"
-        "```\n\n"
-        "Those under `/v1/leases` and `/v1/claims` are the worker's: each carries the epoch of its lease, and "
-        "one that is not the newest changes nothing.\n\n"
-        "| call | |\n|---|---|\n" + "\n".join(rows) + "\n"
-    )
+    lines = []
+    for path, methods in schema["paths"].items():
+        for method, call in methods.items():
+            about = (call.get("description") or "").split("\n\n")[0]
+            lines.append(f"| `{method.upper()} {path}` | {' '.join(about.split())} |")
+    return _table("| call | meaning |", lines)
+
+
+def _table(head: str, lines: list[str]) -> str:
+    rule = re.sub(r" [a-zA-Z]* ", "---", head)
+    return "\n".join(["", head, rule, *lines, "", ""])
 
 
 def _same(what: str, described: set[str], real: set[str]) -> None:
     if described != real:
-        raise SystemExit(
-            f"docs/generate.py: {what} lacks {sorted(real - described)} and has {sorted(described - real)} too many"
-        )
+        lacks, stale = sorted(real - described), sorted(described - real)
+        raise SystemExit(f"docs/generate.py: {what} lacks {lacks} and has {stale} too many")
 
 
 PAGES = {
-    "run-file.md": run_file_page,
-    "configuration.md": configuration_page,
-    "cli.md": cli_page,
-    "errors.md": errors_page,
-    "http-api.md": http_page,
+    "run-file.md": run_file_keys,
+    "configuration.md": configuration,
+    "cli.md": commands,
+    "errors.md": errors,
+    "http-api.md": calls,
 }
 
 
@@ -325,12 +286,14 @@ def main() -> int:
     check = sys.argv[1:] == ["--check"]
     stale = []
     for name, make in PAGES.items():
-        path, text = REFERENCE / name, make()
-        if path.exists() and path.read_text(encoding="utf-8") == text:
+        path, made = REFERENCE / name, make()
+        before = path.read_text(encoding="utf-8")
+        after = _MADE.sub(lambda _, text=made: text, before)
+        if before == after:
             continue
         stale.append(name)
         if not check:
-            path.write_text(text, encoding="utf-8")
+            path.write_text(after, encoding="utf-8")
     if check and stale:
         sys.stderr.write(f"docs/reference: {', '.join(stale)} are stale; run `python docs/generate.py`\n")
         return 1

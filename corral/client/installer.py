@@ -122,7 +122,8 @@ class Installer:
                 stdout=stdout,
                 stderr=subprocess.PIPE,
                 # A group of its own: uv starts compilers when it builds a source distribution.
-                start_new_session=True,
+                # A group of its own, to be killed whole; in our session, or it would pass for an orphan.
+                process_group=0,
             )
         except (FileNotFoundError, PermissionError) as problem:
             # Popen reports a missing working folder the same way.

@@ -53,7 +53,9 @@ class Leases:
         return self._transport.once("POST", "/v1/claims", ClaimAnswer, body=request, timeout_s=timeout_s)
 
     def beat(self, lease_id: str, epoch: int, request: BeatRequest) -> BeatAnswer:
-        return self._post(lease_id, epoch, "beat", BeatAnswer, request)
+        return self._post(
+            lease_id, epoch, "beat", BeatAnswer, request, timeout_s=request.wait_s + CLAIM_MARGIN_S
+        )
 
     def secrets(self, lease_id: str, epoch: int) -> SecretsAnswer:
         return self._post(lease_id, epoch, "secrets", SecretsAnswer, None)
@@ -136,8 +138,18 @@ class Leases:
             headers=headers,
         )
 
-    def _post(self, lease_id: str, epoch: int, what: str, answer: type[M], body: BaseModel | None) -> M:
-        timeout_s = COMMIT_TIMEOUT_S if isinstance(body, ManifestRequest) else None
+    def _post(
+        self,
+        lease_id: str,
+        epoch: int,
+        what: str,
+        answer: type[M],
+        body: BaseModel | None,
+        *,
+        timeout_s: float | None = None,
+    ) -> M:
+        if isinstance(body, ManifestRequest):
+            timeout_s = COMMIT_TIMEOUT_S
         return self._transport.once(
             "POST",
             f"/v1/leases/{quoted(lease_id)}/{what}",

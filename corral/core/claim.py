@@ -69,11 +69,12 @@ class Claim:
     ask: ClaimAsk
     now: Callable[[], float]
     taken: list[Candidate] = field(default_factory=list)
+    host: Host | None = None
 
     def __call__(self, tx: Tx) -> Claimed:
         self.undo()
         now = self.now()
-        host = self._host(tx, now)
+        host = self.host = self._host(tx, now)
         released: tuple[LeaseId, ...] = ()
         if self.ask.holding is not None:
             released = release_boot(
@@ -109,8 +110,7 @@ class Claim:
     def _grants(self, tx: Tx, host: Host, now: float) -> list[Grant]:
         if host.draining or self.ask.draining or host.capability is None or not self.ask.max_leases:
             return []
-        live = tx.leases.live_of_host(host.id)
-        free = _Free(host, live)
+        free = _Free(host, tx.leases.held_gpus(host.id))
         grants: list[Grant] = []
         while free.slots > 0 and len(grants) < self.ask.max_leases:
             candidate = self.lanes.take(
@@ -167,7 +167,7 @@ class Claim:
             run,
             RunEvent.CLAIM,
             at=now,
-            actor=f"host:{host.name}",
+            actor=f"host:{host.id}",
             data={"attempt": run.attempt, "rank": lease.rank, "epoch": lease.epoch, "lease": lease.id},
             epoch=lease.epoch,
             started_at=run.started_at if run.started_at is not None else now,
@@ -207,9 +207,9 @@ def _open_attempt(tx: Tx, run: Run, now: float) -> tuple[Run, list[Rank]]:
 class _Free:
     """What a host has left: its slots, and the GPUs that none of its leases holds."""
 
-    def __init__(self, host: Host, live: list[Lease]) -> None:
-        self.slots = host.slots - len(live)
-        held = {index for lease in live for index in json.loads(lease.gpus)}
+    def __init__(self, host: Host, held_gpus: list[str]) -> None:
+        self.slots = host.slots - len(held_gpus)
+        held = {index for gpus in held_gpus for index in json.loads(gpus)}
         self._capability = parse_capability(host)
         self._gpus = [gpu for gpu in (self._capability.gpus or ()) if gpu.index not in held]
 

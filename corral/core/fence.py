@@ -27,17 +27,29 @@ def fence(
 
     A lease that ran out is taken up again if nobody claimed the run since: its host keeps its work.
     """
+    run, lease = held(tx, lease_id, host_id)
+    return check_held(tx, lease, run, epoch, now=now, policy=policy)
+
+
+def held(tx: Tx, lease_id: LeaseId, host_id: HostId) -> tuple[Run, Lease]:
+    """The lease, read under its run's lock, so that nobody closes it while we look."""
+    run = tx.runs.lock_of_lease(lease_id)
     lease = owned(tx, lease_id, host_id)
-    run = tx.runs.lock(lease.run_id)
-    # Read again under the run's lock: it may have been closed while we waited for it.
-    lease = owned(tx, lease_id, host_id)
-    if run is None or lease.epoch != epoch:
-        raise LeaseLost(f"lease {lease_id} has epoch {lease.epoch}, not {epoch}")
+    if run is None:
+        raise NotFound(f"lease {lease_id} has no run")
+    return run, lease
+
+
+def check_held(
+    tx: Tx, lease: Lease, run: Run, epoch: int, *, now: float, policy: Policy
+) -> tuple[Lease, Run]:
+    if lease.epoch != epoch:
+        raise LeaseLost(f"lease {lease.id} has epoch {lease.epoch}, not {epoch}")
     if lease.state is LeaseState.LIVE:
         return lease, run
     if lease.state is LeaseState.EXPIRED:
         return _reattach(tx, lease, run, now=now, policy=policy)
-    raise LeaseLost(f"lease {lease_id} of run {run.id} is closed ({lease.outcome})")
+    raise LeaseLost(f"lease {lease.id} of run {run.id} is closed ({lease.outcome})")
 
 
 def owned(tx: Tx, lease_id: LeaseId, host_id: HostId) -> Lease:
@@ -71,9 +83,10 @@ def _reattach(tx: Tx, lease: Lease, run: Run, *, now: float, policy: Policy) -> 
         state=LeaseState.LIVE, closed_at=None, beaten_at=now, expires_at=now + policy.lease_s
     )
     tx.leases.save(lease)
+    # The run's reason is what was charged: a stop that the lease's end settled had one of its own.
     run = move(
         tx,
-        run.charged(rank.reason, -1),
+        run.charged(run.reason or rank.reason, -1),
         RunEvent.REATTACH,
         at=now,
         actor=f"host:{lease.host_id}",
@@ -150,8 +163,10 @@ def release_boot(
         if lease.boot_id == boot_id or lease.id in holding:
             continue
         run = tx.runs.lock(lease.run_id)
-        if run is not None:
-            _take_away(tx, lease, run, Reason.RELEASED, now=now, shares=shares)
+        # Read again under the run's lock: a late outcome of the old boot may have closed it.
+        still = tx.leases.get(lease.id)
+        if run is not None and still is not None and still.state is LeaseState.LIVE:
+            _take_away(tx, still, run, Reason.RELEASED, now=now, shares=shares)
             released.append(lease.id)
     return tuple(released)
 

@@ -155,7 +155,7 @@ class Line(NamedTuple):
 def read_lines(
     segments: list[Segment], store: SegmentStore, cursor: Cursor, *, limit: int, max_bytes: int = 1 << 20
 ) -> Iterator[Line]:
-    """Up to `limit` records after the cursor. Blocks."""
+    """Up to `limit` records after the cursor; what the disk has lost or damaged is left out. Blocks."""
     left = limit
     for segment in segments:
         place = (segment.attempt, segment.rank, segment.n)
@@ -163,18 +163,39 @@ def read_lines(
             continue
         offset = cursor.offset if place == cursor[:3] else 0
         while offset < segment.bytes and left > 0:
-            chunk = store.read(segment_key(segment), offset, min(max_bytes, segment.bytes - offset))
+            chunk = _read(store, segment, offset, min(max_bytes, segment.bytes - offset))
             end = chunk.rfind(b"\n") + 1
+            if not end and len(chunk) < max_bytes:
+                # Nothing more can be read here, though the row says so; fsck tells. Others may be whole.
+                break
             if not end:
                 # One record longer than a chunk: take all that is left of the segment.
                 max_bytes *= 4
                 continue
-            for raw in chunk[:end].splitlines(keepends=True):
-                offset += len(raw)
-                yield Line(segment, json.loads(raw), Cursor(*place, offset))
+            for raw in chunk[:end].split(b"\n")[:-1]:
+                offset += len(raw) + 1
+                record = _parse(raw)
+                if record is None:
+                    continue
+                yield Line(segment, record, Cursor(*place, offset))
                 left -= 1
                 if left == 0:
                     return
+
+
+def _read(store: SegmentStore, segment: Segment, start: int, length: int) -> bytes:
+    try:
+        return store.read(segment_key(segment), start, length)
+    except KeyError:
+        return b""
+
+
+def _parse(raw: bytes) -> list[Any] | None:
+    try:
+        record = json.loads(raw)
+    except ValueError:
+        return None
+    return record if isinstance(record, list) else None
 
 
 def tail_cursor(segments: list[Segment], records: int) -> Cursor:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from corral.core.fence import (
+    check_held,
     close_lease,
     end_rank,
-    fence,
     fence_gang,
-    owned,
+    held,
     retry_or_fail,
     settle_stop,
     use_time,
@@ -60,9 +60,10 @@ class Ender:
         self, tx: Tx, lease_id: LeaseId, epoch: int, report: Report, *, host_id: HostId, now: float
     ) -> Outcome:
         body = digest_of([epoch, *_plain(report)])
-        if (earlier := _replayed(tx, lease_id, host_id, body)) is not None:
+        run, lease = held(tx, lease_id, host_id)
+        if (earlier := _replayed(lease, body)) is not None:
             return earlier
-        lease, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=self.policy)
+        lease, run = check_held(tx, lease, run, epoch, now=now, policy=self.policy)
         run = use_time(tx, run, lease, self.shares, now=now, ran_s=report.ran_s)
         if report.kind == "finish":
             run, rank = _finish(tx, lease, run, report, now=now)
@@ -91,12 +92,11 @@ def _plain(report: Report) -> list[object]:
     ]
 
 
-def _replayed(tx: Tx, lease_id: LeaseId, host_id: HostId, body: str) -> Outcome | None:
-    lease = owned(tx, lease_id, host_id)
+def _replayed(lease: Lease, body: str) -> Outcome | None:
     if lease.state is not LeaseState.CLOSED or lease.outcome_answer is None:
         return None
     if lease.outcome_digest != body:
-        raise AlreadyFinal(f"lease {lease_id} was closed before by `{lease.outcome}` with another body")
+        raise AlreadyFinal(f"lease {lease.id} was closed before by `{lease.outcome}` with another body")
     run_state, rank_state = json.loads(lease.outcome_answer)
     return Outcome(run_state, rank_state)
 

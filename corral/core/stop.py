@@ -42,9 +42,13 @@ def cancel(tx: Tx, run_id: RunId, *, reason: str, actor: str, now: float, policy
     )
 
 
-def halt_over_wall(tx: Tx, run_id: RunId, *, now: float, policy: Policy) -> None:
+def halt_over_wall(tx: Tx, run_id: RunId, *, now: float, since: float, policy: Policy) -> None:
+    """Of the present lease only what lies after `since` counts. Looked at again: it may be another lease."""
     run = tx.runs.lock(run_id)
     if run is None or run.state not in (RunState.RUNNING, RunState.YIELDING) or run.wall_limit_s is None:
+        return
+    begun = min((max(lease.granted_at, since) for lease in tx.leases.live_of_run(run_id)), default=now)
+    if run.ran_s + now - begun < run.wall_limit_s:
         return
     detail = f"the wall limit of {run.wall_limit_s:g} s is used up"
     _ask_to_stop(tx, run, RunEvent.HALT, Reason.WALL_LIMIT, detail, actor="corral", now=now, policy=policy)
@@ -54,7 +58,11 @@ def stop_stalled(tx: Tx, lease_id: LeaseId, *, now: float, policy: Policy) -> No
     """No sign of life from the child for its stall limit: try again elsewhere, or give up."""
     lease = tx.leases.get(lease_id)
     run = tx.runs.lock(lease.run_id) if lease is not None else None
+    # Read again under the run's lock: since the sweeper looked it may have ended, or shown life.
+    lease = tx.leases.get(lease_id)
     if lease is None or run is None or run.state is not RunState.RUNNING or run.stall_limit_s is None:
+        return
+    if lease.state is not LeaseState.LIVE or lease.active_at + run.stall_limit_s > now:
         return
     again = run.budgets.allows(run.used, Reason.STALLED)
     detail = f"no output, metric or progress for {run.stall_limit_s:g} s"

@@ -36,11 +36,6 @@ class Window:
     _began: float | None = None
     _last: tuple[float, float] = field(default=(0.0, 0.0))
 
-    @property
-    def since(self) -> float:
-        """When the window began, by the wall clock as it is now: time before it is not counted."""
-        return self.clock.now() - self.seen_s()
-
     def seen_s(self) -> float:
         return 0.0 if self._began is None else self.clock.monotonic() - self._began
 
@@ -75,32 +70,34 @@ class Sweeper:
         """One tick. What raises breaks the window; the caller logs it and goes on."""
         try:
             new_window = self.window.tick()
+            # Judged by the moment of the tick: should the commit hang or the machine sleep before the
+            # rest, nobody could beat meanwhile, and that time must not count against them.
+            now, seen_s = self.clock.now(), self.window.seen_s()
             await self.store.write(partial(self._tick, new_window))
         except BaseException:
             self.window.broken()
             raise
-        if self.window.seen_s() >= self.policy.lease_s:
+        if seen_s >= self.policy.lease_s:
             await self._each(
-                lambda tx: tx.leases.expired(self.clock.now(), PAGE),
-                lambda tx, lease_id: expire(
-                    tx, lease_id, now=self.clock.now(), policy=self.policy, shares=self.shares
-                ),
+                lambda tx: tx.leases.expired(now, PAGE),
+                lambda tx, lease_id: expire(tx, lease_id, now=now, policy=self.policy, shares=self.shares),
             )
             await self._each(
-                lambda tx: tx.runs.due_stops(self.clock.now(), PAGE),
-                lambda tx, run_id: force_stop(tx, run_id, now=self.clock.now(), shares=self.shares),
+                lambda tx: tx.runs.due_stops(now, PAGE),
+                lambda tx, run_id: force_stop(tx, run_id, now=now, shares=self.shares),
             )
             await self._each(
-                lambda tx: tx.runs.stalled(self.clock.now(), PAGE),
-                lambda tx, lease_id: stop_stalled(tx, lease_id, now=self.clock.now(), policy=self.policy),
+                lambda tx: tx.runs.stalled(now, PAGE),
+                lambda tx, lease_id: stop_stalled(tx, lease_id, now=now, policy=self.policy),
             )
+        since = now - seen_s
         await self._each(
-            lambda tx: tx.runs.over_wall(self.clock.now(), self.window.since, PAGE),
-            lambda tx, run_id: halt_over_wall(tx, run_id, now=self.clock.now(), policy=self.policy),
+            lambda tx: tx.runs.over_wall(now, since, PAGE),
+            lambda tx, run_id: halt_over_wall(tx, run_id, now=now, since=since, policy=self.policy),
         )
         await self._each(
-            lambda tx: tx.runs.due_held(self.clock.now(), PAGE),
-            lambda tx, run_id: release_held(tx, run_id, now=self.clock.now()),
+            lambda tx: tx.runs.due_held(now, PAGE),
+            lambda tx, run_id: release_held(tx, run_id, now=now),
         )
 
     def _tick(self, new_window: bool, tx: Tx) -> None:

@@ -58,6 +58,11 @@ class Server:
             await self.services.store.close()
             self.services.io.shutdown(wait=True)
 
+    def close_waits(self) -> None:
+        """Answer every long poll and end every stream, so that the server can end at once."""
+        self.services.hub.close()
+        self.services.waiters.close()
+
     def _heard(self, topic: str, key: str) -> None:
         """What a commit announced, here or on another server."""
         if topic == TOPIC_READY:

@@ -86,8 +86,14 @@ async def _query(body: BlobQuery, holder: Holder, svc: Services) -> BlobAnswer:
         return [sha for sha in wanted if sha not in have]
 
     missing = await svc.store.write(unit)
+    # A row whose file was lost is no reason to keep the bytes that would heal it.
+    missing += await svc.in_thread(partial(_lost, svc, set(wanted) - set(missing)))
     offsets = await svc.in_thread(partial(_offsets, svc, missing, holder))
     return BlobAnswer(missing=list(missing), offsets=offsets)
+
+
+def _lost(svc: Services, expected: set[Digest]) -> list[Digest]:
+    return [sha for sha in expected if not svc.blobs.has(sha)]
 
 
 def _offsets(svc: Services, missing: list[Digest], holder: Holder) -> dict[str, int]:

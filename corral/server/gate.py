@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corral import __version__
 from corral.core.access import authenticate
-from corral.domain.errors import CorralError, TooLarge, Unauthenticated
+from corral.domain.errors import CorralError, InvalidInput, TooLarge, Unauthenticated
 from corral.domain.host import Token, parse_token
 from corral.domain.ids import TokenId
 from corral.server import express
@@ -51,6 +51,7 @@ class Gate:
 
         try:
             scope.setdefault("state", {})["token"] = await self._authenticate(scope)
+            _refuse_nul(scope)
             limited = _limit(scope, receive, self._services.limits.max_body_bytes)
         except CorralError as error:
             await render(error)(scope, receive, count)
@@ -82,6 +83,12 @@ class Gate:
         if forgotten == self._forgotten:
             self._tokens[token.id] = (token, now)
         return token
+
+
+def _refuse_nul(scope: Scope) -> None:
+    """No id, name or cursor holds NUL, and Postgres takes it in no text."""
+    if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+        raise InvalidInput("the address holds a NUL byte", hint="Check the id or name.")
 
 
 def _limit(scope: Scope, receive: Receive, limit: int) -> Receive:

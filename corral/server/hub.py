@@ -10,7 +10,14 @@ from contextlib import contextmanager
 
 class Hub:
     def __init__(self) -> None:
+        self.closing = False
         self._watchers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+
+    def close(self) -> None:
+        """The server ends: nobody is to wait any longer."""
+        self.closing = True
+        for key in list(self._watchers):
+            self.wake(key)
 
     def wake(self, key: str) -> None:
         for event in self._watchers.get(key, ()):
@@ -20,6 +27,8 @@ class Hub:
     def watch(self, key: str) -> Iterator[asyncio.Event]:
         """An event that is set whenever the key is woken, from the moment of entering on."""
         event = asyncio.Event()
+        if self.closing:
+            event.set()
         self._watchers[key].add(event)
         try:
             yield event

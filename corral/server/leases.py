@@ -62,27 +62,16 @@ async def claim(body: ClaimRequest, host_id: OwnHost, svc: Svc, request: Request
             released += done.released
             holding = None
             left = deadline - svc.clock.monotonic()
-            if done.grants or left <= 0 or not body.max_leases:
+            if done.grants or left <= 0 or not body.max_leases or waiter.asleep:
                 return _claim_answer(done, released, svc)
             svc.waiters.pass_on(waiter)
             await svc.waiters.wait(waiter, left)
-            if await request.is_disconnected() or await _has_lapsed(done, svc):
+            if svc.hub.closing or await request.is_disconnected():
                 return _claim_answer(done, released, svc)
     finally:
         svc.waiters.leave(waiter)
         # Woken but leaving: what it was woken for is somebody else's.
         svc.waiters.pass_on(waiter)
-
-
-async def _has_lapsed(done: Claimed, svc: Services) -> bool:
-    """A host that let a lease run out while its poll waited is asleep: it must speak before it is given more,
-    or it would be given its own run and lose the work that it may still bring."""
-
-    def unit(tx: Tx) -> bool:
-        leases = [tx.leases.get(lease_id) for lease_id in done.held]
-        return any(lease is not None and lease.state is LeaseState.EXPIRED for lease in leases)
-
-    return await svc.store.read(unit)
 
 
 async def _try_claim(
@@ -101,8 +90,14 @@ async def _try_claim(
     unit = Claim(svc.lanes, svc.shapes, svc.shares, svc.policy, ask, svc.clock.now)
 
     def look(tx: Tx) -> Claimed:
+        # A host that let a lease run out while its poll waited is asleep. It must come back first, or it
+        # would be given its own run as a new one and lose the work that it may still bring.
+        waiter.asleep = any(_ran_out(tx, lease_id) for lease_id in waiter.held)
+        if waiter.asleep:
+            return Claimed((), ())
         done = unit(tx)
-        waiter.host = tx.hosts.get(host_id)
+        waiter.host = unit.host
+        waiter.held = [lease.id for lease in tx.leases.live_of_host(host_id)] if not done.grants else []
         return done
 
     try:
@@ -112,6 +107,11 @@ async def _try_claim(
         raise
     svc.counters.granted += len(done.grants)
     return done
+
+
+def _ran_out(tx: Tx, lease_id: LeaseId) -> bool:
+    lease = tx.leases.get(lease_id)
+    return lease is not None and lease.state is LeaseState.EXPIRED
 
 
 def _claim_answer(done: Claimed, released: list[str], svc: Services) -> ClaimAnswer:

@@ -221,6 +221,7 @@ async def feed(
             if event.run_id not in projects:
                 run = tx.runs.get(event.run_id)
                 projects[event.run_id] = run is not None and caller.sees(run.project)
-        return EventPage(items=[event_view(e) for e in events if projects[e.run_id]], next=after)
+        names = Names(tx)
+        return EventPage(items=[event_view(e, names) for e in events if projects[e.run_id]], next=after)
 
     return await svc.store.read(unit)

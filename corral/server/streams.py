@@ -13,14 +13,15 @@ from corral.core import logs
 from corral.core.artifacts import run_of
 from corral.domain.artifact import Segment
 from corral.domain.ids import RunId
-from corral.domain.run import Event, Run
+from corral.domain.run import Run
 from corral.domain.states import FINAL
+from corral.ports.store import Tx
 from corral.server.callers import Limit, User, find_run
 from corral.server.hub import wait_for
 from corral.server.openapi import streamed
 from corral.server.services import Services, Svc
 from corral.server.views import Names, event_view, run_view
-from corral.wire.runs import EventPage, LogLine, LogPage, MetricPage, MetricPoint, RunView
+from corral.wire.runs import EventPage, EventView, LogLine, LogPage, MetricPage, MetricPoint, RunView
 
 router = APIRouter(prefix="/v1", tags=["streams"])
 KEEPALIVE_S = 15.0
@@ -92,9 +93,9 @@ async def get_events(
     run_id = await svc.store.read(lambda tx: find_run(tx, run, caller))
     if follow:
         return _sse(_follow_events(svc, run_id, after, request))
-    events = await svc.store.read(lambda tx: tx.records.events(run_id, after=after, limit=limit))
+    _, events = await _event_page(svc, run_id, after, limit)
     more = str(events[-1].n) if len(events) == limit else None
-    return EventPage(items=[event_view(e) for e in events], next=more)
+    return EventPage(items=events, next=more)
 
 
 def _log_line(line: logs.Line) -> LogLine:
@@ -152,7 +153,7 @@ async def _follow_logs(
 ) -> AsyncIterator[str]:
     shown: RunView | None = None
     with svc.hub.watch(run_id) as changed:
-        while not await request.is_disconnected():
+        while not svc.hub.closing and not await request.is_disconnected():
             # Cleared before looking: what changes after the look ends the wait below at once.
             changed.clear()
             found = await _slice(svc, run_id, logs.LOG, start, PAGE)
@@ -172,12 +173,12 @@ async def _follow_logs(
 
 async def _follow_events(svc: Services, run_id: RunId, after: int, request: Request) -> AsyncIterator[str]:
     with svc.hub.watch(run_id) as changed:
-        while not await request.is_disconnected():
+        while not svc.hub.closing and not await request.is_disconnected():
             changed.clear()
-            run, events = await _event_page(svc, run_id, after)
+            run, events = await _event_page(svc, run_id, after, PAGE)
             for event in events:
                 after = event.n
-                yield _event("event", event_view(event), str(event.n))
+                yield _event("event", event, str(event.n))
             if run.state in FINAL and after >= run.event_n:
                 yield _event("end", await _view(svc, run_id))
                 return
@@ -185,7 +186,10 @@ async def _follow_events(svc: Services, run_id: RunId, after: int, request: Requ
                 yield ": still here\n\n"
 
 
-async def _event_page(svc: Services, run_id: RunId, after: int) -> tuple[Run, list[Event]]:
-    return await svc.store.read(
-        lambda tx: (run_of(tx, run_id), tx.records.events(run_id, after=after, limit=PAGE))
-    )
+async def _event_page(svc: Services, run_id: RunId, after: int, limit: int) -> tuple[Run, list[EventView]]:
+    def unit(tx: Tx) -> tuple[Run, list[EventView]]:
+        names = Names(tx)
+        events = tx.records.events(run_id, after=after, limit=limit)
+        return run_of(tx, run_id), [event_view(event, names) for event in events]
+
+    return await svc.store.read(unit)

@@ -128,13 +128,15 @@ def _host_of(tx: Tx, names: Names, lease_id: object) -> str | None:
     return names.host(lease.host_id) if lease else None
 
 
-def event_view(event: Event) -> EventView:
+def event_view(event: Event, names: Names) -> EventView:
+    kind, _, who = event.actor.partition(":")
+    actor = f"host:{names.host(HostId(who)) or who}" if kind == "host" else event.actor
     return EventView(
         run_id=event.run_id,
         n=event.n,
         at=event.at,
         type=event.type,
-        actor=event.actor,
+        actor=actor,
         data=json.loads(event.data),
     )
 

@@ -9,14 +9,19 @@ from dataclasses import dataclass, field
 
 from corral.core.shapes import Shapes
 from corral.domain.host import Host
-from corral.domain.ids import Digest
+from corral.domain.ids import Digest, LeaseId
 
 
 @dataclass(eq=False)
 class Waiter:
-    """One long poll. `baton` is the shape it was woken for and who was asked before it."""
+    """One long poll. `baton` is the shape it was woken for and who was asked before it.
+
+    `held` are the host's live leases when it last looked; `asleep` says that one has run out since.
+    """
 
     host: Host | None = None
+    held: list[LeaseId] = field(default_factory=list)
+    asleep: bool = False
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     baton: Baton | None = None
 
@@ -35,6 +40,11 @@ class Waiters:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def close(self) -> None:
+        """The server ends: every poll is answered."""
+        for waiter in self._waiting:
+            waiter.woken.set()
 
     def join(self, waiter: Waiter) -> None:
         waiter.woken.clear()

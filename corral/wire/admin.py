@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from corral.wire.base import Answer, Name, Strict
+from corral.wire.base import Answer, Name, Strict, known_only
 from corral.wire.leases import CapabilityReport
 
 
@@ -39,7 +39,7 @@ class HostView(Answer):
     draining: bool
     alive: bool
     last_seen_at: float | None = None
-    capability: CapabilityReport | None = None
+    capability: Annotated[CapabilityReport | None, known_only(CapabilityReport)] = None
 
 
 class HostPage(Answer):

@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic import JsonValue as Json
@@ -25,6 +25,35 @@ class Answer(BaseModel):
     """What the server sends: a client of an older version ignores what it does not know."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+def known_only(model: type[BaseModel]) -> BeforeValidator:
+    """For a strict model inside an answer: drops the keys that a newer server added, at every level."""
+
+    def drop(value: object) -> object:
+        return _known_part(model, value) if isinstance(value, dict) else value
+
+    return BeforeValidator(drop)
+
+
+def _known_part(model: type[BaseModel], value: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: inner for key, inner in value.items() if key in model.model_fields}
+    for key, inner in kept.items():
+        nested = _model_in(model.model_fields[key].annotation)
+        if nested is None:
+            continue
+        if isinstance(inner, dict):
+            kept[key] = _known_part(nested, inner)
+        elif isinstance(inner, list):
+            kept[key] = [_known_part(nested, item) if isinstance(item, dict) else item for item in inner]
+    return kept
+
+
+def _model_in(annotation: object) -> type[BaseModel] | None:
+    """The model in `Model`, `Model | None` or `list[Model] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for arg in get_args(annotation) if (found := _model_in(arg))), None)
 
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)\s*")
@@ -61,16 +90,22 @@ def _check(text: str, ok: bool, what: str) -> str:
     return text
 
 
-def _is_text(value: dict[str, Json]) -> dict[str, Json]:
-    # Half of a surrogate pair passes for a string in Python, but no database or file takes it.
+def _without_nul(text: str) -> str:
+    # A child's last words may be binary; they are worth keeping, and Postgres takes no NUL.
+    return text.replace("\0", "\ufffd")
+
+
+def _storable(value: dict[str, Json]) -> dict[str, Json]:
+    # Half a surrogate pair passes for text in Python, and NaN for a number; no store of JSON agrees.
     try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError("holds text that is not valid Unicode") from None
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        raise ValueError("holds text that is not Unicode, or a number that is not finite") from None
     return value
 
 
-JsonMap = Annotated[dict[str, Json], AfterValidator(_is_text)]
+PlainText = Annotated[str, AfterValidator(_without_nul)]
+JsonMap = Annotated[dict[str, Json], AfterValidator(_storable)]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Name = Annotated[

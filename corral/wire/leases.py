@@ -9,7 +9,7 @@ from pydantic import JsonValue as Json
 
 from corral.domain.capability import Capability, Gpu
 from corral.domain.reasons import Reason
-from corral.wire.base import Answer, DigestText, JsonMap, Name, RequestId, Strict
+from corral.wire.base import Answer, DigestText, JsonMap, Name, PlainText, RequestId, Strict, known_only
 from corral.wire.spec import RunSpec
 
 
@@ -19,7 +19,7 @@ def _plain_mode(mode: int) -> int:
     return mode
 
 
-Detail = Annotated[str, Field(max_length=20_000)]
+Detail = Annotated[PlainText, Field(max_length=20_000)]
 # Bounded, so that sums stay finite and a calendar can show them, whatever a clock says.
 Seconds = Annotated[float, Field(ge=0, le=1e10)]
 Moment = Annotated[float, Field(ge=-1e11, le=1e11)]
@@ -86,7 +86,7 @@ class Lease(Answer):
     wall_left_s: float | None = None
     log_quota_bytes: int
     resume: Resume | None = None
-    spec: RunSpec
+    spec: Annotated[RunSpec, known_only(RunSpec)]
 
 
 class ClaimAnswer(Answer):
@@ -189,7 +189,7 @@ class ArtifactPage(Answer):
 
 
 class FilePage(Answer):
-    items: list[FileRecord]
+    items: list[Annotated[FileRecord, known_only(FileRecord)]]
     next: str | None = None
 
 

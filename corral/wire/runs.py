@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic import JsonValue as Json
 
-from corral.wire.base import Answer, Name, RequestId, Strict
+from corral.wire.base import Answer, Name, PlainText, RequestId, Strict, known_only
 from corral.wire.spec import RunSpec
 
 
@@ -85,7 +85,7 @@ class RunView(Answer):
 
 
 class RunDetail(RunView):
-    spec: RunSpec
+    spec: Annotated[RunSpec, known_only(RunSpec)]
     identity: str
     attempts: list[AttemptView] = []
     retries_used: dict[str, int] = {}
@@ -150,7 +150,7 @@ class WhyAnswer(Answer):
 
 
 class CancelRequest(Strict):
-    reason: str = Field("", max_length=500)
+    reason: PlainText = Field("", max_length=500)
 
 
 class RequeueRequest(Strict):

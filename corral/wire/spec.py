@@ -120,7 +120,7 @@ class _Common(Strict):
     priority: int = Field(0, ge=-1000, le=1000)
     labels: dict[Name, Annotated[str, Field(max_length=256)]] = Field(default={}, max_length=64)
 
-    @field_validator("argv", "env", "params")
+    @field_validator("argv", "env", "params", "labels")
     @classmethod
     def _no_nul(cls, value: Any) -> Any:
         texts = value if isinstance(value, list) else [v for v in value.values() if isinstance(v, str)]

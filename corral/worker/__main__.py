@@ -97,7 +97,14 @@ def work(settings: Settings) -> int:
         # Where that is not known, a child that was granted none had better see none.
         has_gpus=capability.gpus != (),
     )
-    agent = Agent(host, link(timeout_s=BEAT_TIMEOUT_S), slots=slots, capability=capability, probe=look)
+    agent = Agent(
+        host,
+        claims=link(),
+        beats=link(timeout_s=BEAT_TIMEOUT_S),
+        slots=slots,
+        capability=capability,
+        probe=look,
+    )
     logger.info("worker of host %s (%s) with %d slots", identity.name, identity.host_id, slots)
     agent.start()
     signals.asked.wait()

@@ -26,6 +26,7 @@ PROBE_EVERY_S = 60.0
 MAX_LEASES = 1_000
 # Outcomes are on disk, and the next worker delivers them: no need to wait for a server that is away.
 DRAIN_AWAY_S = 5.0
+HANG_UP_LIMIT_S = 2.0
 # A run that no longer fits would come straight back; other hosts get a chance first.
 GAVE_BACK_PAUSE_S = 5.0
 # Longer than the longest pause between two tries of a beat or an outcome.
@@ -53,15 +54,17 @@ class Agent:
     def __init__(
         self,
         host: Host,
-        beats: Link,
         *,
+        claims: Link,
+        beats: Link,
         slots: int,
         capability: Capability,
         probe: Callable[[], Capability],
     ) -> None:
         self._host = host
-        # Claims and beats have connections of their own, which no upload can take.
-        self._control_link = beats
+        # Connections of their own: no upload can take them, and a waiting claim can be broken off.
+        self._claims = claims
+        self._beats = beats
         self._slots = slots
         self._probe = probe
         self._capability = capability
@@ -72,6 +75,7 @@ class Agent:
         self._running: dict[str, _Running] = {}
         self._draining = threading.Event()
         self._not_before = 0.0
+        self._claimer = threading.Thread(target=self._claim_for_ever, name="corral-claims", daemon=True)
 
     def start(self) -> None:
         """Sweep what an earlier worker left, take up what it could not report, then claim."""
@@ -86,16 +90,20 @@ class Agent:
             else:
                 self._resume(record)
         self._holding = list(self._running)
-        threading.Thread(target=self._claim_for_ever, name="corral-claims", daemon=True).start()
+        self._claimer.start()
         threading.Thread(target=self._look_after, name="corral-upkeep", daemon=True).start()
 
     def drain(self) -> None:
         """Claim nothing more, stop the children, report them as given back. Returns when that is done."""
         with self._changed:
             self._draining.set()
+            self._changed.notify_all()
+        # Before anything is given back: a claim that still waits would get it again.
+        self._claims.hang_up()
+        self._claimer.join(HANG_UP_LIMIT_S)
+        with self._changed:
             for running in self._running.values():
                 running.job.release()
-            self._changed.notify_all()
             while self._running and not self._only_the_server_is_missing():
                 self._changed.wait(0.2)
             for lease_id in self._running:
@@ -116,11 +124,11 @@ class Agent:
                 request = self._request(free)
             self._let_leases_speak()
             try:
-                answer = self._control_link.corral.leases.claim(request)
+                answer = self._claims.corral.leases.claim(request)
             except (ServerUnreachable, StoreUnavailable) as error:
                 # The same request again: if only the answer was lost, it is given again.
                 self._log_failure(error)
-                self._control_link.look_again()
+                self._claims.look_again()
                 self._draining.wait(pauses.next_s())
             except CorralError as error:
                 logger.error("the server refuses to give work: %s %s", error, error.hint)
@@ -143,7 +151,7 @@ class Agent:
                 return
 
     def _log_failure(self, error: CorralError) -> None:
-        level = logging.DEBUG if self._control_link.away_s else logging.WARNING
+        level = logging.DEBUG if self._claims.away_s else logging.WARNING
         logger.log(level, "waiting for the server: %s", error)
 
     def _wait_for_slot(self) -> int:
@@ -172,9 +180,9 @@ class Agent:
         )
 
     def _take(self, request: ClaimRequest, answer: ClaimAnswer) -> None:
-        if self._control_link.away_s:
+        if self._claims.away_s:
             logger.info("the server is back")
-        self._control_link.answered()
+        self._claims.answered()
         if request.capability is not None:
             self._known_capability = request.capability.capability()
         self._holding = None
@@ -182,7 +190,7 @@ class Agent:
             self._begin(lease)
 
     def _begin(self, lease: Lease) -> None:
-        job = Job(self._host, self._control_link, lease)
+        job = Job(self._host, self._beats, lease)
         with self._changed:
             if lease.id in self._running:
                 return
@@ -192,7 +200,7 @@ class Agent:
 
     def _resume(self, record: JobRecord) -> None:
         logger.info("%s ended under an earlier worker; reporting it", record.lease.id)
-        job = Job(self._host, self._control_link, record.lease)
+        job = Job(self._host, self._beats, record.lease)
         with self._changed:
             self._launch(job, partial(job.resume, record))
 

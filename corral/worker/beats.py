@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -11,11 +10,9 @@ from contextlib import suppress
 
 import psutil
 
-from corral.domain.canonical import Json
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.wire.leases import BeatRequest, Lease
 from corral.worker.control import Control
-from corral.worker.events_file import PROGRESS_MAX_BYTES, PROGRESS_MAX_KEYS
 from corral.worker.link import Link, Pauses
 from corral.worker.probe import gpu_sample
 
@@ -23,32 +20,22 @@ logger = logging.getLogger(__name__)
 
 # Two renewals can be lost before the sweeper takes the run.
 BEATS_PER_LEASE = 3
+LONGEST_WAIT_S = 60.0
 
 
 class Vitals:
-    """What a beat carries: the child's own progress, and what the worker sees of it."""
+    """What a beat carries: what the worker sees of the child. Its progress travels with its log."""
 
     def __init__(self, gpus: Sequence[int]) -> None:
         self._gpus = tuple(gpus)
-        self._lock = threading.Lock()
-        self._progress: dict[str, Json] = {}
         self.pid: int | None = None
         self.active_at: Callable[[], float] | None = None
 
-    def progressed(self, values: dict[str, Json]) -> None:
-        with self._lock:
-            # The newest keys stay: a beat holds only so much, and one that is too large is refused.
-            merged = dict(list({**self._progress, **values}.items())[-PROGRESS_MAX_KEYS:])
-            fits = len(json.dumps(merged)) <= 2 * PROGRESS_MAX_BYTES
-            self._progress = merged if fits else values
-
-    def request(self) -> BeatRequest:
-        with self._lock:
-            progress = dict(self._progress)
+    def request(self, wait_s: float) -> BeatRequest:
         active_s_ago = None
         if self.active_at is not None:
             active_s_ago = max(0.0, time.monotonic() - self.active_at())
-        return BeatRequest(progress=progress, sample=self._sample(), active_s_ago=active_s_ago)
+        return BeatRequest(sample=self._sample(), active_s_ago=active_s_ago, wait_s=wait_s)
 
     def _sample(self) -> dict[str, float]:
         if self.pid is None:
@@ -71,7 +58,10 @@ def tree_sample(pid: int) -> dict[str, float]:
 
 
 class Beater:
-    """A thread that beats at once and then three times per lease, until it is ended."""
+    """A thread that beats at once and then three times per lease, until it is ended.
+
+    The server holds its answer back until the next beat is due, so that a stop is heard at once.
+    """
 
     def __init__(self, link: Link, lease: Lease, control: Control, vitals: Vitals) -> None:
         self._link = link
@@ -104,10 +94,11 @@ class Beater:
     def _run(self) -> None:
         pauses = Pauses()
         while not self._ended.is_set() and not self._control.lost:
+            began = time.monotonic()
             try:
                 self._beat()
                 pauses.reset()
-                self._ended.wait(self._every_s)
+                self._ended.wait(self._every_s - (time.monotonic() - began))
             except (LeaseLost, NotFound) as error:
                 # After the end, that the lease is closed is no news.
                 if not self._ended.is_set():
@@ -119,7 +110,8 @@ class Beater:
 
     def _beat(self) -> None:
         lease = self._lease
-        answer = self._link.corral.leases.beat(lease.id, lease.epoch, self._vitals.request())
+        request = self._vitals.request(min(self._every_s, LONGEST_WAIT_S))
+        answer = self._link.corral.leases.beat(lease.id, lease.epoch, request)
         self._every_s = answer.lease_s / BEATS_PER_LEASE
         self._answered_at = time.monotonic()
         if self._ended.is_set():

@@ -14,7 +14,7 @@ from corral.domain.errors import BlobMissing, CorralError, LeaseLost, NotFound
 from corral.domain.paths import BadPath
 from corral.domain.reasons import Reason
 from corral.domain.redaction import Secrets
-from corral.wire.leases import FinishRequest, Lease
+from corral.wire.leases import EventAnswer, EventBatch, FinishRequest, Lease
 from corral.worker.beats import Beater, Vitals
 from corral.worker.checkpoints import Checkpoints
 from corral.worker.control import Control, StopWish
@@ -76,9 +76,11 @@ class Job:
             work()
         except (GivenUp, LeaseLost, NotFound) as error:
             self.control.lose(str(error) or "given up")
+        except OSError as error:
+            logger.warning("%s cannot be run here: %s", self.lease.id, error)
+            self._deliver_plainly(failed(Reason.ENVIRONMENT, f"this host cannot run it: {error}"))
         except Exception as error:
             logger.exception("the job of %s failed in the worker", self.lease.id)
-            self._beater.end()
             broken = failed(Reason.UNKNOWN, f"the worker failed: {type(error).__name__}: {error}")
             self._deliver_plainly(broken)
         finally:
@@ -124,17 +126,21 @@ class Job:
         self._settle(outcome, recorder, sender, secrets=secrets, checkpoints=checkpoints)
 
     def _record(self) -> tuple[Recorder, Sender]:
-        lease, link = self.lease, self._host.link
         spool = Spool(self._workspace.spool)
         sender = Sender(
             spool,
-            lambda batch: link.corral.leases.send_events(lease.id, lease.epoch, batch),
+            self._send_events,
             lost=self.control.lose,
             given_up=self.control.given_up,
-            look_again=link.look_again,
+            look_again=self._host.link.look_again,
         )
         sender.start()
         return Recorder(spool), sender
+
+    def _send_events(self, batch: EventBatch) -> EventAnswer:
+        answer = self._host.link.corral.leases.send_events(self.lease.id, self.lease.epoch, batch)
+        self._host.link.answered()
+        return answer
 
     def _checkpoints(self, recorder: Recorder, secrets: Secrets) -> Checkpoints:
         return Checkpoints(self._workspace, self._uploads, recorder, control=self.control, secrets=secrets)
@@ -209,6 +215,7 @@ class Job:
             logger.warning("the outcome of %s is not on disk: %s", self.lease.id, error)
 
     def _deliver_plainly(self, outcome: Outcome) -> None:
+        self._beater.end()
         try:
             deliver(self._host.link, self.lease, outcome, self.control)
         except GivenUp:

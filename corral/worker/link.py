@@ -72,10 +72,11 @@ class Link:
                 self._former.append(self._corral)
                 self._corral = self._connect(url)
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
+        """Break off every call under way."""
         with self._lock:
             for corral in (*self._former, *filter(None, [self._corral])):
-                corral.close()
+                corral.transport.hang_up()
 
     def _find(self) -> str:
         found = self._fixed_url or local_url(self._home)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from typing import assert_never
 
-from corral.worker.beats import Vitals
 from corral.worker.checkpoints import Checkpoints
 from corral.worker.events_file import Bad, CheckpointDone, Event, EventsFile, Metric, Note, Progress
 from corral.worker.recorder import Recorder
@@ -17,12 +16,9 @@ MAX_LAST_METRICS = 1_024
 class Listener:
     """A thread that looks at the file ten times a second, until it is ended."""
 
-    def __init__(
-        self, file: EventsFile, recorder: Recorder, *, vitals: Vitals, checkpoints: Checkpoints
-    ) -> None:
+    def __init__(self, file: EventsFile, recorder: Recorder, *, checkpoints: Checkpoints) -> None:
         self._file = file
         self._recorder = recorder
-        self._vitals = vitals
         self._checkpoints = checkpoints
         self._bad = 0
         self._ended = threading.Event()
@@ -52,7 +48,7 @@ class Listener:
         self._recorder.active()
         match event:
             case Progress(values):
-                self._vitals.progressed(values)
+                self._recorder.progress(values)
             case Metric(name, value, step):
                 if name in self.last_metrics or len(self.last_metrics) < MAX_LAST_METRICS:
                     self.last_metrics[name] = value

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Literal
 
+from pydantic import JsonValue as Json
+
 from corral.wire.leases import LogRecord, MetricRecord
+from corral.worker.events_file import PROGRESS_MAX_BYTES, PROGRESS_MAX_KEYS
 from corral.worker.spool import Spool
 
 Stream = Literal["stdout", "stderr", "corral"]
@@ -32,6 +36,8 @@ class Recorder:
         self._logs: list[LogRecord] = []
         self._metrics: list[MetricRecord] = []
         self._notes: list[str] = []
+        self._progress: dict[str, Json] = {}
+        self._progressed = False
         self._bytes = 0
         self._sealed_at = float("-inf")
         self._metrics_seen = 0
@@ -72,6 +78,16 @@ class Recorder:
         if self._notes_seen == MAX_NOTES + 1:
             self.say(f"the run has sent {MAX_NOTES} notes; no more are kept")
 
+    def progress(self, values: dict[str, Json]) -> None:
+        """How far the child says it is; the next batch tells all of it that is known."""
+        with self._lock:
+            # The newest keys stay: a batch holds only so much, and one that is too large is refused.
+            merged = dict(list({**self._progress, **values}.items())[-PROGRESS_MAX_KEYS:])
+            fits = len(json.dumps(merged)) <= 2 * PROGRESS_MAX_BYTES
+            self._progress = merged if fits else values
+            self._progressed = True
+            self._bytes += RECORD_COST_BYTES
+
     def active(self) -> None:
         """The child gave a sign of life."""
         self.active_at = time.monotonic()
@@ -100,10 +116,12 @@ class Recorder:
 
     def _seal(self) -> None:
         try:
-            self._spool.append(logs=self._logs, metrics=self._metrics, notes=self._notes)
+            progress = self._progress if self._progressed else None
+            self._spool.append(logs=self._logs, metrics=self._metrics, notes=self._notes, progress=progress)
         except OSError as error:
             # Told to the job, which ends the run; here the child's output must go on being read.
             self.problem = error
         self._logs, self._metrics, self._notes = [], [], []
+        self._progressed = False
         self._bytes = 0
         self._sealed_at = time.monotonic()

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from pydantic import JsonValue as Json
+
 from corral.wire.leases import EventBatch, LogRecord, MetricRecord
 
 # While the disk is full, this much is kept in memory before the run has to fail.
@@ -43,11 +45,14 @@ class Spool:
         logs: Sequence[LogRecord] = (),
         metrics: Sequence[MetricRecord] = (),
         notes: Sequence[str] = (),
+        progress: dict[str, Json] | None = None,
     ) -> int:
         """Store a batch and give it its number. OSError when neither disk nor memory can take it."""
         with self._changed:
             seq = self._last + 1
-            batch = EventBatch(seq=seq, logs=list(logs), metrics=list(metrics), notes=list(notes))
+            batch = EventBatch(
+                seq=seq, logs=list(logs), metrics=list(metrics), notes=list(notes), progress=progress
+            )
             self._write(seq, batch.model_dump_json().encode())
             self._last = seq
             self._changed.notify_all()

@@ -74,7 +74,7 @@ class Supervision:
                 quota_bytes=quota_bytes,
             )
             file = EventsFile(self.workspace.events, secrets.redact_text)
-            listener = Listener(file, self.recorder, vitals=self.vitals, checkpoints=self.checkpoints)
+            listener = Listener(file, self.recorder, checkpoints=self.checkpoints)
             self.vitals.active_at = lambda: self.recorder.active_at
             pump.start()
             listener.start()

@@ -16,7 +16,7 @@ FEATURES = 8
 
 spec = json.loads(Path(os.environ["CORRAL_SPEC"]).read_text())
 params = spec["params"]
-events = open(os.environ["CORRAL_EVENTS"], "a", buffering=1)
+events = Path(os.environ["CORRAL_EVENTS"])
 checkpoints = Path(os.environ["CORRAL_CHECKPOINT_DIR"])
 output = Path(os.environ["CORRAL_OUTPUT_DIR"])
 
@@ -29,7 +29,8 @@ def ask_to_stop(_number, _frame):
 
 
 def tell(**event):
-    events.write(json.dumps(event) + "\n")
+    with events.open("a") as file:
+        file.write(json.dumps(event) + "\n")
 
 
 def make_points(count, seed):

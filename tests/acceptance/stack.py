@@ -75,6 +75,7 @@ class Stack:
 
     home: Path
     settings: Mapping[str, str] = field(default_factory=dict)
+    server_argv: Sequence[str] = (sys.executable, "-m", "corral.server")
     port: int = 0
     server: subprocess.Popen[bytes] | None = None
     workers: list[Worker] = field(default_factory=list)
@@ -105,9 +106,7 @@ class Stack:
         """Start it, wait until it answers, and give a client that knows where it listens."""
         self.home.mkdir(parents=True, exist_ok=True)
         assert self.server is None or self.server.poll() is not None
-        self.server = self._spawn(
-            [sys.executable, "-m", "corral.server"], "server", {**self.env(), **(extra or {})}
-        )
+        self.server = self._spawn(self.server_argv, "server", {**self.env(), **(extra or {})})
         until(self._announced, f"the server of {self.home} to listen")
         return self.client()
 
@@ -116,7 +115,8 @@ class Stack:
         assert self.server.poll() is None, self.log("server")
         try:
             said = json.loads((self.home / "server.json").read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
+            # A power cut may have left an empty one.
             return False
         return bool(said["pid"] == self.server.pid)
 

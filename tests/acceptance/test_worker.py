@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from acceptance.worker_fleet import Fleet, eventually
 from corral.client.download import download
-from tests.acceptance.worker_fleet import Fleet, eventually
+from corral.client.lock import Lock
 
 PRELUDE = "import json, os, sys, time, signal, pathlib\n"
 
@@ -243,6 +244,26 @@ pathlib.Path("pkg/words.py").write_text("HELLO = 'spoilt'")
         assert fleet.final(run).state == "succeeded"
         assert fleet.output(run) == "from the code 1,2,3 0o444\n"
     eventually(lambda: not fleet.lease_folders() or None, "read-only inputs are removed too")
+
+
+def test_a_locked_environment_is_built_and_runs_the_command(fleet: Fleet) -> None:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    built = {"python": version, "lock": "", "digest": Lock("", version).digest}
+    run = fleet.submit("python", "-c", "import sys; print(sys.prefix)", environment=built)
+
+    done = fleet.final(run)
+
+    assert done.state == "succeeded", done.detail
+    assert fleet.output(run).startswith(str(fleet.home / "worker" / "environments"))
+    assert "building environment" in fleet.output(run, "corral")
+
+
+def test_an_environment_that_cannot_be_built_fails_the_run_with_its_words(fleet: Fleet) -> None:
+    built = {"python": "3.99", "lock": "", "digest": Lock("", "3.99").digest}
+    done = fleet.final(fleet.submit("python", "-c", "1", environment=built))
+
+    assert (done.state, done.reason) == ("failed", "environment")
+    assert "no Python 3.99" in (done.detail or "")
 
 
 def test_a_lost_lease_stops_its_child(own: Fleet, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from corral.client.api import Corral
 from corral.client.discovery import local_url
@@ -97,7 +97,7 @@ class Fleet:
     def python(self, program: str, /, **fields: Any) -> str:
         return self.submit(sys.executable, "-u", "-c", program, **fields)
 
-    def keep(self, folder: Path, kind: str) -> str:
+    def keep(self, folder: Path, kind: Literal["code", "input"]) -> str:
         """Upload a folder as a user does; the artifact's id."""
         tree = scan(folder, ignore=None)
         upload(tree, folder, self.corral.sink("default"))

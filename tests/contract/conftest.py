@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from corral.adapters.sql.sqlite import MEMORY, SqliteStore
 from corral.ports.store import Store, Tx
 
 T = TypeVar("T")
+X = TypeVar("X")
 
 
 class Database:
@@ -33,6 +35,15 @@ class Database:
 
     def read(self, unit: Callable[[Tx], T]) -> T:
         return self.do(self.store.read(unit))
+
+    def each(self, items: Iterable[X], call: Callable[[Tx, X], object]) -> None:
+        """One unit for each item."""
+        for item in items:
+            self.write(partial(self._call, call, item))
+
+    @staticmethod
+    def _call(call: Callable[[Tx, X], object], item: X, tx: Tx) -> None:
+        call(tx, item)
 
     def close(self) -> None:
         self.do(self.store.close())

@@ -12,7 +12,7 @@ from corral.ports.store import Tx
 
 
 def put(db: Database, *blobs: Blob) -> None:
-    db.write(lambda tx: [tx.blobs.put(blob) for blob in blobs])
+    db.each(blobs, lambda tx, blob: tx.blobs.put(blob))
 
 
 def commit(db: Database, artifact: Artifact, *blobs: Blob) -> None:
@@ -107,8 +107,7 @@ def test_a_blob_is_collected_once_its_pin_or_manifest_is_gone(db: Database) -> N
 def test_a_pin_is_only_ever_made_longer(db: Database) -> None:
     blob = a_blob("x")
     put(db, blob)
-    for expires_at in (50.0, 10.0):
-        db.write(lambda tx, at=expires_at: tx.blobs.pin("default", [blob.digest], holder="u", expires_at=at))
+    db.each((50.0, 10.0), lambda tx, at: tx.blobs.pin("default", [blob.digest], holder="u", expires_at=at))
     assert db.write(lambda tx: tx.blobs.expire_pins(49.0)) == 0
 
     db.write(lambda tx: tx.blobs.pin("default", [blob.digest], holder="u", expires_at=None))
@@ -171,7 +170,7 @@ def test_an_artifact_is_pinned_and_deleted(db: Database) -> None:
 def test_equal_uploads_are_found_but_not_the_outputs_of_runs(db: Database) -> None:
     upload = an_artifact(created_at=5.0)
     output = an_artifact(created_at=1.0, run_id=a_run().id)
-    db.write(lambda tx: [tx.artifacts.insert(a, []) for a in (upload, output)])
+    db.each((upload, output), lambda tx, a: tx.artifacts.insert(a, []))
 
     kind, digest = ArtifactKind.INPUT, upload.digest
     assert db.read(lambda tx: tx.artifacts.by_digest("default", kind, digest)) == upload
@@ -181,7 +180,7 @@ def test_equal_uploads_are_found_but_not_the_outputs_of_runs(db: Database) -> No
 
 def test_artifacts_page_from_the_newest(db: Database) -> None:
     artifacts = [an_artifact(created_at=float(n), project=f"p{n % 2}") for n in range(5)][::-1]
-    db.write(lambda tx: [tx.artifacts.insert(a, []) for a in artifacts])
+    db.each(artifacts, lambda tx, a: tx.artifacts.insert(a, []))
 
     first = db.read(lambda tx: tx.artifacts.page(None, after=None, limit=2))
     after = (first[-1].created_at, first[-1].id)
@@ -200,7 +199,7 @@ def test_the_newest_checkpoint_is_that_of_the_newest_epoch(db: Database) -> None
     # The clock was set back before the second attempt.
     made = [checkpoint(1, 100.0, 10), checkpoint(2, 50.0, 10), checkpoint(2, 60.0, 20)]
     output = an_artifact(kind=ArtifactKind.OUTPUT, run_id=run.id, epoch=9)
-    db.write(lambda tx: [tx.artifacts.insert(a, []) for a in [*made, output]])
+    db.each([*made, output], lambda tx, a: tx.artifacts.insert(a, []))
 
     assert db.read(lambda tx: tx.artifacts.newest_checkpoint(run.id)) == made[2]
     assert db.read(lambda tx: tx.artifacts.newest_checkpoint(a_run().id)) is None

@@ -19,7 +19,7 @@ H1, H2 = HostId("h-bbbbbbbbbbbb"), HostId("h-cccccccccccc")
 
 def test_attempts_open_and_close_once(db: Database) -> None:
     run = a_run()
-    db.write(lambda tx: [tx.attempts.open(Attempt(run.id, n, float(n), None)) for n in (1, 2)])
+    db.each((1, 2), lambda tx, n: tx.attempts.open(Attempt(run.id, n, float(n), None)))
     db.write(lambda tx: tx.attempts.close(run.id, 1, 5.0))
     db.write(lambda tx: tx.attempts.close(run.id, 1, 9.0))
 
@@ -32,7 +32,7 @@ def test_attempts_open_and_close_once(db: Database) -> None:
 def test_a_rank_is_saved(db: Database) -> None:
     run = a_run()
     ranks = [Rank(run.id, 1, n, RankState.WAITING, 0, None, None, None) for n in (0, 1)]
-    db.write(lambda tx: [tx.attempts.insert_rank(rank) for rank in ranks])
+    db.each(ranks, lambda tx, rank: tx.attempts.insert_rank(rank))
     ended = ranks[1]._replace(
         state=RankState.ENDED, epoch=3, lease_id=LeaseId("l-x"), reason=Reason.HOST_LOST, exit_code=1
     )
@@ -78,15 +78,21 @@ def test_a_rank_has_at_most_one_live_lease(db: Database) -> None:
         db.write(lambda tx: tx.leases.insert(a_lease(run, attempt=2, epoch=2)))
 
 
-def test_a_beat_renews_only_a_live_lease(db: Database) -> None:
-    live, closed = a_lease(a_run()), a_lease(a_run(), state=LeaseState.CLOSED)
-    db.write(lambda tx: [tx.leases.insert(lease) for lease in (live, closed)])
-    for lease in (live, closed):
-        db.write(lambda tx, i=lease.id: tx.leases.beat(i, now=105.0, expires_at=135.0, active_at=104.0))
+def test_the_gpus_that_a_host_holds_are_those_of_its_live_leases(db: Database) -> None:
+    held, ended = a_lease(a_run(), gpus="[0, 2]"), a_lease(a_run(), gpus="[1]", state=LeaseState.CLOSED)
+    db.each((held, ended), lambda tx, lease: tx.leases.insert(lease))
 
-    renewed = live._replace(beaten_at=105.0, expires_at=135.0, active_at=104.0)
-    assert db.read(lambda tx: tx.leases.get(live.id)) == renewed
-    assert db.read(lambda tx: tx.leases.get(closed.id)) == closed
+    assert db.read(lambda tx: tx.leases.held_gpus(held.host_id)) == ["[0, 2]"]
+
+
+def test_a_run_is_found_and_held_by_its_lease(db: Database) -> None:
+    run = a_run()
+    lease = a_lease(run)
+    db.write(lambda tx: tx.runs.insert(run, "{}"))
+    db.write(lambda tx: tx.leases.insert(lease))
+
+    assert db.write(lambda tx: tx.runs.lock_of_lease(lease.id)) == run
+    assert db.write(lambda tx: tx.runs.lock_of_lease(LeaseId("l-nosuchlease"))) is None
 
 
 def test_leases_are_found_by_host_run_and_request(db: Database) -> None:
@@ -94,7 +100,7 @@ def test_leases_are_found_by_host_run_and_request(db: Database) -> None:
     a = a_lease(run, host_id=H1, granted_at=1.0)
     b = a_lease(run, host_id=H1, granted_at=2.0, rank=1, request_id="request-2")
     c = a_lease(run, host_id=H2, rank=2, state=LeaseState.EXPIRED)
-    db.write(lambda tx: [tx.leases.insert(lease) for lease in (a, b, c)])
+    db.each((a, b, c), lambda tx, lease: tx.leases.insert(lease))
 
     assert db.read(lambda tx: tx.leases.live_of_host(H1)) == [a, b]
     assert db.read(lambda tx: tx.leases.live_of_host(H2)) == []
@@ -108,7 +114,7 @@ def test_leases_are_found_by_host_run_and_request(db: Database) -> None:
 def test_only_live_leases_run_out_and_all_of_them_are_restamped(db: Database) -> None:
     early, late = a_lease(a_run(), expires_at=10.0), a_lease(a_run(), expires_at=20.0)
     over = a_lease(a_run(), expires_at=5.0, state=LeaseState.EXPIRED)
-    db.write(lambda tx: [tx.leases.insert(lease) for lease in (late, early, over)])
+    db.each((late, early, over), lambda tx, lease: tx.leases.insert(lease))
 
     assert db.read(lambda tx: tx.leases.expired(9.9, 10)) == []
     assert db.read(lambda tx: tx.leases.expired(20.0, 10)) == [early.id, late.id]
@@ -119,7 +125,7 @@ def test_only_live_leases_run_out_and_all_of_them_are_restamped(db: Database) ->
 
 def test_hosts_are_kept_and_found_by_name(db: Database) -> None:
     hosts = sorted((a_host() for _ in range(3)), key=lambda host: host.id)
-    db.write(lambda tx: [tx.hosts.insert(host) for host in hosts])
+    db.each(hosts, lambda tx, host: tx.hosts.insert(host))
     changed = hosts[0]._replace(
         capability="{}", capability_digest="d", slots=8, boot_id="b", draining=True, last_seen_at=5.0
     )
@@ -146,7 +152,7 @@ def test_a_token_is_revoked_once_and_keeps_the_first_time(db: Database) -> None:
 
 def test_tokens_page_by_id(db: Database) -> None:
     tokens = sorted((a_token() for _ in range(3)), key=lambda token: token.id)
-    db.write(lambda tx: [tx.access.insert_token(token) for token in tokens])
+    db.each(tokens, lambda tx, token: tx.access.insert_token(token))
 
     assert db.read(lambda tx: tx.access.tokens(None, 2)) == tokens[:2]
     assert db.read(lambda tx: tx.access.tokens(tokens[1].id, 2)) == tokens[2:]

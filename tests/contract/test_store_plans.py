@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
 import time
@@ -20,6 +21,7 @@ from corral.adapters.sql.postgres import PostgresStore
 from corral.adapters.sql.rows import RUN
 from corral.adapters.sql.sqlite import SqliteStore
 from corral.domain.ids import Digest
+from corral.domain.run import Run
 from corral.ports.store import Lane, Ready, RunFilter
 
 MILLION = 1_000_000
@@ -48,6 +50,8 @@ _NULLABLE = {
     *("stop_reason", "last_host", "artifact_id"),
 }
 
+NEWEST = {"after_created_at": math.inf, "after_id": ""}
+
 # What the hot statements are called with, and the index each must use.
 HOT: list[tuple[str, dict[str, Any], str]] = [
     ("lane_first", {}, "runs_claim"),
@@ -61,11 +65,11 @@ HOT: list[tuple[str, dict[str, Any], str]] = [
     ("run_over_wall", {"now": 1.0, "since": 0.0, "limit": 10}, "runs_wall"),
     ("run_stalled", {"now": 1.0, "limit": 10}, "runs_stall"),
     ("run_ended_before", {"when": 1.0, "limit": 10}, "runs_logged"),
-    ("run_page", {"latest": 1e9, "limit": 50}, "runs_created"),
-    ("run_page", {"latest": 1e9, "project": "project-3", "limit": 50}, "runs_project"),
-    ("run_page", {"latest": 9e4, "after_id": "r-x", "limit": 50}, "runs_created"),
-    ("run_page", {"latest": 1e9, "state": "held", "project": "project-3", "limit": 50}, "runs_state"),
-    ("run_page", {"latest": 1e9, "name": "run-7", "check_state": "held", "limit": 50}, "runs_name"),
+    ("run_page", {**NEWEST, "limit": 50}, "runs_created"),
+    ("run_page", {**NEWEST, "project": "project-3", "limit": 50}, "runs_project"),
+    ("run_page", {"after_created_at": 9e4, "after_id": "r-x", "limit": 50}, "runs_created"),
+    ("run_page", {**NEWEST, "state": "held", "project": "project-3", "limit": 50}, "runs_state"),
+    ("run_page", {**NEWEST, "name": "run-7", "check_state": "held", "limit": 50}, "runs_name"),
     ("state_project_after", {"state": "held"}, "runs_state"),
 ]
 
@@ -178,10 +182,14 @@ def test_a_lane_of_a_long_queue_pages_in_order(full: Database) -> None:
     assert isinstance(again[0], Ready)
 
 
+def listed(db: Database, where: RunFilter) -> list[Run]:
+    return db.read(lambda tx: tx.runs.page(where, after=None, limit=50))
+
+
 def test_a_list_of_few_among_many_is_short_work(full: Database) -> None:
     for where in (RunFilter(states=("running", "failed")), RunFilter(states=("queued",)), RunFilter()):
         began = time.perf_counter()
-        page = full.read(lambda tx, where=where: tx.runs.page(where, after=None, limit=50))
+        page = listed(full, where)
         print(f"{where.states}: {len(page)} runs in {(time.perf_counter() - began) * 1e3:.1f} ms")
         assert [run.created_at for run in page] == sorted((r.created_at for r in page), reverse=True)
         assert len(page) == (0 if "running" in where.states else 50)

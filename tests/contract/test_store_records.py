@@ -10,6 +10,7 @@ from corral.domain.artifact import NamedObject, Segment
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import RunId
 from corral.domain.run import Event
+from corral.ports.store import Tx
 
 
 def an_event(run_id: RunId, n: int) -> Event:
@@ -19,8 +20,7 @@ def an_event(run_id: RunId, n: int) -> Event:
 def test_events_of_a_run_are_numbered_and_page(db: Database) -> None:
     run_id = a_run().id
     events = [an_event(run_id, n) for n in (1, 2, 3)]
-    for event in events:
-        db.write(lambda tx, e=event: tx.records.append_event(e))
+    db.each(events, lambda tx, event: tx.records.append_event(event))
 
     assert db.read(lambda tx: tx.records.events(run_id, after=0, limit=2)) == events[:2]
     assert db.read(lambda tx: tx.records.events(run_id, after=2, limit=2)) == events[2:]
@@ -31,9 +31,13 @@ def test_events_of_a_run_are_numbered_and_page(db: Database) -> None:
 def test_the_feed_gives_every_event_of_all_runs_once_and_in_order(db: Database) -> None:
     a, b = a_run().id, a_run().id
     events = [an_event(a, 1), an_event(b, 1), an_event(a, 2), an_event(b, 2), an_event(b, 3)]
-    db.write(lambda tx: [tx.records.append_event(e) for e in events[:2]])
-    for event in events[2:]:
-        db.write(lambda tx, e=event: tx.records.append_event(e))
+
+    def both(tx: Tx) -> None:
+        tx.records.append_event(events[0])
+        tx.records.append_event(events[1])
+
+    db.write(both)
+    db.each(events[2:], lambda tx, event: tx.records.append_event(event))
 
     first, cursor = db.read(lambda tx: tx.records.feed("", 2))
     rest, cursor = db.read(lambda tx: tx.records.feed(cursor, 10))
@@ -53,8 +57,7 @@ def test_a_segment_is_replaced_and_the_last_one_found(db: Database) -> None:
     grown = first._replace(bytes=1 << 33, records=2)
     second = first._replace(n=1)
     other = first._replace(stream="metrics")
-    for segment in (first, second, other, grown):
-        db.write(lambda tx, s=segment: tx.records.segment(s))
+    db.each((first, second, other, grown), lambda tx, segment: tx.records.segment(segment))
 
     assert db.read(lambda tx: tx.records.segments(run_id, "log")) == [grown, second]
     assert db.read(lambda tx: tx.records.last_segment(run_id, 1, 0, "log")) == second
@@ -66,9 +69,8 @@ def test_a_segment_is_replaced_and_the_last_one_found(db: Database) -> None:
 def test_an_object_is_replaced_and_listed_by_prefix(db: Database) -> None:
     run_id = a_run().id
     keys = ["a", "b/1", "b/2", "b/ü", "c"]
-    for key in keys:
-        item = NamedObject(run_id, key, "e1", b"\x00\xff", 1, 5.0)
-        db.write(lambda tx, i=item: tx.records.put_object(i))
+    items = [NamedObject(run_id, key, "e1", b"\x00\xff", 1, 5.0) for key in keys]
+    db.each(items, lambda tx, item: tx.records.put_object(item))
     changed = NamedObject(run_id, "a", "e2", b"", 2, 6.0)
     db.write(lambda tx: tx.records.put_object(changed))
 
@@ -85,7 +87,6 @@ def test_an_object_is_replaced_and_listed_by_prefix(db: Database) -> None:
 def test_usage_and_ticks_are_replaced(db: Database) -> None:
     db.write(lambda tx: tx.records.put_usage("default", 1.0, 5.0))
     db.write(lambda tx: tx.records.put_usage("default", 2.0, 6.0))
-    for at in (1.0, 2.0):
-        db.write(lambda tx, at=at: tx.records.tick("sweep", at))
+    db.each((1.0, 2.0), lambda tx, at: tx.records.tick("sweep", at))
 
     assert db.read(lambda tx: tx.records.usage()) == [("default", 2.0, 6.0)]

@@ -96,7 +96,11 @@ def test_pages_go_from_the_newest_to_the_oldest_without_gaps(db: Database) -> No
 
     seen: list[RunId] = []
     after: tuple[float, RunId] | None = None
-    while page := db.read(lambda tx, after=after: tx.runs.page(RunFilter(), after=after, limit=4)):
+
+    def next_page(tx: Tx) -> list[Run]:
+        return tx.runs.page(RunFilter(), after=after, limit=4)
+
+    while page := db.read(next_page):
         seen += [run.id for run in page]
         after = (page[-1].created_at, page[-1].id)
 
@@ -189,7 +193,7 @@ def test_the_wall_limit_counts_earlier_attempts_and_the_present_lease(db: Databa
     run = a_run(state=RunState.RUNNING, wall_limit_s=100.0, ran_s=60.0)
     free = a_run(state=RunState.RUNNING)
     insert(db, run, free)
-    db.write(lambda tx: [tx.leases.insert(a_lease(r, granted_at=1000.0)) for r in (run, free)])
+    db.each((run, free), lambda tx, r: tx.leases.insert(a_lease(r, granted_at=1000.0)))
 
     assert db.read(lambda tx: tx.runs.over_wall(1039.0, 0.0, 10)) == []
     assert db.read(lambda tx: tx.runs.over_wall(1040.0, 0.0, 10)) == [run.id]
@@ -201,7 +205,7 @@ def test_a_lease_without_activity_is_stalled(db: Database) -> None:
     patient = a_run(state=RunState.RUNNING)
     leases = [a_lease(run, active_at=100.0), a_lease(patient, active_at=0.0)]
     insert(db, run, patient)
-    db.write(lambda tx: [tx.leases.insert(lease) for lease in leases])
+    db.each(leases, lambda tx, lease: tx.leases.insert(lease))
 
     assert db.read(lambda tx: tx.runs.stalled(109.0, 10)) == []
     assert db.read(lambda tx: tx.runs.stalled(110.0, 10)) == [leases[0].id]
@@ -213,7 +217,7 @@ def test_only_runs_that_still_have_logs_are_due_for_retention(db: Database) -> N
     running = a_run(state=RunState.RUNNING)
     insert(db, logged, silent, running)
     segments = [Segment(run.id, 1, 0, "log", 0, 10, 1, 5.0) for run in (logged, running)]
-    db.write(lambda tx: [tx.records.segment(segment) for segment in segments])
+    db.each(segments, lambda tx, segment: tx.records.segment(segment))
     db.write(lambda tx: tx.runs.save(logged))
 
     assert db.read(lambda tx: tx.runs.ended_before(50.0, 10)) == []

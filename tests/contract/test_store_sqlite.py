@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import threading
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,10 @@ from corral.adapters.sql.sqlite import MEMORY, SqliteStore
 from corral.domain.errors import Conflict, DiskFull, InvalidInput, StoreUnavailable
 from corral.domain.run import Run
 from corral.ports.store import Tx
+
+
+def insert(run: Run, tx: Tx) -> None:
+    tx.runs.insert(run, "{}")
 
 
 def kept(path: Path) -> int:
@@ -30,7 +35,7 @@ def test_units_share_a_commit_and_one_that_fails_harms_nobody(tmp_path: Path) ->
     heard: list[str] = []
     store.subscribe(lambda topic, key: heard.append(key))
 
-    def unit(tx: Tx, n: int) -> int:
+    def unit(n: int, tx: Tx) -> int:
         tx.runs.insert(a_run(), "{}")
         tx.announce("run", str(n))
         if n % 10 == 3:
@@ -38,7 +43,7 @@ def test_units_share_a_commit_and_one_that_fails_harms_nobody(tmp_path: Path) ->
         return n
 
     async def work() -> list[int | BaseException]:
-        units = (store.write(lambda tx, n=n: unit(tx, n)) for n in range(100))
+        units = (store.write(partial(unit, n)) for n in range(100))
         return await asyncio.gather(*units, return_exceptions=True)
 
     with opened(store) as db:
@@ -56,9 +61,7 @@ def test_a_caller_that_goes_away_does_not_break_the_batch(sqlite: Database) -> N
     runs = [a_run() for _ in range(20)]
 
     async def work() -> None:
-        tasks = [
-            asyncio.create_task(sqlite.store.write(lambda tx, r=run: tx.runs.insert(r, "{}"))) for run in runs
-        ]
+        tasks = [asyncio.create_task(sqlite.store.write(partial(insert, run))) for run in runs]
         await asyncio.sleep(0)
         for task in tasks[::2]:
             task.cancel()
@@ -77,13 +80,13 @@ def test_a_full_disk_fails_the_batch_and_announces_nothing(tmp_path: Path) -> No
     heard: list[str] = []
     store.subscribe(lambda topic, key: heard.append(key))
 
-    def unit(tx: Tx, spec: str) -> None:
+    def unit(spec: str, tx: Tx) -> None:
         run = a_run()
         tx.runs.insert(run, spec)
         tx.announce("run", run.id)
 
     async def work() -> list[BaseException | None]:
-        units = (store.write(lambda tx, n=n: unit(tx, "x" * n)) for n in (10, 10, 2 << 20, 10))
+        units = (store.write(partial(unit, "x" * n)) for n in (10, 10, 2 << 20, 10))
         return await asyncio.gather(*units, return_exceptions=True)
 
     with opened(store) as db:
@@ -95,7 +98,7 @@ def test_a_full_disk_fails_the_batch_and_announces_nothing(tmp_path: Path) -> No
 
         # Room for small things is left, so the store goes on.
         before = kept(path)
-        db.write(lambda tx: unit(tx, "small"))
+        db.write(partial(unit, "small"))
         assert kept(path) == before + 1
 
 

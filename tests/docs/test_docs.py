@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from postgres import private_postgres
 
 from corral.client.runfile import load, parse
-from tests.docs.pages import Command, Save, Step, blocks, missing, steps
-from tests.postgres import private_postgres
+from docs.pages import Command, Save, Step, blocks, missing, steps
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -122,7 +122,8 @@ def _script(number: int, step: Step, notes: Path) -> str:
     if isinstance(step, Save):
         note.write_text(step.text, encoding="utf-8")
         return f"mkdir -p \"$(dirname '{step.name}')\" && cp '{note}' '{step.name}'"
-    return f"{{ {step.text}\n}} >'{note}.out' 2>&1; code=$?; echo $code >'{note}.code'; [ $code = {step.expect} ] || exit"
+    run = f"{{ {step.text}\n}} >'{note}.out' 2>&1"
+    return f"{run}; code=$?; echo $code >'{note}.code'; [ $code = {step.expect} ] || exit"
 
 
 def _check(page: Path, step: Command, note: Path) -> None:
@@ -138,7 +139,11 @@ def _check(page: Path, step: Command, note: Path) -> None:
 def test_every_toml_block_is_a_run_file_or_a_part_of_one(page: Path) -> None:
     for block in blocks(page):
         if block.language == "toml" and block.expect == 0:
-            parse(block.text, what=f"{name_of(page)}:{block.line}", defaults={} if "argv" in block.text else {"argv": ["true"]})  # type: ignore[dict-item]
+            parse(
+                block.text,
+                what=f"{name_of(page)}:{block.line}",
+                defaults={} if "argv" in block.text else {"argv": ["true"]},
+            )  # type: ignore[dict-item]
 
 
 def test_what_is_not_run_has_a_known_reason() -> None:

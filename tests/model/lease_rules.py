@@ -34,13 +34,6 @@ class LeaseRules(Base):
         assert answer["action"] == self.model.beat(lease, self.now, active)
 
     @precondition(_has_usable)
-    @rule(which=pick, off=st.sampled_from([-1, 1]))
-    def beat_with_another_epoch(self, which: int, off: int) -> None:
-        lease = self._pick(which)
-        answer = self.lease_call(lease, "POST", "beat", {}, epoch=lease.epoch + off).body
-        assert answer["action"] == "lost"
-
-    @precondition(_has_usable)
     @rule(which=pick, lines=st.integers(0, 3), notes=st.integers(0, 1))
     def send_events(self, which: int, lines: int, notes: int) -> None:
         """In order they are kept, again they are dropped, too early they are refused."""
@@ -91,30 +84,16 @@ class LeaseRules(Base):
         return {"kind": kind.removesuffix("s").replace("artifact", "output"), "files": [file], "step": step}
 
     @precondition(_has_usable)
-    @rule(which=pick)
-    def commit_what_was_never_uploaded(self, which: int) -> None:
-        lease = self._pick(which)
-        body = self._manifest("artifacts", b"never uploaded", 0)
-        assert self.lease_call(lease, "POST", "artifacts", body, status=409).code == "blob_missing"
-        # The call was refused as a whole, its taking up of the lease included.
-
-    @precondition(_has_usable)
     @rule(which=pick, key=st.sampled_from(["a", "b/c"]))
-    def put_object(self, which: int, key: str) -> None:
-        lease = self._pick(which)
-        body = f"object of {lease.id}".encode()
-        self.lease_call(lease, "PUT", f"objects/{key}", body)
-        self.model.touch(lease, self.now)
-        assert self.lease_call(lease, "GET", f"objects/{key}").body == body
-        assert key in self.lease_call(lease, "GET", "objects").body["keys"]
-
-    @precondition(_has_usable)
-    @rule(which=pick)
-    def ask_for_secrets(self, which: int) -> None:
+    def use_objects_and_secrets(self, which: int, key: str) -> None:
         lease = self._pick(which)
         wanted = {"KEY": SECRET} if lease.run.project == "alpha" else {}
         assert self.lease_call(lease, "POST", "secrets").body == {"values": wanted}
         self.model.touch(lease, self.now)
+        body = f"object of {lease.id}".encode()
+        self.lease_call(lease, "PUT", f"objects/{key}", body)
+        assert self.lease_call(lease, "GET", f"objects/{key}").body == body
+        assert key in self.lease_call(lease, "GET", "objects").body["keys"]
 
     @precondition(_has_usable)
     @rule(which=pick, output=st.integers(0, 3), ran_s=st.sampled_from([0, 10]))
@@ -164,10 +143,18 @@ class LeaseRules(Base):
 
     @precondition(_has_usable)
     @rule(which=pick, off=st.sampled_from([-1, 1]))
-    def another_epoch_changes_nothing(self, which: int, off: int) -> None:
+    def nobody_else_may_write(self, which: int, off: int) -> None:
+        """Not with another epoch, not another host, not files that were never uploaded (FL-D31)."""
         lease = self._pick(which)
         self._refused(lease, lease.epoch + off)
         self.lease_call(lease, "POST", "finish", {"ran_s": 1}, status=410, epoch=lease.epoch + off)
+        beat = self.lease_call(lease, "POST", "beat", {}, epoch=lease.epoch + off).body
+        assert beat["action"] == "lost"
+        other = next(host for host in self.model.hosts if host is not lease.host)
+        self.call("POST", f"leases/{lease.id}/beat?epoch={lease.epoch}", {}, status=404, host=other)
+        # Refused as a whole, its taking up of a lease that ran out included.
+        body = self._manifest("artifacts", b"never uploaded", 0)
+        assert self.lease_call(lease, "POST", "artifacts", body, status=409).code == "blob_missing"
 
     def _refused(self, lease: Lease, epoch: int) -> None:
         data = b"late bytes"
@@ -187,11 +174,3 @@ class LeaseRules(Base):
         ):
             reply = self.lease_call(lease, method, path, body, status=410, epoch=epoch)
             assert reply.code == "lease_lost"
-
-    @precondition(_has_usable)
-    @rule(which=pick)
-    def a_host_sees_only_its_own_leases(self, which: int) -> None:
-        lease = self._pick(which)
-        other = next(host for host in self.model.hosts if host is not lease.host)
-        path = f"leases/{lease.id}/beat?epoch={lease.epoch}"
-        self.call("POST", path, {}, status=404, host=other)

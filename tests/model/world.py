@@ -32,6 +32,8 @@ T = TypeVar("T")
 # Small segments, so that logs roll over; a short grace, so that the collector has something to do.
 POLICY = Policy(lease_s=30.0, first_beat_s=10.0, segment_bytes=300, blob_grace_s=60.0)
 TRIES = 4
+# Syncing is tested elsewhere; here a disk in memory makes room for many more steps.
+SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 class Reply(NamedTuple):
@@ -55,7 +57,7 @@ class Backend(Protocol):
 
 class SqliteBackend:
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="corral-model-db-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="corral-model-db-", dir=SCRATCH))
         self._lives = 0
 
     @property
@@ -98,7 +100,7 @@ class World:
         self.clock = ManualClock()
         self.deaths = 0
         self._backend = backend
-        self._home = Path(tempfile.mkdtemp(prefix="corral-model-"))
+        self._home = Path(tempfile.mkdtemp(prefix="corral-model-", dir=SCRATCH))
         self._runner = asyncio.Runner()
         self._start()
         self.operator = self.write(

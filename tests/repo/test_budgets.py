@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from tests.repo.sources import modules
+from repo.sources import modules
 
 MODULE_LINES = 800
 INIT_LINES = 40

@@ -11,14 +11,17 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-from tests.repo.sources import ROOT, Module, imports, modules
+from repo.sources import ROOT, Module, imports, modules
 
 HEAVY = ("torch", "kubernetes", "sqlalchemy", "alembic", "fastapi", "uvicorn", "psycopg", "cryptography")
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     names = {module.name for module in modules()}
-    graph = {module.name: {found for name in imports(module) if (found := _known(name, names))} for module in modules()}
+    graph = {
+        module.name: {found for name in imports(module) if (found := _known(name, names))}
+        for module in modules()
+    }
 
     try:
         TopologicalSorter(graph).prepare()
@@ -45,11 +48,15 @@ def test_the_domain_needs_only_the_standard_library() -> None:
     assert foreign | ours == set()
 
 
-@pytest.mark.parametrize("name", ["corral.client.api", "corral.wire.spec", "corral.cli.main", "corral.cli.runs"])
+@pytest.mark.parametrize(
+    "name", ["corral.client.api", "corral.wire.spec", "corral.cli.main", "corral.cli.runs"]
+)
 def test_a_light_part_loads_nothing_heavy(name: str) -> None:
     script = f"import sys, {name}; print([m for m in {HEAVY!r} if m in sys.modules])"
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=os.sep)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=os.sep
+    )
 
     assert done.stdout.strip() == "[]"
 
@@ -70,7 +77,9 @@ def _reads_environment(node: ast.AST) -> bool:
     names = ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")
     if isinstance(node, ast.Attribute):
         return node.attr in names and isinstance(node.value, ast.Name) and node.value.id == "os"
-    return isinstance(node, ast.ImportFrom) and node.module == "os" and any(a.name in names for a in node.names)
+    return (
+        isinstance(node, ast.ImportFrom) and node.module == "os" and any(a.name in names for a in node.names)
+    )
 
 
 def test_every_package_is_under_a_contract() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.repo.leftovers import main
+from repo.leftovers import main
 
 
 def test_a_command_that_cleans_up_passes() -> None:

@@ -39,9 +39,9 @@ class SqlArtifacts:
     def page(
         self, project: str | None, *, after: tuple[float, ArtifactId] | None, limit: int
     ) -> list[Artifact]:
-        params: dict[str, object] = {"latest": math.inf, "limit": limit}
-        if after is not None:
-            params |= {"latest": after[0], "after_id": after[1]}
+        params: dict[str, object] = {"limit": limit}
+        # Nothing is created after the end of time, so without `after` the page begins at the newest.
+        params["after_created_at"], params["after_id"] = after or (math.inf, "")
         if project is not None:
             params["project"] = project
         return [ARTIFACT.read(row) for row in self._db.all("artifact_page", params)]

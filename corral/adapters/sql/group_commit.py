@@ -81,7 +81,7 @@ class GroupCommit:
     async def close(self) -> None:
         """Take no more, and finish what was taken."""
         self._closed = True
-        if self._draining is not None:
+        if self._draining is not None and not self._draining.done():
             await asyncio.wait([self._draining])
 
     async def _drain(self) -> None:
@@ -89,8 +89,9 @@ class GroupCommit:
         try:
             while self._queue:
                 if await self._begin():
+                    changes = self._raw.total_changes
                     jobs = self._run_units()
-                    await self._commit(jobs)
+                    await self._commit(jobs, changed=self._raw.total_changes != changes)
                     jobs = []
         finally:
             # Nobody may wait for ever, not even if this task is cancelled or has a defect.
@@ -140,13 +141,13 @@ class GroupCommit:
         else:
             job.announced = self._tx.take_announced()
 
-    async def _commit(self, jobs: list[_Job]) -> None:
+    async def _commit(self, jobs: list[_Job], *, changed: bool) -> None:
         if not self._raw.in_transaction:
             lost = next((job.error for job in jobs if isinstance(job.error, StoreUnavailable)), None)
             self._fail(jobs, lost or StoreUnavailable("the database rolled the transaction back"))
             return
         try:
-            await self._commit_durably(jobs)
+            await self._commit_durably(changed=changed)
         except sqlite3.Error as error:
             if self._raw.in_transaction:
                 self._raw.execute("ROLLBACK")
@@ -156,8 +157,9 @@ class GroupCommit:
             job.answer()
         self._deliver(item for job in jobs for item in job.announced)
 
-    async def _commit_durably(self, jobs: list[_Job]) -> None:
-        if self._committer is None or all(job.error is not None for job in jobs):
+    async def _commit_durably(self, *, changed: bool) -> None:
+        # A worker that finds nothing to do changes nothing, and the disk need not be waited for.
+        if self._committer is None or not changed:
             self._raw.execute("COMMIT")
             return
         self.commits += 1

@@ -35,6 +35,10 @@ class SqlRuns:
         row = self._db.one("run_lock", {"id": run_id})
         return None if row is None else RUN.read(row)
 
+    def lock_of_lease(self, lease_id: LeaseId) -> Run | None:
+        row = self._db.one("run_lock_of_lease", {"lease_id": lease_id})
+        return None if row is None else RUN.read(row)
+
     def save(self, run: Run) -> None:
         self._db.run("run_save", RUN.params(run))
 
@@ -52,9 +56,9 @@ class SqlRuns:
         return [RunId(row[0]) for row in self._db.all("run_by_prefix", params)]
 
     def page(self, where: RunFilter, *, after: tuple[float, RunId] | None, limit: int) -> list[Run]:
-        base: dict[str, object] = {"latest": math.inf, "limit": limit}
-        if after is not None:
-            base |= {"latest": after[0], "after_id": after[1]}
+        base: dict[str, object] = {"limit": limit}
+        # Nothing is created after the end of time, so without `after` the page begins at the newest.
+        base["after_created_at"], base["after_id"] = after or (math.inf, "")
         if where.label is not None:
             base |= {"label": where.label[0], "label_value": where.label[1]}
         pages = [

@@ -30,8 +30,7 @@ SELECT <artifact> FROM artifacts WHERE run_id = :run_id ORDER BY created_at, id;
 
 -- name: artifact_page
 SELECT <artifact> FROM artifacts
-WHERE created_at <= :latest
-    /*if after_id AND (created_at, id) < (:latest, :after_id) */
+WHERE (created_at, id) < (:after_created_at, :after_id)
     /*if project AND project = :project */
 ORDER BY created_at DESC, id DESC LIMIT :limit;
 

@@ -12,15 +12,14 @@ UPDATE leases SET
     log_bytes = :log_bytes
 WHERE id = :id;
 
--- name: lease_beat
-UPDATE leases SET beaten_at = :now, expires_at = :expires_at, active_at = :active_at
-WHERE id = :id AND state = 'live';
-
 -- name: lease_by_request
 SELECT <lease> FROM leases WHERE host_id = :host_id AND request_id = :request_id ORDER BY granted_at, id;
 
 -- name: lease_live_of_host
 SELECT <lease> FROM leases WHERE host_id = :host_id AND state = 'live' ORDER BY granted_at, id;
+
+-- name: lease_held_gpus
+SELECT gpus FROM leases WHERE host_id = :host_id AND state = 'live';
 
 -- name: lease_live_of_run
 SELECT <lease> FROM leases WHERE run_id = :run_id AND state = 'live' ORDER BY rank;

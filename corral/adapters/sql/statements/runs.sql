@@ -10,6 +10,9 @@ SELECT <run> FROM runs WHERE id = :id;
 -- name: run_lock
 SELECT <run> FROM runs WHERE id = :id /*lock FOR UPDATE */;
 
+-- name: run_lock_of_lease
+SELECT <run> FROM runs WHERE id = (SELECT run_id FROM leases WHERE id = :lease_id) /*lock FOR UPDATE */;
+
 -- name: run_save
 UPDATE runs SET
     state = :state, hold_reason = :hold_reason, not_before = :not_before, ready_at = :ready_at,
@@ -31,8 +34,7 @@ ORDER BY id LIMIT :limit;
 -- statistics, is kept from using an index for a check by the plus sign.
 -- name: run_page
 SELECT <run> FROM runs
-WHERE created_at <= :latest
-    /*if after_id AND (created_at, id) < (:latest, :after_id) */
+WHERE (created_at, id) < (:after_created_at, :after_id)
     /*if state AND state = :state */
     /*if project AND project = :project */
     /*if name AND name = :name */

@@ -1,0 +1,120 @@
+"""The runs that are submitted while things die, and what may become of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from acceptance.stack import printed, python, result
+
+from corral.client.api import Corral
+from corral.wire.runs import RunDetail
+from corral.wire.spec import RetryBudgets, RunSpec
+
+LINES = 2000
+STEPS = 5
+SIGABRT, SIGKILL = 6, 9
+
+SIGN = """
+(O / 'who').write_text(' '.join(env[f'CORRAL_{what}'] for what in ('RUN_ID', 'ATTEMPT', 'LEASE_ID')))
+"""
+QUICK = "print('quick')" + SIGN
+CHATTY = f"for n in range({LINES}): print(n)" + SIGN
+SLEEPER = "print('asleep', flush=True); time.sleep(1.5); print('awake')" + SIGN
+FORKER = (
+    """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.closerange(0, 3)
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+print('forked')
+"""
+    + SIGN
+)
+RESUMER = (
+    f"""
+first = 0
+if 'CORRAL_RESUME_DIR' in env:
+    first = int(pathlib.Path(env['CORRAL_RESUME_DIR'], 'step').read_text())
+for step in range(first + 1, {STEPS} + 1):
+    time.sleep(0.3)
+    folder = pathlib.Path(env['CORRAL_CHECKPOINT_DIR'], str(step))
+    folder.mkdir()
+    (folder / 'step').write_text(str(step))
+    say(checkpoint=str(folder), step=step)
+    print('step', step, flush=True)
+(O / 'steps').write_text(f'{{first}} {STEPS}')
+"""
+    + SIGN
+)
+FAILER = "print('failing'); sys.exit(3)"
+ABORTER = "print('aborting', flush=True); os.kill(os.getpid(), signal.SIGABRT); time.sleep(60)"
+
+
+@dataclass(frozen=True)
+class Kind:
+    code: str
+    # What stdout of the accepted attempt must be, given the run's result.
+    said: Callable[[dict[str, bytes]], list[str]]
+    exit_code: int = 0
+    signal: int | None = None
+
+    @property
+    def succeeds(self) -> bool:
+        return self.exit_code == 0 and self.signal is None
+
+    def spec(self, name: str) -> RunSpec:
+        """Budgets so large that no kill uses them up; a run that fails by itself does so at once."""
+        retries = RetryBudgets(infrastructure=1000, code=1000 if self.succeeds else 0)
+        return python(self.code, name=name, retries=retries)
+
+
+def _steps(files: dict[str, bytes]) -> list[str]:
+    first = int(files["steps"].split()[0])
+    return [f"step {step}" for step in range(first + 1, STEPS + 1)]
+
+
+KINDS = {
+    "quick": Kind(QUICK, lambda _: ["quick"]),
+    "chatty": Kind(CHATTY, lambda _: [str(n) for n in range(LINES)]),
+    "sleeper": Kind(SLEEPER, lambda _: ["asleep", "awake"]),
+    "forker": Kind(FORKER, lambda _: ["forked"]),
+    "resumer": Kind(RESUMER, _steps),
+    "failer": Kind(FAILER, lambda _: ["failing"], exit_code=3),
+    "aborter": Kind(ABORTER, lambda _: ["aborting"], signal=SIGABRT),
+}
+
+
+def wrong_with(corral: Corral, run: RunDetail, *, was_killed: bool) -> list[str]:
+    """Everything about a run's end that its kind and the kills do not allow."""
+    kind = KINDS[run.name]
+    if kind.succeeds:
+        return _wrong_success(corral, run, kind)
+    told = (run.state, run.reason, run.exit_code, run.signal)
+    own = ("failed", "code_error", kind.exit_code if kind.signal is None else None, kind.signal)
+    if told == own:
+        said = printed(corral, run.id, run.attempt)
+        return [] if said == kind.said({}) else [f"it said {said}"]
+    if was_killed and told[:2] == ("failed", "unknown") and run.signal == SIGKILL:
+        return []
+    return [f"it is {told}: {run.detail}"]
+
+
+def _wrong_success(corral: Corral, run: RunDetail, kind: Kind) -> list[str]:
+    if run.state != "succeeded" or run.artifact_id is None:
+        return [f"it is {run.state} ({run.reason}: {run.detail}) with artifact {run.artifact_id}"]
+    found = []
+    (rank,) = run.attempts[-1].ranks
+    made = corral.artifacts.get(run.artifact_id)
+    if (made.run_id, made.attempt, made.epoch) != (run.id, run.attempt, rank.epoch):
+        found.append(f"its artifact was made by {made.run_id} {made.attempt} {made.epoch}")
+    files = result(corral, run)
+    if files.pop("who") != f"{run.id} {run.attempt} {rank.lease_id}".encode():
+        found.append(f"its artifact holds {files}")
+    said = printed(corral, run.id, run.attempt)
+    if said != kind.said(files):
+        found.append(f"attempt {run.attempt} said {len(said)} lines: {said[:3]} ... {said[-3:]}")
+    return found

@@ -1,0 +1,99 @@
+"""A clock that moves when told to, and a store that counts, delays or refuses: for tests of the core."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from corral.adapters.sql.sqlite import MEMORY, SqliteStore
+from corral.domain.errors import StoreUnavailable
+from corral.ports.store import Tx
+
+T = TypeVar("T")
+
+
+class ManualClock:
+    """`advance` is the passing of time; `jump` moves the wall clock alone, as a sleep or an NTP step does."""
+
+    def __init__(self, wall: float = 1_000_000.0, mono: float = 5_000.0) -> None:
+        self.wall = wall
+        self.mono = mono
+
+    def now(self) -> float:
+        return self.wall
+
+    def monotonic(self) -> float:
+        return self.mono
+
+    def advance(self, seconds: float) -> None:
+        self.wall += seconds
+        self.mono += seconds
+
+    def jump(self, seconds: float) -> None:
+        self.wall += seconds
+
+
+class Database:
+    """SQLite in memory behind an event loop of its own; `on_write` is called before each unit."""
+
+    def __init__(self) -> None:
+        self.inner = SqliteStore(MEMORY)
+        self.on_write: Callable[[], None] | None = None
+        self._runner = asyncio.Runner()
+
+    async def write(self, unit: Callable[[Tx], T]) -> T:
+        if self.on_write is not None:
+            self.on_write()
+        return await self.inner.write(unit)
+
+    async def read(self, unit: Callable[[Tx], T]) -> T:
+        return await self.inner.read(unit)
+
+    def subscribe(self, listener: Callable[[str, str], None]) -> None:
+        self.inner.subscribe(listener)
+
+    async def lead(self, loop: str) -> bool:
+        return True
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    def now_write(self, unit: Callable[[Tx], T]) -> T:
+        return self.do(self.inner.write(unit))
+
+    def now_read(self, unit: Callable[[Tx], T]) -> T:
+        return self.do(self.inner.read(unit))
+
+    def end(self) -> None:
+        self.do(self.close())
+        self._runner.close()
+
+
+def refuse() -> None:
+    raise StoreUnavailable("the database is away")
+
+
+class CountingTx:
+    """Counts the calls of each part of a transaction, by name: `runs.ready`."""
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+        self.calls: Counter[str] = Counter()
+
+    def __getattr__(self, part: str) -> Any:
+        found = getattr(self._tx, part)
+        return found if callable(found) else _CountingPart(found, part, self.calls)
+
+
+class _CountingPart:
+    def __init__(self, part: Any, name: str, calls: Counter[str]) -> None:
+        self._part, self._name, self._calls = part, name, calls
+
+    def __getattr__(self, method: str) -> Any:
+        self._calls[f"{self._name}.{method}"] += 1
+        return getattr(self._part, method)
