@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 JOBS ?= 2
 
 # pip, uv and zig put their caches there; a value of your own is kept.
@@ -34,7 +34,7 @@ test: check
 	@$(BIN)/python tests/repo/leftovers.py $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 	@echo "make test: all checks and all tests passed, and nothing was left running"
 
-bench: $(STAMPS)/bench
+bench: $(STAMPS)/test
 	@$(BIN)/python -m bench all
 
 docs: $(STAMPS)/docs
@@ -65,13 +65,8 @@ $(STAMPS)/light: pyproject.toml | $(STAMPS)/venv
 
 $(STAMPS)/test: pyproject.toml | $(STAMPS)/venv
 	@echo "installing corral with what its tests need"
-	@$(PIP) -e '.[test,check]'
-	@touch $@ $(STAMPS)/light
-
-$(STAMPS)/bench: pyproject.toml | $(STAMPS)/venv
-	@echo "installing corral with what its measurements need"
-	@$(PIP) -e '.[test,bench]'
-	@touch $@ $(STAMPS)/light
+	@$(PIP) -e '.[test,check,docs]'
+	@touch $@ $(STAMPS)/light $(STAMPS)/docs
 
 $(STAMPS)/docs: pyproject.toml | $(STAMPS)/venv
 	@echo "installing corral with what its documentation needs"

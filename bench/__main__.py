@@ -19,20 +19,24 @@ SCRIPTS: Mapping[str, Callable[[Options], Result]] = {
     module.NAME: module.measure for module in (cycles, start, deep_queue, beats, memory, upload, help_time)
 }
 SETTLE_S = 20.0
+QUIET = 0.2
 
 
 def main() -> int:
     arguments = _parse()
     signal.signal(signal.SIGTERM, _leave)
-    names = list(SCRIPTS) if "all" in arguments.names else arguments.names
+    names = arguments.names if arguments.names and "all" not in arguments.names else list(SCRIPTS)
     options = Options(quick=arguments.quick)
     machine = look()
     print("\n".join(machine.lines()) + "\n", flush=True)
     results: list[Result] = []
     for name in names:
-        if not options.quick:
-            _settle()
+        others = 0.0 if options.quick else _settle()
         results.append(SCRIPTS[name](options))
+        if others > QUIET:
+            results[-1].notes.append(
+                f"the machine was not quiet: others used {others:.1f} cores as this began"
+            )
         print(show(results[-1]), flush=True)
         if arguments.out is not None:
             write(results[-1], machine, arguments.out)
@@ -43,20 +47,24 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", default=["all"], choices=[*SCRIPTS, "all"], metavar="NAME")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all, or of {', '.join(SCRIPTS)}")
     parser.add_argument("--quick", action="store_true", help="a smoke test: seconds, no rivals, nothing kept")
     parser.add_argument("--out", type=Path, help="where to keep the tables; bench/results unless --quick")
     arguments = parser.parse_args()
+    # Not by `choices`: argparse refuses an empty list there.
+    if unknown := set(arguments.names) - {*SCRIPTS, "all"}:
+        parser.error(f"there is no bench {', '.join(sorted(unknown))}; choose from {', '.join(SCRIPTS)}, all")
     if arguments.out is None and not arguments.quick:
         arguments.out = RESULTS
     return arguments
 
 
-def _settle() -> None:
-    """Give what else runs here a while to end; how much others used is in the tables."""
+def _settle() -> float:
+    """Give what else runs here a while to end; return how many cores it still uses."""
     give_up_at = time.monotonic() + SETTLE_S
-    while others_busy() > 0.2 and time.monotonic() < give_up_at:
+    while (busy := others_busy()) > QUIET and time.monotonic() < give_up_at:
         pass
+    return busy
 
 
 def _leave(number: int, _: FrameType | None) -> None:

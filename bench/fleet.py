@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
@@ -62,12 +64,18 @@ class SimulatedHost:
 
 
 async def make_hosts(server: RunningServer, number: int) -> list[SimulatedHost]:
+    names = iter(range(number))
+    made = await asyncio.gather(*(_make_some(server, names) for _ in range(min(16, number))))
+    return [host for some in made for host in some]
+
+
+async def _make_some(server: RunningServer, names: Iterator[int]) -> list[SimulatedHost]:
     operator = await connect(server.url, server.token)
     hosts: list[SimulatedHost] = []
-    for index in range(number):
+    for index in names:
         body = json.dumps({"scope": "host", "name": f"bench-{index}"}).encode()
-        made = await operator.call("/v1/tokens", body)
-        hosts.append(SimulatedHost(await connect(server.url, made["token"]), made["token"], request_id()))
+        token = (await operator.call("/v1/tokens", body))["token"]
+        hosts.append(SimulatedHost(await connect(server.url, token), token, request_id()))
     operator.close()
     return hosts
 

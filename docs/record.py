@@ -77,7 +77,7 @@ def shortened(lines: list[str]) -> list[str]:
         if _BAR in line:
             continue
         epoch = _EPOCH.search(line)
-        if epoch and 60 <= int(epoch[1]) < 220:
+        if epoch and 90 <= int(epoch[1]) < 240:
             if kept[-1] != "...":
                 kept.append("...")
             continue

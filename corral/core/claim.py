@@ -94,7 +94,8 @@ class Claim:
         self.taken = []
 
     def _host(self, tx: Tx, now: float) -> Host:
-        host = tx.hosts.get(self.ask.host_id)
+        # Held against another claim of the same host, or both would count the same free slots.
+        host = tx.hosts.lock(self.ask.host_id)
         if host is None:
             raise NotFound(f"there is no host {self.ask.host_id}", hint="Enrol the host again.")
         new = host._replace(slots=self.ask.slots, boot_id=self.ask.boot_id)
@@ -130,17 +131,15 @@ class Claim:
         return grants
 
     def _grant(self, tx: Tx, host: Host, run: Run, gpus: tuple[int, ...], now: float) -> Grant:
-        ranks = tx.attempts.ranks(run.id, run.attempt) if run.attempt else []
-        waiting = [rank for rank in ranks if rank.state is RankState.WAITING]
-        if not waiting:
-            run, waiting = _open_attempt(tx, run, now)
+        lease_id = new_lease_id()
+        run, rank = _claim_rank(tx, run, lease_id, now)
         lease = Lease(
-            id=new_lease_id(),
+            id=lease_id,
             run_id=run.id,
             project=run.project,
             attempt=run.attempt,
-            rank=waiting[0].rank,
-            epoch=run.epoch + 1,
+            rank=rank.rank,
+            epoch=rank.epoch,
             host_id=host.id,
             boot_id=self.ask.boot_id,
             request_id=self.ask.request_id,
@@ -160,8 +159,6 @@ class Claim:
             log_bytes=0,
         )
         tx.leases.insert(lease)
-        claimed = waiting[0].stepped(RankEvent.CLAIM)
-        tx.attempts.save_rank(claimed._replace(epoch=lease.epoch, lease_id=lease.id, reason=None))
         run = move(
             tx,
             run,
@@ -190,18 +187,29 @@ def _resume(tx: Tx, run: Run) -> Artifact | None:
     return tx.artifacts.newest_checkpoint(run.id) if run.attempt > 1 else None
 
 
-def _open_attempt(tx: Tx, run: Run, now: float) -> tuple[Run, list[Rank]]:
-    """Close the last attempt, if any, and open the next with all its ranks waiting."""
+def _claim_rank(tx: Tx, run: Run, lease_id: LeaseId, now: float) -> tuple[Run, Rank]:
+    """The first rank that waits becomes the lease's; if none does, the next attempt is opened."""
+    ranks = tx.attempts.ranks(run.id, run.attempt) if run.attempt else []
+    waiting = next((rank for rank in ranks if rank.state is RankState.WAITING), None)
+    if waiting is not None:
+        rank = _taken(waiting, run.epoch + 1, lease_id)
+        tx.attempts.save_rank(rank)
+        return run, rank
     if run.attempt:
         tx.attempts.close(run.id, run.attempt, now)
     number = run.attempt + 1
     tx.attempts.open(Attempt(run.id, number, now, None))
-    ranks = [
+    made = [
         Rank(run.id, number, rank, RankState.WAITING, 0, None, None, None) for rank in range(run.world_size)
     ]
-    for rank in ranks:
+    made[0] = _taken(made[0], run.epoch + 1, lease_id)
+    for rank in made:
         tx.attempts.insert_rank(rank)
-    return run._replace(attempt=number), ranks
+    return run._replace(attempt=number), made[0]
+
+
+def _taken(rank: Rank, epoch: int, lease_id: LeaseId) -> Rank:
+    return rank.stepped(RankEvent.CLAIM)._replace(epoch=epoch, lease_id=lease_id, reason=None)
 
 
 class _Free:

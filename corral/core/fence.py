@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 
 from corral.core.policy import Policy
@@ -17,6 +18,7 @@ from corral.domain.states import LEASED, STOPPING, RankEvent, RankState, RunEven
 from corral.ports.store import Tx
 
 # What the sweeper or a new boot ended, as against what the worker itself reported.
+LONGEST_BACKOFF_S = 60.0
 _MAY_RETURN = frozenset({Reason.HOST_LOST, Reason.RELEASED})
 
 
@@ -77,8 +79,7 @@ def _reattach(tx: Tx, lease: Lease, run: Run, *, now: float, policy: Policy) -> 
         raise LeaseLost(f"lease {lease.id} ran out and run {run.id} is {run.state} now")
     tx.attempts.save_rank(rank.stepped(RankEvent.REATTACH)._replace(reason=None))
     # Counted when it ran out; its end will count the whole of it again.
-    counted_s = max(0.0, (lease.closed_at or now) - lease.granted_at)
-    run = run._replace(ran_s=max(0.0, run.ran_s - counted_s))
+    run = run._replace(ran_s=max(0.0, run.ran_s - known_s(lease)))
     lease = lease._replace(
         state=LeaseState.LIVE, closed_at=None, beaten_at=now, expires_at=now + policy.lease_s
     )
@@ -112,17 +113,21 @@ def close_lease(
     tx.blobs.unpin(f"lease:{lease.id}")
 
 
-def use_time(
-    tx: Tx, run: Run, lease: Lease, shares: Shares, *, now: float, ran_s: float | None = None
-) -> Run:
-    """Count the lease's time against the run's wall limit and the project's share.
-
-    The worker's own count is taken where there is one: it does not jump with the wall clock.
-    """
-    ran_s = max(0.0, now - lease.granted_at) if ran_s is None else ran_s
-    used, at = shares.closed(run.project, ran_s, now)
-    tx.records.put_usage(run.project, used, at)
+def use_time(run: Run, shares: Shares, ran_s: float) -> Run:
+    """Count a lease's time against the run's wall limit and the project's share."""
+    shares.closed(run.project, ran_s)
     return run._replace(ran_s=run.ran_s + ran_s)
+
+
+def known_s(lease: Lease) -> float:
+    """How long a lease that was taken away is known to have run.
+
+    By its worker's own count, which no jump of the wall clock touches; without one, to its last beat.
+    """
+    told = json.loads(lease.sample).get("ran_s")
+    if isinstance(told, int | float):
+        return max(0.0, float(told))
+    return max(0.0, (lease.beaten_at or lease.granted_at) - lease.granted_at)
 
 
 def end_rank(
@@ -175,7 +180,7 @@ def _take_away(tx: Tx, lease: Lease, run: Run, reason: Reason, *, now: float, sh
     end_rank(tx, lease, RankEvent.LEASE_EXPIRED, reason=reason)
     tx.leases.save(lease._replace(state=LeaseState.EXPIRED, closed_at=now))
     tx.blobs.unpin(f"lease:{lease.id}")
-    run = use_time(tx, run, lease, shares, now=now)
+    run = use_time(run, shares, known_s(lease))
     fence_gang(tx, run, lease, now=now)
     if run.state in STOPPING:
         settle_stop(tx, run, RunEvent.LEASE_EXPIRED, now=now, actor="corral", data={"lease": lease.id})
@@ -239,7 +244,7 @@ def retry_or_fail(
     run = move(tx, run, RunEvent.REQUEUE, at=now, actor=actor, data=data, **changes)
     if BUDGET_OF[reason] is Budget.CODE:
         # The run's own error may be the same at once; give what it depends on a moment.
-        wait_s = min(60.0, 2.0 ** (run.used_code - 1))
+        wait_s = min(LONGEST_BACKOFF_S, 2.0 ** (run.used_code - 1))
         run = move(
             tx,
             run,

@@ -41,7 +41,7 @@ class Report:
     signal: int | None = None
     artifact_id: ArtifactId | None = None
     metrics: tuple[tuple[str, float], ...] = ()
-    ran_s: float | None = None
+    ran_s: float = 0.0
 
 
 class Outcome(NamedTuple):
@@ -64,7 +64,7 @@ class Ender:
         if (earlier := _replayed(lease, body)) is not None:
             return earlier
         lease, run = check_held(tx, lease, run, epoch, now=now, policy=self.policy)
-        run = use_time(tx, run, lease, self.shares, now=now, ran_s=report.ran_s)
+        run = use_time(run, self.shares, report.ran_s)
         if report.kind == "finish":
             run, rank = _finish(tx, lease, run, report, now=now)
         elif report.kind == "fail":
@@ -105,7 +105,9 @@ def _finish(tx: Tx, lease: Lease, run: Run, report: Report, *, now: float) -> tu
     if report.artifact_id is not None:
         _check_result(tx, lease, report.artifact_id)
     rank = end_rank(tx, lease, RankEvent.FINISH, reason=Reason.FINISHED, exit_code=0)
-    states = [r.state for r in tx.attempts.ranks(run.id, lease.attempt)]
+    states = [rank.state]
+    if run.world_size > 1:
+        states = [r.state for r in tx.attempts.ranks(run.id, lease.attempt)]
     actor = f"host:{lease.host_id}"
     artifact_id = report.artifact_id if lease.rank == 0 else run.artifact_id
     if report.metrics:

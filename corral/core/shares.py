@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from corral.ports.store import Tx
 
 HALF_LIFE_S = 86_400.0
@@ -14,26 +16,46 @@ def decayed(used_s: float, since: float, now: float) -> float:
 
 
 class Shares:
-    """In memory, refreshed from the database by the reconciling loop; a hint like the lanes."""
+    """In memory; what was used since the last flush is added to the database by the reconciling loop.
+
+    A crash forgets at most that: it decides an order, not a bill. Safe to use from several threads.
+    """
 
     def __init__(self) -> None:
         self._used: dict[str, tuple[float, float]] = {}
         self._running: dict[str, int] = {}
+        self._unsaved: dict[str, float] = {}
+        self._lock = threading.Lock()
 
     def load(self, tx: Tx, running: dict[str, int]) -> None:
-        self._used = {project: (used, at) for project, used, at in tx.records.usage()}
-        self._running = running
+        with self._lock:
+            self._used = {project: (used, at) for project, used, at in tx.records.usage()}
+            self._running = running
 
     def weight(self, project: str, now: float) -> float:
         used, at = self._used.get(project, (0.0, now))
-        return decayed(used, at, now) + RUNNING_WEIGHT_S * self._running.get(project, 0)
+        unsaved = self._unsaved.get(project, 0.0)
+        return decayed(used, at, now) + unsaved + RUNNING_WEIGHT_S * self._running.get(project, 0)
 
     def claimed(self, project: str) -> None:
-        self._running[project] = self._running.get(project, 0) + 1
+        with self._lock:
+            self._running[project] = self._running.get(project, 0) + 1
 
-    def closed(self, project: str, ran_s: float, now: float) -> tuple[float, float]:
-        """Count a lease that ended; return what to keep: seconds used, and as of when."""
-        self._running[project] = max(0, self._running.get(project, 0) - 1)
-        used, at = self._used.get(project, (0.0, now))
-        self._used[project] = (decayed(used, at, now) + ran_s, now)
-        return self._used[project]
+    def closed(self, project: str, ran_s: float) -> None:
+        """Count a lease that ended."""
+        with self._lock:
+            self._running[project] = max(0, self._running.get(project, 0) - 1)
+            self._unsaved[project] = self._unsaved.get(project, 0.0) + ran_s
+
+    @property
+    def has_unsaved(self) -> bool:
+        return bool(self._unsaved)
+
+    def save(self, tx: Tx, now: float) -> None:
+        """Add what is not in the database yet. Other servers add theirs to the same rows."""
+        with self._lock:
+            unsaved, self._unsaved = self._unsaved, {}
+        kept = {project: (used, at) for project, used, at in tx.records.usage()}
+        for project, ran_s in sorted(unsaved.items()):
+            used, at = kept.get(project, (0.0, now))
+            tx.records.put_usage(project, decayed(used, at, now) + ran_s, now)

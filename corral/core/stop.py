@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.core.fence import end_rank, settle_stop, use_time
+from corral.core.fence import end_rank, known_s, settle_stop, use_time
 from corral.core.policy import Policy
 from corral.core.shares import Shares
 from corral.core.transitions import TOPIC_STOP, move
@@ -87,7 +87,7 @@ def force_stop(tx: Tx, run_id: RunId, *, now: float, shares: Shares) -> None:
         end_rank(tx, lease, RankEvent.LEASE_EXPIRED, reason=run.stop_reason or Reason.UNKNOWN)
         tx.leases.save(lease._replace(state=LeaseState.CLOSED, closed_at=now, outcome="stop_deadline"))
         tx.blobs.unpin(f"lease:{lease.id}")
-        run = use_time(tx, run, lease, shares, now=now)
+        run = use_time(run, shares, known_s(lease))
     settle_stop(tx, run, RunEvent.STOP_DEADLINE, now=now, actor="corral")
 
 

@@ -15,7 +15,7 @@ from corral.domain.errors import Conflict, FieldError, InvalidInput, NotFound
 from corral.domain.ids import ArtifactId, Digest, GroupId, RunId, new_group_id, new_run_id
 from corral.domain.reasons import Retries
 from corral.domain.run import Group, Run, Submission
-from corral.domain.states import FINAL, RunState
+from corral.domain.states import FINAL
 from corral.ports.store import Tx
 
 
@@ -95,34 +95,7 @@ def requeue(tx: Tx, run_id: RunId, *, request_id: str, principal: str, now: floa
             f"run {run_id} is {old.state}; only a run that has ended can be queued again",
             hint=f"Cancel it first with `corral cancel {run_id}`, or wait for its end.",
         )
-    new = old._replace(
-        id=new_run_id(),
-        generation=old.generation + 1,
-        submitted_by=principal,
-        created_at=now,
-        state=RunState.QUEUED,
-        hold_reason=None,
-        not_before=None,
-        ready_at=now,
-        started_at=None,
-        ended_at=None,
-        reason=None,
-        detail=None,
-        exit_code=None,
-        signal=None,
-        attempt=0,
-        epoch=0,
-        used_infrastructure=0,
-        used_memory=0,
-        used_code=0,
-        ran_s=0.0,
-        stop_deadline=None,
-        stop_reason=None,
-        last_host=None,
-        artifact_id=None,
-        metrics="{}",
-        event_n=1,
-    )
+    new = old.born_again(submitted_by=principal, now=now)
     tx.runs.insert(new, tx.runs.spec(run_id))
     tx.artifacts.use(new.id, tx.artifacts.used_by(run_id))
     born(tx, new, actor=principal)
@@ -197,27 +170,7 @@ def _insert(
         wall_limit_s=new.wall_limit_s,
         stall_limit_s=new.stall_limit_s,
         grace_s=new.grace_s,
-        state=RunState.QUEUED,
-        hold_reason=None,
-        not_before=None,
         ready_at=now,
-        started_at=None,
-        ended_at=None,
-        reason=None,
-        detail=None,
-        exit_code=None,
-        signal=None,
-        attempt=0,
-        epoch=0,
-        used_infrastructure=0,
-        used_memory=0,
-        used_code=0,
-        ran_s=0.0,
-        stop_deadline=None,
-        stop_reason=None,
-        last_host=None,
-        artifact_id=None,
-        metrics="{}",
         event_n=1,
     )
     tx.runs.insert(run, new.spec)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from corral.core.fence import expire
+from corral.core.fence import LONGEST_BACKOFF_S, expire
 from corral.core.policy import Policy
 from corral.core.shares import Shares
 from corral.core.stop import force_stop, halt_over_wall, stop_stalled
@@ -103,7 +103,9 @@ class Sweeper:
     def _tick(self, new_window: bool, tx: Tx) -> None:
         tx.records.tick("sweeper", self.clock.now())
         if new_window:
-            tx.leases.restamp(self.clock.now() + self.policy.lease_s)
+            now, policy = self.clock.now(), self.policy
+            tx.leases.restamp(now + policy.lease_s)
+            tx.runs.pull_in(now=now, stop_s=policy.lease_s + policy.stop_slack_s, backoff_s=LONGEST_BACKOFF_S)
 
     async def _each(self, find: Callable[[Tx], list[Item]], act: Callable[[Tx, Item], None]) -> None:
         while True:

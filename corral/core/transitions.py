@@ -8,7 +8,7 @@ from typing import Any
 from corral.domain.canonical import canonical
 from corral.domain.ids import Digest, RunId
 from corral.domain.run import Event, Run
-from corral.domain.states import RunEvent, RunState
+from corral.domain.states import RunEvent, RunState, step_run
 from corral.ports.store import Lane, Ready, Tx
 
 TOPIC_RUN = "run"
@@ -28,15 +28,18 @@ def move(
     **changes: Any,
 ) -> Run:
     """Step the run and write what changed with it. IllegalTransition if the table has no such row."""
-    run = run.stepped(event)._replace(**changes)
-    return record(tx, run, str(event), at=at, actor=actor, data={**(data or {}), "state": run.state})
+    run = run._replace(state=step_run(run.state, event), event_n=run.event_n + 1, **changes)
+    return _keep(tx, run, str(event), at=at, actor=actor, data={**(data or {}), "state": run.state})
 
 
 def record(
     tx: Tx, run: Run, kind: str, *, at: float, actor: str, data: Mapping[str, object] | None = None
 ) -> Run:
     """Save the run together with one more event in its history."""
-    run = run._replace(event_n=run.event_n + 1)
+    return _keep(tx, run._replace(event_n=run.event_n + 1), kind, at=at, actor=actor, data=data)
+
+
+def _keep(tx: Tx, run: Run, kind: str, *, at: float, actor: str, data: Mapping[str, object] | None) -> Run:
     tx.runs.save(run)
     tx.records.append_event(Event(run.id, run.event_n, at, kind, actor, canonical(data or {})))
     tx.announce(TOPIC_RUN, run.id)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from corral.domain.ids import ArtifactId, Digest, GroupId, HostId, LeaseId, RunId
+from corral.domain.ids import ArtifactId, Digest, GroupId, HostId, LeaseId, RunId, new_run_id
 from corral.domain.reasons import Reason, Retries
 from corral.domain.states import RankEvent, RankState, RunEvent, RunState, step_rank, step_run
 
@@ -38,28 +38,39 @@ class Run(NamedTuple):
     wall_limit_s: float | None
     stall_limit_s: float | None
     grace_s: float
-    state: RunState
-    hold_reason: str | None
-    not_before: float | None
-    ready_at: float
-    started_at: float | None
-    ended_at: float | None
-    reason: Reason | None
-    detail: str | None
-    exit_code: int | None
-    signal: int | None
-    attempt: int
-    epoch: int
-    used_infrastructure: int
-    used_memory: int
-    used_code: int
-    ran_s: float
-    stop_deadline: float | None
-    stop_reason: Reason | None
-    last_host: HostId | None
-    artifact_id: ArtifactId | None
-    metrics: str
-    event_n: int
+    # What changes in a run's life; the defaults are how it begins.
+    state: RunState = RunState.QUEUED
+    hold_reason: str | None = None
+    not_before: float | None = None
+    ready_at: float = 0.0
+    started_at: float | None = None
+    ended_at: float | None = None
+    reason: Reason | None = None
+    detail: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    attempt: int = 0
+    epoch: int = 0
+    used_infrastructure: int = 0
+    used_memory: int = 0
+    used_code: int = 0
+    ran_s: float = 0.0
+    stop_deadline: float | None = None
+    stop_reason: Reason | None = None
+    last_host: HostId | None = None
+    artifact_id: ArtifactId | None = None
+    metrics: str = "{}"
+    event_n: int = 0
+
+    def born_again(self, *, submitted_by: str, now: float) -> Run:
+        """The same run as a new one of the next generation."""
+        return self._replace(
+            **self._field_defaults,
+            id=new_run_id(),
+            generation=self.generation + 1,
+            submitted_by=submitted_by,
+            created_at=now,
+        )._replace(ready_at=now, event_n=1)
 
     def stepped(self, event: RunEvent) -> Run:
         return self._replace(state=step_run(self.state, event))

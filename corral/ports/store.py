@@ -80,6 +80,11 @@ class Runs(Protocol):
 
     def due_stops(self, now: float, limit: int) -> list[RunId]: ...
 
+    def pull_in(self, *, now: float, stop_s: float, backoff_s: float) -> int:
+        """After the clock went back: no stop may be due later than `stop_s` and its grace from now,
+        and no backoff end later than `backoff_s` from now. Return how many were changed."""
+        ...
+
     def over_wall(self, now: float, since: float, limit: int) -> list[RunId]:
         """Running runs whose wall limit is used up, counting of the present lease only what lies
         after `since`. The worker keeps the limit itself; this is for one that does not."""
@@ -160,6 +165,10 @@ class Hosts(Protocol):
     def insert(self, host: Host) -> None: ...
 
     def get(self, host_id: HostId) -> Host | None: ...
+
+    def lock(self, host_id: HostId) -> Host | None:
+        """Like `get`, and no other transaction gives this host leases until this one ends."""
+        ...
 
     def by_name(self, name: str) -> Host | None: ...
 

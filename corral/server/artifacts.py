@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from corral.core import artifacts as core
+from corral.core import secrets
 from corral.core.artifacts import readable_by_lease
 from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind
 from corral.domain.errors import NotFound
@@ -28,8 +29,10 @@ router = APIRouter(prefix="/v1", tags=["artifacts"])
 async def commit_upload(project: Project, body: ManifestRequest, caller: User, svc: Svc) -> ArtifactView:
     """Code or an input. Equal content gets the artifact that is there."""
     what = manifest(body, ArtifactKind.CODE, ArtifactKind.INPUT)
+    text = "\n".join([*(file.path for file in what.files), what.meta])
 
     def unit(tx: Tx) -> ArtifactView:
+        secrets.refuse_exposed(tx, svc.cipher, project, text, what="the manifest")
         done = core.commit_upload(tx, project, what, principal=caller.actor, now=svc.clock.now())
         return artifact_view(done, Names(tx))
 

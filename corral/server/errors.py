@@ -37,6 +37,7 @@ STATUS: Mapping[str, int] = {
     "store_unavailable": 503,
     "disk_full": 507,
     "version_mismatch": 400,
+    "key_problem": 409,
 }
 
 

@@ -33,7 +33,9 @@ class Loops:
         ]
 
     async def reconcile(self) -> None:
-        """Find lanes that no announcement told of, and whom to wake for them."""
+        """Find lanes that no announcement told of, and whom to wake for them; save what projects used."""
+        if self._svc.shares.has_unsaved:
+            await self._svc.store.write(lambda tx: self._svc.shares.save(tx, self._svc.clock.now()))
 
         def unit(tx: Tx) -> list[Lane]:
             running = Counter(

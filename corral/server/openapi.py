@@ -90,7 +90,7 @@ def _add_scopes(schema: dict[str, Any], routes: Iterable[APIRoute]) -> None:
     schema.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     for route in routes:
         scopes = sorted(scopes_of(route.dependant))
-        for method in route.methods:
+        for method in route.methods or ():
             operation = schema["paths"][route.path_format][method.lower()]
             operation["x-corral-scopes"] = scopes
             operation["security"] = [{"token": []}] if scopes else []

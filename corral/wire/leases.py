@@ -9,7 +9,17 @@ from pydantic import JsonValue as Json
 
 from corral.domain.capability import Capability, Gpu
 from corral.domain.reasons import Reason
-from corral.wire.base import Answer, DigestText, JsonMap, Name, PlainText, RequestId, Strict, known_only
+from corral.wire.base import (
+    Answer,
+    ArtifactIdText,
+    DigestText,
+    JsonMap,
+    Name,
+    PlainText,
+    RequestId,
+    Strict,
+    known_only,
+)
 from corral.wire.spec import RunSpec
 
 
@@ -215,7 +225,7 @@ class BlobStored(Answer):
 class FinishRequest(Strict):
     """The child ended with 0 and its output is committed (or there is none)."""
 
-    artifact_id: str | None = Field(None, max_length=64)
+    artifact_id: ArtifactIdText | None = None
     metrics: dict[str, float] = Field(default={}, max_length=1024)
     ran_s: Seconds = 0
 

@@ -103,6 +103,9 @@ class EnvironmentFile(Strict):
         return self
 
 
+_RESOURCES, _RETRIES, _KEEP = Resources(), RetryBudgets(), Keep()
+
+
 class _Common(Strict):
     name: Name = "run"
     project: Name = "default"
@@ -111,9 +114,10 @@ class _Common(Strict):
     params: dict[Name, Scalar] = Field(default={}, max_length=1024)
     env: dict[EnvName, Text] = Field(default={}, max_length=1024)
     secrets: list[EnvName] = Field(default=[], max_length=64)
-    resources: Resources = Resources()
-    retries: RetryBudgets = RetryBudgets()
-    keep: Keep = Keep()
+    # Shared, since they are frozen: a default that is a model would be copied at every validation.
+    resources: Resources = Field(default_factory=lambda: _RESOURCES)
+    retries: RetryBudgets = Field(default_factory=lambda: _RETRIES)
+    keep: Keep = Field(default_factory=lambda: _KEEP)
     wall_limit: Duration | None = Field(None, gt=0, le=366 * 86400)
     stall_limit: Duration | None = Field(None, gt=0, le=366 * 86400)
     grace: Duration = Field(30, ge=0, le=86400)

@@ -28,6 +28,7 @@ class Vitals:
 
     def __init__(self, gpus: Sequence[int]) -> None:
         self._gpus = tuple(gpus)
+        self._began = time.monotonic()
         self.pid: int | None = None
         self.active_at: Callable[[], float] | None = None
 
@@ -38,9 +39,10 @@ class Vitals:
         return BeatRequest(sample=self._sample(), active_s_ago=active_s_ago, wait_s=wait_s)
 
     def _sample(self) -> dict[str, float]:
+        ran = {"ran_s": time.monotonic() - self._began}
         if self.pid is None:
-            return {}
-        return {**tree_sample(self.pid), **gpu_sample(self._gpus)}
+            return ran
+        return {**ran, **tree_sample(self.pid), **gpu_sample(self._gpus)}
 
 
 def tree_sample(pid: int) -> dict[str, float]:
@@ -70,7 +72,7 @@ class Beater:
         self._vitals = vitals
         self._every_s = lease.lease_s / BEATS_PER_LEASE
         self._ended = threading.Event()
-        self._answered_at = time.monotonic()
+        self._confirmed_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"corral-beat-{lease.id}", daemon=True)
 
     def start(self) -> None:
@@ -79,13 +81,13 @@ class Beater:
 
     def resume(self) -> None:
         """For a lease of an earlier worker: nobody knows when it last spoke."""
-        self._answered_at = float("-inf")
+        self._confirmed_at = float("-inf")
         self._thread.start()
 
     @property
     def silent_s(self) -> float:
         """For how long the server has not confirmed the lease."""
-        return time.monotonic() - self._answered_at
+        return time.monotonic() - self._confirmed_at
 
     def end(self) -> None:
         """No beat is begun after this; one under way may still arrive, which is harmless."""
@@ -111,9 +113,11 @@ class Beater:
     def _beat(self) -> None:
         lease = self._lease
         request = self._vitals.request(min(self._every_s, LONGEST_WAIT_S))
+        sent_at = time.monotonic()
         answer = self._link.corral.leases.beat(lease.id, lease.epoch, request)
         self._every_s = answer.lease_s / BEATS_PER_LEASE
-        self._answered_at = time.monotonic()
+        # Not the time of the answer: it may have lain unread while this host slept.
+        self._confirmed_at = sent_at
         if self._ended.is_set():
             return
         if answer.action == "lost":

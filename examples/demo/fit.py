@@ -84,7 +84,7 @@ def main():
     for step in range(done + 1, params["epochs"] + 1):
         loss, accuracy = epoch(weights, points, params["rate"])
         tell(step=step, total=params["epochs"], metrics={"loss": loss, "accuracy": accuracy})
-        if step % 20 == 0 or stopping:
+        if step % 30 == 0 or stopping:
             print(f"epoch {step:3d} of {params['epochs']}: loss {loss:.4f}, accuracy {accuracy:.1%}")
             save_checkpoint(step, weights, loss)
         if stopping:

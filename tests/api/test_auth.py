@@ -346,7 +346,9 @@ def test_token_and_key_files_are_their_owners_alone(live: Live) -> None:
     )
 
 
-def test_a_token_of_an_earlier_start_is_good_after_a_restart(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_token_of_an_earlier_start_is_good_after_a_restart(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     home = tmp_path_factory.mktemp("restarted")
     with serve(home) as first:
         run = first.submit()

@@ -214,7 +214,17 @@ def test_another_method_is_told_apart_from_another_path(live: Live) -> None:
     error_of(live.call("GET", "/v1/run"), 404, "not_found")
 
 
-CURSORS = ["garbage", "1", "1_", "nan_r-bcdfghjkmnpq", "1e400_r-bcdfghjkmnpq", "1.2.3", "-1.0.0.0", "½.0.0.0", "\n"]
+CURSORS = [
+    "garbage",
+    "1",
+    "1_",
+    "nan_r-bcdfghjkmnpq",
+    "1e400_r-bcdfghjkmnpq",
+    "1.2.3",
+    "-1.0.0.0",
+    "½.0.0.0",
+    "\n",
+]
 
 
 @pytest.mark.parametrize("cursor", CURSORS)
@@ -267,7 +277,14 @@ def test_a_range_that_is_no_range_gives_the_whole(live: Live) -> None:
         return int(head.split()[1]), body
 
     assert read(b"bytes=4-") == (206, b"456789")
-    for header in (b"bytes=\xb2-", b"bytes=-", b"bytes=-3", b"bytes=99-", b"lines=1-", b"bytes=" + b"9" * 40 + b"-"):
+    for header in (
+        b"bytes=\xb2-",
+        b"bytes=-",
+        b"bytes=-3",
+        b"bytes=99-",
+        b"lines=1-",
+        b"bytes=" + b"9" * 40 + b"-",
+    ):
         assert read(header) == (200, data), header
 
 
@@ -375,7 +392,9 @@ def test_a_result_must_be_what_the_lease_itself_committed(live: Live, worker: Wo
     """FL-D38: an older artifact cannot pass for this attempt's."""
     other = live.ok("POST", "/v1/projects/default/artifacts", {"kind": "input", "files": []})["id"]
     lease = worker.run()
-    for artifact in (other, "a-bcdfghjkmnpq", "../../x"):
+    for artifact in (other, "a-bcdfghjkmnpq"):
         error_of(lease.call("POST", "finish", {"artifact_id": artifact}), 409, "blob_missing")
+    for artifact in ("../../x", "a-bcdfghjkmnpq\n", "a\0"):
+        error_of(lease.call("POST", "finish", {"artifact_id": artifact}), 422, "invalid_input")
 
     assert live.ok("GET", f"/v1/runs/{lease.run_id}")["state"] == "running"

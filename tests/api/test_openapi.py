@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import schemathesis
@@ -115,17 +116,17 @@ def map_body(context: schemathesis.HookContext, body: object) -> object:
 
 @schema.parametrize()
 @BOUNDED
-def test_an_operators_calls_are_answered_as_documented(case: schemathesis.Case) -> None:
+def test_an_operators_calls_are_answered_as_documented(case: schemathesis.Case[Any]) -> None:
     _check(case, _LIVE["server"].operator)
 
 
 @schema.parametrize()
 @BOUNDED
-def test_a_hosts_calls_are_answered_as_documented(case: schemathesis.Case) -> None:
+def test_a_hosts_calls_are_answered_as_documented(case: schemathesis.Case[Any]) -> None:
     _check(case, _KNOWN["host"])
 
 
-def _check(case: schemathesis.Case, token: str) -> None:
+def _check(case: schemathesis.Case[Any], token: str) -> None:
     case.call_and_validate(
         base_url=_LIVE["server"].url,
         headers={"Authorization": f"Bearer {token}"},

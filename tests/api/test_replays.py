@@ -59,7 +59,7 @@ def test_a_claim_that_comes_twice_gives_the_same_lease(live: Live, worker: Worke
         lease.ok("POST", "finish", {})
 
 
-OUTCOMES = {
+OUTCOMES: dict[str, Json] = {
     "finish": {"metrics": {"loss": 0.5}, "ran_s": 1.5},
     "fail": {"reason": "code_error", "detail": "boom", "exit_code": 3},
     "stopped": {"reason": "wall_limit"},

@@ -6,7 +6,7 @@ import hashlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -42,11 +42,14 @@ def _offset(live: Live, data: bytes) -> int:
     return int(answer["offsets"].get(sha(data), 0))
 
 
-def _await_offset(live: Live, data: bytes, wanted: int) -> None:
+def _broken_off(live: Live, data: bytes) -> int:
+    """Send two thirds; how many of them the server kept."""
+    _send_half(live, data, 2_000_000)
     deadline = time.monotonic() + 20
-    while _offset(live, data) != wanted:
-        assert time.monotonic() < deadline, f"the partial never came to {wanted} bytes"
+    while not (at := _offset(live, data)):
+        assert time.monotonic() < deadline, "the server kept nothing"
         time.sleep(0.02)
+    return at
 
 
 @pytest.mark.parametrize("sent", [b"other bytes", b"", b"announce", b"announced and more"])
@@ -56,7 +59,9 @@ def test_bytes_that_are_not_the_announced_ones_are_refused(sent: bytes, live: Li
     assert _stored(live, b"announced") is None
 
 
-@pytest.mark.parametrize("digest", ["", "0" * 63, "0" * 65, "Z" * 64, sha(b"x").upper(), "sha256:" + "0" * 57])
+@pytest.mark.parametrize(
+    "digest", ["", "0" * 63, "0" * 65, "Z" * 64, sha(b"x").upper(), "sha256:" + "0" * 57]
+)
 def test_there_is_no_upload_without_a_digest(digest: str, live: Live) -> None:
     """FL-D19: an empty or odd digest is refused, never skipped."""
     answer = live.call("PUT", f"{PATH}/{digest}", content=b"x")
@@ -67,11 +72,7 @@ def test_there_is_no_upload_without_a_digest(digest: str, live: Live) -> None:
 
 def test_an_upload_that_broke_off_is_resumed_where_it_ended(live: Live) -> None:
     data = _unique(3_000_000)
-    _send_half(live, data, 2_000_000)
-    deadline = time.monotonic() + 20
-    while not (at := _offset(live, data)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    at = _broken_off(live, data)
     assert _stored(live, data) is None
 
     answer = live.call("PUT", f"{PATH}/{sha(data)}", content=data[at:], params={"offset": at})
@@ -82,16 +83,12 @@ def test_an_upload_that_broke_off_is_resumed_where_it_ended(live: Live) -> None:
 
 def test_a_resumed_upload_must_begin_where_the_partial_ends(live: Live) -> None:
     data = _unique(3_000_000)
-    _send_half(live, data, 2_000_000)
-    deadline = time.monotonic() + 20
-    while not (at := _offset(live, data)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    at = _broken_off(live, data)
     for offset in (at + 1, len(data), 2**61):
         answer = live.call("PUT", f"{PATH}/{sha(data)}", content=data[at:], params={"offset": offset})
         error_of(answer, 409, "offset_mismatch")
-    for offset in ("-1", "x", str(2**70)):
-        answer = live.call("PUT", f"{PATH}/{sha(data)}", content=b"", params={"offset": offset})
+    for wrong in ("-1", "x", str(2**70)):
+        answer = live.call("PUT", f"{PATH}/{sha(data)}", content=b"", params={"offset": wrong})
         error_of(answer, 422, "invalid_input")
 
     assert live.call("PUT", f"{PATH}/{sha(data)}", content=data).status_code == 201
@@ -100,11 +97,7 @@ def test_a_resumed_upload_must_begin_where_the_partial_ends(live: Live) -> None:
 
 def test_a_wrong_rest_does_not_spoil_what_comes_after(live: Live) -> None:
     data = _unique(3_000_000)
-    _send_half(live, data, 2_000_000)
-    deadline = time.monotonic() + 20
-    while not (at := _offset(live, data)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    at = _broken_off(live, data)
     rest = b"y" * (len(data) - at)
     answer = live.call("PUT", f"{PATH}/{sha(data)}", content=rest, params={"offset": at})
     error_of(answer, 422, "digest_mismatch")
@@ -169,7 +162,7 @@ def test_the_same_bytes_twice_from_one_user_at_once_never_store_anything_else(li
     assert _stored(live, data) == data
 
 
-LIES = {
+LIES: dict[str, Callable[[bytes], bytes]] = {
     "wrong digest": lambda data: packed((sha(b"other"), len(data), data)),
     "length past the end": lambda data: packed((sha(data), len(data) + 1, data)),
     "length too short": lambda data: packed((sha(data), len(data) - 1, data)),

@@ -19,7 +19,8 @@ SIGN = """
 (O / 'who').write_text(' '.join(env[f'CORRAL_{what}'] for what in ('RUN_ID', 'ATTEMPT', 'LEASE_ID')))
 """
 QUICK = "print('quick')" + SIGN
-CHATTY = f"for n in range({LINES}): print(n)" + SIGN
+# For about a second, so that many batches are on their way when the server dies.
+CHATTY = f"for n in range({LINES}): print(n, flush=True); n % 50 or time.sleep(0.025)" + SIGN
 SLEEPER = "print('asleep', flush=True); time.sleep(1.5); print('awake')" + SIGN
 FORKER = (
     """

@@ -83,7 +83,7 @@ class Chaos:
 
     def run(self, seconds: float) -> None:
         acts: list[tuple[int, Callable[[], None]]] = [
-            (3, self._kill_server),
+            (4, self._kill_server),
             (3, self._kill_worker),
             (8, self._kill_child),
             (4, self._kill_shim),

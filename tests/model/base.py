@@ -7,13 +7,13 @@ import json
 from typing import Any, ClassVar
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
-from model.model import Host, Lease, Model, Run, Window
-from model.tables import FINAL
-from model.world import Backend, Reply, World
 
 from corral.core.fsck import check_run
 from corral.domain.ids import RunId
 from corral.ports.store import Tx
+from model.model import Host, Lease, Model, Run, Window
+from model.tables import FINAL
+from model.world import Backend, Reply, World
 
 PROJECTS = ("alpha", "beta")
 SECRET = "a-secret-value-of-alpha"
@@ -69,7 +69,14 @@ class Base(RuleBasedStateMachine):
         return died
 
     def lease_call(
-        self, lease: Lease, method: str, path: str, body: Any = None, *, status: int = 200, epoch: int | None = None
+        self,
+        lease: Lease,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        status: int = 200,
+        epoch: int | None = None,
     ) -> Reply:
         shown = lease.epoch if epoch is None else epoch
         return self.call(

@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
+
 from model.base import Base
 from model.model import Host, Run
 
@@ -36,7 +37,7 @@ class ClaimRules(Base):
     def _hungry(self) -> list[Host]:
         return [host for host in self.model.hosts if self.model.takeable(host)]
 
-    @precondition(_hungry)
+    @precondition(lambda self: bool(self._hungry()))
     @rule(which=pick, most=st.integers(1, 2))
     def a_host_that_fits_polls(self, which: int, most: int) -> None:
         found = self._hungry()
@@ -87,7 +88,8 @@ class ClaimRules(Base):
             assert granted == earlier
             return
         self._check_choice(host, body["max_leases"], ready, [lease["run_id"] for lease in answer["leases"]])
-        for shown in answer["leases"]:
+        # A second answer lists them by their random ids; the model's order must not depend on those.
+        for shown in sorted(answer["leases"], key=lambda x: self.model.runs[x["run_id"]].age):
             self._granted(host, request_id, shown)
 
     def _check_choice(self, host: Host, most: int, ready: set[str], taken: list[str]) -> None:
@@ -97,7 +99,8 @@ class ClaimRules(Base):
         """
         could = self.model.takeable(host)
         must = [run for run in could if run.id in ready]
-        free = host.slots - len(self.model.live(host=host))
+        # Fewer than none: a lease that ran out may come back after its slot was given away.
+        free = max(0, host.slots - len(self.model.live(host=host)))
         assert len(taken) >= min(most, free, len(must)), "an eligible host with a free slot was not used"
         assert len(taken) <= min(most, free)
         chosen = [run for run in could if run.id in taken]

@@ -6,17 +6,20 @@ import os
 
 import pytest
 from hypothesis import HealthCheck, settings
+
 from model.seeds import SEED
 
 settings.register_profile(
     "model-ci",
-    max_examples=60,
+    max_examples=100,
     stateful_step_count=50,
     deadline=None,
     print_blob=True,
     suppress_health_check=list(HealthCheck),
 )
-settings.register_profile("model-long", parent=settings.get_profile("model-ci"), max_examples=3000, stateful_step_count=80)
+settings.register_profile(
+    "model-long", parent=settings.get_profile("model-ci"), max_examples=3000, stateful_step_count=80
+)
 PROFILE = settings.get_profile(f"model-{os.environ.get('CORRAL_MODEL_PROFILE', 'ci')}")
 
 

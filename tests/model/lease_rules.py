@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
+
 from model.base import SECRET, Base, digest
 from model.model import Lease
 from model.tables import PAYS
@@ -132,7 +133,7 @@ class LeaseRules(Base):
     @precondition(lambda self: self.dead())
     @rule(which=pick)
     def a_lost_lease_changes_nothing(self, which: int) -> None:
-        """Promise 2 (FL-D29, FL-D38, FL-D41): beat, events, blobs, artifacts, objects, secrets and outcomes."""
+        """Promise 2 (FL-D29, FL-D38, FL-D41): no beat, event, blob, artifact, object, secret or outcome."""
         found = self.dead()
         lease = found[which % len(found)]
         assert self.lease_call(lease, "POST", "beat", {}).body["action"] == "lost"

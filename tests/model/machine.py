@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from postgres import PrivatePostgres
+
 from model.claim_rules import ClaimRules
 from model.lease_rules import LeaseRules
 from model.time_rules import TimeRules
 from model.user_rules import UserRules
 from model.world import Backend, PostgresBackend, SqliteBackend
-from postgres import PrivatePostgres
 
 
 class Machine(UserRules, ClaimRules, LeaseRules, TimeRules):

@@ -143,7 +143,9 @@ class Model:
         return [
             lease
             for lease in self.leases.values()
-            if lease.state == "live" and (run is None or lease.run is run) and (host is None or lease.host is host)
+            if lease.state == "live"
+            and (run is None or lease.run is run)
+            and (host is None or lease.host is host)
         ]
 
     def takeable(self, host: Host) -> list[Run]:

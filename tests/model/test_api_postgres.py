@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import seed, settings
+from postgres import private_postgres
+
 from model.conftest import PROFILE
 from model.machine import PostgresMachine
 from model.seeds import SEED
-from postgres import private_postgres
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,5 +22,5 @@ def _a_server() -> Iterator[None]:
 
 @pytest.mark.timeout(7200)
 @seed(SEED)
-class TestTheApiOnPostgres(PostgresMachine.TestCase):  # type: ignore[misc, name-defined]
+class TestTheApiOnPostgres(PostgresMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = settings(PROFILE, max_examples=PROFILE.max_examples // 3)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import seed
+
 from model.conftest import PROFILE
 from model.machine import SqliteMachine
 from model.seeds import SEED
@@ -19,5 +20,5 @@ SqliteMachine.TestCase.settings = PROFILE
 # Shrinking a failure takes longer than the run that found it.
 @pytest.mark.timeout(7200)
 @seed(SEED)
-class TestTheApiOnSqlite(SqliteMachine.TestCase):  # type: ignore[misc, name-defined]
+class TestTheApiOnSqlite(SqliteMachine.TestCase):  # type: ignore[misc, valid-type]
     settings = PROFILE

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from model import sweeping
-from model.base import Base
-from model.faults import Fault, Kind, ServerDied
 
 from corral.domain.errors import StoreUnavailable
 from corral.domain.ids import RunId
+from model import sweeping
+from model.base import Base
+from model.faults import Fault, Kind, ServerDied
 
 TICK_S = 5.0
 
@@ -87,8 +87,8 @@ class TimeRules(Base):
     @rule()
     def the_other_loops_run(self) -> None:
         loops = self.world.server.loops
-        self.world.do(loops.reconcile())
         try:
+            self.world.do(loops.reconcile())
             self.world.do(loops.collector.collect(self.world.services.in_thread))
         except StoreUnavailable:
             return

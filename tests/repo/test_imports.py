@@ -63,7 +63,7 @@ def test_a_light_part_loads_nothing_heavy(name: str) -> None:
 
 def test_only_settings_reads_the_environment() -> None:
     readers = {
-        f"{module}:{node.lineno}"
+        f"{module}:{getattr(node, 'lineno', '?')}"
         for module in modules()
         if module.name != "corral.settings"
         for node in ast.walk(module.tree)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -25,6 +26,8 @@ from corral.domain.states import (
     step_run,
 )
 
+State = TypeVar("State", bound=str)
+Happening = TypeVar("Happening", bound=str)
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "states.md"
 
 # As the design writes it: states, events, where they lead.
@@ -141,9 +144,7 @@ def test_every_state_that_is_not_final_can_still_end() -> None:
         ("retiring running", 2, True, Fold.RUNNING),
     ],
 )
-def test_a_runs_state_is_a_fold_over_its_ranks(
-    ranks: str, minimum: int, elastic: bool, wanted: Fold
-) -> None:
+def test_a_runs_state_is_a_fold_over_its_ranks(ranks: str, minimum: int, elastic: bool, wanted: Fold) -> None:
     states = [RankState(name) for name in ranks.split()]
     assert fold(states, minimum=minimum, elastic=elastic) is wanted
 
@@ -178,7 +179,7 @@ def render_page() -> str:
     )
 
 
-def _render(table: Mapping[tuple[str, str], str], start: str) -> str:
+def _render(table: Mapping[tuple[State, Happening], State], start: str) -> str:
     edges: dict[tuple[str, str], list[str]] = {}
     for (state, event), to in table.items():
         edges.setdefault((str(state), str(to)), []).append(str(event))

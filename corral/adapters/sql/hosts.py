@@ -19,6 +19,10 @@ class SqlHosts:
         row = self._db.one("host_get", {"id": host_id})
         return None if row is None else HOST.read(row)
 
+    def lock(self, host_id: HostId) -> Host | None:
+        row = self._db.one("host_lock", {"id": host_id})
+        return None if row is None else HOST.read(row)
+
     def by_name(self, name: str) -> Host | None:
         row = self._db.one("host_by_name", {"name": name})
         return None if row is None else HOST.read(row)

@@ -118,6 +118,10 @@ class SqlRuns:
     def due_stops(self, now: float, limit: int) -> list[RunId]:
         return [RunId(row[0]) for row in self._db.all("run_due_stops", {"now": now, "limit": limit})]
 
+    def pull_in(self, *, now: float, stop_s: float, backoff_s: float) -> int:
+        stops = self._db.run("run_pull_in_stops", {"latest": now + stop_s})
+        return stops + self._db.run("run_pull_in_backoffs", {"latest": now + backoff_s})
+
     def over_wall(self, now: float, since: float, limit: int) -> list[RunId]:
         params = {"now": now, "since": since, "limit": limit}
         return [RunId(row[0]) for row in self._db.all("run_over_wall", params)]

@@ -4,6 +4,9 @@ INSERT INTO hosts (<host>) VALUES (<:host>);
 -- name: host_get
 SELECT <host> FROM hosts WHERE id = :id;
 
+-- name: host_lock
+SELECT <host> FROM hosts WHERE id = :id /*lock FOR UPDATE */;
+
 -- name: host_by_name
 SELECT <host> FROM hosts WHERE name = :name;
 

@@ -141,3 +141,11 @@ INSERT INTO shapes (shape, requirements) VALUES (:shape, :requirements) ON CONFL
 
 -- name: shape_get
 SELECT requirements FROM shapes WHERE shape = :shape;
+
+-- name: run_pull_in_stops
+UPDATE runs SET stop_deadline = :latest + grace_s
+WHERE stop_deadline IS NOT NULL AND stop_deadline > :latest + grace_s;
+
+-- name: run_pull_in_backoffs
+UPDATE runs SET not_before = :latest
+WHERE state = 'held' AND not_before IS NOT NULL AND not_before > :latest AND hold_reason = 'backoff';

@@ -1,0 +1,115 @@
+"""One host, one sweeper and one clock over a store: what the sweeper's tests are told with."""
+
+from __future__ import annotations
+
+from clockwork import Database, ManualClock
+
+from corral.core.beat import Beat, beat
+from corral.core.claim import Claim, ClaimAsk, Grant
+from corral.core.lanes import Lanes
+from corral.core.policy import Policy
+from corral.core.shapes import Shapes
+from corral.core.shares import Shares
+from corral.core.submit import NewRun, submit
+from corral.core.sweep import Sweeper
+from corral.domain.canonical import canonical
+from corral.domain.capability import Requirements
+from corral.domain.host import Host
+from corral.domain.ids import Digest, RunId, new_host_id
+from corral.domain.reasons import Retries
+from corral.domain.run import Run
+
+POLICY = Policy(lease_s=30.0, first_beat_s=10.0)
+TICK_S = 5.0
+
+
+class Fleet:
+    """One host, one run, one sweeper, one clock."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.db = Database()
+        self.shares = Shares()
+        self.lanes = Lanes()
+        self.restart()
+        self.host = Host(new_host_id(), "box", None, None, 4, None, False, None, 0.0)
+        self.db.now_write(lambda tx: tx.hosts.insert(self.host))
+        self._requests = 0
+
+    def restart(self) -> None:
+        self.sweeper = Sweeper(self.db, self.clock, POLICY, self.shares)
+
+    def submit(self, *, wall_s: float | None = None, stall_s: float | None = None, lost: int = 3) -> RunId:
+        new = NewRun(
+            project="default",
+            name="train",
+            kind="command",
+            seed=None,
+            spec="{}",
+            identity=Digest("0" * 64),
+            requirements=Requirements(),
+            priority=0,
+            labels={},
+            retries=Retries(infrastructure=lost, code=1),
+            wall_limit_s=wall_s,
+            stall_limit_s=stall_s,
+            grace_s=5.0,
+            code=None,
+            inputs={},
+            secrets=(),
+        )
+        self._requests += 1
+        request = f"submit-{self._requests}"
+        done = self.db.now_write(
+            lambda tx: submit(
+                tx, [new], request_id=request, group=None, principal="user:ada", now=self.clock.now()
+            )
+        )
+        return done.ids[0]
+
+    def claim(self) -> Grant:
+        self._requests += 1
+        ask = ClaimAsk(
+            host_id=self.host.id,
+            boot_id="boot-one",
+            request_id=f"claim-{self._requests}",
+            slots=4,
+            max_leases=1,
+            draining=False,
+            capability=canonical({"hostname": "box", "os": "linux", "arch": "x86_64"}),
+            holding=None,
+        )
+        self.lanes.reconcile(self.db.now_read(lambda tx: tx.runs.lanes()))
+        unit = Claim(self.lanes, Shapes(), self.shares, POLICY, ask, self.clock.now)
+        (grant,) = self.db.now_write(unit).grants
+        return grant
+
+    def beat(self, grant: Grant, *, active_s_ago: float | None = 0.0) -> Beat:
+        return self.db.now_write(
+            lambda tx: beat(
+                tx,
+                grant.lease.id,
+                grant.lease.epoch,
+                host_id=self.host.id,
+                progress="{}",
+                sample="{}",
+                active_s_ago=active_s_ago,
+                now=self.clock.now(),
+                policy=POLICY,
+            )
+        )
+
+    def tick(self, count: int = 1, *, beating: Grant | None = None, active: bool = True) -> None:
+        for n in range(count):
+            self.clock.advance(TICK_S)
+            if beating is not None and n % 2 == 0:
+                self.beat(beating, active_s_ago=0.0 if active else None)
+            self.sweep()
+
+    def sweep(self) -> None:
+        self.db.do(self.sweeper.sweep())
+
+    def run(self, run_id: RunId) -> Run:
+        found = self.db.now_read(lambda tx: tx.runs.get(run_id))
+        assert found is not None
+        return found
