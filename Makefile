@@ -44,8 +44,8 @@ docs: $(STAMPS)/docs
 
 clean:
 	@if [ -x $(BIN)/corral ]; then CORRAL_HOME="$(CURDIR)/.cache/demo" $(BIN)/corral down >/dev/null 2>&1 || true; fi
-	rm -rf $(VENV) .cache site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) .cache site build dist *.egg-info .mypy_cache .pytest_cache .hypothesis .import_linter_cache
+	find . \( -name __pycache__ -o -name .ruff_cache \) -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \

@@ -104,7 +104,8 @@ class Fsck:
                 return None
             gone = await self.store.read(lambda tx: tx.blobs.get(blob.project, blob.digest) is None)
             return None if gone else f"{name} is missing from the store"
-        return f"{name} does not match its digest: the stored bytes are damaged"
+        await self.in_thread(partial(self.blobs.set_aside, blob.digest))
+        return f"{name} does not match its digest; the damaged bytes are set aside, upload the file again"
 
     async def _stray_bytes(self) -> AsyncIterator[Finding]:
         """Bytes without a row are harmless (a crash between the two); they are counted, not a problem."""

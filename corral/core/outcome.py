@@ -21,7 +21,7 @@ from corral.core.shares import Shares
 from corral.core.transitions import move, record
 from corral.domain.artifact import ArtifactKind
 from corral.domain.canonical import canonical, digest_of
-from corral.domain.errors import AlreadyFinal, BlobMissing
+from corral.domain.errors import AlreadyFinal, BlobMissing, InvalidInput
 from corral.domain.ids import ArtifactId, HostId, LeaseId
 from corral.domain.lease import Lease, LeaseState
 from corral.domain.reasons import Reason
@@ -59,6 +59,8 @@ class Ender:
     def end(
         self, tx: Tx, lease_id: LeaseId, epoch: int, report: Report, *, host_id: HostId, now: float
     ) -> Outcome:
+        if report.kind != "finish" and report.reason is Reason.FINISHED:
+            raise InvalidInput(f"a run that was not finished cannot be `{report.kind}` as finished")
         body = digest_of([epoch, *_plain(report)])
         run, lease = held(tx, lease_id, host_id)
         if (earlier := _replayed(lease, body)) is not None:

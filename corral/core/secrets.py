@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from corral.core.fence import fence
 from corral.core.policy import Policy
 from corral.domain.errors import InvalidInput, NotFound, SecretExposed
 from corral.domain.host import Secret
 from corral.domain.ids import HostId, LeaseId
-from corral.domain.redaction import Secrets
+from corral.domain.redaction import Secrets, StreamScanner
 from corral.ports.cipher import Cipher
 from corral.ports.store import Tx
 
@@ -39,6 +40,18 @@ def refuse_exposed(tx: Tx, cipher: Cipher, project: str, text: str, *, what: str
     found = of_project(tx, cipher, project).find(text.encode())
     if found is not None:
         raise SecretExposed(f"{what} contains the value of the secret {found}")
+
+
+def refuse_file(secrets: Secrets, path: str, chunks: Iterable[bytes]) -> None:
+    """SecretExposed if the file's bytes hold a secret's value. Blocks."""
+    scanner = StreamScanner(secrets)
+    for chunk in chunks:
+        found = scanner.feed(chunk)
+        if found is not None:
+            raise SecretExposed(
+                f"the file {path!r} contains the value of the secret {found}",
+                hint="Keep it out with `.corralignore`, and name the secret in `secrets` instead.",
+            )
 
 
 def for_lease(

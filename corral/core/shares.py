@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
 from corral.ports.store import Tx
 
@@ -47,15 +48,21 @@ class Shares:
             self._running[project] = max(0, self._running.get(project, 0) - 1)
             self._unsaved[project] = self._unsaved.get(project, 0.0) + ran_s
 
-    @property
-    def has_unsaved(self) -> bool:
-        return bool(self._unsaved)
-
-    def save(self, tx: Tx, now: float) -> None:
-        """Add what is not in the database yet. Other servers add theirs to the same rows."""
+    def unsaved(self) -> dict[str, float]:
+        """Seconds by project that are not in the database yet."""
         with self._lock:
-            unsaved, self._unsaved = self._unsaved, {}
-        kept = {project: (used, at) for project, used, at in tx.records.usage()}
-        for project, ran_s in sorted(unsaved.items()):
-            used, at = kept.get(project, (0.0, now))
-            tx.records.put_usage(project, decayed(used, at, now) + ran_s, now)
+            return {project: ran_s for project, ran_s in self._unsaved.items() if ran_s}
+
+    def saved(self, amounts: Mapping[str, float]) -> None:
+        """These are in the database now."""
+        with self._lock:
+            for project, ran_s in amounts.items():
+                self._unsaved[project] = self._unsaved.get(project, 0.0) - ran_s
+
+
+def add_usage(tx: Tx, amounts: Mapping[str, float], now: float) -> None:
+    """Other servers add theirs to the same rows."""
+    kept = {project: (used, at) for project, used, at in tx.records.usage()}
+    for project, ran_s in sorted(amounts.items()):
+        used, at = kept.get(project, (0.0, now))
+        tx.records.put_usage(project, decayed(used, at, now) + ran_s, now)

@@ -17,6 +17,7 @@ from corral.core.policy import Policy
 from corral.core.shares import Shares
 from corral.core.stop import force_stop, halt_over_wall, stop_stalled
 from corral.core.transitions import move
+from corral.domain.errors import CorralError
 from corral.domain.ids import RunId
 from corral.domain.states import RunEvent, RunState
 from corral.ports.clock import Clock
@@ -110,10 +111,19 @@ class Sweeper:
     async def _each(self, find: Callable[[Tx], list[Item]], act: Callable[[Tx, Item], None]) -> None:
         while True:
             items = await self.store.read(find)
-            for item in items:
-                await self.store.write(lambda tx, item=item: act(tx, item))  # type: ignore[misc]
+            failures = [error for item in items if (error := await self._act(act, item)) is not None]
+            if failures:
+                raise failures[0]
             if len(items) < PAGE:
                 return
+
+    async def _act(self, act: Callable[[Tx, Item], None], item: Item) -> CorralError | None:
+        """One that fails must not keep the others from their turn."""
+        try:
+            await self.store.write(lambda tx: act(tx, item))
+        except CorralError as error:
+            return error
+        return None
 
 
 def release_held(tx: Tx, run_id: RunId, *, now: float) -> None:

@@ -66,6 +66,10 @@ class BlobStore(Protocol):
         """No error if absent."""
         ...
 
+    def set_aside(self, digest: Digest) -> None:
+        """Take damaged bytes out of the store but keep them for a look; the next upload brings good ones."""
+        ...
+
     def digests(self, prefix: str) -> Iterator[Digest]:
         """Every blob whose digest begins with two hex digits `prefix`."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind
 from corral.domain.errors import NotFound
 from corral.domain.host import Scope, Token
 from corral.domain.ids import ArtifactId
+from corral.domain.redaction import Secrets
 from corral.ports.store import Tx
 from corral.server.callers import Anyone, ArtifactPath, Caller, Limit, Project, User
 from corral.server.leases import manifest
@@ -30,6 +32,7 @@ async def commit_upload(project: Project, body: ManifestRequest, caller: User, s
     """Code or an input. Equal content gets the artifact that is there."""
     what = manifest(body, ArtifactKind.CODE, ArtifactKind.INPUT)
     text = "\n".join([*(file.path for file in what.files), what.meta])
+    await _refuse_secret_files(project, what, svc)
 
     def unit(tx: Tx) -> ArtifactView:
         secrets.refuse_exposed(tx, svc.cipher, project, text, what="the manifest")
@@ -37,6 +40,30 @@ async def commit_upload(project: Project, body: ManifestRequest, caller: User, s
         return artifact_view(done, Names(tx))
 
     return await svc.store.write(unit)
+
+
+async def _refuse_secret_files(project: str, what: core.Manifest, svc: Services) -> None:
+    """The bytes of an upload are stored and shown in clear, so they may hold no secret of the project."""
+
+    def unit(tx: Tx) -> tuple[Secrets, list[ArtifactFile]] | None:
+        known = tx.artifacts.by_digest(project, what.kind, core.listing_digest(what.files))
+        if known is not None or not tx.access.secrets(project):
+            return None
+        # Only what the project has: that a stranger's file holds a secret is not ours to tell.
+        have = tx.blobs.present(project, [file.digest for file in what.files])
+        distinct = {file.digest: file for file in what.files if file.digest in have}
+        return secrets.of_project(tx, svc.cipher, project), list(distinct.values())
+
+    search = await svc.store.read(unit)
+    if search is not None:
+        for file in search[1]:
+            await svc.in_thread(partial(_search, svc, search[0], file))
+
+
+def _search(svc: Services, values: Secrets, file: ArtifactFile) -> None:
+    # Missing bytes are the commit's to report.
+    with suppress(KeyError):
+        secrets.refuse_file(values, file.path, svc.blobs.read(file.digest))
 
 
 @router.get("/artifacts")
@@ -124,7 +151,8 @@ async def _file_page(svc: Services, artifact_id: ArtifactId, after: str) -> list
 def _check_file(svc: Services, file: ArtifactFile) -> str | None:
     try:
         if svc.blobs.size(file.digest) != file.size or not svc.blobs.verify(file.digest):
-            return f"{file.path}: the stored bytes do not match {file.digest}"
+            svc.blobs.set_aside(file.digest)
+            return f"{file.path}: the stored bytes do not match {file.digest} and are set aside"
     except KeyError:
         return f"{file.path}: the bytes of {file.digest} are missing"
     return None

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 
 from corral.core.collect import Collector
+from corral.core.shares import add_usage
 from corral.core.sweep import Sweeper
 from corral.ports.store import Lane, Tx
 from corral.server.services import Services
@@ -34,8 +35,9 @@ class Loops:
 
     async def reconcile(self) -> None:
         """Find lanes that no announcement told of, and whom to wake for them; save what projects used."""
-        if self._svc.shares.has_unsaved:
-            await self._svc.store.write(lambda tx: self._svc.shares.save(tx, self._svc.clock.now()))
+        if unsaved := self._svc.shares.unsaved():
+            await self._svc.store.write(lambda tx: add_usage(tx, unsaved, self._svc.clock.now()))
+            self._svc.shares.saved(unsaved)
 
         def unit(tx: Tx) -> list[Lane]:
             running = Counter(

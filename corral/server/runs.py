@@ -15,6 +15,7 @@ from corral.domain.artifact import ArtifactKind
 from corral.domain.canonical import digest_of
 from corral.domain.errors import InvalidInput
 from corral.domain.ids import ArtifactId, RunId
+from corral.domain.states import RunState
 from corral.ports.store import RunFilter, Tx
 from corral.server.callers import Caller, Limit, User, find_run
 from corral.server.services import Services, Svc
@@ -112,7 +113,7 @@ async def list_runs(
     caller: User,
     svc: Svc,
     project: str | None = None,
-    state: Annotated[list[str] | None, Query(max_length=20)] = None,
+    state: Annotated[list[RunState] | None, Query(max_length=20)] = None,
     group: str | None = None,
     name: str | None = None,
     label: Annotated[str | None, Query(pattern=r"^[^=]+=.*$")] = None,

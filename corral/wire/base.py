@@ -21,6 +21,12 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+class Exact(Strict):
+    """Nothing is coerced either: `"1"` and `true` are not numbers."""
+
+    model_config = ConfigDict(strict=True)
+
+
 class Answer(BaseModel):
     """What the server sends: a client of an older version ignores what it does not know."""
 

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from corral.domain.capability import Requirements
 from corral.domain.ids import is_name
 from corral.domain.reasons import Retries
-from corral.wire.base import ArtifactIdText, DigestText, Duration, Name, Size, Strict
+from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name, Size
 
 Scalar = bool | int | float | str
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
@@ -18,7 +18,7 @@ Text = Annotated[str, Field(max_length=32_768)]
 _HOLE = re.compile(r"\{(params\.[A-Za-z0-9_-]+|seed|run_id)\}")
 
 
-class Resources(Strict):
+class Resources(Exact):
     """What one rank needs. Sizes as `"24GiB"`; `gpu` names models, any of which will do."""
 
     gpus: int = Field(0, ge=0, le=1024)
@@ -55,7 +55,7 @@ class Resources(Strict):
         )
 
 
-class RetryBudgets(Strict):
+class RetryBudgets(Exact):
     """Retries by cause: lost machines, too little memory, the run's own errors."""
 
     infrastructure: int = Field(3, ge=0, le=1000)
@@ -66,7 +66,7 @@ class RetryBudgets(Strict):
         return Retries(self.infrastructure, self.memory, self.code)
 
 
-class Keep(Strict):
+class Keep(Exact):
     """Which checkpoints stay: the newest ones and the best ones by their metric."""
 
     latest: int = Field(2, ge=1, le=10_000)
@@ -74,7 +74,7 @@ class Keep(Strict):
     metric: Literal["min", "max"] = "min"
 
 
-class InputFrom(Strict):
+class InputFrom(Exact):
     """An input by where it comes from: a local path, an artifact's id, or a run's result."""
 
     path: str | None = None
@@ -88,7 +88,7 @@ class InputFrom(Strict):
         return self
 
 
-class EnvironmentFile(Strict):
+class EnvironmentFile(Exact):
     """Python version and requirements, resolved once at submit; or `host = true` for the host's own."""
 
     host: bool = False
@@ -106,7 +106,7 @@ class EnvironmentFile(Strict):
 _RESOURCES, _RETRIES, _KEEP = Resources(), RetryBudgets(), Keep()
 
 
-class _Common(Strict):
+class _Common(Exact):
     name: Name = "run"
     project: Name = "default"
     kind: Literal["command"] = "command"
@@ -179,7 +179,7 @@ class RunFile(_Common):
         return value
 
 
-class BuiltEnvironment(Strict):
+class BuiltEnvironment(Exact):
     """A resolved environment: the lock's text names exact versions; its digest names the venv."""
 
     python: str = Field(pattern=r"^3\.\d{1,2}(\.\d{1,3})?$")

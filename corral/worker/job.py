@@ -173,6 +173,8 @@ class Job:
         if self.control.lost:
             raise GivenUp
         self._save(outcome, Phase.OUTPUT if outcome.kind == "finish" else Phase.OUTCOME)
+        if outcome.kind != "finish":
+            self._workspace.discard()
         if checkpoints is not None:
             checkpoints.drain()
         for tries_left in reversed(range(TRIES)):

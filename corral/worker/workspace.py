@@ -108,6 +108,14 @@ class Workspace:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
+    def discard(self) -> None:
+        """Remove what the child wrote and nobody will ask for; its record and its log stay.
+
+        At once, since a full disk that the server shares could otherwise not take the outcome.
+        """
+        for folder in (self.work, self.inputs, self.output, self.checkpoints, self.resume, self.tmp):
+            remove_tree(folder)
+
     def remove(self) -> None:
         shutil.rmtree(self.spool, ignore_errors=True)
         # The record goes last: a job whose outcome is delivered twice is harmless, one without is lost.

@@ -11,7 +11,7 @@ from model.seeds import SEED
 
 settings.register_profile(
     "model-ci",
-    max_examples=100,
+    max_examples=80,
     stateful_step_count=50,
     deadline=None,
     print_blob=True,

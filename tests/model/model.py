@@ -10,6 +10,7 @@ from model.tables import FINAL, LEASED, PAYS, RUN, STOPPING
 LEASE_S = 30.0
 FIRST_BEAT_S = 10.0
 STOP_SLACK_S = 15.0
+LONGEST_BACKOFF_S = 60.0
 # Ticks further apart than half a lease, or clocks that part by more, are a break.
 LONGEST_GAP_S = LEASE_S / 2
 TOLERANCE_S = 2.0
@@ -94,7 +95,7 @@ class Lease:
     expires_at: float
     active_at: float
     state: str = "live"
-    beaten: bool = False
+    beaten_at: float | None = None
     seq: int = 0
     counted_s: float = 0.0
     # What its running out was charged as, to be given back should it return.
@@ -102,6 +103,11 @@ class Lease:
     # The path and body of what closed it, and the answer it got.
     outcome: tuple[str, dict[str, Any], Any] | None = None
     outputs: list[str] = field(default_factory=list)
+
+    def count(self) -> float:
+        """How long it is known to have run: to its last beat. Nothing later proves anything."""
+        self.counted_s = max(0.0, (self.beaten_at or self.granted_at) - self.granted_at)
+        return self.counted_s
 
     @property
     def may_return(self) -> bool:
@@ -184,7 +190,7 @@ class Model:
         """A fenced call of a lease that is usable: one that ran out returns, and is given back its charge."""
         if lease.state == "live":
             return
-        lease.state, lease.beaten, lease.expires_at = "live", True, now + LEASE_S
+        lease.state, lease.beaten_at, lease.expires_at = "live", now, now + LEASE_S
         lease.run.ran_s = max(0.0, lease.run.ran_s - lease.counted_s)
         if lease.charged is not None:
             lease.run.charge(lease.charged, -1)
@@ -194,15 +200,14 @@ class Model:
         if not lease.usable:
             return "lost"
         self.touch(lease, now)
-        lease.beaten, lease.expires_at = True, now + LEASE_S
+        lease.beaten_at, lease.expires_at = now, now + LEASE_S
         if active_s_ago is not None:
             lease.active_at = now - active_s_ago
         return "stop" if lease.run.state in STOPPING else "continue"
 
     def take_away(self, lease: Lease, reason: str, now: float) -> None:
         lease.state = "expired"
-        lease.counted_s = max(0.0, now - lease.granted_at)
-        lease.run.ran_s += lease.counted_s
+        lease.run.ran_s += lease.count()
         lease.charged = None
         if lease.run.state in STOPPING:
             lease.charged = self.settle(lease.run, "lease_expired")
@@ -227,7 +232,7 @@ class Model:
         run.move("requeue")
         if PAYS[reason] == "code":
             run.move("hold")
-            run.not_before = now + min(60.0, 2.0 ** (run.used["code"] - 1))
+            run.not_before = now + min(LONGEST_BACKOFF_S, 2.0 ** (run.used["code"] - 1))
         return reason
 
     def ask_to_stop(self, run: Run, event: str, reason: str, now: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from model.model import LEASE_S, Lease, Model, Run
+from model.model import LEASE_S, LONGEST_BACKOFF_S, STOP_SLACK_S, Lease, Model, Run
 from model.tables import STOPPING
 
 
@@ -18,10 +18,18 @@ class Effect:
 
 
 def begin(model: Model, wall: float, mono: float) -> None:
-    """A committed tick. One that begins a new window gives every live lease its full time again."""
+    """A committed tick. One that begins a new window gives every live lease its full time again.
+
+    What waits for an hour that the clock has gone back from need not wait for it again.
+    """
     if model.window.tick(wall, mono):
         for lease in model.live():
             lease.expires_at = wall + LEASE_S
+        for run in model.runs.values():
+            if run.stop_deadline is not None:
+                run.stop_deadline = min(run.stop_deadline, wall + LEASE_S + STOP_SLACK_S + run.grace_s)
+            if run.state == "held" and run.not_before is not None:
+                run.not_before = min(run.not_before, wall + LONGEST_BACKOFF_S)
 
 
 def effects(model: Model, wall: float, mono: float) -> Iterator[Effect]:
@@ -45,7 +53,7 @@ def effects(model: Model, wall: float, mono: float) -> Iterator[Effect]:
 
 
 def _expire(model: Model, lease: Lease, wall: float) -> None:
-    model.take_away(lease, "host_lost" if lease.beaten else "released", wall)
+    model.take_away(lease, "released" if lease.beaten_at is None else "host_lost", wall)
 
 
 def _stops(model: Model, wall: float) -> Iterator[Effect]:
@@ -57,7 +65,7 @@ def _stops(model: Model, wall: float) -> Iterator[Effect]:
 def _force(model: Model, run: Run, wall: float) -> None:
     for lease in model.live(run=run):
         lease.state = "closed"
-        run.ran_s += max(0.0, wall - lease.granted_at)
+        run.ran_s += lease.count()
     model.settle(run, "stop_deadline")
 
 

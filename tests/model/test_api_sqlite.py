@@ -14,8 +14,6 @@ from model.conftest import PROFILE
 from model.machine import SqliteMachine
 from model.seeds import SEED
 
-SqliteMachine.TestCase.settings = PROFILE
-
 
 # Shrinking a failure takes longer than the run that found it.
 @pytest.mark.timeout(7200)

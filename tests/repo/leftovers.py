@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,7 +43,13 @@ def _is_ours(process: psutil.Process, mark: str, since: float) -> bool:
 def main(command: list[str], *, patience_s: float = PATIENCE_S) -> int:
     mark = secrets.token_hex(8)
     since = time.time() - 1
-    status = subprocess.call(command, env={**os.environ, MARK: mark})
+    with subprocess.Popen(command, env={**os.environ, MARK: mark}) as running:
+        # Whoever ends this ends the command too; what is left after that is found below.
+        before = signal.signal(signal.SIGTERM, lambda *_: running.terminate())
+        try:
+            status = running.wait()
+        finally:
+            signal.signal(signal.SIGTERM, before)
     deadline = time.monotonic() + patience_s
     while (left := remaining(mark, since)) and time.monotonic() < deadline:
         time.sleep(0.2)

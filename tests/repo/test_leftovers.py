@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
 import pytest
 
+from repo.leftovers import __file__ as script
 from repo.leftovers import main
 
 
@@ -20,3 +28,15 @@ def test_a_process_that_was_left_is_named_and_ended(capsys: pytest.CaptureFixtur
 
     assert main(["sh", "-c", left], patience_s=0.5) == 1
     assert "sleep 77" in capsys.readouterr().err
+
+
+def test_being_ended_ends_the_command_too(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    command = ["sh", "-c", f"echo $$ > {pid_file}.part; mv {pid_file}.part {pid_file}; exec sleep 78"]
+    with subprocess.Popen([sys.executable, str(script), *command]) as wrapper:
+        while not pid_file.exists():
+            time.sleep(0.05)
+        wrapper.send_signal(signal.SIGTERM)
+        assert wrapper.wait(30) != 0
+
+    assert not psutil.pid_exists(int(pid_file.read_text()))

@@ -8,7 +8,7 @@ import pytest
 from clockwork import Database
 from queues import Queue
 
-from corral.core.shares import HALF_LIFE_S, RUNNING_WEIGHT_S, Shares, decayed
+from corral.core.shares import HALF_LIFE_S, RUNNING_WEIGHT_S, Shares, add_usage, decayed
 
 
 @pytest.fixture
@@ -99,7 +99,10 @@ def test_what_was_used_is_added_to_what_the_database_has_and_weighs_the_same(que
     """Other servers add theirs to the same row."""
     for server in (Shares(), Shares()):
         server.closed("alpha", 10.0)
-        queue.db.now_write(lambda tx, server=server: server.save(tx, 5.0))  # type: ignore[misc]
+        used = server.unsaved()
+        queue.db.now_write(lambda tx, used=used: add_usage(tx, used, 5.0))  # type: ignore[misc]
+        server.saved(used)
+        assert server.unsaved() == {}
     after = Shares()
     queue.db.now_read(lambda tx: after.load(tx, {}))
     assert after.weight("alpha", 5.0) == 20.0

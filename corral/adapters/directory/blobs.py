@@ -197,6 +197,12 @@ class DirectoryBlobs:
         with translated(f"cannot delete blob {digest}"):
             self._path(digest).unlink(missing_ok=True)
 
+    def set_aside(self, digest: Digest) -> None:
+        folder = self._blobs.parent / "damaged"
+        with translated(f"cannot set blob {digest} aside"), suppress(FileNotFoundError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            os.replace(self._path(digest), folder / f"{digest}.{time.time_ns()}")
+
     def digests(self, prefix: str) -> Iterator[Digest]:
         if not _PREFIX.fullmatch(prefix):
             raise ValueError(f"a prefix is two lower-case hexadecimal digits, not {prefix!r}")
