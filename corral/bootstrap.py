@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
 import json
 import logging
 import os
@@ -26,6 +28,7 @@ from corral.domain.errors import CorralError
 from corral.domain.host import Scope
 from corral.ports.store import Store, Tx
 from corral.server.app import Server
+from corral.server.corked import CorkedProtocol
 from corral.server.services import Limits, Services
 from corral.settings import Settings
 
@@ -35,6 +38,13 @@ log = logging.getLogger("corral.server")
 class PostgresMissing(CorralError):
     code = "postgres_missing"
     hint = "Install it with `pip install 'corral[postgres]'`."
+
+
+class CannotListen(CorralError):
+    """The server's address cannot be taken."""
+
+    code = "cannot_listen"
+    hint = "Choose another port with `--port`, or let CORRAL_PORT=0 pick a free one."
 
 
 def open_store(settings: Settings) -> Store:
@@ -129,13 +139,17 @@ async def _serve(settings: Settings) -> None:
     store = open_store(settings)
     services = build_services(settings, store)
     await ensure_identities(settings, store, services.clock.now())
-    listener = socket.create_server((settings.host, settings.port), backlog=2048)
+    listener = _listen(settings.host, settings.port)
     control_plane = Server(services)
+    # What was made until now lives as long as the server; looking through it again finds nothing.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
     config = uvicorn.Config(
         control_plane.app,
         log_level="warning",
         access_log=False,
-        http="httptools",
+        http=CorkedProtocol,
         lifespan="on",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
@@ -146,6 +160,20 @@ async def _serve(settings: Settings) -> None:
     server = _Announcing(config, settings, before_end=control_plane.close_waits)
     _stop_on_signals(server)
     await server.serve(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=2048)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise CannotListen(f"port {port} of {host} is taken") from error
+        # Python adds the address once more in brackets.
+        why = str(error.strerror).partition(" (while")[0]
+        raise CannotListen(
+            f"cannot listen on port {port} of {host}: {why}",
+            hint="Check CORRAL_HOST and CORRAL_PORT; ports below 1024 are often reserved.",
+        ) from error
 
 
 def _stop_on_signals(server: uvicorn.Server) -> None:

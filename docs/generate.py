@@ -29,54 +29,6 @@ from typer.main import get_command
 REFERENCE = Path(__file__).resolve().parent / "reference"
 _MADE = re.compile(r"(?<=<!-- made -->\n).*(?=<!-- end -->)", re.DOTALL)
 
-RUN_FILE_KEYS: Mapping[str, str] = {
-    "name": "What it is called in lists; a group takes this name too.",
-    "project": "Which project it belongs to. `CORRAL_PROJECT` when left out.",
-    "kind": "What sort of run it is; there is one so far.",
-    "argv": "The command, as a list. `{params.x}`, `{seed}` and `{run_id}` are filled in; other braces stay.",
-    "params": "Named values for the command; the child reads them in `CORRAL_SPEC` too.",
-    "env": "Plain environment variables. Names that begin with `CORRAL_` are refused.",
-    "secrets": "Names of secrets of the project; the child gets each as an environment variable.",
-    "resources": "What a host must have.",
-    "resources.gpus": "How many GPUs. The child sees only its own.",
-    "resources.gpu": 'Models, any of which will do; part of the name is enough: `["H100", "A100"]`.',
-    "resources.min_vram": "Memory of each GPU.",
-    "resources.min_ram": "The host's memory.",
-    "resources.min_cores": "The host's physical cores.",
-    "resources.min_disk": "The disk that the worker keeps its data on.",
-    "resources.min_compute_capability": 'Of each GPU, as `"8.0"`.',
-    "resources.os": "The operating system.",
-    "resources.arch": "The processor.",
-    "resources.labels": "Labels that the host must carry, all of them.",
-    "resources.hosts": "Only these hosts, by name.",
-    "retries": "How often it is tried again, by cause.",
-    "retries.infrastructure": "After a lost host, a preemption or a stall.",
-    "retries.memory": "After running out of memory.",
-    "retries.code": "After an error of its own: a non-zero exit, bad data, refused output, a failed build.",
-    "keep": "Which checkpoints stay.",
-    "keep.latest": "This many of the newest.",
-    "keep.best": "This many of the best by their metric.",
-    "keep.metric": "Whether a small or a large metric is good.",
-    "wall_limit": "How long it may run, over all attempts. Then it is stopped and has failed.",
-    "stall_limit": "How long it may go without output, metric or progress before it is tried elsewhere.",
-    "grace": "How long it has between SIGTERM and SIGKILL.",
-    "priority": "Higher goes first.",
-    "labels": "Your own words for it; `corral ls --label KEY=VALUE` finds them.",
-    "code": "A folder to ship; the command starts in it. `.gitignore` and `.corralignore` are honoured.",
-    "environment": "The Python that it runs in; the host's own when left out.",
-    "environment.host": "Take whatever Python the host has.",
-    "environment.python": "The version to build with; that of `corral` itself when left out.",
-    "environment.requirements": "As pip takes them: a list, or the path of a requirements file.",
-    "environment.find_links": "A folder of wheels beside the index.",
-    "inputs": "What it reads, by name; each appears as `CORRAL_INPUT_DIR/NAME`.",
-    "inputs.NAME": "A path of a file or folder, or one of the three below.",
-    "inputs.NAME.path": "A file or folder on this machine.",
-    "inputs.NAME.artifact": "An artifact's id.",
-    "inputs.NAME.run": "A run (id, prefix or `latest`) whose result is meant.",
-    "seeds": "One run for each.",
-    "sweep": "Lists of values for params; one run for each combination.",
-}
-
 # Written as numbers or as text with a unit, which the schema cannot tell.
 UNITS: Mapping[str, str] = {
     **dict.fromkeys(("resources.min_vram", "resources.min_ram", "resources.min_disk"), "size"),
@@ -109,11 +61,9 @@ SETTINGS: Mapping[str, str] = {
 
 def run_file_keys() -> str:
     schema = RunFile.model_json_schema()
-    rows = list(_keys(schema, schema, ""))
-    _same("RUN_FILE_KEYS", set(RUN_FILE_KEYS), {key for key, _ in rows})
     lines = [
-        f"| `{key}` | {UNITS.get(key) or _type(schema, part)} | {_default(part)} | {RUN_FILE_KEYS[key]} |"
-        for key, part in rows
+        f"| `{key}` | {UNITS.get(key) or _type(schema, part)} | {_default(part)} | {part['description']} |"
+        for key, part in _keys(schema, schema, "")
     ]
     return _table("| key | type | default | meaning |", lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -30,15 +31,20 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _resolve(corral: Corral, given: str) -> str:
+    return _find(corral, given)[0]
+
+
+def _find(corral: Corral, given: str) -> tuple[str, Path]:
+    """The artifact's id, and the folder to fetch it into when none is named."""
     if is_id(given, "a"):
-        return given
+        return given, Path(given)
     run = corral.runs.get(given)
     if run.artifact_id is None:
         raise Conflict(
             f"run {run.id} is {run.state} and has no result",
             hint=f"See `corral show {run.id}`; `corral artifacts ls --run {run.id}` lists its checkpoints.",
         )
-    return run.artifact_id
+    return run.artifact_id, Path(f"{run.name}-{run.id}")
 
 
 @app.command("ls")
@@ -87,19 +93,23 @@ def _show(items: list[ArtifactView]) -> None:
 @app.command()
 def get(
     artifact: Artifact,
-    target: Annotated[Path | None, typer.Argument(help="New or empty folder; ./ARTIFACT by default.")] = None,
+    target: Annotated[
+        Path | None,
+        typer.Argument(help="New or empty folder; ./NAME-RUN by default, ./ARTIFACT for an artifact's id."),
+    ] = None,
 ) -> None:
     """Fetch an artifact into a folder; every file is checked against its digest."""
     with connect() as corral:
-        artifact_id = _resolve(corral, artifact)
+        artifact_id, usual = _find(corral, artifact)
         found = corral.artifacts.get(artifact_id)
-        folder = target or Path(artifact_id)
+        folder = target or usual
         with byte_bar() as bar:
             bar.step(f"fetching {artifact_id}")
             tree = download(
                 corral.artifacts, artifact_id, corral.source(found.project), folder, progress=bar.moved
             )
-    typer.echo(f"{folder}: {len(tree.files)} files, {render.size(tree.total_bytes)}, verified")
+    what = f"{render.count(len(tree.files), 'file')}, {render.size(tree.total_bytes)}"
+    typer.echo(f"{folder}{os.sep}: {what}; every file matches its digest")
 
 
 @app.command()
@@ -112,8 +122,10 @@ def verify(artifact: Artifact, as_json: AsJson = False) -> None:
     else:
         for problem in answer.problems:
             typer.echo(problem)
-        verdict = f"{len(answer.problems)} problems" if answer.problems else "all match their digests"
-        typer.echo(f"{answer.artifact_id}: {answer.files} files, {render.size(answer.bytes)}: {verdict}")
+        bad = render.count(len(answer.problems), "problem")
+        verdict = bad if answer.problems else "all match their digests"
+        files = render.count(answer.files, "file")
+        typer.echo(f"{answer.artifact_id}: {files}, {render.size(answer.bytes)}: {verdict}")
     if answer.problems:
         raise typer.Exit(1)
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TransferSpeedColumn,
+)
 
 from corral.cli.render import console
 from corral.client.prepare import Listener
@@ -39,9 +46,9 @@ def byte_bar() -> Iterator[Bar]:
 
 
 @contextmanager
-def count_bar() -> Iterator[Bar]:
-    """The same for things that are counted, not weighed."""
+def step_bar() -> Iterator[Bar]:
+    """For work whose size is not known: only the step is told."""
     err = console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}"))
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         yield Bar(progress)

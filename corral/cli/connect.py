@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from corral.client.api import Corral
 from corral.client.discovery import discover
+from corral.domain.errors import CorralError, ServerUnreachable, Unauthenticated
 from corral.settings import Settings, read_settings
 
 
 def connect(settings: Settings | None = None) -> Corral:
     settings = settings or read_settings()
-    address = discover(url=settings.url, token=settings.token, home=settings.home)
+    try:
+        address = discover(url=settings.url, token=settings.token, home=settings.home)
+    except Unauthenticated:
+        # A token is of no use for a server that is not there, so that comes first.
+        if settings.url is not None:
+            _check_reachable(settings.url)
+        raise
     return Corral(address.url, address.token)
+
+
+def _check_reachable(url: str) -> None:
+    """Raise ServerUnreachable; any answer at all will do."""
+    try:
+        with Corral(url, None) as corral:
+            corral.health()
+    except ServerUnreachable:
+        raise
+    except CorralError:
+        return

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import typer
 
-from corral.cli import render
+from corral.cli import reasons, render
 from corral.client.api import Corral
 from corral.wire.runs import AttemptView, EventView, MetricPoint, Placement, RunDetail, RunView
+from corral.wire.spec import Scalar
 
 
-def show_runs(runs: Sequence[RunView]) -> None:
+def show_runs(runs: Sequence[RunView], params: Mapping[str, Mapping[str, Scalar]] | None = None) -> None:
+    """`params` are those in which the runs of a group differ, by run; without any there is no column."""
+    params = {run_id: found for run_id, found in (params or {}).items() if found}
     rows = [
         (
             run.id,
             run.name,
             render.state(run.state),
             run.project,
+            *([_joined(dict(params.get(run.id, {})))] if params else []),
             run.seed,
             run.host,
             render.age(run.created_at),
@@ -27,7 +31,8 @@ def show_runs(runs: Sequence[RunView]) -> None:
         )
         for run in runs
     ]
-    columns = ("RUN", "NAME", "STATE", "PROJECT", "SEED", "HOST", "AGE", "RAN", "REASON")
+    swept = ("PARAMS",) if params else ()
+    columns = ("RUN", "NAME", "STATE", "PROJECT", *swept, "SEED", "HOST", "AGE", "RAN", "REASON")
     render.show_table(columns, rows, empty="no runs; submit one with `corral run -- COMMAND`")
 
 
@@ -39,9 +44,9 @@ def show_run(run: RunDetail) -> None:
             ("project", run.project),
             ("state", render.state(run.state)),
             ("held", run.hold_reason),
-            ("reason", run.reason),
+            ("reason", reasons.told(run.reason)),
             ("detail", run.detail),
-            ("hint", run.hint),
+            ("hint", reasons.hint(run)),
             ("exit code", run.exit_code),
             ("signal", run.signal),
             ("host", run.host),
@@ -84,13 +89,13 @@ def _show_attempts(attempts: Sequence[AttemptView]) -> None:
             rank.host,
             render.moment(attempt.opened_at),
             render.duration(attempt.closed_at - attempt.opened_at) if attempt.closed_at else None,
-            rank.reason,
             rank.exit_code,
+            reasons.told(rank.reason),
         )
         for attempt in attempts
         for rank in attempt.ranks
     ]
-    columns = ("ATTEMPT", "RANK", "STATE", "HOST", "OPENED", "TOOK", "REASON", "EXIT")
+    columns = ("ATTEMPT", "RANK", "STATE", "HOST", "OPENED", "TOOK", "EXIT", "REASON")
     render.show_table(columns, rows, empty="")
 
 
@@ -141,8 +146,12 @@ def all_events(corral: Corral, run_id: str) -> Iterator[EventView]:
 
 
 def event_line(event: EventView) -> str:
-    data = "  ".join(f"{key}={_plain(value)}" for key, value in event.data.items() if value is not None)
+    data = "  ".join(f"{key}={_said(key, value)}" for key, value in event.data.items() if value is not None)
     return f"{render.moment(event.at)}  {event.type:<14} {event.actor:<20} {data}".rstrip()
+
+
+def _said(key: str, value: object) -> str:
+    return reasons.told(value) or "" if key == "reason" and isinstance(value, str) else _plain(value)
 
 
 def _plain(value: object) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TextIO
 
 from pydantic import JsonValue as Json
 
 from corral.cli.exits import DETACHED, exit_code
+from corral.cli.reasons import hint
 from corral.cli.render import duration, note, number
 from corral.client.api import Corral
 from corral.client.runs import RunFilter
@@ -21,6 +22,7 @@ from corral.domain.states import FINAL
 from corral.wire.runs import LogLine, RunView
 
 POLL_S = 1.0
+_BAR_CHARS = 10
 _CLEAR = "\r\x1b[K"
 
 
@@ -109,12 +111,40 @@ def status_line(run: RunView, now: float) -> str:
     if run.host:
         parts.append(f"on {run.host}")
     parts.append(duration(now - since) or "")
-    parts += [f"{key}={_short(value)}" for key, value in _facts(run).items()]
-    return "  ".join(parts)
+    drawn = _drawn(run, now)
+    known = ("step", "total", "percent") if drawn else ()
+    facts = {**run.progress, **run.metrics}
+    return "  ".join(parts + drawn + [f"{k}={_short(v)}" for k, v in facts.items() if k not in known])
 
 
-def _facts(run: RunView) -> Mapping[str, Json]:
-    return {**run.progress, **run.metrics}
+def _drawn(run: RunView, now: float) -> list[str]:
+    """`[#####.....] 45%`, `step 9/20`, `ETA 12s`; nothing while the run does not say how far it is."""
+    step, total = _number(run.progress.get("step")), _number(run.progress.get("total"))
+    percent = _number(run.progress.get("percent"))
+    if step is not None and total:
+        done, steps = step / total, [f"step {step:g}/{total:g}"]
+    elif percent is not None:
+        done, steps = percent / 100, [] if step is None else [f"step {step:g}"]
+    else:
+        return []
+    done = min(max(done, 0.0), 1.0)
+    filled = int(done * _BAR_CHARS + 0.5)
+    bar = f"[{'#' * filled}{'.' * (_BAR_CHARS - filled)}] {int(done * 100 + 1e-9)}%"
+    left_s = _left_s(run, done, now)
+    return [bar, *steps, *([] if left_s is None else [f"ETA {duration(left_s)}"])]
+
+
+def _left_s(run: RunView, done: float, now: float) -> float | None:
+    # A later attempt may have begun at a checkpoint: its time says nothing of the steps before.
+    if run.started_at is None or run.attempt > 1 or not 0 < done < 1:
+        return None
+    return max(0.0, now - run.started_at) * (1 - done) / done
+
+
+def _number(value: Json) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def _short(value: Json) -> str:
@@ -170,7 +200,7 @@ def summary(run: RunView) -> list[str]:
         code = f" (signal {run.signal})" if run.signal else code
         lines[0] += f": {run.reason}{code}" if run.reason != run.state else ""
         lines += [f"  {run.detail}"] if run.detail else []
-        lines += [f"hint: {run.hint}"] if run.hint else []
+        lines += [f"hint: {said}"] if (said := hint(run)) else []
     if run.metrics:
         lines.append("  " + "  ".join(f"{key}={number(value)}" for key, value in run.metrics.items()))
     if run.artifact_id:

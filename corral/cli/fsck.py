@@ -7,11 +7,14 @@ from typing import Annotated
 import typer
 
 from corral.cli import render
-from corral.cli.bars import count_bar
+from corral.cli.bars import step_bar
 from corral.cli.connect import connect
 from corral.domain.errors import CorralError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+# What each check of the server goes through, one of it.
+_THINGS = {"runs": "run", "blobs": "blob", "unclaimed bytes": "unclaimed blob"}
 
 
 @app.command()
@@ -24,7 +27,7 @@ def fsck(
     """
     problems, done = 0, False
     checked: dict[str, int] = {}
-    with connect() as corral, count_bar() as bar:
+    with connect() as corral, step_bar() as bar:
         for line in corral.fsck():
             problems += line.problem is not None
             done = done or line.done
@@ -33,12 +36,18 @@ def fsck(
                 render.show_json_line(line)
             elif line.problem is not None:
                 typer.echo(f"{line.check}: {line.problem}")
-            bar.step(line.check)
-            bar.moved(line.checked, max(line.checked, 1))
+            if not line.done:
+                bar.step(f"checking {line.check}: {line.checked}")
     if not done:
         raise CorralError("the check broke off before its end", hint="Run it again; see the server's log.")
     if not as_json:
-        counts = ", ".join(f"{count} {check}" for check, count in checked.items() if count)
-        typer.echo(f"checked {counts or 'nothing'}: {problems or 'no'} problems")
+        counts = ", ".join(_counted(check, count) for check, count in checked.items() if count)
+        found = render.count(problems, "problem") if problems else "no problems"
+        typer.echo(f"checked {counts or 'nothing'}: {found}")
     if problems:
         raise typer.Exit(1)
+
+
+def _counted(check: str, count: int) -> str:
+    thing = _THINGS.get(check)
+    return render.count(count, thing) if thing else f"{count} {check}"

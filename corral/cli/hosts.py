@@ -72,7 +72,7 @@ def drain(host: Host) -> None:
     """Let a host finish what it has and take nothing new."""
     with connect() as corral:
         view = corral.hosts.drain(_resolve(corral, host))
-    typer.echo(f"{view.name} drains; {view.busy} of {view.slots} slots are busy")
+    typer.echo(f"{view.name} drains; {view.busy} of {render.count(view.slots, 'slot')} busy")
 
 
 @app.command()

@@ -52,7 +52,7 @@ _COMMANDS = (
     _verb("metrics", "runs", "Show a run's metrics."),
     _verb("events", "runs", "Show what happened to a run, in order."),
     _verb("why", "runs", "Say which hosts could take a run, and why the others cannot."),
-    _verb("cancel", "runs", "Cancel runs; their workers stop them at the next beat."),
+    _verb("cancel", "runs", "Cancel runs; their workers stop them at once."),
     _verb("requeue", "runs", "Run something that has ended once more."),
     _Command("artifacts", "artifacts", "List, fetch, verify, pin and remove artifacts."),
     _Command("hosts", "hosts", "List, drain and resume hosts."),
@@ -139,13 +139,22 @@ def main() -> None:
 
 
 def print_error(error: CorralError) -> None:
-    typer.echo(f"error: {error.message}", err=True)
     # One field is in the message already; several are easier to read below each other.
-    if len(error.fields) > 1:
-        for field in error.fields:
-            typer.echo(f"  {field.path}: {field.message}", err=True)
+    several = error.fields if len(error.fields) > 1 else ()
+    typer.echo(f"error: {_head(error) + ':' if several else error.message}", err=True)
+    width = max((len(field.path) for field in several), default=0)
+    for field in several:
+        typer.echo(f"  {field.path + ':':<{width + 1}} {field.message}", err=True)
     if error.hint:
         typer.echo(f"hint: {error.hint}", err=True)
+
+
+def _head(error: CorralError) -> str:
+    """The message without the list of fields that it ends in."""
+    first = error.fields[0]
+    head, found, _ = error.message.partition(first.message)
+    kept = head.rstrip(" :`").removesuffix(first.path).rstrip(" :`") if found else ""
+    return kept or error.message
 
 
 def _debug(arguments: list[str]) -> bool:

@@ -61,8 +61,7 @@ class Processes:
 
     def find(self, role: Role) -> psutil.Process | None:
         """The running one of this home, whoever started it; None when there is none."""
-        noted = _read(self.note(role))
-        for pid, started in (noted, (self._own_word(role), None)):
+        for pid, started in (_read(self.note(role)), _read(self._own_word(role))):
             process = self._ours(role, pid, started) if pid is not None else None
             if process is not None:
                 return process
@@ -94,14 +93,9 @@ class Processes:
         part.write_text(json.dumps({"pid": pid, "started": started}), encoding="utf-8")
         part.replace(path)
 
-    def _own_word(self, role: Role) -> int | None:
-        """What the process wrote of itself, when it was started by hand."""
-        if role == "server":
-            return _read(self.home / "server.json")[0]
-        try:
-            return int((self.home / "worker.pid").read_text(encoding="utf-8").split()[0])
-        except (OSError, ValueError, IndexError):
-            return None
+    def _own_word(self, role: Role) -> Path:
+        """What the process writes of itself, also when it was started by hand."""
+        return self.home / ("server.json" if role == "server" else "worker.pid")
 
     def _ours(self, role: Role, pid: int, started: float | None) -> psutil.Process | None:
         try:
@@ -141,7 +135,8 @@ def stop(process: psutil.Process, timeout_s: float) -> bool:
 def _read(path: Path) -> tuple[int | None, float | None]:
     try:
         noted = json.loads(path.read_text(encoding="utf-8"))
-        started = noted.get("started")
+        # Ours says `started`, the worker's own `create_time`, the server's neither.
+        started = noted.get("started", noted.get("create_time"))
         return int(noted["pid"]), None if started is None else float(started)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         # Half a note or none: whatever runs is found by its own word.

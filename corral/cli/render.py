@@ -126,6 +126,11 @@ def size(count: int | None) -> str | None:
     return None
 
 
+def count(number: int, thing: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def number(value: float) -> str:
     return f"{value:.6g}"
 

@@ -10,6 +10,7 @@ import typer
 from corral.cli import complete, detail, render
 from corral.cli.connect import connect
 from corral.cli.follow import follow, follow_group
+from corral.cli.groups import in_order, swept_params
 from corral.cli.submitting import adhoc, dry_run, submit_file, submit_now
 from corral.client.runfile import load
 from corral.client.runs import RunFilter
@@ -121,10 +122,13 @@ def list_runs(
         else:
             page = corral.runs.page(where, limit=limit)
             items, more = page.items, page.next is not None
+        params = swept_params(corral, items) if group and not as_json else {}
     if as_json:
         render.show_json(items)
         return
-    detail.show_runs(items)
+    if group:
+        items = in_order(items, params)
+    detail.show_runs(items, params)
     if more:
         render.note(f"({limit} shown; --all shows the rest)")
 
@@ -217,7 +221,7 @@ def cancel(
     reason: Annotated[str, typer.Option(help="Shown in the run's events.")] = "cancelled from the CLI",
     as_json: AsJson = False,
 ) -> None:
-    """Cancel runs; their workers stop them at the next beat."""
+    """Cancel runs; their workers stop them at once."""
     with connect() as corral:
         cancelled = [corral.runs.cancel(one, reason=reason) for one in run]
     if as_json:

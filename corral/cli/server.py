@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import socket
 import time
@@ -18,7 +20,7 @@ from corral.cli import render
 from corral.cli.connect import connect
 from corral.cli.processes import Processes, Role, StartFailed, alive, stop
 from corral.client.api import Corral
-from corral.client.discovery import local_url
+from corral.client.discovery import discover, local_url
 from corral.domain.errors import CorralError, ServerUnreachable
 from corral.settings import Settings, process_environment, read_settings
 from corral.wire.admin import Health
@@ -27,6 +29,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 START_TIMEOUT_S = 60.0
 SERVER_STOP_S = 20.0
+# A worker that is not seen by then is no error: it may be busy looking at its machine.
+_SEEN_S = 8.0
 _POLL_S = 0.05
 _WATCH_S = 0.5
 # A server that dies at once is not started over and over without a breath.
@@ -34,6 +38,8 @@ _RESTART_S = (0.0, 1.0, 5.0, 15.0)
 _STEADY_S = 60.0
 # For a worker that was stopped before it can have begun anything.
 _HASTY_S = 5.0
+# The last that a server says which knows why it cannot start.
+_OWN_ERROR = re.compile(r"^error: (?P<message>.+)\nhint: (?P<hint>.+)\Z", re.MULTILINE)
 
 
 @app.command()
@@ -50,14 +56,15 @@ def up(
     settings = read_settings()
     environ = process_environment() | ({} if port is None else {"CORRAL_PORT": str(port)})
     station = Station(settings, Processes(settings.home), environ)
-    if station.running():
-        typer.echo(f"corral is running already at {local_url(settings.home)}")
+    if not station.running():
+        try:
+            station.bring_up()
+        except KeyboardInterrupt:
+            station.bring_down(_HASTY_S, station.started)
+            raise
+    if not station.started:
+        typer.echo(f"corral is already up at {local_url(settings.home)}")
         return
-    try:
-        station.bring_up()
-    except KeyboardInterrupt:
-        station.bring_down(_HASTY_S, station.started)
-        raise
     typer.echo(f"corral is up at {local_url(settings.home)}, data in {settings.home}")
     render.note("try: corral run -- python3 -c \"print('hello')\"")
     if detach:
@@ -144,15 +151,15 @@ class Station:
 
     def bring_up(self) -> None:
         """Start what is missing: a worker that outlived its server goes on with its runs."""
+        began = time.time()
         self._start_server()
         worker = self.processes.find("worker")
         if worker is None:
-            process = self._start("worker", self.environ)
-            # A worker that cannot start says so within its first moments.
-            self._settled("worker", process)
+            worker = self._start("worker", self.environ)
         else:
             self.processes.adopt("worker", worker)
             render.note(f"the worker of before goes on (pid {worker.pid})")
+        self._wait_seen(worker, began)
 
     def bring_down(self, timeout_s: float, roles: Sequence[Role] = ("worker", "server")) -> None:
         found = False
@@ -244,15 +251,31 @@ class Station:
             time.sleep(_POLL_S)
         raise self._failed("server", f"did not answer within {START_TIMEOUT_S:g} s")
 
-    def _settled(self, role: Role, process: psutil.Process) -> None:
-        deadline = time.monotonic() + 0.3
+    def _wait_seen(self, worker: psutil.Process, began: float) -> None:
+        """Until the server has heard from it, so that the first run finds a host; but not for long."""
+        deadline = time.monotonic() + _SEEN_S
         while time.monotonic() < deadline:
-            if not alive(process):
-                raise self._failed(role, "ended while it started")
+            if not alive(worker):
+                raise self._failed("worker", "ended while it started")
+            if self._worker_seen(began):
+                return
             time.sleep(_POLL_S)
+
+    def _worker_seen(self, since: float) -> bool:
+        try:
+            own = json.loads((self.settings.worker_home / "host.json").read_text(encoding="utf-8"))["host_id"]
+            address = discover(url=None, token=None, home=self.settings.home)
+            with Corral(address.url, address.token) as corral:
+                hosts = corral.hosts.page().items
+        except (CorralError, OSError, ValueError, KeyError, TypeError):
+            # It will be seen later, or `corral status` says why not.
+            return False
+        return any(host.id == own and (host.last_seen_at or 0) >= since for host in hosts)
 
     def _failed(self, role: Role, what: str) -> StartFailed:
         words = self.processes.last_words(role)
+        if (own := _OWN_ERROR.search(words)) is not None:
+            return StartFailed(own["message"], hint=own["hint"])
         return StartFailed(
             f"the {role} {what}; the end of its log:\n{words}",
             hint=f"See {self.processes.log(role)}; `corral down` stops what did start.",

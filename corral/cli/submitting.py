@@ -57,7 +57,7 @@ def submit_now(corral: Corral, run_file: RunFile, base_dir: Path) -> SubmitAnswe
 def submit_file(corral: Corral, run_file: RunFile, base_dir: Path, *, quiet: bool) -> SubmitAnswer:
     answer = submit_now(corral, run_file, base_dir)
     if not quiet and answer.group_id:
-        render.note(f"group {answer.group_id}: {len(answer.ids)} runs")
+        render.note(f"group {answer.group_id}: {render.count(len(answer.ids), 'run')}")
     return answer
 
 

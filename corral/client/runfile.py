@@ -6,7 +6,7 @@ import itertools
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,15 @@ def parse(
 
 def build(table: Mapping[str, Any], *, what: str, overrides: Sequence[str] = ()) -> RunFile:
     """Check a run file that is already a table."""
-    whole = dict(table)
-    for override in overrides:
-        whole = _overridden(whole, override)
+    given = [_override(text) for text in overrides]
     try:
-        return RunFile.model_validate(whole)
+        return RunFile.model_validate(_overridden(table, given))
+    except ValidationError as error:
+        # The text of a version or a name may read like a number: `environment.python=3.10`.
+        texts = {tuple(item["loc"]) for item in error.errors() if item["type"] == "string_type"}
+    given = [one.as_text() if one.place in texts else one for one in given]
+    try:
+        return RunFile.model_validate(_overridden(table, given))
     except ValidationError as error:
         raise explain(RunFile, error, what=what) from None
 
@@ -108,27 +112,47 @@ def _read(path: Path) -> str:
         ) from error
 
 
-def _overridden(table: Mapping[str, Any], override: str) -> dict[str, Any]:
-    key, equals, text = override.partition("=")
-    parts = [part.strip() for part in key.split(".")]
-    if not equals or not all(parts):
-        raise InvalidInput(f"--set {override!r} is not KEY=VALUE", hint="Write it as `--set params.lr=3e-4`.")
+@dataclass(frozen=True)
+class _Override:
+    place: tuple[str, ...]
+    text: str
+    value: Any
+
+    def as_text(self) -> _Override:
+        return replace(self, value=self.text) if isinstance(self.value, bool | int | float) else self
+
+
+def _override(given: str) -> _Override:
+    key, equals, text = given.partition("=")
+    place = tuple(part.strip() for part in key.split("."))
+    if not equals or not all(place):
+        raise InvalidInput(f"--set {given!r} is not KEY=VALUE", hint="Write it as `--set params.lr=3e-4`.")
+    return _Override(place, text.strip(), _value(text))
+
+
+def _overridden(table: Mapping[str, Any], overrides: Sequence[_Override]) -> dict[str, Any]:
     whole = dict(table)
+    for override in overrides:
+        _set(whole, override)
+    return whole
+
+
+def _set(whole: dict[str, Any], override: _Override) -> None:
+    *above, last = override.place
     inner = whole
-    for depth, part in enumerate(parts[:-1], 1):
+    for depth, part in enumerate(above, 1):
         below = inner.get(part, {})
         if not isinstance(below, Mapping):
-            place = ".".join(parts[:depth])
+            place = ".".join(above[:depth])
             raise InvalidInput(
-                f"--set {key} reaches into {place}, which is not a table",
+                f"--set {'.'.join(override.place)} reaches into {place}, which is not a table",
                 hint=f"Set {place} as a whole.",
                 fields=[FieldError(place, "is not a table")],
             )
         # Copied on the way down: the caller's table stays as it is.
         inner[part] = dict(below)
         inner = inner[part]
-    inner[parts[-1]] = _value(text)
-    return whole
+    inner[last] = override.value
 
 
 def _value(text: str) -> Any:

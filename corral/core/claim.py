@@ -21,7 +21,7 @@ from corral.domain.ids import HostId, LeaseId, new_lease_id
 from corral.domain.lease import Lease, LeaseState
 from corral.domain.run import Attempt, Rank, Run
 from corral.domain.states import LEASED, RankEvent, RankState, RunEvent, RunState
-from corral.ports.store import Tx
+from corral.ports.store import Held, Tx
 
 SEEN_EVERY_S = 10.0
 
@@ -80,14 +80,11 @@ class Claim:
             released = release_boot(
                 tx, host, self.ask.boot_id, self.ask.holding, now=now, policy=self.policy, shares=self.shares
             )
-        earlier = [
-            lease
-            for lease in tx.leases.by_request(host.id, self.ask.request_id)
-            if lease.state is LeaseState.LIVE
-        ]
+        held = tx.leases.held(host.id)
+        earlier = [item.lease_id for item in held if item.request_id == self.ask.request_id]
         if earlier:
-            return Claimed(tuple(self._render(tx, lease) for lease in earlier), released)
-        return Claimed(tuple(self._grants(tx, host, now)), released)
+            return Claimed(tuple(self._render(tx, lease_id) for lease_id in earlier), released)
+        return Claimed(tuple(self._grants(tx, host, held, now)), released)
 
     def undo(self) -> None:
         self.lanes.put_back(self.taken)
@@ -108,10 +105,10 @@ class Claim:
             tx.hosts.save(new)
         return new
 
-    def _grants(self, tx: Tx, host: Host, now: float) -> list[Grant]:
+    def _grants(self, tx: Tx, host: Host, held: list[Held], now: float) -> list[Grant]:
         if host.draining or self.ask.draining or host.capability is None or not self.ask.max_leases:
             return []
-        free = _Free(host, tx.leases.held_gpus(host.id))
+        free = _Free(host, held)
         grants: list[Grant] = []
         while free.slots > 0 and len(grants) < self.ask.max_leases:
             candidate = self.lanes.take(
@@ -122,7 +119,7 @@ class Claim:
             if candidate is None:
                 break
             self.taken.append(candidate)
-            run = tx.runs.lock(candidate.ready.id)
+            run = tx.runs.try_lock(candidate.ready.id)
             # The hint may be stale: claimed by another server, cancelled, held, or queued anew.
             if run is None or run.state is not RunState.QUEUED or run.shape != candidate.lane.shape:
                 continue
@@ -175,11 +172,12 @@ class Claim:
         self.shares.claimed(run.project)
         return Grant(lease, run, tx.runs.spec(run.id), _resume(tx, run))
 
-    def _render(self, tx: Tx, lease: Lease) -> Grant:
+    def _render(self, tx: Tx, lease_id: LeaseId) -> Grant:
         """The answer anew: it is never stored, so that it cannot be out of date."""
-        run = tx.runs.get(lease.run_id)
-        if run is None or run.state not in LEASED:
-            raise NotFound(f"lease {lease.id} has no running run")
+        lease = tx.leases.get(lease_id)
+        run = None if lease is None else tx.runs.get(lease.run_id)
+        if lease is None or run is None or run.state not in LEASED:
+            raise NotFound(f"lease {lease_id} has no running run")
         return Grant(lease, run, tx.runs.spec(run.id), _resume(tx, run))
 
 
@@ -215,11 +213,11 @@ def _taken(rank: Rank, epoch: int, lease_id: LeaseId) -> Rank:
 class _Free:
     """What a host has left: its slots, and the GPUs that none of its leases holds."""
 
-    def __init__(self, host: Host, held_gpus: list[str]) -> None:
-        self.slots = host.slots - len(held_gpus)
-        held = {index for gpus in held_gpus for index in json.loads(gpus)}
+    def __init__(self, host: Host, held: list[Held]) -> None:
+        self.slots = host.slots - len(held)
         self._capability = parse_capability(host)
-        self._gpus = [gpu for gpu in (self._capability.gpus or ()) if gpu.index not in held]
+        taken = {index for item in held for index in json.loads(item.gpus)}
+        self._gpus = [gpu for gpu in (self._capability.gpus or ()) if gpu.index not in taken]
 
     def holds(self, need: Requirements) -> bool:
         return not need.gpus or len(self._fitting(need)) >= need.gpus

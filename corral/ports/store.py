@@ -27,6 +27,14 @@ class Lane(NamedTuple):
     project: str
 
 
+class Held(NamedTuple):
+    """What a claim must know of a lease that its host has: `gpus` is a JSON list."""
+
+    lease_id: LeaseId
+    request_id: str
+    gpus: str
+
+
 class Ready(NamedTuple):
     """A queued run as the scheduler sees it."""
 
@@ -50,6 +58,10 @@ class Runs(Protocol):
 
     def lock(self, run_id: RunId) -> Run | None:
         """Like `get`, and no other transaction changes the run until this one ends."""
+        ...
+
+    def try_lock(self, run_id: RunId) -> Run | None:
+        """Like `lock`, but None as well if another transaction holds it: nobody waits in a circle."""
         ...
 
     def lock_of_lease(self, lease_id: LeaseId) -> Run | None:
@@ -142,12 +154,10 @@ class Leases(Protocol):
 
     def save(self, lease: Lease) -> None: ...
 
-    def by_request(self, host_id: HostId, request_id: str) -> list[Lease]: ...
-
     def live_of_host(self, host_id: HostId) -> list[Lease]: ...
 
-    def held_gpus(self, host_id: HostId) -> list[str]:
-        """For each live lease of the host, the JSON list of the GPUs it holds."""
+    def held(self, host_id: HostId) -> list[Held]:
+        """What each live lease of the host holds."""
         ...
 
     def live_of_run(self, run_id: RunId) -> list[Lease]: ...

@@ -83,6 +83,7 @@ def _id_cursor(text: str, kind: str) -> str:
 
 @router.get("/hosts")
 async def list_hosts(caller: User, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> HostPage:
+    """Hosts: what they have, whether they are here, and how many of their slots are busy."""
     after = HostId(_id_cursor(cursor, "h")) if cursor else None
 
     def unit(tx: Tx) -> HostPage:
@@ -103,6 +104,7 @@ async def drain(host_id: str, caller: Operator, svc: Svc) -> HostView:
 
 @router.post("/hosts/{host_id}/resume")
 async def resume(host_id: str, caller: Operator, svc: Svc) -> HostView:
+    """Let a drained host take runs again."""
     done = await _set_draining(host_id, svc, draining=False)
     svc.waiters.ready_all(svc.lanes.shapes())
     return done
@@ -125,6 +127,7 @@ async def _set_draining(text: str, svc: Services, *, draining: bool) -> HostView
 
 @router.get("/tokens")
 async def list_tokens(caller: Operator, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> TokenPage:
+    """Tokens without their text."""
     after = TokenId(_id_cursor(cursor, "t")) if cursor else None
     found = await svc.store.read(lambda tx: tx.access.tokens(after, limit))
     return TokenPage(items=[token_view(t) for t in found], next=found[-1].id if len(found) == limit else None)
@@ -171,6 +174,7 @@ async def list_secrets(project: Project, svc: Svc) -> SecretPage:
 
 @router.put("/projects/{project}/secrets/{name}")
 async def put_secret(project: Project, name: SecretName, body: SecretValue, svc: Svc) -> SecretView:
+    """Set a secret of the project, or replace it."""
     done = await svc.store.write(
         lambda tx: core_secrets.put(tx, svc.cipher, project, name, body.value, now=svc.clock.now())
     )
@@ -180,6 +184,7 @@ async def put_secret(project: Project, name: SecretName, body: SecretValue, svc:
 
 @router.delete("/projects/{project}/secrets/{name}", status_code=204)
 async def delete_secret(project: Project, name: SecretName, svc: Svc) -> Response:
+    """Remove a secret of the project."""
     if not await svc.store.write(lambda tx: tx.access.delete_secret(project, name)):
         raise NotFound(f"project {project} has no secret {name}", hint="`corral secrets ls` lists them.")
     return Response(status_code=204)

@@ -70,6 +70,7 @@ def _search(svc: Services, values: Secrets, file: ArtifactFile) -> None:
 async def list_artifacts(
     caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 50
 ) -> ArtifactPage:
+    """Artifacts, the newest first."""
     if project is not None:
         caller.check_project(project)
     after = parse_time_cursor(cursor, "a")
@@ -99,6 +100,7 @@ def _seen(tx: Tx, artifact_id: ArtifactId, token: Token) -> Artifact:
 
 @router.get("/artifacts/{artifact_id}")
 async def get_artifact(artifact_id: ArtifactPath, token: Anyone, svc: Svc) -> ArtifactView:
+    """One artifact: what made it, its size, whether it is pinned."""
     return await svc.store.read(lambda tx: artifact_view(_seen(tx, artifact_id, token), Names(tx)))
 
 
@@ -110,6 +112,8 @@ async def get_files(
     after: Annotated[str, Query(max_length=4096)] = "",
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
 ) -> FilePage:
+    """A page of the artifact's files, each with its digest and size."""
+
     def unit(tx: Tx) -> list[ArtifactFile]:
         _seen(tx, artifact_id, token)
         return tx.artifacts.files(artifact_id, after=after, limit=limit)
@@ -160,11 +164,13 @@ def _check_file(svc: Services, file: ArtifactFile) -> str | None:
 
 @router.post("/artifacts/{artifact_id}/pin")
 async def pin(artifact_id: ArtifactPath, caller: User, svc: Svc) -> ArtifactView:
+    """Keep the artifact whatever the retention rules say."""
     return await _set_pinned(artifact_id, caller, svc, pinned=True)
 
 
 @router.post("/artifacts/{artifact_id}/unpin")
 async def unpin(artifact_id: ArtifactPath, caller: User, svc: Svc) -> ArtifactView:
+    """Leave the artifact to the retention rules again."""
     return await _set_pinned(artifact_id, caller, svc, pinned=False)
 
 
@@ -181,6 +187,8 @@ async def _set_pinned(
 
 @router.delete("/artifacts/{artifact_id}", status_code=204)
 async def delete(artifact_id: ArtifactPath, caller: User, svc: Svc) -> Response:
+    """Remove the artifact; files that nothing else names are deleted later."""
+
     def unit(tx: Tx) -> None:
         _seen(tx, artifact_id, caller.token)
         core.delete(tx, artifact_id)

@@ -69,11 +69,13 @@ ForLease = Annotated[Holder, Depends(_lease_holder)]
 
 @router.post("/projects/{project}/blobs/query")
 async def query_user(body: BlobQuery, holder: ForUser, svc: Svc) -> BlobAnswer:
+    """Which of these files the project lacks, and so must be uploaded."""
     return await _query(body, holder, svc)
 
 
 @router.post("/leases/{lease_id}/blobs/query")
 async def query_lease(body: BlobQuery, holder: ForLease, svc: Svc) -> BlobAnswer:
+    """Which of these files the lease's project lacks, and so must be uploaded."""
     return await _query(body, holder, svc)
 
 
@@ -105,6 +107,7 @@ def _offsets(svc: Services, missing: list[Digest], holder: Holder) -> dict[str, 
 async def put_user(
     sha256: DigestPath, holder: ForUser, svc: Svc, request: Request, offset: Offset = None
 ) -> BlobStored:
+    """Upload one file; one that broke off goes on from its offset."""
     return await _receive(sha256, holder, svc, request, offset)
 
 
@@ -112,6 +115,7 @@ async def put_user(
 async def put_lease(
     sha256: DigestPath, holder: ForLease, svc: Svc, request: Request, offset: Offset = None
 ) -> BlobStored:
+    """Upload one file for a lease; one that broke off goes on from its offset."""
     return await _receive(sha256, holder, svc, request, offset)
 
 
@@ -194,11 +198,13 @@ async def _remember(sha: Digest, size: int, holder: Holder, svc: Services) -> No
 
 @router.post("/projects/{project}/blobs/pack", status_code=201, openapi_extra=RAW_BODY)
 async def pack_user(holder: ForUser, svc: Svc, request: Request) -> list[BlobStored]:
+    """Upload many small files at once."""
     return await _unpack(await request.body(), holder, svc)
 
 
 @router.post("/leases/{lease_id}/blobs/pack", status_code=201, openapi_extra=RAW_BODY)
 async def pack_lease(holder: ForLease, svc: Svc, request: Request) -> list[BlobStored]:
+    """Upload many small files at once for a lease."""
     return await _unpack(await request.body(), holder, svc)
 
 

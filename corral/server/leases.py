@@ -159,6 +159,7 @@ def _small_json(value: object) -> str:
 
 @router.post("/leases/{lease_id}/secrets")
 async def lease_secrets(lease_id: LeasePath, epoch: Epoch, host_id: OwnHost, svc: Svc) -> SecretsAnswer:
+    """The values of the secrets that the lease's run names."""
     values = await svc.store.write(
         lambda tx: secrets.for_lease(
             tx, svc.cipher, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy
@@ -227,6 +228,7 @@ def manifest(body: ManifestRequest, *kinds: ArtifactKind) -> Manifest:
 async def commit_artifact(
     lease_id: LeasePath, epoch: Epoch, body: ManifestRequest, host_id: OwnHost, svc: Svc
 ) -> ArtifactView:
+    """Commit the output of the lease's run; every file must be on the server already."""
     return await _commit(lease_id, epoch, manifest(body, ArtifactKind.OUTPUT), host_id, svc)
 
 
@@ -234,6 +236,7 @@ async def commit_artifact(
 async def commit_checkpoint(
     lease_id: LeasePath, epoch: Epoch, body: ManifestRequest, host_id: OwnHost, svc: Svc
 ) -> ArtifactView:
+    """Commit a checkpoint of the lease's run; every file must be on the server already."""
     return await _commit(lease_id, epoch, manifest(body, ArtifactKind.CHECKPOINT), host_id, svc)
 
 
@@ -253,6 +256,7 @@ async def _commit(
 async def finish(
     lease_id: LeasePath, epoch: Epoch, body: FinishRequest, host_id: OwnHost, svc: Svc
 ) -> OutcomeAnswer:
+    """End the lease: the program ended well."""
     artifact = None if body.artifact_id is None else ArtifactId(body.artifact_id)
     report = Report(
         "finish",
@@ -268,6 +272,7 @@ async def finish(
 async def fail(
     lease_id: LeasePath, epoch: Epoch, body: FailRequest, host_id: OwnHost, svc: Svc
 ) -> OutcomeAnswer:
+    """End the lease: the program failed, or could not be started."""
     return await _end(lease_id, epoch, Report("fail", **body.model_dump()), host_id, svc)
 
 
@@ -275,6 +280,7 @@ async def fail(
 async def stopped(
     lease_id: LeasePath, epoch: Epoch, body: StoppedRequest, host_id: OwnHost, svc: Svc
 ) -> OutcomeAnswer:
+    """End the lease: the program was stopped as asked, or its worker gives the run back."""
     return await _end(lease_id, epoch, Report("stopped", **body.model_dump()), host_id, svc)
 
 
@@ -319,6 +325,7 @@ async def write_object(
 
 @router.get("/leases/{lease_id}/objects/{key:path}", response_class=Response, responses=RAW_ANSWER)
 async def get_object(lease_id: LeasePath, key: str, epoch: Epoch, host_id: OwnHost, svc: Svc) -> Response:
+    """Read a small named object of the run; its version is in `ETag`."""
     found = await svc.store.write(
         lambda tx: read_object(
             tx, lease_id, epoch, key, host_id=host_id, now=svc.clock.now(), policy=svc.policy
@@ -337,6 +344,7 @@ async def get_objects(
     after: Annotated[str, Query(max_length=512)] = "",
     limit: Limit = 1000,
 ) -> ObjectList:
+    """List the small named objects of the run."""
     # A fenced read may take a lease up again, which is a write.
     keys = await svc.store.write(
         lambda tx: list_objects(

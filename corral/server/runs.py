@@ -144,16 +144,19 @@ async def list_runs(
 
 @router.get("/runs/{run}")
 async def get_run(run: str, caller: User, svc: Svc) -> RunDetail:
+    """One run: its spec, its attempts, how it stands and why it ended."""
     return await svc.store.read(lambda tx: run_detail(tx, run_of(tx, find_run(tx, run, caller))))
 
 
 @router.get("/runs/{run}/artifacts")
 async def run_artifacts(run: str, caller: User, svc: Svc) -> ArtifactPage:
+    """Everything that the run made, checkpoints included."""
     return await svc.store.read(lambda tx: _artifacts(tx, run, caller, None))
 
 
 @router.get("/runs/{run}/checkpoints")
 async def run_checkpoints(run: str, caller: User, svc: Svc) -> ArtifactPage:
+    """The run's checkpoints."""
     return await svc.store.read(lambda tx: _artifacts(tx, run, caller, ArtifactKind.CHECKPOINT))
 
 
@@ -183,6 +186,8 @@ async def why(run: str, caller: User, svc: Svc) -> WhyAnswer:
 
 @router.post("/runs/{run}/cancel")
 async def cancel_run(run: str, body: CancelRequest, caller: User, svc: Svc) -> RunView:
+    """Cancel a run: at once if it waits, otherwise its worker is told to stop it."""
+
     def unit(tx: Tx) -> RunView:
         run_id = find_run(tx, run, caller)
         secrets.refuse_exposed(tx, svc.cipher, run_of(tx, run_id).project, body.reason, what="the reason")

@@ -72,6 +72,7 @@ async def get_metrics(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     name: Annotated[str | None, Query(max_length=128)] = None,
 ) -> MetricPage:
+    """A page of metric points, in the order in which they were written."""
     run_id = await svc.store.read(lambda tx: find_run(tx, run, caller))
     found = await _slice(svc, run_id, logs.METRIC, logs.parse_cursor(cursor), limit)
     points = [_metric_point(line) for line in found.lines]

@@ -21,17 +21,27 @@ _HOLE = re.compile(r"\{(params\.[A-Za-z0-9_-]+|seed|run_id)\}")
 class Resources(Exact):
     """What one rank needs. Sizes as `"24GiB"`; `gpu` names models, any of which will do."""
 
-    gpus: int = Field(0, ge=0, le=1024)
-    gpu: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(default=[], max_length=32)
-    min_vram: Size | None = Field(None, ge=0, le=1 << 50)
-    min_ram: Size | None = Field(None, ge=0, le=1 << 50)
-    min_cores: int | None = Field(None, ge=0, le=100_000)
-    min_disk: Size | None = Field(None, ge=0, le=1 << 60)
-    min_compute_capability: str | None = Field(None, pattern=r"^\d{1,3}\.\d{1,3}$")
-    os: Literal["linux", "darwin", "windows"] | None = None
-    arch: Literal["x86_64", "aarch64"] | None = None
-    labels: list[Name] = Field(default=[], max_length=64)
-    hosts: list[Name] = Field(default=[], max_length=1024)
+    gpus: int = Field(0, ge=0, le=1024, description="How many GPUs. The child sees only its own.")
+    gpu: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(
+        default=[],
+        max_length=32,
+        description='Models, any of which will do; part of the name is enough: `["H100", "A100"]`.',
+    )
+    min_vram: Size | None = Field(None, ge=0, le=1 << 50, description="Memory of each GPU.")
+    min_ram: Size | None = Field(None, ge=0, le=1 << 50, description="The host's memory.")
+    min_cores: int | None = Field(None, ge=0, le=100_000, description="The host's physical cores.")
+    min_disk: Size | None = Field(
+        None, ge=0, le=1 << 60, description="The disk that the worker keeps its data on."
+    )
+    min_compute_capability: str | None = Field(
+        None, pattern=r"^\d{1,3}\.\d{1,3}$", description='Of each GPU, as `"8.0"`.'
+    )
+    os: Literal["linux", "darwin", "windows"] | None = Field(None, description="The operating system.")
+    arch: Literal["x86_64", "aarch64"] | None = Field(None, description="The processor.")
+    labels: list[Name] = Field(
+        default=[], max_length=64, description="Labels that the host must carry, all of them."
+    )
+    hosts: list[Name] = Field(default=[], max_length=1024, description="Only these hosts, by name.")
 
     @model_validator(mode="after")
     def _a_gpu_need_asks_for_a_gpu(self) -> Resources:
@@ -58,9 +68,14 @@ class Resources(Exact):
 class RetryBudgets(Exact):
     """Retries by cause: lost machines, too little memory, the run's own errors."""
 
-    infrastructure: int = Field(3, ge=0, le=1000)
-    memory: int = Field(0, ge=0, le=100)
-    code: int = Field(0, ge=0, le=1000)
+    infrastructure: int = Field(3, ge=0, le=1000, description="After a lost host, a preemption or a stall.")
+    memory: int = Field(0, ge=0, le=100, description="After running out of memory.")
+    code: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="After an error of its own: a non-zero exit, bad data, refused output, a failed build.",
+    )
 
     def budgets(self) -> Retries:
         return Retries(self.infrastructure, self.memory, self.code)
@@ -69,17 +84,20 @@ class RetryBudgets(Exact):
 class Keep(Exact):
     """Which checkpoints stay: the newest ones and the best ones by their metric."""
 
-    latest: int = Field(2, ge=1, le=10_000)
-    best: int = Field(1, ge=0, le=10_000)
-    metric: Literal["min", "max"] = "min"
+    latest: int = Field(2, ge=1, le=10_000, description="This many of the newest.")
+    best: int = Field(1, ge=0, le=10_000, description="This many of the best by their metric.")
+    metric: Literal["min", "max"] = Field("min", description="Whether a small or a large metric is good.")
 
 
 class InputFrom(Exact):
     """An input by where it comes from: a local path, an artifact's id, or a run's result."""
 
-    path: str | None = None
-    artifact: ArtifactIdText | None = None
-    run: str | None = None
+    path: str | None = Field(
+        None,
+        description="A file or folder on this machine. A file arrives inside a folder called NAME.",
+    )
+    artifact: ArtifactIdText | None = Field(None, description="An artifact's id.")
+    run: str | None = Field(None, description="A run (id, prefix or `latest`) whose result is meant.")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> InputFrom:
@@ -88,13 +106,24 @@ class InputFrom(Exact):
         return self
 
 
+Input = Annotated[
+    str | InputFrom, Field(description="A path of a file or folder, or one of the three below.")
+]
+
+
 class EnvironmentFile(Exact):
     """Python version and requirements, resolved once at submit; or `host = true` for the host's own."""
 
-    host: bool = False
-    python: str | None = Field(None, pattern=r"^3\.\d{1,2}(\.\d{1,3})?$")
-    requirements: list[str] | str = []
-    find_links: str | None = None
+    host: bool = Field(False, description="Take whatever Python the host has.")
+    python: str | None = Field(
+        None,
+        pattern=r"^3\.\d{1,2}(\.\d{1,3})?$",
+        description="The version to build with; that of `corral` itself when left out.",
+    )
+    requirements: list[str] | str = Field(
+        default=[], description="As pip takes them: a list, or the path of a requirements file."
+    )
+    find_links: str | None = Field(None, description="A folder of wheels beside the index.")
 
     @model_validator(mode="after")
     def _host_or_built(self) -> EnvironmentFile:
@@ -107,22 +136,58 @@ _RESOURCES, _RETRIES, _KEEP = Resources(), RetryBudgets(), Keep()
 
 
 class _Common(Exact):
-    name: Name = "run"
-    project: Name = "default"
-    kind: Literal["command"] = "command"
-    argv: list[Text] = Field(min_length=1, max_length=4096)
-    params: dict[Name, Scalar] = Field(default={}, max_length=1024)
-    env: dict[EnvName, Text] = Field(default={}, max_length=1024)
-    secrets: list[EnvName] = Field(default=[], max_length=64)
+    name: Name = Field("run", description="What it is called in lists; a group takes this name too.")
+    project: Name = Field(
+        "default", description="Which project it belongs to. `CORRAL_PROJECT` when left out."
+    )
+    kind: Literal["command"] = Field("command", description="What sort of run it is; there is one so far.")
+    argv: list[Text] = Field(
+        min_length=1,
+        max_length=4096,
+        description=(
+            "The command, as a list. `{params.x}`, `{seed}` and `{run_id}` are filled in; other braces stay."
+        ),
+    )
+    params: dict[Name, Scalar] = Field(
+        default={},
+        max_length=1024,
+        description="Named values for the command; the child reads them in `CORRAL_SPEC` too.",
+    )
+    env: dict[EnvName, Text] = Field(
+        default={},
+        max_length=1024,
+        description="Plain environment variables. Names that begin with `CORRAL_` are refused.",
+    )
+    secrets: list[EnvName] = Field(
+        default=[],
+        max_length=64,
+        description="Names of secrets of the project; the child gets each as an environment variable.",
+    )
     # Shared, since they are frozen: a default that is a model would be copied at every validation.
-    resources: Resources = Field(default_factory=lambda: _RESOURCES)
-    retries: RetryBudgets = Field(default_factory=lambda: _RETRIES)
-    keep: Keep = Field(default_factory=lambda: _KEEP)
-    wall_limit: Duration | None = Field(None, gt=0, le=366 * 86400)
-    stall_limit: Duration | None = Field(None, gt=0, le=366 * 86400)
-    grace: Duration = Field(30, ge=0, le=86400)
-    priority: int = Field(0, ge=-1000, le=1000)
-    labels: dict[Name, Annotated[str, Field(max_length=256)]] = Field(default={}, max_length=64)
+    resources: Resources = Field(default_factory=lambda: _RESOURCES, description="What a host must have.")
+    retries: RetryBudgets = Field(
+        default_factory=lambda: _RETRIES, description="How often it is tried again, by cause."
+    )
+    keep: Keep = Field(default_factory=lambda: _KEEP, description="Which checkpoints stay.")
+    wall_limit: Duration | None = Field(
+        None,
+        gt=0,
+        le=366 * 86400,
+        description="How long it may run, over all attempts. Then it is stopped and has failed.",
+    )
+    stall_limit: Duration | None = Field(
+        None,
+        gt=0,
+        le=366 * 86400,
+        description="How long it may go without output, metric or progress before it is tried elsewhere.",
+    )
+    grace: Duration = Field(30, ge=0, le=86400, description="How long it has between SIGTERM and SIGKILL.")
+    priority: int = Field(0, ge=-1000, le=1000, description="Higher goes first.")
+    labels: dict[Name, Annotated[str, Field(max_length=256)]] = Field(
+        default={},
+        max_length=64,
+        description="Your own words for it; `corral ls --label KEY=VALUE` finds them.",
+    )
 
     @field_validator("argv", "env", "params", "labels")
     @classmethod
@@ -156,11 +221,30 @@ class _Common(Exact):
 class RunFile(_Common):
     """A run file as a user writes it. `seeds` or `[sweep]` make a group of runs."""
 
-    code: str | None = None
-    environment: EnvironmentFile = EnvironmentFile(host=True)
-    inputs: dict[Name, str | InputFrom] = Field(default={}, max_length=256)
-    seeds: list[int] = Field(default=[], max_length=10_000)
-    sweep: dict[Name, list[Scalar]] = Field(default={}, max_length=64)
+    code: str | None = Field(
+        None,
+        description=(
+            "A folder to ship; the command starts in it. `.gitignore` and `.corralignore` are honoured."
+        ),
+    )
+    environment: EnvironmentFile = Field(
+        default=EnvironmentFile(host=True),
+        description="The Python that it runs in; the host's own when left out.",
+    )
+    inputs: dict[Name, Input] = Field(
+        default={},
+        max_length=256,
+        description=(
+            "What it reads, by name; each is a folder `CORRAL_INPUT_DIR/NAME`. "
+            "A single file `data/poem.txt` is `CORRAL_INPUT_DIR/NAME/poem.txt`."
+        ),
+    )
+    seeds: list[int] = Field(default=[], max_length=10_000, description="One run for each.")
+    sweep: dict[Name, list[Scalar]] = Field(
+        default={},
+        max_length=64,
+        description="Lists of values for params; one run for each combination.",
+    )
 
     @field_validator("seeds")
     @classmethod

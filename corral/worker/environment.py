@@ -169,8 +169,13 @@ class Environments:
         progress(f"environment {key} is ready after {time.monotonic() - began:.1f} s")
 
     def _fill(self, part: Path, lock: Lock, progress: Progress, should_stop: Callable[[], bool]) -> None:
+        def told(line: str) -> None:
+            # Meant for somebody at a terminal, and it names a folder that is about to be renamed.
+            if not line.startswith("Activate with:"):
+                progress(line)
+
         def uv(*arguments: str | Path) -> None:
-            done = self._uv.run(arguments, cwd=self._root, progress=progress, should_stop=should_stop)
+            done = self._uv.run(arguments, cwd=self._root, progress=told, should_stop=should_stop)
             if done.status != 0:
                 raise self._failure(lock.python, done.words)
 

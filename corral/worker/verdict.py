@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from corral.domain.reasons import Reason
 from corral.wire.leases import FailRequest, FinishRequest, StoppedRequest
@@ -13,6 +14,9 @@ from corral.worker.workspace import Outcome
 
 # Raised by what the program itself does; anybody may send the others.
 _OWN_FAULT = {"SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS", "SIGXCPU", "SIGXFSZ"}
+
+_NOT_EXECUTABLE = 126
+_NOT_FOUND = 127
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,17 @@ def verdict(ended: Ended) -> Outcome:
     if found.error is not None:
         # Executed never: the command is wrong. Killed from outside: nobody knows why.
         reason = Reason.UNKNOWN if found.signal == SIGKILL else Reason.CODE_ERROR
-        return failed(reason, found.error, found, ended.ran_s)
+        return failed(reason, found.error, replace(found, code=_shell_code(found)), ended.ran_s)
     if found.code == 0:
         return Outcome(FinishRequest(metrics=dict(ended.metrics), ran_s=ended.ran_s))
     return failed(_reason(found), _detail(found, ended.last_errors), found, ended.ran_s)
+
+
+def _shell_code(found: Exit) -> int | None:
+    """Of a command that was never executed, as a shell gives it: 127 not found, 126 not executable."""
+    if found.signal is not None:
+        return None
+    return _NOT_FOUND if found.errno == errno.ENOENT else _NOT_EXECUTABLE
 
 
 def stopped(wish: StopWish, found: Exit | None, ran_s: float) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -75,8 +76,36 @@ def corral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     machine("down", "--timeout", "5")
 
 
-def test_up_a_second_time_says_that_it_runs(corral: Machine) -> None:
-    assert "running already at http://127.0.0.1:" in corral.ok("up", "--detach")
+def test_up_a_second_time_says_only_that_it_is_up(corral: Machine) -> None:
+    done = corral("up", "--detach")
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("corral is already up at http://127.0.0.1:")
+    assert (done.stdout.count("\n"), done.stderr) == (1, "")
+
+
+def test_after_up_the_worker_is_there_at_once(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "home")
+    try:
+        machine.ok("up", "--detach")
+
+        assert "1 of 1 here" in machine.ok("status")
+    finally:
+        machine("down", "--timeout", "1")
+
+
+def test_a_port_that_is_taken_is_one_clear_error(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "home")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        done = machine("up", "--detach", "--port", str(port))
+
+    assert done.returncode == 1
+    first, second = done.stderr.splitlines()
+    assert first == f"error: port {port} of 127.0.0.1 is taken"
+    assert second.startswith("hint: ")
+    assert "CORRAL_PORT=0" in second
 
 
 def test_status_shows_both_processes_and_the_host(corral: Machine) -> None:
@@ -100,6 +129,22 @@ def test_stdout_holds_what_the_program_prints_and_nothing_else(corral: Machine) 
 )
 def test_the_exit_code_is_the_programs(code: str, expected: int, corral: Machine) -> None:
     assert corral.python(code).returncode == expected
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(None, 127), (0o644, 126)])
+def test_a_program_that_cannot_be_started_gives_the_code_of_a_shell(
+    mode: int | None, expected: int, corral: Machine, tmp_path: Path
+) -> None:
+    program = tmp_path / "program"
+    if mode is not None:
+        program.touch(mode)
+
+    done = corral("run", "--", str(program))
+
+    assert done.returncode == expected
+    assert "cannot execute" in done.stderr
+    assert "corral logs" not in done.stderr
+    assert json.loads(corral.ok("show", "latest", "--json"))["exit_code"] == expected
 
 
 def test_quiet_leaves_only_the_programs_output(corral: Machine) -> None:
@@ -174,6 +219,10 @@ def test_a_group_prints_all_ids_and_is_followed_to_its_end(corral: Machine, swee
     assert len(ids) == 4
     assert {corral.state(run) for run in ids} == {"succeeded"}
     assert corral.ok("logs", ids[3]) == "lr 0.2 seed 1\n"
+    group = json.loads(done.stdout)["group_id"]
+    listed = corral.ok("ls", "--group", group).splitlines()
+    assert [line.split()[0] for line in listed[1:]] == ids
+    assert "lr=0.2" in listed[-1]
 
 
 def test_what_a_run_leaves_can_be_read_in_every_way(corral: Machine, tmp_path: Path) -> None:
@@ -202,7 +251,8 @@ def test_what_a_run_leaves_can_be_read_in_every_way(corral: Machine, tmp_path: P
     assert corral.ok("events", run["id"]).count("\n") >= 3
     assert corral.ok("why", run["id"])
     target = tmp_path / "got"
-    assert "1 files, 7 B, verified" in corral.ok("artifacts", "get", run["id"], str(target))
+    said = corral.ok("artifacts", "get", run["id"], str(target))
+    assert said == f"{target}/: 1 file, 7 B; every file matches its digest\n"
     assert (target / "model.txt").read_text() == "weights"
     assert "all match their digests" in corral.ok("artifacts", "verify", run["artifact_id"])
     assert "is pinned" in corral.ok("artifacts", "pin", run["artifact_id"])
@@ -412,10 +462,23 @@ def test_a_pid_that_belongs_to_another_program_now_is_left_alone(tmp_path: Path)
         bystander.kill()
 
 
-def test_a_server_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_says_why_in_its_own_words(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "home")
     machine.home.mkdir()
     (machine.home / "corral.db").mkdir()
+
+    done = machine("up", "--detach")
+
+    assert done.returncode == 1
+    first, second = done.stderr.splitlines()
+    assert first == f"error: {machine.home}/corral.db cannot be opened: Is a directory"
+    assert second.startswith("hint: ")
+
+
+def test_a_server_that_breaks_while_it_starts_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    machine = Machine(tmp_path / "home")
+    (machine.home / "server.json.new").mkdir(parents=True)
+    (machine.home / "server.new").mkdir()
 
     done = machine("up", "--detach")
 

@@ -13,6 +13,7 @@ from corral.domain.lease import LeaseState
 from corral.domain.reasons import Reason
 from corral.domain.run import Attempt, Rank
 from corral.domain.states import RankState
+from corral.ports.store import Held
 
 H1, H2 = HostId("h-bbbbbbbbbbbb"), HostId("h-cccccccccccc")
 
@@ -82,7 +83,8 @@ def test_the_gpus_that_a_host_holds_are_those_of_its_live_leases(db: Database) -
     held, ended = a_lease(a_run(), gpus="[0, 2]"), a_lease(a_run(), gpus="[1]", state=LeaseState.CLOSED)
     db.each((held, ended), lambda tx, lease: tx.leases.insert(lease))
 
-    assert db.read(lambda tx: tx.leases.held_gpus(held.host_id)) == ["[0, 2]"]
+    found = db.read(lambda tx: tx.leases.held(held.host_id))
+    assert found == [Held(held.id, held.request_id, "[0, 2]")]
 
 
 def test_a_run_is_found_and_held_by_its_lease(db: Database) -> None:
@@ -92,6 +94,7 @@ def test_a_run_is_found_and_held_by_its_lease(db: Database) -> None:
     db.write(lambda tx: tx.leases.insert(lease))
 
     assert db.write(lambda tx: tx.runs.lock_of_lease(lease.id)) == run
+    assert db.write(lambda tx: tx.runs.try_lock(run.id)) == run
     assert db.write(lambda tx: tx.runs.lock_of_lease(LeaseId("l-nosuchlease"))) is None
 
 
@@ -105,8 +108,8 @@ def test_leases_are_found_by_host_run_and_request(db: Database) -> None:
     assert db.read(lambda tx: tx.leases.live_of_host(H1)) == [a, b]
     assert db.read(lambda tx: tx.leases.live_of_host(H2)) == []
     assert db.read(lambda tx: tx.leases.live_of_run(run.id)) == [a, b]
-    assert db.read(lambda tx: tx.leases.by_request(H1, "request-2")) == [b]
-    assert db.read(lambda tx: tx.leases.by_request(H2, "request-1")) == [c]
+    assert [held.request_id for held in db.read(lambda tx: tx.leases.held(H1))] == [a.request_id, "request-2"]
+    assert db.read(lambda tx: tx.leases.held(H2)) == []
     assert db.read(lambda tx: tx.leases.live_count()) == 2
     assert db.read(lambda tx: tx.hosts.busy()) == [(H1, 2)]
 

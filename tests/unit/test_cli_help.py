@@ -6,8 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from typer.testing import CliRunner
@@ -111,20 +114,83 @@ def test_a_wrong_run_file_is_an_error_with_every_field_and_exit_code_1(tmp_path:
     assert "\n  priority: " in done.stderr
 
 
+def test_several_mistakes_are_listed_once_below_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('argv = ["x"]\nwall_limt = "10m"\nnam = "x"\n')
+
+    lines = corral("submit", str(path), home=tmp_path).stderr.splitlines()
+
+    assert lines[:3] == [
+        f"error: {path} is not valid:",
+        "  wall_limt: is not a known key; did you mean `wall_limit`?",
+        "  nam:       is not a known key; did you mean `name`?",
+    ]
+
+
+def test_one_mistake_stands_in_the_message(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('argv = ["x"]\nnam = "x"\n')
+
+    first, second = corral("submit", str(path), home=tmp_path).stderr.splitlines()
+
+    assert first == f"error: {path} is not valid: `nam` is not a known key; did you mean `name`?"
+    assert second.startswith("hint: ")
+
+
+def test_several_wrong_settings_are_listed_once(tmp_path: Path) -> None:
+    done = corral("ls", home=tmp_path, CORRAL_PORT="x", CORRAL_LEASE_S="-1")
+
+    assert done.stderr.startswith("error: the environment has wrong settings:\n  CORRAL_PORT:    ")
+    assert done.stderr.count("CORRAL_LEASE_S") == 1
+
+
+class _Stranger(BaseHTTPRequestHandler):
+    """Some other server, which notes the tokens that it is shown."""
+
+    shown: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        self.shown.append(self.headers.get("Authorization"))
+        self.send_error(404)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
 def test_the_local_operator_token_is_not_sent_to_another_server(tmp_path: Path) -> None:
     (tmp_path / "operator.token").write_text("corral_t_secret")
     (tmp_path / "server.json").write_text(json.dumps({"url": "http://127.0.0.1:1"}))
-
-    done = corral("ls", home=tmp_path, CORRAL_URL="http://127.0.0.1:2")
+    with HTTPServer(("127.0.0.1", 0), _Stranger) as stranger:
+        thread = threading.Thread(target=stranger.serve_forever)
+        thread.start()
+        done = corral("ls", home=tmp_path, CORRAL_URL=f"http://127.0.0.1:{stranger.server_port}")
+        stranger.shutdown()
+        thread.join()
 
     assert done.returncode == 1
     assert "CORRAL_TOKEN is not set" in done.stderr
+    assert set(_Stranger.shown) <= {None}
+
+
+def test_a_server_that_does_not_answer_is_told_before_a_missing_token(tmp_path: Path) -> None:
+    done = corral("ls", home=tmp_path, CORRAL_URL="http://127.0.0.1:9")
+
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: no answer from http://127.0.0.1:9: cannot connect")
 
 
 def test_the_schema_is_json_that_names_every_key(tmp_path: Path) -> None:
     schema = json.loads(corral("schema", home=tmp_path).stdout)
 
     assert {"argv", "params", "seeds", "sweep", "resources"} <= set(schema["properties"])
+
+
+def test_the_schema_describes_every_key(tmp_path: Path) -> None:
+    schema = json.loads(corral("schema", home=tmp_path).stdout)
+    tables = [schema, *schema["$defs"].values()]
+
+    keys = {key: part for table in tables for key, part in table.get("properties", {}).items()}
+    assert [key for key, part in keys.items() if not part.get("description")] == []
 
 
 @pytest.mark.parametrize(

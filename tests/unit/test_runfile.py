@@ -102,6 +102,37 @@ def test_an_override_that_is_not_toml_is_a_string() -> None:
     assert run_file("", "name=first-try").name == "first-try"
 
 
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("name", "123"),
+        ("name", "true"),
+        ("environment.python", "3.10"),
+        ("env.LEVEL", "1e3"),
+        ("labels.build", "007"),
+        ("resources.min_compute_capability", "8.0"),
+    ],
+)
+def test_an_override_of_a_text_is_taken_as_it_is_written(key: str, text: str) -> None:
+    start = "[environment]\nhost = false\n[resources]\ngpus = 1\n"
+    made: object = run_file(start, f"{key}={text}").model_dump()
+
+    for part in key.split("."):
+        assert isinstance(made, dict)
+        made = made[part]
+    assert made == text
+
+
+def test_an_override_of_a_number_stays_a_number() -> None:
+    made = run_file("", "priority=5", "params.x=3.10", "name=7")
+
+    assert (made.priority, made.params, made.name) == (5, {"x": 3.1}, "7")
+
+
+def test_a_list_does_not_become_a_text() -> None:
+    assert refused(MINIMAL, "name=[1]").fields[0].path == "name"
+
+
 def test_an_override_can_hold_an_equals_sign() -> None:
     assert run_file("", "env.OPTS=a=b").env == {"OPTS": "a=b"}
 

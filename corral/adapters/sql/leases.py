@@ -6,6 +6,7 @@ from corral.adapters.sql.connection import Connection
 from corral.adapters.sql.rows import LEASE
 from corral.domain.ids import HostId, LeaseId, RunId
 from corral.domain.lease import Lease
+from corral.ports.store import Held
 
 
 class SqlLeases:
@@ -22,15 +23,11 @@ class SqlLeases:
     def save(self, lease: Lease) -> None:
         self._db.run("lease_save", LEASE.params(lease))
 
-    def by_request(self, host_id: HostId, request_id: str) -> list[Lease]:
-        rows = self._db.all("lease_by_request", {"host_id": host_id, "request_id": request_id})
-        return [LEASE.read(row) for row in rows]
-
     def live_of_host(self, host_id: HostId) -> list[Lease]:
         return [LEASE.read(row) for row in self._db.all("lease_live_of_host", {"host_id": host_id})]
 
-    def held_gpus(self, host_id: HostId) -> list[str]:
-        return [row[0] for row in self._db.all("lease_held_gpus", {"host_id": host_id})]
+    def held(self, host_id: HostId) -> list[Held]:
+        return [Held(*row) for row in self._db.all("lease_held", {"host_id": host_id})]
 
     def live_of_run(self, run_id: RunId) -> list[Lease]:
         return [LEASE.read(row) for row in self._db.all("lease_live_of_run", {"run_id": run_id})]

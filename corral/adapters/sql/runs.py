@@ -35,6 +35,10 @@ class SqlRuns:
         row = self._db.one("run_lock", {"id": run_id})
         return None if row is None else RUN.read(row)
 
+    def try_lock(self, run_id: RunId) -> Run | None:
+        row = self._db.one("run_try_lock", {"id": run_id})
+        return None if row is None else RUN.read(row)
+
     def lock_of_lease(self, lease_id: LeaseId) -> Run | None:
         row = self._db.one("run_lock_of_lease", {"lease_id": lease_id})
         return None if row is None else RUN.read(row)

@@ -12,14 +12,11 @@ UPDATE leases SET
     log_bytes = :log_bytes
 WHERE id = :id;
 
--- name: lease_by_request
-SELECT <lease> FROM leases WHERE host_id = :host_id AND request_id = :request_id ORDER BY granted_at, id;
-
 -- name: lease_live_of_host
 SELECT <lease> FROM leases WHERE host_id = :host_id AND state = 'live' ORDER BY granted_at, id;
 
--- name: lease_held_gpus
-SELECT gpus FROM leases WHERE host_id = :host_id AND state = 'live';
+-- name: lease_held
+SELECT id, request_id, gpus FROM leases WHERE host_id = :host_id AND state = 'live' ORDER BY granted_at, id;
 
 -- name: lease_live_of_run
 SELECT <lease> FROM leases WHERE run_id = :run_id AND state = 'live' ORDER BY rank;

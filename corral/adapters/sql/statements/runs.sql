@@ -10,6 +10,9 @@ SELECT <run> FROM runs WHERE id = :id;
 -- name: run_lock
 SELECT <run> FROM runs WHERE id = :id /*lock FOR UPDATE */;
 
+-- name: run_try_lock
+SELECT <run> FROM runs WHERE id = :id /*lock FOR UPDATE SKIP LOCKED */;
+
 -- name: run_lock_of_lease
 SELECT <run> FROM runs WHERE id = (SELECT run_id FROM leases WHERE id = :lease_id) /*lock FOR UPDATE */;
 

@@ -1,0 +1,34 @@
+"""What the end of a child means."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from corral.domain.reasons import Reason
+from corral.wire.leases import FailRequest
+from corral.worker.child import Exit
+from corral.worker.verdict import Ended, verdict
+
+
+def failure(found: Exit) -> FailRequest:
+    body = verdict(Ended(found, ran_s=0)).body
+    assert isinstance(body, FailRequest)
+    return body
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.ENOENT, 127), (errno.EACCES, 126), (errno.ENOEXEC, 126), (None, 126)]
+)
+def test_a_command_that_cannot_be_executed_ends_as_in_a_shell(number: int | None, code: int) -> None:
+    body = failure(Exit(error="cannot execute 'x': why", errno=number))
+
+    assert (body.reason, body.exit_code, body.signal) == (Reason.CODE_ERROR, code, None)
+    assert body.detail == "cannot execute 'x': why"
+
+
+def test_a_child_whose_supervisor_was_lost_has_no_exit_code() -> None:
+    body = failure(Exit(error="its supervisor was lost", signal=9))
+
+    assert (body.reason, body.exit_code, body.signal) == (Reason.UNKNOWN, None, 9)
