@@ -31,7 +31,7 @@ check: $(STAMPS)/test
 	@$(BIN)/lint-imports --no-logo
 
 test: check
-	@$(BIN)/python tests/repo/leftovers.py $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+	@$(BIN)/python tests/repo/leftovers.py $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
 	@echo "make test: all checks and all tests passed, and nothing was left running"
 
 bench: $(STAMPS)/test

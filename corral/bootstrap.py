@@ -22,9 +22,9 @@ from corral.adapters.directory.blobs import DirectoryBlobs
 from corral.adapters.directory.segments import DirectorySegments
 from corral.adapters.filelock import FileLock
 from corral.adapters.sql.sqlite import SqliteStore
-from corral.core.access import make_host, make_token
+from corral.core.access import authenticate, make_host, make_token
 from corral.core.policy import Policy
-from corral.domain.errors import CorralError
+from corral.domain.errors import CorralError, Unauthenticated
 from corral.domain.host import Scope
 from corral.ports.store import Store, Tx
 from corral.server.app import Server
@@ -80,11 +80,14 @@ def build_services(settings: Settings, store: Store) -> Services:
 
 
 async def ensure_identities(settings: Settings, store: Store, now: float) -> None:
-    """The first start writes the operator's token, and an identity for this machine's worker."""
-    if not settings.operator_token_file.exists():
+    """The first start writes the operator's token, and an identity for this machine's worker.
+
+    So does one whose database does not know them: a file that opens nothing would lock its owner out.
+    """
+    if not await _is_known(store, settings.operator_token_file, now):
         made = await store.write(lambda tx: make_token(tx, Scope.OPERATOR, "operator", now=now))
         _write_private(settings.operator_token_file, made.text + "\n")
-    if not (settings.worker_home / "token").exists():
+    if not await _is_known(store, settings.worker_home / "token", now):
         name = settings.worker_name or _host_name()
 
         def unit(tx: Tx) -> tuple[str, str]:
@@ -96,6 +99,22 @@ async def ensure_identities(settings: Settings, store: Store, now: float) -> Non
         identity = {"host_id": host_id, "name": name}
         _write_private(settings.worker_home / "host.json", json.dumps(identity) + "\n")
         _write_private(settings.worker_home / "token", text + "\n")
+
+
+async def _is_known(store: Store, path: Path, now: float) -> bool:
+    text = _read_if_there(path)
+    try:
+        await store.read(lambda tx: authenticate(tx, text, now=now))
+    except Unauthenticated:
+        return False
+    return True
+
+
+def _read_if_there(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _host_name() -> str:

@@ -71,7 +71,7 @@ def run_file_keys() -> str:
 def _keys(root: Mapping[str, Any], schema: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, part in schema["properties"].items():
         key = f"{prefix}{name}"
-        yield key, part
+        yield key, {**part, "needed": name in schema.get("required", ())}
         inner = _resolved(root, part)
         if "properties" in inner:
             yield from _keys(root, inner, f"{key}.")
@@ -116,9 +116,9 @@ def _bounds(part: Mapping[str, Any]) -> str:
 
 
 def _default(part: Mapping[str, Any]) -> str:
-    if "default" not in part:
-        return "needed" if part.get("type") == "array" else ""
-    value = part["default"]
+    if part.get("needed"):
+        return "needed"
+    value = part.get("default")
     if value is None or value == {} or value == [] or isinstance(value, dict):
         return ""
     return f"`{value!r}`".replace("'", '"').replace("True", "true").replace("False", "false")

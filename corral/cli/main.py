@@ -21,7 +21,8 @@ EXIT_UNREACHABLE = 3
 
 EPILOG = (
     "Exit codes: 0 done; 1 an error, or a run failed without a code of its own; 2 wrong usage; "
-    "3 the server cannot be reached; 124 a run met its time limit; 130 Ctrl-C; 143 a run was cancelled; "
+    "3 the server cannot be reached; 124 a run met its time limit; 126 a run's program cannot be executed; "
+    "127 it was not found; 130 Ctrl-C; 143 a run was cancelled; "
     "128+N a run's program was killed by signal N; else the program's own code."
 )
 

@@ -36,6 +36,10 @@ def adhoc(
     overrides: Sequence[str],
 ) -> RunFile:
     """The run file that a command line stands for."""
+    if not command[0]:
+        raise InvalidInput(
+            "the command is empty", hint="Name a program after `--`; an unset variable may stand there."
+        )
     table: dict[str, Any] = {key: value for key, value in top.items() if value is not None}
     table.setdefault("name", _name_of(command[0]))
     table["argv"] = list(command)

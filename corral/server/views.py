@@ -13,7 +13,7 @@ from corral.core.why import Standing
 from corral.domain.artifact import Artifact
 from corral.domain.errors import InvalidInput
 from corral.domain.host import Host, Token
-from corral.domain.ids import HostId, is_id
+from corral.domain.ids import HostId, LeaseId, is_id
 from corral.domain.reasons import HINTS
 from corral.domain.run import Event, Run
 from corral.domain.states import FINAL, LEASED
@@ -114,13 +114,21 @@ def run_detail(tx: Tx, run: Run) -> RunDetail:
         for attempt in tx.attempts.of_run(run.id)
     ]
     used = run.used
+    view = run_view(tx, run, names)
     return RunDetail(
-        **run_view(tx, run, names).model_dump(),
+        **{**view.model_dump(), "progress": view.progress or _last_progress(tx, attempts)},
         spec=_spec(tx.runs.spec(run.id)),
         identity=run.identity,
         attempts=attempts,
         retries_used={"infrastructure": used.infrastructure, "memory": used.memory, "code": used.code},
     )
+
+
+def _last_progress(tx: Tx, attempts: list[AttemptView]) -> dict[str, Json]:
+    """How far the newest attempt got."""
+    lease_id = attempts[-1].ranks[0].lease_id if attempts and attempts[-1].ranks else None
+    lease = tx.leases.get(LeaseId(lease_id)) if lease_id else None
+    return json.loads(lease.progress) if lease else {}
 
 
 def _host_of(tx: Tx, names: Names, lease_id: object) -> str | None:

@@ -55,7 +55,7 @@ class CapabilityReport(Strict):
     disk_bytes: int | None = Field(None, ge=0, lt=2**62)
     gpus: list[GpuReport] | None = Field(None, max_length=1024)
     python: str | None = Field(None, max_length=32)
-    labels: list[Name] = Field(default=[], max_length=64)
+    labels: list[Name] = Field(default_factory=list, max_length=64)
 
     def capability(self) -> Capability:
         gpus = None if self.gpus is None else tuple(Gpu(**gpu.model_dump()) for gpu in self.gpus)
@@ -111,8 +111,8 @@ class BeatRequest(Strict):
     With `wait_s` the answer to a beat that may go on is held back that long, so that a stop is heard at once.
     """
 
-    progress: JsonMap = Field(default={}, max_length=64)
-    sample: dict[str, float] = Field(default={}, max_length=64)
+    progress: JsonMap = Field(default_factory=dict, max_length=64)
+    sample: dict[str, float] = Field(default_factory=dict, max_length=64)
     active_s_ago: Seconds | None = None
     wait_s: float = Field(0, ge=0, le=60)
 
@@ -146,9 +146,9 @@ class EventBatch(Strict):
     """Numbered from 1 per lease: a batch that was seen is dropped, one that comes early is refused."""
 
     seq: int = Field(ge=1, lt=2**62)
-    logs: list[LogRecord] = Field(default=[], max_length=20_000)
-    metrics: list[MetricRecord] = Field(default=[], max_length=20_000)
-    notes: list[Detail] = Field(default=[], max_length=1000)
+    logs: list[LogRecord] = Field(default_factory=list, max_length=20_000)
+    metrics: list[MetricRecord] = Field(default_factory=list, max_length=20_000)
+    notes: list[Detail] = Field(default_factory=list, max_length=1000)
     progress: JsonMap | None = Field(None, max_length=64)
 
 
@@ -171,7 +171,7 @@ class ManifestRequest(Strict):
     files: list[FileRecord] = Field(max_length=1_000_000)
     step: int | None = Field(None, ge=0, lt=2**62)
     metric: float | None = None
-    meta: JsonMap = Field(default={}, max_length=256)
+    meta: JsonMap = Field(default_factory=dict, max_length=256)
 
 
 class ArtifactView(Answer):
@@ -226,7 +226,7 @@ class FinishRequest(Strict):
     """The child ended with 0 and its output is committed (or there is none)."""
 
     artifact_id: ArtifactIdText | None = None
-    metrics: dict[str, float] = Field(default={}, max_length=1024)
+    metrics: dict[str, float] = Field(default_factory=dict, max_length=1024)
     ran_s: Seconds = 0
 
 

@@ -41,7 +41,7 @@ class Resources(Exact):
     labels: list[Name] = Field(
         default=[], max_length=64, description="Labels that the host must carry, all of them."
     )
-    hosts: list[Name] = Field(default=[], max_length=1024, description="Only these hosts, by name.")
+    hosts: list[Name] = Field(default_factory=list, max_length=1024, description="Only these hosts, by name.")
 
     @model_validator(mode="after")
     def _a_gpu_need_asks_for_a_gpu(self) -> Resources:
@@ -239,7 +239,7 @@ class RunFile(_Common):
             "A single file `data/poem.txt` is `CORRAL_INPUT_DIR/NAME/poem.txt`."
         ),
     )
-    seeds: list[int] = Field(default=[], max_length=10_000, description="One run for each.")
+    seeds: list[int] = Field(default_factory=list, max_length=10_000, description="One run for each.")
     sweep: dict[Name, list[Scalar]] = Field(
         default={},
         max_length=64,
@@ -278,7 +278,7 @@ class RunSpec(_Common):
     code: ArtifactIdText | None = None
     code_digest: DigestText | None = None
     environment: BuiltEnvironment | None = None
-    inputs: dict[Name, ArtifactIdText] = Field(default={}, max_length=256)
+    inputs: dict[Name, ArtifactIdText] = Field(default_factory=dict, max_length=256)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
 
     @model_validator(mode="after")
