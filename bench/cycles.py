@@ -21,12 +21,12 @@ TARGET_RATIO = 3
 WORKERS = 64
 METHOD = (
     f"one process on raw asyncio sockets (uvloop, keep-alive, prepared bodies), {WORKERS} workers and "
-    f"{SUBMITTERS} submitters; batch 1: every call is for one run; batch 8: submits of 8, claims of up to 8, "
-    "one finish per lease; a cycle counts when its finish is answered, and what the API lists as succeeded "
-    "must be as many.",
+    f"{SUBMITTERS} submitters; batch 1: every call is for one run; batch 8: submits, claims and outcomes of "
+    "8, as a worker with 8 slots sends them; a cycle counts when its finish is answered, and what the API "
+    "lists as succeeded must be as many.",
     "Corral: answers after a durable commit (SQLite WAL, synchronous=FULL; Postgres fsync=on, "
     "synchronous_commit=on); Procrastinate: the same Postgres and settings, one process that defers (16 at a "
-    "time, single or batches of 8) and one that works off no-op tasks.",
+    "time, single or batches of 8) and one or eight that work off no-op tasks, whichever is faster.",
 )
 # (workers, concurrency of each, defer batch). One worker fetches one job at a time, so eight are tried too,
 # and the better of both is what Corral is compared with.

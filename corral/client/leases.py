@@ -5,7 +5,7 @@ One try each: a worker has loops and a spool of its own, and must see at once th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel
@@ -13,8 +13,10 @@ from pydantic import JsonValue as Json
 
 from corral.client.artifacts import records
 from corral.client.blobs import BlobSink, BlobSource
+from corral.client.errors import rebuild
 from corral.client.http import M, Transport, quoted
 from corral.client.tree import Tree
+from corral.domain.errors import CorralError
 from corral.wire.leases import (
     ArtifactView,
     BeatAnswer,
@@ -32,6 +34,7 @@ from corral.wire.leases import (
     SecretsAnswer,
     StoppedRequest,
 )
+from corral.wire.outcomes import OutcomeReport, OutcomesAnswer, OutcomesRequest
 
 # On top of what the server waits itself.
 CLAIM_MARGIN_S = 15.0
@@ -102,6 +105,17 @@ class Leases:
 
     def stopped(self, lease_id: str, epoch: int, request: StoppedRequest) -> OutcomeAnswer:
         return self._post(lease_id, epoch, "stopped", OutcomeAnswer, request)
+
+    def outcomes(
+        self, reports: Sequence[OutcomeReport]
+    ) -> list[tuple[OutcomeAnswer | None, CorralError | None]]:
+        """Several of the host's leases at once: for each its answer, or what its own call would raise."""
+        body = OutcomesRequest(reports=list(reports))
+        answer = self._transport.once("POST", "/v1/outcomes", OutcomesAnswer, body=body)
+        return [
+            (result.outcome, None if result.error is None else rebuild(result.error))
+            for result in answer.results
+        ]
 
     def create_object(self, lease_id: str, epoch: int, key: str, body: bytes) -> ObjectAnswer:
         """Raise Conflict if the key exists."""

@@ -156,7 +156,8 @@ def expire(tx: Tx, lease_id: LeaseId, *, now: float, policy: Policy, shares: Sha
     if run is None or lease is None or lease.state is not LeaseState.LIVE or lease.expires_at > now:
         return
     reason = Reason.RELEASED if lease.beaten_at is None else Reason.HOST_LOST
-    _take_away(tx, lease, run, reason, now=now, shares=shares)
+    why = "its worker never began it" if lease.beaten_at is None else "the host stopped renewing its lease"
+    _take_away(tx, lease, run, reason, why, now=now, shares=shares)
 
 
 def release_boot(
@@ -171,12 +172,14 @@ def release_boot(
         # Read again under the run's lock: a late outcome of the old boot may have closed it.
         still = tx.leases.get(lease.id)
         if run is not None and still is not None and still.state is LeaseState.LIVE:
-            _take_away(tx, still, run, Reason.RELEASED, now=now, shares=shares)
+            _take_away(tx, still, run, Reason.RELEASED, "its worker was restarted", now=now, shares=shares)
             released.append(lease.id)
     return tuple(released)
 
 
-def _take_away(tx: Tx, lease: Lease, run: Run, reason: Reason, *, now: float, shares: Shares) -> None:
+def _take_away(
+    tx: Tx, lease: Lease, run: Run, reason: Reason, why: str, *, now: float, shares: Shares
+) -> None:
     end_rank(tx, lease, RankEvent.LEASE_EXPIRED, reason=reason)
     tx.leases.save(lease._replace(state=LeaseState.EXPIRED, closed_at=now))
     tx.blobs.unpin(f"lease:{lease.id}")
@@ -185,7 +188,7 @@ def _take_away(tx: Tx, lease: Lease, run: Run, reason: Reason, *, now: float, sh
     if run.state in STOPPING:
         settle_stop(tx, run, RunEvent.LEASE_EXPIRED, now=now, actor="corral", data={"lease": lease.id})
     elif run.state in LEASED:
-        retry_or_fail(tx, run, reason, "the host stopped renewing its lease", now=now, actor="corral")
+        retry_or_fail(tx, run, reason, why, now=now, actor="corral")
 
 
 def fence_gang(tx: Tx, run: Run, ended: Lease, *, now: float) -> None:
@@ -207,6 +210,8 @@ def settle_stop(
     yielding = run.state is RunState.YIELDING
     if yielding:
         run = run.charged(reason)
+    else:
+        tx.attempts.close(run.id, run.attempt, now)
     return move(
         tx,
         run,
@@ -239,6 +244,7 @@ def retry_or_fail(
         data["detail"] = detail[:2000]
     over_wall = run.wall_limit_s is not None and run.ran_s >= run.wall_limit_s
     if over_wall or not run.budgets.allows(run.used, reason):
+        tx.attempts.close(run.id, run.attempt, now)
         return move(tx, run, RunEvent.FAIL, at=now, actor=actor, data=data, ended_at=now, **changes)
     run = run.charged(reason)
     run = move(tx, run, RunEvent.REQUEUE, at=now, actor=actor, data=data, **changes)

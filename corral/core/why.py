@@ -52,5 +52,6 @@ def summary(run: Run, hosts: list[Standing], *, now: float) -> str:
         return "queued: no host has ever joined; start one with `corral up`"
     eligible = [s for s in hosts if s.eligible]
     if not eligible:
-        return f"queued: none of {len(hosts)} hosts can take it; the reasons are below"
-    return f"queued: {len(eligible)} of {len(hosts)} hosts can take it once a slot is free"
+        return f"queued: no host of {len(hosts)} can take it; the reasons are below"
+    word = "host" if len(eligible) == 1 else "hosts"
+    return f"queued: {len(eligible)} {word} of {len(hosts)} can take it once a slot is free"

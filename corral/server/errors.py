@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from corral.domain.errors import CorralError, FieldError, InvalidInput
+from corral.wire.admin import ErrorBody, ErrorField
 
 log = logging.getLogger("corral.server")
 # A deeply nested or long key is the caller's own text; its beginning is enough to find it.
@@ -41,19 +42,18 @@ STATUS: Mapping[str, int] = {
 }
 
 
+def body_of(error: CorralError) -> ErrorBody:
+    fields = [ErrorField(path=f.path, message=f.message) for f in error.fields]
+    return ErrorBody(code=error.code, message=error.message, hint=error.hint, fields=fields)
+
+
 def render(error: CorralError) -> JSONResponse:
-    body = {
-        "code": error.code,
-        "message": error.message,
-        "hint": error.hint,
-        "fields": [{"path": f.path, "message": f.message} for f in error.fields],
-    }
     headers = {}
     if error.code == "store_unavailable":
         headers["Retry-After"] = "1"
     if error.code == "unauthenticated":
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(body, STATUS.get(error.code, 400), headers)
+    return JSONResponse(body_of(error).model_dump(), STATUS.get(error.code, 400), headers)
 
 
 def _corral_error(_: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""The four calls that make up the load skip the framework: submit, claim, beat, finish.
+"""The calls that make up the load skip the framework: submit, claim, beat, and how runs end.
 
 The routes of the same names serve the published schema, and any request of another form than the client's
 own falls through to them. Measured: routing, dependencies and middleware cost more than the call itself.
@@ -18,11 +18,12 @@ from starlette.types import Receive, Scope, Send
 from corral.domain.errors import CorralError
 from corral.domain.host import Token
 from corral.domain.ids import HostId, LeaseId
-from corral.server import leases, runs
+from corral.server import leases, outcomes, runs
 from corral.server.callers import Caller, host_of, user_of
 from corral.server.errors import refused, render, unexpected
 from corral.server.services import Services
 from corral.wire.leases import BeatRequest, ClaimRequest, FinishRequest
+from corral.wire.outcomes import OutcomesRequest
 from corral.wire.runs import SubmitRequest
 
 _LEASE_CALL = re.compile(r"/v1/leases/(l-[bcdfghjkmnpqrstvwxz2-9]{12})/(finish|beat)")
@@ -38,13 +39,15 @@ class Call(NamedTuple):
 
 
 def match(scope: Scope) -> Call | None:
-    """The call, if this is one of the four in its ordinary form."""
+    """The call, if this is one of those in its ordinary form."""
     if scope["method"] != "POST" or (b"content-type", b"application/json") not in scope["headers"]:
         return None
     if scope["path"] == "/v1/claims":
         return Call(host_of, ClaimRequest, _claim)
     if scope["path"] == "/v1/runs":
         return Call(user_of, SubmitRequest, _submit)
+    if scope["path"] == "/v1/outcomes":
+        return Call(host_of, OutcomesRequest, _outcomes)
     lease = _LEASE_CALL.fullmatch(scope["path"])
     epoch = _EPOCH.fullmatch(scope["query_string"])
     if lease is None or epoch is None:
@@ -78,6 +81,12 @@ async def _claim(
     return 200, await leases.claim(body, host_id, svc, request)
 
 
+async def _outcomes(
+    svc: Services, host_id: HostId, _: Request, body: OutcomesRequest
+) -> tuple[int, BaseModel]:
+    return 200, await outcomes.outcomes(body, host_id, svc)
+
+
 async def _submit(svc: Services, caller: Caller, _: Request, body: SubmitRequest) -> tuple[int, BaseModel]:
     response = Response(status_code=201)
     done = await runs.submit_runs(body, caller, svc, response)
@@ -88,7 +97,7 @@ def _lease_call(name: str, lease_id: LeaseId, epoch: int) -> Call:
     async def finish(
         svc: Services, host_id: HostId, _: Request, body: FinishRequest
     ) -> tuple[int, BaseModel]:
-        return 200, await leases.finish(lease_id, epoch, body, host_id, svc)
+        return 200, await outcomes.finish(lease_id, epoch, body, host_id, svc)
 
     async def beat(svc: Services, host_id: HostId, _: Request, body: BeatRequest) -> tuple[int, BaseModel]:
         return 200, await leases.beat_lease(lease_id, epoch, body, host_id, svc)

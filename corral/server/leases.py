@@ -12,13 +12,11 @@ from corral.core.artifacts import Manifest, commit_from_lease
 from corral.core.beat import Beat, beat
 from corral.core.claim import Claim, ClaimAsk, Claimed
 from corral.core.objects import list_objects, put_object, read_object
-from corral.core.outcome import Report
 from corral.domain.artifact import ArtifactFile, ArtifactKind
 from corral.domain.canonical import canonical
 from corral.domain.errors import InvalidInput, LeaseLost
-from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId
+from corral.domain.ids import Digest, HostId, LeaseId
 from corral.domain.lease import LeaseState
-from corral.domain.reasons import Reason
 from corral.ports.store import Tx
 from corral.server.callers import Epoch, LeasePath, Limit, OwnHost
 from corral.server.hub import wait_for
@@ -34,14 +32,10 @@ from corral.wire.leases import (
     ClaimRequest,
     EventAnswer,
     EventBatch,
-    FailRequest,
-    FinishRequest,
     ManifestRequest,
     ObjectAnswer,
     ObjectList,
-    OutcomeAnswer,
     SecretsAnswer,
-    StoppedRequest,
 )
 
 router = APIRouter(prefix="/v1", tags=["worker"])
@@ -250,47 +244,6 @@ async def _commit(
         return artifact_view(done, Names(tx))
 
     return await svc.store.write(unit)
-
-
-@router.post("/leases/{lease_id}/finish")
-async def finish(
-    lease_id: LeasePath, epoch: Epoch, body: FinishRequest, host_id: OwnHost, svc: Svc
-) -> OutcomeAnswer:
-    """End the lease: the program ended well."""
-    artifact = None if body.artifact_id is None else ArtifactId(body.artifact_id)
-    report = Report(
-        "finish",
-        Reason.FINISHED,
-        artifact_id=artifact,
-        metrics=tuple(body.metrics.items()),
-        ran_s=body.ran_s,
-    )
-    return await _end(lease_id, epoch, report, host_id, svc)
-
-
-@router.post("/leases/{lease_id}/fail")
-async def fail(
-    lease_id: LeasePath, epoch: Epoch, body: FailRequest, host_id: OwnHost, svc: Svc
-) -> OutcomeAnswer:
-    """End the lease: the program failed, or could not be started."""
-    return await _end(lease_id, epoch, Report("fail", **body.model_dump()), host_id, svc)
-
-
-@router.post("/leases/{lease_id}/stopped")
-async def stopped(
-    lease_id: LeasePath, epoch: Epoch, body: StoppedRequest, host_id: OwnHost, svc: Svc
-) -> OutcomeAnswer:
-    """End the lease: the program was stopped as asked, or its worker gives the run back."""
-    return await _end(lease_id, epoch, Report("stopped", **body.model_dump()), host_id, svc)
-
-
-async def _end(
-    lease_id: LeaseId, epoch: int, report: Report, host_id: HostId, svc: Services
-) -> OutcomeAnswer:
-    done = await svc.store.write(
-        lambda tx: svc.ender.end(tx, lease_id, epoch, report, host_id=host_id, now=svc.clock.now())
-    )
-    return OutcomeAnswer(run_state=done.run_state, rank_state=done.rank_state)
 
 
 @router.put("/leases/{lease_id}/objects/{key:path}", openapi_extra=RAW_BODY)

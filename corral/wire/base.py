@@ -119,6 +119,7 @@ Name = Annotated[
     AfterValidator(lambda v: _check(v, is_name(v), "a name (letters, digits, `.`, `_`, `-`; at most 64)")),
 ]
 RunIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "r"), "a run id"))]
+LeaseIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "l"), "a lease id"))]
 ArtifactIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "a"), "an artifact id"))]
 RequestId = Annotated[
     str, AfterValidator(lambda v: _check(v, is_request_id(v), "a request id (8 to 64 of A-Z a-z 0-9 _ -)"))

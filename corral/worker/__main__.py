@@ -23,6 +23,7 @@ from corral.worker.child_env import base_environment
 from corral.worker.flock import exclusive
 from corral.worker.identity import wait_for_identity
 from corral.worker.link import Link
+from corral.worker.outbox import Outbox
 from corral.worker.prepare import Host
 from corral.worker.probe import probe
 from corral.worker.strays import become_subreaper
@@ -92,6 +93,7 @@ def work(settings: Settings) -> int:
     host = Host(
         home=settings.worker_home,
         link=link(),
+        outbox=Outbox(),
         cache=Cache(settings.worker_home / "cache"),
         base_env=base_environment(environ),
         # Where that is not known, a child that was granted none had better see none.

@@ -184,7 +184,7 @@ class Job:
             self._save(done, Phase.OUTCOME)
             self._beater.end()
             try:
-                deliver(self._host.link, self.lease, done, self.control)
+                deliver(self._host, self.lease, done, self.control)
                 return
             except BlobMissing:
                 if not tries_left:
@@ -219,6 +219,6 @@ class Job:
     def _deliver_plainly(self, outcome: Outcome) -> None:
         self._beater.end()
         try:
-            deliver(self._host.link, self.lease, outcome, self.control)
+            deliver(self._host, self.lease, outcome, self.control)
         except GivenUp:
             logger.warning("%s was lost before its failure could be reported", self.lease.id)

@@ -23,6 +23,7 @@ from corral.worker.child_env import child_environment
 from corral.worker.control import Control
 from corral.worker.environment import Environments
 from corral.worker.link import GivenUp, Link, keep_trying
+from corral.worker.outbox import Outbox
 from corral.worker.probe import free_now
 from corral.worker.recorder import Recorder
 from corral.worker.workspace import Workspace, make_read_only
@@ -47,6 +48,7 @@ class Host:
 
     home: Path
     link: Link
+    outbox: Outbox
     cache: Cache
     base_env: Mapping[str, str]
     has_gpus: bool

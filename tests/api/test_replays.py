@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from api.live import Json, Lease, Live, Worker, error_of, fresh, named, record
+from api.live import Json, Lease, Live, Worker, error_of, fresh, named, new_worker, record
 from corral.client.api import Corral
 from corral.client.leases import Leases
 from corral.wire.leases import ClaimRequest
@@ -64,6 +64,38 @@ OUTCOMES: dict[str, Json] = {
     "fail": {"reason": "code_error", "detail": "boom", "exit_code": 3},
     "stopped": {"reason": "wall_limit"},
 }
+
+
+def test_outcomes_told_together_are_answered_as_if_told_alone(live: Live, worker: Worker) -> None:
+    """FL-D30: again in one call, or by the lease's own, the answers stay the same."""
+    leases = [worker.run() for _ in OUTCOMES]
+    stale = {"lease_id": leases[0].about["id"], "epoch": leases[0].about["epoch"] + 1, "finish": {}}
+    reports = [
+        {"lease_id": lease.about["id"], "epoch": lease.about["epoch"], verb: OUTCOMES[verb]}
+        for lease, verb in zip(leases, OUTCOMES, strict=True)
+    ]
+
+    first = live.ok("POST", "/v1/outcomes", {"reports": [*reports, stale]}, token=worker.token)["results"]
+    again = live.ok("POST", "/v1/outcomes", {"reports": reports}, token=worker.token)["results"]
+
+    assert [result["outcome"]["run_state"] for result in again] == ["succeeded", "failed", "failed"]
+    assert first[:-1] == again
+    assert (first[-1]["outcome"], first[-1]["error"]["code"]) == (None, "lease_lost")
+    for lease, verb, result in zip(leases, OUTCOMES, again, strict=True):
+        assert lease.ok("POST", verb, OUTCOMES[verb]) == result["outcome"]
+
+
+def test_another_hosts_lease_is_not_ended_together_with_ones_own(live: Live, worker: Worker) -> None:
+    """FL-D31."""
+    lease = worker.run()
+    stranger = new_worker(live)
+    report = {"lease_id": lease.about["id"], "epoch": lease.about["epoch"], "finish": {}}
+
+    answer = live.ok("POST", "/v1/outcomes", {"reports": [report]}, token=stranger.token)
+
+    assert answer["results"][0]["error"]["code"] == "not_found"
+    assert live.ok("GET", f"/v1/runs/{lease.run_id}")["state"] == "running"
+    lease.ok("POST", "finish", {})
 
 
 @pytest.mark.parametrize("verb", OUTCOMES)
