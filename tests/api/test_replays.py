@@ -75,12 +75,12 @@ def test_outcomes_told_together_are_answered_as_if_told_alone(live: Live, worker
         for lease, verb in zip(leases, OUTCOMES, strict=True)
     ]
 
-    first = live.ok("POST", "/v1/outcomes", {"reports": [*reports, stale]}, token=worker.token)["results"]
+    first = live.ok("POST", "/v1/outcomes", {"reports": [stale, *reports]}, token=worker.token)["results"]
     again = live.ok("POST", "/v1/outcomes", {"reports": reports}, token=worker.token)["results"]
 
     assert [result["outcome"]["run_state"] for result in again] == ["succeeded", "failed", "failed"]
-    assert first[:-1] == again
-    assert (first[-1]["outcome"], first[-1]["error"]["code"]) == (None, "lease_lost")
+    assert first[1:] == again
+    assert (first[0]["outcome"], first[0]["error"]["code"]) == (None, "lease_lost")
     for lease, verb, result in zip(leases, OUTCOMES, again, strict=True):
         assert lease.ok("POST", verb, OUTCOMES[verb]) == result["outcome"]
 
