@@ -68,6 +68,12 @@ class Lanes:
             for lane in lanes:
                 self._shapes.setdefault(lane.shape, {})[lane] = _Buffer()
 
+    def may_have(self, shape: Digest) -> bool:
+        """False if, for all that is known here, no run of the shape waits."""
+        with self._lock:
+            lanes = self._shapes.get(shape, {}).values()
+            return any(buffer.waiting or not buffer.complete for buffer in lanes)
+
     def shapes(self) -> list[Digest]:
         with self._lock:
             return list(self._shapes)

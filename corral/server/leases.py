@@ -58,14 +58,20 @@ async def claim(body: ClaimRequest, host_id: OwnHost, svc: Svc, request: Request
             left = deadline - svc.clock.monotonic()
             if done.grants or left <= 0 or not body.max_leases or waiter.asleep:
                 return _claim_answer(done, released, svc)
-            svc.waiters.pass_on(waiter)
+            _pass_on(svc, waiter)
             await svc.waiters.wait(waiter, left)
             if svc.hub.closing or await request.is_disconnected():
                 return _claim_answer(done, released, svc)
     finally:
         svc.waiters.leave(waiter)
-        # Woken but leaving: what it was woken for is somebody else's.
+        _pass_on(svc, waiter)
+
+
+def _pass_on(svc: Services, waiter: Waiter) -> None:
+    """What it was woken for, and what else waits behind it, is the next one's; if anything does."""
+    if waiter.baton is not None and svc.lanes.may_have(waiter.baton.shape):
         svc.waiters.pass_on(waiter)
+    waiter.baton = None
 
 
 async def _try_claim(

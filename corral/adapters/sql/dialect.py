@@ -20,7 +20,7 @@ class Dialect(StrEnum):
 # Innermost first: a fragment for one database may stand inside one with a condition.
 _FRAGMENT = re.compile(r"/\*(sqlite|pg|lock)\b((?:(?!/\*).)*?)\*/", re.DOTALL)
 _CONDITION = re.compile(r"/\*if (\w+)\b((?:(?!/\*).)*?)\*/", re.DOTALL)
-_PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
+PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
 _COLUMNS = re.compile(r"<(:?)([a-z_]+)>")
@@ -94,4 +94,4 @@ def _render(text: str, dialect: Dialect, kept: Collection[str]) -> str:
 
 def _bind(text: str, dialect: Dialect) -> str:
     text = " ".join(text.split())
-    return text if dialect is Dialect.SQLITE else _PARAMETER.sub(r"%(\1)s", text)
+    return text if dialect is Dialect.SQLITE else PARAMETER.sub(r"%(\1)s", text)
