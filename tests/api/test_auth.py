@@ -62,7 +62,7 @@ def _allowed(method: str, path: str) -> set[str]:
         return {"operator"}
     if (method, path) in FOR_ALL:
         return set(SCOPES)
-    worker = path == "/v1/claims" or path.startswith("/v1/leases/")
+    worker = path in ("/v1/claims", "/v1/outcomes") or path.startswith("/v1/leases/")
     return {"host"} if worker else {"user", "operator"}
 
 
