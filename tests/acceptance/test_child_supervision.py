@@ -133,7 +133,8 @@ def test_a_child_gets_exactly_the_given_environment_and_directory(tmp_path: Path
 def test_a_child_starts_with_no_blocked_or_ignored_signals_and_no_foreign_files(tmp_path: Path) -> None:
     with child.start(Command(("grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"), tmp_path, PATH)) as one:
         masks = read_all(one.stdout).split()[1::2]
-    assert [int(mask, 16) for mask in masks] == [0, 0]
+    # 32 and 33 are the C library's own; what was inherited of them cannot be changed through it.
+    assert [int(mask, 16) & ~(0b11 << 31) for mask in masks] == [0, 0]
     with start_python("import os; print(sorted(os.listdir('/proc/self/fd')))", tmp_path) as one:
         # The fourth is the listing's own.
         assert read_all(one.stdout) == "['0', '1', '2', '3']\n"
