@@ -24,7 +24,7 @@ from corral.adapters.sql.sqlite_connection import (
     tune_writer,
 )
 from corral.adapters.sql.tx import SqlTx
-from corral.domain.errors import StoreUnavailable
+from corral.domain.errors import CorralError, StoreUnavailable
 from corral.ports.store import Tx
 
 T = TypeVar("T")
@@ -141,6 +141,9 @@ def _open(path: Path | None) -> sqlite3.Connection:
         raw.execute("PRAGMA busy_timeout = 5000")
         _prepare(raw, where, f"sqlite:///{path}")
         raw.execute("PRAGMA busy_timeout = 0")
+    except CorralError:
+        raw.close()
+        raise
     except sqlite3.DatabaseError as error:
         raw.close()
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
