@@ -147,7 +147,6 @@ CREATE TABLE leases (
 );
 CREATE INDEX leases_expiry ON leases (expires_at) WHERE state = 'live';
 CREATE INDEX leases_host ON leases (host_id) WHERE state = 'live';
-CREATE INDEX leases_run ON leases (run_id);
 -- The promise itself: at most one live lease per rank.
 CREATE UNIQUE INDEX leases_one_live ON leases (run_id, rank) WHERE state = 'live';
 

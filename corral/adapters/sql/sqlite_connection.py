@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from corral.adapters.sql.rows import Params, Row
 from corral.domain.errors import Conflict, CorralError, DiskFull, StoreUnavailable
 
 STATEMENTS = Statements(Dialect.SQLITE, locks=False)
-_PLACES: dict[str, tuple[str, tuple[str, ...]]] = {}
+_PLACES: dict[str, tuple[str, Callable[[Params], tuple[Any, ...]]]] = {}
 
 _UNAVAILABLE = {
     sqlite3.SQLITE_BUSY,
@@ -46,11 +48,13 @@ class SqliteConnection:
 def _positional(name: str, params: Params) -> tuple[str, tuple[Any, ...]]:
     """The statement with `?` for each name. Binding by name costs the driver twice as much as by place."""
     text = STATEMENTS.text(name, params)
-    places = _PLACES.get(text)
-    if places is None:
-        places = _PLACES[text] = (PARAMETER.sub("?", text), tuple(PARAMETER.findall(text)))
-    statement, names = places
-    return statement, tuple([params[key] for key in names])
+    found = _PLACES.get(text)
+    if found is None:
+        names = PARAMETER.findall(text)
+        # One name alone would be picked as a bare value instead of a tuple of one.
+        pick = itemgetter(*names) if len(names) > 1 else lambda given: tuple(given[key] for key in names)
+        found = _PLACES[text] = (PARAMETER.sub("?", text), pick)
+    return found[0], found[1](params)
 
 
 def open_writer(path: str) -> sqlite3.Connection:
