@@ -65,7 +65,7 @@ def settled(written: str) -> list[str]:
     lines: list[str] = []
     for line in written.replace("\r\n", "\n").split("\n"):
         drawn = [part for part in line.split(_ERASE) if part.strip()]
-        if len(drawn) > 1 and "step=" in drawn[-2] and not any("step=" in kept for kept in lines):
+        if len(drawn) > 1 and "step " in drawn[-2] and not any("step " in kept for kept in lines):
             lines.append(f"\x1b[2m{drawn[-2].strip()}\x1b[0m")
         lines.append(drawn[-1] if drawn else "")
     return lines
