@@ -255,6 +255,21 @@ def test_a_users_manifest_is_searched_too(live: Live) -> None:
         error_of(answer, 422, "secret_exposed")
 
 
+def test_a_users_file_that_holds_a_secret_is_refused(live: Live) -> None:
+    """FL-D13: a `.env` that slipped into the code would be stored and shown as it is."""
+    project = named("p")
+    data = b"x" * 3_000_000 + f"TOKEN={CANARY}\n".encode()
+    live.ok("PUT", f"/v1/projects/{project}/blobs/{sha(data)}", content=data)
+    body = {"kind": "code", "files": [record(".env", data)]}
+    live.ok("PUT", f"/v1/projects/{project}/secrets/CANARY", {"value": CANARY})
+
+    error = error_of(live.call("POST", f"/v1/projects/{project}/artifacts", body), 422, "secret_exposed")
+
+    assert "'.env'" in error.message
+    assert "CANARY" in error.message
+    assert CANARY not in error.model_dump_json()
+
+
 def test_a_refused_value_is_not_echoed(live: Live) -> None:
     """The answer to a request that holds a secret in the wrong place may end in a log."""
     bad = [
