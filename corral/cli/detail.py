@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import typer
 
-from corral.cli import reasons, render
+from corral.cli import curves, reasons, render
 from corral.client.api import Corral
 from corral.wire.runs import AttemptView, EventView, MetricPoint, Placement, RunDetail, RunView
 from corral.wire.spec import Scalar
@@ -59,7 +59,10 @@ def show_run(run: RunDetail) -> None:
             ("started", render.moment(run.started_at)),
             ("ended", render.moment(run.ended_at)),
             ("ran", _ran(run)),
-            ("command", json.dumps(run.spec.argv, ensure_ascii=False)),
+            ("command", json.dumps(run.spec.argv, ensure_ascii=False) if run.spec.argv else None),
+            ("model", run.spec.model),
+            ("revision", run.spec.model_revision),
+            ("train", _joined(train_settings(run.spec.train)) if run.spec.train else None),
             ("params", _joined(run.spec.params)),
             ("code", run.spec.code),
             (
@@ -75,6 +78,17 @@ def show_run(run: RunDetail) -> None:
         ]
     )
     _show_attempts(run.attempts)
+
+
+def train_settings(table: Mapping[str, object]) -> dict[str, object]:
+    """By dotted name, without what is not set."""
+    found: dict[str, object] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            found |= {f"{key}.{name}": inner for name, inner in train_settings(value).items()}
+        elif value is not None and value != []:
+            found[key] = value
+    return found
 
 
 def _show_attempts(attempts: Sequence[AttemptView]) -> None:
@@ -133,6 +147,16 @@ def show_metrics(points: Sequence[MetricPoint]) -> None:
     render.show_table(
         columns, rows, empty="no metrics; a run writes them to the file that CORRAL_EVENTS names"
     )
+
+
+def show_plot(corral: Corral, run: str, name: str | None) -> None:
+    found = corral.runs.get(run)
+    name = name or curves.headline(found) or next(iter(found.metrics), None)
+    lines = [] if name is None else curves.plot(corral, found.id, name)
+    if not lines:
+        render.note(f"nothing to draw: fewer than two points of {name or 'any metric'}")
+    for line in lines:
+        typer.echo(line)
 
 
 def all_events(corral: Corral, run_id: str) -> Iterator[EventView]:

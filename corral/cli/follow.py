@@ -12,6 +12,7 @@ from typing import TextIO
 
 from pydantic import JsonValue as Json
 
+from corral.cli import curves
 from corral.cli.exits import DETACHED, exit_code
 from corral.cli.reasons import hint
 from corral.cli.render import duration, note, number
@@ -112,6 +113,8 @@ def status_line(run: RunView, now: float) -> str:
         parts.append(f"on {run.host}")
     parts.append(duration(now - since) or "")
     drawn = _drawn(run, now)
+    if run.kind == "train":
+        return "  ".join([*parts, *drawn, *curves.standing(run)])
     known = ("step", "total", "percent") if drawn else ()
     facts = {**run.progress, **run.metrics}
     return "  ".join(parts + drawn + [f"{k}={_short(v)}" for k, v in facts.items() if k not in known])
@@ -130,15 +133,19 @@ def _drawn(run: RunView, now: float) -> list[str]:
     done = min(max(done, 0.0), 1.0)
     filled = int(done * _BAR_CHARS + 0.5)
     bar = f"[{'#' * filled}{'.' * (_BAR_CHARS - filled)}] {int(done * 100 + 1e-9)}%"
-    left_s = _left_s(run, done, now)
-    return [bar, *steps, *([] if left_s is None else [f"ETA {duration(left_s)}"])]
+    left = _left(run, done, now)
+    return [bar, *steps, *([] if left is None else [f"ETA {left}"])]
 
 
-def _left_s(run: RunView, done: float, now: float) -> float | None:
+def _left(run: RunView, done: float, now: float) -> str | None:
+    said = run.progress.get("eta")
+    if run.kind == "train" and isinstance(said, str) and 0 < done < 1:
+        # The engine counts steps alone, without the time that it took to begin.
+        return said
     # A later attempt may have begun at a checkpoint: its time says nothing of the steps before.
     if run.started_at is None or run.attempt > 1 or not 0 < done < 1:
         return None
-    return max(0.0, now - run.started_at) * (1 - done) / done
+    return duration(max(0.0, now - run.started_at) * (1 - done) / done)
 
 
 def _number(value: Json) -> float | None:
@@ -173,6 +180,22 @@ def follow(corral: Corral, run_id: str, *, tail: int | None = None, quiet: bool 
         for line in summary(last):
             note(line)
     return exit_code(last)
+
+
+def attend(corral: Corral, run_id: str) -> RunView:
+    """The final run. On a terminal one line says how it stands; nothing of what it prints is shown."""
+    screen = Screen(quiet=False)
+    pulse = _Pulse(corral, run_id, screen) if screen.live else None
+    if pulse:
+        pulse.start()
+    try:
+        for item in corral.runs.follow(run_id, tail=0):
+            if isinstance(item, RunView) and item.state in FINAL:
+                return item
+        return corral.runs.get(run_id)
+    finally:
+        if pulse:
+            pulse.end()
 
 
 def _read(corral: Corral, run_id: str, tail: int | None, screen: Screen) -> RunView:

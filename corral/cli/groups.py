@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from corral.cli.detail import train_settings
 from corral.client.api import Corral
 from corral.wire.runs import RunView
-from corral.wire.spec import Scalar
+from corral.wire.spec import RunSpec, Scalar
 
 Params = Mapping[str, Mapping[str, Scalar]]
 # A list of runs does not hold their params; each is one call more.
@@ -17,8 +18,15 @@ def swept_params(corral: Corral, runs: Sequence[RunView]) -> Params:
     """By run, the params in which the runs differ; nothing for a long list."""
     if len(runs) > MOST_ASKED:
         return {}
-    found = {run.id: corral.runs.get(run.id).spec.params for run in runs}
+    found = {run.id: _settings(corral.runs.get(run.id).spec) for run in runs}
     return differing(found)
+
+
+def _settings(spec: RunSpec) -> Mapping[str, Scalar]:
+    """Params, and of a training run its own settings, which can be swept too."""
+    own = train_settings(spec.train) if spec.train else {}
+    scalars = {key: value for key, value in own.items() if isinstance(value, bool | int | float | str)}
+    return {**spec.params, **scalars}
 
 
 def differing(params: Mapping[str, Mapping[str, Scalar]]) -> Params:

@@ -9,9 +9,11 @@ import typer
 from corral.cli import render
 from corral.cli.connect import connect
 from corral.client.api import Corral
+from corral.domain.capability import ENGINE_PACKAGES
 from corral.domain.errors import NotFound
 from corral.domain.ids import is_id
 from corral.wire.admin import HostView
+from corral.wire.leases import CapabilityReport
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="List, drain and resume hosts."
@@ -49,7 +51,7 @@ def list_hosts(as_json: AsJson = False) -> None:
         )
         for host in page.items
     ]
-    columns = ("HOST", "NAME", "STATE", "BUSY", "CORES", "MEMORY", "GPUS", "SEEN")
+    columns = ("HOST", "NAME", "STATE", "BUSY", "CORES", "MEMORY", "GPUS", "ENGINE", "SEEN")
     render.show_table(columns, rows, empty="no host is enrolled; `corral up --detach` starts a worker here")
 
 
@@ -59,12 +61,20 @@ def _standing(host: HostView) -> str:
     return "draining" if host.draining else "ready"
 
 
-def _equipment(host: HostView) -> tuple[str | None, str | None, str | None]:
+def _equipment(host: HostView) -> tuple[str | None, str | None, str | None, str | None]:
     has = host.capability
     if has is None:
-        return None, None, None
+        return None, None, None, None
     gpus = None if has.gpus is None else ", ".join(gpu.name for gpu in has.gpus) or "none"
-    return None if has.cores is None else str(has.cores), render.size(has.ram_bytes), gpus
+    return None if has.cores is None else str(has.cores), render.size(has.ram_bytes), gpus, _engine(has)
+
+
+def _engine(has: CapabilityReport) -> str | None:
+    """`torch 2.13.0` where the host can train, `none` where something of the engine is missing."""
+    if has.engine is None:
+        return None
+    whole = all(has.engine.get(name) for name in ENGINE_PACKAGES)
+    return f"torch {has.engine['torch']}" if whole else "none"
 
 
 @app.command()

@@ -18,7 +18,7 @@ WORDS: Mapping[Reason, str] = {
     Reason.RELEASED: "the worker restarted or was stopped; given back free of charge",
     Reason.OUT_OF_MEMORY: "",
     Reason.CODE_ERROR: "the program failed",
-    Reason.BAD_DATA: "the code or an input is missing or damaged",
+    Reason.BAD_DATA: "the code or an input is missing, damaged or of no use",
     Reason.BAD_OUTPUT: "what it left as its output was refused",
     Reason.ENVIRONMENT: "the host could not get it ready",
     Reason.UNKNOWN: "nobody knows why it ended",

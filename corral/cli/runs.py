@@ -95,7 +95,7 @@ def submit(
             render.show_json(answer)
         elif not follow_it:
             typer.echo("\n".join(answer.ids))
-        if follow_it and answer.group_id:
+        if follow_it and answer.group_id and len(answer.ids) > 1:
             raise typer.Exit(follow_group(corral, answer.group_id, len(answer.ids)))
         if follow_it:
             raise typer.Exit(follow(corral, answer.ids[0], quiet=quiet))
@@ -172,10 +172,16 @@ def logs(
 def metrics(
     run: Run,
     name: Annotated[str | None, typer.Option(help="Only this metric.")] = None,
+    as_plot: Annotated[
+        bool, typer.Option("--plot", help="Draw its curve; the reward or loss unless --name says another.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per point.")] = False,
 ) -> None:
     """Show a run's metrics: last, least and greatest value, and the course of each."""
     with connect() as corral:
+        if as_plot and not as_json:
+            detail.show_plot(corral, run, name)
+            return
         points = corral.runs.iter_metrics(corral.runs.resolve(run), name=name)
         if as_json:
             for point in points:

@@ -55,7 +55,19 @@ def adhoc(
 
 def submit_now(corral: Corral, run_file: RunFile, base_dir: Path) -> SubmitAnswer:
     prepared = _prepare(corral, run_file, base_dir)
-    return corral.runs.submit(prepared.specs, group=prepared.group)
+    for text in prepared.notes:
+        render.note(f"note: {text}")
+    answer = corral.runs.submit(prepared.specs, group=prepared.group)
+    if run_file.train is not None:
+        tell_if_stuck(corral, answer.ids[0])
+    return answer
+
+
+def tell_if_stuck(corral: Corral, run_id: str) -> None:
+    """A training run asks for much; whoever waits for a machine that is not there should know."""
+    found = corral.runs.why(run_id)
+    if found.state == "queued" and not any(host.eligible for host in found.hosts):
+        render.note(f"note: {found.summary.removeprefix('queued: ')}: `corral why {run_id}`")
 
 
 def submit_file(corral: Corral, run_file: RunFile, base_dir: Path, *, quiet: bool) -> SubmitAnswer:
@@ -82,6 +94,8 @@ def dry_run(corral: Corral, run_file: RunFile, base_dir: Path, *, as_json: bool)
     if len(specs) > _SPECS_SHOWN:
         typer.echo(f"and {len(specs) - _SPECS_SHOWN} more that differ in seed or params (--json shows all)")
     detail.show_placements(answer.hosts)
+    for text in prepared.notes:
+        render.note(f"note: {text}")
     render.note("dry run: nothing was stored")
 
 

@@ -22,6 +22,16 @@ class Hosts:
     def page(self) -> HostPage:
         return self._transport.get("/v1/hosts", HostPage)
 
+    def all(self) -> list[HostView]:
+        found: list[HostView] = []
+        cursor: str | None = None
+        while True:
+            page = self._transport.get("/v1/hosts", HostPage, {"cursor": cursor, "limit": 1000})
+            found += page.items
+            cursor = page.next
+            if cursor is None:
+                return found
+
     def drain(self, host_id: str) -> HostView:
         """It finishes what it has and takes nothing new."""
         return self._transport.repeat("POST", f"/v1/hosts/{quoted(host_id)}/drain", HostView)

@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from corral.client.api import Corral
+from corral.client.dataset import look
 from corral.client.digest import FileUnreadable, digest_file
 from corral.client.ignore import Ignore
 from corral.client.lock import resolve
+from corral.client.placing import Subject, settled
 from corral.client.runfile import Variant, expand, is_group
+from corral.client.training import Gathering, Material, check_same_model
 from corral.client.tree import FileEntry, Tree, scan
 from corral.client.upload import upload
 from corral.client.walk import Found, Identity
 from corral.domain.errors import Conflict, FieldError, InvalidInput
 from corral.domain.paths import printable
+from corral.recipes.train import to_table
+from corral.wire.admin import HostView
 from corral.wire.base import explain
-from corral.wire.spec import BuiltEnvironment, EnvironmentFile, InputFrom, RunFile, RunSpec
+from corral.wire.spec import BuiltEnvironment, RunFile, RunSpec
+from corral.wire.tables import EnvironmentFile, InputFrom, Keep
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What to submit. `group` is set when the file stands for a group."""
+    """What to submit. `group` is set when the file stands for a group; `notes` are for people.
+
+    `subjects` are what the forecast of each training run is about; none where the model's shape is unknown.
+    """
 
     specs: list[RunSpec]
     group: str | None
+    notes: tuple[str, ...] = ()
+    subjects: tuple[Subject, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,6 +69,18 @@ class _Local:
 
 
 @dataclass(frozen=True)
+class _Resolved:
+    """What takes the place of names and paths in the spec."""
+
+    environment: BuiltEnvironment | None
+    material: Material | None
+    hosts: Sequence[HostView] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    code: str | None = None
+    code_digest: str | None = None
+
+
+@dataclass(frozen=True)
 class Workshop:
     """`base_dir` is what relative paths start from; `environ` is handed to uv."""
 
@@ -68,27 +91,53 @@ class Workshop:
 
     def prepare(self, run_file: RunFile) -> Prepared:
         """Upload what the server lacks. Everything that can be refused is refused before."""
-        variants = expand(run_file)
+        material = self._gathering(run_file).pin() if run_file.train is not None else None
+        run_file = _with_material(run_file, material)
         local = self._scan(run_file)
-        environment = self._environment(run_file.environment)
+        resolved = _Resolved(self._environment(run_file.environment), material, self._hosts(run_file))
         inputs = self._named_inputs(run_file)
-        _specs(run_file, variants, environment, {}, None, None)
+        self._specs(run_file, resolved)
         for name, source in local.inputs.items():
             inputs[name] = self._commit(run_file.project, "input", source)[0]
         code, digest = self._commit(run_file.project, "code", local.code) if local.code else (None, None)
-        return self._prepared(run_file, _specs(run_file, variants, environment, inputs, code, digest))
+        return self._prepared(run_file, replace(resolved, inputs=inputs, code=code, code_digest=digest))
 
     def plan(self, run_file: RunFile) -> Prepared:
         """The same, but nothing leaves this machine: local code and inputs have no artifact ids yet."""
-        variants = expand(run_file)
+        material = self._gathering(run_file).look() if run_file.train is not None else None
+        run_file = _with_material(run_file, material)
         local = self._scan(run_file)
-        environment = self._environment(run_file.environment)
-        inputs = self._named_inputs(run_file)
-        digest = local.code.tree.digest if local.code else None
-        return self._prepared(run_file, _specs(run_file, variants, environment, inputs, None, digest))
+        resolved = _Resolved(
+            self._environment(run_file.environment),
+            material,
+            self._hosts(run_file),
+            inputs=self._named_inputs(run_file),
+            code_digest=local.code.tree.digest if local.code else None,
+        )
+        return self._prepared(run_file, resolved)
 
-    def _prepared(self, run_file: RunFile, specs: list[RunSpec]) -> Prepared:
-        return Prepared(specs, run_file.name if is_group(run_file) else None)
+    def ship(self, project: str, name: str, path: Path) -> str:
+        """The artifact of one file or folder of training data, looked at first."""
+        path = self._path(str(path))
+        look(path, place=name, skip_bad=False)
+        return self._commit(project, "input", self._scan_input(name, str(path), None))[0]
+
+    def _gathering(self, run_file: RunFile) -> Gathering:
+        self.listener.step("looking at the model and the data")
+        return Gathering(run_file, self.base_dir, self.environ)
+
+    def _hosts(self, run_file: RunFile) -> Sequence[HostView]:
+        """Asked for where it is open whether the run takes a GPU."""
+        is_open = run_file.train is not None and "gpus" not in run_file.resources.model_fields_set
+        return self.corral.hosts.all() if is_open else ()
+
+    def _prepared(self, run_file: RunFile, resolved: _Resolved) -> Prepared:
+        material = resolved.material
+        group = run_file.name if is_group(run_file) else None
+        specs = self._specs(run_file, resolved)
+        if material is None:
+            return Prepared(specs, group)
+        return Prepared(specs, group, material.notes, material.subjects(run_file))
 
     def _scan(self, run_file: RunFile) -> _Local:
         code = None
@@ -98,18 +147,20 @@ class Workshop:
             if not root.is_dir():
                 raise _wrong("code", f"{printable(str(root))} is not a folder")
             code = Source("code", root, scan(root, ignore=Ignore()))
+        # An environment is code, with the litter that lies beside code.
+        is_code = {"environment"} if run_file.train is not None else set()
         inputs = {
-            name: self._scan_input(name, path)
+            name: self._scan_input(name, path, Ignore() if name in is_code else None)
             for name, given in run_file.inputs.items()
             if (path := given if isinstance(given, str) else given.path) is not None
         }
         return _Local(code, inputs)
 
-    def _scan_input(self, name: str, given: str) -> Source:
+    def _scan_input(self, name: str, given: str, ignore: Ignore | None) -> Source:
         path = self._path(given)
         self.listener.step(f"reading input {name} in {printable(str(path))}")
         if path.is_dir():
-            return Source(f"input {name}", path, scan(path, ignore=None))
+            return Source(f"input {name}", path, scan(path, ignore=ignore))
         if not path.is_file():
             raise _wrong(f"inputs.{name}", f"{printable(str(path))} is neither a file nor a folder")
         # A link given by name is meant: what it leads to is read, under the name that was given.
@@ -128,19 +179,26 @@ class Workshop:
     def _named_inputs(self, run_file: RunFile) -> dict[str, str]:
         named = {name: given for name, given in run_file.inputs.items() if isinstance(given, InputFrom)}
         return {
-            name: given.artifact or self._result_of(name, given.run)
+            name: given.artifact or self._result_of(run_file, name, given.run)
             for name, given in named.items()
             if given.path is None
         }
 
-    def _result_of(self, name: str, run: str | None) -> str:
+    def _result_of(self, run_file: RunFile, name: str, run: str | None) -> str:
         assert run is not None, "the wire model takes exactly one of path, artifact and run"
+        is_adapter = run_file.train is not None and name == "adapter"
+        place = "train.adapter" if is_adapter else f"inputs.{name}"
         found = self.corral.runs.get(run)
         if found.artifact_id is None:
             raise Conflict(
-                f"inputs.{name}: run {found.id} is {found.state} and has no result",
+                f"{place}: run {found.id} is {found.state} and has no result",
                 hint=f"Wait until it has succeeded (`corral logs -f {found.id}`), then submit again.",
             )
+        if is_adapter and found.spec.model is None:
+            raise _wrong(place, f"run {found.id} trained nothing")
+        # A model that was shipped is named by a path, which says nothing here.
+        if is_adapter and "model" not in found.spec.inputs and "model" not in run_file.inputs:
+            check_same_model(place, made_for=found.spec.model or "", model=run_file.model or "")
         return found.artifact_id
 
     def _environment(self, wanted: EnvironmentFile) -> BuiltEnvironment | None:
@@ -179,29 +237,61 @@ class Workshop:
         artifact = self.corral.artifacts.commit(project, kind=kind, tree=source.tree)
         return artifact.id, artifact.digest
 
+    def _specs(self, run_file: RunFile, resolved: _Resolved) -> list[RunSpec]:
+        shared = run_file.model_dump(
+            exclude={"code", "environment", "inputs", "seeds", "sweep", "params", "train"}, exclude_unset=True
+        )
+        shared |= {
+            "environment": resolved.environment,
+            "inputs": dict(resolved.inputs),
+            "code": resolved.code,
+            "code_digest": resolved.code_digest,
+        }
+        trained: dict[str, dict[str, Any]] = {}
+        specs = []
+        try:
+            for variant in expand(run_file):
+                own: dict[str, Any] = {"params": dict(variant.params), "seed": variant.seed}
+                if resolved.material is not None:
+                    # The forecast takes a moment, and seeds share it.
+                    key = repr(variant.train)
+                    trained[key] = trained.get(key) or self._trained(
+                        run_file, resolved, resolved.material, variant
+                    )
+                    own |= trained[key]
+                specs.append(RunSpec.model_validate({**shared, **own}))
+        except ValidationError as error:
+            raise explain(RunSpec, error, what="the run") from None
+        return specs
+
+    def _trained(
+        self, run_file: RunFile, resolved: _Resolved, material: Material, variant: Variant
+    ) -> dict[str, Any]:
+        """What runs of a group have for themselves whose settings are the same."""
+        engine = resolved.environment is None
+        train, subject = material.train(run_file, variant), material.subject(run_file, variant)
+        return {
+            "train": to_table(train),
+            "model_revision": material.model.revision,
+            "keep": _keep(run_file.keep, best_by=train.metric),
+            "resources": settled(run_file.resources, subject, resolved.hosts, engine=engine),
+        }
+
     def _path(self, given: str) -> Path:
         return (self.base_dir / Path(given).expanduser()).absolute()
 
 
-def _specs(
-    run_file: RunFile,
-    variants: list[Variant],
-    environment: BuiltEnvironment | None,
-    inputs: Mapping[str, str],
-    code: str | None,
-    code_digest: str | None,
-) -> list[RunSpec]:
-    shared = run_file.model_dump(
-        exclude={"code", "environment", "inputs", "seeds", "sweep", "params"}, exclude_unset=True
-    )
-    shared |= {"environment": environment, "inputs": dict(inputs), "code": code, "code_digest": code_digest}
-    try:
-        return [
-            RunSpec.model_validate({**shared, "params": dict(variant.params), "seed": variant.seed})
-            for variant in variants
-        ]
-    except ValidationError as error:
-        raise explain(RunSpec, error, what="the run") from None
+def _keep(keep: Keep, *, best_by: str | None) -> Keep:
+    """A reward is best when it is large, whatever the default says."""
+    if best_by != "eval_reward" or "metric" in keep.model_fields_set:
+        return keep
+    return keep.model_copy(update={"metric": "max"})
+
+
+def _with_material(run_file: RunFile, material: Material | None) -> RunFile:
+    if material is None:
+        return run_file
+    return run_file.model_copy(update={"inputs": {**run_file.inputs, **material.inputs}})
 
 
 def _wrong(field: str, message: str) -> InvalidInput:

@@ -6,11 +6,12 @@ import itertools
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.paths import printable
@@ -24,10 +25,11 @@ MAX_FILE_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Variant:
-    """What tells one run of a group from the others."""
+    """What tells one run of a group from the others; `train` holds what was swept, by dotted name."""
 
     params: Mapping[str, Scalar]
     seed: int | None
+    train: Mapping[str, Scalar] = field(default_factory=dict)
 
 
 def load(path: Path, overrides: Sequence[str] = (), *, defaults: Mapping[str, str] | None = None) -> RunFile:
@@ -63,12 +65,19 @@ def build(table: Mapping[str, Any], *, what: str, overrides: Sequence[str] = ())
         return RunFile.model_validate(_overridden(table, given))
     except ValidationError as error:
         # The text of a version or a name may read like a number: `environment.python=3.10`.
-        texts = {tuple(item["loc"]) for item in error.errors() if item["type"] == "string_type"}
+        texts = {_text_place(item) for item in error.errors()}
     given = [one.as_text() if one.place in texts else one for one in given]
     try:
         return RunFile.model_validate(_overridden(table, given))
     except ValidationError as error:
         raise explain(RunFile, error, what=what) from None
+
+
+def _text_place(item: ErrorDetails) -> tuple[int | str, ...] | None:
+    """Where a text was wanted; the recipes tell a place of theirs in one piece."""
+    if item["type"] == "train" and "a string" in item["msg"]:
+        return tuple(part for piece in item["loc"] for part in str(piece).split("."))
+    return tuple(item["loc"]) if item["type"] == "string_type" else None
 
 
 def expand(run_file: RunFile) -> list[Variant]:
@@ -84,10 +93,24 @@ def expand(run_file: RunFile) -> list[Variant]:
         )
     combinations = itertools.product(*run_file.sweep.values())
     return [
-        Variant({**run_file.params, **dict(zip(run_file.sweep, values, strict=True))}, seed)
+        _variant(run_file, dict(zip(run_file.sweep, values, strict=True)), seed)
         for values in combinations
         for seed in seeds
     ]
+
+
+def _variant(run_file: RunFile, swept: dict[str, Scalar], seed: int | None) -> Variant:
+    if run_file.train is None:
+        return Variant({**run_file.params, **swept}, seed)
+    return Variant(run_file.params, seed, {key.removeprefix("train."): swept[key] for key in swept})
+
+
+def with_swept(table: Mapping[str, Any], swept: Mapping[str, Scalar]) -> dict[str, Any]:
+    """The train table of one variant."""
+    whole = {"train": dict(table)}
+    for name, value in swept.items():
+        _set(whole, _Override(("train", *name.split(".")), str(value), value))
+    return whole["train"]
 
 
 def is_group(run_file: RunFile) -> bool:

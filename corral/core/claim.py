@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from corral.core.fence import release_boot
 from corral.core.lanes import Candidate, Lanes
@@ -13,21 +14,20 @@ from corral.core.shapes import Shapes, parse_capability
 from corral.core.shares import Shares
 from corral.core.transitions import move
 from corral.domain.artifact import Artifact
-from corral.domain.canonical import digest_of
+from corral.domain.canonical import canonical, digest_of
 from corral.domain.capability import Requirements, fitting_gpus
 from corral.domain.errors import NotFound
 from corral.domain.host import Host
 from corral.domain.ids import HostId, LeaseId, new_lease_id
 from corral.domain.lease import Lease, LeaseState
 from corral.domain.run import Attempt, Rank, Run
-from corral.domain.states import LEASED, RankEvent, RankState, RunEvent, RunState
+from corral.domain.states import LEASED, RankEvent, RankState, RunEvent, RunState, step_rank
 from corral.ports.store import Held, Tx
 
 SEEN_EVERY_S = 10.0
 
 
-@dataclass(frozen=True)
-class ClaimAsk:
+class ClaimAsk(NamedTuple):
     host_id: HostId
     boot_id: str
     request_id: str
@@ -38,8 +38,7 @@ class ClaimAsk:
     holding: tuple[str, ...] | None
 
 
-@dataclass(frozen=True)
-class Grant:
+class Grant(NamedTuple):
     """A lease and what its worker must know to begin."""
 
     lease: Lease
@@ -52,8 +51,7 @@ class Grant:
         return None if self.run.wall_limit_s is None else max(0.0, self.run.wall_limit_s - self.run.ran_s)
 
 
-@dataclass(frozen=True)
-class Claimed:
+class Claimed(NamedTuple):
     grants: tuple[Grant, ...]
     released: tuple[LeaseId, ...]
 
@@ -119,28 +117,32 @@ class Claim:
             if candidate is None:
                 break
             self.taken.append(candidate)
-            run = tx.runs.try_lock(candidate.ready.id)
+            found = tx.runs.try_lock(candidate.ready.id)
             # The hint may be stale: claimed by another server, cancelled, held, or queued anew.
-            if run is None or run.state is not RunState.QUEUED or run.shape != candidate.lane.shape:
+            if found is None or found[0].state is not RunState.QUEUED:
+                continue
+            run, spec = found
+            if run.shape != candidate.lane.shape:
                 continue
             gpus = free.take(self.shapes.get(tx, run.shape))
-            grants.append(self._grant(tx, host, run, gpus, now))
+            lease, run = self._lease(tx, host, run, gpus, now)
+            grants.append(Grant(lease, run, spec, _resume(tx, run)))
         return grants
 
-    def _grant(self, tx: Tx, host: Host, run: Run, gpus: tuple[int, ...], now: float) -> Grant:
+    def _lease(self, tx: Tx, host: Host, run: Run, gpus: tuple[int, ...], now: float) -> tuple[Lease, Run]:
         lease_id = new_lease_id()
-        run, rank = _claim_rank(tx, run, lease_id, now)
+        rank = _claim_rank(tx, run, lease_id, now)
         lease = Lease(
             id=lease_id,
             run_id=run.id,
             project=run.project,
-            attempt=run.attempt,
+            attempt=rank.attempt,
             rank=rank.rank,
             epoch=rank.epoch,
             host_id=host.id,
             boot_id=self.ask.boot_id,
             request_id=self.ask.request_id,
-            gpus=json.dumps(gpus),
+            gpus=canonical(gpus),
             state=LeaseState.LIVE,
             granted_at=now,
             beaten_at=None,
@@ -162,7 +164,8 @@ class Claim:
             RunEvent.CLAIM,
             at=now,
             actor=f"host:{host.id}",
-            data={"attempt": run.attempt, "rank": lease.rank, "epoch": lease.epoch, "lease": lease.id},
+            data={"attempt": lease.attempt, "rank": lease.rank, "epoch": lease.epoch, "lease": lease.id},
+            attempt=lease.attempt,
             epoch=lease.epoch,
             started_at=run.started_at if run.started_at is not None else now,
             last_host=host.id,
@@ -170,7 +173,7 @@ class Claim:
             detail=None,
         )
         self.shares.claimed(run.project)
-        return Grant(lease, run, tx.runs.spec(run.id), _resume(tx, run))
+        return lease, run
 
     def _render(self, tx: Tx, lease_id: LeaseId) -> Grant:
         """The answer anew: it is never stored, so that it cannot be out of date."""
@@ -185,14 +188,14 @@ def _resume(tx: Tx, run: Run) -> Artifact | None:
     return tx.artifacts.newest_checkpoint(run.id) if run.attempt > 1 else None
 
 
-def _claim_rank(tx: Tx, run: Run, lease_id: LeaseId, now: float) -> tuple[Run, Rank]:
+def _claim_rank(tx: Tx, run: Run, lease_id: LeaseId, now: float) -> Rank:
     """The first rank that waits becomes the lease's; if none does, the next attempt is opened."""
     ranks = tx.attempts.ranks(run.id, run.attempt) if run.attempt else []
     waiting = next((rank for rank in ranks if rank.state is RankState.WAITING), None)
     if waiting is not None:
         rank = _taken(waiting, run.epoch + 1, lease_id)
         tx.attempts.save_rank(rank)
-        return run, rank
+        return rank
     if run.attempt:
         tx.attempts.close(run.id, run.attempt, now)
     number = run.attempt + 1
@@ -203,11 +206,12 @@ def _claim_rank(tx: Tx, run: Run, lease_id: LeaseId, now: float) -> tuple[Run, R
     made[0] = _taken(made[0], run.epoch + 1, lease_id)
     for rank in made:
         tx.attempts.insert_rank(rank)
-    return run._replace(attempt=number), made[0]
+    return made[0]
 
 
 def _taken(rank: Rank, epoch: int, lease_id: LeaseId) -> Rank:
-    return rank.stepped(RankEvent.CLAIM)._replace(epoch=epoch, lease_id=lease_id, reason=None)
+    state = step_rank(rank.state, RankEvent.CLAIM)
+    return rank._replace(state=state, epoch=epoch, lease_id=lease_id, reason=None)
 
 
 class _Free:

@@ -14,7 +14,7 @@ from corral.domain.ids import HostId, LeaseId
 from corral.domain.lease import Lease, LeaseState
 from corral.domain.reasons import BUDGET_OF, Budget, Reason
 from corral.domain.run import Rank, Run
-from corral.domain.states import LEASED, STOPPING, RankEvent, RankState, RunEvent, RunState
+from corral.domain.states import LEASED, STOPPING, RankEvent, RankState, RunEvent, RunState, step_rank
 from corral.ports.store import Tx
 
 # What the sweeper or a new boot ended, as against what the worker itself reported.
@@ -34,12 +34,11 @@ def fence(
 
 
 def held(tx: Tx, lease_id: LeaseId, host_id: HostId) -> tuple[Run, Lease]:
-    """The lease, read under its run's lock, so that nobody closes it while we look."""
-    run = tx.runs.lock_of_lease(lease_id)
-    lease = owned(tx, lease_id, host_id)
-    if run is None:
-        raise NotFound(f"lease {lease_id} has no run")
-    return run, lease
+    """The lease and its run, so that nobody closes it while we look. A host sees only its own leases."""
+    found = tx.leases.hold(lease_id)
+    if found is None or found[1].host_id != host_id:
+        raise _not_yours(lease_id)
+    return found
 
 
 def check_held(
@@ -58,10 +57,13 @@ def owned(tx: Tx, lease_id: LeaseId, host_id: HostId) -> Lease:
     """A host sees only its own leases."""
     lease = tx.leases.get(lease_id)
     if lease is None or lease.host_id != host_id:
-        raise NotFound(
-            f"this host has no lease {lease_id}", hint="Stop the child; the lease was never this host's."
-        )
+        raise _not_yours(lease_id)
     return lease
+
+
+def _not_yours(lease_id: LeaseId) -> NotFound:
+    hint = "Stop the child; the lease was never this host's."
+    return NotFound(f"this host has no lease {lease_id}", hint=hint)
 
 
 def _reattach(tx: Tx, lease: Lease, run: Run, *, now: float, policy: Policy) -> tuple[Lease, Run]:
@@ -141,7 +143,7 @@ def end_rank(
     rank = tx.attempts.rank(lease.run_id, lease.attempt, lease.rank)
     if rank is None:
         raise NotFound(f"run {lease.run_id} has no rank {lease.rank} in attempt {lease.attempt}")
-    rank = rank.stepped(event)._replace(reason=reason, exit_code=exit_code)
+    rank = rank._replace(state=step_rank(rank.state, event), reason=reason, exit_code=exit_code)
     tx.attempts.save_rank(rank)
     return rank
 

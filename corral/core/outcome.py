@@ -30,8 +30,7 @@ from corral.domain.states import STOPPING, Fold, RankEvent, RankState, RunEvent,
 from corral.ports.store import Tx
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """What the worker says of the end of its lease."""
 
     kind: str
@@ -61,7 +60,7 @@ class Ender:
     ) -> Outcome:
         if report.kind != "finish" and report.reason is Reason.FINISHED:
             raise InvalidInput(f"a run that was not finished cannot be `{report.kind}` as finished")
-        body = digest_of([epoch, *_plain(report)])
+        body = digest_of([epoch, *report])
         run, lease = held(tx, lease_id, host_id)
         if (earlier := _replayed(lease, body)) is not None:
             return earlier
@@ -74,24 +73,11 @@ class Ender:
         else:
             run, rank = _stopped(tx, lease, run, report, now=now)
         outcome = Outcome(run.state, rank.state)
-        answer = json.dumps(outcome)
+        answer = canonical(outcome)
         close_lease(tx, lease, outcome=report.kind, digest=body, answer=answer, now=now)
         if rank.state is RankState.ENDED:
             fence_gang(tx, run, lease, now=now)
         return outcome
-
-
-def _plain(report: Report) -> list[object]:
-    return [
-        report.kind,
-        report.reason,
-        report.detail,
-        report.exit_code,
-        report.signal,
-        report.artifact_id,
-        [list(pair) for pair in report.metrics],
-        report.ran_s,
-    ]
 
 
 def _replayed(lease: Lease, body: str) -> Outcome | None:

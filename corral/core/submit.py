@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
+from typing import NamedTuple
 
 from corral.core.transitions import born, record
 from corral.domain.artifact import ArtifactKind
@@ -19,8 +20,7 @@ from corral.domain.states import FINAL
 from corral.ports.store import Tx
 
 
-@dataclass(frozen=True)
-class NewRun:
+class NewRun(NamedTuple):
     """A run as the wire layer read it; `spec` is its whole resolved form as JSON."""
 
     project: str
@@ -41,8 +41,7 @@ class NewRun:
     secrets: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Submitted:
+class Submitted(NamedTuple):
     ids: tuple[RunId, ...]
     group_id: GroupId | None
 
@@ -52,22 +51,26 @@ def submit(
 ) -> Submitted:
     """Queue the runs, all or none. The same principal and request id again get the first answer."""
     body = digest_of([run.spec for run in runs] + [group])
-    if (earlier := _earlier(tx, principal, request_id, body)) is not None:
-        return earlier
-    for index, run in enumerate(runs):
-        _check_references(tx, run, prefix=f"runs[{index}]" if len(runs) > 1 else "")
-    group_id = None
-    if group is not None or len(runs) > 1:
-        group_id = new_group_id()
+    missing = [
+        found
+        for index, run in enumerate(runs)
+        for found in _missing(tx, run, prefix=f"runs[{index}]." if len(runs) > 1 else "")
+    ]
+    ids = tuple(new_run_id() for _ in runs)
+    group_id = new_group_id() if group is not None or len(runs) > 1 else None
+    submission = Submission(principal, request_id, body, group_id, canonical(ids), now)
+    if missing or not tx.runs.put_submission(submission):
+        if (earlier := _earlier(tx, principal, request_id, body)) is not None:
+            return earlier
+        raise _names_what_is_missing(missing)
+    if group_id is not None:
         tx.runs.insert_group(Group(group_id, runs[0].project, group or runs[0].name, now))
     shapes: dict[Requirements, Digest] = {}
-    ids: list[RunId] = []
-    for run in runs:
+    for run_id, run in zip(ids, runs, strict=True):
         if run.requirements not in shapes:
             shapes[run.requirements] = put_shape(tx, run.requirements)
-        ids.append(_insert(tx, run, shapes[run.requirements], group_id, principal, now))
-    tx.runs.insert_submission(Submission(principal, request_id, body, group_id, json.dumps(ids), now))
-    return Submitted(tuple(ids), group_id)
+        _insert(tx, run_id, run, shapes[run.requirements], group_id, principal, now)
+    return Submitted(ids, group_id)
 
 
 def put_shape(tx: Tx, requirements: Requirements) -> Digest:
@@ -78,18 +81,23 @@ def put_shape(tx: Tx, requirements: Requirements) -> Digest:
 
 @lru_cache(maxsize=4096)
 def _shape(requirements: Requirements) -> tuple[Digest, str]:
-    text = canonical(asdict(requirements))
+    table = asdict(requirements)
+    if not requirements.engine:
+        # Shapes of before have no such key; the same need keeps its digest.
+        del table["engine"]
+    text = canonical(table)
     return digest_of(json.loads(text)), text
 
 
 def requeue(tx: Tx, run_id: RunId, *, request_id: str, principal: str, now: float) -> Submitted:
     """A final run becomes a new one of the next generation, with the same spec."""
     body = digest_of(["requeue", run_id])
-    if (earlier := _earlier(tx, principal, request_id, body)) is not None:
-        return earlier
+    # Locked first: of two equal requests at once, the second sees what the first did.
     old = tx.runs.lock(run_id)
     if old is None:
         raise NotFound(f"there is no run {run_id}")
+    if (earlier := _earlier(tx, principal, request_id, body)) is not None:
+        return earlier
     if old.state not in FINAL:
         raise Conflict(
             f"run {run_id} is {old.state}; only a run that has ended can be queued again",
@@ -100,7 +108,8 @@ def requeue(tx: Tx, run_id: RunId, *, request_id: str, principal: str, now: floa
     tx.artifacts.use(new.id, tx.artifacts.used_by(run_id))
     born(tx, new, actor=principal)
     record(tx, old, "requeued_as", at=now, actor=principal, data={"run": new.id})
-    tx.runs.insert_submission(Submission(principal, request_id, body, None, json.dumps([new.id]), now))
+    if not tx.runs.put_submission(Submission(principal, request_id, body, None, canonical([new.id]), now)):
+        raise _used_before(request_id)
     return Submitted((new.id,), None)
 
 
@@ -109,20 +118,23 @@ def _earlier(tx: Tx, principal: str, request_id: str, body: Digest) -> Submitted
     if earlier is None:
         return None
     if earlier.digest != body:
-        raise Conflict(
-            f"request id {request_id} was used before for something else",
-            hint="Make a new request id for each new request.",
-        )
+        raise _used_before(request_id)
     return Submitted(tuple(json.loads(earlier.run_ids)), earlier.group_id)
 
 
-def _check_references(tx: Tx, run: NewRun, *, prefix: str) -> None:
-    """Everything the run names must be there, or it would fail only once a machine was taken."""
+def _used_before(request_id: str) -> Conflict:
+    return Conflict(
+        f"request id {request_id} was used before for something else",
+        hint="Make a new request id for each new request.",
+    )
+
+
+def _missing(tx: Tx, run: NewRun, *, prefix: str) -> list[FieldError]:
+    """What the run names and is not there: it would fail only once a machine was taken."""
     fields: list[FieldError] = []
-    dot = f"{prefix}." if prefix else ""
-    named = {f"{dot}inputs.{name}": artifact for name, artifact in run.inputs.items()}
+    named = {f"{prefix}inputs.{name}": artifact for name, artifact in run.inputs.items()}
     if run.code is not None:
-        named[f"{dot}code"] = run.code
+        named[f"{prefix}code"] = run.code
     for path, artifact_id in named.items():
         artifact = tx.artifacts.get(artifact_id)
         if artifact is None or artifact.project != run.project:
@@ -132,22 +144,31 @@ def _check_references(tx: Tx, run: NewRun, *, prefix: str) -> None:
     for name in run.secrets:
         if tx.access.secret(run.project, name) is None:
             fields.append(
-                FieldError(f"{dot}secrets", f"names {name}, which project {run.project} does not have")
+                FieldError(f"{prefix}secrets", f"names {name}, which project {run.project} does not have")
             )
-    if fields:
-        lines = "; ".join(f"`{f.path}` {f.message}" for f in fields)
-        raise InvalidInput(
-            f"the run names what is not there: {lines}",
-            hint="Upload inputs with the run file, and set secrets with `corral secrets set NAME`.",
-            fields=fields,
-        )
+    return fields
+
+
+def _names_what_is_missing(fields: Sequence[FieldError]) -> InvalidInput:
+    lines = "; ".join(f"`{f.path}` {f.message}" for f in fields)
+    return InvalidInput(
+        f"the run names what is not there: {lines}",
+        hint="Upload inputs with the run file, and set secrets with `corral secrets set NAME`.",
+        fields=fields,
+    )
 
 
 def _insert(
-    tx: Tx, new: NewRun, shape: Digest, group_id: GroupId | None, principal: str, now: float
-) -> RunId:
+    tx: Tx,
+    run_id: RunId,
+    new: NewRun,
+    shape: Digest,
+    group_id: GroupId | None,
+    principal: str,
+    now: float,
+) -> None:
     run = Run(
-        id=new_run_id(),
+        id=run_id,
         project=new.project,
         name=new.name,
         kind=new.kind,
@@ -177,4 +198,3 @@ def _insert(
     if new.code is not None or new.inputs:
         tx.artifacts.use(run.id, [*([new.code] if new.code else []), *new.inputs.values()])
     born(tx, run, actor=principal)
-    return run.id

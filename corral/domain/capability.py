@@ -5,9 +5,12 @@ Unknown is None and never zero: a need that meets an unknown is a shortfall that
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 GIB = 1 << 30
+# What the training engine is made of, by the names that pip knows.
+ENGINE_PACKAGES = ("torch", "transformers", "peft", "safetensors")
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,16 @@ class Capability:
     gpus: tuple[Gpu, ...] | None = None
     python: str | None = None
     labels: tuple[str, ...] = ()
+    # Versions of ENGINE_PACKAGES; one that is not installed is None. None as a whole is unknown.
+    engine: Mapping[str, str | None] | None = None
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What one rank of a run needs. `gpu` names models; any of them will do."""
+    """What one rank of a run needs. `gpu` names models; any of them will do.
+
+    `engine` asks for a host whose own Python can train.
+    """
 
     gpus: int = 0
     gpu: tuple[str, ...] = ()
@@ -50,6 +58,7 @@ class Requirements:
     arch: str | None = None
     labels: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    engine: bool = False
 
     @property
     def wants_gpu(self) -> bool:
@@ -81,6 +90,7 @@ def judge(need: Requirements, have: Capability, *, host: str) -> Verdict:
         tuple(
             [
                 *_machine_shortfalls(need, have, host),
+                *_engine_shortfalls(need, have),
                 *_size("RAM", need.min_ram_bytes, have.ram_bytes),
                 *_size("disk", need.min_disk_bytes, have.disk_bytes),
                 *_gpu_shortfalls(need, have),
@@ -111,6 +121,18 @@ def _machine_shortfalls(need: Requirements, have: Capability, host: str) -> list
         elif have.cores < need.min_cores:
             found.append(f"needs {need.min_cores} cores; the host has {have.cores}")
     return found
+
+
+def _engine_shortfalls(need: Requirements, have: Capability) -> list[str]:
+    if not need.engine:
+        return []
+    install = "`pip install 'corral[train]'` there"
+    if have.engine is None:
+        return [f"needs the training engine; whether the host has it is unknown; {install} makes sure"]
+    missing = [name for name in ENGINE_PACKAGES if have.engine.get(name) is None]
+    if not missing:
+        return []
+    return [f"needs the training engine; the host lacks {', '.join(missing)}: {install}"]
 
 
 def _size(what: str, need: int | None, have: int | None) -> list[str]:

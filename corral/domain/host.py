@@ -43,8 +43,13 @@ class Token(NamedTuple):
     revoked_at: float | None
 
     def fits(self, secret: str, now: float) -> bool:
-        same = hmac.compare_digest(self.hash, hash_secret(secret))
-        return same and self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+        return self.matches(secret) and self.holds(now)
+
+    def matches(self, secret: str) -> bool:
+        return hmac.compare_digest(self.hash, hash_secret(secret))
+
+    def holds(self, now: float) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
 
 def hash_secret(secret: str) -> str:

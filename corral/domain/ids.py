@@ -18,8 +18,7 @@ Digest = NewType("Digest", str)
 
 # No vowels and no look-alikes: an id never spells a word and can be read aloud.
 _ALPHABET = "bcdfghjkmnpqrstvwxz23456789"
-_LENGTH = 12
-_IDS = len(_ALPHABET) ** _LENGTH
+_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 _ID = re.compile(r"(r|l|h|g|a|t)-[bcdfghjkmnpqrstvwxz2-9]{12}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
@@ -27,13 +26,13 @@ _REQUEST = re.compile(r"[A-Za-z0-9_-]{8,64}")
 
 
 def _new(kind: str) -> str:
-    # One draw for all twelve letters: ids are made on the hottest paths.
-    number = secrets.randbelow(_IDS)
-    letters = []
-    for _ in range(_LENGTH):
-        number, letter = divmod(number, len(_ALPHABET))
-        letters.append(_ALPHABET[letter])
-    return f"{kind}-{''.join(letters)}"
+    # One draw for all twelve letters, looked up in pairs: ids are made on the hottest paths.
+    number = int.from_bytes(secrets.token_bytes(16), "big")
+    pairs = []
+    for _ in range(6):
+        number, pair = divmod(number, len(_PAIRS))
+        pairs.append(_PAIRS[pair])
+    return f"{kind}-{''.join(pairs)}"
 
 
 def new_run_id() -> RunId:

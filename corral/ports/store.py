@@ -60,12 +60,9 @@ class Runs(Protocol):
         """Like `get`, and no other transaction changes the run until this one ends."""
         ...
 
-    def try_lock(self, run_id: RunId) -> Run | None:
-        """Like `lock`, but None as well if another transaction holds it: nobody waits in a circle."""
-        ...
-
-    def lock_of_lease(self, lease_id: LeaseId) -> Run | None:
-        """Like `lock`, for the run that the lease is of."""
+    def try_lock(self, run_id: RunId) -> tuple[Run, str] | None:
+        """Like `lock`, with the spec, but None as well if another transaction holds the run: nobody waits
+        in a circle."""
         ...
 
     def save(self, run: Run) -> None:
@@ -116,7 +113,9 @@ class Runs(Protocol):
 
     def page_by_id(self, after: RunId | None, limit: int) -> list[Run]: ...
 
-    def insert_submission(self, submission: Submission) -> None: ...
+    def put_submission(self, submission: Submission) -> bool:
+        """False, and nothing is written, if this principal used the request id before."""
+        ...
 
     def submission(self, principal: str, request_id: str) -> Submission | None: ...
 
@@ -151,6 +150,10 @@ class Leases(Protocol):
     def insert(self, lease: Lease) -> None: ...
 
     def get(self, lease_id: LeaseId) -> Lease | None: ...
+
+    def hold(self, lease_id: LeaseId) -> tuple[Run, Lease] | None:
+        """The lease with its run; no other transaction changes either until this one ends."""
+        ...
 
     def save(self, lease: Lease) -> None: ...
 
@@ -350,6 +353,11 @@ class Tx(Protocol):
 class Store(Protocol):
     async def write(self, unit: Callable[[Tx], T]) -> T:
         """Run the unit; return after its commit is durable. StoreUnavailable if it cannot be now."""
+        ...
+
+    async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
+        """Like `write` for each of them, in order and with as few commits as it takes. An error is the
+        answer to its own unit, and harms no other."""
         ...
 
     async def read(self, unit: Callable[[Tx], T]) -> T:

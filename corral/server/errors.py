@@ -93,8 +93,12 @@ def _http(_: Request, error: Exception) -> Response:
     return JSONResponse(body, error.status_code, error.headers)
 
 
-def unexpected(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+def _unexpected(request: Request, error: Exception) -> Response:
+    return unexpected(request.method, request.url.path, error)
+
+
+def unexpected(method: str, path: str, error: Exception) -> Response:
+    log.error("%s %s failed", method, path, exc_info=error)
     body = {
         "code": "internal",
         "message": f"the server failed: {type(error).__name__}",
@@ -108,4 +112,4 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(CorralError, _corral_error)
     app.add_exception_handler(RequestValidationError, _validation)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, unexpected)
+    app.add_exception_handler(Exception, _unexpected)

@@ -11,10 +11,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
+from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError
 from corral.domain.host import Token
 from corral.domain.ids import HostId, LeaseId
@@ -28,78 +27,88 @@ from corral.wire.runs import SubmitRequest
 
 _LEASE_CALL = re.compile(r"/v1/leases/(l-[bcdfghjkmnpqrstvwxz2-9]{12})/(finish|beat)")
 _EPOCH = re.compile(rb"epoch=([0-9]{1,18})")
+_JSON = ((b"content-type", b"application/json"),)
+
+Gone = Callable[[], Awaitable[bool]]
+Headers = tuple[tuple[bytes, bytes], ...]
 
 
 class Call(NamedTuple):
     """Who may call, what they send, and what answers; the caller is checked before the body is read."""
 
+    path: str
     who: Callable[[Token | None], Any]
     body: type[BaseModel]
-    answer: Callable[[Services, Any, Request, Any], Awaitable[tuple[int, BaseModel]]]
+    answer: Callable[[Services, Any, Any, Gone], Awaitable[tuple[int, str]]]
 
 
-def match(scope: Scope) -> Call | None:
-    """The call, if this is one of those in its ordinary form."""
-    if scope["method"] != "POST" or (b"content-type", b"application/json") not in scope["headers"]:
-        return None
-    if scope["path"] == "/v1/claims":
-        return Call(host_of, ClaimRequest, _claim)
-    if scope["path"] == "/v1/runs":
-        return Call(user_of, SubmitRequest, _submit)
-    if scope["path"] == "/v1/outcomes":
-        return Call(host_of, OutcomesRequest, _outcomes)
-    lease = _LEASE_CALL.fullmatch(scope["path"])
-    epoch = _EPOCH.fullmatch(scope["query_string"])
+class Reply(NamedTuple):
+    status: int
+    body: bytes
+    headers: Headers = _JSON
+
+
+def match(path: str, query: bytes) -> Call | None:
+    """The call, if a POST of JSON to this address is one of those."""
+    if (call := _CALLS.get(path)) is not None:
+        return call
+    lease = _LEASE_CALL.fullmatch(path)
+    epoch = _EPOCH.fullmatch(query)
     if lease is None or epoch is None:
         return None
-    return _lease_call(lease[2], LeaseId(lease[1]), int(epoch[1]))
+    return _lease_call(lease[2], path, LeaseId(lease[1]), int(epoch[1]))
 
 
-async def answer(call: Call, services: Services, scope: Scope, receive: Receive, send: Send) -> None:
-    request = Request(scope, receive)
-    response: Response
+async def answer(call: Call, services: Services, token: Token | None, body: bytes, gone: Gone) -> Reply:
     try:
-        who = call.who(scope["state"]["token"])
-        body = call.body.model_validate_json(await request.body())
-        status, model = await call.answer(services, who, request, body)
-    except ClientDisconnect:
-        return
+        who = call.who(token)
+        asked = call.body.model_validate_json(body)
+        status, text = await call.answer(services, who, asked, gone)
     except ValidationError as error:
-        response = refused(error.errors(include_url=False, include_input=False))
+        return of_response(refused(error.errors(include_url=False, include_input=False)))
     except CorralError as error:
-        response = render(error)
+        return of_response(render(error))
     except Exception as error:  # noqa: BLE001 - the edge of a request
-        response = unexpected(request, error)
-    else:
-        response = Response(model.model_dump_json(), status, media_type="application/json")
-    await response(scope, receive, send)
+        return of_response(unexpected("POST", call.path, error))
+    return Reply(status, text.encode())
 
 
-async def _claim(
-    svc: Services, host_id: HostId, request: Request, body: ClaimRequest
-) -> tuple[int, BaseModel]:
-    return 200, await leases.claim(body, host_id, svc, request)
+def of_response(response: Response) -> Reply:
+    headers = tuple(header for header in response.raw_headers if header[0] != b"content-length")
+    return Reply(response.status_code, bytes(response.body), headers)
 
 
-async def _outcomes(
-    svc: Services, host_id: HostId, _: Request, body: OutcomesRequest
-) -> tuple[int, BaseModel]:
-    return 200, await outcomes.outcomes(body, host_id, svc)
+async def _claim(svc: Services, host_id: HostId, body: ClaimRequest, gone: Gone) -> tuple[int, str]:
+    return 200, await leases.claim_as_json(body, host_id, svc, gone)
 
 
-async def _submit(svc: Services, caller: Caller, _: Request, body: SubmitRequest) -> tuple[int, BaseModel]:
-    response = Response(status_code=201)
-    done = await runs.submit_runs(body, caller, svc, response)
-    return response.status_code, done
+async def _outcomes(svc: Services, host_id: HostId, body: OutcomesRequest, _: Gone) -> tuple[int, str]:
+    return 200, await outcomes.outcomes_as_json(body, host_id, svc)
 
 
-def _lease_call(name: str, lease_id: LeaseId, epoch: int) -> Call:
-    async def finish(
-        svc: Services, host_id: HostId, _: Request, body: FinishRequest
-    ) -> tuple[int, BaseModel]:
-        return 200, await outcomes.finish(lease_id, epoch, body, host_id, svc)
+async def _submit(svc: Services, caller: Caller, body: SubmitRequest, _: Gone) -> tuple[int, str]:
+    done = await runs.submit_or_try(body, caller, svc)
+    return 200 if body.dry_run else 201, done.model_dump_json()
 
-    async def beat(svc: Services, host_id: HostId, _: Request, body: BeatRequest) -> tuple[int, BaseModel]:
-        return 200, await leases.beat_lease(lease_id, epoch, body, host_id, svc)
 
-    return Call(host_of, FinishRequest, finish) if name == "finish" else Call(host_of, BeatRequest, beat)
+_CALLS = {
+    call.path: call
+    for call in (
+        Call("/v1/claims", host_of, ClaimRequest, _claim),
+        Call("/v1/runs", user_of, SubmitRequest, _submit),
+        Call("/v1/outcomes", host_of, OutcomesRequest, _outcomes),
+    )
+}
+
+
+def _lease_call(name: str, path: str, lease_id: LeaseId, epoch: int) -> Call:
+    async def finish(svc: Services, host_id: HostId, body: FinishRequest, _: Gone) -> tuple[int, str]:
+        done = await outcomes.end_well(lease_id, epoch, body, host_id, svc)
+        return 200, canonical(done._asdict())
+
+    async def beat(svc: Services, host_id: HostId, body: BeatRequest, _: Gone) -> tuple[int, str]:
+        return 200, (await leases.beat_lease(lease_id, epoch, body, host_id, svc)).model_dump_json()
+
+    if name == "finish":
+        return Call(path, host_of, FinishRequest, finish)
+    return Call(path, host_of, BeatRequest, beat)

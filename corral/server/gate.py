@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from urllib.parse import unquote
 
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corral import __version__
@@ -20,6 +22,7 @@ from corral.server.errors import render
 from corral.server.services import Services
 
 OPEN = frozenset({"/v1/health", "/v1/openapi.json"})
+VERSION_HEADER = (b"corral-version", __version__.encode())
 _CACHE_S = 10.0
 
 
@@ -46,7 +49,7 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"corral-version", __version__.encode())]
+                message["headers"] = [*message["headers"], VERSION_HEADER]
             await send(message)
 
         try:
@@ -56,33 +59,83 @@ class Gate:
         except CorralError as error:
             await render(error)(scope, receive, count)
         else:
-            call = express.match(scope)
+            call = _short_call(scope)
             if call is None:
                 await self._app(scope, limited, count)
             else:
-                await express.answer(call, self._services, scope, limited, count)
+                await _answer(call, self._services, Request(scope, limited), count)
         finally:
             self._services.counters.request(scope["method"], status, time.perf_counter() - began)
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self._services.limits.max_body_bytes
+
+    async def answer(
+        self, call: express.Call, token: Token, body: bytes, gone: express.Gone
+    ) -> express.Reply:
+        """A short call that the protocol read by itself, from a caller that is known."""
+        began = time.perf_counter()
+        reply = await express.answer(call, self._services, token, body, gone)
+        self._services.counters.request("POST", reply.status, time.perf_counter() - began)
+        return reply
+
+    def known(self, authorization: bytes) -> Token | None:
+        """The token, if it was found good a moment ago."""
+        parsed = parse_token(_bearer(authorization))
+        known = self._tokens.get(parsed[0]) if parsed else None
+        if parsed is None or known is None or not self.is_good(known[0]):
+            return None
+        return known[0] if known[0].matches(parsed[1]) else None
+
+    def is_good(self, token: Token) -> bool:
+        """Whether it is one that was read a moment ago, and has neither changed nor ended since."""
+        known = self._tokens.get(token.id)
+        now = self._services.clock.now()
+        return known is not None and known[0] is token and abs(now - known[1]) < _CACHE_S and token.holds(now)
 
     async def _authenticate(self, scope: Scope) -> Token | None:
         if scope["path"] in OPEN:
             return None
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        kind, _, text = header.decode("latin-1").partition(" ")
-        if kind.lower() != "bearer" or not text:
+        if (known := self.known(header)) is not None:
+            return known
+        text = _bearer(header)
+        if not text:
             raise Unauthenticated("the request has no token")
         now = self._services.clock.now()
-        parsed = parse_token(text)
-        if parsed is not None:
-            known = self._tokens.get(parsed[0])
-            if known is not None and abs(now - known[1]) < _CACHE_S and known[0].fits(parsed[1], now):
-                return known[0]
         forgotten = self._forgotten
         token = await self._services.store.read(lambda tx: authenticate(tx, text, now=now))
         # One that was revoked while it was read here must not be remembered as good.
         if forgotten == self._forgotten:
             self._tokens[token.id] = (token, now)
         return token
+
+
+def _bearer(authorization: bytes) -> str:
+    kind, _, text = authorization.decode("latin-1").partition(" ")
+    return text if kind.lower() == "bearer" else ""
+
+
+def _short_call(scope: Scope) -> express.Call | None:
+    if scope["method"] != "POST" or (b"content-type", b"application/json") not in scope["headers"]:
+        return None
+    return express.match(scope["path"], scope["query_string"])
+
+
+async def _answer(call: express.Call, services: Services, request: Request, send: Send) -> None:
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        return
+    except CorralError as error:
+        reply = express.of_response(render(error))
+    else:
+        token = request.scope["state"]["token"]
+        reply = await express.answer(call, services, token, body, request.is_disconnected)
+    response = Response(reply.body, reply.status)
+    response.raw_headers += reply.headers
+    await response(request.scope, request.receive, send)
 
 
 def _refuse_nul(scope: Scope) -> None:

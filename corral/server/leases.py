@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -22,7 +23,7 @@ from corral.server.callers import Epoch, LeasePath, Limit, OwnHost
 from corral.server.hub import wait_for
 from corral.server.openapi import RAW_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
-from corral.server.views import Names, artifact_view, lease_view
+from corral.server.views import Names, artifact_view, lease_json
 from corral.server.waiting import Waiter
 from corral.wire.leases import (
     ArtifactView,
@@ -41,9 +42,16 @@ from corral.wire.leases import (
 router = APIRouter(prefix="/v1", tags=["worker"])
 
 
-@router.post("/claims")
-async def claim(body: ClaimRequest, host_id: OwnHost, svc: Svc, request: Request) -> ClaimAnswer:
+@router.post("/claims", response_model=ClaimAnswer)
+async def claim(body: ClaimRequest, host_id: OwnHost, svc: Svc, request: Request) -> Response:
     """Leases on runs that fit, at once or within `wait_s`."""
+    text = await claim_as_json(body, host_id, svc, request.is_disconnected)
+    return Response(text, media_type="application/json")
+
+
+async def claim_as_json(
+    body: ClaimRequest, host_id: HostId, svc: Services, gone: Callable[[], Awaitable[bool]]
+) -> str:
     deadline = svc.clock.monotonic() + body.wait_s
     waiter = Waiter()
     holding = body.holding
@@ -60,7 +68,7 @@ async def claim(body: ClaimRequest, host_id: OwnHost, svc: Svc, request: Request
                 return _claim_answer(done, released, svc)
             _pass_on(svc, waiter)
             await svc.waiters.wait(waiter, left)
-            if svc.hub.closing or await request.is_disconnected():
+            if svc.hub.closing or await gone():
                 return _claim_answer(done, released, svc)
     finally:
         svc.waiters.leave(waiter)
@@ -114,9 +122,10 @@ def _ran_out(tx: Tx, lease_id: LeaseId) -> bool:
     return lease is not None and lease.state is LeaseState.EXPIRED
 
 
-def _claim_answer(done: Claimed, released: list[str], svc: Services) -> ClaimAnswer:
-    leases = [lease_view(grant, svc.policy) for grant in done.grants]
-    return ClaimAnswer(leases=leases, lease_s=svc.policy.lease_s, released=released)
+def _claim_answer(done: Claimed, released: list[str], svc: Services) -> str:
+    """A `ClaimAnswer`."""
+    leases = ",".join(lease_json(grant, svc.policy) for grant in done.grants)
+    return f'{{"leases":[{leases}],"lease_s":{svc.policy.lease_s},"released":{canonical(released)}}}'
 
 
 @router.post("/leases/{lease_id}/beat")

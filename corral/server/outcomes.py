@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 
-from corral.core.outcome import Report
+from corral.core.outcome import Outcome, Report
+from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError
 from corral.domain.ids import ArtifactId, HostId, LeaseId
 from corral.domain.reasons import Reason
+from corral.ports.store import Tx
 from corral.server.callers import Epoch, LeasePath, OwnHost
 from corral.server.errors import body_of
 from corral.server.services import Services, Svc
 from corral.wire.leases import FailRequest, FinishRequest, OutcomeAnswer, StoppedRequest
-from corral.wire.outcomes import OutcomeReport, OutcomeResult, OutcomesAnswer, OutcomesRequest
+from corral.wire.outcomes import OutcomeReport, OutcomesAnswer, OutcomesRequest
 
 router = APIRouter(prefix="/v1", tags=["worker"])
 
 
-@router.post("/outcomes")
-async def outcomes(body: OutcomesRequest, host_id: OwnHost, svc: Svc) -> OutcomesAnswer:
+@router.post("/outcomes", response_model=OutcomesAnswer)
+async def outcomes(body: OutcomesRequest, host_id: OwnHost, svc: Svc) -> Response:
     """End several leases. Each report is answered as its own call would be; they share a commit."""
-    results = await asyncio.gather(*(_result(report, host_id, svc) for report in body.reports))
-    return OutcomesAnswer(results=results)
+    return Response(await outcomes_as_json(body, host_id, svc), media_type="application/json")
 
 
-async def _result(report: OutcomeReport, host_id: HostId, svc: Services) -> OutcomeResult:
-    try:
-        done = await _end(LeaseId(report.lease_id), report.epoch, _told(report), host_id, svc)
-    except CorralError as error:
-        return OutcomeResult(lease_id=report.lease_id, error=body_of(error))
-    return OutcomeResult(lease_id=report.lease_id, outcome=done)
+async def outcomes_as_json(body: OutcomesRequest, host_id: HostId, svc: Services) -> str:
+    """An `OutcomesAnswer`."""
+    units = [
+        _unit(LeaseId(report.lease_id), report.epoch, _told(report), host_id, svc) for report in body.reports
+    ]
+    answers = await svc.store.write_each(units)
+    return canonical({"results": [_result(*pair) for pair in zip(body.reports, answers, strict=True)]})
+
+
+def _result(report: OutcomeReport, done: Outcome | Exception) -> dict[str, object]:
+    if isinstance(done, CorralError):
+        return {"lease_id": report.lease_id, "outcome": None, "error": body_of(done).model_dump()}
+    if isinstance(done, Exception):
+        raise done
+    return {"lease_id": report.lease_id, "outcome": done._asdict(), "error": None}
 
 
 def _told(report: OutcomeReport) -> Report:
@@ -58,7 +68,13 @@ async def finish(
     lease_id: LeasePath, epoch: Epoch, body: FinishRequest, host_id: OwnHost, svc: Svc
 ) -> OutcomeAnswer:
     """End the lease: the program ended well."""
-    return await _end(lease_id, epoch, _finished(body), host_id, svc)
+    return _answer(await end_well(lease_id, epoch, body, host_id, svc))
+
+
+async def end_well(
+    lease_id: LeaseId, epoch: int, body: FinishRequest, host_id: HostId, svc: Services
+) -> Outcome:
+    return await svc.store.write(_unit(lease_id, epoch, _finished(body), host_id, svc))
 
 
 @router.post("/leases/{lease_id}/fail")
@@ -80,7 +96,14 @@ async def stopped(
 async def _end(
     lease_id: LeaseId, epoch: int, report: Report, host_id: HostId, svc: Services
 ) -> OutcomeAnswer:
-    done = await svc.store.write(
-        lambda tx: svc.ender.end(tx, lease_id, epoch, report, host_id=host_id, now=svc.clock.now())
-    )
+    return _answer(await svc.store.write(_unit(lease_id, epoch, report, host_id, svc)))
+
+
+def _unit(
+    lease_id: LeaseId, epoch: int, report: Report, host_id: HostId, svc: Services
+) -> Callable[[Tx], Outcome]:
+    return lambda tx: svc.ender.end(tx, lease_id, epoch, report, host_id=host_id, now=svc.clock.now())
+
+
+def _answer(done: Outcome) -> OutcomeAnswer:
     return OutcomeAnswer(run_state=done.run_state, rank_state=done.rank_state)

@@ -44,11 +44,19 @@ from corral.wire.runs import (
 from corral.wire.spec import RunSpec
 
 router = APIRouter(prefix="/v1", tags=["runs"])
+# What makes a run what it is; plain values all, so that they need not be dumped.
+_IDENTITY = ("kind", "argv", "params", "env", "secrets", "inputs", "seed", "code_digest")
 
 
 @router.post("/runs", status_code=201, responses={200: {"model": SubmitAnswer}})
 async def submit_runs(body: SubmitRequest, caller: User, svc: Svc, response: Response) -> SubmitAnswer:
     """Accept one run or a group, all or none. A dry run stores nothing and says where it could run."""
+    if body.dry_run:
+        response.status_code = 200
+    return await submit_or_try(body, caller, svc)
+
+
+async def submit_or_try(body: SubmitRequest, caller: Caller, svc: Services) -> SubmitAnswer:
     for spec in body.runs:
         caller.check_project(spec.project)
     if len({spec.project for spec in body.runs}) > 1:
@@ -57,7 +65,6 @@ async def submit_runs(body: SubmitRequest, caller: User, svc: Svc, response: Res
     # All of what is stored of the request.
     text = "\n".join([*(run.spec for run in runs), body.group or "", body.request_id])
     if body.dry_run:
-        response.status_code = 200
         return await svc.store.read(lambda tx: _dry_run(tx, svc, body.runs, text))
 
     def unit(tx: Tx) -> Submitted:
@@ -76,11 +83,11 @@ async def submit_runs(body: SubmitRequest, caller: User, svc: Svc, response: Res
 
 
 def new_run(spec: RunSpec) -> NewRun:
-    identity = spec.model_dump(
-        mode="json",
-        include={"kind", "argv", "params", "env", "secrets", "inputs", "seed", "code_digest"},
-    )
+    identity = {name: getattr(spec, name) for name in _IDENTITY}
     identity["environment"] = spec.environment.digest if spec.environment else None
+    if spec.train is not None:
+        own = {"model", "model_revision", "train", "task", "eval", "sample"}
+        identity |= spec.model_dump(mode="json", include=own)
     return NewRun(
         project=spec.project,
         name=spec.name,
@@ -88,7 +95,7 @@ def new_run(spec: RunSpec) -> NewRun:
         seed=spec.seed,
         spec=spec.model_dump_json(),
         identity=digest_of(identity),
-        requirements=spec.resources.requirements(),
+        requirements=spec.requirements(),
         priority=spec.priority,
         labels=spec.labels,
         retries=spec.retries.budgets(),
@@ -103,7 +110,7 @@ def new_run(spec: RunSpec) -> NewRun:
 
 def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec], text: str) -> SubmitAnswer:
     secrets.refuse_exposed(tx, svc.cipher, specs[0].project, text, what="the run")
-    need = specs[0].resources.requirements()
+    need = specs[0].requirements()
     found = standings(tx, need, now=svc.clock.now(), policy=svc.policy)
     return SubmitAnswer(ids=[], hosts=[placement(s) for s in found])
 

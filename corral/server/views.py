@@ -11,6 +11,7 @@ from corral.core.claim import Grant
 from corral.core.policy import Policy
 from corral.core.why import Standing
 from corral.domain.artifact import Artifact
+from corral.domain.canonical import canonical
 from corral.domain.errors import InvalidInput
 from corral.domain.host import Host, Token
 from corral.domain.ids import HostId, LeaseId, is_id
@@ -19,7 +20,7 @@ from corral.domain.run import Event, Run
 from corral.domain.states import FINAL, LEASED
 from corral.ports.store import Tx
 from corral.wire.admin import HostView, TokenView
-from corral.wire.leases import ArtifactView, CapabilityReport, Lease, Resume
+from corral.wire.leases import ArtifactView, CapabilityReport
 from corral.wire.runs import AttemptView, EventView, Placement, RankView, RunDetail, RunView
 from corral.wire.spec import RunSpec
 
@@ -159,27 +160,29 @@ def artifact_view(artifact: Artifact, names: Names) -> ArtifactView:
     )
 
 
-def lease_view(grant: Grant, policy: Policy) -> Lease:
+def lease_json(grant: Grant, policy: Policy) -> str:
+    """A `Lease` of the wire. What is kept as JSON goes in as it is: parsing it again would cost most."""
     lease, run = grant.lease, grant.run
     resume = None
     if grant.resume is not None:
-        resume = Resume(artifact_id=grant.resume.id, step=grant.resume.step)
-    return Lease(
-        id=lease.id,
-        run_id=run.id,
-        project=run.project,
-        name=run.name,
-        attempt=lease.attempt,
-        rank=lease.rank,
-        world_size=run.world_size,
-        epoch=lease.epoch,
-        lease_s=policy.lease_s,
-        gpus=json.loads(lease.gpus),
-        wall_left_s=grant.wall_left_s,
-        log_quota_bytes=policy.log_quota_bytes,
-        resume=resume,
-        spec=_spec(grant.spec),
+        resume = {"artifact_id": grant.resume.id, "step": grant.resume.step}
+    text = canonical(
+        {
+            "id": lease.id,
+            "run_id": run.id,
+            "project": run.project,
+            "name": run.name,
+            "attempt": lease.attempt,
+            "rank": lease.rank,
+            "world_size": run.world_size,
+            "epoch": lease.epoch,
+            "lease_s": policy.lease_s,
+            "wall_left_s": grant.wall_left_s,
+            "log_quota_bytes": policy.log_quota_bytes,
+            "resume": resume,
+        }
     )
+    return f'{text[:-1]},"gpus":{lease.gpus},"spec":{grant.spec}}}'
 
 
 def host_view(host: Host, busy: int, *, now: float, policy: Policy) -> HostView:

@@ -72,7 +72,7 @@ class Waiters:
 
     def _hand(self, baton: Baton) -> None:
         for waiter in self._waiting:
-            if waiter in baton.tried or waiter.woken.is_set():
+            if waiter in baton.tried:
                 continue
             fits = None if waiter.host is None else self._shapes.fits_if_known(baton.shape, waiter.host)
             if fits is False:
@@ -80,4 +80,6 @@ class Waiters:
             baton.tried.add(waiter)
             waiter.baton = baton
             waiter.woken.set()
+            # It looks now, and joins again if it has to wait on.
+            del self._waiting[waiter]
             return

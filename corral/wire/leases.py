@@ -56,6 +56,9 @@ class CapabilityReport(Strict):
     gpus: list[GpuReport] | None = Field(None, max_length=1024)
     python: str | None = Field(None, max_length=32)
     labels: list[Name] = Field(default_factory=list, max_length=64)
+    engine: dict[Name, Annotated[str, Field(max_length=64)] | None] | None = Field(
+        None, max_length=32, description="Versions of what the training engine needs; null is not installed."
+    )
 
     def capability(self) -> Capability:
         gpus = None if self.gpus is None else tuple(Gpu(**gpu.model_dump()) for gpu in self.gpus)

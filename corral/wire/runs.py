@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic import JsonValue as Json
 
 from corral.wire.base import Answer, Name, PlainText, RequestId, Strict, known_only
 from corral.wire.spec import RunSpec
+from corral.wire.train import each
 
 
 class SubmitRequest(Strict):
@@ -18,6 +19,13 @@ class SubmitRequest(Strict):
     runs: list[RunSpec] = Field(min_length=1, max_length=10_000)
     group: Name | None = None
     dry_run: bool = False
+
+    @field_validator("runs")
+    @classmethod
+    def _train_tables_are_valid(cls, value: list[RunSpec]) -> list[RunSpec]:
+        if all(spec.train is None for spec in value):
+            return value
+        return each(value, RunSpec.checked)
 
 
 class Placement(Answer):

@@ -3,133 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from corral.domain.capability import Requirements
 from corral.domain.ids import is_name
-from corral.domain.reasons import Retries
-from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name, Size
+from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name
+from corral.wire.tables import EnvironmentFile, Input, Keep, Resources, RetryBudgets
+from corral.wire.train import (
+    INPUTS,
+    EvalAsk,
+    ModelRef,
+    SampleAsk,
+    Task,
+    TrainFileTable,
+    TrainTable,
+    canonical,
+    parsed,
+)
 
 Scalar = bool | int | float | str
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 Text = Annotated[str, Field(max_length=32_768)]
 _HOLE = re.compile(r"\{(params\.[A-Za-z0-9_-]+|seed|run_id)\}")
-
-
-class Resources(Exact):
-    """What one rank needs. Sizes as `"24GiB"`; `gpu` names models, any of which will do."""
-
-    gpus: int = Field(0, ge=0, le=1024, description="How many GPUs. The child sees only its own.")
-    gpu: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(
-        default=[],
-        max_length=32,
-        description='Models, any of which will do; part of the name is enough: `["H100", "A100"]`.',
-    )
-    min_vram: Size | None = Field(None, ge=0, le=1 << 50, description="Memory of each GPU.")
-    min_ram: Size | None = Field(None, ge=0, le=1 << 50, description="The host's memory.")
-    min_cores: int | None = Field(None, ge=0, le=100_000, description="The host's physical cores.")
-    min_disk: Size | None = Field(
-        None, ge=0, le=1 << 60, description="The disk that the worker keeps its data on."
-    )
-    min_compute_capability: str | None = Field(
-        None, pattern=r"^\d{1,3}\.\d{1,3}$", description='Of each GPU, as `"8.0"`.'
-    )
-    os: Literal["linux", "darwin", "windows"] | None = Field(None, description="The operating system.")
-    arch: Literal["x86_64", "aarch64"] | None = Field(None, description="The processor.")
-    labels: list[Name] = Field(
-        default=[], max_length=64, description="Labels that the host must carry, all of them."
-    )
-    hosts: list[Name] = Field(default_factory=list, max_length=1024, description="Only these hosts, by name.")
-
-    @model_validator(mode="after")
-    def _a_gpu_need_asks_for_a_gpu(self) -> Resources:
-        if self.gpus == 0 and (self.gpu or self.min_vram or self.min_compute_capability):
-            raise ValueError("names what a GPU must have but asks for none; set gpus = 1 or more")
-        return self
-
-    def requirements(self) -> Requirements:
-        return Requirements(
-            gpus=self.gpus,
-            gpu=tuple(sorted(self.gpu)),
-            min_vram_bytes=self.min_vram,
-            min_ram_bytes=self.min_ram,
-            min_cores=self.min_cores,
-            min_disk_bytes=self.min_disk,
-            min_compute_capability=self.min_compute_capability,
-            os=self.os,
-            arch=self.arch,
-            labels=tuple(sorted(self.labels)),
-            hosts=tuple(sorted(self.hosts)),
-        )
-
-
-class RetryBudgets(Exact):
-    """Retries by cause: lost machines, too little memory, the run's own errors."""
-
-    infrastructure: int = Field(3, ge=0, le=1000, description="After a lost host, a preemption or a stall.")
-    memory: int = Field(0, ge=0, le=100, description="After running out of memory.")
-    code: int = Field(
-        0,
-        ge=0,
-        le=1000,
-        description="After an error of its own: a non-zero exit, bad data, refused output, a failed build.",
-    )
-
-    def budgets(self) -> Retries:
-        return Retries(self.infrastructure, self.memory, self.code)
-
-
-class Keep(Exact):
-    """Which checkpoints stay: the newest ones and the best ones by their metric."""
-
-    latest: int = Field(2, ge=1, le=10_000, description="This many of the newest.")
-    best: int = Field(1, ge=0, le=10_000, description="This many of the best by their metric.")
-    metric: Literal["min", "max"] = Field("min", description="Whether a small or a large metric is good.")
-
-
-class InputFrom(Exact):
-    """An input by where it comes from: a local path, an artifact's id, or a run's result."""
-
-    path: str | None = Field(
-        None,
-        description="A file or folder on this machine. A file arrives inside a folder called NAME.",
-    )
-    artifact: ArtifactIdText | None = Field(None, description="An artifact's id.")
-    run: str | None = Field(None, description="A run (id, prefix or `latest`) whose result is meant.")
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> InputFrom:
-        if sum(v is not None for v in (self.path, self.artifact, self.run)) != 1:
-            raise ValueError("needs exactly one of path, artifact, run")
-        return self
-
-
-Input = Annotated[
-    str | InputFrom, Field(description="A path of a file or folder, or one of the three below.")
-]
-
-
-class EnvironmentFile(Exact):
-    """Python version and requirements, resolved once at submit; or `host = true` for the host's own."""
-
-    host: bool = Field(False, description="Take whatever Python the host has.")
-    python: str | None = Field(
-        None,
-        pattern=r"^3\.\d{1,2}(\.\d{1,3})?$",
-        description="The version to build with; that of `corral` itself when left out.",
-    )
-    requirements: list[str] | str = Field(
-        default=[], description="As pip takes them: a list, or the path of a requirements file."
-    )
-    find_links: str | None = Field(None, description="A folder of wheels beside the index.")
-
-    @model_validator(mode="after")
-    def _host_or_built(self) -> EnvironmentFile:
-        if self.host and (self.python or self.requirements):
-            raise ValueError("host = true takes the host's Python: remove python and requirements")
-        return self
 
 
 _RESOURCES, _RETRIES, _KEEP = Resources(), RetryBudgets(), Keep()
@@ -140,12 +39,21 @@ class _Common(Exact):
     project: Name = Field(
         "default", description="Which project it belongs to. `CORRAL_PROJECT` when left out."
     )
-    kind: Literal["command"] = Field("command", description="What sort of run it is; there is one so far.")
+    kind: Literal["command", "train"] = Field(
+        "command", description="What sort of run it is; follows from whether there is a `[train]` table."
+    )
+    model: ModelRef | None = Field(
+        None,
+        description="What `[train]` trains: a name from `corral models`, a Hugging Face id, or a folder.",
+    )
+    train: TrainTable | None = Field(None, validate_default=True)
     argv: list[Text] = Field(
-        min_length=1,
+        default=[],
         max_length=4096,
+        validate_default=True,
         description=(
-            "The command, as a list. `{params.x}`, `{seed}` and `{run_id}` are filled in; other braces stay."
+            "The command, as a list; needed where there is no `[train]`. "
+            "`{params.x}`, `{seed}` and `{run_id}` are filled in; other braces stay."
         ),
     )
     params: dict[Name, Scalar] = Field(
@@ -189,6 +97,46 @@ class _Common(Exact):
         description="Your own words for it; `corral ls --label KEY=VALUE` finds them.",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _a_train_table_makes_the_kind(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("train") is not None and "kind" not in value:
+            return {**value, "kind": "train"}
+        return value
+
+    @field_validator("train")
+    @classmethod
+    def _train_fits_the_kind(
+        cls, value: dict[str, Any] | None, info: ValidationInfo
+    ) -> dict[str, Any] | None:
+        # One that is wrong itself is not among the data.
+        kind, model = info.data.get("kind", "train"), info.data.get("model", "")
+        if value is None and kind == "train" and "kind" in info.data:
+            raise ValueError('is required where kind = "train"')
+        if value is None and model:
+            raise ValueError("is required where a model is named")
+        if value is not None and kind != "train":
+            raise ValueError(f'makes a run of kind "train"; remove kind = "{kind}"')
+        if value is not None and model is None:
+            raise ValueError('needs a model beside it: model = "corral/tiny", above the first table')
+        return value
+
+    @field_validator("argv")
+    @classmethod
+    def _argv_or_train(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        if "train" not in info.data or (info.data["train"] is None) == bool(value):
+            return value
+        if value:
+            raise ValueError("has no place beside [train]: the training engine is what runs")
+        raise ValueError("is required: the command to run, or a [train] table")
+
+    @field_validator("resources")
+    @classmethod
+    def _one_gpu_trains(cls, value: Resources, info: ValidationInfo) -> Resources:
+        if info.data.get("train") is not None and value.gpus > 1:
+            raise ValueError(f"asks for {value.gpus} GPUs; training takes one so far")
+        return value
+
     @field_validator("argv", "env", "params", "labels")
     @classmethod
     def _no_nul(cls, value: Any) -> Any:
@@ -221,6 +169,9 @@ class _Common(Exact):
 class RunFile(_Common):
     """A run file as a user writes it. `seeds` or `[sweep]` make a group of runs."""
 
+    train: TrainFileTable | None = Field(
+        None, validate_default=True, description="How to train; makes it a run of kind `train`."
+    )
     code: str | None = Field(
         None,
         description=(
@@ -243,8 +194,44 @@ class RunFile(_Common):
     sweep: dict[Name, list[Scalar]] = Field(
         default={},
         max_length=64,
-        description="Lists of values for params; one run for each combination.",
+        description=(
+            "Lists of values for params, or for settings of `[train]` as `train.lora.rank`; "
+            "one run for each combination."
+        ),
     )
+
+    @field_validator("train")
+    @classmethod
+    def _train_is_valid(cls, value: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
+        if value is not None:
+            # Kept as it was written: a sweep fills in more before the defaults are settled.
+            parsed(info.data.get("model") or "?", value)
+        return value
+
+    @field_validator("sweep", mode="before")
+    @classmethod
+    def _dotted(cls, value: Any) -> Any:
+        """`train.lora.rank = [8, 16]` is a table in a table for TOML; here it is one key."""
+        return dict(_flat(value)) if isinstance(value, dict) else value
+
+    @field_validator("params", "sweep", "seeds", "inputs")
+    @classmethod
+    def _with_effect(cls, value: Any, info: ValidationInfo) -> Any:
+        name = str(info.field_name)
+        if "train" not in info.data:
+            return value
+        if info.data["train"] is None:
+            if name == "sweep" and (lost := [key for key in value if key.startswith("train.")]):
+                raise ValueError(f"names {', '.join(lost)}, but there is no [train]")
+        elif name == "params" and value:
+            raise ValueError("has no effect beside [train]; an environment's are `train.environment_params`")
+        elif name == "sweep" and (lost := [key for key in value if not key.startswith("train.")]):
+            raise ValueError(f"names {', '.join(lost)}; beside [train] its settings are swept: `train.steps`")
+        elif name == "seeds" and any(seed < 0 for seed in value):
+            raise ValueError("has a negative seed")
+        elif name == "inputs" and (taken := sorted(set(value) & set(INPUTS))):
+            raise ValueError(f"names {', '.join(taken)}; beside [train] that is what the table itself names")
+        return value
 
     @field_validator("seeds")
     @classmethod
@@ -263,6 +250,14 @@ class RunFile(_Common):
         return value
 
 
+def _flat(table: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[Any, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict) and isinstance(key, str):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield (f"{prefix}{key}" if isinstance(key, str) else key), value
+
+
 class BuiltEnvironment(Exact):
     """A resolved environment: the lock's text names exact versions; its digest names the venv."""
 
@@ -273,13 +268,35 @@ class BuiltEnvironment(Exact):
 
 
 class RunSpec(_Common):
-    """A resolved run: one seed, no sweep; code and inputs are artifacts; the environment is locked."""
+    """A resolved run: one seed, no sweep; code and inputs are artifacts; the environment is locked.
 
+    Of a stored one the train table is not checked again: what was accepted once stays readable.
+    """
+
+    model_revision: str | None = Field(
+        None, max_length=256, description="The commit or digest that `model` stood for when it was submitted."
+    )
+    task: Task = Field("train", description="What a run of kind train does with its model.")
+    eval: EvalAsk | None = Field(None, description="For the task of that name.")
+    sample: SampleAsk | None = Field(None, description="For the task of that name.")
     code: ArtifactIdText | None = None
     code_digest: DigestText | None = None
     environment: BuiltEnvironment | None = None
     inputs: dict[Name, ArtifactIdText] = Field(default_factory=dict, max_length=256)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+
+    @model_validator(mode="after")
+    def _asked_for_the_task(self) -> RunSpec:
+        if self.task == "train" and self.eval is None and self.sample is None:
+            return self
+        if self.kind != "train":
+            raise ValueError(f'has the task "{self.task}", which only a run of kind "train" can have')
+        asked = {"eval": self.eval, "sample": self.sample}
+        if unused := [name for name, given in asked.items() if given is not None and name != self.task]:
+            raise ValueError(f'has {unused[0]}, but its task is "{self.task}"')
+        if self.task == "sample" and self.sample is None:
+            raise ValueError('has the task "sample" but nothing to ask')
+        return self
 
     @model_validator(mode="after")
     def _holes_are_filled(self) -> RunSpec:
@@ -293,6 +310,18 @@ class RunSpec(_Common):
                 if hole not in known:
                     raise ValueError(f"argv[{index}] names {{{hole}}}, which the run does not have")
         return self
+
+    def requirements(self) -> Requirements:
+        # An environment that is built for the run brings the engine along.
+        engine = self.kind == "train" and self.environment is None
+        needed = self.resources.requirements()
+        return replace(needed, engine=True) if engine else needed
+
+    def checked(self) -> RunSpec:
+        """The same with a complete train table. ValidationError names every fault of the one it has."""
+        if self.train is None:
+            return self
+        return self.model_copy(update={"train": canonical(self.model or "?", self.train)})
 
 
 def render_argv(spec: RunSpec, run_id: str) -> list[str]:

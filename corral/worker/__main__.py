@@ -19,7 +19,7 @@ from corral.domain.ids import is_name
 from corral.settings import Settings, process_environment, read_settings
 from corral.worker.agent import Agent, default_slots
 from corral.worker.cache import Cache
-from corral.worker.child_env import base_environment
+from corral.worker.child_env import base_environment, engine_environment
 from corral.worker.flock import exclusive
 from corral.worker.identity import wait_for_identity
 from corral.worker.link import Link
@@ -98,6 +98,7 @@ def work(settings: Settings) -> int:
         base_env=base_environment(environ),
         # Where that is not known, a child that was granted none had better see none.
         has_gpus=capability.gpus != (),
+        engine_env=engine_environment(environ),
     )
     agent = Agent(
         host,

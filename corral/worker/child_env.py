@@ -25,6 +25,15 @@ _KEPT = frozenset(
     }
 )
 _KEPT_BEGINNINGS = ("LC_", "CUDA_", "NVIDIA_", "NCCL_")
+# Where models and compiled kernels are kept, and how many threads there are. No token: a model that is
+# gated is fetched with a secret of the run's own project.
+_KEPT_FOR_ENGINE = frozenset(
+    {
+        *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_ENDPOINT", "TRANSFORMERS_CACHE"),
+        *("XDG_CACHE_HOME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+        *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+    }
+)
 
 
 def base_environment(own: Mapping[str, str]) -> dict[str, str]:
@@ -39,6 +48,11 @@ def base_environment(own: Mapping[str, str]) -> dict[str, str]:
         # Last, so that it stands in for nothing that the host has.
         kept["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     return kept
+
+
+def engine_environment(own: Mapping[str, str]) -> dict[str, str]:
+    """What a training run inherits beside that."""
+    return {name: value for name, value in own.items() if name in _KEPT_FOR_ENGINE}
 
 
 def child_environment(

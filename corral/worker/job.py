@@ -26,7 +26,7 @@ from corral.worker.sender import Sender
 from corral.worker.spool import Spool
 from corral.worker.supervise import Supervision
 from corral.worker.upload import TRIES, Uploads
-from corral.worker.verdict import failed, stopped, verdict
+from corral.worker.verdict import ENGINE_CODES, failed, stopped, verdict
 from corral.worker.workspace import JobRecord, Outcome, Phase, Workspace
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,8 @@ class Job:
             return self._stopped_early()
         self.building = False
         supervision = Supervision(self._workspace, self.control, recorder, self._vitals, checkpoints)
-        return verdict(supervision.run(prepared, quota_bytes=self.lease.log_quota_bytes))
+        codes = ENGINE_CODES if self.lease.spec.kind == "train" else {}
+        return verdict(supervision.run(prepared, quota_bytes=self.lease.log_quota_bytes), codes)
 
     def _stopped_early(self) -> Outcome:
         wish = self.control.wish()

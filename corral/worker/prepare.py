@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from corral.client.api import Corral
 from corral.client.installer import InstallerStopped
 from corral.client.lock import Lock
 from corral.client.unpack import ContentMismatch
-from corral.domain.capability import gib
+from corral.domain.capability import ENGINE_PACKAGES, gib
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.domain.reasons import Reason
 from corral.domain.redaction import Secrets
@@ -27,6 +29,11 @@ from corral.worker.outbox import Outbox
 from corral.worker.probe import free_now
 from corral.worker.recorder import Recorder
 from corral.worker.workspace import Workspace, make_read_only
+
+# Not the folder that it starts in: a `corral` in the user's code would stand in for ours.
+_ENGINE = ("-P", "-m", "corral.engine")
+_LACKS = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
+_LOOK_LIMIT_S = 60.0
 
 
 class CannotStart(Exception):
@@ -52,6 +59,7 @@ class Host:
     cache: Cache
     base_env: Mapping[str, str]
     has_gpus: bool
+    engine_env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,14 +95,41 @@ class Preparation:
         env = child_environment(
             lease,
             workspace,
-            base=self.host.base_env,
+            base=self._base_env(),
             python=python,
             secrets=values,
             data_dir=self.host.home,
             host_has_gpus=self.host.has_gpus,
         )
-        argv = tuple(render_argv(lease.spec, lease.run_id))
-        return Prepared(Command(argv, workspace.work, env), Secrets(values))
+        return Prepared(Command(self._argv(python), workspace.work, env), Secrets(values))
+
+    def _base_env(self) -> Mapping[str, str]:
+        is_train = self.lease.spec.kind == "train"
+        return {**self.host.base_env, **self.host.engine_env} if is_train else self.host.base_env
+
+    def _argv(self, python: Path | None) -> tuple[str, ...]:
+        spec = self.lease.spec
+        if spec.kind != "train":
+            return tuple(render_argv(spec, self.lease.run_id))
+        if python is not None:
+            self._check_engine(python)
+        return (str(python or sys.executable), *_ENGINE)
+
+    def _check_engine(self, python: Path) -> None:
+        """The host's own Python was asked when the run was placed; a built one is asked now."""
+        asked = [str(python), "-I", "-c", _LACKS, "corral", *ENGINE_PACKAGES]
+        try:
+            done = subprocess.run(asked, capture_output=True, timeout=_LOOK_LIMIT_S, check=True, text=True)
+        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+            raise CannotStart(
+                Reason.ENVIRONMENT, f"the Python that was built does not run: {error}"
+            ) from error
+        if lacks := done.stdout.split():
+            raise CannotStart(
+                Reason.ENVIRONMENT,
+                f"the environment that was built cannot train: it lacks {', '.join(lacks)}. "
+                "Add `corral[train]` to `environment.requirements`, or leave [environment] out.",
+            )
 
     def secret_values(self) -> dict[str, str]:
         """In memory only, and only as late as possible."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import logging
 import os
 import platform
@@ -14,7 +16,7 @@ from types import MappingProxyType
 
 import psutil
 
-from corral.domain.capability import Capability
+from corral.domain.capability import ENGINE_PACKAGES, Capability
 from corral.worker.cgroup import cpu_quota, memory_left, memory_limit
 from corral.worker.gpus import GpuProbe
 
@@ -63,7 +65,23 @@ def probe(
         gpus=None if found.gpus is None else tuple(state.gpu for state in found.gpus),
         python=platform.python_version(),
         labels=tuple(labels),
+        engine=engine_versions(),
     )
+
+
+def engine_versions() -> dict[str, str | None]:
+    """Of what the training engine needs in this Python; nothing is imported, which would take seconds."""
+    return {name: _version(name) for name in ENGINE_PACKAGES}
+
+
+def _version(name: str) -> str | None:
+    try:
+        if importlib.util.find_spec(name) is None:
+            return None
+        return importlib.metadata.version(name)
+    except (importlib.metadata.PackageNotFoundError, ImportError, ValueError):
+        # A folder of that name without a version is no installation.
+        return None
 
 
 def free_now(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from corral.domain.reasons import Reason
@@ -18,6 +19,10 @@ _OWN_FAULT = {"SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS", "SIGTRAP", "SI
 _NOT_EXECUTABLE = 126
 _NOT_FOUND = 127
 
+# What the exit codes of corral.engine mean; the rest are errors of the run's own.
+ENGINE_CODES: Mapping[int, Reason] = {2: Reason.BAD_DATA, 4: Reason.OUT_OF_MEMORY}
+_NO_CODES: Mapping[int, Reason] = {}
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -31,7 +36,8 @@ class Ended:
     metrics: tuple[tuple[str, float], ...] = ()
 
 
-def verdict(ended: Ended) -> Outcome:
+def verdict(ended: Ended, codes: Mapping[int, Reason] = _NO_CODES) -> Outcome:
+    """`codes` are the exit codes by which the program tells its reason."""
     found = ended.exit
     if ended.obeyed is not None:
         return stopped(ended.obeyed, found, ended.ran_s)
@@ -43,7 +49,8 @@ def verdict(ended: Ended) -> Outcome:
         return failed(reason, found.error, replace(found, code=_shell_code(found)), ended.ran_s)
     if found.code == 0:
         return Outcome(FinishRequest(metrics=dict(ended.metrics), ran_s=ended.ran_s))
-    return failed(_reason(found), _detail(found, ended.last_errors), found, ended.ran_s)
+    told = codes.get(found.code) if found.code is not None and found.oom is not True else None
+    return failed(told or _reason(found), _detail(found, ended.last_errors), found, ended.ran_s)
 
 
 def _shell_code(found: Exit) -> int | None:

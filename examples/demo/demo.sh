@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The demo: a server and a worker of its own, a run with a verified artifact, and a run that survives
-# the death of its worker. Everything is kept under .cache/demo, and everything is stopped at the end.
+# The demo: a server and a worker of its own, a run with a verified artifact, a run that survives the death of
+# its worker, and a model that is trained by examples and then by reward. Everything is kept under .cache/demo,
+# and everything is stopped at the end.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -81,6 +82,17 @@ corral artifacts get "$second" "$CORRAL_HOME/fetched/second" >/dev/null
 try cmp "$CORRAL_HOME/fetched/first/model.json" "$CORRAL_HOME/fetched/second/model.json"
 echo "the model is the same, byte for byte"
 corral logs "$second" | grep -q "going on after epoch"
+
+say "Training: what it will take, then a few examples of sums for a model of a million parameters."
+try corral estimate sft.toml
+try corral submit sft.toml --follow
+
+say "Then all sums, by reward alone, from what it has learned."
+try corral submit grpo.toml --follow
+
+say "The same question before and after."
+try corral sample latest -m "4+3="
+try corral forecast report
 
 say "Everything that is stored, hashed again and compared."
 try corral fsck

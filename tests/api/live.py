@@ -21,6 +21,7 @@ import uvicorn
 
 from corral.bootstrap import build_services, ensure_identities, open_store
 from corral.server.app import Server
+from corral.server.corked import CorkedProtocol
 from corral.server.services import Services
 from corral.settings import Settings
 from corral.wire.admin import ErrorBody
@@ -201,7 +202,7 @@ def serve(home: Path, *, database: str | None = None, **settings: Any) -> Iterat
     services.clock = clock
     server = uvicorn.Server(
         uvicorn.Config(
-            Server(services).app, log_level="critical", http="httptools", timeout_graceful_shutdown=1
+            Server(services).app, log_level="critical", http=CorkedProtocol, timeout_graceful_shutdown=1
         )
     )
 

@@ -9,7 +9,8 @@ from acceptance.stack import printed, python, result
 
 from corral.client.api import Corral
 from corral.wire.runs import RunDetail
-from corral.wire.spec import RetryBudgets, RunSpec
+from corral.wire.spec import RunSpec
+from corral.wire.tables import RetryBudgets
 
 LINES = 2000
 STEPS = 5

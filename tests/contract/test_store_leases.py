@@ -93,9 +93,9 @@ def test_a_run_is_found_and_held_by_its_lease(db: Database) -> None:
     db.write(lambda tx: tx.runs.insert(run, "{}"))
     db.write(lambda tx: tx.leases.insert(lease))
 
-    assert db.write(lambda tx: tx.runs.lock_of_lease(lease.id)) == run
-    assert db.write(lambda tx: tx.runs.try_lock(run.id)) == run
-    assert db.write(lambda tx: tx.runs.lock_of_lease(LeaseId("l-nosuchlease"))) is None
+    assert db.write(lambda tx: tx.leases.hold(lease.id)) == (run, lease)
+    assert db.write(lambda tx: tx.runs.try_lock(run.id)) == (run, "{}")
+    assert db.write(lambda tx: tx.leases.hold(LeaseId("l-nosuchlease"))) is None
 
 
 def test_leases_are_found_by_host_run_and_request(db: Database) -> None:

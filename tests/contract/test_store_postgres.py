@@ -12,10 +12,11 @@ import psycopg
 import pytest
 
 from contract.conftest import Database, Heard, opened
-from contract.samples import a_blob, a_run, an_artifact, digest_of
+from contract.samples import a_blob, a_host, a_run, an_artifact, digest_of
 from corral.adapters.sql.postgres import PostgresStore
 from corral.domain.artifact import ArtifactFile
 from corral.domain.errors import InvalidInput, StoreUnavailable
+from corral.domain.ids import HostId
 from corral.domain.run import Event, Submission
 from corral.ports.store import Tx
 
@@ -47,6 +48,8 @@ def paused(db: Database, unit: Callable[[Tx], object]) -> Iterator[None]:
 
     def held(tx: Tx) -> None:
         unit(tx)
+        # What is read comes after everything before it has run.
+        tx.records.usage()
         ran.set()
         assert go_on.wait(20)
 
@@ -88,6 +91,7 @@ def test_a_commit_whose_connection_dies_says_that_its_outcome_is_not_known(
 ) -> None:
     def unit(tx: Tx) -> None:
         tx.runs.insert(a_run(), "{}")
+        tx.runs.counts()
         kill_connections(pg_url)
 
     with pytest.raises(StoreUnavailable) as caught:
@@ -203,15 +207,33 @@ def test_a_blob_that_a_manifest_is_about_to_name_is_not_condemned(one: Database,
     assert other.write(lambda tx: tx.blobs.condemn(200.0, 300.0, 10)) == []
 
 
-def test_the_loser_of_a_race_for_a_request_id_runs_again_and_sees_the_winner(
+def test_the_loser_of_a_race_for_a_name_runs_again_and_sees_the_winner(
+    one: Database, other: Database
+) -> None:
+    def enrol(tx: Tx) -> HostId:
+        host = tx.hosts.by_name("box")
+        if host is None:
+            host = a_host(name="box")
+            tx.hosts.insert(host)
+        return host.id
+
+    with ThreadPoolExecutor(1) as pool:
+        with paused(one, enrol):
+            second = pool.submit(other.write, enrol)
+        host = one.read(lambda tx: tx.hosts.by_name("box"))
+        assert host is not None
+        assert second.result(10) == host.id
+
+
+def test_the_loser_of_a_race_for_a_request_id_waits_and_sees_the_winner(
     one: Database, other: Database
 ) -> None:
     def submit(tx: Tx, winner: str) -> str:
+        if tx.runs.put_submission(Submission("ada", "request-1", digest_of("b"), None, winner, 1.0)):
+            return winner
         earlier = tx.runs.submission("ada", "request-1")
-        if earlier is not None:
-            return earlier.run_ids
-        tx.runs.insert_submission(Submission("ada", "request-1", digest_of("b"), None, winner, 1.0))
-        return winner
+        assert earlier is not None
+        return earlier.run_ids
 
     with ThreadPoolExecutor(1) as pool:
         with paused(one, lambda tx: submit(tx, "one")):

@@ -255,7 +255,7 @@ def test_submissions_groups_and_shapes_come_back(db: Database) -> None:
     def unit(tx: Tx) -> None:
         tx.runs.insert(run, "{}")
         tx.runs.insert_group(group)
-        tx.runs.insert_submission(submission)
+        assert tx.runs.put_submission(submission)
         tx.runs.put_shape(SHAPE, "{}")
         tx.runs.put_shape(SHAPE, "{}")
 
@@ -267,5 +267,6 @@ def test_submissions_groups_and_shapes_come_back(db: Database) -> None:
     assert db.read(lambda tx: tx.runs.submission("user:bob", "request-1")) is None
     assert db.read(lambda tx: tx.runs.shape(SHAPE)) == "{}"
     assert db.read(lambda tx: tx.runs.shape(digest_of("none"))) is None
-    with pytest.raises(Conflict):
-        db.write(lambda tx: tx.runs.insert_submission(submission))
+    later = submission._replace(run_ids='["r-y"]')
+    assert not db.write(lambda tx: tx.runs.put_submission(later))
+    assert db.read(lambda tx: tx.runs.submission("user:ada", "request-1")) == submission

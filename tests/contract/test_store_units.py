@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -40,6 +41,29 @@ def test_a_unit_that_raises_leaves_nothing(db: Database, error: Exception) -> No
         db.write(unit)
     assert db.read(lambda tx: tx.runs.get(run.id)) is None
     db.write(lambda tx: tx.runs.insert(run, "{}"))
+
+
+def test_units_told_together_are_answered_one_by_one(db: Database) -> None:
+    runs = [a_run() for _ in range(6)]
+
+    def unit(n: int, tx: Tx) -> int:
+        if n == 1:
+            raise Conflict("before it changed anything")
+        tx.runs.insert(runs[n], "{}")
+        if n == 3:
+            raise ValueError("half way")
+        return n
+
+    async def work() -> list[int | Exception]:
+        return await db.store.write_each([partial(unit, n) for n in range(6)])
+
+    answers = db.do(work())
+
+    assert [n for n in answers if isinstance(n, int)] == [0, 2, 4, 5]
+    assert isinstance(answers[1], Conflict)
+    assert isinstance(answers[3], ValueError)
+    there = [db.read(lambda tx, run=run: tx.runs.get(run.id)) is not None for run in runs]  # type: ignore[misc]
+    assert there == [True, False, True, False, True, True]
 
 
 def test_announcements_come_after_the_commit_and_only_then(db: Database) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NoReturn, TypeVar
@@ -59,6 +59,17 @@ class FaultyStore:
                 raise StoreUnavailable("rolled back by the test") from None
             raise ServerDied from None
         raise AssertionError("a unit that raised was committed")
+
+    async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
+        if self.fault is None:
+            return await self.inner.write_each(units)
+        answers: list[T | Exception] = []
+        for unit in units:
+            try:
+                answers.append(await self.write(unit))
+            except Exception as error:  # noqa: BLE001 - it is the answer of its own unit.
+                answers.append(error)
+        return answers
 
     def _due(self) -> Kind | None:
         if self.fault is None:

@@ -61,11 +61,15 @@ def test_a_light_part_loads_nothing_heavy(name: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+# The engine is a child of its own, whose entry points read what the child contract gives them.
+READERS = ("corral.settings", "corral.engine.__main__", "corral.engine.environments.worker")
+
+
 def test_only_settings_reads_the_environment() -> None:
     readers = {
         f"{module}:{getattr(node, 'lineno', '?')}"
         for module in modules()
-        if module.name != "corral.settings"
+        if module.name not in READERS
         for node in ast.walk(module.tree)
         if _reads_environment(node)
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from corral.adapters.sql.sqlite import MEMORY, SqliteStore
@@ -47,6 +47,9 @@ class Database:
         if self.on_write is not None:
             self.on_write()
         return await self.inner.write(unit)
+
+    async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
+        return await self.inner.write_each(units)
 
     async def read(self, unit: Callable[[Tx], T]) -> T:
         return await self.inner.read(unit)

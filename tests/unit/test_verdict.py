@@ -9,7 +9,7 @@ import pytest
 from corral.domain.reasons import Reason
 from corral.wire.leases import FailRequest
 from corral.worker.child import Exit
-from corral.worker.verdict import Ended, verdict
+from corral.worker.verdict import ENGINE_CODES, Ended, verdict
 
 
 def failure(found: Exit) -> FailRequest:
@@ -32,3 +32,15 @@ def test_a_child_whose_supervisor_was_lost_has_no_exit_code() -> None:
     body = failure(Exit(error="its supervisor was lost", signal=9))
 
     assert (body.reason, body.exit_code, body.signal) == (Reason.UNKNOWN, None, 9)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(2, Reason.BAD_DATA), (3, Reason.CODE_ERROR), (4, Reason.OUT_OF_MEMORY), (1, Reason.CODE_ERROR)],
+)
+def test_the_engine_tells_its_reason_by_its_exit_code(code: int, reason: Reason) -> None:
+    body = verdict(Ended(Exit(code=code), ran_s=0), ENGINE_CODES).body
+
+    assert isinstance(body, FailRequest)
+    assert (body.reason, body.exit_code) == (reason, code)
+    assert failure(Exit(code=code)).reason is Reason.CODE_ERROR

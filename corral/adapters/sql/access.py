@@ -13,7 +13,7 @@ class SqlAccess:
         self._db = connection
 
     def insert_token(self, token: Token) -> None:
-        self._db.run("token_insert", TOKEN.params(token))
+        self._db.put("token_insert", TOKEN, token)
 
     def token(self, token_id: TokenId) -> Token | None:
         row = self._db.one("token_get", {"id": token_id})
@@ -27,7 +27,7 @@ class SqlAccess:
         return self._db.run("token_revoke", {"id": token_id, "at": at}) > 0
 
     def put_secret(self, secret: Secret) -> None:
-        self._db.run("secret_put", SECRET.params(secret))
+        self._db.put("secret_put", SECRET, secret)
 
     def secret(self, project: str, name: str) -> Secret | None:
         row = self._db.one("secret_get", {"project": project, "name": name})

@@ -17,8 +17,8 @@ class SqlArtifacts:
         self._db = connection
 
     def insert(self, artifact: Artifact, files: Sequence[ArtifactFile]) -> None:
-        self._db.run("artifact_insert", ARTIFACT.params(artifact))
-        self._db.run("artifact_files_insert", {"artifact_id": artifact.id, "files": json.dumps(files)})
+        self._db.put("artifact_insert", ARTIFACT, artifact)
+        self._db.tell("artifact_files_insert", {"artifact_id": artifact.id, "files": json.dumps(files)})
 
     def get(self, artifact_id: ArtifactId) -> Artifact | None:
         row = self._db.one("artifact_get", {"id": artifact_id})
@@ -55,7 +55,7 @@ class SqlArtifacts:
         return None if row is None else ARTIFACT.read(row)
 
     def set_pinned(self, artifact_id: ArtifactId, pinned: bool) -> None:
-        self._db.run("artifact_set_pinned", {"id": artifact_id, "pinned": int(pinned)})
+        self._db.tell("artifact_set_pinned", {"id": artifact_id, "pinned": int(pinned)})
 
     def delete(self, artifact_id: ArtifactId) -> None:
         artifact = self.get(artifact_id)
@@ -63,9 +63,9 @@ class SqlArtifacts:
             return
         digests = [row[0] for row in self._db.all("artifact_digests", {"id": artifact_id})]
         for statement in ("artifact_files_delete", "artifact_uses_delete", "artifact_delete"):
-            self._db.run(statement, {"id": artifact_id})
+            self._db.tell(statement, {"id": artifact_id})
         # Nothing else may name these bytes now: collection must look at them.
-        self._db.run("blob_loosen", {"project": artifact.project, "digests": json.dumps(digests)})
+        self._db.tell("blob_loosen", {"project": artifact.project, "digests": json.dumps(digests)})
 
     def unused_uploads(self, before: float, limit: int) -> list[ArtifactId]:
         rows = self._db.all("artifact_unused_uploads", {"before": before, "limit": limit})
@@ -73,7 +73,7 @@ class SqlArtifacts:
 
     def use(self, run_id: RunId, artifact_ids: Iterable[ArtifactId]) -> None:
         for artifact_id in artifact_ids:
-            self._db.run("artifact_use", {"run_id": run_id, "artifact_id": artifact_id})
+            self._db.tell("artifact_use", {"run_id": run_id, "artifact_id": artifact_id})
 
     def used_by(self, run_id: RunId) -> list[ArtifactId]:
         return [ArtifactId(row[0]) for row in self._db.all("artifact_used_by", {"run_id": run_id})]

@@ -13,16 +13,16 @@ class SqlAttempts:
         self._db = connection
 
     def open(self, attempt: Attempt) -> None:
-        self._db.run("attempt_insert", ATTEMPT.params(attempt))
+        self._db.put("attempt_insert", ATTEMPT, attempt)
 
     def close(self, run_id: RunId, number: int, at: float) -> None:
-        self._db.run("attempt_close", {"run_id": run_id, "number": number, "at": at})
+        self._db.tell("attempt_close", {"run_id": run_id, "number": number, "at": at})
 
     def of_run(self, run_id: RunId) -> list[Attempt]:
         return [ATTEMPT.read(row) for row in self._db.all("attempt_of_run", {"run_id": run_id})]
 
     def insert_rank(self, rank: Rank) -> None:
-        self._db.run("rank_insert", RANK.params(rank))
+        self._db.put("rank_insert", RANK, rank)
 
     def rank(self, run_id: RunId, attempt: int, rank: int) -> Rank | None:
         row = self._db.one("rank_get", {"run_id": run_id, "attempt": attempt, "rank": rank})
@@ -33,4 +33,4 @@ class SqlAttempts:
         return [RANK.read(row) for row in rows]
 
     def save_rank(self, rank: Rank) -> None:
-        self._db.run("rank_save", RANK.params(rank))
+        self._db.put("rank_save", RANK, rank)

@@ -30,7 +30,7 @@ class SqlBlobs:
         return None if row is None else BLOB.read(row)
 
     def put(self, blob: Blob) -> None:
-        self._db.run("blob_put", BLOB.params(blob))
+        self._db.put("blob_put", BLOB, blob)
 
     def present(self, project: str, digests: Sequence[Digest]) -> dict[Digest, int]:
         params = {"project": project, "digests": json.dumps(list(digests))}
@@ -43,19 +43,19 @@ class SqlBlobs:
             "holder": holder,
             "expires_at": expires_at,
         }
-        self._db.run("blob_pin", params)
+        self._db.tell("blob_pin", params)
 
     def unpin(self, holder: str) -> None:
         pinned = [(row[0], row[1]) for row in self._db.all("pin_of_holder", {"holder": holder})]
         if pinned:
-            self._db.run("unpin", {"holder": holder})
+            self._db.tell("unpin", {"holder": holder})
             self._loosen(pinned)
 
     def expire_pins(self, now: float) -> int:
         expired = self._db.all("pin_expired", {"now": now, "limit": _PINS_AT_ONCE})
         for project, digest, holder in expired:
             params = {"project": project, "digest": digest, "holder": holder, "now": now}
-            self._db.run("pin_delete", params)
+            self._db.tell("pin_delete", params)
         self._loosen((row[0], row[1]) for row in expired)
         return len(expired)
 
@@ -73,13 +73,13 @@ class SqlBlobs:
     def _judge(self, project: str, digest: str, now: float) -> bool:
         key = {"project": project, "digest": digest}
         if self._db.one("blob_held", key) is not None:
-            self._db.run("blob_tighten", key)
+            self._db.tell("blob_tighten", key)
             return False
-        self._db.run("blob_condemn", {**key, "now": now})
+        self._db.tell("blob_condemn", {**key, "now": now})
         return True
 
     def drop(self, project: str, digest: Digest) -> bool:
-        self._db.run("blob_drop", {"project": project, "digest": digest})
+        self._db.tell("blob_drop", {"project": project, "digest": digest})
         return self._db.one("blob_elsewhere", {"digest": digest}) is None
 
     def page(self, after: tuple[str, Digest] | None, limit: int) -> list[Blob]:
@@ -102,4 +102,4 @@ class SqlBlobs:
         for project, digest in blobs:
             by_project[project].append(digest)
         for project, digests in sorted(by_project.items()):
-            self._db.run("blob_loosen", {"project": project, "digests": json.dumps(digests)})
+            self._db.tell("blob_loosen", {"project": project, "digests": json.dumps(digests)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from corral.adapters.sql.rows import Params, Row
+from corral.adapters.sql.rows import Params, R, Record, Row
 
 
 class Connection(Protocol):
@@ -14,4 +14,13 @@ class Connection(Protocol):
 
     def run(self, name: str, params: Params) -> int:
         """Return how many rows were changed."""
+        ...
+
+    def tell(self, name: str, params: Params) -> None:
+        """Run what has no answer. Where that would have to be waited for, an error may come later, but
+        always before the commit."""
+        ...
+
+    def put(self, name: str, kind: Record[R], record: R) -> None:
+        """Like `tell`, with the record's fields as parameters."""
         ...

@@ -23,7 +23,7 @@ _CONDITION = re.compile(r"/\*if (\w+)\b((?:(?!/\*).)*?)\*/", re.DOTALL)
 PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
-_COLUMNS = re.compile(r"<(:?)([a-z_]+)>")
+_COLUMNS = re.compile(r"<(:|[a-z]\.|)([a-z_]+)>")
 _LIST = re.compile(r"<list ([a-z_]+)>")
 
 _POSTGRES_TYPES = {

@@ -1,7 +1,11 @@
-"""One writer with group commit: units queue up and share a transaction, each in its own savepoint.
+"""One writer with group commit: units queue up and share a transaction.
 
 Units run in the event loop's thread, since their statements take microseconds; only COMMIT, which waits
 for the disk, runs in a thread. What is asked for meanwhile makes up the next transaction.
+
+A unit that fails before it changed anything leaves nothing to undo, and nearly all that fail do so. After
+one that failed half way the transaction is rolled back, and its units and all that wait run in savepoints.
+A savepoint for every unit would cost each of them two statements and a copy of every page that it changes.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import asyncio
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
@@ -64,11 +68,14 @@ class GroupCommit:
         self._deliver = deliver
         self._busy_s = busy_s
         self._queue: deque[_Job] = deque()
+        # How many of the next units run in savepoints.
+        self._careful = 0
         self._draining: asyncio.Task[None] | None = None
         self._closed = False
         self.commits = 0
 
-    async def write(self, unit: Callable[[Tx], T]) -> T:
+    def ask(self, unit: Callable[[Tx], T]) -> asyncio.Future[T]:
+        """The answer comes after the commit."""
         if self._closed:
             raise StoreUnavailable("the database is closed")
         loop = asyncio.get_running_loop()
@@ -76,7 +83,16 @@ class GroupCommit:
         self._queue.append(_Job(unit, future))
         if self._draining is None or self._draining.done():
             self._draining = loop.create_task(self._drain())
-        return await future
+        return future
+
+    async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
+        answers: list[T | Exception] = []
+        for future in [self.ask(unit) for unit in units]:
+            try:
+                answers.append(await future)
+            except Exception as error:  # noqa: BLE001 - it is the answer of its own unit.
+                answers.append(error)
+        return answers
 
     async def close(self) -> None:
         """Take no more, and finish what was taken."""
@@ -91,7 +107,8 @@ class GroupCommit:
                 if await self._begin():
                     changes = self._raw.total_changes
                     jobs = self._run_units()
-                    await self._commit(jobs, changed=self._raw.total_changes != changes)
+                    if jobs or self._raw.in_transaction:
+                        await self._commit(jobs, changed=self._raw.total_changes != changes)
                     jobs = []
         finally:
             # Nobody may wait for ever, not even if this task is cancelled or has a defect.
@@ -121,25 +138,43 @@ class GroupCommit:
             if job.future.done():
                 continue
             jobs.append(job)
-            self._run_unit(job)
+            if self._careful:
+                self._careful -= 1
+                self._run_carefully(job)
+            elif not self._run_unit(job):
+                self._run_again(jobs)
+                return []
             if not self._raw.in_transaction or time.monotonic() > stop_at:
                 break
         return jobs
 
-    def _run_unit(self, job: _Job) -> None:
-        self._raw.execute("SAVEPOINT unit")
+    def _run_unit(self, job: _Job) -> bool:
+        """False if it failed half way."""
+        changes = self._raw.total_changes
         try:
             job.result = job.unit(self._tx)
-            self._raw.execute("RELEASE unit")
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the unit's caller alone.
             job.error = translated(error)
             self._tx.take_announced()
-            # A full disk or a failing one makes SQLite roll back everything, the savepoint with it.
-            if self._raw.in_transaction:
+            # A full disk or a failing one makes SQLite roll back everything by itself.
+            return self._raw.total_changes == changes or not self._raw.in_transaction
+        job.announced = self._tx.take_announced()
+        return True
+
+    def _run_again(self, jobs: list[_Job]) -> None:
+        self._raw.execute("ROLLBACK")
+        for job in reversed(jobs):
+            job.error = None
+            self._queue.appendleft(job)
+        self._careful = len(self._queue)
+
+    def _run_carefully(self, job: _Job) -> None:
+        self._raw.execute("SAVEPOINT unit")
+        whole = self._run_unit(job)
+        if self._raw.in_transaction:
+            if not whole:
                 self._raw.execute("ROLLBACK TO unit")
-                self._raw.execute("RELEASE unit")
-        else:
-            job.announced = self._tx.take_announced()
+            self._raw.execute("RELEASE unit")
 
     async def _commit(self, jobs: list[_Job], *, changed: bool) -> None:
         if not self._raw.in_transaction:

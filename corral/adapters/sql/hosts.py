@@ -13,7 +13,7 @@ class SqlHosts:
         self._db = connection
 
     def insert(self, host: Host) -> None:
-        self._db.run("host_insert", HOST.params(host))
+        self._db.put("host_insert", HOST, host)
 
     def get(self, host_id: HostId) -> Host | None:
         row = self._db.one("host_get", {"id": host_id})
@@ -28,7 +28,7 @@ class SqlHosts:
         return None if row is None else HOST.read(row)
 
     def save(self, host: Host) -> None:
-        self._db.run("host_save", HOST.params(host))
+        self._db.put("host_save", HOST, host)
 
     def page(self, after: HostId | None, limit: int) -> list[Host]:
         rows = self._db.all("host_page", {"after": after or "", "limit": limit})

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from corral.adapters.sql.connection import Connection
-from corral.adapters.sql.rows import LEASE
+from corral.adapters.sql.rows import LEASE, RUN
 from corral.domain.ids import HostId, LeaseId, RunId
 from corral.domain.lease import Lease
+from corral.domain.run import Run
 from corral.ports.store import Held
 
 
@@ -14,14 +15,19 @@ class SqlLeases:
         self._db = connection
 
     def insert(self, lease: Lease) -> None:
-        self._db.run("lease_insert", LEASE.params(lease))
+        self._db.put("lease_insert", LEASE, lease)
 
     def get(self, lease_id: LeaseId) -> Lease | None:
         row = self._db.one("lease_get", {"id": lease_id})
         return None if row is None else LEASE.read(row)
 
+    def hold(self, lease_id: LeaseId) -> tuple[Run, Lease] | None:
+        row = self._db.one("lease_hold", {"id": lease_id})
+        width = len(RUN.columns)
+        return None if row is None else (RUN.read(row[:width]), LEASE.read(row[width:]))
+
     def save(self, lease: Lease) -> None:
-        self._db.run("lease_save", LEASE.params(lease))
+        self._db.put("lease_save", LEASE, lease)
 
     def live_of_host(self, host_id: HostId) -> list[Lease]:
         return [LEASE.read(row) for row in self._db.all("lease_live_of_host", {"host_id": host_id})]

@@ -17,10 +17,12 @@ from corral.adapters.sql import schema
 from corral.adapters.sql.dialect import Dialect
 from corral.adapters.sql.postgres_connection import (
     Raw,
-    Session,
+    ReadSession,
+    WriteSession,
     connect,
     is_lost_race,
     outcome_unknown,
+    send_all,
     translated,
 )
 from corral.adapters.sql.postgres_listener import CHANNEL, Listener, payload
@@ -29,6 +31,7 @@ from corral.domain.errors import StoreUnavailable
 from corral.ports.store import Tx
 
 T = TypeVar("T")
+S = TypeVar("S", bound=ReadSession)
 
 _WRITERS = 8
 _READERS = 4
@@ -55,7 +58,7 @@ class PostgresStore:
         self._readers = ThreadPoolExecutor(_READERS, "corral-read")
         self._leading = ThreadPoolExecutor(1, "corral-lead")
         self._local = threading.local()
-        self._sessions: list[Session] = []
+        self._sessions: list[ReadSession] = []
         self._leader: Raw | None = None
         self._led: set[str] = set()
         self._listeners: list[Callable[[str, str], None]] = []
@@ -66,6 +69,11 @@ class PostgresStore:
         await self._hear()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writers, self._write_in_thread, unit)
+
+    async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
+        await self._hear()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._writers, self._write_each_in_thread, units)
 
     async def read(self, unit: Callable[[Tx], T]) -> T:
         await self._hear()
@@ -87,7 +95,7 @@ class PostgresStore:
         for pool in (self._writers, self._readers, self._leading):
             pool.shutdown(wait=True)
         for session in self._sessions:
-            session.raw.close()
+            session.close()
         if self._leader is not None:
             self._leader.close()
 
@@ -114,53 +122,94 @@ class PostgresStore:
                 return self._write_once(unit)
             except psycopg.Error as error:
                 enough = _TRIES_ON_A_DUPLICATE if isinstance(error, psycopg.IntegrityError) else _TRIES
-                if not is_lost_race(error) or tried >= enough:
+                died = tried == 1 and self._has_died()
+                if not died and (not is_lost_race(error) or tried >= enough):
                     raise translated(error) from error
             time.sleep(random.uniform(0, _FIRST_PAUSE_S * 2**tried))
         raise StoreUnavailable("the database is too busy with others")
 
-    def _write_once(self, unit: Callable[[Tx], T]) -> T:
-        session = self._begin(_BEGIN_WRITE)
+    def _write_each_in_thread(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
+        """In one transaction; if that cannot be, each in its own."""
         try:
-            result = unit(session.write_tx)
-            announced = session.write_tx.take_announced()
+            return [*self._write_in_thread(lambda tx: [unit(tx) for unit in units])]
+        except StoreUnavailable as error:
+            # They may have been kept, and must not run again.
+            return [StoreUnavailable(error.message, hint=error.hint) for _ in units]
+        except Exception:  # noqa: BLE001 - of which unit it is shows when they run alone.
+            return [self._answer(unit) for unit in units]
+
+    def _answer(self, unit: Callable[[Tx], T]) -> T | Exception:
+        try:
+            return self._write_in_thread(unit)
+        except Exception as error:  # noqa: BLE001 - it is the answer of its own unit.
+            return error
+
+    def _write_once(self, unit: Callable[[Tx], T]) -> T:
+        session = self._session(WriteSession)
+        committing = False
+        try:
+            session.connection.answered = False
+            session.raw.execute(_BEGIN_WRITE)
+            result = unit(session.tx)
+            announced = session.tx.take_announced()
             if announced:
                 said = json.dumps([payload(topic, key) for topic, key in announced])
                 session.raw.execute(_NOTIFY, {"channel": CHANNEL, "said": said})
-            _commit(session.raw)
-            return result
-        finally:
-            session.write_tx.take_announced()
-            _end(session.raw)
+                send_all(session.raw)
+            if not session.connection.answered:
+                # It may have died while it was idle: better heard now than during the commit.
+                session.pipeline.sync()
+            committing = True
+            commit = session.raw.execute(b"COMMIT")
+            session.pipeline.sync()
+        except BaseException as error:
+            session.tx.take_announced()
+            session.abandon()
+            # What the server refused was not committed; a connection that broke leaves it open.
+            if committing and session.raw.closed and isinstance(error, psycopg.OperationalError):
+                raise outcome_unknown(error) from error
+            raise
+        # A transaction with a failed statement is rolled back by COMMIT without an error.
+        if commit.statusmessage != "COMMIT":
+            raise StoreUnavailable("the database rolled the transaction back")
+        return result
 
     def _read_in_thread(self, unit: Callable[[Tx], T]) -> T:
         try:
-            session = self._begin(_BEGIN_READ)
             try:
-                return unit(session.read_tx)
-            finally:
-                session.read_tx.take_announced()
-                _end(session.raw)
+                return self._read_once(unit)
+            except psycopg.OperationalError:
+                if not self._has_died():
+                    raise
+                return self._read_once(unit)
         except psycopg.Error as error:
             raise translated(error) from error
 
-    def _begin(self, statement: bytes) -> Session:
-        session: Session | None = getattr(self._local, "session", None)
-        if session is not None and not session.raw.closed:
-            try:
-                session.raw.execute(statement)
-            except psycopg.OperationalError:
-                # It died while it was idle; nothing was asked of it yet, so a new one may be.
-                session.raw.close()
-            else:
-                return session
+    def _read_once(self, unit: Callable[[Tx], T]) -> T:
+        session = self._session(ReadSession)
+        session.raw.execute(_BEGIN_READ)
+        try:
+            return unit(session.tx)
+        finally:
+            session.tx.take_announced()
+            _end(session.raw)
+
+    def _has_died(self) -> bool:
+        """Whether the connection broke: perhaps while it was idle, so a new one is tried once."""
+        session: ReadSession | None = getattr(self._local, "session", None)
+        return session is not None and session.raw.closed
+
+    def _session(self, kind: type[S]) -> S:
+        session: S | None = getattr(self._local, "session", None)
         if session is not None:
+            if not session.raw.closed:
+                return session
+            session.close()
             self._sessions.remove(session)
             self._local.session = None
-        session = Session(self._url)
+        session = kind(self._url)
         self._sessions.append(session)
         self._local.session = session
-        session.raw.execute(statement)
         return session
 
     def _lead_in_thread(self, loop: str) -> bool:
@@ -181,18 +230,6 @@ class PostgresStore:
         if row is not None and row[0]:
             self._led.add(loop)
         return loop in self._led
-
-
-def _commit(raw: Raw) -> None:
-    try:
-        done = raw.execute(b"COMMIT")
-    except psycopg.OperationalError as error:
-        if is_lost_race(error):
-            raise
-        raise outcome_unknown(error) from error
-    # A transaction with a failed statement is rolled back by COMMIT without an error.
-    if done.statusmessage != "COMMIT":
-        raise StoreUnavailable("the database rolled the transaction back")
 
 
 def _end(raw: Raw) -> None:

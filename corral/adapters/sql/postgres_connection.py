@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import select
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import psycopg
 from psycopg import errors
 
 from corral.adapters.sql.dialect import Dialect, Statements
-from corral.adapters.sql.rows import Params, Row
+from corral.adapters.sql.rows import Params, R, Record, Row
 from corral.adapters.sql.tx import SqlTx
 from corral.domain.errors import Conflict, CorralError, DiskFull, StoreUnavailable
 
@@ -27,32 +29,97 @@ _SETTINGS = b"""
 
 
 class PostgresConnection:
-    """Runs named statements on a raw connection that somebody else begins and commits."""
+    """Runs named statements on a raw connection that somebody else begins and commits.
 
-    def __init__(self, raw: Raw, statements: Statements) -> None:
+    In a pipeline only what is read is waited for.
+    """
+
+    def __init__(self, raw: Raw, statements: Statements, pipeline: psycopg.Pipeline | None = None) -> None:
         self._raw = raw
         self._statements = statements
+        self._pipeline = pipeline
+        # Whether the server was heard since somebody set this to False.
+        self.answered = False
 
     def one(self, name: str, params: Params) -> Row | None:
-        return self._execute(name, params).fetchone()
+        row = self._execute(name, params).fetchone()
+        self.answered = True
+        return row
 
     def all(self, name: str, params: Params) -> list[Row]:
-        return [*self._execute(name, params).fetchall()]
+        rows: list[Row] = [*self._execute(name, params).fetchall()]
+        self.answered = True
+        return rows
 
     def run(self, name: str, params: Params) -> int:
-        return self._execute(name, params).rowcount
+        cursor = self._execute(name, params)
+        if self._pipeline is not None:
+            # Without rows to fetch, nothing else would wait for the count.
+            self._pipeline.sync()
+        self.answered = True
+        return cursor.rowcount
+
+    def tell(self, name: str, params: Params) -> None:
+        self._execute(name, params)
+
+    def put(self, name: str, kind: Record[R], record: R) -> None:
+        self._execute(name, kind.params(record))
 
     def _execute(self, name: str, params: Params) -> psycopg.Cursor[tuple[Any, ...]]:
-        return self._raw.execute(self._statements.text(name, params).encode(), params)
+        cursor = self._raw.execute(self._statements.text(name, params).encode(), params)
+        if self._pipeline is not None:
+            send_all(self._raw)
+        return cursor
 
 
-class Session:
-    """A connection of one thread, with the transactions that may run on it one at a time."""
+def send_all(raw: Raw) -> None:
+    """Send what is left of a large statement: psycopg's pipeline would wait for an answer to half of it."""
+    while raw.pgconn.flush():
+        room = select.poll()
+        room.register(raw.fileno(), select.POLLIN | select.POLLOUT)
+        if any(event & select.POLLIN for _, event in room.poll()):
+            # The server must be able to send, or it would not go on reading.
+            raw.pgconn.consume_input()
+
+
+class ReadSession:
+    """A connection of one thread, and the transactions that run on it one after the other."""
 
     def __init__(self, url: str) -> None:
         self.raw = connect(url)
-        self.write_tx = SqlTx(PostgresConnection(self.raw, WRITE_STATEMENTS))
-        self.read_tx = SqlTx(PostgresConnection(self.raw, READ_STATEMENTS))
+        self.tx = SqlTx(PostgresConnection(self.raw, READ_STATEMENTS))
+
+    def close(self) -> None:
+        self.raw.close()
+
+
+class WriteSession(ReadSession):
+    """Always in a pipeline: statements are sent without waiting for each other's answers, and only what is
+    read is waited for. A statement that fails makes the next one that is waited for fail."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._stack = ExitStack()
+        self.pipeline = self._stack.enter_context(self.raw.pipeline())
+        self.connection = PostgresConnection(self.raw, WRITE_STATEMENTS, self.pipeline)
+        self.tx = SqlTx(self.connection)
+
+    def abandon(self) -> None:
+        """Leave nothing open: after a commit there is nothing to do."""
+        try:
+            # What is still under way; whatever it says, it is not kept.
+            with suppress(psycopg.Error):
+                self.pipeline.sync()
+            if self.raw.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE:
+                self.raw.execute(b"ROLLBACK")
+                self.pipeline.sync()
+        except psycopg.Error:
+            self.close()
+
+    def close(self) -> None:
+        self.raw.close()
+        with suppress(psycopg.Error):
+            self._stack.close()
 
 
 def connect(url: str) -> Raw:

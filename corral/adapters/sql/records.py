@@ -20,7 +20,7 @@ class SqlRecords:
         self._db = connection
 
     def append_event(self, event: Event) -> None:
-        self._db.run("event_insert", EVENT.params(event))
+        self._db.put("event_insert", EVENT, event)
 
     def events(self, run_id: RunId, *, after: int, limit: int) -> list[Event]:
         rows = self._db.all("event_page", {"run_id": run_id, "after": after, "limit": limit})
@@ -35,8 +35,8 @@ class SqlRecords:
         return [EVENT.read(row[:-2]) for row in rows], f"{last_xid}.{last_seq}"
 
     def segment(self, segment: Segment) -> None:
-        self._db.run("segment_put", SEGMENT.params(segment))
-        self._db.run("segment_mark_run", {"run_id": segment.run_id, "logged": 1})
+        self._db.put("segment_put", SEGMENT, segment)
+        self._db.tell("segment_mark_run", {"run_id": segment.run_id, "logged": 1})
 
     def segments(self, run_id: RunId, stream: str) -> list[Segment]:
         rows = self._db.all("segment_all", {"run_id": run_id, "stream": stream})
@@ -48,11 +48,11 @@ class SqlRecords:
         return None if row is None else SEGMENT.read(row)
 
     def delete_segments(self, run_id: RunId) -> int:
-        self._db.run("segment_mark_run", {"run_id": run_id, "logged": 0})
+        self._db.tell("segment_mark_run", {"run_id": run_id, "logged": 0})
         return self._db.run("segment_delete", {"run_id": run_id})
 
     def put_object(self, item: NamedObject) -> None:
-        self._db.run("object_put", OBJECT.params(item))
+        self._db.put("object_put", OBJECT, item)
 
     def object(self, run_id: RunId, key: str) -> NamedObject | None:
         row = self._db.one("object_get", {"run_id": run_id, "key": key})
@@ -67,10 +67,10 @@ class SqlRecords:
         return [(row[0], row[1], row[2]) for row in self._db.all("usage_all", {})]
 
     def put_usage(self, project: str, used_s: float, at: float) -> None:
-        self._db.run("usage_put", {"project": project, "used_s": used_s, "at": at})
+        self._db.tell("usage_put", {"project": project, "used_s": used_s, "at": at})
 
     def tick(self, loop: str, at: float) -> None:
-        self._db.run("loop_tick", {"loop": loop, "at": at})
+        self._db.tell("loop_tick", {"loop": loop, "at": at})
 
 
 def _parse_cursor(text: str) -> tuple[int, int]:

@@ -24,8 +24,8 @@ class SqlRuns:
         self._db = connection
 
     def insert(self, run: Run, spec: str) -> None:
-        self._db.run("run_insert", RUN.params(run))
-        self._db.run("spec_insert", {"run_id": run.id, "spec": spec})
+        self._db.put("run_insert", RUN, run)
+        self._db.tell("spec_insert", {"run_id": run.id, "spec": spec})
 
     def get(self, run_id: RunId) -> Run | None:
         row = self._db.one("run_get", {"id": run_id})
@@ -35,16 +35,12 @@ class SqlRuns:
         row = self._db.one("run_lock", {"id": run_id})
         return None if row is None else RUN.read(row)
 
-    def try_lock(self, run_id: RunId) -> Run | None:
+    def try_lock(self, run_id: RunId) -> tuple[Run, str] | None:
         row = self._db.one("run_try_lock", {"id": run_id})
-        return None if row is None else RUN.read(row)
-
-    def lock_of_lease(self, lease_id: LeaseId) -> Run | None:
-        row = self._db.one("run_lock_of_lease", {"lease_id": lease_id})
-        return None if row is None else RUN.read(row)
+        return None if row is None else (RUN.read(row[:-1]), str(row[-1]))
 
     def save(self, run: Run) -> None:
-        self._db.run("run_save", RUN.params(run))
+        self._db.put("run_save", RUN, run)
 
     def spec(self, run_id: RunId) -> str:
         row = self._db.one("spec_get", {"run_id": run_id})
@@ -143,15 +139,15 @@ class SqlRuns:
         rows = self._db.all("run_page_by_id", {"after": after or "", "limit": limit})
         return [RUN.read(row) for row in rows]
 
-    def insert_submission(self, submission: Submission) -> None:
-        self._db.run("submission_insert", SUBMISSION.params(submission))
+    def put_submission(self, submission: Submission) -> bool:
+        return self._db.run("submission_put", SUBMISSION.params(submission)) > 0
 
     def submission(self, principal: str, request_id: str) -> Submission | None:
         row = self._db.one("submission_get", {"principal": principal, "request_id": request_id})
         return None if row is None else SUBMISSION.read(row)
 
     def insert_group(self, group: Group) -> None:
-        self._db.run("group_insert", GROUP.params(group))
+        self._db.put("group_insert", GROUP, group)
 
     def group(self, group_id: GroupId) -> Group | None:
         row = self._db.one("group_get", {"id": group_id})
@@ -162,7 +158,7 @@ class SqlRuns:
         return [RunId(row[0]) for row in rows]
 
     def put_shape(self, shape: Digest, requirements: str) -> None:
-        self._db.run("shape_put", {"shape": shape, "requirements": requirements})
+        self._db.tell("shape_put", {"shape": shape, "requirements": requirements})
 
     def shape(self, shape: Digest) -> str | None:
         row = self._db.one("shape_get", {"shape": shape})

@@ -53,7 +53,10 @@ class SqliteStore:
         )
 
     async def write(self, unit: Callable[[Tx], T]) -> T:
-        return await self._writer.write(unit)
+        return await self._writer.ask(unit)
+
+    async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
+        return await self._writer.write_each(units)
 
     async def read(self, unit: Callable[[Tx], T]) -> T:
         if not self._opened:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from corral.adapters.sql.dialect import PARAMETER, Dialect, Statements
-from corral.adapters.sql.rows import Params, Row
+from corral.adapters.sql.rows import Params, R, Record, Row
 from corral.domain.errors import Conflict, CorralError, DiskFull, StoreUnavailable
 
 STATEMENTS = Statements(Dialect.SQLITE, locks=False)
 _PLACES: dict[str, tuple[str, Callable[[Params], tuple[Any, ...]]]] = {}
+_FIELDS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {}
 
 _UNAVAILABLE = {
     sqlite3.SQLITE_BUSY,
@@ -44,6 +45,14 @@ class SqliteConnection:
     def run(self, name: str, params: Params) -> int:
         return self._raw.execute(*_positional(name, params)).rowcount
 
+    def tell(self, name: str, params: Params) -> None:
+        self._raw.execute(*_positional(name, params))
+
+    def put(self, name: str, kind: Record[R], record: R) -> None:
+        text, pick = _FIELDS.get(name) or _fields(name, kind.columns)
+        # The driver takes a text enum for its text, and a truth value for 0 or 1.
+        self._raw.execute(text, pick(record))
+
 
 def _positional(name: str, params: Params) -> tuple[str, tuple[Any, ...]]:
     """The statement with `?` for each name. Binding by name costs the driver twice as much as by place."""
@@ -51,10 +60,22 @@ def _positional(name: str, params: Params) -> tuple[str, tuple[Any, ...]]:
     found = _PLACES.get(text)
     if found is None:
         names = PARAMETER.findall(text)
-        # One name alone would be picked as a bare value instead of a tuple of one.
-        pick = itemgetter(*names) if len(names) > 1 else lambda given: tuple(given[key] for key in names)
-        found = _PLACES[text] = (PARAMETER.sub("?", text), pick)
+        found = _PLACES[text] = (PARAMETER.sub("?", text), _picker(names))
     return found[0], found[1](params)
+
+
+def _fields(name: str, columns: tuple[str, ...]) -> tuple[str, Callable[[Any], tuple[Any, ...]]]:
+    text = STATEMENTS.text(name, columns)
+    places = [columns.index(field) for field in PARAMETER.findall(text)]
+    found = _FIELDS[name] = (PARAMETER.sub("?", text), _picker(places))
+    return found
+
+
+def _picker(keys: list[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(keys) > 1:
+        return itemgetter(*keys)
+    # One key alone would be picked as a bare value instead of a tuple of one.
+    return (lambda given: (given[keys[0]],)) if keys else (lambda given: ())
 
 
 def open_writer(path: str) -> sqlite3.Connection:

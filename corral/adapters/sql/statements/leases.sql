@@ -4,6 +4,11 @@ INSERT INTO leases (<lease>) VALUES (<:lease>);
 -- name: lease_get
 SELECT <lease> FROM leases WHERE id = :id;
 
+-- The run first: everybody locks it before they touch its leases.
+-- name: lease_hold
+SELECT <r.run>, <l.lease> FROM leases AS l JOIN runs AS r ON r.id = l.run_id
+WHERE l.id = :id /*lock FOR UPDATE OF r, l */;
+
 -- name: lease_save
 UPDATE leases SET
     boot_id = :boot_id, gpus = :gpus, state = :state, beaten_at = :beaten_at, expires_at = :expires_at,

@@ -11,10 +11,8 @@ SELECT <run> FROM runs WHERE id = :id;
 SELECT <run> FROM runs WHERE id = :id /*lock FOR UPDATE */;
 
 -- name: run_try_lock
-SELECT <run> FROM runs WHERE id = :id /*lock FOR UPDATE SKIP LOCKED */;
-
--- name: run_lock_of_lease
-SELECT <run> FROM runs WHERE id = (SELECT run_id FROM leases WHERE id = :lease_id) /*lock FOR UPDATE */;
+SELECT <r.run>, s.spec FROM runs AS r JOIN run_specs AS s ON s.run_id = r.id
+WHERE r.id = :id /*lock FOR UPDATE OF r SKIP LOCKED */;
 
 -- name: run_save
 UPDATE runs SET
@@ -120,8 +118,8 @@ GROUP BY state ORDER BY state;
 -- name: run_page_by_id
 SELECT <run> FROM runs WHERE id > :after ORDER BY id LIMIT :limit;
 
--- name: submission_insert
-INSERT INTO submissions (<submission>) VALUES (<:submission>);
+-- name: submission_put
+INSERT INTO submissions (<submission>) VALUES (<:submission>) ON CONFLICT DO NOTHING;
 
 -- name: submission_get
 SELECT <submission> FROM submissions WHERE principal = :principal AND request_id = :request_id;

@@ -1,0 +1,216 @@
+"""Corral's side of the measurements."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from bench.engine import shapes
+from corral.engine import adapters, losses
+from corral.engine.decoder import Decoder
+from corral.engine.engine import Engine, Options
+from corral.engine.models import Loaded
+from corral.engine.sequences import Example, Request, SamplingParams
+from corral.engine.trunk import Trunk
+from corral.recipes.train import Lora
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Rate:
+    """`per_s` of whatever is counted; the time of one step is the median of those measured."""
+
+    what: str
+    per_s: float
+    step_s: float
+    peak_gib: float
+    first_s: float
+    mfu: float | None = None
+    note: str = ""
+    # Tokens and sequences of a step, on average.
+    work: tuple[float, float] = (0.0, 0.0)
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def engine(made: PreTrainedModel, options: Options, rank: int = 16) -> Engine:
+    names = adapters.attach(made, Lora(rank=rank))
+    return Engine(Loaded(made, None, None, "random", None, ""), names, options)
+
+
+def sft(
+    name: str,
+    *,
+    micro_tokens: int,
+    packs: int,
+    recompute: bool,
+    steps: int = 8,
+    warm: int = 3,
+    rank: int = 16,
+) -> Rate:
+    """Steps of `packs` packs of `micro_tokens` tokens, packing and copying included."""
+    made = shapes.model(name)
+    side = engine(made, Options(micro_tokens=micro_tokens, recompute=recompute), rank)
+    loss = losses.cross_entropy()
+    batches = _batches(micro_tokens * packs, steps + warm)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    first = 0.0
+    times, tokens, sequences = [], 0, 0
+    for number, batch in enumerate(batches):
+        begin = time.perf_counter()
+        step = side.forward_backward(batch, loss)
+        side.optim_step(1e-4)
+        step.read()
+        torch.cuda.synchronize()
+        if number == 0:
+            first = time.perf_counter() - started
+        if number >= warm:
+            times.append(time.perf_counter() - begin)
+            tokens += step.tokens
+            sequences += len(batch)
+    middle = sorted(times)[len(times) // 2]
+    rate = tokens / sum(times)
+    flops = shapes.flops_per_token(made, length=500, recompute=recompute)
+    peak = torch.cuda.max_memory_allocated() / GIB
+    what = (
+        f"sft {name}, {packs} x {micro_tokens} tokens, recompute {'full' if recompute else 'none'}, r{rank}"
+    )
+    return Rate(
+        what,
+        rate,
+        middle,
+        peak,
+        first,
+        mfu=rate * flops / 790e12,
+        work=(tokens / len(times), sequences / len(times)),
+    )
+
+
+def _batches(tokens: int, count: int) -> list[list[Example]]:
+    """Texts until each batch holds nearly so many tokens that another would not fit its packs."""
+    batches: list[list[Example]] = []
+    pool = iter(shapes.texts(count * tokens // 300 + 200))
+    for _ in range(count):
+        batch, held = [], 0
+        while True:
+            text = next(pool)
+            if held + len(text) > tokens * 0.985:
+                break
+            held += len(text)
+            batch.append(text)
+        weight = 1.0 / (held - len(batch))
+        batches.append([Example(text, {"ce": [0.0] + [weight] * (len(text) - 1)}) for text in batch])
+    return batches
+
+
+def decoding(name: str, *, rows: int, prompt: int, new: int, adapter: bool = True) -> Rate:
+    """Sampling alone: `rows` sequences of `new` tokens after different prompts of `prompt` tokens each.
+
+    The rate is that of decoding, from the moment when all prompts are in; the note has that of the whole.
+    """
+    made = shapes.model(name)
+    side = engine(made, Options()) if adapter else _bare(made)
+    sampler = side.sampler(rows=rows, context=prompt + new)
+    draw = torch.Generator().manual_seed(5)
+    first, spent, whole, steps = 0.0, 0.0, 0.0, 0
+    torch.cuda.reset_peak_memory_stats()
+    for turn in range(2):
+        prompts = torch.randint(100, 150_000, (rows, prompt), generator=draw).tolist()
+        for key in range(rows):
+            params = SamplingParams(max_tokens=new, seed=turn * rows + key)
+            sampler.submit(Request(key, prompts[key], params))
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        sampler.step()
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        steps = 0
+        while sampler.pending:
+            sampler.step()
+            steps += 16
+        torch.cuda.synchronize()
+        spent, whole = time.perf_counter() - started, time.perf_counter() - begin
+        first = first or whole
+    steps = min(steps, new - 17)
+    c = made.config
+    weights = 2 * sum(p.numel() for p in made.parameters())
+    cache = 4 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * rows * (prompt + (new + 17) / 2)
+    bound = (weights + cache) / 4.3e12
+    what = f"sample {name}, {rows} sequences of {prompt}+{new}{'' if adapter else ', no adapter'}"
+    note = f"{bound / (spent / steps):.0%} of the bandwidth bound; with prefill {rows * new / whole:.0f}/s"
+    peak = torch.cuda.max_memory_allocated() / GIB
+    return Rate(what, rows * steps / spent, spent / steps, peak, first, note=note)
+
+
+def _bare(made: PreTrainedModel) -> Engine:
+    """The model without an adapter: what one costs is the difference."""
+    made.requires_grad_(False)
+    side = Engine.__new__(Engine)
+    side.loaded = Loaded(made, None, None, "random", None, "")
+    side.options = Options()
+    side._decoder = Decoder(made, trained=False)
+    side._trunk = Trunk(side._decoder)
+    side._sampler = None
+    return side
+
+
+def grpo(
+    name: str,
+    *,
+    prompts: int,
+    group: int,
+    prompt: int,
+    new: int,
+    steps: int = 3,
+    micro_tokens: int = 16384,
+    rank: int = 16,
+) -> Rate:
+    """Whole steps: sample, score, advantages, one pass of training, update."""
+    made = shapes.model(name)
+    side = engine(made, Options(micro_tokens=micro_tokens), rank)
+    loss = losses.policy("dapo")
+    draw = torch.Generator().manual_seed(5)
+    times: list[float] = []
+    parts: list[tuple[float, float]] = []
+    torch.cuda.reset_peak_memory_stats()
+    for turn in range(steps + 1):
+        given = torch.randint(100, 150_000, (prompts, prompt), generator=draw).tolist()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        sampler = side.sampler(rows=prompts * group, context=prompt + new)
+        for key in range(prompts * group):
+            params = SamplingParams(max_tokens=new, seed=turn * prompts * group + key)
+            sampler.submit(Request(key, given[key // group], params))
+        done = []
+        while sampler.pending:
+            done += sampler.step()
+        sampled = time.perf_counter()
+        examples = []
+        weight = 1.0 / sum(len(c.tokens) for c in done)
+        for c in sorted(done, key=lambda c: c.key):
+            n, reward = len(c.tokens), float(sum(c.tokens) % 7) - 3.0
+            streams = {
+                "policy": [0.0] * prompt + [weight] * n,
+                "advantage": [0.0] * prompt + [reward] * n,
+                "old": [0.0] * prompt + c.logprobs,
+            }
+            examples.append(Example(given[c.key // group] + c.tokens, streams, c.key // group, prompt))
+        step = side.forward_backward(examples, loss)
+        side.optim_step(1e-5)
+        step.read()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+        parts.append((sampled - begin, time.perf_counter() - sampled))
+    what = f"grpo {name}, {prompts} prompts x {group} of {prompt}+{new}"
+    middle = sorted(times[1:])[len(times[1:]) // 2]
+    note = "; ".join(f"sample {a:.2f} s, train {b:.2f} s" for a, b in parts[1:])
+    peak = torch.cuda.max_memory_allocated() / GIB
+    return Rate(what, prompts * group / middle, middle, peak, times[0], note=note)

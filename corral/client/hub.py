@@ -1,0 +1,126 @@
+"""What the Hugging Face hub knows of a model: the commit that its name stands for now, and its shape.
+
+Asked once, at submit, so that every attempt and every seed of a run reads the same weights. A hub that cannot
+be reached is no error: the host may have the model already.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from corral.domain.errors import FieldError, InvalidInput
+
+HUB = "https://huggingface.co"
+TIMEOUT_S = 5.0
+_CONFIG_MAX_BYTES = 1 << 20
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_TRUE = ("1", "true", "yes", "on")
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """What is not known is None; `note` says why."""
+
+    revision: str | None = None
+    config: Mapping[str, Any] | None = None
+    note: str = ""
+
+
+def is_hub_id(text: str) -> bool:
+    return _ID.fullmatch(text) is not None and ".." not in text and len(text) <= 200
+
+
+def pin(model: str, environ: Mapping[str, str], *, has_token: bool) -> Pinned:
+    """InvalidInput if the hub says that there is no such model. `has_token`: whether the run brings one."""
+    cached = _from_cache(model, environ)
+    if environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
+        return cached
+    headers = {"Authorization": f"Bearer {token}"} if (token := environ.get("HF_TOKEN")) else {}
+    base = environ.get("HF_ENDPOINT", HUB).rstrip("/")
+    try:
+        with httpx.Client(timeout=TIMEOUT_S, headers=headers, follow_redirects=True) as http:
+            return _ask(http, base, model, cached, has_token=has_token)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        if cached.revision:
+            return cached
+        return Pinned(note=f"the model hub cannot be asked ({type(error).__name__}): {model} is not pinned")
+
+
+def _ask(http: httpx.Client, base: str, model: str, cached: Pinned, *, has_token: bool) -> Pinned:
+    answer = http.get(f"{base}/api/models/{model}/revision/main")
+    gated = answer.status_code == 403 or answer.headers.get("x-error-code") == "GatedRepo"
+    if gated:
+        return Pinned(note=_gated(model, has_token=has_token))
+    # The hub says 401 to strangers also for what is not there.
+    if answer.status_code in (401, 404):
+        raise _absent(model)
+    answer.raise_for_status()
+    said = answer.json()
+    commit = said.get("sha") if isinstance(said, dict) else None
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+        return cached
+    note = _gated(model, has_token=has_token) if said.get("gated") and not has_token else ""
+    if commit == cached.revision:
+        return Pinned(commit, cached.config, note)
+    return Pinned(commit, _config(http, f"{base}/{model}/resolve/{commit}/config.json"), note)
+
+
+def _config(http: httpx.Client, url: str) -> Mapping[str, Any] | None:
+    answer = http.get(url)
+    if answer.status_code != 200 or len(answer.content) > _CONFIG_MAX_BYTES:
+        return None
+    return _table(answer.text)
+
+
+def _absent(model: str) -> InvalidInput:
+    message = f"names {model}, which the model hub does not have"
+    return InvalidInput(
+        f"`model` {message}",
+        hint="Check its name; `corral models` lists short names. A private one needs HF_TOKEN here.",
+        fields=[FieldError("model", message)],
+    )
+
+
+def _gated(model: str, *, has_token: bool) -> str:
+    if has_token:
+        return f"{model} is gated; the run's own HF_TOKEN must be one that may read it"
+    return (
+        f"{model} is gated: unless the host has it already, set a token with "
+        '`corral secrets set HF_TOKEN` and put secrets = ["HF_TOKEN"] into the run file'
+    )
+
+
+def _from_cache(model: str, environ: Mapping[str, str]) -> Pinned:
+    """What an earlier download left on this machine."""
+    folder = _cache(environ) / f"models--{model.replace('/', '--')}"
+    try:
+        commit = (folder / "refs" / "main").read_text(encoding="ascii").strip()
+        if not _COMMIT.fullmatch(commit):
+            return Pinned()
+        text = (folder / "snapshots" / commit / "config.json").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return Pinned()
+    return Pinned(commit, _table(text))
+
+
+def _cache(environ: Mapping[str, str]) -> Path:
+    if given := environ.get("HF_HUB_CACHE"):
+        return Path(given)
+    home = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    return Path(home).expanduser() / "hub"
+
+
+def _table(text: str) -> Mapping[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,128 @@
+"""Freesolo Flash's environments, by their shape alone (EN-C25, MT-C38, MT-C39): its SDK is not needed.
+
+A single turn has `build_prompt_messages` and `score_response`; several turns have `start_episode`,
+`step_episode`, `max_episode_turns` and `score_episode`. The plural forms of the scorers are used where only
+they exist. Credit per turn is not taken over: an episode has one reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from corral.engine.environments import calling, rewards
+from corral.engine.environments.rowsets import Rows
+from corral.engine.environments.sessions import Session, conversation
+from corral.engine.environments.values import Description, EnvironmentProblem, Opening, Reply, Score, Split
+
+_DATA_FILES = ("datasets/train.jsonl", "datasets/train.json", "train.jsonl", "train.json")
+_CONTRACT = "TRAINING_CONTRACT.md"
+
+
+def is_one(given: object) -> bool:
+    return hasattr(given, "build_prompt_messages") or hasattr(given, "start_episode")
+
+
+class FlashEnvironment:
+    def __init__(self, given: Any, *, name: str, folder: Path) -> None:
+        self._given = given
+        self._multi = hasattr(given, "step_episode")
+        self._rows: dict[Split, Rows] = {
+            "train": Rows(_dataset(given, folder), what="dataset", folder=folder),
+            "eval": Rows(getattr(given, "eval_dataset", None) or [], what="eval_dataset", folder=folder),
+        }
+        if not len(self._rows["train"]):
+            raise EnvironmentProblem("the environment's dataset is empty: there is nothing to train on")
+        contract = folder / _CONTRACT
+        self._contract = contract.read_text(encoding="utf-8") if contract.is_file() else ""
+        self._scorer, self._plural = self._find_scorer()
+        hooks = ("start_episode", "step_episode", "build_prompt_messages")
+        self.description = Description(
+            name=name,
+            train=len(self._rows["train"]),
+            eval=len(self._rows["eval"]),
+            multi_turn=self._multi,
+            asynchronous=any(calling.awaits(getattr(given, hook, None)) for hook in hooks)
+            or calling.awaits(self._scorer),
+            fingerprint=self._rows["train"].fingerprint(),
+        )
+
+    def _find_scorer(self) -> tuple[Callable[..., Any], bool]:
+        names = ("score_episode", "score_episodes") if self._multi else ("score_response", "score_responses")
+        for plural, name in enumerate(names):
+            if callable(found := getattr(self._given, name, None)):
+                return found, bool(plural)
+        raise EnvironmentProblem(f"the environment has neither {names[0]}() nor {names[1]}()")
+
+    def row(self, split: Split, index: int) -> Mapping[str, Any]:
+        return self._rows[split][index]
+
+    async def start(self, session: Session) -> Opening:
+        task = _example(session)
+        first = self._given.start_episode if self._multi else self._given.build_prompt_messages
+        opening = conversation(await _awaited(first(task, self._contract)), first.__name__ + "()")
+        if self._contract and opening[0]["role"] != "system":
+            opening = [{"role": "system", "content": self._contract}, *opening]
+        session.state = SimpleNamespace(task=task, final=None)
+        turns = getattr(self._given, "max_episode_turns", None) if self._multi else None
+        return Opening(opening, None if turns is None else int(await _awaited(turns(task))))
+
+    async def step(self, session: Session) -> Reply:
+        said = session.answers[-1]
+        # The step parses what the model wrote; only the scorer is spared the thinking.
+        raw = str(said.get("raw", said["content"]))
+        result = await _awaited(self._given.step_episode(session.state.task, list(session.messages), raw))
+        if getattr(result, "final_response_text", None) is not None:
+            session.state.final = str(result.final_response_text)
+        return Reply(
+            conversation(list(getattr(result, "messages", None) or []), "step_episode()"), bool(result.done)
+        )
+
+    async def score(self, session: Session) -> Score:
+        if session.state is None:
+            session.state = SimpleNamespace(task=_example(session), final=None)
+        text = session.completion if session.state.final is None else session.state.final
+        episode: Any = text
+        if self._multi:
+            turns = [
+                SimpleNamespace(**{"role": m["role"], "content": m["content"]}) for m in session.messages
+            ]
+            episode = SimpleNamespace(messages=session.messages, turns=turns, response_text=text, metadata={})
+        result = await _awaited(self._scorer(session.state.task, [episode] if self._plural else episode))
+        if self._plural:
+            result = next(iter(result))
+        return rewards.score(result, {}, name=f"{self._scorer.__name__}()")
+
+    async def group(self, sessions: Sequence[Session]) -> list[Score]:
+        return [Score(0.0) for _ in sessions]
+
+
+def _dataset(given: Any, folder: Path) -> object:
+    """The environment's own rows, or the first of the files that Flash looks for."""
+    for name in ("dataset", "records"):
+        if (found := getattr(given, name, None)) is not None:
+            return found
+    for name in _DATA_FILES:
+        if (folder / name).is_file():
+            return name
+    raise EnvironmentProblem(
+        "the environment has no dataset", hint=f"Set `self.dataset`, or add one of: {', '.join(_DATA_FILES)}."
+    )
+
+
+def _example(session: Session) -> SimpleNamespace:
+    """A TaskExample in all but its class. Ids are by position, as Flash gives them."""
+    row = dict(session.row.get("record") or session.row)
+    return SimpleNamespace(
+        id=str(session.index),
+        input=row.get("input"),
+        output=row.get("output"),
+        metadata=row.get("metadata") or {},
+        record=row,
+    )
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if hasattr(value, "__await__") else value

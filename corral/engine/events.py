@@ -1,0 +1,181 @@
+"""What a training run says about itself: JSON lines for the worker, one line per step for people."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+# A log is read by people: a line for each step of a fast run would bury what matters.
+LOG_EVERY_S = 2.0
+_BAR_CHARS = 20
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How the run stands after a step. What is not known is None.
+
+    `headline` is the one number that people watch (loss or reward); it is among `metrics` too.
+    """
+
+    step: int
+    total: int
+    headline: str
+    metrics: Mapping[str, float]
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    memory_bytes: int | None = None
+    eta_s: float | None = None
+
+
+@dataclass
+class Screen:
+    """Prints for people: on a terminal one line that changes, elsewhere a line now and then."""
+
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    clock: Callable[[], float] = time.monotonic
+    _drawn: bool = False
+    _last: float = float("-inf")
+
+    def say(self, text: str) -> None:
+        self._erase()
+        self.out.write(f"{text}\n")
+        self.out.flush()
+
+    def step(self, standing: Standing) -> None:
+        if self.out.isatty():
+            self._erase()
+            self.out.write(f"{_bar(standing)}  {line(standing)}")
+            self.out.flush()
+            self._drawn = True
+            if standing.step == standing.total:
+                self.say("")
+            return
+        now = self.clock()
+        if now - self._last >= LOG_EVERY_S or standing.step in (1, standing.total):
+            self._last = now
+            self.say(line(standing))
+
+    def _erase(self) -> None:
+        if self._drawn:
+            self.out.write("\r\x1b[K")
+            self._drawn = False
+
+
+class Events:
+    """Tells the worker by the file that CORRAL_EVENTS names, if there is one, and people by the screen."""
+
+    def __init__(self, file: Path | None, screen: Screen) -> None:
+        self._file = file
+        self._screen = screen
+        self.watched = file is not None
+
+    def say(self, text: str) -> None:
+        """A line in the log, no more."""
+        self._screen.say(text)
+
+    def phase(self, name: str) -> None:
+        """What it is doing now, before there are steps to count."""
+        self._write({"progress": {"phase": name}})
+        self._screen.say(f"{name} ...")
+
+    def doing(self, name: str) -> None:
+        """The same within a step, where people see the step's own line."""
+        self._write({"progress": {"phase": name}})
+
+    def step(self, standing: Standing) -> None:
+        self._write(
+            {
+                "step": standing.step,
+                "total": standing.total,
+                "metrics": finite(standing.metrics),
+                "progress": _progress(standing),
+            }
+        )
+        self._screen.step(standing)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        if known := finite(values):
+            self._write({"step": step, "metrics": known})
+
+    def note(self, text: str) -> None:
+        """A sentence that is kept with the run's events."""
+        self._write({"note": text})
+        self._screen.say(f"note: {text}")
+
+    def checkpoint(self, path: Path, *, step: int, metric: float | None) -> None:
+        said: dict[str, object] = {"checkpoint": str(path), "step": step}
+        if metric is not None and math.isfinite(metric):
+            said["metric"] = metric
+        self._write(said)
+
+    def _write(self, said: Mapping[str, object]) -> None:
+        if self._file is not None:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(said, allow_nan=False) + "\n")
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float]:
+    """JSON has no word for the others, and the worker would complain of each."""
+    return {key: float(value) for key, value in values.items() if math.isfinite(value)}
+
+
+def line(standing: Standing) -> str:
+    """`step 12/100  loss 1.2345  36.8k tok/s  MFU 41%  32.5 GiB  ETA 2m 5s`."""
+    value = standing.metrics.get(standing.headline)
+    parts = [f"step {standing.step}/{standing.total}"]
+    if value is not None:
+        parts.append(f"{standing.headline} {value:.4f}")
+    if standing.tokens_per_s is not None:
+        parts.append(f"{count(standing.tokens_per_s)} tok/s")
+    if standing.mfu is not None:
+        parts.append(f"MFU {standing.mfu:.0%}")
+    if standing.memory_bytes is not None:
+        parts.append(gib(standing.memory_bytes))
+    if standing.eta_s is not None and standing.step < standing.total:
+        parts.append(f"ETA {duration(standing.eta_s)}")
+    return "  ".join(parts)
+
+
+def count(value: float) -> str:
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.1f}{unit}"
+    return f"{value:.0f}"
+
+
+def gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    left = max(0, round(seconds))
+    if left < 60:
+        return f"{left}s"
+    if left < 3600:
+        return f"{left // 60}m {left % 60}s"
+    return f"{left // 3600}h {left % 3600 // 60}m"
+
+
+def _bar(standing: Standing) -> str:
+    filled = round(_BAR_CHARS * standing.step / max(standing.total, 1))
+    return f"[{'#' * filled}{'.' * (_BAR_CHARS - filled)}]"
+
+
+def _progress(standing: Standing) -> dict[str, object]:
+    """As text where a unit is needed: whoever follows the run prints these as they are."""
+    said: dict[str, object] = {"phase": "training"}
+    if standing.tokens_per_s is not None:
+        said["tok/s"] = round(standing.tokens_per_s, 1)
+    if standing.mfu is not None:
+        said["mfu"] = f"{standing.mfu:.1%}"
+    if standing.memory_bytes is not None:
+        said["memory"] = gib(standing.memory_bytes)
+    if standing.eta_s is not None:
+        said["eta"] = duration(standing.eta_s)
+    return said

@@ -1,0 +1,168 @@
+"""What a run is made of: rows, model, device. All of it is looked at before a model is on a device."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from corral.engine import adapters, masks, models, rows
+from corral.engine.advantages import Markers
+from corral.engine.engine import Engine, Options
+from corral.engine.models import Loaded
+from corral.engine.rows import RowSet
+from corral.engine.spec import Places, Refused, Spec
+from corral.recipes import gpus, speed
+from corral.recipes.forecast import Case, Device, Forecast, forecast
+from corral.recipes.gpus import GpuFacts
+from corral.recipes.models import ModelFacts
+from corral.recipes.train import DataFacts, Train, TrainError, check_model
+
+ADAPTER = "adapter_config.json"
+# Parameters of a model that one thread runs best.
+_SMALL = 5_000_000
+_MICRO_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows to train on, and those held out. `digest` changes when any row does."""
+
+    train: RowSet
+    held_out: RowSet | None
+    digest: str
+
+    @property
+    def notes(self) -> list[str]:
+        said = list(self.train.notes)
+        if self.train.skipped:
+            first = f", the first at {self.train.problems[0]}" if self.train.problems else ""
+            said.append(f"{self.train.skipped} rows that cannot be read were left out{first}")
+        return said
+
+
+def read_data(train: Train, places: Places) -> Data:
+    """The rows of an sft run; every row is checked."""
+    found = rows.read(existing(places, "data", train.data), recipe="sft", bad_rows=train.bad_rows)
+    if train.eval_data is not None:
+        path = existing(places, "eval_data", train.eval_data)
+        held_out: RowSet | None = rows.read(path, recipe="sft", bad_rows=train.bad_rows)
+    else:
+        found, held_out = masks.split(found, train.eval_fraction)
+    return Data(found, held_out, rows_digest(found))
+
+
+def rows_digest(found: RowSet) -> str:
+    digest = hashlib.sha256()
+    for index in range(len(found)):
+        digest.update(found.key(index).to_bytes(8, "little"))
+    return digest.hexdigest()
+
+
+def existing(places: Places, name: str, said: str | None) -> Path:
+    path = places.locate(name, said)
+    if path is None:
+        raise Refused(
+            f"train.{name} is {said!r}, and there is no such file or folder",
+            f"Paths are relative to {places.start} here; correct train.{name}.",
+        )
+    return path
+
+
+def find_adapter(places: Places, said: str | None, which: str = "last") -> Path:
+    """The adapter's folder: one of peft's, or the result of a run, with the last and perhaps the best."""
+    folder = existing(places, "adapter", said)
+    if (folder / ADAPTER).is_file():
+        return folder
+    inside = [folder / "best", folder / "adapter"] if which == "best" else [folder / "adapter"]
+    for candidate in inside:
+        if (candidate / ADAPTER).is_file():
+            return candidate
+    raise Refused(
+        f"{folder} holds no adapter ({ADAPTER} is missing)",
+        "Name the folder of a peft adapter, or the result of a training run with method lora.",
+    )
+
+
+def device_facts() -> GpuFacts | None:
+    """The GPU that torch would use; None for the CPU."""
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(0)
+    return gpus.seen(found.name, found.total_memory, (found.major, found.minor))
+
+
+def flops(train: Train, facts: ModelFacts | None, data: DataFacts) -> tuple[float | None, float | None]:
+    """Those of the model for one token of the run, and the device's in a second; None is not known."""
+    gpu = device_facts()
+    if facts is None or gpu is None:
+        return None, None
+    load = speed.load_of(Case(train, facts, Device(gpu), data))
+    share = load.trained / load.tokens
+    return speed.flops_per_token(train, facts, length=load.mean, trained=share), gpu.flops
+
+
+def ram_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def load_model(train: Train, spec: Spec, places: Places) -> Loaded:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    usual = torch.bfloat16 if device == "cuda" else torch.float32
+    dtype = {"auto": usual, "bf16": torch.bfloat16, "fp32": torch.float32}[train.precision]
+    folder = places.locate("model", None)
+    if spec.task != "train" and train.method == "full" and (made := places.locate("adapter", None)):
+        folder = made / "model"
+    loaded = models.load(
+        str(folder or spec.model), revision=None if folder else spec.revision, dtype=dtype, device=device
+    )
+    if device == "cpu" and sum(p.numel() for p in loaded.model.parameters()) < _SMALL:
+        # Its products are too small to share out; waiting for the other threads costs more, and on a machine
+        # that is busy twenty times as much.
+        torch.set_num_threads(1)
+    # The catalogue may not have known it when the table was read.
+    if loaded.facts is not None and (problems := check_model(train, loaded.facts)):
+        raise TrainError(problems)
+    return loaded
+
+
+def make_engine(
+    train: Train, loaded: Loaded, places: Places, forecast: Forecast | None, *, seed: int, which: str = "last"
+) -> Engine:
+    start_from = None if train.adapter is None else find_adapter(places, train.adapter, which)
+    lora = train.lora if train.method == "lora" else None
+    names = adapters.attach(loaded.model, lora, seed=seed, start_from=start_from)
+    micro = forecast.micro_tokens if forecast else max(_MICRO_TOKENS, train.max_length)
+    recompute = forecast.recompute if forecast else train.recompute
+    options = Options(
+        micro_tokens=micro if train.micro_tokens == "auto" else train.micro_tokens,
+        recompute=(recompute if train.recompute == "auto" else train.recompute) == "full",
+        beta1=train.beta1,
+        beta2=train.beta2,
+        weight_decay=train.weight_decay,
+    )
+    return Engine(loaded, names, options)
+
+
+def markers(train: Train, loaded: Loaded) -> Markers | None:
+    """The tokens around thinking, where its length is to be punished."""
+    if not train.thinking or not train.grpo.thinking_length_penalty:
+        return None
+    opening, closing = (
+        tuple(loaded.tokenizer.encode(text, add_special_tokens=False)) for text in ("<think>", "</think>")
+    )
+    return Markers(opening, closing)
+
+
+def plan(train: Train, loaded: Loaded, data: DataFacts) -> Forecast | None:
+    """The forecast, which also says how the run is cut into pieces; None if the model's shape is unknown."""
+    facts = loaded.facts
+    if facts is None:
+        return None
+    return forecast(train, facts, device_facts(), data, cores=torch.get_num_threads(), ram_bytes=ram_bytes())

@@ -1,0 +1,38 @@
+"""The model as it was before training: what a KL term and a comparison need, without a second copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from corral.engine.engine import Engine
+
+
+def has_adapter(engine: Engine) -> bool:
+    return any(".lora_B." in name for name, _ in engine.loaded.model.named_parameters())
+
+
+@contextmanager
+def without_adapter(engine: Engine) -> Iterator[None]:
+    """Inside, the adapter adds nothing: with B at 0 the product of its two matrices is 0."""
+    outer = {name: p for name, p in engine.loaded.model.named_parameters() if ".lora_B." in name}
+    kept = {name: p.detach().clone() for name, p in outer.items()}
+    with torch.no_grad():
+        for p in outer.values():
+            p.zero_()
+    _refresh(engine)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, p in outer.items():
+                p.copy_(kept[name])
+        _refresh(engine)
+
+
+def _refresh(engine: Engine) -> None:
+    """The sampler keeps a copy of the adapter in a form of its own."""
+    if engine._sampler is not None:
+        engine._sampler.weights_changed()

@@ -1,0 +1,239 @@
+"""Notices a run that no longer learns, says why that may be and what to try, and stops it by policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from corral.recipes.train import Train
+
+Policy = Literal["stop", "warn", "skip"]
+
+# One odd batch is no collapse.
+COLLAPSE_STEPS = 3
+# With the policy `skip`: so many bad steps in a row are not bad luck.
+SKIPS_MAX = 5
+_SOLVED_SLACK = 1e-6
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to speak, and what follows. 0 switches a watch off."""
+
+    nan: Policy = "stop"
+    dead_reward_steps: int = 20
+    dead_reward: Policy = "stop"
+    min_entropy: float = 0.0
+    entropy: Policy = "stop"
+    min_length: float = 0.0
+    length: Policy = "stop"
+    mismatch_limit: float = 0.0
+
+    @classmethod
+    def of(cls, train: Train) -> Limits:
+        guards = train.guards
+        return cls(
+            nan=guards.nan,
+            dead_reward_steps=guards.dead_reward_steps,
+            dead_reward=guards.dead_reward,
+            min_entropy=guards.min_entropy,
+            entropy=guards.low_entropy,
+            min_length=guards.min_length,
+            length=guards.low_length,
+            mismatch_limit=train.grpo.mismatch_limit,
+        )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was noticed, what it means, what to try, and what follows from it."""
+
+    name: str
+    policy: Policy
+    message: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}"
+
+
+class GuardStop(Exception):
+    """The run is ended because of a finding."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.message)
+        self.finding = finding
+        self.hint = finding.hint
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What one step's rollouts looked like. `spread` is the largest difference of rewards within a group."""
+
+    reward: float
+    spread: float
+    length: float
+    entropy: float | None = None
+    mismatch: float | None = None
+
+
+class Watch:
+    """Counts over the run; `state` and `restore` carry the counts through a checkpoint.
+
+    Each method returns what it found. A finding with the policy `stop` is to be raised by the caller once
+    the numbers of the step are told, so that the curve shows what the message speaks of.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._flat = 0
+        self._varied = False
+        self._best = -math.inf
+        self._thin = {"entropy": 0, "length": 0}
+        self._skips = 0
+        self._moved = False
+        self._said: set[str] = set()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "flat": self._flat,
+            "varied": self._varied,
+            "best": self._best if math.isfinite(self._best) else None,
+            "thin": dict(self._thin),
+            "skips": self._skips,
+            "moved": self._moved,
+            "said": sorted(self._said),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._flat, self._varied = int(state["flat"]), bool(state["varied"])
+        self._best = -math.inf if state["best"] is None else float(state["best"])
+        self._thin, self._skips = dict(state["thin"]), int(state["skips"])
+        self._moved, self._said = bool(state["moved"]), set(state["said"])
+
+    def gradients(self, step: int, *, loss: float, grad_norm: float, expected: bool) -> Finding | None:
+        """After the backward pass and before the weights change. `expected`: some token has weight."""
+        if math.isfinite(loss) and math.isfinite(grad_norm):
+            self._skips = 0
+            if expected and grad_norm == 0.0:
+                return _zero_gradients(step, moved=self._moved)
+            self._moved = self._moved or grad_norm > 0.0
+            return None
+        self._skips += 1
+        what = "loss" if not math.isfinite(loss) else "gradient"
+        policy: Policy = "stop" if self._skips > SKIPS_MAX else self._limits.nan
+        again = f" It is the {self._skips}th step in a row that was skipped." if self._skips > 1 else ""
+        return Finding(
+            "nan",
+            policy,
+            f"The {what} of step {step} is not a finite number "
+            f"(loss {loss}, gradient norm {grad_norm}).{again}",
+            "Lower learning_rate (a tenth is a good next try), add warmup, or check the data of this step; "
+            'guards.nan = "skip" passes over single bad batches.',
+        )
+
+    def rollouts(self, step: int, seen: Sampled) -> list[Finding]:
+        limits = self._limits
+        found = [
+            self._reward(step, seen),
+            self._collapse(
+                "entropy", step, seen.entropy, least=limits.min_entropy, policy=limits.entropy, hint=_ENTROPY
+            ),
+            self._collapse(
+                "length", step, seen.length, least=limits.min_length, policy=limits.length, hint=_LENGTH
+            ),
+            self._mismatch(step, seen.mismatch),
+        ]
+        return [finding for finding in found if finding is not None]
+
+    def _reward(self, step: int, seen: Sampled) -> Finding | None:
+        steps = self._limits.dead_reward_steps
+        if seen.spread > 0:
+            self._flat, self._varied = 0, True
+            self._best = max(self._best, seen.reward)
+            return None
+        self._flat += 1
+        if not steps or self._flat < steps:
+            return None
+        if self._varied and seen.reward >= self._best - _SOLVED_SLACK:
+            return self._once(
+                Finding(
+                    "solved",
+                    "warn",
+                    f"For {steps} steps every completion has earned the same {seen.reward:.4g}, "
+                    "the most so far: the tasks are solved and nothing more can be learned from them.",
+                    "Give harder tasks, or fewer steps.",
+                )
+            )
+        finding = Finding(
+            "dead_reward",
+            self._limits.dead_reward,
+            f"For {self._flat} steps, up to step {step}, all completions of each prompt earned "
+            f"the same reward (mean {seen.reward:.4g}): advantages are 0 and nothing is learned.",
+            "Look at samples.jsonl; give easier tasks or a reward with partial credit, train with sft first, "
+            "raise group_size or temperature, or raise guards.dead_reward_steps.",
+        )
+        return finding if finding.policy == "stop" else self._once(finding)
+
+    def _collapse(
+        self, name: str, step: int, value: float | None, *, least: float, policy: Policy, hint: str
+    ) -> Finding | None:
+        if value is None or least <= 0 or value >= least:
+            self._thin[name] = 0
+            return None
+        self._thin[name] += 1
+        if self._thin[name] < COLLAPSE_STEPS:
+            return None
+        unit = "nats" if name == "entropy" else "tokens"
+        finding = Finding(
+            f"{name}_collapse",
+            policy,
+            f"The mean {name} of the completions is {value:.4g} {unit} at step {step}, "
+            f"for {self._thin[name]} steps below the limit of {least:.4g}.",
+            hint,
+        )
+        return finding if policy == "stop" else self._once(finding)
+
+    def _mismatch(self, step: int, value: float | None) -> Finding | None:
+        limit = self._limits.mismatch_limit
+        if value is None or limit <= 0 or value <= limit:
+            return None
+        return Finding(
+            "mismatch",
+            "stop",
+            f"Sampler and trainer disagree at step {step}: the mean gap of their logprobs is "
+            f"{value:.4g} nats, the limit is {limit:.4g}. What is learned from such samples is wrong.",
+            "Set precision to fp32 to see whether it is rounding; otherwise this is a fault of the engine: "
+            "report it with the model's name. grpo.mismatch_limit sets the limit, 0 switches it off.",
+        )
+
+    def _once(self, finding: Finding) -> Finding | None:
+        if finding.name in self._said:
+            return None
+        self._said.add(finding.name)
+        return finding
+
+
+_ENTROPY = (
+    "The model has become sure of itself and explores no more: lower learning_rate, raise temperature or "
+    "grpo.clip_high, or add grpo.entropy_coef."
+)
+_LENGTH = (
+    "The reward may favour an empty answer: look at samples.jsonl, and let the reward ask for what the "
+    "answer must hold."
+)
+
+
+def _zero_gradients(step: int, *, moved: bool) -> Finding:
+    never = (
+        "The adapter is not part of the computation: check lora.targets; report this with the model's name."
+    )
+    away = "Earlier steps had some: the weights were thrown too far. Lower learning_rate, or add warmup."
+    return Finding(
+        "zero_gradients",
+        "stop",
+        f"All gradients of step {step} are exactly 0 although tokens have weight: nothing would be learned.",
+        away if moved else never,
+    )

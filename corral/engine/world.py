@@ -1,0 +1,174 @@
+"""The environment of a run: opened and tried before the model is there, its prompts measured when it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from corral.engine import rows
+from corral.engine.engine import Engine
+from corral.engine.environments.process import EnvironmentProcess
+from corral.engine.environments.transcript import Writer
+from corral.engine.environments.values import Call, EnvironmentProblem, Message, Result, Split
+from corral.engine.material import existing
+from corral.engine.order import permutation
+from corral.engine.render import RefusedRow
+from corral.engine.rollouts import Rollouts
+from corral.engine.spec import Places, Refused
+from corral.engine.steady import SteadyEnvironment, SteadySampler
+from corral.recipes.train import DataFacts, Train
+
+# Tasks whose rewards are tried out; one that fails may be odd, several that fail are a broken reward.
+_TRIED = 3
+# Prompts that are measured before training; of more, these are a sample.
+_MEASURED = 4096
+_PATIENCE_S = 1.0
+
+
+@dataclass(frozen=True)
+class World:
+    """An environment and which of its tasks are trained on and evaluated.
+
+    `context` is how many tokens a sequence of it can have. `notes` are for people.
+    """
+
+    process: EnvironmentProcess
+    tasks: Sequence[int]
+    eval_tasks: Sequence[int]
+    eval_split: Split
+    context: int
+    facts: DataFacts
+    notes: tuple[str, ...] = ()
+
+    def rollouts(self, engine: Engine, train: Train, *, seed: int, rows: int) -> Rollouts:
+        sampler = engine.sampler(rows=rows, context=self.context)
+        tokenizer = engine.loaded.tokenizer
+        if engine.device.type != "cpu":
+            return Rollouts(sampler, self.process, tokenizer, train, seed=seed)
+        steady = SteadyEnvironment(self.process)
+        return Rollouts(SteadySampler(sampler, steady), steady, tokenizer, train, seed=seed)
+
+
+def open_environment(train: Train, places: Places, environ: Mapping[str, str]) -> EnvironmentProcess:
+    """Raises EnvironmentProblem where it cannot be loaded, and where its reward never gives a number."""
+    path = places.locate("environment", train.environment)
+    params: dict[str, object] = dict(train.environment_params)
+    for name, said in (("data", train.data), ("eval_data", train.eval_data)):
+        if train.recipe == "grpo" and said is not None:
+            found = existing(places, name, said)
+            rows.read(found, recipe="grpo", bad_rows="refuse")
+            params[name] = str(found)
+    source = str(path) if path is not None else str(train.environment)
+    workers = max(1, min(4, (os.cpu_count() or 2) - 1))
+    process = EnvironmentProcess(source, params, environ=environ, base=places.start, workers=workers)
+    try:
+        if not process.description.train:
+            raise EnvironmentProblem(f"{source} has no rows", "Give `rows` at least one task.")
+        _try_reward(process)
+    except BaseException:
+        process.close()
+        raise
+    return process
+
+
+def _try_reward(process: EnvironmentProcess) -> None:
+    """One turn can be scored without a model: whatever is said, the reward must be a number."""
+    if process.description.multi_turn:
+        return
+    tasks = range(min(_TRIED, process.description.train))
+    openings = _ask(process, [_start(task, "train") for task in tasks])
+    calls = [
+        Call(
+            "score",
+            f"try-{task}",
+            "train",
+            task,
+            messages=[*opening.value["messages"], _SAID],
+            opening=len(opening.value["messages"]),
+        )
+        for task, opening in zip(tasks, openings, strict=True)
+        if opening.value is not None
+    ]
+    results = _ask(process, calls) if calls else openings
+    if all(result.error is not None for result in results):
+        raise EnvironmentProblem(
+            f"the environment fails on each task that was tried: {results[0].error}",
+            "Correct it; it was called with the answer '1'.",
+        )
+
+
+_SAID: Message = {"role": "assistant", "content": "1"}
+
+
+def _start(task: int, split: Split) -> Call:
+    return Call("start", f"look-{split}-{task}", split, task)
+
+
+def _ask(process: EnvironmentProcess, calls: Sequence[Call]) -> list[Result]:
+    """The answers in the order of the calls."""
+    keys = [process.submit(call) for call in calls]
+    found: dict[int, Result] = {}
+    while len(found) < len(keys):
+        found |= {result.key: result for result in process.poll(_PATIENCE_S)}
+    return [found[key] for key in keys]
+
+
+def look(process: EnvironmentProcess, writer: Writer, train: Train) -> World:
+    """Measure the prompts. One that leaves no room to answer is refused or left out, as too_long says."""
+    about = process.description
+    everything = range(about.train)
+    eval_split: Split = "eval" if about.eval else "train"
+    if about.multi_turn:
+        lengths: dict[int, int] = {}
+        tasks: Sequence[int] = everything
+    else:
+        some = everything if about.train <= _MEASURED else permutation(about.train, 0, 0)[:_MEASURED]
+        lengths = _lengths(process, writer, some)
+        tasks = _usable(everything, lengths, train)
+    notes = []
+    if len(tasks) < about.train:
+        notes.append(f"{about.train - len(tasks)} of {about.train} tasks leave no room to answer; left out")
+    if eval_split == "train":
+        notes.append("the environment has no held-out rows, so tasks that are trained on are evaluated")
+    measured_all = not about.multi_turn and len(lengths) == about.train and not about.eval
+    longest = max(lengths.values(), default=None)
+    room = train.max_length
+    if measured_all and longest is not None:
+        room = min(room, longest + train.grpo.max_completion)
+    facts = DataFacts(
+        rows=len(tasks),
+        tokens=round(sum(lengths.values()) / len(lengths) * len(tasks)) if lengths else None,
+        longest=longest,
+        turns=None if about.multi_turn else 1,
+    )
+    held = range(about.eval) if about.eval else tasks
+    chosen = [held[place] for place in sorted(permutation(len(held), 0, 0)[: train.eval_rows])]
+    return World(process, tasks, chosen, eval_split, room, facts, tuple(notes))
+
+
+def _lengths(process: EnvironmentProcess, writer: Writer, tasks: Iterable[int]) -> dict[int, int]:
+    asked = list(tasks)
+    found = {}
+    for task, result in zip(asked, _ask(process, [_start(t, "train") for t in asked]), strict=True):
+        if result.value is None:
+            continue
+        try:
+            found[task] = len(writer.prompt(result.value["messages"]))
+        except RefusedRow as refusal:
+            raise Refused(f"the prompt of task {task} cannot be written: {refusal}") from None
+    return found
+
+
+def _usable(tasks: Sequence[int], lengths: Mapping[int, int], train: Train) -> Sequence[int]:
+    full = [task for task, length in lengths.items() if length >= train.max_length]
+    if not full:
+        return tasks
+    first = f"task {full[0]} has a prompt of {lengths[full[0]]} tokens"
+    if train.too_long == "refuse" or len(full) == len(tasks):
+        raise Refused(
+            f"{len(full)} tasks leave no room to answer within max_length {train.max_length}: {first}",
+            'Raise max_length, shorten the prompts, or set too_long = "skip".',
+        )
+    out = set(full)
+    return [task for task in tasks if task not in out]

@@ -1,0 +1,170 @@
+"""What a run will need: memory, time and money. `corral estimate`, placement and the engine ask here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from corral.recipes import calibration, memory, speed
+from corral.recipes.calibration import Calibration
+from corral.recipes.case import Case, Device, Plan, Recompute
+from corral.recipes.gpus import UNKNOWN, GpuFacts
+from corral.recipes.models import FAMILIES, ModelFacts
+from corral.recipes.plan import budget_bytes, choose, smallest
+from corral.recipes.tables import DataFacts, Train
+from corral.recipes.train import evaluates, steps_total
+
+__all__ = ["Case", "DataFacts", "Device", "Forecast", "Plan", "choose", "forecast", "forecast_plan"]
+
+# Rows that a run is taken to have where nobody has counted them.
+ROWS_IF_UNKNOWN = 1000
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """`peak_bytes` is what the run's allocator takes at most (`parts` sum to it); `needed_bytes` what the
+    device must have. `total_s` is the wall time from the start, `setup_s` included, and `cost` is that time
+    at the machine's price: the one basis of estimate, meter and bill. None is not known."""
+
+    peak_bytes: int
+    parts: dict[str, int]
+    needed_bytes: int
+    budget_bytes: int | None
+    fits: bool
+    steps: int
+    step_s: float
+    setup_s: float
+    total_s: float
+    cost: float | None
+    tokens_per_s: float
+    mfu: float | None
+    micro_tokens: int
+    recompute: Recompute
+    rows: int
+    context: int
+    notes: tuple[str, ...]
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(self.micro_tokens, self.recompute, self.rows, self.context)
+
+    def to_table(self) -> dict[str, Any]:
+        """For JSON: what a run records before it starts."""
+        return {**asdict(self), "notes": list(self.notes)}
+
+
+def forecast(
+    train: Train,
+    facts: ModelFacts,
+    gpu: GpuFacts | None,
+    data: DataFacts | None = None,
+    *,
+    cores: int = 1,
+    ram_bytes: int | None = None,
+    price_per_hour: float | None = None,
+    machine_setup_s: float = 0.0,
+    constants: Calibration | None = None,
+) -> Forecast:
+    """The forecast of a run on a device (`gpu` None: on the CPU), cut into pieces as the engine would."""
+    constants = constants or calibration.default()
+    case = Case(train, facts, Device(gpu, cores, ram_bytes), data or DataFacts(), constants)
+    plan = choose(case, budget_bytes(case))
+    return forecast_plan(
+        case,
+        plan or smallest(case),
+        price_per_hour=price_per_hour,
+        machine_setup_s=machine_setup_s,
+    )
+
+
+def forecast_plan(
+    case: Case, plan: Plan, *, price_per_hour: float | None = None, machine_setup_s: float = 0.0
+) -> Forecast:
+    """The same for a plan that is given: for calibration, and for a run that had to change its own."""
+    parts = memory.parts(case, plan)
+    peak, budget = sum(parts.values()), budget_bytes(case)
+    each_s = speed.step_s(case, plan)
+    notes: list[str] = []
+    steps = steps_total(case.train, case.data)
+    if steps is None:
+        steps = steps_total(case.train, DataFacts(rows=ROWS_IF_UNKNOWN)) or 1
+        notes.append(f"the rows are not counted; {ROWS_IF_UNKNOWN} are assumed")
+    fits = budget is None or peak <= budget
+    if not fits and budget is not None:
+        notes.append(f"it needs {(peak - budget) / _GIB:.1f} GiB more than there is")
+    notes += _notes(case)
+    before_s = machine_setup_s + setup_s(case)
+    total_s = before_s + steps * each_s + _between_s(case, plan, steps)
+    load = speed.load_of(case)
+    useful = speed.flops_per_token(
+        case.train, case.facts, length=load.mean, trained=load.trained / load.tokens
+    )
+    gpu = case.device.gpu
+    return Forecast(
+        peak_bytes=peak,
+        parts=parts,
+        needed_bytes=_needed(case, peak),
+        budget_bytes=budget,
+        fits=fits,
+        steps=steps,
+        step_s=each_s,
+        setup_s=before_s,
+        total_s=total_s,
+        cost=None if price_per_hour is None else price_per_hour * total_s / 3600,
+        tokens_per_s=load.tokens / each_s,
+        mfu=None if gpu is None else useful * load.tokens / each_s / gpu.flops,
+        micro_tokens=plan.micro_tokens,
+        recompute=plan.recompute,
+        rows=plan.rows,
+        context=plan.context,
+        notes=tuple(notes),
+    )
+
+
+def setup_s(case: Case) -> float:
+    """From the start of the process to the first step: imports, weights, compilers."""
+    constants, facts = case.constants, case.facts
+    size = facts.params * 2
+    seconds = constants.start_s + size / constants.read_bytes_per_s
+    if facts.source == "hub":
+        seconds += size / constants.fetch_bytes_per_s
+    if case.device.gpu is not None:
+        seconds += constants.compile_s
+        seconds += constants.compile_sampler_s if case.train.recipe == "grpo" else 0.0
+    return seconds
+
+
+def _between_s(case: Case, plan: Plan, steps: int) -> float:
+    """Checkpoints and evaluations: one before the first step and one whenever they are due."""
+    train = case.train
+    seconds = case.constants.save_s * -(-steps // train.save_every)
+    if evaluates(train):
+        every = train.eval_every or train.save_every
+        seconds += (1 + -(-steps // every)) * speed.evaluation_s(case, plan)
+    return seconds
+
+
+def _needed(case: Case, peak: int) -> int:
+    constants = case.constants
+    outside = constants.context_bytes if case.device.gpu is not None else 0.0
+    return int((peak + outside) / (1 - constants.margin))
+
+
+def _notes(case: Case) -> list[str]:
+    notes = []
+    train, data, facts = case.train, case.data, case.facts
+    if facts.family not in FAMILIES or (train.method == "full" and facts.attention_bias):
+        notes.append(
+            f"{facts.id} runs on transformers' own layers: slower than forecast, and perhaps with more memory"
+        )
+    if case.device.gpu is not None and case.device.gpu.id == UNKNOWN:
+        notes.append(f"the speed of {case.device.gpu.name} is not known; a modest one is assumed")
+    if not (data.tokens and data.rows):
+        notes.append("lengths are not known; half of what is allowed is assumed")
+    if train.recipe == "grpo":
+        notes.append("the time of the environment itself is not in it")
+        if data.completion is None:
+            share = case.constants.completion_fill
+            notes.append(f"completions are taken to fill {share:.0%} of max_completion")
+    return notes

@@ -1,0 +1,107 @@
+"""What is known of GPUs: memory, speed, and list prices with where and when each was read."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from importlib import resources
+from typing import Any
+
+_MIB = 1 << 20
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a provider asked for an hour, who said so, and when that was read."""
+
+    provider: str
+    per_hour: float
+    source: str
+    read: date
+
+    def age_days(self, today: date) -> int:
+        return (today - self.read).days
+
+    def describe(self, today: date) -> str:
+        """As it is shown to a user: never a price without its source and age."""
+        return f"${self.per_hour:.2f}/h at {self.provider} ({self.source}, {self.age_days(today)} days old)"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """One card. `flops` and `bytes_per_s` are the maker's figures: dense bf16, and memory bandwidth.
+
+    `never_first` marks a card that no run would choose at the listed prices (MT-D19).
+    """
+
+    id: str
+    name: str
+    memory_bytes: int
+    flops: float
+    bytes_per_s: float
+    capability: tuple[int, int]
+    aliases: tuple[str, ...] = ()
+    prices: tuple[Price, ...] = ()
+    never_first: bool = False
+
+    @property
+    def cheapest(self) -> Price | None:
+        return min(self.prices, key=lambda price: price.per_hour, default=None)
+
+
+@functools.cache
+def catalogue() -> dict[str, GpuFacts]:
+    """Every known card by its id."""
+    text = resources.files("corral.recipes").joinpath("gpus.json").read_text("utf-8")
+    whole = json.loads(text)
+    cards = (_read(row, whole["sources"]) for row in whole["cards"])
+    return {card.id: card for card in cards}
+
+
+def _read(row: Mapping[str, Any], sources: Mapping[str, str]) -> GpuFacts:
+    major, minor = row["capability"].split(".")
+    return GpuFacts(
+        id=row["id"],
+        name=row["name"],
+        memory_bytes=row["memory_mib"] * _MIB,
+        flops=row["tflops"] * 1e12,
+        bytes_per_s=row["bandwidth_gbs"] * 1e9,
+        capability=(int(major), int(minor)),
+        aliases=tuple(row["aliases"]),
+        prices=tuple(
+            Price(provider, per_hour, sources[source], date.fromisoformat(read))
+            for provider, per_hour, source, read in row["prices"]
+        ),
+        never_first=row.get("never_first", False),
+    )
+
+
+def find(name: str) -> GpuFacts | None:
+    """A card by its id, its name, or the name that NVML gives it; None if it is not known."""
+    wanted = _plain(name)
+    for card in catalogue().values():
+        if wanted in {_plain(one) for one in (card.id, card.name, *card.aliases)}:
+            return card
+    return None
+
+
+def seen(name: str, memory_bytes: int | None, capability: tuple[int, int] | None = None) -> GpuFacts | None:
+    """A card as a host reports it: its own memory, and the speed of its kind where that is known.
+
+    Of an unknown card only the memory counts, and its speed is taken to be modest; None without a memory.
+    """
+    known = find(name)
+    if known is not None:
+        return replace(known, memory_bytes=memory_bytes or known.memory_bytes)
+    if memory_bytes is None:
+        return None
+    return GpuFacts(UNKNOWN, name, memory_bytes, 100e12, 500e9, capability or (8, 0))
+
+
+def _plain(name: str) -> str:
+    kept = "".join(c for c in name.lower() if c.isalnum())
+    return kept.removeprefix("nvidia").removeprefix("geforce")

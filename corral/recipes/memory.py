@@ -1,0 +1,176 @@
+"""How much memory a run needs at most: a closed formula over the model's shape and the plan.
+
+What it counts is what the allocator takes, so that it can be compared with what a run measures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from corral.recipes.calibration import Calibration
+from corral.recipes.case import Case, Plan
+from corral.recipes.models import ModelFacts, lora_params
+
+# Which part of the peak each constant belongs to.
+PART_OF = {
+    "saved_hidden": "activations",
+    "saved_attention": "activations",
+    "saved_mlp": "activations",
+    "live_layer": "layer",
+    "final_hidden": "head",
+    "logit_bytes": "head",
+    "workspace_bytes": "workspace",
+    "cpu_base_bytes": "workspace",
+    "graph_logit_bytes": "sampler",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A moment of a run: bytes by what they are for, and what each constant is multiplied with."""
+
+    fixed: Mapping[str, float]
+    terms: Mapping[str, float]
+
+    def parts(self, constants: Calibration) -> dict[str, float]:
+        found = dict(self.fixed)
+        for name, times in self.terms.items():
+            part = PART_OF[name]
+            found[part] = found.get(part, 0.0) + times * getattr(constants, name)
+        return found
+
+    def total(self, constants: Calibration) -> float:
+        return sum(self.parts(constants).values())
+
+    def and_also(self, fixed: Mapping[str, float], terms: Mapping[str, float]) -> Phase:
+        return Phase({**self.fixed, **fixed}, {**self.terms, **terms})
+
+
+def parts(case: Case, plan: Plan) -> dict[str, int]:
+    """Bytes by what they are for, at the moment when most is needed; their sum is the peak."""
+    found = peak_phase(case, plan).parts(case.constants)
+    return {name: round(value) for name, value in found.items() if value >= 1}
+
+
+def peak_bytes(case: Case, plan: Plan) -> int:
+    return sum(parts(case, plan).values())
+
+
+def peak_phase(case: Case, plan: Plan) -> Phase:
+    return max(phases(case, plan).values(), key=lambda phase: phase.total(case.constants))
+
+
+def phases(case: Case, plan: Plan) -> dict[str, Phase]:
+    """The moments at which the peak may be: at the head, in a layer's backward pass, in the optimiser's step,
+    and while prompts are read."""
+    facts, constants, width = case.facts, case.constants, _width(case)
+    on_gpu = case.device.gpu is not None
+    always, saved = _always(case, plan), _saved(case, plan)
+    tokens, kept = plan.micro_tokens, facts.layers
+    inputs = 0.0
+    at_head: dict[str, float] = _times(saved.terms, facts.layers)
+    copies_at_head = saved.fixed["adapter"] * facts.layers
+    if plan.recompute == "full":
+        # Beside the input of every layer only what the layer at hand needs is there, and at the head nothing.
+        inputs, kept, at_head, copies_at_head = (
+            float(facts.layers * tokens * facts.hidden * width),
+            1,
+            {},
+            0.0,
+        )
+    at_head["final_hidden"] = float(tokens * width * facts.hidden)
+    at_head["logit_bytes"] = float(min(tokens, constants.chunk_tokens) * facts.vocab * (1 if on_gpu else 4))
+    full = case.train.method == "full"
+    slope = float(facts.vocab * facts.hidden * width) if full else 0.0
+    in_layer = {"live_layer": _one_layer(facts, tokens * width), **_times(saved.terms, kept)}
+    found = {
+        "head": always.and_also({"inputs": inputs, "adapter": copies_at_head, "head": slope}, at_head),
+        "layer": always.and_also({"inputs": inputs, "adapter": saved.fixed["adapter"] * kept}, in_layer),
+    }
+    if full:
+        found["step"] = always.and_also({"step": float((4 if width < 4 else 0) * facts.params)}, {})
+    if plan.rows:
+        reading = {"live_layer": _one_layer(facts, constants.prefill_tokens * width)}
+        found["prefill"] = always.and_also({"prefill": float(plan.rows * facts.vocab * 4)}, reading)
+    return found
+
+
+def _width(case: Case) -> int:
+    """Bytes of a weight or an activation."""
+    return 2 if case.precision == "bf16" else 4
+
+
+def _always(case: Case, plan: Plan) -> Phase:
+    """Weights, optimiser and cache: what is there at every moment."""
+    facts, lora, width = case.facts, case.train.lora, _width(case)
+    on_gpu, full = case.device.gpu is not None, case.train.method == "full"
+    fixed = {"weights": float(facts.params * width)}
+    if full:
+        # fp32 copies where the weights are not fp32, two moments, gradients as wide as the weights.
+        fixed["optimizer"] = float(facts.params * ((4 if width < 4 else 0) + 8 + width))
+    else:
+        fixed["optimizer"] = 16.0 * lora_params(facts, lora.rank, lora.targets)
+    terms = {"workspace_bytes" if on_gpu else "cpu_base_bytes": 1.0}
+    if plan.rows:
+        fixed["cache"] = float(cache_bytes(case, plan))
+        if not full:
+            fixed["sampler"] = float(facts.layers * fused_elements(facts, lora.rank, lora.targets) * width)
+        if on_gpu:
+            terms["graph_logit_bytes"] = graph_logits(facts, plan.rows)
+    return Phase(fixed, terms)
+
+
+def _saved(case: Case, plan: Plan) -> Phase:
+    """What one layer keeps for its backward pass."""
+    facts, lora, constants = case.facts, case.train.lora, case.constants
+    more = constants.saved_full if case.train.method == "full" else 1.0
+    more *= 1.0 if case.device.gpu is not None else constants.cpu_saved
+    per_unit = plan.micro_tokens * _width(case) * more
+    terms = {
+        "saved_hidden": per_unit * facts.hidden,
+        "saved_attention": per_unit * (facts.query_width + 2 * facts.kv_width),
+        "saved_mlp": per_unit * facts.intermediate,
+    }
+    adapter = 0.0
+    if case.train.method == "lora":
+        # The adapters in the model's precision, and the narrow products between their two matrices.
+        targets = [
+            name for name in facts.linear_shapes if lora.targets == "all-linear" or name in lora.targets
+        ]
+        narrow = plan.micro_tokens * lora.rank * len(targets)
+        adapter = float((fused_elements(facts, lora.rank, lora.targets) + narrow) * _width(case))
+    return Phase({"adapter": adapter}, terms)
+
+
+def _one_layer(facts: ModelFacts, token_bytes: float) -> float:
+    """All that a layer computes on the way, per unit of `live_layer` (the reference's S)."""
+    widths = 5 * facts.hidden + 2 * facts.query_width + 2 * facts.kv_width + 4 * facts.intermediate
+    return float(token_bytes * widths)
+
+
+def _times(terms: Mapping[str, float], number: int) -> dict[str, float]:
+    return {name: times * number for name, times in terms.items()}
+
+
+def cache_bytes(case: Case, plan: Plan) -> int:
+    """Keys and values of all rows at their longest, in whole pages."""
+    page = int(case.constants.page_tokens)
+    pages = plan.rows * math.ceil(plan.context / page) + 1
+    return pages * page * 2 * case.facts.layers * case.facts.kv_width * _width(case)
+
+
+def fused_elements(facts: ModelFacts, rank: int, targets: str | tuple[str, ...]) -> int:
+    """Of one layer: its adapters as the engine lays them side by side, zeros between the blocks included."""
+    shapes = facts.linear_shapes
+    total = 0
+    for group in (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)):
+        chosen = [name for name in group if targets == "all-linear" or name in targets]
+        total += len(chosen) * rank * (shapes[group[0]][0] + sum(shapes[name][1] for name in group))
+    return total
+
+
+def graph_logits(facts: ModelFacts, rows: int) -> float:
+    """Logits of the largest batch: the graphs of smaller ones use the same memory."""
+    return float(rows * facts.vocab)

@@ -1,0 +1,105 @@
+"""Chooses how a run is cut into pieces: the fastest way that fits the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from corral.recipes import memory, speed
+from corral.recipes.case import Case, Plan, Recompute
+
+_BLOCK = 128  # attention works in blocks of so many tokens
+_SMALLEST, _LARGEST = 512, 65536
+# A way that is faster by less than this is not worth any memory.
+_WORTH = 1.01
+
+
+def budget_bytes(case: Case) -> int | None:
+    """What the allocator may take on the device; None where that is not known."""
+    gpu, constants = case.device.gpu, case.constants
+    if gpu is not None:
+        return int(gpu.memory_bytes * (1 - constants.margin) - constants.context_bytes)
+    ram = case.device.ram_bytes
+    return None if ram is None else int(ram * (1 - constants.margin))
+
+
+def choose(case: Case, memory_bytes: int | None) -> Plan | None:
+    """The fastest plan within the memory; of those about as fast the one that computes nothing twice and then
+    the smallest. None if none fits."""
+    fitting = []
+    for rows in _rows(case):
+        for plan in _with_rows(case, rows):
+            peak = memory.peak_bytes(case, plan)
+            if memory_bytes is None or peak <= memory_bytes:
+                fitting.append((speed.step_s(case, plan), peak, plan))
+        if any(plan.recompute == "none" for _, _, plan in fitting):
+            break  # fewer rows would only be slower
+    if not fitting:
+        return None
+    limit = min(seconds for seconds, _, _ in fitting) * _WORTH
+    about_as_fast = [
+        (plan.recompute == "full", peak, plan) for seconds, peak, plan in fitting if seconds <= limit
+    ]
+    return min(about_as_fast, key=lambda one: one[:2])[2]
+
+
+def smallest(case: Case) -> Plan:
+    """The plan that needs least; what is said where nothing fits."""
+    return min(candidates(case), key=lambda plan: memory.peak_bytes(case, plan))
+
+
+def candidates(case: Case) -> Iterator[Plan]:
+    for rows in _rows(case):
+        yield from _with_rows(case, rows)
+
+
+def _with_rows(case: Case, rows: int) -> Iterator[Plan]:
+    context = sampling_context(case) if rows else 0
+    for recompute in _recomputes(case):
+        for tokens in _micro_tokens(case):
+            yield Plan(tokens, recompute, rows, context)
+
+
+def longest_sequence(case: Case) -> int:
+    """The most tokens that one sequence of this run can have."""
+    train, data = case.train, case.data
+    if train.recipe == "sft":
+        return min(train.max_length, data.longest or train.max_length)
+    return sampling_context(case)
+
+
+def sampling_context(case: Case) -> int:
+    """Tokens of a sequence with its completion; of several turns only the limit is known."""
+    train, data = case.train, case.data
+    if train.recipe == "sft":
+        return 0
+    single = data.turns == 1 or train.grpo.max_turns == 1
+    if data.longest is None or not single:
+        return train.max_length
+    return min(train.max_length, data.longest + train.grpo.max_completion)
+
+
+def _micro_tokens(case: Case) -> Sequence[int]:
+    if case.train.micro_tokens != "auto":
+        return [case.train.micro_tokens]
+    least = -(-longest_sequence(case) // _BLOCK) * _BLOCK
+    sizes = {least}
+    power = _SMALLEST
+    while power <= _LARGEST:
+        sizes |= {size for size in (power, power * 3 // 2) if least < size <= _LARGEST}
+        power *= 2
+    return sorted(sizes)
+
+
+def _recomputes(case: Case) -> Sequence[Recompute]:
+    return ("none", "full") if case.train.recompute == "auto" else (case.train.recompute,)
+
+
+def _rows(case: Case) -> Sequence[int]:
+    """Sequences sampled at once: all of a step, or half of them, and so on."""
+    if case.train.recipe == "sft":
+        return (0,)
+    rows = min(case.train.prompts_per_step * case.train.grpo.group_size, int(case.constants.most_rows))
+    found = [rows]
+    while found[-1] > 8:
+        found.append(-(-found[-1] // 2))
+    return found

@@ -1,0 +1,176 @@
+"""How long a step takes: work over the speed of the device, and what no work explains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from corral.recipes.calibration import Calibration
+from corral.recipes.case import Case, Plan
+from corral.recipes.gpus import GpuFacts
+from corral.recipes.models import ModelFacts, block_params, lora_params
+from corral.recipes.tables import Train
+
+# A backward pass of attention does five products where the forward pass does two.
+_ATTENTION_BACKWARD = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a step works on: tokens, those of them that the loss is on, and in how many independent pieces
+    they come; the mean length of a sequence. For grpo also the mean prompt and completion."""
+
+    tokens: float
+    trained: float
+    pieces: int
+    mean: float
+    spread: float
+    prompt: float = 0.0
+    completion: float = 0.0
+    completions: int = 0
+
+
+def load_of(case: Case) -> Load:
+    """Lengths that are not known are taken to be half of what is allowed."""
+    train, data, constants = case.train, case.data, case.constants
+    spread = constants.length_spread if data.spread is None else data.spread
+    mean = data.tokens / data.rows if data.tokens and data.rows else None
+    if train.recipe == "sft":
+        mean = min(mean or (data.longest or train.max_length) / 2, train.max_length)
+        share = min(1.0, data.trained / data.tokens) if data.trained and data.tokens else 1.0
+        tokens = train.batch_size * mean
+        return Load(tokens, tokens * share, train.batch_size, mean, spread)
+    most = train.grpo.max_completion
+    prompt = mean or (data.longest or (train.max_length - most)) / 2
+    completion = min(most, data.completion or most * constants.completion_fill)
+    completions = train.prompts_per_step * train.grpo.group_size
+    trained = completions * completion
+    return Load(
+        # A prompt is shared by its group, in the cache and in the packs.
+        tokens=train.prompts_per_step * prompt + trained,
+        trained=trained,
+        pieces=completions,
+        mean=prompt + completion,
+        spread=spread,
+        prompt=prompt,
+        completion=completion,
+        completions=completions,
+    )
+
+
+def flops_per_token(
+    train: Train, facts: ModelFacts, *, length: float, trained: float = 1.0, forwards: int = 1
+) -> float:
+    """Of training on one token of a sequence of `length`; two `forwards` where activations are recomputed.
+
+    An adapter's backward pass needs no products for the frozen weights. `trained` is the share of tokens
+    whose logits are needed.
+    """
+    backwards = 2 if train.method == "full" else 1
+    blocks = 2.0 * block_params(facts) * (forwards + backwards)
+    head = 2.0 * facts.vocab * facts.hidden * (1 + backwards) * trained
+    attention = 2.0 * facts.layers * facts.query_width * length * (forwards + _ATTENTION_BACKWARD)
+    adapter = 0.0
+    if train.method == "lora":
+        adapter = 2.0 * lora_params(facts, train.lora.rank, train.lora.targets) * (forwards + 2)
+    return blocks + head + attention + adapter
+
+
+def expected_packs(load: Load, micro_tokens: int, constants: Calibration) -> float:
+    """Packs of a step on average: steps differ in tokens, and a pack more or less is taken whole."""
+    room = micro_tokens * constants.pack_fill
+    deviation = load.tokens * load.spread / math.sqrt(max(load.pieces, 1))
+    if deviation <= 0:
+        return float(max(1, math.ceil(load.tokens / room - 1e-9)))
+    most = math.ceil((load.tokens + 6 * deviation) / room)
+    if most > 64:
+        return load.tokens / room + 0.5
+    return 1.0 + sum(_above(number * room, load.tokens, deviation) for number in range(1, most + 1))
+
+
+def _above(limit: float, mean: float, deviation: float) -> float:
+    """The chance that a normal number lies above a limit."""
+    return 0.5 * math.erfc((limit - mean) / (deviation * math.sqrt(2)))
+
+
+def training_s(case: Case, plan: Plan, load: Load) -> float:
+    """Forward and backward passes over one step's tokens, and the optimiser."""
+    constants, facts, gpu = case.constants, case.facts, case.device.gpu
+    packs = expected_packs(load, plan.micro_tokens, constants) if case.train.pack else float(load.pieces)
+    forwards = 2 if plan.recompute == "full" else 1
+    share = load.trained / load.tokens if load.tokens else 1.0
+    each = flops_per_token(case.train, facts, length=load.mean, trained=share, forwards=forwards)
+    if gpu is None:
+        work = each * load.tokens / (constants.cpu_flops * case.device.cores)
+        return work + packs * facts.layers * constants.cpu_layer_s * (forwards + 2) + constants.step_s
+    # Packs on a GPU are filled up to their size, so that one compiled program serves all.
+    used = constants.train_efficiency * plan.micro_tokens / (plan.micro_tokens + constants.half_tokens)
+    work = each * plan.micro_tokens / (gpu.flops * used)
+    host = facts.layers * constants.layer_launch_s * (forwards + 1) / 2
+    return packs * (max(work, host) + constants.pack_s) + constants.step_s
+
+
+def forward_s(case: Case, tokens: float) -> float:
+    """Reading tokens without gradient: prompts, and rows that are evaluated."""
+    constants, facts, gpu = case.constants, case.facts, case.device.gpu
+    flops = 2.0 * (block_params(facts) + facts.vocab * facts.hidden) * tokens
+    if gpu is None:
+        return flops / (constants.cpu_flops * case.device.cores) + facts.layers * constants.cpu_layer_s
+    return flops / (gpu.flops * constants.prefill_efficiency) + facts.layers * constants.layer_launch_s / 2
+
+
+def sampling_s(case: Case, plan: Plan, load: Load) -> float:
+    """Prompts read once each, then all completions token by token, `plan.rows` at a time."""
+    if not load.completions or not plan.rows:
+        return 0.0
+    rows = min(plan.rows, load.completions)
+    most = case.train.grpo.max_completion
+    # A batch lasts until its longest completion has ended; rows that end earlier go to those who wait.
+    longest = load.completion + (most - load.completion) * (1 - math.pow(0.5, rows / 8))
+    steps = (load.completions / rows - 1) * load.completion + longest
+    busy = min(rows, load.completions * load.completion / steps)
+    prompts = forward_s(case, load.prompt * load.completions / case.train.grpo.group_size)
+    return prompts + steps * decode_step_s(case, busy, load.prompt + load.completion / 2)
+
+
+def decode_step_s(case: Case, rows: float, length: float) -> float:
+    """One token for each of `rows` sequences that have `length` in the cache."""
+    constants, facts, gpu = case.constants, case.facts, case.device.gpu
+    weights = block_params(facts) + facts.vocab * facts.hidden
+    cache = 2 * facts.layers * facts.kv_width * rows * length
+    # Logits are written once, and read to draw and to score.
+    moved = (weights + cache) * (2 if case.precision == "bf16" else 4) + rows * facts.vocab * 6
+    if gpu is None:
+        work = 2 * weights * rows / (constants.cpu_flops * case.device.cores)
+        rest = facts.layers * constants.cpu_layer_s + constants.cpu_decode_s
+        return max(work, moved / constants.cpu_bytes_per_s) + rest
+    reading = moved / (gpu.bytes_per_s * constants.decode_efficiency)
+    work = 2 * weights * rows / (gpu.flops * constants.prefill_efficiency)
+    return max(reading, work) + facts.layers * constants.decode_layer_s + constants.decode_step_s
+
+
+def bound_s(facts: ModelFacts, gpu: GpuFacts, *, rows: int, length: float) -> float:
+    """What a decode step would take if moving bytes at the card's full bandwidth were all of it."""
+    weights = block_params(facts) + facts.vocab * facts.hidden
+    return 2 * (weights + 2 * facts.layers * facts.kv_width * rows * length) / gpu.bytes_per_s
+
+
+def step_s(case: Case, plan: Plan) -> float:
+    """One step: for grpo sampling, the reference's pass where there is one, and every pass of training."""
+    load = load_of(case)
+    seconds = training_s(case, plan, load)
+    if case.train.recipe == "sft":
+        return seconds
+    seconds *= case.train.grpo.iterations
+    if case.train.grpo.beta > 0:
+        seconds += forward_s(case, load.tokens)
+    return seconds + sampling_s(case, plan, load)
+
+
+def evaluation_s(case: Case, plan: Plan) -> float:
+    """One evaluation: a loss over held-out rows, or completions of as many tasks."""
+    load, rows = load_of(case), case.train.eval_rows
+    if case.train.recipe == "sft":
+        return forward_s(case, rows * load.mean)
+    steps = case.train.grpo.max_completion
+    return forward_s(case, rows * load.prompt) + steps * decode_step_s(case, rows, load.mean)

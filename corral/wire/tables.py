@@ -1,0 +1,125 @@
+"""The tables of a run file, each by itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from corral.domain.capability import Requirements
+from corral.domain.reasons import Retries
+from corral.wire.base import ArtifactIdText, Exact, Name, Size
+
+
+class Resources(Exact):
+    """What one rank needs. Sizes as `"24GiB"`; `gpu` names models, any of which will do."""
+
+    gpus: int = Field(0, ge=0, le=1024, description="How many GPUs. The child sees only its own.")
+    gpu: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(
+        default=[],
+        max_length=32,
+        description='Models, any of which will do; part of the name is enough: `["H100", "A100"]`.',
+    )
+    min_vram: Size | None = Field(None, ge=0, le=1 << 50, description="Memory of each GPU.")
+    min_ram: Size | None = Field(None, ge=0, le=1 << 50, description="The host's memory.")
+    min_cores: int | None = Field(None, ge=0, le=100_000, description="The host's physical cores.")
+    min_disk: Size | None = Field(
+        None, ge=0, le=1 << 60, description="The disk that the worker keeps its data on."
+    )
+    min_compute_capability: str | None = Field(
+        None, pattern=r"^\d{1,3}\.\d{1,3}$", description='Of each GPU, as `"8.0"`.'
+    )
+    os: Literal["linux", "darwin", "windows"] | None = Field(None, description="The operating system.")
+    arch: Literal["x86_64", "aarch64"] | None = Field(None, description="The processor.")
+    labels: list[Name] = Field(
+        default=[], max_length=64, description="Labels that the host must carry, all of them."
+    )
+    hosts: list[Name] = Field(default_factory=list, max_length=1024, description="Only these hosts, by name.")
+
+    @model_validator(mode="after")
+    def _a_gpu_need_asks_for_a_gpu(self) -> Resources:
+        if self.gpus == 0 and (self.gpu or self.min_vram or self.min_compute_capability):
+            raise ValueError("names what a GPU must have but asks for none; set gpus = 1 or more")
+        return self
+
+    def requirements(self) -> Requirements:
+        return Requirements(
+            gpus=self.gpus,
+            gpu=tuple(sorted(self.gpu)),
+            min_vram_bytes=self.min_vram,
+            min_ram_bytes=self.min_ram,
+            min_cores=self.min_cores,
+            min_disk_bytes=self.min_disk,
+            min_compute_capability=self.min_compute_capability,
+            os=self.os,
+            arch=self.arch,
+            labels=tuple(sorted(self.labels)),
+            hosts=tuple(sorted(self.hosts)),
+        )
+
+
+class RetryBudgets(Exact):
+    """Retries by cause: lost machines, too little memory, the run's own errors."""
+
+    infrastructure: int = Field(3, ge=0, le=1000, description="After a lost host, a preemption or a stall.")
+    memory: int = Field(0, ge=0, le=100, description="After running out of memory.")
+    code: int = Field(
+        0,
+        ge=0,
+        le=1000,
+        description="After an error of its own: a non-zero exit, bad data, refused output, a failed build.",
+    )
+
+    def budgets(self) -> Retries:
+        return Retries(self.infrastructure, self.memory, self.code)
+
+
+class Keep(Exact):
+    """Which checkpoints stay: the newest ones and the best ones by their metric."""
+
+    latest: int = Field(2, ge=1, le=10_000, description="This many of the newest.")
+    best: int = Field(1, ge=0, le=10_000, description="This many of the best by their metric.")
+    metric: Literal["min", "max"] = Field("min", description="Whether a small or a large metric is good.")
+
+
+class InputFrom(Exact):
+    """An input by where it comes from: a local path, an artifact's id, or a run's result."""
+
+    path: str | None = Field(
+        None,
+        description="A file or folder on this machine. A file arrives inside a folder called NAME.",
+    )
+    artifact: ArtifactIdText | None = Field(None, description="An artifact's id.")
+    run: str | None = Field(None, description="A run (id, prefix or `latest`) whose result is meant.")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> InputFrom:
+        if sum(v is not None for v in (self.path, self.artifact, self.run)) != 1:
+            raise ValueError("needs exactly one of path, artifact, run")
+        return self
+
+
+Input = Annotated[
+    str | InputFrom, Field(description="A path of a file or folder, or one of the three below.")
+]
+
+
+class EnvironmentFile(Exact):
+    """Python version and requirements, resolved once at submit; or `host = true` for the host's own."""
+
+    host: bool = Field(False, description="Take whatever Python the host has.")
+    python: str | None = Field(
+        None,
+        pattern=r"^3\.\d{1,2}(\.\d{1,3})?$",
+        description="The version to build with; that of `corral` itself when left out.",
+    )
+    requirements: list[str] | str = Field(
+        default=[], description="As pip takes them: a list, or the path of a requirements file."
+    )
+    find_links: str | None = Field(None, description="A folder of wheels beside the index.")
+
+    @model_validator(mode="after")
+    def _host_or_built(self) -> EnvironmentFile:
+        if self.host and (self.python or self.requirements):
+            raise ValueError("host = true takes the host's Python: remove python and requirements")
+        return self

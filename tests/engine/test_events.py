@@ -1,0 +1,139 @@
+"""What a run says: lines that the worker understands, and lines that people can read."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from corral.engine.events import Events, Screen, Standing, line
+from corral.engine.signals import Stop, Stopped
+from corral.worker.events_file import CheckpointDone, Metric, Note, Progress, parse
+
+
+def standing(step: int = 3, **changes: object) -> Standing:
+    facts: dict[str, object] = {
+        "step": step,
+        "total": 10,
+        "headline": "loss",
+        "metrics": {"loss": 0.5, "lr": 1e-4},
+        "tokens_per_s": 36_800.0,
+        "mfu": 0.41,
+        "memory_bytes": 35 * 2**30,
+        "eta_s": 125.0,
+    }
+    return Standing(**{**facts, **changes})  # type: ignore[arg-type]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def events_of(path: Path) -> list[object]:
+    return [event for text in path.read_bytes().splitlines() for event in parse(text, lambda said: said)]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "events.jsonl"
+
+
+def test_the_worker_understands_every_line(file: Path) -> None:
+    events = Events(file, Screen(io.StringIO()))
+    events.phase("loading the model")
+    events.step(standing())
+    events.metrics(3, {"eval_loss": 0.25})
+    events.note("memory ran out")
+    events.checkpoint(Path("/checkpoints/step-000003"), step=3, metric=0.25)
+
+    heard = events_of(file)
+
+    assert Progress({"phase": "loading the model"}) in heard
+    assert Progress({"step": 3, "total": 10}) in heard
+    assert Metric("loss", 0.5, 3) in heard
+    assert Metric("eval_loss", 0.25, 3) in heard
+    assert Note("memory ran out") in heard
+    assert CheckpointDone("/checkpoints/step-000003", 3, 0.25) in heard
+    assert not [event for event in heard if type(event).__name__ == "Bad"]
+
+
+def test_progress_says_speed_use_memory_and_time_left(file: Path) -> None:
+    events = Events(file, Screen(io.StringIO()))
+    events.step(standing())
+
+    said = next(e for e in events_of(file) if isinstance(e, Progress) and "mfu" in e.values)
+
+    assert said.values == {
+        "phase": "training",
+        "tok/s": 36800.0,
+        "mfu": "41.0%",
+        "memory": "35.0 GiB",
+        "eta": "2m 5s",
+    }
+
+
+def test_numbers_that_are_not_finite_are_not_sent(file: Path) -> None:
+    events = Events(file, Screen(io.StringIO()))
+    events.step(standing(metrics={"loss": math.nan, "lr": 1e-4}))
+    events.metrics(1, {"loss": math.inf})
+    events.checkpoint(Path("c"), step=1, metric=math.nan)
+
+    assert [e for e in events_of(file) if isinstance(e, Metric)] == [Metric("lr", 1e-4, 3)]
+    assert json.loads(file.read_bytes().splitlines()[-1]) == {"checkpoint": "c", "step": 1}
+
+
+def test_a_line_for_people_leaves_out_what_is_not_known() -> None:
+    known = standing()
+    assert line(known) == "step 3/10  loss 0.5000  36.8k tok/s  MFU 41%  35.0 GiB  ETA 2m 5s"
+    assert line(standing(tokens_per_s=None, mfu=None, memory_bytes=None, eta_s=None)) == (
+        "step 3/10  loss 0.5000"
+    )
+
+
+def test_a_log_gets_a_line_now_and_then_and_always_the_first_and_the_last() -> None:
+    out, now = io.StringIO(), [0.0]
+    screen = Screen(out, clock=lambda: now[0])
+    for step in range(1, 11):
+        screen.step(standing(step))
+        now[0] += 0.5
+
+    steps = [int(text.split()[1].partition("/")[0]) for text in out.getvalue().splitlines()]
+
+    assert steps == [1, 5, 9, 10]
+
+
+def test_a_terminal_gets_one_line_that_changes_and_notes_above_it() -> None:
+    out = Terminal()
+    events = Events(None, Screen(out))
+    events.step(standing(1))
+    events.note("the data is odd")
+    events.step(standing(10))
+
+    text = out.getvalue()
+
+    assert text.startswith("[##..................]  step 1/10")
+    assert "\r\x1b[Knote: the data is odd\n" in text
+    assert text.endswith("\n")
+
+
+def test_a_stop_gives_up_work_that_may_be_lost_and_waits_for_the_rest() -> None:
+    stop = Stop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        stop.install()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.asked == signal.SIGTERM
+        with pytest.raises(Stopped):
+            stop.check()
+        stop.asked = None
+        with pytest.raises(Stopped), stop.interruptible():
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,390 @@
+"""Model, data, environment and adapter of a training run, as they are found on the user's machine."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from corral.client import dataset, hub
+from corral.client.runfile import build
+from corral.client.training import BUNDLED, Gathering, Material
+from corral.domain.errors import InvalidInput
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HOME": "/nowhere"}
+CONFIG = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+}
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "chat.jsonl").write_text('{"messages": []}\n' * 3)
+    return tmp_path
+
+
+def gather(folder: Path, *, environ: Mapping[str, str] = OFFLINE, **given: Any) -> Material:
+    table = {"recipe": "sft", "data": "chat.jsonl", **given.pop("train", {})}
+    made = build({"model": "corral/tiny", **given, "train": table}, what="run.toml")
+    return Gathering(made, folder, environ).pin()
+
+
+def refused(folder: Path, **given: Any) -> tuple[str, str]:
+    with pytest.raises(InvalidInput) as caught:
+        gather(folder, **given)
+    return caught.value.fields[0].path, caught.value.message
+
+
+def model_folder(path: Path, **config: Any) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    (path / "model.safetensors").write_bytes(b"x")
+    return path
+
+
+def adapter_folder(path: Path, base: str) -> Path:
+    path.mkdir(parents=True)
+    (path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    return path
+
+
+def test_files_become_inputs_of_their_names(folder: Path) -> None:
+    (folder / "more.jsonl").write_text('{"text": "x"}\n')
+    (folder / "env").mkdir()
+    (folder / "env" / "environment.py").write_text("def load_environment(): ...\n")
+
+    found = gather(folder, train={"eval_data": "more.jsonl", "environment": "env"})
+
+    assert {name: given.path for name, given in found.inputs.items()} == {
+        "data": str(folder / "chat.jsonl"),
+        "eval_data": str(folder / "more.jsonl"),
+        "environment": str(folder / "env"),
+    }
+    assert found.data is not None
+    assert found.data.rows == 3
+
+
+def test_a_bundled_environment_stays_a_name(folder: Path) -> None:
+    assert set(gather(folder, train={"environment": "arithmetic"}).inputs) == {"data"}
+
+
+def test_every_bundled_environment_is_in_the_engine() -> None:
+    engine = Path(hub.__file__).parents[1] / "engine" / "environments"
+
+    assert [name for name in BUNDLED if not (engine / f"{name}.py").is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("arithmatic", "did you mean the bundled `arithmetic`?"),
+        ("chess", "bundled are: arithmetic"),
+        ("./chess.py", "does not exist"),
+        ("chat.jsonl", "is not a Python file"),
+    ],
+)
+def test_an_environment_that_is_not_there_is_named(name: str, message: str, folder: Path) -> None:
+    place, said = refused(folder, train={"environment": name})
+
+    assert place == "train.environment"
+    assert message in said
+
+
+def test_an_environment_with_a_syntax_error_is_refused_with_its_line(folder: Path) -> None:
+    (folder / "env.py").write_text("def load_environment():\n    return (\n")
+
+    place, said = refused(folder, train={"environment": "env.py"})
+
+    assert place == "train.environment"
+    assert "env.py, line 2" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no rows"),
+        ("\n\n", "has no rows"),
+        ('{"text": "a"}\n{"text": "b"\n', "line 2: not JSON: Expecting ',' delimiter (column 13)"),
+        ('{"text": "a"}\n\n[1]\n', "line 3: is not an object"),
+        ('{"text": "a"}\n{"text": "\udcff"}\n', "line 2: not UTF-8"),
+        ('{"text": "a"}\n' + '{"a":' * 100_000, "line 2: nested too deeply"),
+        ('{"text": "a"}\n{"n": ' + "9" * 9999 + "}", "line 2: not JSON that can be read"),
+    ],
+)
+def test_the_first_bad_line_is_named(text: str, message: str, folder: Path) -> None:
+    (folder / "chat.jsonl").write_bytes(text.encode("utf-8", "surrogateescape"))
+
+    place, said = refused(folder)
+
+    assert place == "train.data"
+    assert message in said
+
+
+def test_bad_lines_are_counted_where_they_are_to_be_skipped(folder: Path) -> None:
+    (folder / "chat.jsonl").write_text('{"text": "a"}\nnonsense\n{"text": "b"}\n')
+
+    found = gather(folder, train={"bad_rows": "skip"})
+
+    assert found.data is not None
+    assert found.data.rows == 2
+    assert found.notes == ("train.data: 1 rows cannot be read and are skipped",)
+
+
+def test_a_file_of_bad_lines_alone_is_refused_even_then(folder: Path) -> None:
+    (folder / "chat.jsonl").write_text("nonsense\n")
+
+    assert "every row is bad" in refused(folder, train={"bad_rows": "skip"})[1]
+
+
+def test_one_row_cannot_be_divided(folder: Path) -> None:
+    (folder / "chat.jsonl").write_text('{"text": "a"}\n')
+
+    assert gather(folder).data is not None
+    assert refused(folder, train={"eval_fraction": 0.1})[0] == "train.eval_fraction"
+
+
+def test_data_that_is_missing_is_named(folder: Path) -> None:
+    place, said = refused(folder, train={"data": "nowhere.jsonl"})
+
+    assert place == "train.data"
+    assert "does not exist" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "rows"),
+    [
+        ("a.json", b'[{"text": "a"}, {"text": "b"}]', 2),
+        ("a.json", b'{"text": "a"}\n{"text": "b"}\n', 2),
+        ("a.jsonl", b'[{"text": "a"},\n {"text": "b"}]', 2),
+        ("data", b'{"text": "a"}\n', 1),
+        ("a.ndjson", b'\xef\xbb\xbf{"text": "a"}\r\n', 1),
+        ("a.parquet", b"PAR1....PAR1", None),
+    ],
+)
+def test_other_forms_of_data_are_seen_too(name: str, data: bytes, rows: int | None, folder: Path) -> None:
+    (folder / name).write_bytes(data)
+
+    assert dataset.look(folder / name, place="x", skip_bad=False).rows == rows
+
+
+def test_a_folder_of_files_is_added_up(folder: Path) -> None:
+    (folder / "data").mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (folder / "data" / name).write_text('{"text": "four"}\n')
+
+    found = dataset.look(folder / "data", place="x", skip_bad=False)
+
+    assert (found.rows, found.text_bytes, found.longest_bytes) == (2, 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("a.parquet", b"PAR1..."), ("a.json", b"[1, 2"), ("a.txt", b'{"text": "a"}\n')]
+)
+def test_a_file_that_is_cut_short_or_of_no_use_is_refused(name: str, data: bytes, folder: Path) -> None:
+    (folder / name).write_bytes(data)
+
+    with pytest.raises(InvalidInput):
+        dataset.look(folder / name, place="x", skip_bad=False)
+
+
+def test_the_rest_of_a_very_large_file_is_counted_and_not_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset, "READ_BYTES", 100)
+    (folder / "chat.jsonl").write_text('{"text": "0123456789"}\n' * 100)
+
+    found = dataset.look(folder / "chat.jsonl", place="x", skip_bad=False)
+
+    assert (found.rows, found.text_bytes) == (100, 1000)
+
+
+def test_a_model_on_this_machine_is_shipped_and_its_shape_is_known(folder: Path) -> None:
+    model_folder(folder / "mine")
+
+    found = gather(folder, model="./mine")
+
+    assert found.inputs["model"].path == str(folder / "mine")
+    assert found.model.facts is not None
+    assert found.model.facts.layers == 2
+
+
+def test_the_shape_of_ones_own_model_is_heeded(folder: Path) -> None:
+    model_folder(folder / "mine")
+
+    place, said = refused(folder, model="mine", train={"max_length": 1024})
+
+    assert place == "train.max_length"
+    assert "context" in said
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (lambda path: None, "is not a folder"),
+        (lambda path: path.mkdir(), "holds no config.json"),
+        (lambda path: (model_folder(path) / "model.safetensors").unlink(), "no safetensors"),
+        (lambda path: model_folder(path, num_experts=8), "mixture of experts"),
+        (lambda path: (model_folder(path) / "config.json").write_text("{"), "cannot be read"),
+    ],
+)
+def test_a_folder_that_is_no_model_is_refused(broken: Any, message: str, folder: Path) -> None:
+    broken(folder / "mine")
+
+    place, said = refused(folder, model="./mine")
+
+    assert place == "model"
+    assert message in said
+
+
+def test_a_name_that_can_be_no_model_is_refused(folder: Path) -> None:
+    assert refused(folder, model="a/b/c")[0] == "model"
+
+
+def test_an_adapter_is_a_folder_an_artifact_or_a_run(folder: Path) -> None:
+    adapter_folder(folder / "mine" / "adapter", "corral/tiny")
+
+    assert gather(folder, train={"adapter": "mine"}).inputs["adapter"].path == str(folder / "mine")
+    assert gather(folder, train={"adapter": "a-bcdfghjkmnpq"}).inputs["adapter"].artifact == "a-bcdfghjkmnpq"
+    assert gather(folder, train={"adapter": "latest"}).inputs["adapter"].run == "latest"
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [("smollm2-135m", "was made for smollm2-135m"), ("Qwen/Qwen3-0.6B", "was made for Qwen/Qwen3-0.6B")],
+)
+def test_an_adapter_of_another_model_is_refused(base: str, message: str, folder: Path) -> None:
+    adapter_folder(folder / "mine", base)
+
+    place, said = refused(folder, train={"adapter": "mine"})
+
+    assert place == "train.adapter"
+    assert message in said
+
+
+def test_a_folder_that_is_no_adapter_is_refused(folder: Path) -> None:
+    (folder / "mine").mkdir()
+
+    assert "adapter_config.json" in refused(folder, train={"adapter": "mine"})[1]
+    assert "does not exist" in refused(folder, train={"adapter": "./nowhere"})[1]
+
+
+@pytest.mark.parametrize("key", ["train.data", "train.environment", "train.adapter"])
+def test_files_are_not_swept(key: str, folder: Path) -> None:
+    assert key in refused(folder, sweep={key: ["a", "b"]})[1]
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """Answers as the model hub does."""
+
+    answers: ClassVar[dict[str, tuple[int, dict[str, str], Any]]] = {}
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        status, headers, body = self.answers.get(self.path, (404, {}, {"error": "Not found"}))
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def hub_at() -> Iterator[dict[str, str]]:
+    _Hub.answers.clear()
+    _Hub.asked.clear()
+    with HTTPServer(("127.0.0.1", 0), _Hub) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": "/nowhere"}
+        server.shutdown()
+        thread.join()
+
+
+def test_a_model_of_the_hub_is_pinned_to_its_commit(folder: Path, hub_at: dict[str, str]) -> None:
+    _Hub.answers["/api/models/some/model/revision/main"] = (200, {}, {"sha": COMMIT})
+    _Hub.answers[f"/some/model/resolve/{COMMIT}/config.json"] = (200, {}, CONFIG)
+
+    found = gather(folder, model="some/model", environ=hub_at)
+
+    assert found.model.revision == COMMIT
+    assert found.model.facts is not None
+    assert found.model.facts.hidden == 64
+
+
+def test_a_listed_model_is_pinned_by_its_full_name(folder: Path, hub_at: dict[str, str]) -> None:
+    _Hub.answers["/api/models/Qwen/Qwen3-0.6B/revision/main"] = (200, {}, {"sha": COMMIT})
+
+    assert gather(folder, model="qwen3-0.6b", environ=hub_at).model.revision == COMMIT
+
+
+def test_what_is_built_in_is_not_looked_up(folder: Path, hub_at: dict[str, str]) -> None:
+    gather(folder, environ=hub_at)
+
+    assert _Hub.asked == []
+
+
+@pytest.mark.parametrize("status", [404, 401])
+def test_a_model_that_the_hub_does_not_have_is_refused(
+    status: int, folder: Path, hub_at: dict[str, str]
+) -> None:
+    _Hub.answers["/api/models/some/model/revision/main"] = (status, {"X-Error-Code": "RepoNotFound"}, {})
+
+    place, said = refused(folder, model="some/model", environ=hub_at)
+
+    assert place == "model"
+    assert "which the model hub does not have" in said
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body"),
+    [(401, {"X-Error-Code": "GatedRepo"}, {}), (403, {}, {}), (200, {}, {"sha": COMMIT, "gated": "manual"})],
+)
+def test_a_gated_model_is_told_before_a_machine_is_taken(
+    status: int, headers: dict[str, str], body: dict[str, str], folder: Path, hub_at: dict[str, str]
+) -> None:
+    _Hub.answers["/api/models/some/model/revision/main"] = (status, headers, body)
+
+    (note,) = gather(folder, model="some/model", environ=hub_at).notes
+
+    assert "is gated" in note
+    assert "corral secrets set HF_TOKEN" in note
+
+
+@pytest.mark.parametrize("answer", [(500, {}, {}), (200, {}, []), (200, {}, {"sha": "../x"})])
+def test_a_hub_that_does_not_answer_well_stops_nobody(
+    answer: tuple[int, dict[str, str], Any], folder: Path, hub_at: dict[str, str]
+) -> None:
+    _Hub.answers["/api/models/some/model/revision/main"] = answer
+
+    assert gather(folder, model="some/model", environ=hub_at).model.revision is None
+
+
+def test_without_the_hub_what_was_fetched_before_is_known(folder: Path) -> None:
+    kept = folder / "hub" / "models--some--model"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text(COMMIT)
+    model_folder(kept / "snapshots").rename(kept / COMMIT)
+    (kept / "snapshots").mkdir()
+    (kept / COMMIT).rename(kept / "snapshots" / COMMIT)
+
+    found = gather(folder, model="some/model", environ={"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder)})
+
+    assert found.model.revision == COMMIT
+    assert found.model.facts is not None
