@@ -141,4 +141,9 @@ def _show_samples(found: Sequence[Mapping[str, Any]]) -> None:
     for answer in found:
         which = f" {int(answer.get('number', 0)) + 1}" if several else ""
         cut = " ..." if answer.get("reason") == "length" else ""
-        typer.echo(f"{answer.get('phase')}{which}: {answer.get('completion', '')}{cut}")
+        typer.echo(f"{answer.get('phase')}{which}: {_harmless(str(answer.get('completion', '')))}{cut}")
+
+
+def _harmless(text: str) -> str:
+    """A model may write anything, also what would move the cursor or change the terminal's title."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

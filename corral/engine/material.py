@@ -114,6 +114,11 @@ def ram_bytes() -> int | None:
 
 def load_model(train: Train, spec: Spec, places: Places) -> Loaded:
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if spec.gpus and device == "cpu":
+        raise Refused(
+            f"the run was given {spec.gpus} GPU(s), but torch sees none",
+            "Install a torch that fits the host's driver, or set resources.gpus = 0 to train on the CPU.",
+        )
     usual = torch.bfloat16 if device == "cuda" else torch.float32
     dtype = {"auto": usual, "bf16": torch.bfloat16, "fp32": torch.float32}[train.precision]
     folder = places.locate("model", None)

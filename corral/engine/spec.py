@@ -66,6 +66,8 @@ class Spec:
     ask: Mapping[str, Any] = field(default_factory=dict)
     variables: tuple[str, ...] = ()
     name: str = "run"
+    # How many GPUs the run was given.
+    gpus: int = 0
 
 
 def read(path: Path) -> Spec:
@@ -102,7 +104,14 @@ def read(path: Path) -> Spec:
         ask=said.get(task) or {} if task != "train" else {},
         variables=(*(said.get("env") or {}), *(said.get("secrets") or ())),
         name=str(said.get("name") or "run"),
+        gpus=_gpus(said),
     )
+
+
+def _gpus(said: Mapping[str, Any]) -> int:
+    resources = said.get("resources")
+    count = resources.get("gpus") if isinstance(resources, dict) else None
+    return count if isinstance(count, int) else 0
 
 
 def choose(ask: Mapping[str, Any], defaults: Mapping[str, Any], *, where: str) -> dict[str, Any]:

@@ -127,6 +127,7 @@ def trained(corral: Machine) -> dict[str, Any]:
 
 
 def test_a_run_file_with_a_train_table_trains(trained: dict[str, Any], corral: Machine) -> None:
+    """MT-C01."""
     assert (trained["state"], trained["kind"]) == ("succeeded", "train")
     assert "step 8/8" in trained["printed"]
     losses = [
@@ -171,6 +172,7 @@ def test_the_adapter_is_fetched_and_verified_with_one_command(
 
 
 def test_eval_compares_before_and_after_with_intervals(trained: dict[str, Any], corral: Machine) -> None:
+    """MT-C54."""
     found = corral.json("eval", trained["id"], "--rows", "8")
 
     (loss,) = [one for one in found["evaluations"] if one["metric"] == "eval_loss"]
@@ -261,6 +263,7 @@ def test_an_adapter_is_trained_further_by_another_run(trained: dict[str, Any], c
 
 
 def test_seeds_and_settings_are_swept_as_a_group(corral: Machine) -> None:
+    """MT-C31."""
     name = corral.write("sweep.toml", f"seeds = [3]\n{SFT}[sweep]\ntrain.lora.rank = [2, 4]\n")
 
     done = corral(
@@ -284,7 +287,7 @@ def test_reinforcement_with_the_bundled_environment_runs(corral: Machine) -> Non
 
 
 def test_an_environment_of_ones_own_is_shipped_and_sees_no_credential_of_the_host(corral: Machine) -> None:
-    """MT-D01: neither a token of the worker nor one of the host's user."""
+    """MT-C02: MT-D01: neither a token of the worker nor one of the host's user."""
     folder = corral.folder / "mine"
     folder.mkdir()
     (folder / "words.py").write_text("GOOD = 'y'\n")
@@ -362,6 +365,7 @@ def test_an_environment_without_the_engine_is_told_what_it_lacks(corral: Machine
 
 
 def test_training_is_cancelled_in_the_middle(corral: Machine) -> None:
+    """MT-C35."""
     name = corral.write("endless.toml", SFT.replace("steps = 8", "steps = 100000"))
     run = corral.ok("submit", name).strip()
     until(lambda: "loss" in corral.json("show", run)["metrics"], "the first step")

@@ -223,6 +223,7 @@ def test_a_second_worker_on_one_home_is_refused(fleet: Fleet) -> None:
 
 
 def test_code_and_inputs_are_there_and_inputs_cannot_be_changed(fleet: Fleet, tmp_path: Path) -> None:
+    """MT-C41 and MT-D21."""
     (tmp_path / "code" / "pkg").mkdir(parents=True)
     (tmp_path / "code" / "pkg" / "words.py").write_text("HELLO = 'from the code'")
     (tmp_path / "data").mkdir()

@@ -151,6 +151,7 @@ def train(of: Engine, steps: range) -> list[float]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_was_saved_and_loaded_goes_on_to_the_same_bits(kind: str, tmp_path: Path) -> None:
+    """EN-C07."""
     unbroken = engine(kind)
     train(unbroken, range(2))
     unbroken.save(tmp_path / "kept")

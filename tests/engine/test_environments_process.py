@@ -162,6 +162,7 @@ def test_a_hang_is_ended_with_all_that_it_started(bad: EnvironmentProcess, tmp_p
 
 
 def test_the_users_code_sees_no_secret_that_was_not_meant_for_it(bad: EnvironmentProcess) -> None:
+    """MT-C20."""
     [result] = score(bad, "environ")
 
     assert result.value == {"reward": 1.0, "metrics": {"secret": 0.0, "given": 1.0}}

@@ -64,6 +64,7 @@ def test_the_worker_understands_every_line(file: Path) -> None:
 
 
 def test_progress_says_speed_use_memory_and_time_left(file: Path) -> None:
+    """MT-C45."""
     events = Events(file, Screen(io.StringIO()))
     events.step(standing())
 

@@ -49,7 +49,7 @@ def episode(group: int, index: int, reward: float | None, **changes: Any) -> Epi
 
 
 def test_reward_rises(tmp_path: Path) -> None:
-    """A reward that any model can learn at once: begin with a seven."""
+    """EN-D06: A reward that any model can learn at once: begin with a seven."""
     source = jobs.ENVIRONMENT.partition('    return {"right"')[0] + "    return completion[:1] == '7'\n"
     jobs.here(
         jobs.grpo(tmp_path, source=source, steps=10, prompts_per_step=8, learning_rate=3e-3, save_every=10)

@@ -57,6 +57,7 @@ def _handlers() -> Iterator[None]:
 
 
 def test_stock_peft_loads_the_adapter(trained: Path) -> None:
+    """MT-C42."""
     model, _ = tiny.build()
     adapted = PeftModel.from_pretrained(model, trained / "output" / "adapter")
 
@@ -432,3 +433,14 @@ def test_the_spec_that_the_worker_writes_is_read(tmp_path: Path) -> None:
     assert read(path) == Spec(
         "train", "corral/tiny", "abc", {"recipe": "sft"}, 0, {}, variables=("LEVEL", "JUDGE_KEY")
     )
+
+
+def test_a_run_that_was_given_a_gpu_does_not_fall_to_the_cpu_unseen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EN-D06: a change of device is an error."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    spec = json.loads(jobs.sft(tmp_path).read_bytes())
+    path = jobs.write(tmp_path, {**spec, "resources": {"gpus": 1}})
+    with pytest.raises(Refused, match=r"given 1 GPU.*torch sees none"):
+        jobs.here(path)

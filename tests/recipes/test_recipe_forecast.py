@@ -241,6 +241,7 @@ def test_a_plan_that_is_given_is_forecast_as_it_is() -> None:
 
 
 def test_the_time_of_evaluations_and_setup_is_in_the_total() -> None:
+    """MT-D11."""
     plain, often = said("qwen3-4b", SFT), said("qwen3-4b", {**SFT, "eval_fraction": 0.1, "eval_every": 1})
     assert often.steps < plain.steps
     assert often.total_s - often.steps * often.step_s > plain.total_s - plain.steps * plain.step_s

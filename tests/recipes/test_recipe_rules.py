@@ -137,6 +137,7 @@ def test_every_rule_is_broken_by_some_test() -> None:
 
 
 def test_thinking_is_refused_where_the_model_cannot_and_needed_where_it_must() -> None:
+    """MT-C25."""
     assert parse("qwen3-4b", {**SFT, "thinking": True}).thinking
     with pytest.raises(TrainError, match="smollm2-135m has no thinking mode"):
         parse("smollm2-135m", {**SFT, "thinking": True})

@@ -37,6 +37,7 @@ def problems(table: object, model: object = "somebody/model") -> dict[str, str]:
 
 
 def test_the_issues_own_example_is_a_run() -> None:
+    """MT-C19."""
     file = tomllib.loads(
         'model = "smollm2-135m"\n[train]\nrecipe = "sft"\ndata = "data/chat.jsonl"\nepochs = 1\n'
         "[train.lora]\nrank = 16\n"
@@ -223,6 +224,7 @@ def test_unknown_keys_at_every_level_are_refused_with_the_nearest_name_mt_d27_mt
     ],
 )
 def test_names_of_other_tools_are_understood_but_not_taken(theirs: str, ours: str) -> None:
+    """MT-C50."""
     assert ours in problems({**GRPO, theirs: 1})[f"train.{theirs}"]
 
 

@@ -33,6 +33,7 @@ def host(engine: Mapping[str, str | None] | None) -> Capability:
 def test_a_host_without_the_engine_cannot_train_and_is_told_what_to_install(
     engine: Mapping[str, str | None] | None, words: str
 ) -> None:
+    """MT-C07."""
     (why,) = judge(Requirements(engine=True), host(engine), host="box").shortfalls
 
     assert words in why
@@ -69,7 +70,7 @@ def test_the_probe_reports_the_engine_and_it_survives_the_wire(tmp_path: Path) -
 
 
 def test_a_training_run_gets_the_caches_and_no_token() -> None:
-    """MT-D01: no credential of the host reaches what users write."""
+    """MT-C56: MT-D01: no credential of the host reaches what users write."""
     own = {
         "PATH": "/bin",
         "HF_HOME": "/models",

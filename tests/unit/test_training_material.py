@@ -318,6 +318,7 @@ def hub_at() -> Iterator[dict[str, str]]:
 
 
 def test_a_model_of_the_hub_is_pinned_to_its_commit(folder: Path, hub_at: dict[str, str]) -> None:
+    """MT-C49."""
     _Hub.answers["/api/models/some/model/revision/main"] = (200, {}, {"sha": COMMIT})
     _Hub.answers[f"/some/model/resolve/{COMMIT}/config.json"] = (200, {}, CONFIG)
 
