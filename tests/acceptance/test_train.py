@@ -287,7 +287,7 @@ def test_reinforcement_with_the_bundled_environment_runs(corral: Machine) -> Non
 
 
 def test_an_environment_of_ones_own_is_shipped_and_sees_no_credential_of_the_host(corral: Machine) -> None:
-    """MT-C02: MT-D01: neither a token of the worker nor one of the host's user."""
+    """MT-C02, MT-D01: neither a token of the worker nor one of the host's user."""
     folder = corral.folder / "mine"
     folder.mkdir()
     (folder / "words.py").write_text("GOOD = 'y'\n")

@@ -49,7 +49,7 @@ def test_what_is_wrong_is_named_and_never_an_error_of_the_server(
 
 
 def test_the_table_is_completed_and_given_to_the_worker(live: Live) -> None:
-    """MT-C27: MT-D13: every setting as it is in effect."""
+    """MT-C27, MT-D13: every setting as it is in effect."""
     worker = new_worker(live)
     run_id = live.submit(host=worker.name, **train(lora={"rank": 4}), argv=[])
 

@@ -110,8 +110,8 @@ def test_gradients_add_up_until_they_are_used_or_forgotten(adapter: Pair) -> Non
 
 
 def test_weights_count_per_token_and_per_sample(adapter: Pair) -> None:
-    """EN-C09, EN-D21: a sample of weight 2 is that sample twice, a token of weight 0 is not trained on, and the
-    sum of the weights is not normalised away."""
+    """EN-C09, EN-D21: a sample of weight 2 is that sample twice, a token of weight 0 is not trained on, and
+    the sum of the weights is not normalised away."""
     first, second = texts(14, 22, seed=4)
     double = replace(first, streams={"ce": [2 * weight for weight in first.streams["ce"]]})
     assert_same(adapter.ours([double, second], SFT), adapter.ours([first, first, second], SFT))

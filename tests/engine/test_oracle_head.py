@@ -45,7 +45,7 @@ def chunked(examples: list[Example], loss: Loss, *, chunk: int, temperature: flo
 @pytest.mark.parametrize("chunk", [7, 1000])
 @pytest.mark.parametrize("kind", FAMILY)
 def test_the_chunked_head_equals_trl(kind: Any, chunk: int) -> None:
-    """EN-C04: EN-D08: a fused loss is checked against a reference, values and gradients."""
+    """EN-C04, EN-D08: a fused loss is checked against a reference, values and gradients."""
     batch = made()
     high = 1.3 if kind == "cispo" else 0.28
     oracle = theirs(batch, temperature=0.8, beta=0.1, entropy_coef=0.05, epsilon_high=high, **called(kind))

@@ -115,7 +115,7 @@ def test_other_seeds_give_other_tokens(sampler: Sampler) -> None:
 def test_its_logprobs_are_the_trainers(
     shared: Engine, sampler: Sampler, temperature: float, top_p: float, top_k: int
 ) -> None:
-    """EN-C08: EN-D03: of the same distribution, before top-k and top-p."""
+    """EN-C08, EN-D03: of the same distribution, before top-k and top-p."""
     prompts = [tokens_of(length, length) for length in (1, 63, 64, 65, 130, 130)]
     for key, prompt in enumerate(prompts):
         sampler.submit(Request(key, prompt, SamplingParams(40, temperature, top_p, top_k, seed=key)))

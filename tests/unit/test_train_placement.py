@@ -70,7 +70,7 @@ def test_the_probe_reports_the_engine_and_it_survives_the_wire(tmp_path: Path) -
 
 
 def test_a_training_run_gets_the_caches_and_no_token() -> None:
-    """MT-C56: MT-D01: no credential of the host reaches what users write."""
+    """MT-C56, MT-D01: no credential of the host reaches what users write."""
     own = {
         "PATH": "/bin",
         "HF_HOME": "/models",
