@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -21,7 +22,7 @@ from corral.cli.connect import connect
 from corral.cli.processes import Processes, Role, StartFailed, alive, stop
 from corral.client.api import Corral
 from corral.client.discovery import discover, local_url
-from corral.domain.errors import CorralError, ServerUnreachable
+from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable
 from corral.settings import Settings, process_environment, read_settings
 from corral.wire.admin import Health
 
@@ -54,6 +55,7 @@ def up(
     Data is kept under CORRAL_HOME (~/.corral).
     """
     settings = read_settings()
+    _check_home(settings.home)
     environ = process_environment() | ({} if port is None else {"CORRAL_PORT": str(port)})
     station = Station(settings, Processes(settings.home), environ)
     if not station.running():
@@ -133,6 +135,16 @@ def _described(process: psutil.Process | None) -> str:
 
 class _Asked(Exception):
     """A signal asked for the end."""
+
+
+def _check_home(home: Path) -> None:
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(
+            f"data cannot be kept in {home}: {error.strerror}",
+            hint="Set CORRAL_HOME to a folder that you may write to.",
+        ) from None
 
 
 @dataclass

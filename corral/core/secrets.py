@@ -10,7 +10,7 @@ from corral.core.policy import Policy
 from corral.domain.errors import InvalidInput, NotFound, SecretExposed
 from corral.domain.host import Secret
 from corral.domain.ids import HostId, LeaseId
-from corral.domain.redaction import Secrets, StreamScanner
+from corral.domain.redaction import MIN_SECRET_BYTES, Secrets, StreamScanner
 from corral.ports.cipher import Cipher
 from corral.ports.store import Tx
 
@@ -21,6 +21,19 @@ def put(tx: Tx, cipher: Cipher, project: str, name: str, value: str, *, now: flo
     secret = Secret(project, name, cipher.encrypt(value, context=f"{project}/{name}"), now)
     tx.access.put_secret(secret)
     return secret
+
+
+def is_redacted(value: str) -> bool:
+    """Shorter values would blot out ordinary text, so they are not searched for in output."""
+    return len(value.encode()) >= MIN_SECRET_BYTES
+
+
+def listed(tx: Tx, cipher: Cipher, project: str) -> list[tuple[Secret, bool]]:
+    """The project's secrets, and of each whether it is kept out of output."""
+    return [
+        (s, is_redacted(cipher.decrypt(s.ciphertext, context=f"{project}/{s.name}")))
+        for s in tx.access.secrets(project)
+    ]
 
 
 def of_project(tx: Tx, cipher: Cipher, project: str) -> Secrets:

@@ -168,8 +168,10 @@ async def revoke_token(token_id: str, caller: Operator, svc: Svc) -> Response:
 @router.get("/projects/{project}/secrets")
 async def list_secrets(project: Project, svc: Svc) -> SecretPage:
     """Names only; a value is never shown."""
-    found = await svc.store.read(lambda tx: tx.access.secrets(project))
-    return SecretPage(items=[SecretView(name=s.name, updated_at=s.updated_at) for s in found])
+    found = await svc.store.read(lambda tx: core_secrets.listed(tx, svc.cipher, project))
+    return SecretPage(
+        items=[SecretView(name=s.name, updated_at=s.updated_at, redacted=hidden) for s, hidden in found]
+    )
 
 
 @router.put("/projects/{project}/secrets/{name}")
@@ -178,8 +180,8 @@ async def put_secret(project: Project, name: SecretName, body: SecretValue, svc:
     done = await svc.store.write(
         lambda tx: core_secrets.put(tx, svc.cipher, project, name, body.value, now=svc.clock.now())
     )
-    # Shorter values would blot out ordinary text, so they are not searched for in output.
-    return SecretView(name=done.name, updated_at=done.updated_at, redacted=len(body.value.encode()) >= 8)
+    hidden = core_secrets.is_redacted(body.value)
+    return SecretView(name=done.name, updated_at=done.updated_at, redacted=hidden)
 
 
 @router.delete("/projects/{project}/secrets/{name}", status_code=204)

@@ -89,7 +89,7 @@ class SecretValue(Strict):
 class SecretView(Answer):
     name: str
     updated_at: float
-    redacted: bool = True
+    redacted: bool
 
 
 class SecretPage(Answer):

@@ -483,3 +483,13 @@ def test_a_server_that_breaks_while_it_starts_shows_the_end_of_its_log(tmp_path:
 
     assert done.returncode == 1
     assert "the server ended while it started; the end of its log:" in done.stderr
+
+
+def test_a_home_that_cannot_be_used_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.write_text("not a folder")
+    done = Machine(occupied)("up", "--detach")
+    assert done.returncode != 0
+    assert "data cannot be kept in" in done.stderr
+    assert "CORRAL_HOME" in done.stderr
+    assert "Traceback" not in done.stderr

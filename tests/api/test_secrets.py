@@ -304,3 +304,11 @@ def test_another_key_is_a_clear_error(tmp_path_factory: pytest.TempPathFactory) 
         assert (body.code, answer.status_code) == ("key_problem", 409)
         assert "encrypted with another key" in body.message
         assert "Restore the key file" in body.hint
+
+
+def test_a_list_of_secrets_says_which_are_too_short_to_be_hidden(live: Live) -> None:
+    project = named("p")
+    live.ok("PUT", f"/v1/projects/{project}/secrets/LONG", {"value": CANARY})
+    live.ok("PUT", f"/v1/projects/{project}/secrets/PIN", {"value": "short"})
+    found = live.ok("GET", f"/v1/projects/{project}/secrets")["items"]
+    assert {item["name"]: item["redacted"] for item in found} == {"LONG": True, "PIN": False}
