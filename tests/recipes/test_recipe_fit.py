@@ -139,7 +139,6 @@ def test_equations_without_a_solution_are_said_so() -> None:
         fit.solve([[1.0, 1.0], [1.0, 1.0]], [1.0, 2.0])
 
 
-@pytest.mark.skipif(not MEASURED.exists(), reason="nothing has been measured yet")
 def test_the_shipped_constants_keep_their_bounds_on_the_measured_runs_en_d15() -> None:
     runs = fit.read(MEASURED.read_text("utf-8"))
     errors = fit.memory_errors(runs, calibration.default())
