@@ -1,4 +1,4 @@
-"""What users write, in Corral's form and in others' (EN-C20 to EN-C26)."""
+"""What users write, in Corral's form and in others' (EN-C20, EN-C25, EN-C26)."""
 
 from __future__ import annotations
 
