@@ -130,8 +130,7 @@ class Engine:
         """Update the weights and drop the gradients. Returns their norm before clipping."""
         self._check_idle()
         norm = self._optimizer.step(learning_rate, clip=clip)
-        if self._sampler is not None:
-            self._sampler.weights_changed()
+        self.weights_changed()
         return norm
 
     def _check_idle(self) -> None:
@@ -229,6 +228,17 @@ class Engine:
                 self._sampler = Sampler(trunk.decoder, trunk, tokenizer, rows=rows, context=context)
         return self._sampler
 
+    def weights_changed(self) -> None:
+        """After the weights were changed from outside: the sampler has the adapters in a form of its own."""
+        if self._sampler is not None:
+            self._sampler.weights_changed()
+
+    def drop_sampler(self) -> None:
+        """Give back the memory of its cache; the next one may be of another size."""
+        self._sampler = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Completion]:
         """One completion for each prompt, in their order; the seed is counted up."""
         longest = max((len(prompt) for prompt in prompts), default=0)
@@ -256,8 +266,7 @@ class Engine:
         self._check_idle()
         adapters.load_into(self.loaded.model, folder / "adapter")
         self._optimizer.load(folder / _OPTIMIZER)
-        if self._sampler is not None:
-            self._sampler.weights_changed()
+        self.weights_changed()
 
 
 def gradients(engine: Engine) -> Mapping[str, Tensor]:

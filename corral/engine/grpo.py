@@ -113,7 +113,7 @@ def rollouts_of(course: Course, setting: Setting, tasks: Sequence[int]) -> list[
             break
         except torch.OutOfMemoryError as error:
             problem = str(error).partition("\n")[0]
-        drop_sampler(course.engine)
+        course.engine.drop_sampler()
         if not setting.shrink():
             raise OutOfMemory(
                 f"Memory ran out while sampling one sequence at step {step + 1}: {problem}",
@@ -126,12 +126,6 @@ def rollouts_of(course: Course, setting: Setting, tasks: Sequence[int]) -> list[
 
 def restored(row: dict[str, Any]) -> Episode:
     return Episode(**{**row, "samples": [Sample(**sample) for sample in row["samples"]]})
-
-
-def drop_sampler(engine: Engine) -> None:
-    engine._sampler = None
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def check_errors(course: Course, setting: Setting, episodes: Sequence[Episode]) -> None:

@@ -22,17 +22,11 @@ def without_adapter(engine: Engine) -> Iterator[None]:
     with torch.no_grad():
         for p in outer.values():
             p.zero_()
-    _refresh(engine)
+    engine.weights_changed()
     try:
         yield
     finally:
         with torch.no_grad():
             for name, p in outer.items():
                 p.copy_(kept[name])
-        _refresh(engine)
-
-
-def _refresh(engine: Engine) -> None:
-    """The sampler keeps a copy of the adapter in a form of its own."""
-    if engine._sampler is not None:
-        engine._sampler.weights_changed()
+        engine.weights_changed()
