@@ -12,6 +12,11 @@ from corral.domain.ids import HostId, TokenId, is_id
 
 
 class Host(NamedTuple):
+    """`declared` is what the manifest named in `declared_by` says of it, as JSON; the more restrictive wins.
+
+    A host that is declared but has not enrolled has a row too, and was never seen.
+    """
+
     id: HostId
     name: str
     capability: str | None
@@ -21,12 +26,22 @@ class Host(NamedTuple):
     draining: bool
     last_seen_at: float | None
     created_at: float
+    declared: str | None = None
+    declared_digest: str | None = None
+    declared_by: str | None = None
+    revoked_at: float | None = None
+    # Failures in a row that look like the host's fault, and until when it gets nothing for them.
+    strikes: int = 0
+    set_aside_until: float | None = None
+    set_aside_why: str | None = None
 
 
 class Scope(StrEnum):
     USER = "user"
     OPERATOR = "operator"
     HOST = "host"
+    # Good for one enrolment of a host, and for nothing else.
+    JOIN = "join"
 
 
 class Token(NamedTuple):
@@ -41,6 +56,9 @@ class Token(NamedTuple):
     created_at: float
     expires_at: float | None
     revoked_at: float | None
+    used_at: float | None = None
+    # Of a join token: what the host that uses it is labelled with, as a JSON list.
+    labels: str | None = None
 
     def fits(self, secret: str, now: float) -> bool:
         return self.matches(secret) and self.holds(now)

@@ -14,12 +14,15 @@ HostId = NewType("HostId", str)
 GroupId = NewType("GroupId", str)
 ArtifactId = NewType("ArtifactId", str)
 TokenId = NewType("TokenId", str)
+ScheduleId = NewType("ScheduleId", str)
+WebhookId = NewType("WebhookId", str)
+DeliveryId = NewType("DeliveryId", str)
 Digest = NewType("Digest", str)
 
 # No vowels and no look-alikes: an id never spells a word and can be read aloud.
 _ALPHABET = "bcdfghjkmnpqrstvwxz23456789"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
-_ID = re.compile(r"(r|l|h|g|a|t)-[bcdfghjkmnpqrstvwxz2-9]{12}")
+_ID = re.compile(r"(r|l|h|g|a|t|s|w|d)-[bcdfghjkmnpqrstvwxz2-9]{12}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _REQUEST = re.compile(r"[A-Za-z0-9_-]{8,64}")
@@ -59,8 +62,20 @@ def new_token_id() -> TokenId:
     return TokenId(_new("t"))
 
 
+def new_schedule_id() -> ScheduleId:
+    return ScheduleId(_new("s"))
+
+
+def new_webhook_id() -> WebhookId:
+    return WebhookId(_new("w"))
+
+
+def new_delivery_id() -> DeliveryId:
+    return DeliveryId(_new("d"))
+
+
 def is_id(text: str, kind: str) -> bool:
-    """Whether the whole text is an id of this kind (`r`, `l`, `h`, `g`, `a`, `t`)."""
+    """Whether the whole text is an id of this kind (its first letter)."""
     return _ID.fullmatch(text) is not None and text[0] == kind
 
 

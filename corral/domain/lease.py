@@ -41,3 +41,5 @@ class Lease(NamedTuple):
     sample: str
     event_seq: int
     log_bytes: int
+    # How much of each GPU's memory it holds; None is the whole of them.
+    gpu_bytes: int | None = None

@@ -5,6 +5,7 @@ Records are named tuples: immutable, typed, and cheap enough to make from every 
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import NamedTuple
 
 from corral.domain.ids import ArtifactId, Digest, GroupId, HostId, LeaseId, RunId, new_run_id
@@ -38,6 +39,8 @@ class Run(NamedTuple):
     wall_limit_s: float | None
     stall_limit_s: float | None
     grace_s: float
+    preemptible: bool = False
+    schedule_id: str | None = None
     # What changes in a run's life; the defaults are how it begins.
     state: RunState = RunState.QUEUED
     hold_reason: str | None = None
@@ -61,11 +64,13 @@ class Run(NamedTuple):
     artifact_id: ArtifactId | None = None
     metrics: str = "{}"
     event_n: int = 0
+    # How many hosts were lost while they ran it.
+    lost_hosts: int = 0
 
     def born_again(self, *, submitted_by: str, now: float) -> Run:
         """The same run as a new one of the next generation."""
         return self._replace(
-            **self._field_defaults,
+            **_BEGINNING,
             id=new_run_id(),
             generation=self.generation + 1,
             submitted_by=submitted_by,
@@ -88,6 +93,14 @@ class Run(NamedTuple):
         return self._replace(
             used_infrastructure=used.infrastructure, used_memory=used.memory, used_code=used.code
         )
+
+
+# A run's next generation starts with these.
+_BEGINNING = {
+    name: value
+    for name, value in Run._field_defaults.items()
+    if Run._fields.index(name) >= Run._fields.index("state")
+}
 
 
 class Attempt(NamedTuple):
@@ -116,6 +129,25 @@ class Group(NamedTuple):
     project: str
     name: str
     created_at: float
+    # How many of its runs may be queued or running at once.
+    max_running: int | None = None
+
+
+class OnFailure(StrEnum):
+    """What becomes of a run whose parent did not succeed."""
+
+    FAIL = "fail"
+    CANCEL = "cancel"
+    RUN = "run"
+
+
+class Parent(NamedTuple):
+    """A run waits for another; `input` names the input that the parent's artifact becomes."""
+
+    run_id: RunId
+    parent_id: RunId
+    input: str | None
+    on_failure: OnFailure
 
 
 class Submission(NamedTuple):

@@ -14,7 +14,12 @@ from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, Blob, N
 from corral.domain.host import Host, Secret, Token
 from corral.domain.ids import ArtifactId, Digest, GroupId, HostId, LeaseId, RunId, TokenId
 from corral.domain.lease import Lease
-from corral.domain.run import Attempt, Event, Group, Rank, Run, Submission
+from corral.domain.run import Attempt, Event, Group, Parent, Rank, Run, Submission
+from corral.ports.audit import Audit
+from corral.ports.manifests import Manifests
+from corral.ports.quotas import Quotas
+from corral.ports.schedules import Schedules
+from corral.ports.webhooks import Webhooks
 
 T = TypeVar("T")
 
@@ -122,6 +127,12 @@ class Runs(Protocol):
     def insert_group(self, group: Group) -> None: ...
 
     def group(self, group_id: GroupId) -> Group | None: ...
+
+    def add_parent(self, parent: Parent) -> None: ...
+
+    def parents(self, run_id: RunId) -> list[Parent]: ...
+
+    def children(self, parent_id: RunId) -> list[Parent]: ...
 
     def group_runs(self, group_id: GroupId, limit: int) -> list[RunId]: ...
 
@@ -344,6 +355,16 @@ class Tx(Protocol):
     def artifacts(self) -> Artifacts: ...
     @property
     def records(self) -> Records: ...
+    @property
+    def manifests(self) -> Manifests: ...
+    @property
+    def schedules(self) -> Schedules: ...
+    @property
+    def quotas(self) -> Quotas: ...
+    @property
+    def audit(self) -> Audit: ...
+    @property
+    def webhooks(self) -> Webhooks: ...
 
     def announce(self, topic: str, key: str) -> None:
         """Told to every subscriber of every server after the commit, and only then."""

@@ -7,11 +7,16 @@ from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, Blob, NamedObject, Segment
+from corral.domain.audit import AuditEntry
 from corral.domain.host import Host, Scope, Secret, Token
 from corral.domain.lease import Lease, LeaseState
+from corral.domain.manifest import Manifest
+from corral.domain.quota import Hours, Quota
 from corral.domain.reasons import Reason
-from corral.domain.run import Attempt, Event, Group, Rank, Run, Submission
+from corral.domain.run import Attempt, Event, Group, OnFailure, Parent, Rank, Run, Submission
+from corral.domain.schedule import Missed, Overlap, Schedule
 from corral.domain.states import RankState, RunState
+from corral.domain.webhook import Delivery, DeliveryState, Webhook, WebhookFormat
 
 R = TypeVar("R", bound=NamedTuple)
 Row = Sequence[Any]
@@ -56,7 +61,11 @@ class Record(Generic[R]):
         return params
 
 
-RUN = Record(Run, enums={"state": RunState, "reason": Reason, "stop_reason": Reason}, truths=["elastic"])
+RUN = Record(
+    Run,
+    enums={"state": RunState, "reason": Reason, "stop_reason": Reason},
+    truths=["elastic", "preemptible"],
+)
 SUBMISSION = Record(Submission)
 GROUP = Record(Group)
 ATTEMPT = Record(Attempt)
@@ -71,6 +80,14 @@ ARTIFACT_FILE = Record(ArtifactFile)
 EVENT = Record(Event)
 SEGMENT = Record(Segment)
 OBJECT = Record(NamedObject)
+PARENT = Record(Parent, enums={"on_failure": OnFailure})
+MANIFEST = Record(Manifest)
+SCHEDULE = Record(Schedule, enums={"missed": Missed, "overlap": Overlap}, truths=["paused"])
+QUOTA = Record(Quota)
+HOURS = Record(Hours)
+AUDIT = Record(AuditEntry)
+WEBHOOK = Record(Webhook, enums={"format": WebhookFormat}, truths=["paused"])
+DELIVERY = Record(Delivery, enums={"state": DeliveryState})
 
 # What `<run>` stands for in a statement.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -89,4 +106,12 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "event": EVENT.columns,
     "segment": SEGMENT.columns,
     "object": OBJECT.columns,
+    "parent": PARENT.columns,
+    "manifest": MANIFEST.columns,
+    "schedule": SCHEDULE.columns,
+    "quota": QUOTA.columns,
+    "hours": HOURS.columns,
+    "audit": AUDIT.columns,
+    "webhook": WEBHOOK.columns,
+    "delivery": DELIVERY.columns,
 }

@@ -9,10 +9,10 @@ from itertools import islice
 from operator import itemgetter
 
 from corral.adapters.sql.connection import Connection
-from corral.adapters.sql.rows import GROUP, RUN, SUBMISSION
+from corral.adapters.sql.rows import GROUP, PARENT, RUN, SUBMISSION
 from corral.domain.errors import NotFound
 from corral.domain.ids import Digest, GroupId, LeaseId, RunId
-from corral.domain.run import Group, Run, Submission
+from corral.domain.run import Group, Parent, Run, Submission
 from corral.ports.store import Lane, Ready, RunFilter
 
 # Groups may share a name; nobody pages through more of them than this.
@@ -148,6 +148,15 @@ class SqlRuns:
 
     def insert_group(self, group: Group) -> None:
         self._db.put("group_insert", GROUP, group)
+
+    def add_parent(self, parent: Parent) -> None:
+        self._db.put("parent_insert", PARENT, parent)
+
+    def parents(self, run_id: RunId) -> list[Parent]:
+        return [PARENT.read(row) for row in self._db.all("parents", {"run_id": run_id})]
+
+    def children(self, parent_id: RunId) -> list[Parent]:
+        return [PARENT.read(row) for row in self._db.all("children", {"parent_id": parent_id})]
 
     def group(self, group_id: GroupId) -> Group | None:
         row = self._db.one("group_get", {"id": group_id})

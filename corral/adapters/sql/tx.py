@@ -5,12 +5,17 @@ from __future__ import annotations
 from corral.adapters.sql.access import SqlAccess
 from corral.adapters.sql.artifacts import SqlArtifacts
 from corral.adapters.sql.attempts import SqlAttempts
+from corral.adapters.sql.audit import SqlAudit
 from corral.adapters.sql.blobs import SqlBlobs
 from corral.adapters.sql.connection import Connection
 from corral.adapters.sql.hosts import SqlHosts
 from corral.adapters.sql.leases import SqlLeases
+from corral.adapters.sql.manifests import SqlManifests
+from corral.adapters.sql.quotas import SqlQuotas
 from corral.adapters.sql.records import SqlRecords
 from corral.adapters.sql.runs import SqlRuns
+from corral.adapters.sql.schedules import SqlSchedules
+from corral.adapters.sql.webhooks import SqlWebhooks
 
 # Postgres carries 8000 bytes with a notification, and a character may take four.
 LONGEST_KEY = 1500
@@ -28,6 +33,11 @@ class SqlTx:
         self.blobs = SqlBlobs(connection)
         self.artifacts = SqlArtifacts(connection)
         self.records = SqlRecords(connection)
+        self.manifests = SqlManifests(connection)
+        self.schedules = SqlSchedules(connection)
+        self.quotas = SqlQuotas(connection)
+        self.audit = SqlAudit(connection)
+        self.webhooks = SqlWebhooks(connection)
         self._announced: list[tuple[str, str]] = []
 
     def announce(self, topic: str, key: str) -> None:

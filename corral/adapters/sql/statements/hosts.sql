@@ -13,7 +13,10 @@ SELECT <host> FROM hosts WHERE name = :name;
 -- name: host_save
 UPDATE hosts SET
     name = :name, capability = :capability, capability_digest = :capability_digest, slots = :slots,
-    boot_id = :boot_id, draining = :draining, last_seen_at = :last_seen_at
+    boot_id = :boot_id, draining = :draining, last_seen_at = :last_seen_at,
+    declared = :declared, declared_digest = :declared_digest, declared_by = :declared_by,
+    revoked_at = :revoked_at, strikes = :strikes, set_aside_until = :set_aside_until,
+    set_aside_why = :set_aside_why
 WHERE id = :id;
 
 -- name: host_page

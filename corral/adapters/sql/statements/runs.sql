@@ -21,7 +21,8 @@ UPDATE runs SET
     exit_code = :exit_code, signal = :signal, attempt = :attempt, epoch = :epoch,
     used_infrastructure = :used_infrastructure, used_memory = :used_memory, used_code = :used_code,
     ran_s = :ran_s, stop_deadline = :stop_deadline, stop_reason = :stop_reason, last_host = :last_host,
-    artifact_id = :artifact_id, metrics = :metrics, event_n = :event_n
+    artifact_id = :artifact_id, metrics = :metrics, event_n = :event_n,
+    lost_hosts = :lost_hosts
 WHERE id = :id;
 
 -- name: spec_get
@@ -150,3 +151,12 @@ WHERE stop_deadline IS NOT NULL AND stop_deadline > :latest + grace_s;
 -- name: run_pull_in_backoffs
 UPDATE runs SET not_before = :latest
 WHERE state = 'held' AND not_before IS NOT NULL AND not_before > :latest AND hold_reason = 'backoff';
+
+-- name: parent_insert
+INSERT INTO run_parents (<parent>) VALUES (<:parent>);
+
+-- name: parents
+SELECT <parent> FROM run_parents WHERE run_id = :run_id ORDER BY parent_id;
+
+-- name: children
+SELECT <parent> FROM run_parents WHERE parent_id = :parent_id ORDER BY run_id;

@@ -1,0 +1,37 @@
+"""Quotas and what was used of them."""
+
+from __future__ import annotations
+
+from corral.adapters.sql.connection import Connection
+from corral.adapters.sql.rows import HOURS, QUOTA
+from corral.domain.quota import Hours, Quota
+
+
+class SqlQuotas:
+    def __init__(self, connection: Connection) -> None:
+        self._db = connection
+
+    def get(self, project: str) -> Quota | None:
+        row = self._db.one("quota_get", {"project": project})
+        return None if row is None else QUOTA.read(row)
+
+    def all(self) -> list[Quota]:
+        return [QUOTA.read(row) for row in self._db.all("quota_all", {})]
+
+    def put(self, quota: Quota) -> None:
+        self._db.put("quota_put", QUOTA, quota)
+
+    def delete(self, project: str) -> bool:
+        return self._db.run("quota_delete", {"project": project}) > 0
+
+    def add_hours(self, used: Hours) -> None:
+        self._db.put("hours_add", HOURS, used)
+
+    def hours(self, project: str, month: str) -> Hours | None:
+        row = self._db.one("hours_get", {"project": project, "month": month})
+        return None if row is None else HOURS.read(row)
+
+    def hours_page(self, after: tuple[str, str] | None, limit: int) -> list[Hours]:
+        project, month = after or ("", "")
+        rows = self._db.all("hours_page", {"project": project, "month": month, "limit": limit})
+        return [HOURS.read(row) for row in rows]

@@ -1,0 +1,46 @@
+-- name: webhook_insert
+INSERT INTO webhooks (<webhook>) VALUES (<:webhook>);
+
+-- name: webhook_get
+SELECT <webhook> FROM webhooks WHERE id = :id;
+
+-- name: webhook_by_name
+SELECT <webhook> FROM webhooks WHERE name = :name;
+
+-- name: webhook_all
+SELECT <webhook> FROM webhooks ORDER BY name;
+
+-- name: webhook_save
+UPDATE webhooks SET
+    url = :url, format = :format, events = :events, secret = :secret, cursor = :cursor, paused = :paused
+WHERE id = :id;
+
+-- name: webhook_delete
+DELETE FROM webhooks WHERE id = :id;
+
+-- name: webhook_delete_deliveries
+DELETE FROM deliveries WHERE webhook_id = :id;
+
+-- name: delivery_insert
+INSERT INTO deliveries (<delivery>) VALUES (<:delivery>);
+
+-- name: delivery_get
+SELECT <delivery> FROM deliveries WHERE id = :id;
+
+-- name: delivery_save
+UPDATE deliveries SET
+    state = :state, attempts = :attempts, next_at = :next_at, status = :status, detail = :detail,
+    ended_at = :ended_at
+WHERE id = :id;
+
+-- name: delivery_due
+SELECT <delivery> FROM deliveries WHERE state = 'waiting' AND next_at <= :now ORDER BY next_at LIMIT :limit;
+
+-- name: delivery_page
+SELECT <delivery> FROM deliveries WHERE webhook_id = :webhook_id AND (created_at, id) < (:at, :last)
+ORDER BY created_at DESC, id DESC LIMIT :limit;
+
+-- name: delivery_forget
+DELETE FROM deliveries WHERE id IN (
+    SELECT id FROM deliveries WHERE ended_at IS NOT NULL AND ended_at < :before LIMIT :limit
+);

@@ -1,0 +1,58 @@
+"""Webhooks and their deliveries."""
+
+from __future__ import annotations
+
+from corral.adapters.sql.connection import Connection
+from corral.adapters.sql.rows import DELIVERY, WEBHOOK
+from corral.domain.ids import DeliveryId, WebhookId
+from corral.domain.webhook import Delivery, Webhook
+
+
+class SqlWebhooks:
+    def __init__(self, connection: Connection) -> None:
+        self._db = connection
+
+    def insert(self, webhook: Webhook) -> None:
+        self._db.put("webhook_insert", WEBHOOK, webhook)
+
+    def get(self, webhook_id: WebhookId) -> Webhook | None:
+        row = self._db.one("webhook_get", {"id": webhook_id})
+        return None if row is None else WEBHOOK.read(row)
+
+    def by_name(self, name: str) -> Webhook | None:
+        row = self._db.one("webhook_by_name", {"name": name})
+        return None if row is None else WEBHOOK.read(row)
+
+    def all(self) -> list[Webhook]:
+        return [WEBHOOK.read(row) for row in self._db.all("webhook_all", {})]
+
+    def save(self, webhook: Webhook) -> None:
+        self._db.put("webhook_save", WEBHOOK, webhook)
+
+    def delete(self, webhook_id: WebhookId) -> bool:
+        self._db.run("webhook_delete_deliveries", {"id": webhook_id})
+        return self._db.run("webhook_delete", {"id": webhook_id}) > 0
+
+    def insert_delivery(self, delivery: Delivery) -> None:
+        self._db.put("delivery_insert", DELIVERY, delivery)
+
+    def delivery(self, delivery_id: DeliveryId) -> Delivery | None:
+        row = self._db.one("delivery_get", {"id": delivery_id})
+        return None if row is None else DELIVERY.read(row)
+
+    def save_delivery(self, delivery: Delivery) -> None:
+        self._db.put("delivery_save", DELIVERY, delivery)
+
+    def due(self, now: float, limit: int) -> list[Delivery]:
+        rows = self._db.all("delivery_due", {"now": now, "limit": limit})
+        return [DELIVERY.read(row) for row in rows]
+
+    def deliveries(
+        self, webhook_id: WebhookId, *, after: tuple[float, DeliveryId] | None, limit: int
+    ) -> list[Delivery]:
+        at, last = after or (float("inf"), DeliveryId(""))
+        params = {"webhook_id": webhook_id, "at": at, "last": last, "limit": limit}
+        return [DELIVERY.read(row) for row in self._db.all("delivery_page", params)]
+
+    def forget(self, before: float, limit: int) -> int:
+        return self._db.run("delivery_forget", {"before": before, "limit": limit})

@@ -1,0 +1,23 @@
+"""Where manifests are kept."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from corral.domain.manifest import Manifest
+
+
+class Manifests(Protocol):
+    def get(self, project: str, name: str) -> Manifest | None: ...
+
+    def lock(self, project: str, name: str) -> Manifest | None:
+        """Like `get`, and no other transaction applies this manifest until this one ends."""
+        ...
+
+    def put(self, manifest: Manifest) -> None:
+        """Insert or replace."""
+        ...
+
+    def page(self, after: tuple[str, str] | None, limit: int) -> list[Manifest]: ...
+
+    def delete(self, project: str, name: str) -> bool: ...

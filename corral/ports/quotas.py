@@ -1,0 +1,27 @@
+"""Where quotas, and what was used of them, are kept."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from corral.domain.quota import Hours, Quota
+
+
+class Quotas(Protocol):
+    def get(self, project: str) -> Quota | None: ...
+
+    def all(self) -> list[Quota]: ...
+
+    def put(self, quota: Quota) -> None:
+        """Insert or replace."""
+        ...
+
+    def delete(self, project: str) -> bool: ...
+
+    def add_hours(self, used: Hours) -> None:
+        """Add to what the project used in that month."""
+        ...
+
+    def hours(self, project: str, month: str) -> Hours | None: ...
+
+    def hours_page(self, after: tuple[str, str] | None, limit: int) -> list[Hours]: ...

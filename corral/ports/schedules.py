@@ -1,0 +1,28 @@
+"""Where schedules are kept."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from corral.domain.ids import ScheduleId
+from corral.domain.schedule import Schedule
+
+
+class Schedules(Protocol):
+    def insert(self, schedule: Schedule) -> None: ...
+
+    def get(self, schedule_id: ScheduleId) -> Schedule | None: ...
+
+    def lock(self, schedule_id: ScheduleId) -> Schedule | None:
+        """Like `get`, and no other transaction changes it until this one ends."""
+        ...
+
+    def by_name(self, project: str, name: str) -> Schedule | None: ...
+
+    def save(self, schedule: Schedule) -> None: ...
+
+    def page(self, after: ScheduleId | None, limit: int) -> list[Schedule]: ...
+
+    def due(self, now: float, limit: int) -> list[ScheduleId]: ...
+
+    def delete(self, schedule_id: ScheduleId) -> bool: ...
