@@ -16,9 +16,11 @@ from corral.ports.store import Tx
 class Caller:
     """A user or operator, and which projects they see."""
 
-    def __init__(self, token: Token) -> None:
+    def __init__(self, token: Token, origin: str = "") -> None:
         self.token = token
         self.actor = f"{token.scope}:{token.name}"
+        # The address that the call came from, for the audit.
+        self.origin = origin
 
     def check_project(self, project: str) -> str:
         if self.token.project is not None and self.token.project != project:
@@ -37,8 +39,12 @@ def require(token: Token | None, *scopes: Scope) -> Token:
     return token
 
 
-def user_of(token: Token | None) -> Caller:
-    return Caller(require(token, Scope.USER, Scope.OPERATOR))
+def user_of(token: Token | None, origin: str = "") -> Caller:
+    return Caller(require(token, Scope.USER, Scope.OPERATOR), origin)
+
+
+def origin_of(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 def host_of(token: Token | None) -> HostId:
@@ -49,11 +55,11 @@ def host_of(token: Token | None) -> HostId:
 
 
 async def user(request: Request) -> Caller:
-    return user_of(request.state.token)
+    return user_of(request.state.token, origin_of(request))
 
 
 async def operator(request: Request) -> Caller:
-    return Caller(require(request.state.token, Scope.OPERATOR))
+    return Caller(require(request.state.token, Scope.OPERATOR), origin_of(request))
 
 
 async def anyone(request: Request) -> Token:

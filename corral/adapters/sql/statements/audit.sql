@@ -1,5 +1,5 @@
 -- name: audit_last
-SELECT <audit> FROM audit ORDER BY n DESC LIMIT 1 /*lock FOR UPDATE */;
+SELECT <audit> FROM audit ORDER BY n DESC LIMIT 1;
 
 -- name: audit_append
 INSERT INTO audit (<audit>) VALUES (<:audit>);
