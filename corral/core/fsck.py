@@ -18,6 +18,7 @@ from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.store import Store, Tx
 
 PAGE = 200
+_USERS_NAMED = 5
 
 
 class Finding(NamedTuple):
@@ -103,9 +104,22 @@ class Fsck:
             if blob.condemned_at is not None:
                 return None
             gone = await self.store.read(lambda tx: tx.blobs.get(blob.project, blob.digest) is None)
-            return None if gone else f"{name} is missing from the store"
+            return (
+                None
+                if gone
+                else f"{name} is not in the store, or was set aside as damaged; {await self._users(blob)}"
+            )
         await self.in_thread(partial(self.blobs.set_aside, blob.digest))
-        return f"{name} does not match its digest; the damaged bytes are set aside, upload the file again"
+        return f"{name} does not match its digest; its bytes are set aside; {await self._users(blob)}"
+
+    async def _users(self, blob: Blob) -> str:
+        """What is harmed, in the words by which a user knows it."""
+        found = await self.store.read(
+            lambda tx: tx.artifacts.naming(blob.project, blob.digest, limit=_USERS_NAMED)
+        )
+        named = [f"{path} of {of}" + (f" (run {run})" if run else "") for of, path, run in found]
+        more = " and more" if len(found) == _USERS_NAMED else ""
+        return f"it is {', '.join(named)}{more}" if named else "no artifact names it"
 
     async def _stray_bytes(self) -> AsyncIterator[Finding]:
         """Bytes without a row are harmless (a crash between the two); they are counted, not a problem."""
