@@ -17,12 +17,14 @@ TokenId = NewType("TokenId", str)
 ScheduleId = NewType("ScheduleId", str)
 WebhookId = NewType("WebhookId", str)
 DeliveryId = NewType("DeliveryId", str)
+EndpointId = NewType("EndpointId", str)
+CallId = NewType("CallId", str)
 Digest = NewType("Digest", str)
 
 # No vowels and no look-alikes: an id never spells a word and can be read aloud.
 _ALPHABET = "bcdfghjkmnpqrstvwxz23456789"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
-_ID = re.compile(r"(r|l|h|g|a|t|s|w|d)-[bcdfghjkmnpqrstvwxz2-9]{12}")
+_ID = re.compile(r"(r|l|h|g|a|t|s|w|d|e|c)-[bcdfghjkmnpqrstvwxz2-9]{12}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _REQUEST = re.compile(r"[A-Za-z0-9_-]{8,64}")
@@ -72,6 +74,14 @@ def new_webhook_id() -> WebhookId:
 
 def new_delivery_id() -> DeliveryId:
     return DeliveryId(_new("d"))
+
+
+def new_endpoint_id() -> EndpointId:
+    return EndpointId(_new("e"))
+
+
+def new_call_id() -> CallId:
+    return CallId(_new("c"))
 
 
 def is_id(text: str, kind: str) -> bool:

@@ -16,6 +16,8 @@ from corral.domain.ids import ArtifactId, Digest, GroupId, HostId, LeaseId, RunI
 from corral.domain.lease import Lease
 from corral.domain.run import Attempt, Event, Group, Parent, Rank, Run, Submission
 from corral.ports.audit import Audit
+from corral.ports.calls import Calls
+from corral.ports.endpoints import Endpoints
 from corral.ports.manifests import Manifests
 from corral.ports.quotas import Quotas
 from corral.ports.schedules import Schedules
@@ -381,6 +383,10 @@ class Tx(Protocol):
     def audit(self) -> Audit: ...
     @property
     def webhooks(self) -> Webhooks: ...
+    @property
+    def endpoints(self) -> Endpoints: ...
+    @property
+    def calls(self) -> Calls: ...
 
     def announce(self, topic: str, key: str) -> None:
         """Told to every subscriber of every server after the commit, and only then."""
@@ -388,6 +394,11 @@ class Tx(Protocol):
 
 
 class Store(Protocol):
+    @property
+    def alone(self) -> bool:
+        """Whether no other server writes to it."""
+        ...
+
     async def write(self, unit: Callable[[Tx], T]) -> T:
         """Run the unit; return after its commit is durable. StoreUnavailable if it cannot be now."""
         ...

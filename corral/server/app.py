@@ -9,11 +9,16 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from corral import __version__
+from corral.core.calls import TOPIC_CALL, TOPIC_CALL_READY, parse_ready_call
+from corral.core.endpoints import TOPIC_ENDPOINT
 from corral.core.transitions import TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
-from corral.server import admin, artifacts, blobs, errors, leases, outcomes, runs, streams
+from corral.domain.ids import CallId
+from corral.server import admin, artifacts, blobs, calls, endpoints, errors, leases, outcomes, runs, streams
 from corral.server.gate import Gate
+from corral.server.hub import SCALE
 from corral.server.loops import Loops
 from corral.server.openapi import ERRORS, declare_scopes
+from corral.server.scaling import Scaler
 from corral.server.services import Services
 
 
@@ -38,7 +43,10 @@ class Server:
         )
         api.state.services = self.services
         errors.install(api)
-        routers = [module.router for module in (runs, streams, leases, outcomes, blobs, artifacts, admin)]
+        routers = [
+            module.router
+            for module in (runs, streams, leases, outcomes, blobs, artifacts, admin, endpoints, calls)
+        ]
         for router in routers:
             api.include_router(router)
         declare_scopes(api, routers)
@@ -48,7 +56,8 @@ class Server:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         self.services.store.subscribe(self._heard)
         await self.loops.reconcile()
-        tasks = [asyncio.create_task(loop) for loop in self.loops.all()]
+        loops = [*self.loops.all(), Scaler(self.services).forever()]
+        tasks = [asyncio.create_task(loop) for loop in loops]
         try:
             yield
         finally:
@@ -62,6 +71,8 @@ class Server:
         """Answer every long poll and end every stream, so that the server can end at once."""
         self.services.hub.close()
         self.services.waiters.close()
+        self.services.dispatch.close()
+        self.services.results.close()
 
     def _heard(self, topic: str, key: str) -> None:
         """What a commit announced, here or on another server."""
@@ -73,5 +84,20 @@ class Server:
             self.services.hub.wake(key)
         elif topic == TOPIC_STOP:
             self.services.hub.wake(leases.stop_key(key))
+        elif topic == TOPIC_CALL_READY:
+            self._call_is_ready(key)
+        elif topic == TOPIC_CALL:
+            self.services.dispatch.ended(CallId(key))
+            self.services.results.touched(CallId(key))
+            self.services.hub.wake(f"call:{key}")
+        elif topic == TOPIC_ENDPOINT:
+            self.services.hub.wake(f"endpoint:{key}")
+            self.services.hub.wake(SCALE)
         elif topic == admin.TOPIC_TOKEN:
             self.app.forget(key)
+
+    def _call_is_ready(self, key: str) -> None:
+        pool, waiting = parse_ready_call(key)
+        self.services.results.again(waiting.id)
+        if not self.services.dispatch.heard(pool, waiting):
+            self.services.hub.wake(SCALE)

@@ -7,6 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# Woken when an endpoint may need another instance.
+SCALE = "scale"
+
 
 class Hub:
     def __init__(self) -> None:

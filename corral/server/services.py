@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
@@ -20,12 +21,16 @@ from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.cipher import Cipher
 from corral.ports.clock import Clock
 from corral.ports.store import Store
+from corral.server.book import Book
 from corral.server.counters import Counters
+from corral.server.dispatch import Dispatcher
 from corral.server.hub import Hub
+from corral.server.results import Results
 from corral.server.turns import Turns
 from corral.server.waiting import Waiters
 
 T = TypeVar("T")
+log = logging.getLogger("corral.server")
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,21 @@ class Services:
     def __post_init__(self) -> None:
         self.waiters = Waiters(self.shapes)
         self.ender = Ender(self.policy, self.shares)
+        self.dispatch = Dispatcher(self.clock)
+        self.book = Book()
+        self.results = Results()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def in_background(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Not waited for. What fails is logged; nobody depends on it."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("work in the background failed: %s", error)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.io, partial(work))

@@ -39,7 +39,7 @@ class _Common(Exact):
     project: Name = Field(
         "default", description="Which project it belongs to. `CORRAL_PROJECT` when left out."
     )
-    kind: Literal["command", "train"] = Field(
+    kind: Literal["command", "train", "service"] = Field(
         "command", description="What sort of run it is; follows from whether there is a `[train]` table."
     )
     model: ModelRef | None = Field(
@@ -126,6 +126,8 @@ class _Common(Exact):
     def _argv_or_train(cls, value: list[str], info: ValidationInfo) -> list[str]:
         if "train" not in info.data or (info.data["train"] is None) == bool(value):
             return value
+        if info.data.get("kind") == "service" and not value:
+            return value
         if value:
             raise ValueError("has no place beside [train]: the training engine is what runs")
         raise ValueError("is required: the command to run, or a [train] table")
@@ -200,6 +202,13 @@ class RunFile(_Common):
         ),
     )
 
+    @field_validator("kind")
+    @classmethod
+    def _not_an_instance(cls, value: str) -> str:
+        if value == "service":
+            raise ValueError("is made by a deploy: `corral fn deploy app.py`")
+        return value
+
     @field_validator("train")
     @classmethod
     def _train_is_valid(cls, value: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
@@ -267,12 +276,24 @@ class BuiltEnvironment(Exact):
     find_links: str | None = None
 
 
+class ServiceTable(Exact):
+    """Which endpoint, version and pool an instance serves; `params` are those of its class."""
+
+    endpoint: Name
+    endpoint_id: str = Field(pattern=r"^e-[a-z0-9]{12}$")
+    version: int = Field(ge=1)
+    pool: str = Field("", max_length=64)
+    params: dict[str, Any] | None = None
+    concurrency: int = Field(1, ge=1, le=1000)
+
+
 class RunSpec(_Common):
     """A resolved run: one seed, no sweep; code and inputs are artifacts; the environment is locked.
 
     Of a stored one the train table is not checked again: what was accepted once stays readable.
     """
 
+    service: ServiceTable | None = Field(None, description="Of an instance of an endpoint: what it serves.")
     model_revision: str | None = Field(
         None, max_length=256, description="The commit or digest that `model` stood for when it was submitted."
     )

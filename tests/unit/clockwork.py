@@ -86,11 +86,11 @@ class CountingTx:
 
     def __init__(self, tx: Tx) -> None:
         self._tx = tx
-        self.calls: Counter[str] = Counter()
+        self.counted: Counter[str] = Counter()
 
     def __getattr__(self, part: str) -> Any:
         found = getattr(self._tx, part)
-        return found if callable(found) else _CountingPart(found, part, self.calls)
+        return found if callable(found) else _CountingPart(found, part, self.counted)
 
 
 class _CountingPart:

@@ -118,7 +118,7 @@ class Queue:
         def unit(tx: Tx) -> tuple[Candidate | None, dict[str, int]]:
             counting = CountingTx(tx)
             found = self.lanes.take(counting, fits, lambda project: self.shares.weight(project, 0.0))
-            return found, dict(counting.calls)
+            return found, dict(counting.counted)
 
         return self.db.now_read(unit)
 

@@ -156,7 +156,7 @@ class Claimer:
 
         def counted(tx: Tx) -> tuple[Claimed, dict[str, int]]:
             counting = CountingTx(tx)
-            return claim(counting), dict(counting.calls)
+            return claim(counting), dict(counting.counted)
 
         done, calls = self.queue.db.now_write(counted)
         return [grant.run.id for grant in done.grants], calls

@@ -49,6 +49,8 @@ _NOTIFY = (
 
 
 class PostgresStore:
+    alone = False
+
     """`url` is a `postgresql://` address. Every thread of the pools keeps a connection of its own."""
 
     def __init__(self, url: str) -> None:

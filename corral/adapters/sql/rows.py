@@ -8,6 +8,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, Blob, NamedObject, Segment
 from corral.domain.audit import AuditEntry
+from corral.domain.call import Call, CallState, Chunk
+from corral.domain.endpoint import Endpoint, EndpointVersion, Instance, PoolParams, VersionState
 from corral.domain.host import Host, Scope, Secret, Token
 from corral.domain.lease import Lease, LeaseState
 from corral.domain.manifest import Manifest
@@ -88,6 +90,12 @@ HOURS = Record(Hours)
 AUDIT = Record(AuditEntry)
 WEBHOOK = Record(Webhook, enums={"format": WebhookFormat}, truths=["paused"])
 DELIVERY = Record(Delivery, enums={"state": DeliveryState})
+ENDPOINT = Record(Endpoint, truths=["live", "stopped"])
+VERSION = Record(EndpointVersion, enums={"state": VersionState})
+INSTANCE = Record(Instance)
+POOL = Record(PoolParams)
+CALL = Record(Call, enums={"state": CallState})
+CHUNK = Record(Chunk)
 
 # What `<run>` stands for in a statement.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -114,4 +122,10 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "audit": AUDIT.columns,
     "webhook": WEBHOOK.columns,
     "delivery": DELIVERY.columns,
+    "endpoint": ENDPOINT.columns,
+    "version": VERSION.columns,
+    "instance": INSTANCE.columns,
+    "pool": POOL.columns,
+    "call": CALL.columns,
+    "chunk": CHUNK.columns,
 }

@@ -12,7 +12,7 @@ from corral.adapters.sql.rows import Row
 from corral.domain.errors import InvalidInput, StoreUnavailable, VersionMismatch
 
 # Oldest first. A revision that is not here was made by a newer server.
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 HEAD = REVISIONS[-1]
 # Raised together with `corral_schema.needs` by a migration that servers before it cannot live with.
 GENERATION = 1

@@ -34,6 +34,8 @@ _READERS = 3
 
 
 class SqliteStore:
+    alone = True
+
     """`path` is a file, made if it is not there, or `:memory:`; `max_bytes` is how large it may grow."""
 
     def __init__(self, path: Path | str, *, busy_s: float = BUSY_S, max_bytes: int | None = None) -> None:

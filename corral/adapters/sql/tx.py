@@ -7,7 +7,9 @@ from corral.adapters.sql.artifacts import SqlArtifacts
 from corral.adapters.sql.attempts import SqlAttempts
 from corral.adapters.sql.audit import SqlAudit
 from corral.adapters.sql.blobs import SqlBlobs
+from corral.adapters.sql.calls import SqlCalls
 from corral.adapters.sql.connection import Connection
+from corral.adapters.sql.endpoints import SqlEndpoints
 from corral.adapters.sql.hosts import SqlHosts
 from corral.adapters.sql.leases import SqlLeases
 from corral.adapters.sql.manifests import SqlManifests
@@ -38,6 +40,8 @@ class SqlTx:
         self.quotas = SqlQuotas(connection)
         self.audit = SqlAudit(connection)
         self.webhooks = SqlWebhooks(connection)
+        self.endpoints = SqlEndpoints(connection)
+        self.calls = SqlCalls(connection)
         self._announced: list[tuple[str, str]] = []
 
     def announce(self, topic: str, key: str) -> None:

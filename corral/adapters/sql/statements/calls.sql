@@ -1,0 +1,90 @@
+-- name: call_insert
+INSERT INTO calls (<call>) VALUES (<:call>);
+
+-- name: call_insert_once
+INSERT INTO calls (<call>) VALUES (<:call>)
+ON CONFLICT (endpoint_id, key) WHERE key IS NOT NULL DO NOTHING;
+
+-- name: call_get
+SELECT <call> FROM calls WHERE id = :id;
+
+-- name: call_lock
+SELECT <call> FROM calls WHERE id = :id /*lock FOR UPDATE */;
+
+-- name: call_many
+SELECT <call> FROM calls WHERE id IN (<list ids>) ORDER BY id;
+
+-- name: call_ended
+SELECT <call> FROM calls
+WHERE id IN (<list ids>) AND /*sqlite +*/state IN ('succeeded', 'failed', 'cancelled', 'expired')
+ORDER BY id;
+
+-- name: call_by_key
+SELECT <call> FROM calls WHERE endpoint_id = :endpoint_id AND key = :key;
+
+-- name: call_save
+UPDATE calls SET
+    ready_at = :ready_at, expires_at = :expires_at, state = :state, attempt = :attempt, lost = :lost,
+    lease_id = :lease_id, run_id = :run_id, started_at = :started_at, ended_at = :ended_at, ran_s = :ran_s,
+    result_format = :result_format, result = :result, result_blob = :result_blob,
+    result_bytes = :result_bytes, error = :error, chunks = :chunks, forget_at = :forget_at
+WHERE id = :id;
+
+-- name: call_assign
+UPDATE calls SET
+    state = 'assigned', attempt = attempt + 1, lease_id = :lease_id, run_id = :run_id, started_at = :now
+WHERE id IN (<list ids>) AND /*sqlite +*/state = 'queued' RETURNING id;
+
+-- name: call_of_lease
+SELECT <call> FROM calls WHERE lease_id = :lease_id AND state = 'assigned' ORDER BY id;
+
+-- name: call_orphans
+SELECT c.id FROM calls AS c LEFT JOIN leases AS l ON l.id = c.lease_id
+WHERE c.state = 'assigned' AND (l.id IS NULL OR l.state = 'closed') ORDER BY c.id LIMIT :limit;
+
+-- name: pool_first
+SELECT endpoint_id, version, pool FROM calls /*sqlite INDEXED BY calls_queued */ WHERE state = 'queued'
+ORDER BY endpoint_id, version, pool LIMIT 1;
+
+-- name: pool_next
+SELECT endpoint_id, version, pool FROM calls /*sqlite INDEXED BY calls_queued */
+WHERE state = 'queued' AND (endpoint_id, version, pool) > (:endpoint_id, :version, :key)
+ORDER BY endpoint_id, version, pool LIMIT 1;
+
+-- name: call_waiting
+SELECT priority, ready_at, id FROM calls /*sqlite INDEXED BY calls_queued */
+WHERE state = 'queued' AND endpoint_id = :endpoint_id AND version = :version AND pool = :key
+    /*if after AND (-priority, ready_at, id) > (-:priority, :ready_at, :after) */
+ORDER BY priority DESC, ready_at, id LIMIT :limit;
+
+-- name: call_counts
+SELECT state, COUNT(*) FROM calls
+WHERE endpoint_id = :endpoint_id AND state IN ('queued', 'assigned') GROUP BY state ORDER BY state;
+
+-- name: call_page
+SELECT <call> FROM calls
+WHERE (created_at, id) < (:at, :last)
+    /*if project AND project = :project */
+    /*if endpoint_id AND endpoint_id = :endpoint_id */
+    /*if state AND /*sqlite +*/state = :state */
+    /*if function AND function = :function */
+ORDER BY created_at DESC, id DESC LIMIT :limit;
+
+-- name: call_due
+SELECT id FROM calls WHERE state = 'queued' AND expires_at IS NOT NULL AND expires_at <= :now
+ORDER BY expires_at LIMIT :limit;
+
+-- name: call_forgettable
+SELECT id FROM calls WHERE forget_at IS NOT NULL AND forget_at <= :now ORDER BY forget_at LIMIT :limit;
+
+-- name: call_delete
+DELETE FROM calls WHERE id = :id;
+
+-- name: chunk_insert
+INSERT INTO call_chunks (<chunk>) VALUES (<:chunk>);
+
+-- name: chunk_page
+SELECT <chunk> FROM call_chunks WHERE call_id = :call_id AND n > :after ORDER BY n LIMIT :limit;
+
+-- name: chunk_delete
+DELETE FROM call_chunks WHERE call_id = :id;

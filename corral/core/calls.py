@@ -1,0 +1,377 @@
+"""Calls: accepting them, giving them to instances, and keeping exactly one outcome of each."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from corral.core.fence import fence
+from corral.core.policy import Policy
+from corral.domain.call import CALL_FINAL, Call, CallEvent, CallState, Chunk, Payload, Pool, Waiting
+from corral.domain.canonical import canonical
+from corral.domain.endpoint import Endpoint, EndpointVersion, PoolParams
+from corral.domain.errors import BlobMissing, Conflict, FieldError, InvalidInput, LeaseLost, NotFound
+from corral.domain.ids import CallId, EndpointId, HostId, LeaseId, RunId, new_call_id
+from corral.ports.store import Tx
+
+TOPIC_CALL = "call"
+TOPIC_CALL_READY = "call_ready"
+# A call that killed this many instances is not given to another.
+MOST_LOST = 3
+# A function that calls itself without end is stopped here.
+DEEPEST = 32
+_LOST_TYPE = "InstanceLost"
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """`retry_on` names exception types, `Module.Name` or `Name`; none means every one."""
+
+    timeout_s: float | None = None
+    ttl_s: float | None = None
+    keep_s: float = 7 * 86400.0
+    retries: int = 0
+    retry_on: tuple[str, ...] = ()
+    delay_s: float = 1.0
+    backoff: float = 2.0
+    max_delay_s: float = 60.0
+
+    @classmethod
+    def read(cls, text: str) -> CallOptions:
+        table = json.loads(text)
+        return cls(**{**table, "retry_on": tuple(table.get("retry_on", ()))})
+
+    def again(self, error: Mapping[str, Any], attempt: int) -> bool:
+        if attempt > self.retries:
+            return False
+        names = {str(name) for name in error.get("bases", ())}
+        return not self.retry_on or bool(names & set(self.retry_on))
+
+    def pause_s(self, call_id: CallId, attempt: int) -> float:
+        """Between half and the whole of the delay, spread by the call's own id: no dice in a unit that may
+        run twice."""
+        whole = min(self.max_delay_s, self.delay_s * self.backoff ** (attempt - 1))
+        spread = (hash_of(f"{call_id}:{attempt}") % 1000) / 1000
+        return whole * (0.5 + 0.5 * spread)
+
+
+def hash_of(text: str) -> int:
+    """The same in every process, unlike `hash`."""
+    number = 2166136261
+    for byte in text.encode():
+        number = (number ^ byte) * 16777619 % (1 << 32)
+    return number
+
+
+class NewCall(NamedTuple):
+    function: str
+    args: Payload
+    key: str | None
+    priority: int
+    options: CallOptions
+    # Parameters of the class that the call is for; their pool is named by their digest.
+    pool: str
+    params: Payload | None
+
+
+class Caller(NamedTuple):
+    """Who calls; `parent` is the call from within which this one is made."""
+
+    principal: str
+    parent: CallId | None = None
+
+
+def accept(
+    tx: Tx, endpoint: Endpoint, version: int, calls: Sequence[NewCall], *, caller: Caller, now: float
+) -> list[Call]:
+    """Queue them, all or none. One with the key of an earlier call is that call."""
+    if endpoint.stopped:
+        raise Conflict(
+            f"{endpoint.name} is stopped", hint=f"Start it with `corral fn scale {endpoint.name}`."
+        )
+    depth = _depth(tx, caller)
+    _check_blobs(tx, endpoint.project, calls)
+    found = []
+    for new in calls:
+        if new.pool and new.params is not None and new.params.body is not None:
+            tx.endpoints.put_pool(PoolParams(endpoint.id, new.pool, new.params.format, new.params.body, now))
+        call = _made(endpoint, version, new, caller=caller, depth=depth, now=now)
+        if not tx.calls.insert(call):
+            found.append(_earlier(tx, call))
+            continue
+        tx.announce(TOPIC_CALL_READY, ready_key(call))
+        found.append(call)
+    if now - endpoint.called_at > 1.0:
+        tx.endpoints.save(endpoint._replace(called_at=now))
+    return found
+
+
+def _made(endpoint: Endpoint, version: int, new: NewCall, *, caller: Caller, depth: int, now: float) -> Call:
+    options = new.options
+    return Call(
+        id=new_call_id(),
+        project=endpoint.project,
+        endpoint_id=endpoint.id,
+        version=version,
+        pool=new.pool,
+        function=new.function,
+        priority=new.priority,
+        key=new.key,
+        parent_id=caller.parent,
+        depth=depth,
+        submitted_by=caller.principal,
+        options=canonical(vars(options)),
+        args_format=new.args.format,
+        args=new.args.body,
+        args_blob=new.args.blob,
+        args_bytes=new.args.size,
+        created_at=now,
+        ready_at=now,
+        expires_at=None if options.ttl_s is None else now + options.ttl_s,
+    )
+
+
+def _earlier(tx: Tx, call: Call) -> Call:
+    earlier = tx.calls.by_key(call.endpoint_id, call.key or "")
+    if earlier is None:
+        raise Conflict(f"the key {call.key} is being used at this moment", hint="Try again.")
+    same = (earlier.function, earlier.pool, earlier.args, earlier.args_blob) == (
+        call.function,
+        call.pool,
+        call.args,
+        call.args_blob,
+    )
+    if not same:
+        raise Conflict(
+            f"the key {call.key} was used before for a call with other arguments ({earlier.id})",
+            hint="Make a new key for each new call.",
+        )
+    return earlier
+
+
+def _depth(tx: Tx, caller: Caller) -> int:
+    if caller.parent is None:
+        return 0
+    parent = tx.calls.get(caller.parent)
+    if parent is None:
+        raise NotFound(f"there is no call {caller.parent}")
+    if parent.depth + 1 >= DEEPEST:
+        raise Conflict(
+            f"calls within calls are {DEEPEST} deep",
+            hint="A function that calls itself remotely needs an end; call it plainly inside.",
+        )
+    return parent.depth + 1
+
+
+def _check_blobs(tx: Tx, project: str, calls: Sequence[NewCall]) -> None:
+    wanted = {new.args.blob: new.args.size for new in calls if new.args.blob is not None}
+    if not wanted:
+        return
+    have = tx.blobs.present(project, list(wanted))
+    if missing := [blob for blob, size in wanted.items() if have.get(blob) != size]:
+        raise BlobMissing(
+            f"the arguments {', '.join(missing)} are not on the server", hint="Upload them first."
+        )
+
+
+def ready_key(call: Call) -> str:
+    return f"{call.endpoint_id}|{call.version}|{call.priority}|{call.ready_at!r}|{call.id}|{call.pool}"
+
+
+def parse_ready_call(key: str) -> tuple[Pool, Waiting]:
+    endpoint_id, version, priority, ready_at, call_id, pool = key.split("|", 5)
+    waiting = Waiting(-int(priority), float(ready_at), CallId(call_id))
+    return Pool(EndpointId(endpoint_id), int(version), pool), waiting
+
+
+class Told(NamedTuple):
+    """What an instance says of one call. `error` is set unless it succeeded."""
+
+    call_id: CallId
+    attempt: int
+    result: Payload | None
+    error: Mapping[str, Any] | None
+    ran_s: float
+    # Given back unbegun, at no cost: the instance stops.
+    gave_back: bool = False
+    cancelled: bool = False
+
+
+def settle(tx: Tx, lease_id: LeaseId, told: Sequence[Told], *, now: float) -> list[Call]:
+    """Keep the outcomes of calls that this lease had. What is stale or was told before changes nothing."""
+    changed = []
+    for one in told:
+        call = tx.calls.lock(one.call_id)
+        if call is None or call.state in CALL_FINAL or not _is_its_own(call, lease_id, one.attempt):
+            continue
+        changed.append(_settled(tx, call, one, now=now))
+    return changed
+
+
+def _is_its_own(call: Call, lease_id: LeaseId, attempt: int) -> bool:
+    if call.state is CallState.ASSIGNED:
+        return (call.lease_id, call.attempt) == (lease_id, attempt)
+    # Thought lost and queued again, or given out by a server that died before it was written down.
+    return attempt in (call.attempt, call.attempt + 1)
+
+
+def _settled(tx: Tx, call: Call, told: Told, *, now: float) -> Call:
+    call = call._replace(attempt=told.attempt, ran_s=call.ran_s + told.ran_s)
+    if told.error is None and not told.gave_back and not told.cancelled:
+        result = told.result or Payload("none")
+        return end(
+            tx,
+            call._replace(
+                result_format=result.format,
+                result=result.body,
+                result_blob=result.blob,
+                result_bytes=result.size,
+                error=None,
+            ),
+            CallEvent.SUCCEED,
+            now=now,
+        )
+    if told.cancelled:
+        return end(
+            tx, call, CallEvent.CANCEL if call.state is CallState.ASSIGNED else CallEvent.FAIL, now=now
+        )
+    if told.gave_back:
+        return call if call.state is CallState.QUEUED else requeue(tx, call, at=now)
+    error = dict(told.error or {})
+    options = CallOptions.read(call.options)
+    if call.chunks == 0 and options.again(error, told.attempt):
+        call = call._replace(error=canonical(error))
+        pause_s = options.pause_s(call.id, told.attempt)
+        return call if call.state is CallState.QUEUED else requeue(tx, call, at=now + pause_s)
+    return end(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
+
+
+def requeue(tx: Tx, call: Call, *, at: float) -> Call:
+    call = call.stepped(CallEvent.REQUEUE)._replace(lease_id=None, ready_at=at)
+    tx.calls.save(call)
+    tx.announce(TOPIC_CALL_READY, ready_key(call))
+    return call
+
+
+def end(tx: Tx, call: Call, event: CallEvent, *, now: float) -> Call:
+    keep_s = CallOptions.read(call.options).keep_s
+    forget_at = None if math.isinf(keep_s) else now + keep_s
+    call = call.stepped(event)._replace(ended_at=now, forget_at=forget_at)
+    tx.calls.save(call)
+    tx.announce(TOPIC_CALL, call.id)
+    return call
+
+
+def lose(tx: Tx, call_id: CallId, *, now: float) -> Call | None:
+    """The instance that had it is gone: another gets it, unless it has cost too many or has begun to give."""
+    call = tx.calls.lock(call_id)
+    if call is None or call.state is not CallState.ASSIGNED:
+        return None
+    call = call._replace(lost=call.lost + 1)
+    if call.chunks:
+        why = f"its instance was lost after it had given {call.chunks} chunks"
+    elif call.lost >= MOST_LOST:
+        why = f"it lost {call.lost} instances"
+    else:
+        return requeue(tx, call, at=now)
+    error = {"type": _LOST_TYPE, "message": why, "bases": [_LOST_TYPE]}
+    return end(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
+
+
+def cancel(tx: Tx, call_id: CallId, *, now: float) -> Call:
+    """At once for everybody who waits; an instance that has it is told at its next word."""
+    call = _locked(tx, call_id)
+    if call.state in CALL_FINAL:
+        raise Conflict(f"call {call_id} is {call.state} already", hint="Nothing was changed.")
+    return end(tx, call, CallEvent.CANCEL, now=now)
+
+
+def retry(tx: Tx, call_id: CallId, *, now: float) -> Call:
+    """Queue one that ended without a result once more, under its own id."""
+    call = _locked(tx, call_id)
+    if call.state not in CALL_FINAL or call.state is CallState.SUCCEEDED:
+        raise Conflict(
+            f"call {call_id} is {call.state}; only one that ended without a result can be tried again",
+            hint="Make a new call for another result.",
+        )
+    options = CallOptions.read(call.options)
+    call = call.stepped(CallEvent.RETRY)._replace(
+        lost=0,
+        lease_id=None,
+        ended_at=None,
+        forget_at=None,
+        ready_at=now,
+        error=None,
+        chunks=0,
+        expires_at=None if options.ttl_s is None else now + options.ttl_s,
+    )
+    tx.calls.save(call)
+    tx.announce(TOPIC_CALL_READY, ready_key(call))
+    return call
+
+
+def cannot_run(tx: Tx, call: Call, why: str, *, now: float) -> Call:
+    """No instance can be started that would take it."""
+    error = {"type": "CannotStart", "message": why, "bases": ["CannotStart"]}
+    return end(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
+
+
+def expire(tx: Tx, call_id: CallId, *, now: float) -> None:
+    call = tx.calls.lock(call_id)
+    if call is None or call.state is not CallState.QUEUED or call.expires_at is None or call.expires_at > now:
+        return
+    waited = call.expires_at - call.created_at
+    error = {"type": "Expired", "message": f"it waited {waited:g} s, its whole time to live", "bases": []}
+    end(tx, call._replace(error=canonical(error)), CallEvent.EXPIRE, now=now)
+
+
+def add_chunks(
+    tx: Tx, call_id: CallId, attempt: int, lease_id: LeaseId, first: int, given: Sequence[Payload]
+) -> Call | None:
+    """Append what a generator gave; `first` is the number of the first of them. Replays are dropped."""
+    call = tx.calls.lock(call_id)
+    if call is None or call.state in CALL_FINAL or not _is_its_own(call, lease_id, attempt):
+        return None
+    if first > call.chunks + 1:
+        raise InvalidInput(f"chunk {call.chunks + 1} of call {call_id} is missing")
+    for n, part in enumerate(given, start=first):
+        if n > call.chunks:
+            tx.calls.insert_chunk(Chunk(call_id, n, part.format, part.body, part.blob))
+            call = call._replace(chunks=n)
+    tx.calls.save(call)
+    tx.announce(TOPIC_CALL, call_id)
+    return call
+
+
+def _locked(tx: Tx, call_id: CallId) -> Call:
+    call = tx.calls.lock(call_id)
+    if call is None:
+        raise NotFound(f"there is no call {call_id}", hint="List them with `corral calls ls`.")
+    return call
+
+
+def check_lease(
+    tx: Tx, lease_id: LeaseId, epoch: int, *, host_id: HostId, now: float, policy: Policy
+) -> tuple[RunId, EndpointId, EndpointVersion, str]:
+    """Of which endpoint, version and pool the lease is an instance. LeaseLost if it may not speak."""
+    lease, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
+    instance = tx.endpoints.instance(run.id)
+    if instance is None:
+        raise LeaseLost(f"run {lease.run_id} serves no endpoint")
+    version = tx.endpoints.version(instance.endpoint_id, instance.version)
+    if version is None:
+        raise LeaseLost(f"the endpoint of run {lease.run_id} is gone")
+    if instance.ready_at is None:
+        tx.endpoints.save_instance(instance._replace(ready_at=now))
+    return run.id, instance.endpoint_id, version, instance.pool
+
+
+def unknown_function(name: str, known: Sequence[str], endpoint: str) -> InvalidInput:
+    return InvalidInput(
+        f"{endpoint} has no function {name!r}",
+        hint=f"It has: {', '.join(sorted(known))}.",
+        fields=[FieldError("function", "is not one of the endpoint's")],
+    )

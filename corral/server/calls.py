@@ -1,0 +1,433 @@
+"""Routes: making calls, following them, and what instances say of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import Annotated, NamedTuple
+
+from fastapi import APIRouter, Path, Query
+
+from corral.core import calls as core
+from corral.core.calls import CallOptions, NewCall, Told
+from corral.core.endpoints import became_ready
+from corral.domain.call import CALL_FINAL, Call, CallState, Payload, Pool, Waiting
+from corral.domain.canonical import digest_of
+from corral.domain.endpoint import Endpoint, VersionState
+from corral.domain.errors import InvalidInput, NotFound
+from corral.domain.ids import CallId, EndpointId, HostId, LeaseId, RunId, is_id
+from corral.ports.calls import CallFilter
+from corral.ports.store import Tx
+from corral.server.callers import Caller, Epoch, LeasePath, Limit, OwnHost, User
+from corral.server.dispatch import REFILL, Poll
+from corral.server.hub import wait_for
+from corral.server.services import Services, Svc
+from corral.server.views import parse_time_cursor, time_cursor
+from corral.wire.calls import (
+    CallAsk,
+    CallPage,
+    CallsAnswer,
+    CallsRequest,
+    CallView,
+    ChunkPage,
+    ChunkView,
+    CollectRequest,
+    GivenCall,
+    LeaseCallsAnswer,
+    LeaseCallsRequest,
+    OutcomeBody,
+    PayloadBody,
+    payload_table,
+)
+
+router = APIRouter(prefix="/v1", tags=["functions"])
+# How long finished calls are gathered before they are told together, where many are waited for.
+_GATHER_S = 0.004
+
+
+async def call_path(call_id: Annotated[str, Path()]) -> CallId:
+    if not is_id(call_id, "c"):
+        raise NotFound(f"not a call id: {call_id[:80]!r}")
+    return CallId(call_id)
+
+
+@router.post("/calls", status_code=202)
+async def make_calls(body: CallsRequest, caller: User, svc: Svc) -> CallsAnswer:
+    """Accept calls, all or none, durably. With `wait_s`, the answer comes when all have ended."""
+    return CallsAnswer(calls=[_view(call, svc) for call in await accept(body, caller, svc)])
+
+
+async def accept(body: CallsRequest, caller: Caller, svc: Services) -> list[Call]:
+    caller.check_project(body.project)
+    new = [_new_call(ask) for ask in body.calls]
+    who = core.Caller(caller.actor, CallId(body.parent) if body.parent else None)
+
+    def unit(tx: Tx) -> list[Call]:
+        endpoint = _endpoint(tx, body.project, body.endpoint)
+        _check_functions(tx, endpoint, body.version, new, svc)
+        return core.accept(tx, endpoint, body.version, new, caller=who, now=svc.clock.now())
+
+    made = await svc.store.write(unit)
+    svc.dispatch.keep(call for call in made if call.state is CallState.QUEUED)
+    if not body.wait_s:
+        return made
+    return await _wait_all(made, body.wait_s, svc, fresh=True)
+
+
+def _new_call(ask: CallAsk) -> NewCall:
+    options = ask.options
+    params = None if ask.params is None else _payload(ask.params, "params")
+    if params is not None and params.body is None:
+        raise InvalidInput(
+            "a class's parameters are larger than 64 KiB", hint="Give what is large to a method."
+        )
+    return NewCall(
+        function=ask.function,
+        args=_payload(ask.args, "args"),
+        key=ask.key,
+        priority=ask.priority,
+        options=CallOptions(**{**options.model_dump(), "retry_on": tuple(options.retry_on)}),
+        pool=""
+        if params is None or params.body is None
+        else digest_of([params.format, params.body.hex()])[:16],
+        params=params,
+    )
+
+
+def _payload(body: PayloadBody, place: str) -> Payload:
+    try:
+        return body.payload()
+    except ValueError as error:
+        raise InvalidInput(f"{place}: {error}") from None
+
+
+def _endpoint(tx: Tx, project: str, name: str) -> Endpoint:
+    found = tx.endpoints.by_name(project, name)
+    if found is None:
+        raise NotFound(f"project {project} has no endpoint {name!r}", hint="List them with `corral fn ls`.")
+    return found
+
+
+def _check_functions(tx: Tx, endpoint: Endpoint, number: int, new: Sequence[NewCall], svc: Services) -> None:
+    known = svc.book.functions(tx, endpoint.id, number or endpoint.current)
+    for one in new:
+        if one.function not in known:
+            raise core.unknown_function(one.function, list(known), endpoint.name)
+
+
+async def _wait_all(calls: list[Call], wait_s: float, svc: Services, *, fresh: bool) -> list[Call]:
+    """As they are when all have ended, or when the time is over."""
+    ended = {call.id: call for call in calls if call.state in CALL_FINAL}
+    left = {call.id for call in calls} - set(ended)
+    deadline = svc.clock.monotonic() + wait_s
+    while left and not svc.hub.closing:
+        found = await _any_ended(left, deadline - svc.clock.monotonic(), svc, fresh=fresh)
+        if not found:
+            break
+        ended |= {call.id: call for call in found}
+        left -= set(ended)
+    return [ended.get(call.id, call) for call in calls]
+
+
+async def _any_ended(ids: Collection[CallId], wait_s: float, svc: Services, *, fresh: bool) -> list[Call]:
+    """Those that have ended, as soon as one has; none when the time is over.
+
+    Of fresh ones, accepted here a moment ago, no end can have gone by unseen.
+    """
+    with svc.results.watch(ids) as watch:
+        if found := svc.results.recent(ids):
+            return found
+        if not fresh and (found := await svc.store.read(lambda tx: tx.calls.ended(list(ids)))):
+            return found
+        if wait_s <= 0 or svc.hub.closing or not await wait_for(watch.news, wait_s):
+            return []
+        if len(ids) > 1:
+            await asyncio.sleep(_GATHER_S)
+        unread = list(watch.touched - set(watch.ended))
+        found = await svc.store.read(lambda tx: tx.calls.ended(unread)) if unread else []
+        return [*watch.ended.values(), *found]
+
+
+@router.post("/calls/collect")
+async def collect(body: CollectRequest, caller: User, svc: Svc) -> CallsAnswer:
+    """Those of the calls that have ended, with their results; with `wait_s` as soon as there is one."""
+    ids = [CallId(one) for one in body.ids]
+    found = await _any_ended(ids, body.wait_s, svc, fresh=False)
+    return CallsAnswer(calls=[_view(call, svc) for call in found if caller.sees(call.project)])
+
+
+@router.get("/calls")
+async def list_calls(
+    caller: User,
+    svc: Svc,
+    project: str | None = None,
+    endpoint: str | None = None,
+    state: CallState | None = None,
+    function: str | None = None,
+    cursor: str | None = None,
+    limit: Limit = 50,
+) -> CallPage:
+    """Newest first, without arguments and results."""
+    if project is not None:
+        caller.check_project(project)
+    after = parse_time_cursor(cursor, "c")
+
+    def unit(tx: Tx) -> CallPage:
+        within = project or caller.token.project
+        found = None if endpoint is None else tx.endpoints.by_name(within or "default", endpoint)
+        if endpoint is not None and found is None:
+            raise NotFound(f"there is no endpoint {endpoint!r}", hint="List them with `corral fn ls`.")
+        where = CallFilter(within, found.id if found else None, state.value if state else None, function)
+        page = tx.calls.page(
+            where, after=None if after is None else (after[0], CallId(after[1])), limit=limit
+        )
+        return CallPage(
+            items=[_view(call, svc) for call in page],
+            next=time_cursor(page[-1].created_at, page[-1].id) if len(page) == limit else None,
+        )
+
+    return await svc.store.read(unit)
+
+
+@router.get("/calls/{call_id}")
+async def get_call(
+    call_id: str, caller: User, svc: Svc, wait_s: Annotated[float, Query(ge=0, le=60)] = 0
+) -> CallView:
+    """A call; with `wait_s` when it has ended or the time is over."""
+    call = await svc.store.read(lambda tx: _seen(tx, call_id, caller))
+    if wait_s and call.state not in CALL_FINAL:
+        (call,) = await _wait_all([call], wait_s, svc, fresh=False)
+    return _view(call, svc)
+
+
+@router.get("/calls/{call_id}/chunks")
+async def get_chunks(
+    call_id: str,
+    caller: User,
+    svc: Svc,
+    after: Annotated[int, Query(ge=0)] = 0,
+    wait_s: Annotated[float, Query(ge=0, le=60)] = 0,
+    limit: Limit = 100,
+) -> ChunkPage:
+    """What a generator gave after number `after`; read on from the last number after any break."""
+
+    def unit(tx: Tx) -> ChunkPage:
+        call = _seen(tx, call_id, caller)
+        found = tx.calls.chunks(call.id, after=after, limit=limit)
+        last = found[-1].n if found else after
+        return ChunkPage(
+            chunks=[
+                ChunkView(n=c.n, payload=PayloadBody(**payload_table(Payload(c.format, c.body, c.blob))))
+                for c in found
+            ],
+            state=call.state,
+            ended=call.state in CALL_FINAL and last >= call.chunks,
+            error=None if call.error is None or call.state not in CALL_FINAL else json.loads(call.error),
+        )
+
+    deadline = svc.clock.monotonic() + wait_s
+    while True:
+        with svc.hub.watch(f"call:{call_id}") as news:
+            page = await svc.store.read(unit)
+            left = deadline - svc.clock.monotonic()
+            if page.chunks or page.ended or left <= 0 or svc.hub.closing:
+                return page
+            try:
+                await asyncio.wait_for(news.wait(), left)
+            except TimeoutError:
+                return page
+
+
+@router.post("/calls/{call_id}/cancel")
+async def cancel_call(call_id: str, caller: User, svc: Svc) -> CallView:
+    """Whoever waits is told at once; an instance that runs it is told at its next word."""
+
+    def unit(tx: Tx) -> Call:
+        return core.cancel(tx, _seen(tx, call_id, caller).id, now=svc.clock.now())
+
+    return _view(await svc.store.write(unit), svc)
+
+
+@router.post("/calls/{call_id}/retry")
+async def retry_call(call_id: str, caller: User, svc: Svc) -> CallView:
+    """Queue a call that ended without a result once more, under its own id."""
+
+    def unit(tx: Tx) -> Call:
+        return core.retry(tx, _seen(tx, call_id, caller).id, now=svc.clock.now())
+
+    return _view(await svc.store.write(unit), svc)
+
+
+def _seen(tx: Tx, text: str, caller: Caller) -> Call:
+    call = tx.calls.get(CallId(text)) if is_id(text, "c") else None
+    if call is None or not caller.sees(call.project):
+        raise NotFound(f"there is no call {text[:80]!r}", hint="List them with `corral calls ls`.")
+    return call
+
+
+def _view(call: Call, svc: Services) -> CallView:
+    outcome = call.outcome
+    return CallView(
+        id=call.id,
+        project=call.project,
+        endpoint=svc.book.name(call.endpoint_id),
+        function=call.function,
+        state=call.state,
+        priority=call.priority,
+        attempt=call.attempt,
+        lost=call.lost,
+        key=call.key,
+        parent=call.parent_id,
+        version=call.version,
+        created_at=call.created_at,
+        started_at=call.started_at,
+        ended_at=call.ended_at,
+        ran_s=call.ran_s,
+        run=call.run_id,
+        chunks=call.chunks,
+        args_bytes=call.args_bytes,
+        result_bytes=call.result_bytes,
+        result=None
+        if outcome is None or (outcome.body is None and outcome.blob is None)
+        else PayloadBody(**payload_table(outcome)),
+        error=None if call.error is None else json.loads(call.error),
+        submitted_by=call.submitted_by,
+    )
+
+
+@router.post("/leases/{lease_id}/calls")
+async def lease_calls(
+    lease_id: LeasePath, epoch: Epoch, body: LeaseCallsRequest, host_id: OwnHost, svc: Svc
+) -> LeaseCallsAnswer:
+    """Outcomes in, work out: at once, or within `wait_s`."""
+    return await exchange(lease_id, epoch, body, host_id, svc)
+
+
+class _Instance(NamedTuple):
+    run_id: RunId
+    endpoint_id: EndpointId
+    pools: tuple[Pool, ...]
+    # Of the calls that it says it has, those that it need not finish.
+    over: tuple[str, ...]
+    retired: bool
+
+
+async def exchange(
+    lease_id: LeaseId, epoch: int, body: LeaseCallsRequest, host_id: HostId, svc: Services
+) -> LeaseCallsAnswer:
+    told = [_told(one) for one in body.outcomes]
+    changed: list[Call] = []
+
+    def unit(tx: Tx) -> _Instance:
+        now = svc.clock.now()
+        changed.clear()
+        me = core.check_lease(tx, lease_id, epoch, host_id=host_id, now=now, policy=svc.policy)
+        run_id, endpoint_id, version, pool = me
+        for part in body.chunks:
+            given = [_payload(one, "chunks") for one in part.chunks]
+            core.add_chunks(tx, CallId(part.call_id), part.attempt, lease_id, part.first, given)
+        changed.extend(core.settle(tx, lease_id, told, now=now))
+        if version.state is VersionState.ROLLING:
+            became_ready(tx, endpoint_id, version.version)
+        over = tx.calls.ended([CallId(one) for one in body.holding]) if body.holding else []
+        endpoint = tx.endpoints.get(endpoint_id)
+        current = endpoint is not None and not endpoint.stopped and endpoint.current == version.version
+        numbers = (
+            (version.version, 0) if current or version.state is VersionState.ROLLING else (version.version,)
+        )
+        return _Instance(
+            run_id,
+            endpoint_id,
+            tuple(Pool(endpoint_id, number, pool) for number in numbers),
+            tuple(call.id for call in over),
+            not current and version.state is not VersionState.ROLLING,
+        )
+
+    me = await svc.store.write(unit)
+    svc.dispatch.served[lease_id] = me.endpoint_id
+    svc.dispatch.settled(lease_id, [one.call_id for one in told])
+    svc.results.ended(call for call in changed if call.state in CALL_FINAL)
+    given = await _given(me, lease_id, body.want, svc)
+    if not given and body.want and body.wait_s and not me.over and not me.retired:
+        given = await _wait_for_calls(me, lease_id, body, svc)
+    idle = not given and not body.holding and svc.dispatch.is_idle(lease_id, svc.book.idle_s(me.endpoint_id))
+    return LeaseCallsAnswer(
+        calls=[_given_call(call) for call in given],
+        cancelled=list(me.over),
+        stop=(me.retired and not given) or idle,
+    )
+
+
+def _told(body: OutcomeBody) -> Told:
+    result = None if body.result is None else _payload(body.result, "result")
+    return Told(
+        CallId(body.call_id), body.attempt, result, body.error, body.ran_s, body.gave_back, body.cancelled
+    )
+
+
+async def _wait_for_calls(
+    me: _Instance, lease_id: LeaseId, body: LeaseCallsRequest, svc: Services
+) -> list[Call]:
+    deadline = svc.clock.monotonic() + body.wait_s
+    poll = Poll(me.pools)
+    try:
+        while True:
+            svc.dispatch.join(poll)
+            given = await _given(me, lease_id, body.want, svc)
+            left = deadline - svc.clock.monotonic()
+            if given or left <= 0 or svc.hub.closing:
+                return given
+            if not await wait_for(poll.woken, left):
+                return []
+    finally:
+        svc.dispatch.leave(poll)
+
+
+async def _given(me: _Instance, lease_id: LeaseId, want: int, svc: Services) -> list[Call]:
+    """The next calls for this instance, assigned to it."""
+    if not want or not svc.dispatch.has(me.pools):
+        return []
+    for pool in svc.dispatch.to_fill(me.pools):
+        found = await svc.store.read(partial(_waiting, pool))
+        svc.dispatch.fill(pool, found)
+    taken = svc.dispatch.take(me.pools, want)
+    if not taken:
+        return []
+    ids = [one.id for one in taken]
+    unknown = [call_id for call_id in ids if svc.dispatch.recent(call_id) is None]
+    if unknown:
+        svc.dispatch.keep(await svc.store.read(lambda tx: tx.calls.many(unknown)))
+    calls = [call for call_id in ids if (call := svc.dispatch.recent(call_id)) is not None]
+    calls = [call for call in calls if call.state is CallState.QUEUED]
+    write = svc.store.write(
+        partial(_assign, [call.id for call in calls], lease_id, me.run_id, svc.clock.now())
+    )
+    if svc.store.alone:
+        # Not waited for: should it be lost, the call is still queued, and its outcome is taken all the same.
+        svc.in_background(write)
+    else:
+        got = set(await write)
+        calls = [call for call in calls if call.id in got]
+    svc.dispatch.give(lease_id, [call.id for call in calls])
+    return calls
+
+
+def _waiting(pool: Pool, tx: Tx) -> list[Waiting]:
+    return tx.calls.waiting(pool, after=None, limit=REFILL)
+
+
+def _assign(ids: list[CallId], lease_id: LeaseId, run_id: RunId, now: float, tx: Tx) -> list[CallId]:
+    return tx.calls.assign(ids, lease_id=lease_id, run_id=run_id, now=now)
+
+
+def _given_call(call: Call) -> GivenCall:
+    return GivenCall(
+        id=call.id,
+        function=call.function,
+        attempt=call.attempt + 1,
+        args=PayloadBody(**payload_table(call.arguments)),
+        timeout_s=CallOptions.read(call.options).timeout_s,
+        depth=call.depth,
+    )

@@ -1,0 +1,223 @@
+"""Which call goes to which instance next. Kept in memory as hints; the database has the truth.
+
+An instance polls with an open request; a call that is accepted answers it at once. What this forgets in a
+crash it finds again in the database. A call may be given twice that way, but only one outcome is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from corral.domain.call import Call, Pool, Waiting
+from corral.domain.ids import CallId, EndpointId, LeaseId
+from corral.ports.clock import Clock
+
+REFILL = 512
+MOST_WAITING = 20_000
+KEEP_BYTES = 64 << 20
+KEEP_CALLS = 20_000
+
+
+@dataclass
+class _Queue:
+    """The first of the pool's calls, in the order of service. Complete when none is only in the database."""
+
+    heap: list[Waiting] = field(default_factory=list)
+    known: set[CallId] = field(default_factory=set)
+    complete: bool = False
+
+    def push(self, waiting: Waiting) -> None:
+        if waiting.id not in self.known:
+            self.known.add(waiting.id)
+            heapq.heappush(self.heap, waiting)
+
+    def pop(self) -> Waiting:
+        waiting = heapq.heappop(self.heap)
+        self.known.discard(waiting.id)
+        return waiting
+
+
+@dataclass(eq=False)
+class Poll:
+    """An instance that waits for calls."""
+
+    pools: tuple[Pool, ...]
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Dispatcher:
+    """Used in the event loop alone."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._queues: dict[Pool, _Queue] = {}
+        self._polls: dict[Pool, deque[Poll]] = {}
+        self._kept: OrderedDict[CallId, Call] = OrderedDict()
+        self._kept_bytes = 0
+        self.given: dict[LeaseId, dict[CallId, float]] = {}
+        self.served: dict[LeaseId, EndpointId] = {}
+        self._active: dict[LeaseId, float] = {}
+
+    def keep(self, calls: Iterable[Call]) -> None:
+        """Remember what was just accepted: its arguments need not be read again a moment later."""
+        for call in calls:
+            self._forget(call.id)
+            self._kept[call.id] = call
+            self._kept_bytes += call.args_bytes
+        while self._kept and (self._kept_bytes > KEEP_BYTES or len(self._kept) > KEEP_CALLS):
+            _, old = self._kept.popitem(last=False)
+            self._kept_bytes -= old.args_bytes
+
+    def ended(self, call_id: CallId) -> None:
+        self._forget(call_id)
+        for held in self.given.values():
+            held.pop(call_id, None)
+
+    def heard(self, pool: Pool, waiting: Waiting) -> bool:
+        """A call was queued. False if nobody was waiting for it."""
+        late_s = waiting.ready_at - self._clock.now()
+        if late_s > 0:
+            asyncio.get_running_loop().call_later(late_s, self._push, pool, waiting)
+            return True
+        return self._push(pool, waiting)
+
+    def reconcile(self, pools: Iterable[Pool]) -> None:
+        """Make sure that every pool of the database is known, and distrust what is held of it."""
+        for pool in pools:
+            self._queues.setdefault(pool, _Queue()).complete = False
+            self._wake(pool)
+
+    def join(self, poll: Poll) -> None:
+        poll.woken.clear()
+        for pool in poll.pools:
+            self._polls.setdefault(pool, deque()).append(poll)
+
+    def leave(self, poll: Poll) -> None:
+        for pool in poll.pools:
+            polls = self._polls.get(pool)
+            if polls is not None and poll in polls:
+                polls.remove(poll)
+            if not polls:
+                self._polls.pop(pool, None)
+
+    def close(self) -> None:
+        for polls in self._polls.values():
+            for poll in polls:
+                poll.woken.set()
+
+    def has(self, pools: Sequence[Pool]) -> bool:
+        """False if, for all that is known here, nothing waits."""
+        return any(
+            (queue := self._queues.get(pool)) is not None and (queue.heap or not queue.complete)
+            for pool in pools
+        )
+
+    def to_fill(self, pools: Sequence[Pool]) -> list[Pool]:
+        """Those of which nothing is left here, but perhaps in the database."""
+        return [
+            pool
+            for pool in pools
+            if (queue := self._queues.get(pool)) is not None and not queue.heap and not queue.complete
+        ]
+
+    def fill(self, pool: Pool, found: Sequence[Waiting]) -> None:
+        queue = self._queues.setdefault(pool, _Queue())
+        queue.complete = len(found) < REFILL
+        taken = {call_id for held in self.given.values() for call_id in held}
+        for waiting in found:
+            # What was given a moment ago may still look queued.
+            if waiting.id not in taken:
+                self.heard(pool, waiting)
+
+    def take(self, pools: Sequence[Pool], want: int) -> list[Waiting]:
+        """The next calls of these pools, in order."""
+        taken: list[Waiting] = []
+        while len(taken) < want:
+            heads = [
+                (queue.heap[0], pool)
+                for pool in pools
+                if (queue := self._queues.get(pool)) is not None and queue.heap
+            ]
+            if not heads:
+                break
+            taken.append(self._queues[min(heads)[1]].pop())
+        return taken
+
+    def give(self, lease_id: LeaseId, call_ids: Iterable[CallId]) -> None:
+        now = self._clock.monotonic()
+        self.given.setdefault(lease_id, {}).update(dict.fromkeys(call_ids, now))
+        self._active[lease_id] = now
+
+    def settled(self, lease_id: LeaseId, call_ids: Iterable[str]) -> None:
+        held = self.given.setdefault(lease_id, {})
+        for call_id in call_ids:
+            held.pop(CallId(call_id), None)
+            self._active[lease_id] = self._clock.monotonic()
+
+    def is_idle(self, lease_id: LeaseId, idle_s: float) -> bool:
+        now = self._clock.monotonic()
+        return not self.given.get(lease_id) and now - self._active.setdefault(lease_id, now) >= idle_s
+
+    def gone(self, lease_id: LeaseId) -> None:
+        self.given.pop(lease_id, None)
+        self.served.pop(lease_id, None)
+        self._active.pop(lease_id, None)
+
+    def put_back(self, pool: Pool, waiting: Iterable[Waiting]) -> None:
+        for one in waiting:
+            self._push(pool, one)
+
+    def recent(self, call_id: CallId) -> Call | None:
+        return self._kept.get(call_id)
+
+    def pools(self, endpoint_id: EndpointId) -> list[Pool]:
+        """Those of the endpoint that may have something waiting."""
+        return [
+            pool
+            for pool, queue in self._queues.items()
+            if pool.endpoint_id == endpoint_id and (queue.heap or not queue.complete)
+        ]
+
+    def depth(self, pool: Pool) -> tuple[int, float | None]:
+        """How many calls wait, at least, and since when the first of them does."""
+        queue = self._queues.get(pool)
+        if queue is None or not queue.heap:
+            return 0, None
+        return len(queue.heap), queue.heap[0].ready_at
+
+    def running(self, endpoint_id: EndpointId) -> int:
+        """How many calls the endpoint's instances have now."""
+        return sum(len(held) for lease, held in self.given.items() if self.served.get(lease) == endpoint_id)
+
+    def drop_endpoint(self, endpoint_id: EndpointId) -> None:
+        for pool in [pool for pool in self._queues if pool.endpoint_id == endpoint_id]:
+            del self._queues[pool]
+
+    def _push(self, pool: Pool, waiting: Waiting) -> bool:
+        queue = self._queues.get(pool)
+        if queue is None:
+            queue = self._queues[pool] = _Queue()
+        if len(queue.heap) >= MOST_WAITING:
+            # The rest is in the database, and is read when these are done.
+            queue.complete = False
+            return True
+        queue.push(waiting)
+        return self._wake(pool)
+
+    def _wake(self, pool: Pool) -> bool:
+        polls = self._polls.get(pool)
+        while polls:
+            poll = polls.popleft()
+            if not poll.woken.is_set():
+                poll.woken.set()
+                return True
+        return False
+
+    def _forget(self, call_id: CallId) -> None:
+        old = self._kept.pop(call_id, None)
+        if old is not None:
+            self._kept_bytes -= old.args_bytes

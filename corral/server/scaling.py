@@ -1,0 +1,290 @@
+"""Keeps the instances of endpoints: makes service runs where calls wait, clears up after those that ended."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter
+from functools import partial
+from typing import NamedTuple
+
+from corral.core import calls as core_calls
+from corral.core.calls import cancel, lose
+from corral.core.endpoints import LIVE_FOR_S, Load, Rule, broke, desired
+from corral.core.stop import cancel as cancel_run
+from corral.core.submit import submit
+from corral.domain.call import Call, CallState, Payload, Pool
+from corral.domain.endpoint import Endpoint, EndpointVersion, Instance, PoolParams, VersionState
+from corral.domain.errors import CorralError
+from corral.domain.ids import CallId, EndpointId, RunId
+from corral.domain.run import Run
+from corral.domain.states import FINAL
+from corral.ports.calls import CallFilter
+from corral.ports.store import Tx
+from corral.server.book import scaling_of
+from corral.server.hub import SCALE, wait_for
+from corral.server.runs import new_run
+from corral.server.services import Services
+from corral.wire.calls import payload_table
+from corral.wire.spec import RunSpec, ServiceTable
+
+log = logging.getLogger("corral.server.scaling")
+PAGE = 200
+EVERY_S = 0.5
+ACTOR = "corral"
+# A version of which this many instances ended before they were ready is broken.
+MOST_BROKEN = 2
+
+
+class Wanted(NamedTuple):
+    """One more instance of a pool."""
+
+    endpoint_id: EndpointId
+    version: int
+    pool: str
+
+
+class Scaler:
+    def __init__(self, services: Services) -> None:
+        self._svc = services
+        self._failed: Counter[tuple[EndpointId, int]] = Counter()
+
+    async def forever(self) -> None:
+        """A round whenever something changed, and now and then in any case."""
+        while True:
+            with self._svc.hub.watch(SCALE) as changed:
+                try:
+                    if await self._svc.store.lead("scaler"):
+                        await self.look()
+                except Exception:
+                    log.exception("the scaler failed; it goes on")
+                await wait_for(changed, EVERY_S)
+
+    async def look(self) -> None:
+        """One round: lost calls are queued again, ended instances forgotten, missing ones made."""
+        svc = self._svc
+        await self._requeue_lost()
+        await self._expire()
+        after: EndpointId | None = None
+        while True:
+            page = await svc.store.read(
+                lambda tx, after=after: tx.endpoints.page(None, after=after, limit=PAGE)
+            )
+            for endpoint in page:
+                svc.book.learn(endpoint)
+                await self._keep(endpoint)
+            if len(page) < PAGE:
+                return
+            after = page[-1].id
+
+    async def _requeue_lost(self) -> None:
+        svc = self._svc
+        for call_id in await svc.store.read(lambda tx: tx.calls.orphans(PAGE)):
+            call = await svc.store.write(partial(lose, call_id=call_id, now=svc.clock.now()))
+            if call is not None and call.state is not CallState.QUEUED:
+                svc.results.ended([call])
+
+    async def _expire(self) -> None:
+        svc = self._svc
+        now = svc.clock.now()
+        for call_id in await svc.store.read(lambda tx: tx.calls.due(now, PAGE)):
+            await svc.store.write(partial(core_calls.expire, call_id=call_id, now=now))
+        for call_id in await svc.store.read(lambda tx: tx.calls.forgettable(now, PAGE)):
+            await svc.store.write(partial(_forget_call, call_id))
+
+    async def _keep(self, endpoint: Endpoint) -> None:
+        svc = self._svc
+        instances = await self._clear_up(endpoint)
+        forsaken = self._is_forsaken(endpoint)
+        if endpoint.stopped or forsaken:
+            for instance in instances:
+                await self._end(
+                    instance.run_id, "the endpoint is removed" if forsaken else "the endpoint is stopped"
+                )
+            if forsaken and not instances:
+                await self._remove(endpoint.id)
+            return
+        for wanted in await svc.store.read(lambda tx: self._missing(tx, endpoint, instances)):
+            await self._make(endpoint, wanted)
+
+    def _is_forsaken(self, endpoint: Endpoint) -> bool:
+        busy = not endpoint.stopped and self._svc.dispatch.running(endpoint.id)
+        return endpoint.live and not busy and self._svc.clock.now() - endpoint.called_at > LIVE_FOR_S
+
+    async def _clear_up(self, endpoint: Endpoint) -> list[Instance]:
+        """Forget instances whose runs have ended. A version whose instances never become ready is broken."""
+        svc = self._svc
+
+        def unit(tx: Tx) -> tuple[list[Instance], list[tuple[Instance, Run | None]]]:
+            living, ended = [], []
+            for instance in tx.endpoints.instances(endpoint.id):
+                run = tx.runs.get(instance.run_id)
+                if run is None or run.state in FINAL:
+                    ended.append((instance, run))
+                else:
+                    living.append(instance)
+            return living, ended
+
+        living, ended = await svc.store.read(unit)
+        for instance, run in ended:
+            await svc.store.write(partial(_forget_instance, instance.run_id))
+            if instance.ready_at is None and run is not None and run.state == "failed":
+                await self._blame(endpoint, instance, run)
+        return living
+
+    async def _blame(self, endpoint: Endpoint, instance: Instance, run: Run) -> None:
+        key = (endpoint.id, instance.version)
+        self._failed[key] += 1
+        if self._failed[key] < MOST_BROKEN and run.reason not in ("code_error", "environment", "bad_data"):
+            return
+        why = f"{run.id}: {run.reason}: {run.detail or ''}".strip()
+        await self._svc.store.write(lambda tx: broke(tx, endpoint.id, instance.version, why))
+        await self._fail_waiting(endpoint, instance, why)
+
+    async def _fail_waiting(self, endpoint: Endpoint, instance: Instance, why: str) -> None:
+        """Nobody will ever take these: say so instead of letting them wait."""
+        svc = self._svc
+
+        def unit(tx: Tx) -> list[Call]:
+            numbers = [instance.version, *([0] if endpoint.current == instance.version else [])]
+            ended = []
+            for number in numbers:
+                for waiting in tx.calls.waiting(
+                    Pool(endpoint.id, number, instance.pool), after=None, limit=PAGE
+                ):
+                    call = tx.calls.lock(waiting.id)
+                    if call is not None and call.state is CallState.QUEUED:
+                        ended.append(core_calls.cannot_run(tx, call, why, now=svc.clock.now()))
+            return ended
+
+        while ended := await svc.store.write(unit):
+            svc.results.ended(ended)
+
+    def _missing(self, tx: Tx, endpoint: Endpoint, instances: list[Instance]) -> list[Wanted]:
+        wanted: list[Wanted] = []
+        for number, pool in sorted(self._pools(tx, endpoint)):
+            version = tx.endpoints.version(endpoint.id, number)
+            if version is None or version.state is VersionState.BROKEN:
+                continue
+            mine = [one for one in instances if (one.version, one.pool) == (number, pool)]
+            load = self._load(endpoint, number, pool, mine)
+            count = desired(load, self._rule(endpoint, version, pool)) - len(mine)
+            if version.state is VersionState.ROLLING and not mine:
+                count = max(count, 1)
+            wanted += [Wanted(endpoint.id, number, pool)] * max(0, count)
+        room = scaling_of(endpoint).max - len(instances)
+        # A new version may start beside the old one even where there is room for one alone.
+        rolling = [one for one in wanted if one.version != endpoint.current][:1]
+        rest = [one for one in wanted if one.version == endpoint.current]
+        return [*rolling, *rest[: max(0, room)]]
+
+    def _pools(self, tx: Tx, endpoint: Endpoint) -> set[tuple[int, str]]:
+        found = {
+            (pool.version or endpoint.current, pool.key)
+            for pool in self._svc.dispatch.pools(endpoint.id)
+            if pool.version or endpoint.current
+        }
+        if endpoint.current and scaling_of(endpoint).min:
+            found.add((endpoint.current, ""))
+        found |= {
+            (one.version, "")
+            for one in tx.endpoints.versions(endpoint.id)
+            if one.state is VersionState.ROLLING
+        }
+        return found
+
+    def _rule(self, endpoint: Endpoint, version: EndpointVersion, pool: str) -> Rule:
+        scaling = scaling_of(endpoint)
+        least = scaling.min if version.version == endpoint.current and not pool else 0
+        return Rule(least, scaling.max, scaling.queue_delay_s, scaling.per_instance, scaling.concurrency)
+
+    def _load(self, endpoint: Endpoint, number: int, pool: str, mine: list[Instance]) -> Load:
+        numbers = {number, 0} if number == endpoint.current else {number}
+        now = self._svc.clock.now()
+        waiting, waited_s = 0, 0.0
+        for one in numbers:
+            count, since = self._svc.dispatch.depth(Pool(endpoint.id, one, pool))
+            waiting += count
+            waited_s = max(waited_s, 0.0 if since is None else now - since)
+        running = self._svc.dispatch.running(endpoint.id)
+        return Load(waiting, waited_s, running, len(mine), sum(one.ready_at is None for one in mine))
+
+    async def _make(self, endpoint: Endpoint, wanted: Wanted) -> None:
+        svc = self._svc
+
+        def unit(tx: Tx) -> None:
+            version = tx.endpoints.version(endpoint.id, wanted.version)
+            if version is None:
+                return
+            spec = RunSpec.model_validate_json(version.spec)
+            params = tx.endpoints.pool(endpoint.id, wanted.pool) if wanted.pool else None
+            run = new_run(instance_spec(spec, endpoint, wanted, params))
+            now = svc.clock.now()
+            done = submit(
+                tx, [run], request_id=secrets.token_hex(16), group=None, principal=version.created_by, now=now
+            )
+            tx.endpoints.insert_instance(
+                Instance(done.ids[0], endpoint.id, wanted.version, wanted.pool, None, now)
+            )
+
+        try:
+            await svc.store.write(unit)
+        except CorralError as error:
+            log.warning("no instance of %s can be made: %s", endpoint.name, error.message)
+            why = error.message
+            await svc.store.write(lambda tx: broke(tx, endpoint.id, wanted.version, why))
+
+    async def _end(self, run_id: RunId, why: str) -> None:
+        svc = self._svc
+
+        def unit(tx: Tx) -> None:
+            run = tx.runs.get(run_id)
+            if run is not None and run.state not in FINAL:
+                cancel_run(tx, run_id, reason=why, actor=ACTOR, now=svc.clock.now(), policy=svc.policy)
+
+        await svc.store.write(unit)
+
+    async def _remove(self, endpoint_id: EndpointId) -> None:
+        """Cancel what waits, then forget it."""
+        svc = self._svc
+
+        def unit(tx: Tx) -> list[Call]:
+            where = CallFilter(endpoint_id=endpoint_id, state="queued")
+            found = tx.calls.page(where, after=None, limit=PAGE)
+            return [cancel(tx, call.id, now=svc.clock.now()) for call in found]
+
+        while ended := await svc.store.write(unit):
+            svc.results.ended(ended)
+        await svc.store.write(lambda tx: tx.endpoints.delete(endpoint_id))
+        svc.dispatch.drop_endpoint(endpoint_id)
+        svc.book.forget(endpoint_id)
+
+
+def _page(after: EndpointId | None, tx: Tx) -> list[Endpoint]:
+    return tx.endpoints.page(None, after=after, limit=PAGE)
+
+
+def _forget_call(call_id: CallId, tx: Tx) -> None:
+    tx.calls.delete(call_id)
+
+
+def _forget_instance(run_id: RunId, tx: Tx) -> None:
+    tx.endpoints.delete_instance(run_id)
+
+
+def instance_spec(spec: RunSpec, endpoint: Endpoint, wanted: Wanted, params: PoolParams | None) -> RunSpec:
+    """The run that serves one pool."""
+    given = (
+        None
+        if params is None
+        else payload_table(Payload(params.format, params.params, None, len(params.params)))
+    )
+    service = ServiceTable(
+        endpoint=endpoint.name,
+        endpoint_id=endpoint.id,
+        version=wanted.version,
+        pool=wanted.pool,
+        params=given,
+        concurrency=scaling_of(endpoint).concurrency,
+    )
+    return spec.model_copy(update={"name": endpoint.name, "service": service})
