@@ -8,6 +8,7 @@ from typing import Self
 from corral.client.admin import Hosts, ProjectSecrets, Tokens
 from corral.client.artifacts import Artifacts
 from corral.client.blobs import BlobSink, BlobSource
+from corral.client.functions import Calls, Endpoints
 from corral.client.http import Backoff, Transport
 from corral.client.leases import Leases
 from corral.client.runs import Runs
@@ -32,6 +33,8 @@ class Corral:
         self.tokens = Tokens(self.transport)
         self.secrets = ProjectSecrets(self.transport)
         self.leases = Leases(self.transport)
+        self.endpoints = Endpoints(self.transport)
+        self.calls = Calls(self.transport)
 
     @property
     def url(self) -> str:

@@ -1,0 +1,128 @@
+"""Endpoints and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from corral.client.http import Transport, quoted
+from corral.wire.calls import (
+    CallPage,
+    CallsAnswer,
+    CallsRequest,
+    CallView,
+    ChunkPage,
+    CollectRequest,
+    DeployRequest,
+    EndpointPage,
+    EndpointView,
+    LeaseCallsAnswer,
+    LeaseCallsRequest,
+    Scaling,
+)
+
+# Beyond what the server itself waits, for the way there and back.
+_SLACK_S = 15.0
+
+
+class Endpoints:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def deploy(self, request: DeployRequest) -> EndpointView:
+        # The same again changes nothing.
+        return self._transport.repeat(
+            "POST", "/v1/endpoints", EndpointView, body=request, timeout_s=request.wait_s + _SLACK_S
+        )
+
+    def get(self, project: str, name: str) -> EndpointView:
+        return self._transport.get(self._path(project, name), EndpointView)
+
+    def all(self, project: str | None = None) -> Iterator[EndpointView]:
+        cursor: str | None = None
+        while True:
+            params = {"project": project, "cursor": cursor, "limit": 200}
+            page = self._transport.get("/v1/endpoints", EndpointPage, params)
+            yield from page.items
+            cursor = page.next
+            if cursor is None:
+                return
+
+    def scale(self, project: str, name: str, scaling: Scaling) -> EndpointView:
+        path = f"{self._path(project, name)}/scaling"
+        return self._transport.repeat("PUT", path, EndpointView, body=scaling)
+
+    def rollback(self, project: str, name: str, to: int | None = None) -> EndpointView:
+        path = f"{self._path(project, name)}/rollback"
+        # Without a number a second one would go back further.
+        send = self._transport.once if to is None else self._transport.repeat
+        return send("POST", path, EndpointView, params={"to": to})
+
+    def stop(self, project: str, name: str) -> EndpointView:
+        return self._transport.repeat("POST", f"{self._path(project, name)}/stop", EndpointView)
+
+    def remove(self, project: str, name: str) -> None:
+        self._transport.once("DELETE", self._path(project, name), type(None))
+
+    def _path(self, project: str, name: str) -> str:
+        return f"/v1/endpoints/{quoted(project)}/{quoted(name)}"
+
+
+class Calls:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def make(self, request: CallsRequest) -> list[CallView]:
+        """Repeated while the server is away, if every call has a key; tried once otherwise."""
+        keyed = all(call.key is not None for call in request.calls)
+        send = self._transport.repeat if keyed else self._transport.once
+        timeout_s = request.wait_s + _SLACK_S
+        return send("POST", "/v1/calls", CallsAnswer, body=request, timeout_s=timeout_s).calls
+
+    def collect(self, ids: Sequence[str], wait_s: float) -> list[CallView]:
+        body = CollectRequest(ids=list(ids), wait_s=wait_s)
+        return self._transport.repeat(
+            "POST", "/v1/calls/collect", CallsAnswer, body=body, timeout_s=wait_s + _SLACK_S
+        ).calls
+
+    def get(self, call_id: str, wait_s: float = 0) -> CallView:
+        return self._transport.repeat(
+            "GET", self._path(call_id), CallView, params={"wait_s": wait_s}, timeout_s=wait_s + _SLACK_S
+        )
+
+    def chunks(self, call_id: str, *, after: int, wait_s: float, limit: int = 100) -> ChunkPage:
+        params = {"after": after, "wait_s": wait_s, "limit": limit}
+        return self._transport.repeat(
+            "GET", f"{self._path(call_id)}/chunks", ChunkPage, params=params, timeout_s=wait_s + _SLACK_S
+        )
+
+    def page(
+        self,
+        *,
+        project: str | None = None,
+        endpoint: str | None = None,
+        state: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> CallPage:
+        params = {"project": project, "endpoint": endpoint, "state": state, "cursor": cursor, "limit": limit}
+        return self._transport.get("/v1/calls", CallPage, params)
+
+    def cancel(self, call_id: str) -> CallView:
+        return self._transport.once("POST", f"{self._path(call_id)}/cancel", CallView)
+
+    def retry(self, call_id: str) -> CallView:
+        return self._transport.once("POST", f"{self._path(call_id)}/retry", CallView)
+
+    def exchange(self, lease_id: str, epoch: int, request: LeaseCallsRequest) -> LeaseCallsAnswer:
+        """Of an instance: outcomes in, work out. One try; the caller has a patience of its own."""
+        return self._transport.once(
+            "POST",
+            f"/v1/leases/{quoted(lease_id)}/calls",
+            LeaseCallsAnswer,
+            body=request,
+            params={"epoch": epoch},
+            timeout_s=request.wait_s + _SLACK_S,
+        )
+
+    def _path(self, call_id: str) -> str:
+        return f"/v1/calls/{quoted(call_id)}"

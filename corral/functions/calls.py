@@ -1,0 +1,96 @@
+"""A call that was made: its result, later or elsewhere."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+from corral.functions import codec
+from corral.functions.backend import Seen, backend
+from corral.functions.errors import CallCancelled, CallExpired, NotFinished, rebuild
+
+R = TypeVar("R")
+_POLL_S = 30.0
+
+
+class UnpickleNotice(UserWarning):
+    """A result was unpickled: code of whoever made it may run here. Said once for each function."""
+
+
+_noticed: set[str] = set()
+
+
+class Call(Generic[R]):
+    """`result()` waits for it. The id can be stored, and `Call.from_id` opens it again in another process."""
+
+    def __init__(self, call_id: str, *, name: str = "a call", seen: Seen | None = None) -> None:
+        self.id = call_id
+        self._name = name
+        self._seen = seen if seen is not None and seen.ended else None
+
+    @classmethod
+    def from_id(cls, call_id: str) -> Call[Any]:
+        return cls(call_id)
+
+    def __repr__(self) -> str:
+        return f"<corral.Call {self.id}>"
+
+    def result(self, timeout: float | None = None) -> R:
+        """What the function returned, or what it raised. NotFinished after `timeout` seconds; 0 only looks."""
+        return value_of(self._ended(timeout), self._name)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What it raised, or None."""
+        seen = self._ended(timeout)
+        return None if seen.state == "succeeded" else failure_of(seen)
+
+    def state(self) -> str:
+        return (self._seen or backend().get(self.id, 0)).state
+
+    def done(self) -> bool:
+        return self._seen is not None or backend().get(self.id, 0).ended
+
+    def cancel(self) -> None:
+        backend().cancel(self.id)
+
+    def logs(self) -> Iterator[str]:
+        """What it has printed so far, in order."""
+        for _, _, text in backend().logs(self.id):
+            yield text
+
+    def _ended(self, timeout: float | None) -> Seen:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._seen is None:
+            left = _POLL_S if deadline is None else min(_POLL_S, deadline - time.monotonic())
+            seen = backend().get(self.id, max(0.0, left))
+            if seen.ended:
+                self._seen = seen
+            elif deadline is not None and time.monotonic() >= deadline:
+                raise NotFinished(self.id, seen.state)
+        return self._seen
+
+
+def value_of(seen: Seen, name: str) -> Any:
+    if seen.state != "succeeded" or seen.result is None:
+        raise failure_of(seen)
+    return codec.decode(*seen.result, unpickling=lambda: tell_of_pickle(name))
+
+
+def tell_of_pickle(name: str) -> None:
+    if name not in _noticed:
+        _noticed.add(name)
+        warnings.warn(
+            f"the result of {name} is not plain data and is unpickled here; return plain values to avoid that",
+            UnpickleNotice,
+            stacklevel=4,
+        )
+
+
+def failure_of(seen: Seen) -> BaseException:
+    if seen.state == "cancelled":
+        return CallCancelled(f"call {seen.id} was cancelled")
+    if seen.error is None:
+        return CallExpired(f"call {seen.id} is {seen.state}, and nothing is kept of it")
+    return rebuild(seen.error)

@@ -1,0 +1,223 @@
+"""Classes whose instances live on the fleet: `@app.cls()`, `@corral.method()`, `@corral.enter()`, `parameter()`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+from corral.functions import codec
+from corral.functions.handles import AsyncFunction, Function, Generator
+from corral.functions.member import Callee, Member, kind_of
+from corral.functions.options import Batch, Retries, Settings
+
+if TYPE_CHECKING:
+    from corral.functions.app import App
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+_MISSING: Any = object()
+_HOOK = "_corral_hook"
+PLAIN_CLASS = "_corral_class"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    default: Any = _MISSING
+
+    @property
+    def required(self) -> bool:
+        return self.default is _MISSING
+
+
+@overload
+def parameter(*, default: T) -> T: ...
+@overload
+def parameter() -> Any: ...
+def parameter(*, default: Any = _MISSING) -> Any:
+    """A setting of the class, given when it is made: `Model(size=13)`. Each set has instances of its own."""
+    return Parameter(default)
+
+
+def enter() -> Callable[[Callable[[Any], R]], Callable[[Any], R]]:
+    """Run once when an instance starts, before its first call: the place to load a model."""
+    return _hook("enter")
+
+
+def exit() -> Callable[[Callable[[Any], R]], Callable[[Any], R]]:
+    """Run when an instance ends in good order."""
+    return _hook("exit")
+
+
+def _hook(kind: str) -> Callable[[Callable[[Any], R]], Callable[[Any], R]]:
+    def decorate(fn: Callable[[Any], R]) -> Callable[[Any], R]:
+        setattr(fn, _HOOK, kind)
+        return fn
+
+    return decorate
+
+
+class Method(Generic[P, R]):
+    """A method that can be called on the fleet; of a made instance it is a Function."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        batch: Batch | None,
+        timeout: float | str | None,
+        retries: Retries | int | None,
+    ) -> None:
+        self.fn = fn
+        self.batch = batch
+        self.timeout = timeout
+        self.retries = (
+            Retries(retries) if isinstance(retries, int) and not isinstance(retries, bool) else retries
+        )
+        functools.update_wrapper(self, fn)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Method[P, R]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Function[P, R]: ...
+    def __get__(self, instance: object | None, owner: type) -> Any:
+        if instance is None:
+            return self
+        bound = self.fn.__get__(instance, owner)
+        if self.batch is not None:
+            bound = functools.partial(_one_of_batch, bound)
+        member: Member | None = getattr(owner, "_corral_member", None)
+        if member is None:
+            raise TypeError(f"{owner.__name__} has methods for the fleet but no @app.cls() above it")
+        params = instance.__dict__.get("_corral_params")
+        kind = _handle_kind(self.fn)
+        return kind(member, bound, function=self.name, params=params)
+
+    def callee(self, base: Settings) -> Callee:
+        own = None
+        if self.timeout is not None or self.retries is not None:
+            own = replace(
+                base,
+                timeout=base.timeout if self.timeout is None else self.timeout,
+                retries=base.retries if self.retries is None else self.retries,
+            )
+        return Callee(
+            self.name, kind_of(self.fn), inspect.iscoroutinefunction(self.fn), self.batch, settings=own
+        )
+
+
+def _one_of_batch(bound: Callable[..., Any], item: Any) -> Any:
+    """Called plainly, a method that takes lists gets a list of one."""
+    (result,) = bound([item])
+    return result
+
+
+def _handle_kind(fn: Callable[..., Any]) -> type[Function[..., Any]]:
+    if kind_of(fn) == "generator":
+        return Generator
+    return AsyncFunction if inspect.iscoroutinefunction(fn) else Function
+
+
+@overload
+def method(fn: Callable[..., R], /) -> Method[..., R]: ...
+@overload
+def method(
+    *, batch: Batch | None = None, timeout: float | str | None = None, retries: Retries | int | None = None
+) -> Callable[[Callable[..., R]], Method[..., R]]: ...
+def method(
+    fn: Any = None,
+    /,
+    *,
+    batch: Batch | None = None,
+    timeout: float | str | None = None,
+    retries: Retries | int | None = None,
+) -> Any:
+    """Make a method one that can be called on the fleet. With `batch` it gets and gives lists."""
+    if fn is not None:
+        return Method(fn, batch=None, timeout=None, retries=None)
+    return functools.partial(Method, batch=batch, timeout=timeout, retries=retries)
+
+
+@dataclass(frozen=True, eq=False)
+class Class:
+    cls: Any
+    member: Member
+
+    @classmethod
+    def of(cls, target: type, app: App, settings: Settings, *, name: str | None) -> Class:
+        if not isinstance(target, type):
+            raise TypeError(f"@app.cls() decorates classes, not {target!r}")
+        params = _parameters(target)
+        if "__init__" in vars(target) and params:
+            raise TypeError(
+                f"{target.__name__} has both parameters and an __init__; load things in @corral.enter()"
+            )
+        methods = {
+            key: value
+            for base in reversed(target.__mro__)
+            for key, value in vars(base).items()
+            if isinstance(value, Method)
+        }
+        if not methods:
+            raise TypeError(f"{target.__name__} has no @corral.method() that could be called")
+        callees = {key: value.callee(settings) for key, value in methods.items()}
+        member = Member(
+            app,
+            name or target.__name__,
+            target,
+            target.__module__,
+            target.__qualname__,
+            settings,
+            callees,
+            True,
+        )
+        target._corral_member = member  # type: ignore[attr-defined]
+        if "__init__" not in vars(target):
+            target.__init__ = _initialiser(target, params)  # type: ignore[misc]
+        return cls(target, member)
+
+
+def _parameters(target: type) -> dict[str, Parameter]:
+    return {
+        key: value
+        for base in reversed(target.__mro__)
+        for key, value in vars(base).items()
+        if isinstance(value, Parameter)
+    }
+
+
+def _initialiser(target: type, params: dict[str, Parameter]) -> Callable[..., None]:
+    def __init__(self: Any, **given: Any) -> None:
+        if unknown := sorted(set(given) - set(params)):
+            raise TypeError(
+                f"{target.__name__}() has no parameter {', '.join(unknown)}; it has: {', '.join(params) or 'none'}"
+            )
+        missing = sorted(key for key, one in params.items() if one.required and key not in given)
+        if missing:
+            raise TypeError(f"{target.__name__}() needs {', '.join(missing)}")
+        values = {key: given.get(key, one.default) for key, one in params.items()}
+        form, data = codec.encode(values, what=f"a parameter of {target.__name__}")
+        # Sorted by name, so that equal parameters are equal bytes.
+        if form == codec.PLAIN:
+            data = codec.encode_plain({key: values[key] for key in sorted(values)})
+        for key, value in values.items():
+            setattr(self, key, value)
+        self._corral_params = (form, data) if params else None
+
+    return __init__
+
+
+def hooks(instance: Any, kind: str) -> list[Callable[[], Any]]:
+    """The instance's enter or exit hooks, base classes first."""
+    found: dict[str, Callable[[], Any]] = {}
+    for base in reversed(type(instance).__mro__):
+        for name, value in vars(base).items():
+            if getattr(value, _HOOK, None) == kind:
+                found[name] = getattr(instance, name)
+    return list(found.values())

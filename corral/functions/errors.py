@@ -1,0 +1,157 @@
+"""What a caller may have to catch, and exceptions that travel."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from corral.functions import codec
+
+_LONGEST_TRACEBACK = 20_000
+_LONGEST_MESSAGE = 10_000
+
+
+class FunctionError(Exception):
+    """Everything that can go wrong around a call and is not the function's own exception."""
+
+
+class RemoteError(FunctionError):
+    """The function raised something that is not known here; `record` has its type, message and traceback."""
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        module, name = record.get("module", ""), record.get("type", "Exception")
+        dotted = f"{module}.{name}" if module and module != "builtins" else name
+        super().__init__(f"{dotted}: {record.get('message', '')}")
+        self.record = dict(record)
+
+
+class CallTimeout(FunctionError, TimeoutError):
+    """The function ran longer than its timeout and was killed."""
+
+
+class NotFinished(FunctionError, TimeoutError):
+    """The result was not there within the time that the caller was ready to wait; the call goes on."""
+
+    def __init__(self, call_id: str, state: str) -> None:
+        super().__init__(f"call {call_id} is {state}; ask again later: corral.Call.from_id({call_id!r})")
+        self.call_id = call_id
+
+
+class CallCancelled(FunctionError):
+    """Somebody cancelled the call."""
+
+
+class CallExpired(FunctionError):
+    """Nobody took the call within its time to live, or its result is not kept any more."""
+
+
+class InstanceLost(FunctionError):
+    """The process that ran it died, more often than a call may lose one."""
+
+
+class CannotStart(FunctionError):
+    """No instance of the endpoint can be started; the message has the reason."""
+
+
+class ExitCalled(FunctionError):
+    """The function called sys.exit; `code` is what it gave."""
+
+    def __init__(self, message: str, code: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ResultTooLarge(FunctionError):
+    """The result is larger than the endpoint allows."""
+
+
+class RemoteTraceback(Exception):
+    """Stands where the traceback of the other machine belongs."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n{self.text.rstrip()}"
+
+
+_OWN: dict[str, type[FunctionError]] = {
+    "CallTimeout": CallTimeout,
+    "InstanceLost": InstanceLost,
+    "CannotStart": CannotStart,
+    "Expired": CallExpired,
+    "ResultTooLarge": ResultTooLarge,
+}
+
+
+def describe(error: BaseException, *, hide: int = 1) -> dict[str, Any]:
+    """A record of an exception, made of plain data. `hide` leaves out so many of our own frames."""
+    kind = type(error)
+    frames = error.__traceback__
+    for _ in range(hide):
+        frames = frames.tb_next if frames is not None and frames.tb_next is not None else frames
+    text = "".join(traceback.format_exception(kind, error, frames))
+    names = [base.__name__ for base in kind.__mro__ if base is not object]
+    dotted = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__ if base is not object]
+    return {
+        "type": kind.__qualname__,
+        "module": kind.__module__,
+        "message": str(error)[:_LONGEST_MESSAGE],
+        "bases": names + dotted,
+        "traceback": text[-_LONGEST_TRACEBACK:],
+        "args": _plain(error.args),
+        "state": _plain({k: v for k, v in vars(error).items() if not k.startswith("__")}),
+        "exit_code": error.code
+        if isinstance(error, SystemExit) and isinstance(error.code, int | None)
+        else None,
+    }
+
+
+def _plain(value: Any) -> str | None:
+    try:
+        data = codec.encode_plain(value)
+    except (codec.NotPlain, ValueError):
+        return None
+    return codec.as_text(data) if len(data) < 8192 else None
+
+
+def rebuild(record: Mapping[str, Any]) -> BaseException:
+    """The exception of the other side, as its own type where that is known here already.
+
+    Nothing is imported or unpickled for it: a type counts as known if its module is loaded.
+    """
+    name, message = str(record.get("type", "")), str(record.get("message", ""))
+    made: BaseException
+    if name in _OWN and not record.get("module"):
+        made = _OWN[name](message)
+    elif name == "SystemExit":
+        code = record.get("exit_code")
+        made = ExitCalled(f"the function called sys.exit({'' if code is None else code})", code)
+    else:
+        made = _known_type(record) or RemoteError(record)
+    if text := record.get("traceback"):
+        made.__cause__ = RemoteTraceback(str(text))
+    return made
+
+
+def _known_type(record: Mapping[str, Any]) -> BaseException | None:
+    module = sys.modules.get(str(record.get("module")))
+    found: Any = builtins if record.get("module") == "builtins" else module
+    for part in str(record.get("type", "")).split("."):
+        found = getattr(found, part, None)
+    if not (isinstance(found, type) and issubclass(found, Exception)) or record.get("args") is None:
+        return None
+    try:
+        args = codec.decode_plain(codec.from_text(str(record["args"])))
+        state = codec.decode_plain(codec.from_text(str(record["state"]))) if record.get("state") else {}
+        # Not through __init__, which may want something else than what it kept in args.
+        made: BaseException = found.__new__(found, *args)
+        made.args = tuple(args)
+        made.__dict__.update(state)
+    except Exception:  # noqa: BLE001 - then it stays a record
+        return None
+    return made

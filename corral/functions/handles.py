@@ -1,0 +1,248 @@
+"""What a decorated function is: itself when called, and ways to call it on the fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from corral.functions import codec
+from corral.functions.backend import Ask, Given, Target, backend
+from corral.functions.calls import Call, tell_of_pickle, value_of
+from corral.functions.errors import FunctionError, rebuild
+from corral.functions.mapping import Mapping as _Mapping
+from corral.functions.member import Member
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_POLL_S = 30.0
+
+
+class Function(Generic[P, R]):
+    """Called plainly it runs here and now; `.remote` and the rest run it on the fleet."""
+
+    def __init__(
+        self,
+        member: Member,
+        fn: Callable[P, Any],
+        *,
+        function: str | None = None,
+        params: tuple[str, bytes] | None = None,
+        changes: dict[str, Any] | None = None,
+    ) -> None:
+        self.member = member
+        self._fn = fn
+        self._function = function or next(iter(member.callees))
+        self._params = params
+        self._changes = changes or {}
+        functools.update_wrapper(self, fn)
+
+    def __repr__(self) -> str:
+        return f"<corral function {self.member.endpoint}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._fn(*args, **kwargs)  # type: ignore[no-any-return]
+
+    @property
+    def local(self) -> Callable[P, R]:
+        """The function as it was written."""
+        return self._fn
+
+    def with_options(self, *, key: str | None = None, priority: int = 0, **options: Any) -> Function[P, R]:
+        """The same with other options for the calls made through it: key, priority, timeout, retries, ttl, keep."""
+        settings = replace(self.member.settings, **options) if options else None
+        changes = {**self._changes, "key": key, "priority": priority}
+        if settings is not None:
+            changes["options"] = settings.call_options()
+        return type(self)(
+            self.member, self._fn, function=self._function, params=self._params, changes=changes
+        )
+
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run it on the fleet and wait for what it returns or raises."""
+        (seen,) = backend().make(self._target(), [self._ask(args, kwargs)], wait_s=_POLL_S)
+        return Call[R](seen.id, name=self.member.endpoint, seen=seen).result()
+
+    def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """Start it and go on; the handle has the result later."""
+        (seen,) = backend().make(self._target(), [self._ask(args, kwargs)], wait_s=0)
+        return Call(seen.id, name=self.member.endpoint, seen=seen)
+
+    def map(
+        self,
+        *iterables: Iterable[Any],
+        order: bool = True,
+        return_exceptions: bool = False,
+        window: int = 1000,
+        resume: str | None = None,
+        **common: Any,
+    ) -> Iterator[R]:
+        """Call it for each item, or for the items of several iterables side by side.
+
+        `resume` names a map: after a crash of the caller the same map with the same name calls only what has
+        no result yet.
+        """
+        if not iterables:
+            raise TypeError("map() needs something to go through")
+        # As zip, but what is given in unequal lengths is a mistake.
+        return self._mapped(
+            ((args, common) for args in zip(*iterables, strict=True)),
+            order,
+            return_exceptions,
+            window,
+            resume,
+        )
+
+    def starmap(
+        self,
+        rows: Iterable[Iterable[Any]],
+        *,
+        order: bool = True,
+        return_exceptions: bool = False,
+        window: int = 1000,
+        resume: str | None = None,
+    ) -> Iterator[R]:
+        """Call it with the items of each row as its arguments."""
+        return self._mapped(((tuple(row), {}) for row in rows), order, return_exceptions, window, resume)
+
+    def for_each(self, *iterables: Iterable[Any], **options: Any) -> None:
+        """Like `map`, for what the calls do and not for what they return."""
+        for _ in self.map(*iterables, order=False, **options):
+            pass
+
+    @property
+    def aio(self) -> Aio[P, R]:
+        """The same ways, to be awaited."""
+        return Aio(self)
+
+    def _mapped(
+        self,
+        rows: Iterator[tuple[tuple[Any, ...], dict[str, Any]]],
+        order: bool,
+        return_exceptions: bool,
+        window: int,
+        resume: str | None,
+    ) -> Iterator[R]:
+        asks = (self._ask(args, kwargs) for args, kwargs in rows)
+        name = resume or secrets.token_hex(8)
+        mapping = _Mapping(self._target(), asks, name=f"map:{name}", window=window)
+        if order:
+            return mapping.in_order(self._value, return_exceptions=return_exceptions)
+        return mapping.as_they_come(self._value, return_exceptions=return_exceptions)
+
+    def _value(self, seen: Any) -> Any:
+        return value_of(seen, self.member.endpoint)
+
+    def _target(self) -> Target:
+        return backend().find(self.member)
+
+    def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ask:
+        self._check(args, kwargs)
+        form, data = codec.encode([list(args), kwargs], what=f"an argument of {self._function}()")
+        callee = self.member.callees[self._function]
+        options = self._changes.get("options") or (callee.settings or self.member.settings).call_options()
+        return Ask(
+            self._function,
+            form,
+            data,
+            self._params,
+            # A key of its own makes a call that may be sent again without being made again.
+            self._changes.get("key") or f"once:{secrets.token_hex(12)}",
+            self._changes.get("priority", 0),
+            options,
+        )
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Wrong arguments are told before anything is sent."""
+        try:
+            signature = inspect.signature(self._fn)
+        except (TypeError, ValueError):
+            return
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._function}(): {error}") from None
+
+
+class AsyncFunction(Function[P, R]):
+    """An `async def`: called plainly it gives a coroutine, remotely its result."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:  # type: ignore[override]
+        return self._fn(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+class Generator(Function[P, R]):
+    """A generator: called plainly it gives what it gives; `stream` gives the same from the fleet."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:  # type: ignore[override]
+        return self._fn(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        raise FunctionError(f"{self._function}() is a generator; use .stream(...), or list(f.stream(...))")
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        """What it yields, as it comes. A broken connection is taken up where it was."""
+        (seen,) = backend().make(self._target(), [self._ask(args, kwargs)], wait_s=0)
+        return self._read(seen.id)
+
+    def _read(self, call_id: str) -> Iterator[R]:
+        after = 0
+        try:
+            while True:
+                given, ended, error = backend().chunks(call_id, after, _POLL_S)
+                for one in given:
+                    after = one.n
+                    yield self._chunk(one)
+                if ended:
+                    if error is not None:
+                        raise rebuild(error)
+                    return
+        except GeneratorExit:
+            # Nobody reads on: it need not go on either.
+            backend().cancel(call_id)
+            raise
+
+    def _chunk(self, one: Given) -> R:
+        value: R = codec.decode(one.format, one.data, unpickling=lambda: tell_of_pickle(self.member.endpoint))
+        return value
+
+
+class Aio(Generic[P, R]):
+    """Each waits in a thread of its own, so that the event loop goes on."""
+
+    def __init__(self, function: Function[P, R]) -> None:
+        self._function = function
+
+    async def remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        call = await asyncio.to_thread(self._function.spawn, *args, **kwargs)
+        try:
+            return await asyncio.to_thread(call.result)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(call.cancel)
+            raise
+
+    async def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        return await asyncio.to_thread(self._function.spawn, *args, **kwargs)
+
+    async def map(self, *iterables: Iterable[Any], **options: Any) -> AsyncIterator[R]:
+        async for item in _in_thread(self._function.map(*iterables, **options)):
+            yield item
+
+    async def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
+        if not isinstance(self._function, Generator):
+            raise FunctionError("only a generator can be streamed")
+        async for item in _in_thread(self._function.stream(*args, **kwargs)):
+            yield item
+
+
+async def _in_thread(source: Iterator[R]) -> AsyncIterator[R]:
+    end = object()
+    while True:
+        item: Any = await asyncio.to_thread(next, source, end)
+        if item is end:
+            return
+        yield item

@@ -1,0 +1,94 @@
+"""One function over many inputs: sent in batches, collected as they end, at most a window of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+from corral.functions.backend import Ask, Seen, Target, backend
+
+BATCH = 250
+_WAIT_S = 30.0
+Value = Callable[[Seen], Any]
+
+
+@dataclass
+class Mapping:
+    """Each input is keyed by the map's name and its place, so that a map that is run again repeats nothing."""
+
+    target: Target
+    asks: Iterator[Ask]
+    name: str
+    window: int = 1000
+    _sent: int = 0
+    _open: dict[str, int] = field(default_factory=dict)
+    _exhausted: bool = False
+
+    def in_order(self, value: Value, *, return_exceptions: bool) -> Iterator[Any]:
+        ready: dict[int, Seen] = {}
+        next_up = 0
+        for index, seen in self._ended():
+            ready[index] = seen
+            while next_up in ready:
+                yield self._give(ready.pop(next_up), value, return_exceptions)
+                next_up += 1
+
+    def as_they_come(self, value: Value, *, return_exceptions: bool) -> Iterator[Any]:
+        for _, seen in self._ended():
+            yield self._give(seen, value, return_exceptions)
+
+    def _give(self, seen: Seen, value: Value, return_exceptions: bool) -> Any:
+        try:
+            return value(seen)
+        except Exception as error:
+            if not return_exceptions:
+                self._cancel_rest()
+                raise
+            return error
+
+    def _ended(self) -> Iterator[tuple[int, Seen]]:
+        try:
+            while True:
+                yield from self._send()
+                if not self._open:
+                    return
+                # One request asks for a thousand at most; the oldest are the likeliest to have ended.
+                ids = list(islice(self._open, 1000))
+                for seen in backend().collect(ids, _WAIT_S):
+                    if (index := self._open.pop(seen.id, None)) is not None:
+                        yield index, seen
+        except GeneratorExit:
+            self._cancel_rest()
+            raise
+
+    def _send(self) -> Iterator[tuple[int, Seen]]:
+        """Fill the window. Calls that an earlier run of the same map made have ended already."""
+        while not self._exhausted and len(self._open) < self.window:
+            room = min(BATCH, self.window - len(self._open))
+            batch = [
+                replace(ask, key=f"{self.name}:{self._sent + place}")
+                for place, ask in enumerate(islice(self.asks, room))
+            ]
+            if len(batch) < room:
+                self._exhausted = True
+            if not batch:
+                return
+            first, self._sent = self._sent, self._sent + len(batch)
+            for place, seen in enumerate(backend().make(self.target, batch, wait_s=0)):
+                if seen.ended:
+                    yield first + place, seen
+                else:
+                    self._open[seen.id] = first + place
+            if len(batch) < BATCH:
+                return
+
+    def _cancel_rest(self) -> None:
+        self._exhausted = True
+        for call_id in list(self._open):
+            try:
+                backend().cancel(call_id)
+            except Exception:  # noqa: BLE001 - it ended meanwhile, or the server is away: it ends by itself
+                continue
+        self._open.clear()

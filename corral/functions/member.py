@@ -1,0 +1,87 @@
+"""One function or class of an app, and what is to be known of it on both sides of a call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from corral.functions.options import Batch, Settings
+
+if TYPE_CHECKING:
+    from corral.functions.app import App
+
+
+@dataclass(frozen=True)
+class Callee:
+    """One thing that can be called: the function itself, or a method."""
+
+    name: str
+    kind: str
+    is_async: bool
+    batch: Batch | None = None
+    path: str | None = None
+    method: str | None = None
+    # A method may have its own instead of its class's.
+    settings: Settings | None = None
+
+    def table(self, base: Settings) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "kind": "web" if self.path else self.kind,
+            "is_async": self.is_async,
+            "options": (self.settings or base).call_options(),
+        }
+        if self.batch is not None:
+            found |= self.batch.table()
+        if self.path is not None:
+            found |= {"path": self.path, "method": self.method}
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """`target` is the function or class as the user wrote it, with what else decorates it."""
+
+    app: App
+    name: str
+    target: Any
+    module: str
+    qualname: str
+    settings: Settings
+    callees: dict[str, Callee] = field(default_factory=dict)
+    is_class: bool = False
+    schedule: Any = None
+
+    @classmethod
+    def of_function(
+        cls,
+        app: App,
+        fn: Callable[..., Any],
+        settings: Settings,
+        *,
+        name: str | None,
+        batch: Batch | None,
+        path: str | None,
+        method: str | None,
+        schedule: Any,
+    ) -> Member:
+        qualname = getattr(fn, "__qualname__", type(fn).__qualname__)
+        plain = getattr(fn, "__name__", "function")
+        called = "function" if plain == "<lambda>" else plain
+        callee = Callee(called, kind_of(fn), inspect.iscoroutinefunction(fn), batch, path, method)
+        module = getattr(fn, "__module__", "__main__")
+        own = name or (called if called != "function" or plain != "<lambda>" else "lambda")
+        return cls(app, own, fn, module, qualname, settings, {called: callee}, schedule=schedule)
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.app.name}.{self.name}"[:64].rstrip("._-")
+
+    def functions(self) -> dict[str, Any]:
+        return {name: callee.table(self.settings) for name, callee in self.callees.items()}
+
+
+def kind_of(fn: Callable[..., Any]) -> str:
+    is_generator = inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)
+    return "generator" if is_generator else "function"

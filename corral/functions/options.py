@@ -1,0 +1,173 @@
+"""How a function is run: retries, batches, scaling, schedules. Checked where they are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def seconds(value: float | str, what: str) -> float:
+    """`30`, `"30s"`, `"1h30m"`. ValueError names `what`."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError(f"{what} must be seconds or a text such as '30s', not {value!r}")
+    if isinstance(value, int | float):
+        number = float(value)
+    else:
+        parts = _DURATION.findall(value)
+        if not parts or "".join(a + b for a, b in parts) != value.replace(" ", ""):
+            raise ValueError(f"{what} = {value!r} is no duration; write '500ms', '30s', '5m', '2h' or '1d'")
+        number = sum(float(amount) * _SECONDS[unit] for amount, unit in parts)
+    if not number > 0 or number == float("inf"):
+        raise ValueError(f"{what} must be more than nothing, not {value!r}")
+    return number
+
+
+@dataclass(frozen=True)
+class Retries:
+    """Try again when the function raises one of `on`; the pause doubles, with some spread."""
+
+    count: int = 3
+    on: tuple[type[BaseException], ...] = ()
+    delay: float | str = 1.0
+    backoff: float = 2.0
+    max_delay: float | str = 60.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.count, bool) or not isinstance(self.count, int) or not 0 <= self.count <= 1000:
+            raise ValueError(f"Retries.count must be 0 to 1000, not {self.count!r}")
+        wrong = [one for one in self.on if not (isinstance(one, type) and issubclass(one, BaseException))]
+        if wrong:
+            raise TypeError(f"Retries.on takes exception types, not {wrong[0]!r}")
+        if self.backoff < 1:
+            raise ValueError(f"Retries.backoff must be 1 or more, not {self.backoff!r}")
+
+    def table(self) -> dict[str, Any]:
+        return {
+            "retries": self.count,
+            "retry_on": [f"{one.__module__}.{one.__qualname__}" for one in self.on],
+            "delay_s": seconds(self.delay, "Retries.delay") if self.delay else 0.0,
+            "backoff": float(self.backoff),
+            "max_delay_s": seconds(self.max_delay, "Retries.max_delay"),
+        }
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Gather up to `size` calls for at most `wait`, and run them as one: the method gets and gives lists."""
+
+    size: int
+    wait: float | str = "50ms"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or not 1 <= self.size <= 10_000:
+            raise ValueError(f"Batch.size must be 1 to 10000, not {self.size!r}")
+        seconds(self.wait, "Batch.wait")
+
+    def table(self) -> dict[str, Any]:
+        return {"batch_size": self.size, "batch_wait_s": seconds(self.wait, "Batch.wait")}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What must be installed where the function runs. None of it means: the host's own Python."""
+
+    python: tuple[str, ...] = ()
+    version: str | None = None
+    find_links: str | None = None
+    system: tuple[str, ...] = ()
+
+    @property
+    def is_host(self) -> bool:
+        return not self.python and self.version is None and not self.system
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one instance takes."""
+
+    gpu: str | int | Sequence[str] | None = None
+    memory: str | int | None = None
+    cores: int | None = None
+    labels: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+    def table(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.gpu is not None:
+            found |= _gpu_table(self.gpu)
+        if self.memory is not None:
+            found["min_ram"] = self.memory
+        if self.cores is not None:
+            found["min_cores"] = self.cores
+        if self.labels:
+            found["labels"] = list(self.labels)
+        if self.hosts:
+            found["hosts"] = list(self.hosts)
+        return found
+
+
+def _gpu_table(gpu: str | int | Sequence[str]) -> dict[str, Any]:
+    """`"any"`, `"H100"`, `"H100:2"`, `2`, or a list of models any of which will do."""
+    if isinstance(gpu, bool):
+        raise TypeError("gpu must be a number, a model or a list of models")
+    if isinstance(gpu, int):
+        return {"gpus": gpu} if gpu else {}
+    names = [gpu] if isinstance(gpu, str) else list(gpu)
+    counts = {int(part) for name in names for part in [name.partition(":")[2]] if part}
+    if len(counts) > 1:
+        raise ValueError(f"gpu names different counts: {', '.join(names)}")
+    models = [name.partition(":")[0] for name in names]
+    wanted = {} if models == ["any"] else {"gpu": models}
+    return {"gpus": counts.pop() if counts else 1, **wanted}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How many instances; they end after `idle` without calls."""
+
+    min_instances: int = 0
+    max_instances: int = 1
+    idle: float | str = 60.0
+    concurrency: int = 1
+    queue_delay: float | str | None = 4.0
+    per_instance: int | None = None
+
+    def table(self) -> dict[str, Any]:
+        return {
+            "min": self.min_instances,
+            "max": self.max_instances,
+            "idle_s": max(1.0, seconds(self.idle, "idle")),
+            "concurrency": self.concurrency,
+            "queue_delay_s": None if self.queue_delay is None else seconds(self.queue_delay, "queue_delay"),
+            "per_instance": self.per_instance,
+        }
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that a decorator was told about one function or class."""
+
+    environment: Environment = field(default_factory=Environment)
+    resources: Resources = field(default_factory=Resources)
+    scale: Scale = field(default_factory=Scale)
+    retries: Retries | None = None
+    timeout: float | str | None = None
+    secrets: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    keep: float | str = "7d"
+    ttl: float | str | None = None
+
+    def call_options(self) -> dict[str, Any]:
+        table: dict[str, Any] = {"keep_s": seconds(self.keep, "keep")}
+        if self.timeout is not None:
+            table["timeout_s"] = seconds(self.timeout, "timeout")
+        if self.ttl is not None:
+            table["ttl_s"] = seconds(self.ttl, "ttl")
+        if self.retries is not None:
+            table |= self.retries.table()
+        return table
