@@ -17,6 +17,8 @@ from corral.wire.calls import (
     EndpointView,
     LeaseCallsAnswer,
     LeaseCallsRequest,
+    NestedAnswer,
+    NestedRequest,
     Scaling,
 )
 
@@ -119,6 +121,17 @@ class Calls:
             "POST",
             f"/v1/leases/{quoted(lease_id)}/calls",
             LeaseCallsAnswer,
+            body=request,
+            params={"epoch": epoch},
+            timeout_s=request.wait_s + _SLACK_S,
+        )
+
+    def nested(self, lease_id: str, epoch: int, request: NestedRequest) -> NestedAnswer:
+        """Of an instance: what its code asks of other endpoints."""
+        return self._transport.repeat(
+            "POST",
+            f"/v1/leases/{quoted(lease_id)}/nested",
+            NestedAnswer,
             body=request,
             params={"epoch": epoch},
             timeout_s=request.wait_s + _SLACK_S,

@@ -62,6 +62,11 @@ class Token(NamedTuple):
     # Of a join token: the hash of the request id that used it, so that only its repetition is answered again.
     used_by: str | None = None
 
+    @classmethod
+    def of_run(cls, run_id: str, project: str) -> Token:
+        """What a run may do by itself: as a user of its project. It is never written down or given out."""
+        return cls(TokenId(""), "", Scope.USER, f"run:{run_id}", project, None, 0.0, None, None)
+
     def fits(self, secret: str, now: float) -> bool:
         return self.matches(secret) and self.holds(now)
 

@@ -13,11 +13,14 @@ from fastapi import APIRouter, Path, Query
 from corral.core import calls as core
 from corral.core.calls import CallOptions, NewCall, Told
 from corral.core.endpoints import became_ready
+from corral.core.fence import fence
 from corral.domain.call import CALL_FINAL, Call, CallState, Payload, Pool, Waiting
 from corral.domain.canonical import digest_of
 from corral.domain.endpoint import Endpoint, VersionState
-from corral.domain.errors import InvalidInput, NotFound
+from corral.domain.errors import Forbidden, InvalidInput, NotFound
+from corral.domain.host import Token
 from corral.domain.ids import CallId, EndpointId, HostId, LeaseId, RunId, is_id
+from corral.domain.run import Run
 from corral.ports.calls import CallFilter
 from corral.ports.store import Tx
 from corral.server.callers import Caller, Epoch, LeasePath, Limit, OwnHost, User
@@ -37,6 +40,8 @@ from corral.wire.calls import (
     GivenCall,
     LeaseCallsAnswer,
     LeaseCallsRequest,
+    NestedAnswer,
+    NestedRequest,
     OutcomeBody,
     PayloadBody,
     payload_table,
@@ -430,4 +435,60 @@ def _given_call(call: Call) -> GivenCall:
         args=PayloadBody(**payload_table(call.arguments)),
         timeout_s=CallOptions.read(call.options).timeout_s,
         depth=call.depth,
+    )
+
+
+@router.post("/leases/{lease_id}/nested")
+async def nested_calls(
+    lease_id: LeasePath, epoch: Epoch, body: NestedRequest, host_id: OwnHost, svc: Svc
+) -> NestedAnswer:
+    """Calls from within a call: with the rights of the instance's run, within its project, and no others."""
+    run, entry = await svc.store.write(
+        lambda tx: _own_run(tx, lease_id, epoch, host_id=host_id, now=svc.clock.now(), svc=svc)
+    )
+    caller = Caller(Token.of_run(run.id, run.project))
+    match body.what:
+        case "find":
+            return await svc.store.read(lambda tx: _sibling(tx, run.project, entry, body.endpoint or ""))
+        case "make":
+            request = CallsRequest(
+                project=run.project,
+                endpoint=body.endpoint or "",
+                version=body.version,
+                calls=body.calls,
+                parent=body.parent,
+                wait_s=body.wait_s,
+            )
+            return NestedAnswer(calls=[_view(call, svc) for call in await accept(request, caller, svc)])
+        case "collect":
+            found = await collect(CollectRequest(ids=body.ids, wait_s=body.wait_s), caller, svc)
+            return NestedAnswer(calls=found.calls)
+        case "get":
+            return NestedAnswer(call=await get_call(body.id or "", caller, svc, body.wait_s))
+        case "chunks":
+            page = await get_chunks(body.id or "", caller, svc, body.after, body.wait_s)
+            return NestedAnswer(chunks=page.chunks, ended=page.ended, error=page.error)
+        case "cancel":
+            return NestedAnswer(call=await cancel_call(body.id or "", caller, svc))
+
+
+def _own_run(
+    tx: Tx, lease_id: LeaseId, epoch: int, *, host_id: HostId, now: float, svc: Services
+) -> tuple[Run, Endpoint]:
+    _, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=svc.policy)
+    instance = tx.endpoints.instance(run.id)
+    endpoint = None if instance is None else tx.endpoints.get(instance.endpoint_id)
+    if endpoint is None:
+        raise Forbidden("only an instance of an endpoint may make calls")
+    return run, endpoint
+
+
+def _sibling(tx: Tx, project: str, own: Endpoint, name: str) -> NestedAnswer:
+    """Another member of the app: of a program that runs now if this one is, of the deployed app otherwise."""
+    for candidate in [f"live.{name}", name] if own.live else [name]:
+        found = tx.endpoints.by_name(project, candidate)
+        if found is not None and found.current:
+            return NestedAnswer(project=project, endpoint=candidate, version=found.current if own.live else 0)
+    raise NotFound(
+        f"project {project} has no endpoint {name!r}", hint="Deploy it, or call it once from the program."
     )

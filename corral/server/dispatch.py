@@ -171,6 +171,10 @@ class Dispatcher:
         for one in waiting:
             self._push(pool, one)
 
+    def given_to(self, lease_id: LeaseId) -> list[Call]:
+        """What the lease has, as far as it is remembered here."""
+        return [call for one in self.given.get(lease_id, ()) if (call := self._kept.get(one)) is not None]
+
     def recent(self, call_id: CallId) -> Call | None:
         return self._kept.get(call_id)
 

@@ -37,7 +37,7 @@ router = APIRouter(prefix="/v1", tags=["functions"])
 async def deploy_endpoint(body: DeployRequest, caller: User, svc: Svc) -> EndpointView:
     """Deploy a version. With `wait_s`, the answer comes when it serves, or is known to be broken."""
     caller.check_project(body.project)
-    if body.spec.kind != "service" or body.spec.project != body.project:
+    if body.spec.kind != "service" or body.spec.service is None or body.spec.project != body.project:
         raise InvalidInput("the spec must be of kind service and of the endpoint's project")
     functions = {name: table.model_dump(mode="json") for name, table in body.functions.items()}
     spec = body.spec.model_dump_json()

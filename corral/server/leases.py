@@ -33,6 +33,7 @@ from corral.wire.leases import (
     ClaimRequest,
     EventAnswer,
     EventBatch,
+    LogRecord,
     ManifestRequest,
     ObjectAnswer,
     ObjectList,
@@ -206,7 +207,7 @@ async def _seen_before(lease_id: LeaseId, seq: int, host_id: HostId, svc: Servic
 
 
 def _batch(body: EventBatch) -> logs.Batch:
-    log_lines = [json.dumps([r.at, r.stream, r.partial, r.text]) + "\n" for r in body.logs]
+    log_lines = [json.dumps([r.at, r.stream, r.partial, r.text, *_of_call(r)]) + "\n" for r in body.logs]
     metric_lines = [json.dumps([m.at, m.name, m.value, m.step]) + "\n" for m in body.metrics]
     return logs.Batch(
         seq=body.seq,
@@ -218,6 +219,10 @@ def _batch(body: EventBatch) -> logs.Batch:
         notes=tuple(body.notes),
         progress=None if body.progress is None else _small_json(body.progress),
     )
+
+
+def _of_call(record: LogRecord) -> list[str]:
+    return [] if record.call is None else [record.call]
 
 
 def manifest(body: ManifestRequest, *kinds: ArtifactKind) -> Manifest:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 from collections import Counter
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from corral.core import calls as core_calls
 from corral.core.calls import cancel, lose
@@ -218,7 +219,8 @@ class Scaler:
                 return
             spec = RunSpec.model_validate_json(version.spec)
             params = tx.endpoints.pool(endpoint.id, wanted.pool) if wanted.pool else None
-            run = new_run(instance_spec(spec, endpoint, wanted, params))
+            functions = json.loads(version.functions)
+            run = new_run(instance_spec(spec, functions, endpoint, wanted, params))
             now = svc.clock.now()
             done = submit(
                 tx, [run], request_id=secrets.token_hex(16), group=None, principal=version.created_by, now=now
@@ -272,14 +274,19 @@ def _forget_instance(run_id: RunId, tx: Tx) -> None:
     tx.endpoints.delete_instance(run_id)
 
 
-def instance_spec(spec: RunSpec, endpoint: Endpoint, wanted: Wanted, params: PoolParams | None) -> RunSpec:
+def instance_spec(
+    spec: RunSpec, functions: dict[str, Any], endpoint: Endpoint, wanted: Wanted, params: PoolParams | None
+) -> RunSpec:
     """The run that serves one pool."""
     given = (
         None
         if params is None
         else payload_table(Payload(params.format, params.params, None, len(params.params)))
     )
+    assert spec.service is not None, "a deploy without it is refused"
     service = ServiceTable(
+        entry=spec.service.entry,
+        functions=functions,
         endpoint=endpoint.name,
         endpoint_id=endpoint.id,
         version=wanted.version,

@@ -100,9 +100,15 @@ async def get_events(
 
 
 def _log_line(line: logs.Line) -> LogLine:
-    at, stream, partial, text = line.record
+    at, stream, partial, text, *call = line.record
     return LogLine.model_construct(
-        at=at, stream=stream, text=text, partial=partial, attempt=line.segment.attempt, rank=line.segment.rank
+        at=at,
+        stream=stream,
+        text=text,
+        partial=partial,
+        attempt=line.segment.attempt,
+        rank=line.segment.rank,
+        call=call[0] if call else None,
     )
 
 

@@ -249,6 +249,34 @@ class LeaseCallsRequest(Exact):
     wait_s: float = Field(0, ge=0, le=60)
 
 
+class NestedRequest(Exact):
+    """What code in an instance asks of other endpoints, in the name of its own run."""
+
+    what: Literal["find", "make", "collect", "get", "chunks", "cancel"]
+    endpoint: Name | None = None
+    project: Name | None = None
+    version: int = Field(0, ge=0, lt=2**31)
+    calls: list[CallAsk] = Field(default=[], max_length=MOST_CALLS)
+    parent: CallIdText | None = None
+    ids: list[CallIdText] = Field(default=[], max_length=MOST_CALLS)
+    id: CallIdText | None = None
+    after: int = Field(0, ge=0)
+    wait_s: float = Field(0, ge=0, le=60)
+
+
+class NestedAnswer(Answer):
+    """What of it is set depends on what was asked."""
+
+    project: str | None = None
+    endpoint: str | None = None
+    version: int = 0
+    calls: list[CallView] = []
+    call: CallView | None = None
+    chunks: list[ChunkView] = []
+    ended: bool = False
+    error: dict[str, Json] | None = None
+
+
 class GivenCall(Answer):
     id: str
     function: str

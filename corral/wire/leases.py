@@ -136,6 +136,7 @@ class LogRecord(Strict):
     stream: Literal["stdout", "stderr", "corral"]
     text: str = Field(max_length=70_000)
     partial: bool = False
+    call: str | None = Field(None, pattern=r"^c-[a-z0-9]{12}$")
 
 
 class MetricRecord(Strict):

@@ -129,6 +129,8 @@ class LogLine(Answer):
     attempt: int = 1
     rank: int = 0
     partial: bool = False
+    # Of an instance: which call it belongs to.
+    call: str | None = None
 
 
 class LogPage(Answer):

@@ -279,9 +279,11 @@ class BuiltEnvironment(Exact):
 class ServiceTable(Exact):
     """Which endpoint, version and pool an instance serves; `params` are those of its class."""
 
-    endpoint: Name
-    endpoint_id: str = Field(pattern=r"^e-[a-z0-9]{12}$")
-    version: int = Field(ge=1)
+    entry: dict[str, Any] = Field(description="How the instance finds what it serves.")
+    functions: dict[str, dict[str, Any]] = Field(default={}, description="What it serves; from the deploy.")
+    endpoint: Name = "endpoint"
+    endpoint_id: str | None = Field(None, pattern=r"^e-[a-z0-9]{12}$")
+    version: int = Field(0, ge=0)
     pool: str = Field("", max_length=64)
     params: dict[str, Any] | None = None
     concurrency: int = Field(1, ge=1, le=1000)

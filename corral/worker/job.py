@@ -17,12 +17,14 @@ from corral.domain.redaction import Secrets
 from corral.wire.leases import EventAnswer, EventBatch, FinishRequest, Lease
 from corral.worker.beats import Beater, Vitals
 from corral.worker.checkpoints import Checkpoints
+from corral.worker.child import Exit
 from corral.worker.control import Control, StopWish
 from corral.worker.link import GivenUp, Link
 from corral.worker.prepare import CannotStart, Host, NoLongerFits, Preparation, Prepared
 from corral.worker.recorder import Recorder
 from corral.worker.report import deliver
 from corral.worker.sender import Sender
+from corral.worker.serving import Serving, told_of
 from corral.worker.spool import Spool
 from corral.worker.supervise import Supervision
 from corral.worker.upload import TRIES, Uploads
@@ -93,10 +95,13 @@ class Job:
         recorder, sender = self._record()
         secrets, checkpoints = _NO_SECRETS, None
         try:
-            prepared = Preparation(self._host, self.lease, self._workspace, self.control, recorder).run()
+            serving = self._serving(recorder)
+            prepared = Preparation(
+                self._host, self.lease, self._workspace, self.control, recorder, serving
+            ).run()
             secrets = prepared.secrets
             checkpoints = self._checkpoints(recorder, secrets)
-            outcome = self._supervised(prepared, recorder, checkpoints)
+            outcome = self._supervised(prepared, recorder, checkpoints, serving)
         except CannotStart as error:
             outcome = failed(error.reason, error.detail)
         except NoLongerFits as error:
@@ -145,13 +150,28 @@ class Job:
     def _checkpoints(self, recorder: Recorder, secrets: Secrets) -> Checkpoints:
         return Checkpoints(self._workspace, self._uploads, recorder, control=self.control, secrets=secrets)
 
-    def _supervised(self, prepared: Prepared, recorder: Recorder, checkpoints: Checkpoints) -> Outcome:
+    def _serving(self, recorder: Recorder) -> Serving | None:
+        if self.lease.spec.service is None:
+            return None
+        return Serving(self._host.link, self.lease, self._workspace.root / "calls", self.control, recorder)
+
+    def _supervised(
+        self, prepared: Prepared, recorder: Recorder, checkpoints: Checkpoints, serving: Serving | None
+    ) -> Outcome:
         if self.control.stopping:
             return self._stopped_early()
         self.building = False
-        supervision = Supervision(self._workspace, self.control, recorder, self._vitals, checkpoints)
+        if serving is not None:
+            serving.start()
+        supervision = Supervision(self._workspace, self.control, recorder, self._vitals, checkpoints, serving)
         codes = ENGINE_CODES if self.lease.spec.kind == "train" else {}
-        return verdict(supervision.run(prepared, quota_bytes=self.lease.log_quota_bytes), codes)
+        ended = supervision.run(prepared, quota_bytes=self.lease.log_quota_bytes)
+        if serving is not None and serving.broken is not None:
+            return failed(Reason.CODE_ERROR, told_of(serving.broken), ended.exit, ended.ran_s)
+        if serving is not None and serving.timed_out and ended.obeyed is None:
+            # It was killed for a call's sake, which has been told; the instance itself did nothing wrong.
+            ended = replace(ended, exit=Exit(code=0))
+        return verdict(ended, codes)
 
     def _stopped_early(self) -> Outcome:
         wish = self.control.wish()

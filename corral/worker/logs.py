@@ -6,6 +6,7 @@ Memory stays flat whatever the child prints. Only the disk ever makes the child 
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import threading
 import time
@@ -81,11 +82,47 @@ class Cutter:
         return pieces
 
 
+class Demarker:
+    """Takes the marks out of an instance's output that say to which call the rest belongs."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = re.compile(rb"\x1e" + mark.encode() + rb":([a-z0-9-]*)\x1e")
+        self._longest = len(mark) + 20
+        self._held = b""
+        self.call: str | None = None
+
+    def feed(self, data: bytes) -> list[tuple[str | None, bytes]]:
+        """(call, output), in order."""
+        data = self._held + data
+        self._held = b""
+        found: list[tuple[str | None, bytes]] = []
+        start = 0
+        for match in self._mark.finditer(data):
+            if match.start() > start:
+                found.append((self.call, data[start : match.start()]))
+            self.call = match[1].decode() or None
+            start = match.end()
+        rest = data[start:]
+        begun = rest.rfind(b"\x1e")
+        # Half a mark: the other half comes with the next read.
+        if begun >= 0 and len(rest) - begun < self._longest:
+            rest, self._held = rest[:begun], rest[begun:]
+        if rest:
+            found.append((self.call, rest))
+        return found
+
+    def end(self) -> list[tuple[str | None, bytes]]:
+        held, self._held = self._held, b""
+        return [(self.call, held)] if held else []
+
+
 class _Source:
     """One stream of the child."""
 
-    def __init__(self, stream: Stream, secrets: Secrets) -> None:
+    def __init__(self, stream: Stream, secrets: Secrets, mark: str | None) -> None:
         self.stream = stream
+        self.marks = None if mark is None else Demarker(mark)
+        self.call: str | None = None
         self.redactor = StreamRedactor(secrets)
         self.cutter = Cutter()
         self.tail = b""
@@ -96,9 +133,15 @@ class Pump:
     """A thread that reads the given file descriptors to their end. It does not close them."""
 
     def __init__(
-        self, sources: Mapping[int, Stream], recorder: Recorder, *, secrets: Secrets, quota_bytes: int
+        self,
+        sources: Mapping[int, Stream],
+        recorder: Recorder,
+        *,
+        secrets: Secrets,
+        quota_bytes: int,
+        mark: str | None = None,
     ) -> None:
-        self._sources = {fd: _Source(stream, secrets) for fd, stream in sources.items()}
+        self._sources = {fd: _Source(stream, secrets, mark) for fd, stream in sources.items()}
         self._recorder = recorder
         self._quota_bytes = quota_bytes
         self._left = quota_bytes
@@ -128,7 +171,7 @@ class Pump:
                 for key, _ in selector.select(self._pause_s()):
                     chunk = os.read(key.fd, READ_BYTES)
                     if chunk:
-                        self._take(key.data, key.data.redactor.feed(chunk))
+                        self._sort(key.data, key.data.redactor.feed(chunk))
                     else:
                         selector.unregister(key.fd)
                 for source in self._sources.values():
@@ -141,6 +184,21 @@ class Pump:
             return PARTIAL_AFTER_S
         due_s = self._recorder.due_in_s()
         return IDLE_S if due_s is None else due_s
+
+    def _sort(self, source: _Source, data: bytes) -> None:
+        """Of an instance, to each call its own."""
+        if source.marks is None:
+            self._take(source, data)
+            return
+        for call, part in source.marks.feed(data):
+            self._switch(source, call)
+            self._take(source, part)
+
+    def _switch(self, source: _Source, call: str | None) -> None:
+        if call != source.call:
+            # What a call left without a newline is its own.
+            self._record(source, source.cutter.end())
+            source.call = call
 
     def _take(self, source: _Source, data: bytes) -> None:
         self._recorder.active()
@@ -160,7 +218,7 @@ class Pump:
             else:
                 self._drop(source, piece.data if piece.partial else piece.data + b"\n")
         if kept:
-            self._recorder.log(source.stream, kept)
+            self._recorder.log(source.stream, kept, source.call)
 
     def _drop(self, source: _Source, data: bytes) -> None:
         source.dropped += len(data)
@@ -182,7 +240,10 @@ class Pump:
     def _take_rest(self, source: _Source) -> None:
         rest = source.redactor.flush()
         if rest:
-            self._take(source, rest)
+            self._sort(source, rest)
+        for call, part in source.marks.end() if source.marks is not None else ():
+            self._switch(source, call)
+            self._take(source, part)
         self._record(source, source.cutter.end())
 
     def _show_tail(self, source: _Source) -> None:

@@ -28,6 +28,7 @@ from corral.worker.link import GivenUp, Link, keep_trying
 from corral.worker.outbox import Outbox
 from corral.worker.probe import free_now
 from corral.worker.recorder import Recorder
+from corral.worker.serving import Serving
 from corral.worker.workspace import Workspace, make_read_only
 
 # Not the folder that it starts in: a `corral` in the user's code would stand in for ours.
@@ -75,6 +76,7 @@ class Preparation:
     workspace: Workspace
     control: Control
     recorder: Recorder
+    serving: Serving | None = None
 
     def run(self) -> Prepared:
         """Raise CannotStart, NoLongerFits, GivenUp, LeaseLost, or OSError when the disk is full."""
@@ -101,6 +103,8 @@ class Preparation:
             data_dir=self.host.home,
             host_has_gpus=self.host.has_gpus,
         )
+        if self.serving is not None:
+            env |= self.serving.environment()
         return Prepared(Command(self._argv(python), workspace.work, env), Secrets(values))
 
     def _base_env(self) -> Mapping[str, str]:
@@ -109,6 +113,8 @@ class Preparation:
 
     def _argv(self, python: Path | None) -> tuple[str, ...]:
         spec = self.lease.spec
+        if self.serving is not None:
+            return self.serving.command(python)
         if spec.kind != "train":
             return tuple(render_argv(spec, self.lease.run_id))
         if python is not None:

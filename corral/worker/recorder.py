@@ -45,12 +45,12 @@ class Recorder:
         self.active_at = time.monotonic()
         self.problem: OSError | None = None
 
-    def log(self, stream: Stream, pieces: Iterable[tuple[str, bool]]) -> None:
-        """Pieces of output as (text, partial)."""
+    def log(self, stream: Stream, pieces: Iterable[tuple[str, bool]], call: str | None = None) -> None:
+        """Pieces of output as (text, partial); of an instance, with the call that they belong to."""
         at = self._now()
         with self._lock:
             for text, partial in pieces:
-                self._logs.append(LogRecord(at=at, stream=stream, text=text, partial=partial))
+                self._logs.append(LogRecord(at=at, stream=stream, text=text, partial=partial, call=call))
                 self._bytes += len(text) + RECORD_COST_BYTES
                 self._seal_if_large()
 

@@ -14,6 +14,7 @@ from corral.worker.listener import Listener
 from corral.worker.logs import Pump
 from corral.worker.prepare import Prepared
 from corral.worker.recorder import Recorder
+from corral.worker.serving import Serving
 from corral.worker.verdict import Ended
 from corral.worker.workspace import Workspace
 
@@ -61,6 +62,7 @@ class Supervision:
     recorder: Recorder
     vitals: Vitals
     checkpoints: Checkpoints
+    serving: Serving | None = None
 
     def run(self, prepared: Prepared, *, quota_bytes: int) -> Ended:
         """Start the child and see it through. OSError if this host cannot start any."""
@@ -72,6 +74,7 @@ class Supervision:
                 self.recorder,
                 secrets=secrets,
                 quota_bytes=quota_bytes,
+                mark=None if self.serving is None else self.serving.mark,
             )
             file = EventsFile(self.workspace.events, secrets.redact_text)
             listener = Listener(file, self.recorder, checkpoints=self.checkpoints)
@@ -79,7 +82,11 @@ class Supervision:
             pump.start()
             listener.start()
             steering = _Steering(child, self.control, self.recorder)
+            if self.serving is not None:
+                self.serving.kill = child.kill
             found = self._see_through(child, steering)
+            if self.serving is not None:
+                self.serving.end()
             ran_s = time.monotonic() - began
             pump.drain(DRAIN_LIMIT_S)
             listener.end()

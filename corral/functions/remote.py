@@ -1,0 +1,199 @@
+"""Calls over HTTP, from a program to a server. What it calls for the first time it makes ready to be called."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from corral.client.api import Corral
+from corral.client.discovery import discover
+from corral.client.lock import resolve
+from corral.client.tree import scan
+from corral.client.upload import upload
+from corral.domain.call import INLINE_BYTES
+from corral.functions.backend import Ask, Given, Seen, Target
+from corral.functions.codec import as_text, from_text
+from corral.functions.member import Member
+from corral.functions.packaging import Package, pack
+from corral.settings import process_environment, read_settings
+from corral.wire.calls import (
+    CallAsk,
+    CallOptionsBody,
+    CallsRequest,
+    CallView,
+    DeployRequest,
+    FunctionTable,
+    PayloadBody,
+    Scaling,
+)
+from corral.wire.spec import BuiltEnvironment, RunSpec, ServiceTable
+from corral.wire.tables import Resources, RetryBudgets
+
+# What a call by value needs where the host's own Python is not used.
+_PICKLER = "cloudpickle"
+
+
+class HttpBackend:
+    """Safe to use from several threads."""
+
+    def __init__(self, corral: Corral, project: str) -> None:
+        self.corral = corral
+        self._project = project
+        self._found: dict[int, tuple[Member, Target]] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_settings(cls) -> HttpBackend:
+        settings = read_settings()
+        address = discover(url=settings.url, token=settings.token, home=settings.home)
+        return cls(Corral(address.url, address.token), settings.project)
+
+    def find(self, member: Member) -> Target:
+        with self._lock:
+            known = self._found.get(id(member))
+            if known is None:
+                project = member.app.project or self._project
+                view = self.corral.endpoints.deploy(self.request(member, project, live=True))
+                newest = view.versions[0].version if view.versions else view.current
+                known = (member, Target(project, view.name, newest))
+                self._found[id(member)] = known
+            return known[1]
+
+    def request(self, member: Member, project: str, *, live: bool) -> DeployRequest:
+        """What deploys the member; its code is uploaded."""
+        package = pack(member)
+        code, digest = self._ship(package, project)
+        settings = member.settings
+        name = f"live.{member.endpoint}"[:64].rstrip("._-") if live else member.endpoint
+        spec = RunSpec(
+            name=name,
+            project=project,
+            kind="service",
+            service=ServiceTable(entry=package.entry),
+            code=code,
+            code_digest=digest,
+            environment=self._environment(member, package),
+            resources=Resources.model_validate(settings.resources.table()),
+            secrets=list(settings.secrets),
+            env=dict(settings.env),
+            # Another instance is made where one is lost; the run itself is not tried again.
+            retries=RetryBudgets(infrastructure=0),
+            grace=10,
+        )
+        return DeployRequest(
+            project=project,
+            name=name,
+            spec=spec,
+            functions={key: FunctionTable.model_validate(table) for key, table in member.functions().items()},
+            scaling=Scaling.model_validate(settings.scale.table()),
+            live=live,
+        )
+
+    def _ship(self, package: Package, project: str) -> tuple[str, str]:
+        with tempfile.TemporaryDirectory(prefix="corral-code-") as folder:
+            for path, content in package.files.items():
+                target = Path(folder, path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+            tree = scan(Path(folder))
+            upload(tree, Path(folder), self.corral.sink(project))
+            made = self.corral.artifacts.commit(project, kind="code", tree=tree)
+        return made.id, made.digest
+
+    def _environment(self, member: Member, package: Package) -> BuiltEnvironment | None:
+        wanted = member.settings.environment
+        if not wanted.python and wanted.version is None:
+            return None
+        lines = list(wanted.python)
+        if not any(line.startswith(_PICKLER) for line in lines):
+            lines.append(_PICKLER)
+        python = wanted.version or f"{sys.version_info.major}.{sys.version_info.minor}"
+        links = Path(wanted.find_links).expanduser().absolute() if wanted.find_links else None
+        lock = resolve(
+            lines,
+            python=python,
+            env=process_environment(),
+            progress=lambda _: None,
+            find_links=[links] if links else [],
+            folder=Path.cwd(),
+        )
+        return BuiltEnvironment(
+            python=lock.python, lock=lock.text, digest=lock.digest, find_links=str(links) if links else None
+        )
+
+    def make(self, target: Target, asks: Sequence[Ask], wait_s: float) -> list[Seen]:
+        request = CallsRequest(
+            project=target.project,
+            endpoint=target.endpoint,
+            version=target.version,
+            calls=[self._call(target.project, ask) for ask in asks],
+            wait_s=wait_s,
+        )
+        return [self._seen(view) for view in self.corral.calls.make(request)]
+
+    def _call(self, project: str, ask: Ask) -> CallAsk:
+        return CallAsk(
+            function=ask.function,
+            args=self._payload(project, ask.format, ask.args),
+            params=None
+            if ask.params is None
+            else PayloadBody(format=ask.params[0], body=as_text(ask.params[1]), size=len(ask.params[1])),
+            key=ask.key,
+            priority=ask.priority,
+            options=CallOptionsBody(**ask.options),
+        )
+
+    def _payload(self, project: str, form: str, data: bytes) -> PayloadBody:
+        if len(data) <= INLINE_BYTES:
+            return PayloadBody(format=form, body=as_text(data), size=len(data))
+        digest = hashlib.sha256(data).hexdigest()
+        sink = self.corral.sink(project)
+        if digest in sink.query([digest]).missing:
+            sink.put(digest, data, length=len(data), offset=None)
+        return PayloadBody(format=form, blob=digest, size=len(data))
+
+    def collect(self, call_ids: Sequence[str], wait_s: float) -> list[Seen]:
+        return [self._seen(view) for view in self.corral.calls.collect(call_ids, wait_s)]
+
+    def get(self, call_id: str, wait_s: float) -> Seen:
+        return self._seen(self.corral.calls.get(call_id, wait_s))
+
+    def chunks(
+        self, call_id: str, after: int, wait_s: float
+    ) -> tuple[list[Given], bool, dict[str, Any] | None]:
+        page = self.corral.calls.chunks(call_id, after=after, wait_s=wait_s)
+        project = None
+        given = []
+        for one in page.chunks:
+            if one.payload.blob is not None and project is None:
+                project = self.corral.calls.get(call_id).project
+            given.append(Given(one.n, one.payload.format, self._bytes(project or "", one.payload)))
+        return given, page.ended, page.error
+
+    def cancel(self, call_id: str) -> None:
+        self.corral.calls.cancel(call_id)
+
+    def logs(self, call_id: str) -> Iterator[tuple[float, str, str]]:
+        call = self.corral.calls.get(call_id)
+        if call.run is None:
+            return
+        for line in self.corral.runs.iter_logs(call.run):
+            if line.call == call_id:
+                yield line.at, line.stream, line.text
+
+    def _seen(self, view: CallView) -> Seen:
+        result = None
+        if view.result is not None:
+            result = (view.result.format, self._bytes(view.project, view.result))
+        return Seen(view.id, view.state, result, view.error, view.attempt)
+
+    def _bytes(self, project: str, payload: PayloadBody) -> bytes:
+        if payload.body is not None:
+            return from_text(payload.body)
+        assert payload.blob is not None
+        return b"".join(self.corral.source(project).read(payload.blob))

@@ -1,0 +1,77 @@
+"""Finds what an instance serves: imports the user's module, or unpickles what cannot be imported."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from corral.functions import codec
+from corral.functions.classes import hooks
+from corral.functions.handles import Function
+
+Callables = dict[str, Callable[..., Any]]
+
+
+class CannotLoad(Exception):
+    """The message says what is missing, and is all that a caller needs to see."""
+
+
+class Served:
+    """What can be called by name, and what is to be done before the first call and after the last."""
+
+    def __init__(self, target: Any, *, is_class: bool, params: dict[str, Any] | None) -> None:
+        self._exits: list[Callable[[], Any]] = []
+        self.enters: list[Callable[[], Any]] = []
+        if not is_class:
+            self._only = target
+            self._instance = None
+            return
+        self._instance = target(**(params or {}))
+        self.enters = hooks(self._instance, "enter")
+        self._exits = hooks(self._instance, "exit")
+
+    def find(self, name: str) -> Callable[..., Any]:
+        if self._instance is None:
+            found = self._only
+            return found.local if isinstance(found, Function) else found  # type: ignore[no-any-return]
+        method = type(self._instance).__dict__.get(name) or getattr(type(self._instance), name)
+        return method.fn.__get__(self._instance, type(self._instance))  # type: ignore[no-any-return]
+
+    def exit(self) -> None:
+        for hook in self._exits:
+            hook()
+
+
+def load(entry: dict[str, Any], params: tuple[str, bytes] | None) -> Served:
+    # The folder that the command starts in holds the user's code.
+    sys.path.insert(0, os.getcwd())
+    given = None if params is None else codec.decode(*params)
+    if entry["kind"] == "pickle":
+        return Served(_unpickled(entry), is_class=entry.get("is_class", False), params=given)
+    try:
+        found: Any = importlib.import_module(entry["module"])
+    except ModuleNotFoundError as error:
+        raise CannotLoad(
+            f"importing {entry['module']} needs {error.name}, which is not here: ship it with the code, or name it "
+            f"in the requirements of the app"
+        ) from error
+    for part in entry["qualname"].split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise CannotLoad(f"{entry['module']} has no {entry['qualname']}") from None
+    return Served(found, is_class=entry.get("is_class", False), params=given)
+
+
+def _unpickled(entry: dict[str, Any]) -> Any:
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if entry["python"] != here:
+        raise CannotLoad(
+            f"the function was pickled by Python {entry['python']} and this is {here}: put it into a module, or ask "
+            f'for the same with python_version="{entry["python"]}"'
+        )
+    with open(entry["file"], "rb") as file:
+        return codec.decode(codec.PICKLE, file.read())

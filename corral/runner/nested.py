@@ -1,0 +1,101 @@
+"""Calls from within a call: the worker makes them, with the rights of this instance's own run."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from corral.functions.backend import Ask, Given, Seen, Target
+from corral.functions.codec import as_text, from_text
+from corral.functions.errors import FunctionError
+from corral.functions.member import Member
+from corral.runner.channel import Channel
+from corral.runner.output import current
+
+
+class InstanceBackend:
+    _numbers: ClassVar[Iterator[int]] = itertools.count(1)
+    _waiting: ClassVar[dict[int, tuple[threading.Event, list[Any]]]] = {}
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    @classmethod
+    def heard(cls, header: dict[str, Any], _: bytes) -> None:
+        waiting = cls._waiting.pop(header["n"], None)
+        if waiting is not None:
+            waiting[1].append(header)
+            waiting[0].set()
+
+    def find(self, member: Member) -> Target:
+        """Members of the same app stand beside this one."""
+        answer = self._ask("find", endpoint=member.endpoint)
+        return Target(answer["project"], answer["endpoint"], answer["version"])
+
+    def make(self, target: Target, asks: Sequence[Ask], wait_s: float) -> list[Seen]:
+        calls = [
+            {
+                "function": one.function,
+                "args": {"format": one.format, "body": as_text(one.args)},
+                "params": None
+                if one.params is None
+                else {"format": one.params[0], "body": as_text(one.params[1])},
+                "key": one.key,
+                "priority": one.priority,
+                "options": one.options,
+            }
+            for one in asks
+        ]
+        answer = self._ask(
+            "make",
+            project=target.project,
+            endpoint=target.endpoint,
+            version=target.version,
+            calls=calls,
+            wait_s=wait_s,
+            parent=current.get() or None,
+        )
+        return [_seen(one) for one in answer["calls"]]
+
+    def collect(self, call_ids: Sequence[str], wait_s: float) -> list[Seen]:
+        return [_seen(one) for one in self._ask("collect", ids=list(call_ids), wait_s=wait_s)["calls"]]
+
+    def get(self, call_id: str, wait_s: float) -> Seen:
+        return _seen(self._ask("get", id=call_id, wait_s=wait_s)["call"])
+
+    def chunks(
+        self, call_id: str, after: int, wait_s: float
+    ) -> tuple[list[Given], bool, dict[str, Any] | None]:
+        answer = self._ask("chunks", id=call_id, after=after, wait_s=wait_s)
+        given = [Given(one["n"], one["format"], from_text(one["body"])) for one in answer["chunks"]]
+        return given, answer["ended"], answer["error"]
+
+    def cancel(self, call_id: str) -> None:
+        self._ask("cancel", id=call_id)
+
+    def logs(self, call_id: str) -> Iterator[tuple[float, str, str]]:
+        raise FunctionError("logs are read from outside: `corral calls logs`")
+
+    def _ask(self, what: str, **given: Any) -> dict[str, Any]:
+        number = next(self._numbers)
+        answered, box = threading.Event(), []  # type: ignore[var-annotated]
+        self._waiting[number] = (answered, box)
+        self._channel.send({"t": "ask", "n": number, "what": what, **given})
+        answered.wait()
+        answer: dict[str, Any] = box[0]
+        if problem := answer.get("problem"):
+            raise FunctionError(problem)
+        return answer
+
+
+def _seen(table: dict[str, Any]) -> Seen:
+    result = table.get("result")
+    return Seen(
+        table["id"],
+        table["state"],
+        None if result is None else (result["format"], from_text(result["body"])),
+        table.get("error"),
+        table.get("attempt", 0),
+    )

@@ -1,0 +1,122 @@
+"""What a call prints is marked as its own: in the very stream, so that no order is lost and nothing dies with us.
+
+A mark says of which call the output is that follows. While calls do not overlap, everything between two marks
+is one call's, also what its child processes print. While they do, each piece that Python writes carries its
+mark, and children get pipes of their own.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import io
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+current: contextvars.ContextVar[str] = contextvars.ContextVar("corral_call", default="")
+_STDOUT, _STDERR = 1, 2
+
+
+class Marks:
+    """Writes marks into both streams. `secret` keeps a program from writing one by accident."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+        self._lock = threading.Lock()
+        self._of = {_STDOUT: "", _STDERR: ""}
+
+    def switch(self, call_id: str) -> None:
+        """What follows is this call's; an empty id means nobody's."""
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                continue
+        with self._lock:
+            for fd in (_STDOUT, _STDERR):
+                self._mark(fd, call_id)
+
+    def write(self, fd: int, call_id: str, data: bytes) -> None:
+        """A piece of one call's output among those of others."""
+        with self._lock:
+            self._mark(fd, call_id)
+            _write_all(fd, data)
+
+    def _mark(self, fd: int, call_id: str) -> None:
+        if self._of[fd] != call_id:
+            self._of[fd] = call_id
+            _write_all(fd, b"\x1e" + self._secret + b":" + call_id.encode() + b"\x1e")
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+class _Marked(io.RawIOBase):
+    """A stream each write of which is the current call's."""
+
+    def __init__(self, fd: int, marks: Marks) -> None:
+        self._fd, self._marks = fd, marks
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def write(self, data: Any) -> int:
+        self._marks.write(self._fd, current.get(), bytes(data))
+        return len(data)
+
+
+def share(marks: Marks) -> None:
+    """For an instance whose calls overlap: every write carries its mark, children have pipes of their own."""
+    sys.stdout = io.TextIOWrapper(
+        _Marked(_STDOUT, marks), encoding="utf-8", errors="replace", write_through=True
+    )
+    sys.stderr = io.TextIOWrapper(
+        _Marked(_STDERR, marks), encoding="utf-8", errors="replace", write_through=True
+    )
+    original = subprocess.Popen.__init__
+
+    def start(self: Any, *args: Any, **kwargs: Any) -> None:
+        pumps = []
+        for name, place, fd in (("stdout", 4, _STDOUT), ("stderr", 5, _STDERR)):
+            if len(args) <= place and kwargs.get(name) is None and current.get():
+                read, write = os.pipe()
+                kwargs[name] = write
+                pumps.append((read, write, fd))
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            for read, write, fd in pumps:
+                os.close(write)
+                context = contextvars.copy_context()
+                threading.Thread(target=context.run, args=(_pump, read, fd, marks), daemon=True).start()
+
+    subprocess.Popen.__init__ = start  # type: ignore[method-assign]
+
+
+def _pump(read: int, fd: int, marks: Marks) -> None:
+    while data := os.read(read, 65536):
+        marks.write(fd, current.get(), data)
+    os.close(read)
+
+
+@contextmanager
+def output_of(call_id: str, marks: Marks, *, overlapping: bool) -> Iterator[None]:
+    token = current.set(call_id)
+    if not overlapping:
+        marks.switch(call_id)
+    try:
+        yield
+    finally:
+        if not overlapping:
+            marks.switch("")
+        current.reset(token)
