@@ -1,1 +1,1 @@
-"""Decorated Python functions and classes that run on the fleet. Standard library only until something is called."""
+"""Decorated Python functions and classes that run on the fleet. Standard library only until called."""

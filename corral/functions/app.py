@@ -89,9 +89,7 @@ class App:
             python=python,
             resources=Resources(gpu, memory, cores, tuple(labels), tuple(hosts)),
             scale=Scale(min_instances, max_instances, idle, concurrency, queue_delay, per_instance),
-            retries=Retries(retries)
-            if isinstance(retries, int) and not isinstance(retries, bool)
-            else retries,
+            retries=Retries(retries) if isinstance(retries, int) else retries,
             timeout=timeout,
             secrets=secrets,
             env=env,
@@ -128,9 +126,7 @@ class App:
             python=python,
             resources=Resources(gpu, memory, cores, tuple(labels), tuple(hosts)),
             scale=Scale(min_instances, max_instances, idle, concurrency, queue_delay, per_instance),
-            retries=Retries(retries)
-            if isinstance(retries, int) and not isinstance(retries, bool)
-            else retries,
+            retries=Retries(retries) if isinstance(retries, int) else retries,
             timeout=timeout,
             secrets=secrets,
             env=env,
@@ -139,9 +135,8 @@ class App:
         )
 
         def decorate(cls: type[T]) -> type[T]:
-            made = Class.of(cls, self, settings, name=name)
-            self.add(made.member)
-            return made.cls
+            self.add(Class.of(cls, self, settings, name=name).member)
+            return cls
 
         return decorate
 

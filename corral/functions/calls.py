@@ -38,8 +38,9 @@ class Call(Generic[R]):
         return f"<corral.Call {self.id}>"
 
     def result(self, timeout: float | None = None) -> R:
-        """What the function returned, or what it raised. NotFinished after `timeout` seconds; 0 only looks."""
-        return value_of(self._ended(timeout), self._name)
+        """What the function returned or raised. NotFinished after `timeout` seconds; 0 only looks."""
+        value: R = value_of(self._ended(timeout), self._name)
+        return value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """What it raised, or None."""
@@ -82,7 +83,7 @@ def tell_of_pickle(name: str) -> None:
     if name not in _noticed:
         _noticed.add(name)
         warnings.warn(
-            f"the result of {name} is not plain data and is unpickled here; return plain values to avoid that",
+            f"the result of {name} is no plain data and is unpickled here; return plain values to avoid it",
             UnpickleNotice,
             stacklevel=4,
         )

@@ -1,4 +1,4 @@
-"""Classes whose instances live on the fleet: `@app.cls()`, `@corral.method()`, `@corral.enter()`, `parameter()`."""
+"""Classes whose instances live on the fleet: methods, parameters, hooks."""
 
 from __future__ import annotations
 
@@ -74,10 +74,8 @@ class Method(Generic[P, R]):
         self.fn = fn
         self.batch = batch
         self.timeout = timeout
-        self.retries = (
-            Retries(retries) if isinstance(retries, int) and not isinstance(retries, bool) else retries
-        )
-        functools.update_wrapper(self, fn)
+        self.retries = Retries(retries) if isinstance(retries, int) else retries
+        functools.update_wrapper(self, fn)  # type: ignore[arg-type]
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -195,9 +193,8 @@ def _parameters(target: type) -> dict[str, Parameter]:
 def _initialiser(target: type, params: dict[str, Parameter]) -> Callable[..., None]:
     def __init__(self: Any, **given: Any) -> None:
         if unknown := sorted(set(given) - set(params)):
-            raise TypeError(
-                f"{target.__name__}() has no parameter {', '.join(unknown)}; it has: {', '.join(params) or 'none'}"
-            )
+            known = ", ".join(params) or "none"
+            raise TypeError(f"{target.__name__}() has no parameter {', '.join(unknown)}; it has: {known}")
         missing = sorted(key for key, one in params.items() if one.required and key not in given)
         if missing:
             raise TypeError(f"{target.__name__}() needs {', '.join(missing)}")

@@ -53,7 +53,7 @@ class Function(Generic[P, R]):
         return self._fn
 
     def with_options(self, *, key: str | None = None, priority: int = 0, **options: Any) -> Function[P, R]:
-        """The same with other options for the calls made through it: key, priority, timeout, retries, ttl, keep."""
+        """The same with other options for its calls: key, priority, timeout, retries, ttl, keep."""
         settings = replace(self.member.settings, **options) if options else None
         changes = {**self._changes, "key": key, "priority": priority}
         if settings is not None:

@@ -16,7 +16,7 @@ Value = Callable[[Seen], Any]
 
 @dataclass
 class Mapping:
-    """Each input is keyed by the map's name and its place, so that a map that is run again repeats nothing."""
+    """Each input is keyed by the map's name and its place: a map that is run again repeats nothing."""
 
     target: Target
     asks: Iterator[Ask]

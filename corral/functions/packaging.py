@@ -1,4 +1,4 @@
-"""What travels with a function: its module and the local modules that it imports, or a pickle of it by value."""
+"""What travels with a function: its module and the local modules it imports, or a pickle of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls over HTTP, from a program to a server. What it calls for the first time it makes ready to be called."""
+"""Calls over HTTP, from a program to a server. What is called for the first time is deployed first."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class HttpBackend:
                 target = Path(folder, path)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
-            tree = scan(Path(folder))
+            tree = scan(Path(folder), ignore=None)
             upload(tree, Path(folder), self.corral.sink(project))
             made = self.corral.artifacts.commit(project, kind="code", tree=tree)
         return made.id, made.digest

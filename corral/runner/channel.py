@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import threading
+from contextlib import suppress
 from typing import Any
 
 _SIZES = struct.Struct("!II")
@@ -42,8 +43,6 @@ class Channel:
         return json.loads(text), body
 
     def close(self) -> None:
-        try:
+        with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._socket.close()

@@ -36,7 +36,7 @@ class Served:
     def find(self, name: str) -> Callable[..., Any]:
         if self._instance is None:
             found = self._only
-            return found.local if isinstance(found, Function) else found  # type: ignore[no-any-return]
+            return found.local if isinstance(found, Function) else found
         method = type(self._instance).__dict__.get(name) or getattr(type(self._instance), name)
         return method.fn.__get__(self._instance, type(self._instance))  # type: ignore[no-any-return]
 
@@ -55,8 +55,8 @@ def load(entry: dict[str, Any], params: tuple[str, bytes] | None) -> Served:
         found: Any = importlib.import_module(entry["module"])
     except ModuleNotFoundError as error:
         raise CannotLoad(
-            f"importing {entry['module']} needs {error.name}, which is not here: ship it with the code, or name it "
-            f"in the requirements of the app"
+            f"importing {entry['module']} needs {error.name}, which is not here: ship it with the code, "
+            f"or name it in the requirements of the app"
         ) from error
     for part in entry["qualname"].split("."):
         try:
@@ -70,8 +70,8 @@ def _unpickled(entry: dict[str, Any]) -> Any:
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if entry["python"] != here:
         raise CannotLoad(
-            f"the function was pickled by Python {entry['python']} and this is {here}: put it into a module, or ask "
-            f'for the same with python_version="{entry["python"]}"'
+            f"the function was pickled by Python {entry['python']} and this is {here}: put it into a module, "
+            f'or ask for the same with python_version="{entry["python"]}"'
         )
     with open(entry["file"], "rb") as file:
         return codec.decode(codec.PICKLE, file.read())

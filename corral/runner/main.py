@@ -1,4 +1,4 @@
-"""An instance: says when it is ready, then takes calls until it is told to stop or nobody is there any more."""
+"""An instance: says when it is ready, then takes calls until it is told to stop or is left alone."""
 
 from __future__ import annotations
 

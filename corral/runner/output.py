@@ -1,4 +1,4 @@
-"""What a call prints is marked as its own: in the very stream, so that no order is lost and nothing dies with us.
+"""What a call prints is marked as its own, in the very stream: no order is lost, and nothing dies with us.
 
 A mark says of which call the output is that follows. While calls do not overlap, everything between two marks
 is one call's, also what its child processes print. While they do, each piece that Python writes carries its

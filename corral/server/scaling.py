@@ -68,9 +68,7 @@ class Scaler:
         await self._expire()
         after: EndpointId | None = None
         while True:
-            page = await svc.store.read(
-                lambda tx, after=after: tx.endpoints.page(None, after=after, limit=PAGE)
-            )
+            page = await svc.store.read(partial(_page, after))
             for endpoint in page:
                 svc.book.learn(endpoint)
                 await self._keep(endpoint)

@@ -1,4 +1,4 @@
-"""The worker's side of an instance: fetches calls for it, hands over what it says, ends what runs too long."""
+"""The worker's side of an instance: fetches calls for it, tells what it says, ends what runs too long."""
 
 from __future__ import annotations
 
