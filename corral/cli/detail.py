@@ -190,4 +190,10 @@ def _joined(values: object) -> str:
 def _ran(run: RunView) -> str | None:
     if run.started_at is None:
         return None
-    return render.duration(run.ended_at - run.started_at) if run.ended_at else render.age(run.started_at)
+    return render.duration(ran_s(run)) if run.ended_at else render.age(run.started_at)
+
+
+def ran_s(run: RunView) -> float:
+    """How long a run that has ended really ran: without what it waited between attempts."""
+    whole = (run.ended_at or 0.0) - (run.started_at or 0.0)
+    return min(run.ran_s, whole) if run.attempt > 1 and run.ran_s else whole

@@ -13,6 +13,7 @@ from typing import TextIO
 from pydantic import JsonValue as Json
 
 from corral.cli import curves
+from corral.cli.detail import ran_s
 from corral.cli.exits import DETACHED, exit_code
 from corral.cli.reasons import hint
 from corral.cli.render import duration, note, number
@@ -39,6 +40,7 @@ class Screen:
     err: TextIO = field(default_factory=lambda: sys.stderr)
     _status: str = ""
     _mid_line: bool = False
+    _attempt: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -49,12 +51,18 @@ class Screen:
         stream = self.out if line.stream == "stdout" else self.err
         if line.stream == "corral" and self.quiet:
             return
+        self._tell_attempt(line)
         with self._lock:
             self._erase()
             stream.write(line.text if line.partial else f"{line.text}\n")
             stream.flush()
             self._mid_line = line.partial
             self._draw()
+
+    def _tell_attempt(self, line: LogLine) -> None:
+        if self._attempt and line.attempt != self._attempt:
+            self.say(f"corral: attempt {line.attempt}")
+        self._attempt = line.attempt
 
     def say(self, text: str) -> None:
         if self.quiet:
@@ -216,7 +224,7 @@ def _read(corral: Corral, run_id: str, tail: int | None, screen: Screen) -> RunV
 
 def summary(run: RunView) -> list[str]:
     """How it ended, in at most a few lines."""
-    ran = duration(run.ended_at - run.started_at) if run.ended_at and run.started_at else None
+    ran = duration(ran_s(run)) if run.ended_at and run.started_at else None
     lines = [f"corral: {run.id} {run.state}" + (f" after {ran}" if ran else "")]
     if run.reason and run.state != "succeeded":
         code = f" (exit code {run.exit_code})" if run.exit_code else ""

@@ -9,7 +9,7 @@ import typer
 
 from corral.cli import complete, detail, render
 from corral.cli.connect import connect
-from corral.cli.follow import follow, follow_group
+from corral.cli.follow import Screen, follow, follow_group
 from corral.cli.groups import in_order, swept_params
 from corral.cli.submitting import adhoc, dry_run, submit_file, submit_now
 from corral.client.runfile import load
@@ -27,7 +27,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what the run prints.")]
 
 
-@app.command("run", context_settings={"ignore_unknown_options": False})
+# What follows the program's name is the program's: `corral run ls -la` needs no `--`.
+@app.command("run", context_settings={"allow_interspersed_args": False})
 def run_command(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARG]...", help="What to run.")],
     name: Annotated[str | None, typer.Option(help="The run's name; the program's by default.")] = None,
@@ -161,11 +162,12 @@ def logs(
             for item in corral.runs.follow(run_id, tail=tail):
                 render.show_json_line(item)
             return
+        screen = Screen(quiet)
         for line in corral.runs.iter_logs(run_id, tail=tail):
             if as_json:
                 render.show_json_line(line)
             else:
-                typer.echo(line.text, nl=not line.partial, err=line.stream != "stdout")
+                screen.write(line)
 
 
 @app.command()

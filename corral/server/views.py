@@ -85,6 +85,7 @@ def run_view(tx: Tx, run: Run, names: Names) -> RunView:
         created_at=run.created_at,
         started_at=run.started_at,
         ended_at=run.ended_at,
+        ran_s=run.ran_s,
         progress=progress,
         metrics=json.loads(run.metrics),
         artifact_id=run.artifact_id,

@@ -86,6 +86,8 @@ class RunView(Answer):
     created_at: float
     started_at: float | None = None
     ended_at: float | None = None
+    # Seconds under leases that have ended; waiting between attempts is not in it.
+    ran_s: float = 0
     progress: dict[str, Json] = {}
     metrics: dict[str, float] = {}
     artifact_id: str | None = None

@@ -401,9 +401,36 @@ def test_fsck_finds_nothing_and_then_the_damaged_file(corral: Machine) -> None:
 
     done = corral("fsck")
 
+    run_id = json.loads(corral.ok("ls", "--json"))[0]["id"]
     assert done.returncode == 1
     assert blob.name in done.stdout
+    assert f"(run {run_id})" in done.stdout, "the harm is named as its owner knows it"
+    assert "set aside as damaged" in corral("fsck").stdout, "the second look says what became of it"
     assert corral("artifacts", "verify", "latest").returncode == 1
+
+
+def test_logs_mark_where_another_attempt_begins(corral: Machine) -> None:
+    twice = "import os, sys; n = os.environ['CORRAL_ATTEMPT']; print('try', n); sys.exit(n == '1')"
+    assert corral("run", "--set", "retries.code=1", "-q", "--", sys.executable, "-c", twice).returncode == 0
+
+    done = corral("logs", "latest")
+
+    assert done.stdout.split("\n")[:2] == ["try 1", "try 2"]
+    assert "corral: attempt 2" in done.stderr
+
+
+def test_options_after_the_program_are_the_program_s(corral: Machine) -> None:
+    assert corral("run", "-q", "echo", "-l", "a", "--name", "b").stdout == "-l a --name b\n"
+
+
+def test_a_dry_run_names_what_would_be_uploaded(corral: Machine, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "poem.txt").write_text("roses")
+    (tmp_path / "run.toml").write_text('argv = ["true"]\ninputs.poems = "data"\n')
+
+    said = corral.ok("submit", str(tmp_path / "run.toml"), "--dry-run")
+
+    assert f"input poems: {tmp_path / 'data'} (1 file, 5 B)" in said
 
 
 def _holds(path: Path, data: bytes) -> bool:

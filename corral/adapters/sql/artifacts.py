@@ -50,6 +50,10 @@ class SqlArtifacts:
         params = {"artifact_ids": json.dumps(list(artifact_ids)), "digest": digest}
         return self._db.one("artifact_names_blob", params) is not None
 
+    def naming(self, project: str, digest: Digest, limit: int) -> list[tuple[ArtifactId, str, RunId | None]]:
+        params = {"project": project, "digest": digest, "limit": limit}
+        return [(row[0], row[1], row[2]) for row in self._db.all("artifact_naming", params)]
+
     def newest_checkpoint(self, run_id: RunId) -> Artifact | None:
         row = self._db.one("artifact_newest_checkpoint", {"run_id": run_id})
         return None if row is None else ARTIFACT.read(row)
