@@ -31,6 +31,15 @@ from corral.wire.tables import EnvironmentFile, InputFrom, Keep
 
 
 @dataclass(frozen=True)
+class Source:
+    """Something local that the run needs: its files, and the folder they are below."""
+
+    what: str
+    root: Path
+    tree: Tree
+
+
+@dataclass(frozen=True)
 class Prepared:
     """What to submit. `group` is set when the file stands for a group; `notes` are for people.
 
@@ -41,15 +50,8 @@ class Prepared:
     group: str | None
     notes: tuple[str, ...] = ()
     subjects: tuple[Subject, ...] = ()
-
-
-@dataclass(frozen=True)
-class Source:
-    """Something local that the run needs: its files, and the folder they are below."""
-
-    what: str
-    root: Path
-    tree: Tree
+    # Of a plan: what of this machine would be uploaded.
+    to_ship: tuple[Source, ...] = ()
 
 
 class Listener:
@@ -114,7 +116,8 @@ class Workshop:
             inputs=self._named_inputs(run_file),
             code_digest=local.code.tree.digest if local.code else None,
         )
-        return self._prepared(run_file, resolved)
+        shipped = [*([local.code] if local.code else []), *local.inputs.values()]
+        return replace(self._prepared(run_file, resolved), to_ship=tuple(shipped))
 
     def ship(self, project: str, name: str, path: Path) -> str:
         """The artifact of one file or folder of training data, looked at first."""
