@@ -35,14 +35,18 @@ def _why_no_namespaces() -> str | None:
     return namespaces.why_not()
 
 
-def _relay() -> Network:
+def relay_network() -> Network:
     return RelayNetwork(SEED)
 
 
-def _namespaces() -> Network:
+def namespace_network() -> Network:
     if why := _why_no_namespaces():
         pytest.skip(why)
     return namespaces.NamespaceNetwork()
+
+
+def best_network() -> Network:
+    return relay_network() if _why_no_namespaces() else namespace_network()
 
 
 @pytest.fixture
@@ -50,7 +54,7 @@ def dice() -> random.Random:
     return random.Random(SEED)
 
 
-@pytest.fixture(params=[_relay, _namespaces], ids=["relay", "namespaces"])
+@pytest.fixture(params=[relay_network, namespace_network], ids=["relay", "namespaces"])
 def network(request: pytest.FixtureRequest) -> Network:
     made: Network = request.param()
     return made
@@ -66,13 +70,12 @@ def a_fleet(tmp_path: Path, network: Network) -> Iterator[Fleet]:
 @pytest.fixture
 def far_fleet(tmp_path: Path) -> Iterator[Fleet]:
     """On the best network that can be had, for what takes long."""
-    network = _relay() if _why_no_namespaces() else _namespaces()
-    with fleet(tmp_path, network) as made:
+    with fleet(tmp_path, best_network()) as made:
         yield made
 
 
 @pytest.fixture
 def near_fleet(tmp_path: Path) -> Iterator[Fleet]:
     """For what no network has to do with."""
-    with fleet(tmp_path, _relay()) as made:
+    with fleet(tmp_path, relay_network()) as made:
         yield made

@@ -18,9 +18,8 @@ from chaos.kinds import KINDS, check_run
 
 from corral.wire.spec import RunSpec
 from corral.wire.tables import Resources
-from fleet.conftest import SEED, _namespaces, _relay
+from fleet.conftest import SEED, best_network
 from fleet.fleet import Fleet, fleet
-from fleet.lines import Network
 
 RUNS = 60
 TROUBLE_S = 12.0
@@ -113,10 +112,9 @@ def _run_of(pid: int) -> str:
     return next(pair for pair in pairs if pair.startswith(b"CORRAL_RUN_ID=")).partition(b"=")[2].decode()
 
 
-@pytest.fixture(params=[_relay, _namespaces], ids=["relay", "namespaces"])
-def crowd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
-    network: Network = request.param()
-    with fleet(tmp_path, network) as made:
+@pytest.fixture
+def crowd(tmp_path: Path) -> Iterator[Fleet]:
+    with fleet(tmp_path, best_network()) as made:
         for name, slots, labels, gpus in HOSTS:
             made.add(name, slots=slots, labels=labels, gpus=gpus)
         made.wait_ready()

@@ -11,7 +11,7 @@ import pytest
 from acceptance.stack import marked, until, wait_line
 
 from corral.wire.tables import Resources
-from fleet.conftest import _relay
+from fleet.conftest import relay_network
 from fleet.fleet import Fleet, fleet
 
 LEASE_S = 1.5
@@ -26,7 +26,7 @@ def test_an_outage_of_many_leases_costs_no_run_anything(tmp_path: Path) -> None:
     Three hosts train and finish while the server is away. What was done is accepted once, to the last
     line, and nothing is done again.
     """
-    with fleet(tmp_path, _relay(), lease_s=LEASE_S) as made:
+    with fleet(tmp_path, relay_network(), lease_s=LEASE_S) as made:
         for name in ("one", "two", "three"):
             made.add(name, slots=3)
         made.wait_ready()
@@ -54,7 +54,7 @@ def test_an_outage_of_many_leases_costs_no_run_anything(tmp_path: Path) -> None:
 
 def test_a_server_killed_again_and_again_costs_no_run_anything(tmp_path: Path, dice: random.Random) -> None:
     """Promises 1 to 4 and 6; FL-C29, FL-C30, FL-D30: at whatever moment it dies, nothing is done twice."""
-    with fleet(tmp_path, _relay(), lease_s=LEASE_S) as made:
+    with fleet(tmp_path, relay_network(), lease_s=LEASE_S) as made:
         for name in ("one", "two", "three"):
             made.add(name, slots=2)
         made.wait_ready()
@@ -75,7 +75,7 @@ def test_a_server_killed_again_and_again_costs_no_run_anything(tmp_path: Path, d
 @pytest.fixture
 def patient(tmp_path: Path) -> Iterator[Fleet]:
     """With leases that do not run out within a test."""
-    with fleet(tmp_path, _relay(), lease_s=120) as made:
+    with fleet(tmp_path, relay_network(), lease_s=120) as made:
         yield made
 
 

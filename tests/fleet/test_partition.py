@@ -23,7 +23,7 @@ from corral.wire.leases import (
 )
 from corral.wire.outcomes import OutcomeReport
 from corral.wire.tables import Resources
-from fleet.conftest import _relay
+from fleet.conftest import relay_network
 from fleet.fleet import LEASE_S, Fleet, Host, fleet
 from fleet.lines import Network
 from fleet.relay import RelayLine
@@ -201,7 +201,7 @@ def state_of(fleet: Fleet, run_id: str) -> list[object]:
 
 def test_connections_that_a_router_forgot_cost_no_lease(tmp_path: Path) -> None:
     """FL-D37: they lead nowhere and nobody is told; beats go on by a new one while the lease lasts."""
-    with fleet(tmp_path, _relay(), lease_s=FORGOTTEN_LEASE_S) as made:
+    with fleet(tmp_path, relay_network(), lease_s=FORGOTTEN_LEASE_S) as made:
         host = made.add("one")
         assert isinstance(host.line, RelayLine)
         (run_id,) = made.submit(made.work(FORGOTTEN_LEASE_S * 2 + 2))
