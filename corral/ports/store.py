@@ -40,6 +40,13 @@ class Held(NamedTuple):
     gpus: str
 
 
+class Waiting(NamedTuple):
+    """A run that waits for its parents; `is_over` when all of them ended, or one that it needs failed."""
+
+    run_id: RunId
+    is_over: bool
+
+
 class Ready(NamedTuple):
     """A queued run as the scheduler sees it."""
 
@@ -75,6 +82,8 @@ class Runs(Protocol):
         ...
 
     def spec(self, run_id: RunId) -> str: ...
+
+    def put_spec(self, run_id: RunId, spec: str) -> None: ...
 
     def by_prefix(self, prefix: str, project: str | None, limit: int) -> list[RunId]: ...
 
@@ -133,6 +142,39 @@ class Runs(Protocol):
     def parents(self, run_id: RunId) -> list[Parent]: ...
 
     def children(self, parent_id: RunId) -> list[Parent]: ...
+
+    def waiting_children(self, parent_id: RunId, *, after: str, limit: int) -> list[RunId]:
+        """Of the children that are held because they wait for parents, those after `after`, by id."""
+        ...
+
+    def waiting(self, after: str, limit: int) -> list[Waiting]:
+        """Runs that are held because they wait for parents, by id."""
+        ...
+
+    def put_unsettled(self, parent_id: RunId, after: str) -> None:
+        """Children of the ended run from `after` on were left for the sweeper."""
+        ...
+
+    def unsettled(self, limit: int) -> list[tuple[RunId, str]]: ...
+
+    def drop_unsettled(self, parent_id: RunId) -> None: ...
+
+    def lock_group(self, group_id: GroupId) -> Group | None:
+        """Like `group`, and nobody else gives places in it until this transaction ends."""
+        ...
+
+    def placed(self, group_id: GroupId, *, but: RunId | None, limit: int) -> int:
+        """How many of the group's runs have a place, not counting `but` and at most `limit`: those that
+        are queued or further and not final, and those between two tries."""
+        ...
+
+    def waiting_in_group(self, group_id: GroupId, hold_reason: str, limit: int) -> list[RunId]:
+        """Its runs that are held for this reason, the oldest first."""
+        ...
+
+    def group_with_held(self, after: str) -> GroupId | None:
+        """The next group by id that has a held run."""
+        ...
 
     def group_runs(self, group_id: GroupId, limit: int) -> list[RunId]: ...
 

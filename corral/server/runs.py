@@ -9,12 +9,13 @@ from fastapi import APIRouter, Query, Response
 from corral.core import secrets
 from corral.core.artifacts import run_of
 from corral.core.stop import cancel
-from corral.core.submit import NewRun, Submitted, requeue, submit
+from corral.core.submit import After, NewRun, Submitted, requeue, submit
 from corral.core.why import standings, summary
 from corral.domain.artifact import ArtifactKind
 from corral.domain.canonical import digest_of
 from corral.domain.errors import InvalidInput
 from corral.domain.ids import ArtifactId, RunId
+from corral.domain.run import OnFailure
 from corral.domain.states import RunState
 from corral.ports.store import RunFilter, Tx
 from corral.server.callers import Caller, Limit, User, find_run
@@ -76,6 +77,7 @@ async def submit_or_try(body: SubmitRequest, caller: Caller, svc: Services) -> S
             group=body.group,
             principal=caller.actor,
             now=svc.clock.now(),
+            max_running=body.max_running,
         )
 
     done = await svc.store.write(unit)
@@ -85,6 +87,8 @@ async def submit_or_try(body: SubmitRequest, caller: Caller, svc: Services) -> S
 def new_run(spec: RunSpec) -> NewRun:
     identity = {name: getattr(spec, name) for name in _IDENTITY}
     identity["environment"] = spec.environment.digest if spec.environment else None
+    if spec.after:
+        identity["after"] = spec.model_dump(mode="json", include={"after"})["after"]
     if spec.train is not None:
         own = {"model", "model_revision", "train", "task", "eval", "sample"}
         identity |= spec.model_dump(mode="json", include=own)
@@ -105,6 +109,10 @@ def new_run(spec: RunSpec) -> NewRun:
         code=None if spec.code is None else ArtifactId(spec.code),
         inputs={name: ArtifactId(value) for name, value in spec.inputs.items()},
         secrets=tuple(spec.secrets),
+        after=tuple(
+            After(one.run, one.input, OnFailure(one.on_failure), f"after[{index}]")
+            for index, one in enumerate(spec.after)
+        ),
     )
 
 

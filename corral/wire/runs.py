@@ -18,6 +18,7 @@ class SubmitRequest(Strict):
     request_id: RequestId
     runs: list[RunSpec] = Field(min_length=1, max_length=10_000)
     group: Name | None = None
+    max_running: int | None = Field(None, ge=1, le=10_000)
     dry_run: bool = False
 
     @field_validator("runs")

@@ -13,7 +13,7 @@ from corral.adapters.sql.rows import GROUP, PARENT, RUN, SUBMISSION
 from corral.domain.errors import NotFound
 from corral.domain.ids import Digest, GroupId, LeaseId, RunId
 from corral.domain.run import Group, Parent, Run, Submission
-from corral.ports.store import Lane, Ready, RunFilter
+from corral.ports.store import Lane, Ready, RunFilter, Waiting
 
 # Groups may share a name; nobody pages through more of them than this.
 _MAX_GROUPS = 100
@@ -47,6 +47,9 @@ class SqlRuns:
         if row is None:
             raise NotFound(f"there is no run {run_id}")
         return str(row[0])
+
+    def put_spec(self, run_id: RunId, spec: str) -> None:
+        self._db.tell("spec_save", {"run_id": run_id, "spec": spec})
 
     def by_prefix(self, prefix: str, project: str | None, limit: int) -> list[RunId]:
         # Ids are ASCII, so everything that begins with the prefix sorts below it with a tilde.
@@ -157,6 +160,39 @@ class SqlRuns:
 
     def children(self, parent_id: RunId) -> list[Parent]:
         return [PARENT.read(row) for row in self._db.all("children", {"parent_id": parent_id})]
+
+    def waiting_children(self, parent_id: RunId, *, after: str, limit: int) -> list[RunId]:
+        params = {"parent_id": parent_id, "after": after, "limit": limit}
+        return [RunId(row[0]) for row in self._db.all("children_waiting", params)]
+
+    def waiting(self, after: str, limit: int) -> list[Waiting]:
+        rows = self._db.all("held_waiting", {"after": after, "limit": limit})
+        return [Waiting(RunId(row[0]), bool(row[1])) for row in rows]
+
+    def put_unsettled(self, parent_id: RunId, after: str) -> None:
+        self._db.tell("unsettled_put", {"run_id": parent_id, "after_id": after})
+
+    def unsettled(self, limit: int) -> list[tuple[RunId, str]]:
+        return [(RunId(row[0]), str(row[1])) for row in self._db.all("unsettled_list", {"limit": limit})]
+
+    def drop_unsettled(self, parent_id: RunId) -> None:
+        self._db.tell("unsettled_delete", {"run_id": parent_id})
+
+    def lock_group(self, group_id: GroupId) -> Group | None:
+        row = self._db.one("group_lock", {"id": group_id})
+        return None if row is None else GROUP.read(row)
+
+    def placed(self, group_id: GroupId, *, but: RunId | None, limit: int) -> int:
+        row = self._db.one("group_placed", {"group_id": group_id, "but": but or "", "limit": limit})
+        return int(row[0]) if row is not None else 0
+
+    def waiting_in_group(self, group_id: GroupId, hold_reason: str, limit: int) -> list[RunId]:
+        params = {"group_id": group_id, "hold_reason": hold_reason, "limit": limit}
+        return [RunId(row[0]) for row in self._db.all("group_waiting", params)]
+
+    def group_with_held(self, after: str) -> GroupId | None:
+        row = self._db.one("group_with_held_after", {"after": after})
+        return None if row is None else GroupId(row[0])
 
     def group(self, group_id: GroupId) -> Group | None:
         row = self._db.one("group_get", {"id": group_id})

@@ -14,7 +14,7 @@ SELECT <schedule> FROM schedules WHERE project = :project AND name = :name;
 UPDATE schedules SET
     spec = :spec, cron = :cron, every_s = :every_s, timezone = :timezone, missed = :missed,
     overlap = :overlap, paused = :paused, next_at = :next_at, last_at = :last_at, last_run = :last_run,
-    fired = :fired, skipped = :skipped
+    fired = :fired, skipped = :skipped, problem = :problem
 WHERE id = :id;
 
 -- name: schedule_page
