@@ -1,4 +1,4 @@
-"""Accepting runs, and making a final one again."""
+"""Accepting runs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
 from corral.core.holds import settle_waiting
-from corral.core.transitions import born, record
+from corral.core.transitions import born
 from corral.domain.artifact import ArtifactKind
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.capability import Requirements
-from corral.domain.errors import Conflict, FieldError, InvalidInput, NotFound
+from corral.domain.errors import Conflict, FieldError, InvalidInput
 from corral.domain.holds import CONCURRENCY, waits_for
 from corral.domain.ids import (
     ArtifactId,
@@ -28,7 +28,7 @@ from corral.domain.ids import (
 )
 from corral.domain.reasons import Retries
 from corral.domain.run import Group, OnFailure, Parent, Run, Submission
-from corral.domain.states import FINAL, RunState
+from corral.domain.states import RunState
 from corral.ports.store import Tx
 
 
@@ -88,14 +88,23 @@ def submit(
     ids = tuple(new_run_id() for _ in runs)
     links, missing = _links(tx, ids, runs)
     missing += [
-        found for index, run in enumerate(runs) for found in _missing(tx, run, prefix=_prefix(index, runs))
+        found
+        for index, run in enumerate(runs)
+        for found in missing_of(
+            tx,
+            run.project,
+            code=run.code,
+            inputs=run.inputs,
+            secrets=run.secrets,
+            prefix=_prefix(index, runs),
+        )
     ]
     group_id = new_group_id() if group is not None or len(runs) > 1 else None
     submission = Submission(principal, request_id, body, group_id, canonical(ids), now)
     if missing or not tx.runs.put_submission(submission):
-        if (earlier := _earlier(tx, principal, request_id, body)) is not None:
+        if (earlier := earlier_answer(tx, principal, request_id, body)) is not None:
             return earlier
-        raise _names_what_is_missing(missing)
+        raise names_what_is_missing(missing)
     if group_id is not None:
         tx.runs.insert_group(Group(group_id, runs[0].project, group or runs[0].name, now, max_running))
     places = len(runs) if group_id is None or max_running is None else max_running
@@ -198,67 +207,51 @@ def _shape(requirements: Requirements) -> tuple[Digest, str]:
     return digest_of(json.loads(text)), text
 
 
-def requeue(tx: Tx, run_id: RunId, *, request_id: str, principal: str, now: float) -> Submitted:
-    """A final run becomes a new one of the next generation, with the same spec."""
-    body = digest_of(["requeue", run_id])
-    # Locked first: of two equal requests at once, the second sees what the first did.
-    old = tx.runs.lock(run_id)
-    if old is None:
-        raise NotFound(f"there is no run {run_id}")
-    if (earlier := _earlier(tx, principal, request_id, body)) is not None:
-        return earlier
-    if old.state not in FINAL:
-        raise Conflict(
-            f"run {run_id} is {old.state}; only a run that has ended can be queued again",
-            hint=f"Cancel it first with `corral cancel {run_id}`, or wait for its end.",
-        )
-    new = old.born_again(submitted_by=principal, now=now)
-    tx.runs.insert(new, tx.runs.spec(run_id))
-    tx.artifacts.use(new.id, tx.artifacts.used_by(run_id))
-    born(tx, new, actor=principal)
-    record(tx, old, "requeued_as", at=now, actor=principal, data={"run": new.id})
-    if not tx.runs.put_submission(Submission(principal, request_id, body, None, canonical([new.id]), now)):
-        raise _used_before(request_id)
-    return Submitted((new.id,), None)
-
-
-def _earlier(tx: Tx, principal: str, request_id: str, body: Digest) -> Submitted | None:
+def earlier_answer(tx: Tx, principal: str, request_id: str, body: Digest) -> Submitted | None:
     earlier = tx.runs.submission(principal, request_id)
     if earlier is None:
         return None
     if earlier.digest != body:
-        raise _used_before(request_id)
+        raise used_before(request_id)
     return Submitted(tuple(json.loads(earlier.run_ids)), earlier.group_id)
 
 
-def _used_before(request_id: str) -> Conflict:
+def used_before(request_id: str) -> Conflict:
     return Conflict(
         f"request id {request_id} was used before for something else",
         hint="Make a new request id for each new request.",
     )
 
 
-def _missing(tx: Tx, run: NewRun, *, prefix: str) -> list[FieldError]:
-    """What the run names and is not there: it would fail only once a machine was taken."""
+def missing_of(
+    tx: Tx,
+    project: str,
+    *,
+    code: ArtifactId | None,
+    inputs: Mapping[str, ArtifactId],
+    secrets: Sequence[str],
+    prefix: str,
+) -> list[FieldError]:
+    """What a run names and is not there: it would fail only once a machine was taken."""
     fields: list[FieldError] = []
-    named = {f"{prefix}inputs.{name}": artifact for name, artifact in run.inputs.items()}
-    if run.code is not None:
-        named[f"{prefix}code"] = run.code
+    named = {f"{prefix}inputs.{name}": artifact for name, artifact in inputs.items()}
+    if code is not None:
+        named[f"{prefix}code"] = code
     for path, artifact_id in named.items():
         artifact = tx.artifacts.get(artifact_id)
-        if artifact is None or artifact.project != run.project:
-            fields.append(FieldError(path, f"names {artifact_id}, which project {run.project} does not have"))
+        if artifact is None or artifact.project != project:
+            fields.append(FieldError(path, f"names {artifact_id}, which project {project} does not have"))
         elif path.endswith("code") and artifact.kind is not ArtifactKind.CODE:
             fields.append(FieldError(path, f"names {artifact_id}, which is not code but {artifact.kind}"))
-    for name in run.secrets:
-        if tx.access.secret(run.project, name) is None:
+    for name in secrets:
+        if tx.access.secret(project, name) is None:
             fields.append(
-                FieldError(f"{prefix}secrets", f"names {name}, which project {run.project} does not have")
+                FieldError(f"{prefix}secrets", f"names {name}, which project {project} does not have")
             )
     return fields
 
 
-def _names_what_is_missing(fields: Sequence[FieldError]) -> InvalidInput:
+def names_what_is_missing(fields: Sequence[FieldError]) -> InvalidInput:
     lines = "; ".join(f"`{f.path}` {f.message}" for f in fields)
     return InvalidInput(
         f"the run names what is not there: {lines}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from functools import partial
 
@@ -216,7 +217,7 @@ def test_a_fan_is_settled_in_pages(plan: Plan) -> None:
 def test_a_long_chain_fails_to_its_end(plan: Plan) -> None:
     names = [f"link-{n}" for n in range(2 * MOST_AT_ONCE)]
     chain = plan.submit(
-        new(names[0]), *(new(name, after=[before]) for before, name in zip(names, names[1:], strict=False))
+        new(names[0]), *(new(name, after=[before]) for before, name in itertools.pairwise(names))
     )
 
     plan.fail(chain[0])

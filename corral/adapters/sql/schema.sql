@@ -103,6 +103,7 @@ CREATE TABLE groups (
     max_running INTEGER
 );
 CREATE INDEX groups_name ON groups (name);
+CREATE INDEX groups_created ON groups (created_at, id);
 
 CREATE TABLE submissions (
     principal TEXT NOT NULL,

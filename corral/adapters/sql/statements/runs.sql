@@ -41,6 +41,7 @@ WHERE (created_at, id) < (:after_created_at, :after_id)
     /*if project AND project = :project */
     /*if name AND name = :name */
     /*if group_id AND group_id = :group_id */
+    /*if schedule_id AND schedule_id = :schedule_id */
     /*if check_state AND /*sqlite +*/state = :check_state */
     /*if check_project AND /*sqlite +*/project = :check_project */
     /*if label AND EXISTS (
@@ -135,6 +136,23 @@ SELECT <group> FROM groups WHERE id = :id;
 SELECT id FROM groups WHERE (id = :text OR name = :text) /*if project AND project = :project */
 ORDER BY id LIMIT :limit;
 
+-- name: group_page
+SELECT <group> FROM groups
+WHERE (created_at, id) < (:after_created_at, :after_id) /*if project AND project = :project */
+ORDER BY created_at DESC, id DESC LIMIT :limit;
+
+-- name: group_states
+SELECT state, COUNT(*) FROM runs WHERE group_id = :group_id GROUP BY state ORDER BY state;
+
+-- name: group_ends
+SELECT state, reason, detail, COUNT(*) AS runs, MIN(id) FROM runs
+WHERE group_id = :group_id AND state IN ('failed', 'cancelled')
+GROUP BY state, reason, detail ORDER BY COUNT(*) DESC, MIN(id) LIMIT :limit;
+
+-- name: group_metrics
+SELECT id, metrics FROM runs WHERE group_id = :group_id AND metrics <> '{}'
+ORDER BY created_at, id LIMIT :limit;
+
 -- name: group_runs
 SELECT id FROM runs WHERE group_id = :group_id ORDER BY created_at, id LIMIT :limit;
 
@@ -216,3 +234,33 @@ SELECT run_id, after_id FROM unsettled ORDER BY run_id LIMIT :limit;
 
 -- name: unsettled_delete
 DELETE FROM unsettled WHERE run_id = :run_id;
+
+-- name: run_delete_runs
+DELETE FROM runs WHERE id = :run_id;
+
+-- name: run_delete_run_specs
+DELETE FROM run_specs WHERE run_id = :run_id;
+
+-- name: run_delete_attempts
+DELETE FROM attempts WHERE run_id = :run_id;
+
+-- name: run_delete_ranks
+DELETE FROM ranks WHERE run_id = :run_id;
+
+-- name: run_delete_leases
+DELETE FROM leases WHERE run_id = :run_id;
+
+-- name: run_delete_events
+DELETE FROM events WHERE run_id = :run_id;
+
+-- name: run_delete_objects
+DELETE FROM objects WHERE run_id = :run_id;
+
+-- name: run_delete_run_inputs
+DELETE FROM run_inputs WHERE run_id = :run_id;
+
+-- name: run_delete_unsettled
+DELETE FROM unsettled WHERE run_id = :run_id;
+
+-- name: run_delete_parents
+DELETE FROM run_parents WHERE run_id = :run_id OR parent_id = :run_id;

@@ -15,6 +15,7 @@ ALTER TABLE hosts ADD COLUMN set_aside_why TEXT;
 ALTER TABLE tokens ADD COLUMN used_at REAL;
 ALTER TABLE tokens ADD COLUMN labels TEXT;
 
+CREATE INDEX groups_created ON groups (created_at, id);
 CREATE INDEX runs_manifest ON runs (project, manifest, id) WHERE manifest IS NOT NULL;
 CREATE INDEX runs_waiting ON runs (group_id, hold_reason, ready_at, id) WHERE state = 'held';
 CREATE INDEX runs_schedule ON runs (schedule_id, created_at, id) WHERE schedule_id IS NOT NULL;
