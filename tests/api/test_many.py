@@ -58,14 +58,14 @@ def test_what_a_filter_does_not_name_is_left_alone(live: Live, by: str) -> None:
     project, word = named("p"), named("w")
     mine = live.submit(project=project, name=word, labels={"team": word})
     other = live.submit(name="other", labels={"team": "other"})
-    which = {
+    filters: dict[str, Json] = {
         "label": {"label": f"team={word}"},
         "name": {"name": word},
         "project": {"project": project},
         "state": {"project": project, "states": ["queued"]},
-    }[by]
+    }
 
-    done = cancel(live, which)["done"]
+    done = cancel(live, filters[by])["done"]
 
     assert [one["id"] for one in done] == [mine]
     assert states(live, [mine, other]) == ["cancelled", "queued"]
