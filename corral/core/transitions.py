@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from corral.core.history import (
+    TOPIC_HOST,
     TOPIC_LOG,
     TOPIC_READY,
     TOPIC_RUN,
@@ -22,6 +23,7 @@ from corral.domain.states import RunEvent
 from corral.ports.store import Tx
 
 __all__ = [
+    "TOPIC_HOST",
     "TOPIC_LOG",
     "TOPIC_READY",
     "TOPIC_RUN",

@@ -14,6 +14,7 @@ from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, Blob, N
 from corral.domain.host import Host, Secret, Token
 from corral.domain.ids import ArtifactId, Digest, GroupId, HostId, LeaseId, RunId, TokenId
 from corral.domain.lease import Lease
+from corral.domain.quota import InUse
 from corral.domain.run import Attempt, Event, Group, Parent, Rank, Run, Submission
 from corral.ports.audit import Audit
 from corral.ports.manifests import Manifests
@@ -106,6 +107,10 @@ class Runs(Protocol):
 
     def lanes(self) -> list[Lane]:
         """Every lane that has a queued run; costs one index seek per lane, however long it is."""
+        ...
+
+    def heads(self) -> list[tuple[Lane, Ready]]:
+        """The same, each with its oldest run."""
         ...
 
     def ready(self, lane: Lane, *, after: Ready | None, limit: int) -> list[Ready]:
@@ -253,6 +258,12 @@ class Leases(Protocol):
 
     def live_of_run(self, run_id: RunId) -> list[Lease]: ...
 
+    def live_of_project(self, project: str) -> list[Lease]: ...
+
+    def in_use(self, *, now: float, since: float, project: str | None = None) -> list[InUse]:
+        """By project, what its live leases hold, and for how long since then; reads only an index."""
+        ...
+
     def expired(self, now: float, limit: int) -> list[LeaseId]: ...
 
     def restamp(self, expires_at: float) -> int:
@@ -288,6 +299,18 @@ class Access(Protocol):
     def tokens(self, after: TokenId | None, limit: int) -> list[Token]: ...
 
     def revoke(self, token_id: TokenId, at: float) -> bool: ...
+
+    def of_host(self, host_id: HostId) -> list[Token]:
+        """Its credentials that are not revoked, expired ones among them."""
+        ...
+
+    def use(self, token_id: TokenId, host_id: HostId, *, by: str, at: float) -> bool:
+        """Mark a join token as used for this host; False if it was used before."""
+        ...
+
+    def shorten(self, token_id: TokenId, expires_at: float) -> None:
+        """It ends then, unless it ends before."""
+        ...
 
     def put_secret(self, secret: Secret) -> None: ...
 

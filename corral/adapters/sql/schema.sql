@@ -163,6 +163,7 @@ CREATE TABLE leases (
 );
 CREATE INDEX leases_expiry ON leases (expires_at) WHERE state = 'live';
 CREATE INDEX leases_host ON leases (host_id) WHERE state = 'live';
+CREATE INDEX leases_project ON leases (project, gpus, granted_at) WHERE state = 'live';
 -- The promise itself: at most one live lease per rank.
 CREATE UNIQUE INDEX leases_one_live ON leases (run_id, rank) WHERE state = 'live';
 
@@ -197,8 +198,10 @@ CREATE TABLE tokens (
     expires_at REAL,
     revoked_at REAL,
     used_at REAL,
-    labels TEXT
+    labels TEXT,
+    used_by TEXT
 );
+CREATE INDEX tokens_host ON tokens (host_id, id) WHERE host_id IS NOT NULL;
 
 CREATE TABLE secrets (
     project TEXT NOT NULL,

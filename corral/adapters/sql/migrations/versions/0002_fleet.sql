@@ -14,6 +14,8 @@ ALTER TABLE hosts ADD COLUMN set_aside_until REAL;
 ALTER TABLE hosts ADD COLUMN set_aside_why TEXT;
 ALTER TABLE tokens ADD COLUMN used_at REAL;
 ALTER TABLE tokens ADD COLUMN labels TEXT;
+ALTER TABLE tokens ADD COLUMN used_by TEXT;
+CREATE INDEX tokens_host ON tokens (host_id, id) WHERE host_id IS NOT NULL;
 
 CREATE INDEX groups_created ON groups (created_at, id);
 CREATE INDEX runs_manifest ON runs (project, manifest, id) WHERE manifest IS NOT NULL;
@@ -26,6 +28,7 @@ CREATE INDEX runs_placed ON runs (group_id) WHERE group_id IS NOT NULL
     AND state IN ('queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
 CREATE INDEX runs_of_schedule ON runs (schedule_id) WHERE schedule_id IS NOT NULL
     AND state IN ('held', 'queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
+CREATE INDEX leases_project ON leases (project, gpus, granted_at) WHERE state = 'live';
 
 -- What a run waits for. `input` names the input that the parent's artifact becomes; `on_failure` says what
 -- becomes of the run if the parent does not succeed.
