@@ -13,13 +13,43 @@ from corral.core.calls import TOPIC_CALL, TOPIC_CALL_READY, parse_ready_call
 from corral.core.endpoints import TOPIC_ENDPOINT
 from corral.core.transitions import TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
 from corral.domain.ids import CallId
-from corral.server import admin, artifacts, blobs, calls, endpoints, errors, leases, outcomes, runs, streams
+from corral.server import (
+    admin,
+    artifacts,
+    audit,
+    blobs,
+    calls,
+    endpoints,
+    errors,
+    groups,
+    leases,
+    many,
+    outcomes,
+    runs,
+    streams,
+)
 from corral.server.gate import Gate
 from corral.server.hub import SCALE
 from corral.server.loops import Loops
 from corral.server.openapi import ERRORS, declare_scopes
 from corral.server.scaling import Scaler
 from corral.server.services import Services
+
+# The first that fits a path is asked.
+_ROUTES = (
+    many,
+    runs,
+    groups,
+    streams,
+    leases,
+    outcomes,
+    blobs,
+    artifacts,
+    admin,
+    audit,
+    endpoints,
+    calls,
+)
 
 
 class Server:
@@ -43,10 +73,7 @@ class Server:
         )
         api.state.services = self.services
         errors.install(api)
-        routers = [
-            module.router
-            for module in (runs, streams, leases, outcomes, blobs, artifacts, admin, endpoints, calls)
-        ]
+        routers = [module.router for module in _ROUTES]
         for router in routers:
             api.include_router(router)
         declare_scopes(api, routers)
