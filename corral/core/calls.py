@@ -14,7 +14,7 @@ from corral.domain.call import CALL_FINAL, Call, CallEvent, CallState, Chunk, Pa
 from corral.domain.canonical import canonical
 from corral.domain.endpoint import Endpoint, EndpointVersion, PoolParams
 from corral.domain.errors import BlobMissing, Conflict, FieldError, InvalidInput, LeaseLost, NotFound
-from corral.domain.ids import CallId, EndpointId, HostId, LeaseId, RunId, new_call_id
+from corral.domain.ids import CallId, Digest, EndpointId, HostId, LeaseId, RunId, new_call_id
 from corral.ports.store import Tx
 
 TOPIC_CALL = "call"
@@ -102,6 +102,7 @@ def accept(
         if not tx.calls.insert(call):
             found.append(_earlier(tx, call))
             continue
+        _hold_blob(tx, call, call.args_blob)
         tx.announce(TOPIC_CALL_READY, ready_key(call))
         found.append(call)
     if now - endpoint.called_at > 1.0:
@@ -177,6 +178,18 @@ def _check_blobs(tx: Tx, project: str, calls: Sequence[NewCall]) -> None:
         )
 
 
+def _hold_blob(tx: Tx, call: Call, blob: Digest | None) -> None:
+    """What a call names stays as long as the call does."""
+    if blob is not None:
+        tx.blobs.pin(call.project, [blob], holder=f"call:{call.id}", expires_at=None)
+
+
+def forget(tx: Tx, call_id: CallId) -> None:
+    """Its time is over: nothing is kept of it, and what only it named can be collected."""
+    tx.blobs.unpin(f"call:{call_id}")
+    tx.calls.delete(call_id)
+
+
 def ready_key(call: Call) -> str:
     return f"{call.endpoint_id}|{call.version}|{call.priority}|{call.ready_at!r}|{call.id}|{call.pool}"
 
@@ -222,6 +235,7 @@ def _settled(tx: Tx, call: Call, told: Told, *, now: float) -> Call:
     call = call._replace(attempt=told.attempt, ran_s=call.ran_s + told.ran_s)
     if told.error is None and not told.gave_back and not told.cancelled:
         result = told.result or Payload("none")
+        _hold_blob(tx, call, result.blob)
         return end(
             tx,
             call._replace(
@@ -340,6 +354,7 @@ def add_chunks(
     for n, part in enumerate(given, start=first):
         if n > call.chunks:
             tx.calls.insert_chunk(Chunk(call_id, n, part.format, part.body, part.blob))
+            _hold_blob(tx, call, part.blob)
             call = call._replace(chunks=n)
     tx.calls.save(call)
     tx.announce(TOPIC_CALL, call_id)

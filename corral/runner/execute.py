@@ -18,6 +18,7 @@ from corral.functions import codec
 from corral.functions.errors import describe
 from corral.runner.load import Served
 from corral.runner.output import Marks, output_of
+from corral.runner.web import WEB, BadRequest, answer, arguments, refusal
 
 
 class Cancelled(BaseException):
@@ -39,6 +40,7 @@ class Work:
     thread: int | None = None
     task: asyncio.Task[None] | None = None
     cancelled: bool = False
+    web: bool = False
 
 
 class Reporter:
@@ -145,16 +147,19 @@ class Executor:
     def _called(self, work: Work) -> Callable[[], None]:
         """Run it; gives how to tell of it, once its output is complete."""
         try:
-            args, kwargs = codec.decode(work.format, work.args)
-            work.args = b""
-            value = self._served.find(work.function)(*args, **kwargs)
+            fn = self._served.find(work.function)
+            args, kwargs = unpacked(work, fn)
+            value = fn(*args, **kwargs)
             if work.generator:
                 count = self._drain(work, iter(value))
                 form, data = codec.encode(count)
             else:
-                form, data = encoded(value, work.function)
+                form, data = packed(value, work)
         except Cancelled:
             raise
+        except BadRequest as error:
+            refused = refusal(error)
+            return lambda: self._reporter.result(work, WEB, refused)
         except BaseException as error:  # noqa: BLE001 - sys.exit too is an error of the call, not the end of us
             record = describe(error, hide=1)
             return lambda: self._reporter.error(work, record)
@@ -190,9 +195,9 @@ class Executor:
 
     async def _awaited(self, work: Work) -> Callable[[], None]:
         try:
-            args, kwargs = codec.decode(work.format, work.args)
-            work.args = b""
-            value = self._served.find(work.function)(*args, **kwargs)
+            fn = self._served.find(work.function)
+            args, kwargs = unpacked(work, fn)
+            value = fn(*args, **kwargs)
             if inspect.isasyncgen(value):
                 n = 0
                 async for item in value:
@@ -200,7 +205,10 @@ class Executor:
                     self._reporter.chunk(work, n, *encoded(item, work.function))
                 form, data = codec.encode(n)
             else:
-                form, data = encoded(await value, work.function)
+                form, data = packed(await value, work)
+        except BadRequest as error:
+            refused = refusal(error)
+            return lambda: self._reporter.result(work, WEB, refused)
         except asyncio.CancelledError:
             if work.cancelled:
                 raise
@@ -278,6 +286,20 @@ def _only_argument(work: Work) -> Any:
     if len(args) != 1 or kwargs:
         raise TypeError(f"{work.function}() gathers calls, and takes exactly one argument")
     return args[0]
+
+
+def unpacked(work: Work, fn: Callable[..., Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Its arguments; the bytes are let go."""
+    data, work.args = work.args, b""
+    if work.format == WEB:
+        work.web = True
+        return [], arguments(fn, data)
+    args, kwargs = codec.decode(work.format, data)
+    return args, kwargs
+
+
+def packed(value: Any, work: Work) -> tuple[str, bytes]:
+    return (WEB, answer(value)) if work.web else encoded(value, work.function)
 
 
 def encoded(value: Any, name: str) -> tuple[str, bytes]:

@@ -27,6 +27,7 @@ from corral.server import (
     outcomes,
     runs,
     streams,
+    web,
 )
 from corral.server.gate import Gate
 from corral.server.hub import SCALE
@@ -49,6 +50,7 @@ _ROUTES = (
     audit,
     endpoints,
     calls,
+    web,
 )
 
 

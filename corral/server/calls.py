@@ -78,7 +78,7 @@ async def accept(body: CallsRequest, caller: Caller, svc: Services) -> list[Call
     svc.dispatch.keep(call for call in made if call.state is CallState.QUEUED)
     if not body.wait_s:
         return made
-    return await _wait_all(made, body.wait_s, svc, fresh=True)
+    return await wait_all(made, body.wait_s, svc, fresh=True)
 
 
 def _new_call(ask: CallAsk) -> NewCall:
@@ -122,7 +122,7 @@ def _check_functions(tx: Tx, endpoint: Endpoint, number: int, new: Sequence[NewC
             raise core.unknown_function(one.function, list(known), endpoint.name)
 
 
-async def _wait_all(calls: list[Call], wait_s: float, svc: Services, *, fresh: bool) -> list[Call]:
+async def wait_all(calls: list[Call], wait_s: float, svc: Services, *, fresh: bool) -> list[Call]:
     """As they are when all have ended, or when the time is over."""
     ended = {call.id: call for call in calls if call.state in CALL_FINAL}
     left = {call.id for call in calls} - set(ended)
@@ -203,7 +203,7 @@ async def get_call(
     """A call; with `wait_s` when it has ended or the time is over."""
     call = await svc.store.read(lambda tx: _seen(tx, call_id, caller))
     if wait_s and call.state not in CALL_FINAL:
-        (call,) = await _wait_all([call], wait_s, svc, fresh=False)
+        (call,) = await wait_all([call], wait_s, svc, fresh=False)
     return _view(call, svc)
 
 

@@ -17,7 +17,7 @@ from corral.core.submit import submit
 from corral.domain.call import Call, CallState, Payload, Pool
 from corral.domain.endpoint import Endpoint, EndpointVersion, Instance, PoolParams, VersionState
 from corral.domain.errors import CorralError
-from corral.domain.ids import CallId, EndpointId, RunId
+from corral.domain.ids import EndpointId, RunId
 from corral.domain.run import Run
 from corral.domain.states import FINAL
 from corral.ports.calls import CallFilter
@@ -89,7 +89,7 @@ class Scaler:
         for call_id in await svc.store.read(lambda tx: tx.calls.due(now, PAGE)):
             await svc.store.write(partial(core_calls.expire, call_id=call_id, now=now))
         for call_id in await svc.store.read(lambda tx: tx.calls.forgettable(now, PAGE)):
-            await svc.store.write(partial(_forget_call, call_id))
+            await svc.store.write(partial(core_calls.forget, call_id=call_id))
 
     async def _keep(self, endpoint: Endpoint) -> None:
         svc = self._svc
@@ -262,10 +262,6 @@ class Scaler:
 
 def _page(after: EndpointId | None, tx: Tx) -> list[Endpoint]:
     return tx.endpoints.page(None, after=after, limit=PAGE)
-
-
-def _forget_call(call_id: CallId, tx: Tx) -> None:
-    tx.calls.delete(call_id)
 
 
 def _forget_instance(run_id: RunId, tx: Tx) -> None:

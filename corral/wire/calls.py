@@ -174,6 +174,7 @@ class FunctionTable(Exact):
     batch_wait_s: float = Field(0.05, ge=0, le=60)
     path: str | None = Field(None, pattern=r"^/", max_length=512)
     method: Literal["GET", "POST", "PUT", "DELETE", "PATCH"] | None = None
+    streams: bool = Field(False, description="Of a web function: whether it gives its answer bit by bit.")
 
 
 class DeployRequest(Exact):

@@ -1,0 +1,132 @@
+"""Functions over HTTP: a request becomes a call of the function at its path, its result the answer."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from corral.core import calls as core
+from corral.core.calls import CallOptions, NewCall
+from corral.domain.call import CALL_FINAL, INLINE_BYTES, Call, CallState, Payload
+from corral.domain.errors import CorralError, NotFound, TooLarge
+from corral.ports.store import Tx
+from corral.server.callers import Caller, User
+from corral.server.calls import get_chunks, wait_all
+from corral.server.endpoints import find
+from corral.server.services import Services, Svc
+from corral.wire.calls import FunctionTable
+
+router = APIRouter(prefix="/v1", tags=["functions"])
+# What only the instance and this gateway understand.
+WEB = "web1"
+WAIT_S = 60.0
+# Of the caller's business with us, not with the function.
+_OURS = frozenset({"authorization", "host", "connection", "content-length", "transfer-encoding", "cookie"})
+
+
+class GatewayTimeout(CorralError):
+    """The function did not answer in time."""
+
+    code = "gateway_timeout"
+    hint = "The call goes on; see `corral calls show`."
+
+
+class BadGateway(CorralError):
+    """The function failed."""
+
+    code = "bad_gateway"
+
+
+@router.api_route(
+    "/web/{project}/{name}/{path:path}",
+    methods=["GET", "POST", "PUT", "DELETE", "PATCH"],
+    response_class=Response,
+    include_in_schema=False,
+)
+async def web(project: str, name: str, path: str, request: Request, caller: User, svc: Svc) -> Response:
+    """Any request to a web function."""
+    body = await request.body()
+    asked = {
+        "method": request.method,
+        "path": f"/{path}",
+        "query": list(request.query_params.multi_items()),
+        "headers": [(key, value) for key, value in request.headers.items() if key.lower() not in _OURS],
+        "body": base64.b64encode(body).decode("ascii"),
+    }
+    data = json.dumps(asked).encode()
+    if len(data) > INLINE_BYTES:
+        raise TooLarge(
+            f"a request of {len(data)} bytes is larger than {INLINE_BYTES}",
+            hint="Call the function with `.remote`, which takes arguments of any size.",
+        )
+    call, table = await _accepted(project, name, request.method, f"/{path}", data, caller, svc)
+    timeout_s = table.options.timeout_s or WAIT_S
+    if table.kind == "web" and table.streams:
+        return StreamingResponse(_chunks(call.id, caller, svc), media_type="text/event-stream")
+    (call,) = await wait_all([call], min(timeout_s + 5.0, 3600.0), svc, fresh=True)
+    return _answer(call)
+
+
+async def _accepted(
+    project: str, name: str, method: str, path: str, data: bytes, caller: Caller, svc: Services
+) -> tuple[Call, FunctionTable]:
+    def unit(tx: Tx) -> tuple[Call, FunctionTable]:
+        endpoint = find(tx, project, name, caller)
+        functions = svc.book.functions(tx, endpoint.id, endpoint.current) if endpoint.current else {}
+        function, table = _routed(functions, method, path, name)
+        options = CallOptions(**{**table.options.model_dump(), "retry_on": tuple(table.options.retry_on)})
+        new = NewCall(function, Payload(WEB, data, None, len(data)), None, 0, options, "", None)
+        who = core.Caller(caller.actor)
+        (call,) = core.accept(tx, endpoint, 0, [new], caller=who, now=svc.clock.now())
+        return call, table
+
+    call, table = await svc.store.write(unit)
+    svc.dispatch.keep([call])
+    return call, table
+
+
+def _routed(functions: Mapping[str, Any], method: str, path: str, name: str) -> tuple[str, FunctionTable]:
+    tables = {key: FunctionTable.model_validate(value) for key, value in functions.items()}
+    on_path = {key: table for key, table in tables.items() if table.path == path}
+    for key, table in on_path.items():
+        if table.method == method:
+            return key, table
+    if on_path:
+        allowed = ", ".join(sorted(str(table.method) for table in on_path.values()))
+        raise NotFound(f"{name} has {path}, but not for {method}", hint=f"It takes {allowed}.")
+    paths = ", ".join(sorted(str(table.path) for table in tables.values() if table.path)) or "none"
+    raise NotFound(f"{name} serves no {path}", hint=f"It serves: {paths}.")
+
+
+def _answer(call: Call) -> Response:
+    if call.state not in CALL_FINAL:
+        raise GatewayTimeout(f"call {call.id} is {call.state} still")
+    if call.state is not CallState.SUCCEEDED or call.result is None:
+        error = json.loads(call.error or "{}")
+        if error.get("type") == "CallTimeout":
+            raise GatewayTimeout(f"call {call.id}: {error.get('message')}")
+        raise BadGateway(
+            f"call {call.id} {call.state}: {error.get('type', '')} {error.get('message', '')}".strip(),
+            hint=f"See `corral calls show {call.id}`.",
+        )
+    if call.result_format != WEB:
+        return Response(call.result, media_type="application/octet-stream")
+    told = json.loads(call.result)
+    headers = {str(key): str(value) for key, value in told.get("headers", {}).items()}
+    return Response(base64.b64decode(told["body"]), status_code=int(told["status"]), headers=headers)
+
+
+async def _chunks(call_id: str, caller: Caller, svc: Services) -> AsyncIterator[bytes]:
+    after = 0
+    while True:
+        page = await get_chunks(call_id, caller, svc, after, 30.0, 100)
+        for chunk in page.chunks:
+            after = chunk.n
+            yield chunk.payload.payload().body or b""
+        if page.ended:
+            return
