@@ -1,4 +1,4 @@
-"""A web function's request and answer: parameters from path, query and body by their types; results as JSON."""
+"""A web function's request and answer: parameters by their types, results as JSON."""
 
 from __future__ import annotations
 

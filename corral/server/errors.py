@@ -40,6 +40,8 @@ STATUS: Mapping[str, int] = {
     "disk_full": 507,
     "version_mismatch": 400,
     "key_problem": 409,
+    "gateway_timeout": 504,
+    "bad_gateway": 502,
 }
 
 

@@ -1,0 +1,130 @@
+"""List, show, retry and cancel calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from corral.cli import render
+from corral.cli.connect import connect
+from corral.wire.calls import CallView
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="List, show, retry and cancel calls.",
+)
+
+CallArgument = Annotated[str, typer.Argument(help="A call's id.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("ls")
+def list_calls(
+    endpoint: Annotated[str | None, typer.Option("--endpoint", "-e", help="Only of this endpoint.")] = None,
+    state: Annotated[
+        str | None, typer.Option(help="queued, assigned, succeeded, failed, cancelled, expired.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000)] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List calls, the newest first. `--state failed` are the dead letters."""
+    with connect() as corral:
+        page = corral.calls.page(endpoint=endpoint, state=state, limit=limit)
+    if as_json:
+        render.show_json(page.items)
+        return
+    rows = [
+        (
+            call.id,
+            call.endpoint,
+            call.function,
+            render.state(call.state),
+            call.attempt,
+            render.age(call.created_at),
+            render.duration(call.ran_s) if call.ran_s else None,
+            _why(call),
+        )
+        for call in page.items
+    ]
+    columns = ("CALL", "ENDPOINT", "FUNCTION", "STATE", "TRY", "AGE", "RAN", "ERROR")
+    render.show_table(columns, rows, empty="no calls")
+
+
+def _why(call: CallView) -> str | None:
+    if call.error is None:
+        return None
+    return f"{call.error.get('type')}: {str(call.error.get('message', ''))[:60]}"
+
+
+@app.command("show")
+def show(call: CallArgument, as_json: AsJson = False) -> None:
+    """Show a call: its state, its error with the traceback, where it ran."""
+    with connect() as corral:
+        view = corral.calls.get(call)
+        host = corral.runs.get(view.run).host if view.run else None
+    if as_json:
+        render.show_json(view)
+        return
+    render.show_pairs(
+        [
+            ("call", view.id),
+            ("endpoint", view.endpoint),
+            ("function", view.function),
+            ("state", render.state(view.state)),
+            ("attempts", view.attempt),
+            ("lost instances", view.lost or None),
+            ("made", render.moment(view.created_at)),
+            ("began", render.moment(view.started_at)),
+            ("ended", render.moment(view.ended_at)),
+            ("ran", render.duration(view.ran_s) if view.ran_s else None),
+            ("instance", view.run),
+            ("host", host),
+            ("by", view.submitted_by),
+            ("within", view.parent),
+            ("key", view.key if view.key and not view.key.startswith("once:") else None),
+            ("arguments", f"{view.args_bytes} bytes"),
+            ("result", f"{view.result_bytes} bytes" if view.result_bytes else None),
+            ("chunks", view.chunks or None),
+            ("error", _why(view)),
+        ]
+    )
+    if view.error is not None and view.error.get("traceback"):
+        typer.echo(f"\n{str(view.error['traceback']).rstrip()}")
+
+
+@app.command("logs")
+def logs(call: CallArgument, as_json: AsJson = False) -> None:
+    """Print what one call has printed, in order."""
+    with connect() as corral:
+        view = corral.calls.get(call)
+        if view.run is None:
+            return
+        for line in corral.runs.iter_logs(view.run):
+            if line.call != call:
+                continue
+            if as_json:
+                typer.echo(json.dumps({"at": line.at, "stream": line.stream, "text": line.text}))
+            else:
+                typer.echo(line.text, err=line.stream != "stdout")
+
+
+@app.command("retry")
+def retry(
+    calls: Annotated[list[str], typer.Argument(help="Ids of calls that ended without a result.")],
+) -> None:
+    """Queue calls once more, under their own ids."""
+    with connect() as corral:
+        for call in calls:
+            typer.echo(f"{corral.calls.retry(call).id}: queued")
+
+
+@app.command("cancel")
+def cancel(calls: Annotated[list[str], typer.Argument(help="Ids of calls.")]) -> None:
+    """Cancel calls; whoever waits for one is told at once."""
+    with connect() as corral:
+        for call in calls:
+            typer.echo(f"{corral.calls.cancel(call).id}: cancelled")

@@ -1,0 +1,348 @@
+"""Run, serve, deploy and look after functions."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from corral.cli import render
+from corral.cli.connect import connect
+from corral.client.api import Corral
+from corral.client.runs import RunFilter
+from corral.domain.errors import CorralError, InvalidInput, NotFound
+from corral.functions import backend as backends
+from corral.functions.app import App
+from corral.functions.check import check as checked
+from corral.functions.errors import FunctionError
+from corral.functions.finding import find
+from corral.functions.handles import Function, Generator
+from corral.functions.member import Member
+from corral.functions.remote import HttpBackend
+from corral.settings import read_settings
+from corral.wire.calls import EndpointView, Scaling
+
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Run, serve and deploy functions."
+)
+
+File = Annotated[str, typer.Argument(help="A file with an app: `demo.py`, or `demo.py::embed`.")]
+Endpoint = Annotated[str, typer.Argument(help="An endpoint: `app.function`.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_WATCH_S = 0.5
+
+
+def _loaded(text: str) -> tuple[list[App], Member | None]:
+    try:
+        return find(text)
+    except FunctionError as error:
+        raise InvalidInput(str(error), hint="Name a Python file that makes an app.") from None
+    except CorralError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the user's module may raise anything
+        last = "".join(traceback.format_exception(error)[-3:]).rstrip()
+        raise InvalidInput(
+            f"{text.partition('::')[0]} cannot be imported: {type(error).__name__}: {error}\n{last}",
+            hint="Correct the file; it must import without an error.",
+        ) from None
+
+
+@app.command("run")
+def run_function(
+    file: File,
+    arg: Annotated[
+        list[str] | None, typer.Option("--arg", "-a", help="A value, or NAME=VALUE; JSON or text.")
+    ] = None,
+    here: Annotated[
+        bool, typer.Option("--local", help="Run it in this process instead of on the fleet.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Call one function and print what it returns."""
+    _, member = _loaded(file)
+    if member is None or member.is_class:
+        raise InvalidInput("name one function: `corral fn run demo.py::embed`")
+    args, kwargs = _arguments(arg or [])
+    kind = Generator if next(iter(member.callees.values())).kind == "generator" else Function
+    handle: Any = kind(member, getattr(member.target, "local", member.target))
+    if here:
+        value = handle(*args, **kwargs)
+        _show(list(value) if kind is Generator else value, as_json=as_json)
+        return
+    with connect() as corral:
+        backends.set_backend(HttpBackend(corral, read_settings().project))
+        if kind is Generator:
+            for item in handle.stream(*args, **kwargs):
+                _show(item, as_json=as_json)
+            return
+        call = handle.spawn(*args, **kwargs)
+        render.note(f"corral: call {call.id}")
+        try:
+            value = call.result()
+        except KeyboardInterrupt:
+            call.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - what the function raised is shown, whatever it is
+            for line in call.logs():
+                render.note(line)
+            if error.__cause__ is not None:
+                render.note(str(error.__cause__).strip())
+            raise CorralError(
+                f"{type(error).__name__}: {error}", hint=f"See `corral calls show {call.id}`."
+            ) from None
+        for line in call.logs():
+            render.note(line)
+        _show(value, as_json=as_json)
+
+
+def _arguments(given: list[str]) -> tuple[list[Any], dict[str, Any]]:
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if equals and key.isidentifier():
+            kwargs[key] = _value(value)
+        else:
+            args.append(_value(text))
+    return args, kwargs
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _show(value: Any, *, as_json: bool) -> None:
+    typer.echo(
+        json.dumps(value, default=repr) if as_json else value if isinstance(value, str) else repr(value)
+    )
+
+
+@app.command("deploy")
+def deploy(
+    file: File,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the first instance; 0 does not.")] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Deploy an app, or one member of it. The version before serves until the new one is ready."""
+    apps, only = _loaded(file)
+    members = [only] if only else [member for one in apps for member in one.members.values()]
+    if not members:
+        raise InvalidInput("the app has no functions")
+    with connect() as corral:
+        backend = HttpBackend(corral, read_settings().project)
+        views = [_deployed(corral, backend, member, wait) for member in members]
+    if as_json:
+        render.show_json(views)
+    for view in views:
+        newest = view.versions[0]
+        if newest.state == "broken":
+            raise CorralError(
+                f"version {newest.version} of {view.name} does not start: {newest.detail}",
+                hint=f"Version {view.current} keeps serving."
+                if view.current != newest.version
+                else "Correct it and deploy again.",
+            )
+        if not as_json:
+            ready = (
+                "ready"
+                if view.ready
+                else "starts with its first call"
+                if not view.scaling.min
+                else newest.state
+            )
+            typer.echo(f"{view.name} version {newest.version}: {ready}")
+
+
+def _deployed(corral: Corral, backend: HttpBackend, member: Member, wait_s: float) -> EndpointView:
+    project = member.app.project or read_settings().project
+    render.note(f"deploying {member.endpoint}")
+    request = backend.request(member, project, live=False)
+    known = [one for one in corral.endpoints.all(project) if one.name == request.name]
+    # Nothing waits for an instance that nobody asked for; a new version beside an old one starts at once.
+    patience = wait_s if known or request.scaling.min else 0.0
+    return corral.endpoints.deploy(request.model_copy(update={"wait_s": min(patience, 60.0)}))
+
+
+@app.command("serve")
+def serve(file: File) -> None:
+    """Deploy an app for as long as this runs, and again whenever its files change."""
+    stamps: dict[Path, float] = {}
+    names: set[tuple[str, str]] = set()
+    try:
+        while True:
+            now = _stamps(Path(file.partition("::")[0]))
+            if now != stamps:
+                stamps = now
+                names |= _serve_once(file)
+            time.sleep(_WATCH_S)
+    except KeyboardInterrupt:
+        with connect() as corral:
+            for project, name in sorted(names):
+                corral.endpoints.remove(project, name)
+        render.note("\nstopped serving")
+
+
+def _stamps(file: Path) -> dict[Path, float]:
+    return {
+        path: path.stat().st_mtime
+        for path in file.resolve().parent.rglob("*.py")
+        if ".venv" not in path.parts
+    }
+
+
+def _serve_once(file: str) -> set[tuple[str, str]]:
+    try:
+        apps, only = _loaded(file)
+        members = [only] if only else [member for one in apps for member in one.members.values()]
+        with connect() as corral:
+            backend = HttpBackend(corral, read_settings().project)
+            views = [_deployed(corral, backend, member, 0) for member in members]
+    except CorralError as error:
+        # What served before goes on.
+        render.note(f"error: {error.message}")
+        return set()
+    for view in views:
+        typer.echo(f"serving {view.name} version {view.versions[0].version}")
+        for function in view.functions.values():
+            if function.path:
+                typer.echo(f"  {function.method} /v1/web/{view.project}/{view.name}{function.path}")
+    return {(view.project, view.name) for view in views}
+
+
+@app.command("check")
+def check(file: File, as_json: AsJson = False) -> None:
+    """Say what would be missing on a worker. Exits with 1 if something cannot work."""
+    apps, only = _loaded(file)
+    members = [only] if only else [member for one in apps for member in one.members.values()]
+    found = [(member, finding) for member in members for finding in checked(member)]
+    if as_json:
+        rows = [{"member": member.name, **vars(finding)} for member, finding in found]
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        table = [(one.level, member.name, one.where, one.message) for member, one in found]
+        render.show_table(
+            ("", "FUNCTION", "WHERE", "WHAT"), table, empty=f"{len(members)} checked: nothing is missing"
+        )
+    if any(finding.level == "error" for _, finding in found):
+        raise typer.Exit(1)
+
+
+@app.command("ls")
+def list_endpoints(
+    live: Annotated[bool, typer.Option("--all", "-a", help="Also those that running programs made.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List deployed functions."""
+    with connect() as corral:
+        found = [one for one in corral.endpoints.all() if live or not one.live]
+    if as_json:
+        render.show_json(found)
+        return
+    rows = [
+        (
+            one.name,
+            one.project,
+            one.current or None,
+            "stopped" if one.stopped else one.versions[0].state if one.versions else None,
+            f"{one.ready}/{one.instances}",
+            one.queued,
+            one.running,
+            render.age(one.called_at) if one.called_at else None,
+        )
+        for one in found
+    ]
+    columns = ("ENDPOINT", "PROJECT", "VERSION", "STATE", "READY", "QUEUED", "RUNNING", "CALLED")
+    render.show_table(columns, rows, empty="nothing is deployed; `corral fn deploy demo.py`")
+
+
+@app.command("show")
+def show(name: Endpoint, as_json: AsJson = False) -> None:
+    """Show an endpoint: what was asked for, what is stored, what runs."""
+    with connect() as corral:
+        view = corral.endpoints.get(read_settings().project, name)
+    if as_json:
+        render.show_json(view)
+        return
+    render.show_pairs(
+        [
+            ("endpoint", view.name),
+            ("id", view.id),
+            ("state", "stopped" if view.stopped else "serving"),
+            ("version", view.current),
+            ("functions", ", ".join(sorted(view.functions))),
+            ("scaling", json.dumps(view.scaling.model_dump(exclude_none=True))),
+            ("instances", f"{view.instances}, {view.ready} ready"),
+            ("calls", f"{view.queued} queued, {view.running} running"),
+        ]
+    )
+    typer.echo("")
+    rows = [
+        (one.version, one.state, render.moment(one.created_at), one.created_by, one.detail)
+        for one in view.versions
+    ]
+    render.show_table(("VERSION", "STATE", "DEPLOYED", "BY", "DETAIL"), rows, empty="no versions")
+
+
+@app.command("scale")
+def scale(
+    name: Endpoint,
+    least: Annotated[
+        int | None, typer.Option("--min", min=0, help="Instances that are always there.")
+    ] = None,
+    most: Annotated[int | None, typer.Option("--max", min=1, help="Instances at most.")] = None,
+    idle: Annotated[float | None, typer.Option(min=1, help="Seconds after which an idle one ends.")] = None,
+) -> None:
+    """Set how many instances there are; starts an endpoint that was stopped."""
+    with connect() as corral:
+        project = read_settings().project
+        now = corral.endpoints.get(project, name).scaling
+        given = {"min": least, "max": most, "idle_s": idle}
+        changed = {**now.model_dump(), **{key: value for key, value in given.items() if value is not None}}
+        view = corral.endpoints.scale(project, name, Scaling.model_validate(changed))
+    typer.echo(json.dumps(view.scaling.model_dump(exclude_none=True)))
+
+
+@app.command("rollback")
+def rollback(
+    name: Endpoint,
+    to: Annotated[int | None, typer.Option(min=1, help="Version; the one before by default.")] = None,
+) -> None:
+    """Let an earlier version serve again."""
+    with connect() as corral:
+        view = corral.endpoints.rollback(read_settings().project, name, to)
+    typer.echo(f"{view.name}: version {view.current} serves")
+
+
+@app.command("stop")
+def stop(
+    names: Annotated[list[str], typer.Argument(help="Endpoints.")],
+    remove: Annotated[bool, typer.Option("--rm", help="Remove them; calls that wait are cancelled.")] = False,
+) -> None:
+    """Stop endpoints: no new calls, instances end. `corral fn scale` starts one again."""
+    with connect() as corral:
+        for name in names:
+            if remove:
+                corral.endpoints.remove(read_settings().project, name)
+            else:
+                corral.endpoints.stop(read_settings().project, name)
+            typer.echo(f"{name}: {'removed' if remove else 'stopped'}")
+
+
+@app.command("logs")
+def logs(name: Endpoint, tail: Annotated[int, typer.Option("--tail", "-n", min=1)] = 100) -> None:
+    """Print what the instances of an endpoint said last."""
+    with connect() as corral:
+        runs = [run for run in corral.runs.page(RunFilter(name=name), limit=5).items if run.kind == "service"]
+        if not runs:
+            raise NotFound(f"{name} has had no instance yet", hint="Call it once.")
+        for run in reversed(runs):
+            render.note(f"{run.id} ({run.state})")
+            for line in corral.runs.iter_logs(run.id, tail=tail):
+                typer.echo(f"{line.call or '-'} {line.text}", err=line.stream != "stdout")

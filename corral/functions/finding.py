@@ -1,0 +1,54 @@
+"""Finds the app in a file: `demo.py`, or `demo.py::embed` for one of its members."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from corral.functions.app import App
+from corral.functions.errors import FunctionError
+from corral.functions.member import Member
+
+
+def load_file(path: Path) -> ModuleType:
+    """Import a file by its own name, as an instance will. What it raises is the caller's to show."""
+    path = path.resolve()
+    if not path.is_file():
+        raise FunctionError(f"{path} is not a file")
+    if path.suffix != ".py" or not path.stem.isidentifier():
+        raise FunctionError(
+            f"{path.name} cannot be imported: its name must be an identifier that ends in .py"
+        )
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def apps_of(module: ModuleType) -> list[App]:
+    return list({id(one): one for one in vars(module).values() if isinstance(one, App)}.values())
+
+
+def find(text: str) -> tuple[list[App], Member | None]:
+    """`file.py` or `file.py::member`."""
+    file, _, name = text.partition("::")
+    apps = apps_of(load_file(Path(file)))
+    if not apps:
+        raise FunctionError(f'{file} has no app; write `app = corral.App("name")` into it')
+    if not name:
+        return apps, None
+    members = {key: member for app in apps for key, member in app.members.items()}
+    own, _, method = name.partition(".")
+    found = members.get(name) or members.get(own)
+    if found is None:
+        raise FunctionError(f"{file} has no {name}; it has: {', '.join(sorted(members)) or 'nothing'}")
+    if method and method not in found.callees:
+        raise FunctionError(f"{own} has no method {method}; it has: {', '.join(sorted(found.callees))}")
+    return apps, found
