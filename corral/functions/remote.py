@@ -55,14 +55,16 @@ class HttpBackend:
 
     def find(self, member: Member) -> Target:
         with self._lock:
-            known = self._found.get(id(member))
-            if known is None:
-                project = member.app.project or self._project
-                view = self.corral.endpoints.deploy(self.request(member, project, live=True))
-                newest = view.versions[0].version if view.versions else view.current
-                known = (member, Target(project, view.name, newest))
-                self._found[id(member)] = known
-            return known[1]
+            if id(member) not in self._found:
+                # All of the app's: one may call another, and finds it there then.
+                for one in {id(member): member, **{id(m): m for m in member.app.members.values()}}.values():
+                    self._found[id(one)] = (one, self._made_ready(one))
+            return self._found[id(member)][1]
+
+    def _made_ready(self, member: Member) -> Target:
+        project = member.app.project or self._project
+        view = self.corral.endpoints.deploy(self.request(member, project, live=True))
+        return Target(project, view.name, view.versions[0].version if view.versions else view.current)
 
     def request(self, member: Member, project: str, *, live: bool) -> DeployRequest:
         """What deploys the member; its code is uploaded."""
