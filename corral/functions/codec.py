@@ -171,7 +171,10 @@ def _iso_delta(value: datetime.timedelta) -> list[int]:
 _COLLECTIONS: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _TEXTS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     complex: (lambda v: [v.real.hex(), v.imag.hex()], lambda v: complex(*map(float.fromhex, v))),
-    datetime.datetime: (lambda v: _moment(v), datetime.datetime.fromisoformat),
+    datetime.datetime: (
+        lambda v: _moment(v),
+        lambda v: datetime.datetime.fromisoformat(v[0]).replace(fold=v[1]),
+    ),
     datetime.date: (lambda v: v.isoformat(), datetime.date.fromisoformat),
     datetime.timedelta: (_iso_delta, lambda v: datetime.timedelta(*v)),
     decimal.Decimal: (str, decimal.Decimal),
@@ -181,12 +184,10 @@ _TEXTS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-def _moment(value: datetime.datetime) -> str:
+def _moment(value: datetime.datetime) -> list[str | int]:
     if value.tzinfo is not None and type(value.tzinfo) is not datetime.timezone:
         raise NotPlain("a time with a zone of its own is not plain")
-    if value.fold:
-        raise NotPlain("a time in the fold is not plain")
-    return value.isoformat()
+    return [value.isoformat(), value.fold]
 
 
 def _bounds(value: slice) -> list[int | None]:

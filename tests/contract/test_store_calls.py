@@ -1,0 +1,366 @@
+"""Calls and endpoints: accepted once, given once, one outcome kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from contract.conftest import Database
+from contract.samples import a_lease, a_run
+from corral.core import calls as core
+from corral.core import endpoints
+from corral.core.calls import Caller, CallOptions, NewCall, Told
+from corral.core.endpoints import Load, NewVersion, Rule, desired
+from corral.domain.call import Call, CallState, Payload, Pool
+from corral.domain.endpoint import Endpoint, VersionState
+from corral.domain.errors import Conflict
+from corral.domain.ids import Digest, LeaseId, RunId, new_lease_id
+from corral.domain.lease import LeaseState
+from corral.ports.calls import CallFilter
+from corral.ports.store import Tx
+
+ADA = Caller("user:ada")
+LEASE, RUN = new_lease_id(), a_run().id
+
+
+def deployed(tx: Tx, *, name: str = "demo.f", digest: str = "1" * 64, now: float = 100.0) -> Endpoint:
+    new = NewVersion("default", name, False, Digest(digest), "{}", '{"f": {}}', "{}")
+    return endpoints.deploy(tx, new, principal="user:ada", now=now)[0]
+
+
+def new_call(value: bytes = b"x", **given: Any) -> NewCall:
+    key, priority = given.pop("key", None), given.pop("priority", 0)
+    return NewCall(
+        "f", Payload("plain1", value, None, len(value)), key, priority, CallOptions(**given), "", None
+    )
+
+
+def accept(tx: Tx, *calls: NewCall, now: float = 100.0) -> list[Call]:
+    return core.accept(tx, deployed(tx), 0, calls, caller=ADA, now=now)
+
+
+def assigned(tx: Tx, *calls: NewCall, lease: LeaseId = LEASE) -> list[Call]:
+    made = accept(tx, *calls)
+    tx.calls.assign([call.id for call in made], lease_id=lease, run_id=RUN, now=101.0)
+    return tx.calls.many([call.id for call in made])
+
+
+def result(call: Call, value: bytes = b"y", *, attempt: int = 1) -> Told:
+    return Told(call.id, attempt, Payload("plain1", value, None, len(value)), None, 0.5)
+
+
+def error(call: Call, *, attempt: int = 1, kind: str = "ValueError") -> Told:
+    record = {"type": kind, "message": "no", "bases": [kind, "Exception"]}
+    return Told(call.id, attempt, None, record, 0.5)
+
+
+def state(db: Database, call: Call) -> CallState:
+    found = db.read(lambda tx: tx.calls.get(call.id))
+    assert found is not None
+    return found.state
+
+
+def test_calls_wait_by_priority_and_age_and_are_given_once(db: Database) -> None:
+    made = db.write(lambda tx: accept(tx, new_call(b"1"), new_call(b"2", priority=5), new_call(b"3")))
+    pool = Pool(made[0].endpoint_id, 0, "")
+
+    waiting = db.read(lambda tx: tx.calls.waiting(pool, after=None, limit=10))
+
+    assert db.read(lambda tx: tx.calls.pools()) == [pool]
+    assert waiting[0].id == made[1].id
+    assert {one.id for one in waiting[1:]} == {made[0].id, made[2].id}
+    rest = db.read(lambda tx: tx.calls.waiting(pool, after=waiting[0], limit=10))
+    assert rest == waiting[1:]
+    ids = [call.id for call in made]
+    given = db.write(lambda tx: tx.calls.assign(ids, lease_id=LEASE, run_id=RUN, now=5.0))
+    assert sorted(given) == sorted(ids)
+    assert db.write(lambda tx: tx.calls.assign(ids, lease_id=LEASE, run_id=RUN, now=5.0)) == []
+    assert db.read(lambda tx: tx.calls.pools()) == []
+
+
+def test_a_key_makes_a_call_once(db: Database) -> None:
+    """RF-D36: submitting twice with one key gives one call."""
+    (first,) = db.write(lambda tx: accept(tx, new_call(key="k")))
+    (again,) = db.write(lambda tx: accept(tx, new_call(key="k")))
+
+    assert again.id == first.id
+    with pytest.raises(Conflict, match="other arguments"):
+        db.write(lambda tx: accept(tx, new_call(b"other", key="k")))
+
+
+def test_the_first_outcome_is_kept_and_a_replay_changes_nothing(db: Database) -> None:
+    (call,) = db.write(lambda tx: assigned(tx, new_call()))
+
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, [result(call)], now=102.0))
+    replay = db.write(lambda tx: core.settle(tx, LEASE, [result(call, b"z")], now=103.0))
+
+    assert (done.state, done.result, done.attempt) == (CallState.SUCCEEDED, b"y", 1)
+    assert replay == []
+    kept = db.read(lambda tx: tx.calls.get(call.id))
+    assert kept is not None
+    assert kept.result == b"y"
+
+
+def test_an_outcome_of_a_lease_that_does_not_have_the_call_changes_nothing(db: Database) -> None:
+    (call,) = db.write(lambda tx: assigned(tx, new_call()))
+
+    assert db.write(lambda tx: core.settle(tx, new_lease_id(), [result(call)], now=102.0)) == []
+    assert db.write(lambda tx: core.settle(tx, LEASE, [result(call, attempt=2)], now=102.0)) == []
+    assert state(db, call) is CallState.ASSIGNED
+
+
+def test_an_assignment_that_was_never_written_does_not_lose_the_outcome(db: Database) -> None:
+    """A server that dies after it gave a call and before it wrote that down."""
+    (call,) = db.write(lambda tx: accept(tx, new_call()))
+
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, [result(call)], now=102.0))
+
+    assert (done.state, done.attempt) == (CallState.SUCCEEDED, 1)
+
+
+def test_a_lost_instance_s_calls_go_to_another_but_not_for_ever(db: Database) -> None:
+    (call,) = db.write(lambda tx: assigned(tx, new_call()))
+    for lost in range(1, core.MOST_LOST + 1):
+        found = db.write(lambda tx: core.lose(tx, call.id, now=105.0))
+        assert found is not None
+        assert found.lost == lost
+        if lost < core.MOST_LOST:
+            assert found.state is CallState.QUEUED
+            db.write(lambda tx: tx.calls.assign([call.id], lease_id=LEASE, run_id=RUN, now=106.0))
+    assert found.state is CallState.FAILED
+    assert "InstanceLost" in (found.error or "")
+
+
+def test_a_result_of_an_instance_that_was_thought_lost_is_taken_while_nobody_has_begun(db: Database) -> None:
+    (call,) = db.write(lambda tx: assigned(tx, new_call()))
+    db.write(lambda tx: core.lose(tx, call.id, now=105.0))
+
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, [result(call)], now=106.0))
+
+    assert done.state is CallState.SUCCEEDED
+
+
+def test_a_generator_that_has_given_something_is_not_run_again(db: Database) -> None:
+    (call,) = db.write(lambda tx: assigned(tx, new_call()))
+    db.write(lambda tx: core.add_chunks(tx, call.id, 1, LEASE, 1, [Payload("plain1", b"a")]))
+
+    found = db.write(lambda tx: core.lose(tx, call.id, now=105.0))
+
+    assert found is not None
+    assert found.state is CallState.FAILED
+
+
+def test_chunks_are_numbered_and_replays_are_dropped(db: Database) -> None:
+    (call,) = db.write(lambda tx: assigned(tx, new_call()))
+    parts = [Payload("plain1", bytes([n])) for n in range(5)]
+    db.write(lambda tx: core.add_chunks(tx, call.id, 1, LEASE, 1, parts[:3]))
+    db.write(lambda tx: core.add_chunks(tx, call.id, 1, LEASE, 2, parts[1:5]))
+
+    found = db.read(lambda tx: tx.calls.chunks(call.id, after=0, limit=10))
+
+    assert [(one.n, one.body) for one in found] == [(n + 1, bytes([n])) for n in range(5)]
+    assert [one.n for one in db.read(lambda tx: tx.calls.chunks(call.id, after=3, limit=1))] == [4]
+
+
+def test_retries_are_by_type_with_growing_pauses_and_an_end(db: Database) -> None:
+    """RF-C29, RF-D36."""
+    options = {"retries": 2, "retry_on": ("OSError",), "delay_s": 10.0}
+    (call,) = db.write(lambda tx: assigned(tx, new_call(**options)))
+    pauses = []
+    for attempt in (1, 2):
+        (again,) = db.write(
+            lambda tx, attempt=attempt: core.settle(
+                tx, LEASE, [error(call, attempt=attempt, kind="OSError")], now=200.0
+            )
+        )
+        assert again.state is CallState.QUEUED
+        pauses.append(again.ready_at - 200.0)
+        db.write(lambda tx: tx.calls.assign([call.id], lease_id=LEASE, run_id=RUN, now=201.0))
+    (last,) = db.write(lambda tx: core.settle(tx, LEASE, [error(call, attempt=3, kind="OSError")], now=300.0))
+
+    assert last.state is CallState.FAILED
+    assert 5.0 <= pauses[0] <= 10.0 <= pauses[1] <= 20.0
+
+
+def test_an_error_of_another_type_is_not_tried_again(db: Database) -> None:
+    (call,) = db.write(lambda tx: assigned(tx, new_call(retries=5, retry_on=("OSError",))))
+
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, [error(call)], now=102.0))
+
+    assert done.state is CallState.FAILED
+
+
+def test_cancel_ends_it_at_once_and_a_late_result_changes_nothing(db: Database) -> None:
+    (call,) = db.write(lambda tx: assigned(tx, new_call()))
+
+    db.write(lambda tx: core.cancel(tx, call.id, now=102.0))
+
+    assert state(db, call) is CallState.CANCELLED
+    assert db.write(lambda tx: core.settle(tx, LEASE, [result(call)], now=103.0)) == []
+    with pytest.raises(Conflict, match="cancelled already"):
+        db.write(lambda tx: core.cancel(tx, call.id, now=104.0))
+
+
+def test_a_call_cancelled_in_the_queue_says_cancelled(db: Database) -> None:
+    """RF-D25."""
+    (call,) = db.write(lambda tx: accept(tx, new_call()))
+    db.write(lambda tx: core.cancel(tx, call.id, now=102.0))
+
+    assert state(db, call) is CallState.CANCELLED
+
+
+def test_a_time_to_live_ends_waiting_and_what_expired_still_answers(db: Database) -> None:
+    """RF-D27."""
+    (call,) = db.write(lambda tx: accept(tx, new_call(ttl_s=10.0)))
+    assert db.read(lambda tx: tx.calls.due(109.0, 10)) == []
+    assert db.read(lambda tx: tx.calls.due(111.0, 10)) == [call.id]
+
+    db.write(lambda tx: core.expire(tx, call.id, now=111.0))
+
+    assert state(db, call) is CallState.EXPIRED
+
+
+def test_a_failed_call_can_be_tried_again_by_hand_under_its_id(db: Database) -> None:
+    """RF-C20."""
+    (call,) = db.write(lambda tx: assigned(tx, new_call()))
+    db.write(lambda tx: core.settle(tx, LEASE, [error(call)], now=102.0))
+
+    again = db.write(lambda tx: core.retry(tx, call.id, now=103.0))
+
+    assert (again.id, again.state, again.error) == (call.id, CallState.QUEUED, None)
+    db.write(lambda tx: tx.calls.assign([call.id], lease_id=LEASE, run_id=RUN, now=104.0))
+    db.write(lambda tx: core.settle(tx, LEASE, [result(call, attempt=2)], now=105.0))
+    with pytest.raises(Conflict, match="succeeded"):
+        db.write(lambda tx: core.retry(tx, call.id, now=106.0))
+
+
+def test_what_is_over_is_forgotten_when_its_time_is(db: Database) -> None:
+    (call,) = db.write(lambda tx: assigned(tx, new_call(keep_s=100.0)))
+    db.write(lambda tx: core.settle(tx, LEASE, [result(call)], now=200.0))
+    assert db.read(lambda tx: tx.calls.forgettable(299.0, 10)) == []
+    assert db.read(lambda tx: tx.calls.forgettable(301.0, 10)) == [call.id]
+
+    db.write(lambda tx: core.forget(tx, call.id))
+
+    assert db.read(lambda tx: tx.calls.get(call.id)) is None
+
+
+def test_calls_within_calls_have_a_bottom(db: Database) -> None:
+    """RF-D37: recursion into itself ends with an error and not with a full queue."""
+
+    def deeper(tx: Tx, parent: Call) -> Call:
+        return core.accept(tx, deployed(tx), 0, [new_call()], caller=Caller("run:r", parent.id), now=1.0)[0]
+
+    (call,) = db.write(lambda tx: accept(tx, new_call()))
+    for _ in range(core.DEEPEST - 1):
+        call = db.write(lambda tx, call=call: deeper(tx, call))
+    with pytest.raises(Conflict, match="deep"):
+        db.write(lambda tx: deeper(tx, call))
+
+
+def test_calls_of_leases_that_are_not_live_are_found(db: Database) -> None:
+    run = a_run()
+    lease = a_lease(run)
+
+    def unit(tx: Tx) -> Call:
+        tx.runs.insert(run, "{}")
+        tx.leases.insert(lease)
+        return assigned(tx, new_call(), lease=lease.id)[0]
+
+    call = db.write(unit)
+    assert db.read(lambda tx: tx.calls.orphans(10)) == []
+    db.write(lambda tx: tx.leases.save(lease._replace(state=LeaseState.CLOSED)))
+    assert db.read(lambda tx: tx.calls.orphans(10)) == [call.id]
+
+
+def test_pages_go_back_in_time(db: Database) -> None:
+    made = [db.write(lambda tx, n=n: accept(tx, new_call(), now=100.0 + n))[0] for n in range(5)]
+    where = CallFilter(project="default", endpoint_id=made[0].endpoint_id)
+
+    first = db.read(lambda tx: tx.calls.page(where, after=None, limit=3))
+    rest = db.read(lambda tx: tx.calls.page(where, after=(first[-1].created_at, first[-1].id), limit=3))
+
+    assert [call.id for call in first + rest] == [call.id for call in reversed(made)]
+    assert db.read(lambda tx: tx.calls.page(CallFilter(state="failed"), after=None, limit=3)) == []
+
+
+def test_a_new_version_serves_only_when_it_is_ready(db: Database) -> None:
+    endpoint = db.write(deployed)
+    assert endpoint.current == 1
+    newer = db.write(lambda tx: deployed(tx, digest="2" * 64))
+    assert newer.current == 1
+
+    db.write(lambda tx: endpoints.became_ready(tx, endpoint.id, 2))
+
+    now = db.read(lambda tx: tx.endpoints.get(endpoint.id))
+    assert now is not None
+    assert now.current == 2
+    states = {one.version: one.state for one in db.read(lambda tx: tx.endpoints.versions(endpoint.id))}
+    assert states == {1: VersionState.RETIRED, 2: VersionState.SERVING}
+
+
+def test_a_broken_version_leaves_the_old_one_serving(db: Database) -> None:
+    endpoint = db.write(deployed)
+    db.write(lambda tx: deployed(tx, digest="2" * 64))
+
+    db.write(lambda tx: endpoints.broke(tx, endpoint.id, 2, "it does not import"))
+
+    now = db.read(lambda tx: tx.endpoints.get(endpoint.id))
+    assert now is not None
+    assert now.current == 1
+    version = db.read(lambda tx: tx.endpoints.version(endpoint.id, 2))
+    assert version is not None
+    assert (version.state, version.detail) == (VersionState.BROKEN, "it does not import")
+
+
+def test_the_same_deployed_twice_is_one_version(db: Database) -> None:
+    """RF-D63."""
+    endpoint = db.write(deployed)
+    db.write(deployed)
+
+    assert len(db.read(lambda tx: tx.endpoints.versions(endpoint.id))) == 1
+
+
+def test_rollback_goes_to_the_version_before(db: Database) -> None:
+    endpoint = db.write(deployed)
+    db.write(lambda tx: deployed(tx, digest="2" * 64))
+    db.write(lambda tx: endpoints.became_ready(tx, endpoint.id, 2))
+
+    assert db.write(lambda tx: endpoints.rollback(tx, endpoint.id, None)).version == 1
+
+    now = db.read(lambda tx: tx.endpoints.get(endpoint.id))
+    assert now is not None
+    assert now.current == 1
+
+
+def test_a_stopped_endpoint_takes_no_calls(db: Database) -> None:
+    endpoint = db.write(deployed)
+    db.write(lambda tx: endpoints.set_stopped(tx, endpoint.id, stopped=True))
+
+    with pytest.raises(Conflict, match="stopped"):
+        db.write(
+            lambda tx: core.accept(tx, endpoint._replace(stopped=True), 0, [new_call()], caller=ADA, now=1.0)
+        )
+
+
+@pytest.mark.parametrize(
+    ("load", "rule", "count"),
+    [
+        (Load(0, 0, 0, 0, 0), Rule(0, 5, 4.0, None, 1), 0),
+        (Load(1, 0, 0, 0, 0), Rule(0, 5, 4.0, None, 1), 1),
+        (Load(0, 0, 0, 0, 0), Rule(2, 5, 4.0, None, 1), 2),
+        (Load(8, 1.0, 1, 1, 0), Rule(0, 5, 4.0, None, 1), 1),
+        (Load(8, 5.0, 1, 1, 0), Rule(0, 5, 4.0, None, 1), 5),
+        (Load(2, 5.0, 1, 3, 2), Rule(0, 5, 4.0, None, 1), 3),
+        (Load(9, 0.0, 1, 1, 0), Rule(0, 9, None, 2, 1), 5),
+        (Load(99, 9.0, 1, 1, 0), Rule(0, 3, 4.0, None, 1), 3),
+    ],
+)
+def test_how_many_instances_there_should_be(load: Load, rule: Rule, count: int) -> None:
+    assert desired(load, rule) == count
+
+
+def test_runs_are_told_apart_from_calls() -> None:
+    """RF-D60: ids have kinds."""
+    assert not RunId(RUN).startswith("c-")
