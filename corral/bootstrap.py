@@ -68,6 +68,9 @@ def build_services(settings: Settings, store: Store) -> Services:
         upload_retention_s=settings.upload_retention_s,
         blob_grace_s=settings.blob_grace_s,
         user_pin_s=settings.user_pin_s,
+        ageing_s=settings.ageing_s,
+        reserve_after_s=settings.reserve_after_s,
+        preemption=settings.preemption == "on",
     )
     return Services(
         store=store,

@@ -1,4 +1,4 @@
-"""Completes run ids in the shell: one short call, and silence when there is no server."""
+"""Completes names in the shell: one short call, and silence when there is no server."""
 
 from __future__ import annotations
 
@@ -18,3 +18,14 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
         return []
     found = [(run.id, f"{run.name} {run.state}") for run in page.items]
     return [item for item in [*found, ("latest", "the newest run")] if item[0].startswith(incomplete)]
+
+
+def projects(incomplete: str) -> list[str]:
+    """Projects that have a quota, or used something this month."""
+    try:
+        with connect() as corral:
+            found = {quota.project for quota in corral.quotas.all()}
+            found |= {item.project for item in corral.quotas.usage().items}
+    except CorralError:
+        return []
+    return sorted(project for project in found if project.startswith(incomplete))

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import NamedTuple
 
+from corral.core.quotas import check_room
 from corral.core.transitions import born, record
 from corral.domain.artifact import ArtifactKind
 from corral.domain.canonical import canonical, digest_of
@@ -39,6 +40,7 @@ class NewRun(NamedTuple):
     code: ArtifactId | None
     inputs: dict[str, ArtifactId]
     secrets: tuple[str, ...]
+    preemptible: bool = False
 
 
 class Submitted(NamedTuple):
@@ -63,6 +65,7 @@ def submit(
         if (earlier := _earlier(tx, principal, request_id, body)) is not None:
             return earlier
         raise _names_what_is_missing(missing)
+    check_room(tx, runs[0].project, len(runs))
     if group_id is not None:
         tx.runs.insert_group(Group(group_id, runs[0].project, group or runs[0].name, now))
     shapes: dict[Requirements, Digest] = {}
@@ -103,6 +106,7 @@ def requeue(tx: Tx, run_id: RunId, *, request_id: str, principal: str, now: floa
             f"run {run_id} is {old.state}; only a run that has ended can be queued again",
             hint=f"Cancel it first with `corral cancel {run_id}`, or wait for its end.",
         )
+    check_room(tx, old.project, 1)
     new = old.born_again(submitted_by=principal, now=now)
     tx.runs.insert(new, tx.runs.spec(run_id))
     tx.artifacts.use(new.id, tx.artifacts.used_by(run_id))
@@ -191,6 +195,7 @@ def _insert(
         wall_limit_s=new.wall_limit_s,
         stall_limit_s=new.stall_limit_s,
         grace_s=new.grace_s,
+        preemptible=new.preemptible,
         ready_at=now,
         event_n=1,
     )
