@@ -87,7 +87,7 @@ class Server:
             self.services.lanes.heard(lane, ready)
             self.services.waiters.ready(lane.shape)
         elif topic == TOPIC_QUOTA:
-            self._soon(self.loops.reconcile())
+            self._soon(self.loops.look())
         elif topic in (TOPIC_RUN, TOPIC_LOG):
             self.services.hub.wake(key)
         elif topic == TOPIC_STOP:

@@ -37,10 +37,14 @@ class Loops:
         ]
 
     async def reconcile(self) -> None:
-        """Find lanes that no announcement told of, and whom to wake for them; save what projects used."""
+        """Save what projects used, and look at the queue."""
         if unsaved := self._svc.shares.unsaved():
             await self._svc.store.write(lambda tx: add_usage(tx, unsaved, self._svc.clock.now()))
             self._svc.shares.saved(unsaved)
+        await self.look()
+
+    async def look(self) -> None:
+        """Find lanes that no announcement told of, whom to wake for them, and what projects may use."""
 
         def unit(tx: Tx) -> list[tuple[Lane, Ready]]:
             self._svc.shares.load(tx, self._svc.clock.now())
