@@ -77,13 +77,13 @@ class Seen:
     waits: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
     large_waits: list[float] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    slot_s: Counter[str] = field(default_factory=Counter)
-    gpu_s: Counter[str] = field(default_factory=Counter)
+    slot_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    gpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     holds: Counter[str] = field(default_factory=Counter)
     most_held: Counter[str] = field(default_factory=Counter)
     starts: list[Start] | None = None
     last_arrival: float = 0.0
-    slot_s_at_last_arrival: Counter[str] = field(default_factory=Counter)
+    slot_s_at_last_arrival: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -188,7 +188,7 @@ class Simulation:
         self._left_s.update(zip(done.ids, arrival.lasts_s, strict=True))
         self.seen.counts["submitted"] += len(done.ids)
         self.seen.last_arrival = self.now
-        self.seen.slot_s_at_last_arrival = self.seen.slot_s.copy()
+        self.seen.slot_s_at_last_arrival = dict(self.seen.slot_s)
         self._arrive_next(arrivals)
 
     def _reconcile(self, tx: Tx) -> None:

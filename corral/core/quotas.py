@@ -58,7 +58,7 @@ def check_room(tx: Tx, project: str, more: int) -> None:
     quota = tx.quotas.lock(project)
     if quota is None or quota.max_queued is None:
         return
-    waiting = tx.runs.waiting(project, quota.max_queued + 1)
+    waiting = tx.runs.unstarted(project, quota.max_queued + 1)
     if waiting + more > quota.max_queued:
         shown = f"more than {quota.max_queued}" if waiting > quota.max_queued else str(waiting)
         raise QuotaExceeded(

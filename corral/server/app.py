@@ -17,11 +17,39 @@ from corral.core.transitions import (
     TOPIC_STOP,
     parse_ready_key,
 )
-from corral.server import admin, artifacts, audit, blobs, errors, leases, outcomes, quotas, runs, streams
+from corral.server import (
+    admin,
+    artifacts,
+    audit,
+    blobs,
+    errors,
+    groups,
+    leases,
+    many,
+    outcomes,
+    quotas,
+    runs,
+    streams,
+)
 from corral.server.gate import Gate
 from corral.server.loops import Loops
 from corral.server.openapi import ERRORS, declare_scopes
 from corral.server.services import Services
+
+# The first that fits a path is asked.
+_ROUTES = (
+    many,
+    runs,
+    groups,
+    streams,
+    leases,
+    outcomes,
+    blobs,
+    artifacts,
+    admin,
+    audit,
+    quotas,
+)
 
 
 class Server:
@@ -46,10 +74,7 @@ class Server:
         )
         api.state.services = self.services
         errors.install(api)
-        routers = [
-            module.router
-            for module in (runs, streams, leases, outcomes, blobs, artifacts, admin, audit, quotas)
-        ]
+        routers = [module.router for module in _ROUTES]
         for router in routers:
             api.include_router(router)
         declare_scopes(api, routers)

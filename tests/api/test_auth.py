@@ -12,6 +12,8 @@ from api.live import Json, Lease, Live, Worker, error_of, fresh, named, new_work
 
 # Well formed, so that the scope decides and not the shape of an id.
 IDS = {
+    "group": "g-bcdfghjkmnpq",
+    "schedule": "s-bcdfghjkmnpq",
     "run": "r-bcdfghjkmnpq",
     "lease_id": "l-bcdfghjkmnpq",
     "artifact_id": "a-bcdfghjkmnpq",
@@ -34,6 +36,8 @@ OPERATORS_ONLY = {
     ("DELETE", "/v1/tokens/{token_id}"),
     ("POST", "/v1/fsck"),
     ("GET", "/v1/audit"),
+    ("PUT", "/v1/quotas/{project}"),
+    ("DELETE", "/v1/quotas/{project}"),
 }
 FOR_ALL = {
     ("GET", "/v1/blobs/{sha256}"),
