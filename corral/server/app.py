@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from corral import __version__
+from corral.core.access import TOPIC_TOKEN
 from corral.core.transitions import TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
-from corral.server import admin, artifacts, blobs, errors, leases, outcomes, runs, streams
+from corral.server import admin, artifacts, blobs, errors, hosts, leases, outcomes, runs, streams
 from corral.server.gate import Gate
 from corral.server.loops import Loops
 from corral.server.openapi import ERRORS, declare_scopes
@@ -38,7 +39,9 @@ class Server:
         )
         api.state.services = self.services
         errors.install(api)
-        routers = [module.router for module in (runs, streams, leases, outcomes, blobs, artifacts, admin)]
+        routers = [
+            module.router for module in (runs, streams, leases, outcomes, blobs, artifacts, hosts, admin)
+        ]
         for router in routers:
             api.include_router(router)
         declare_scopes(api, routers)
@@ -73,5 +76,5 @@ class Server:
             self.services.hub.wake(key)
         elif topic == TOPIC_STOP:
             self.services.hub.wake(leases.stop_key(key))
-        elif topic == admin.TOPIC_TOKEN:
+        elif topic == TOPIC_TOKEN:
             self.app.forget(key)

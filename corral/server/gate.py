@@ -21,7 +21,7 @@ from corral.server import express
 from corral.server.errors import render
 from corral.server.services import Services
 
-OPEN = frozenset({"/v1/health", "/v1/openapi.json"})
+OPEN = frozenset({"/v1/health", "/v1/ca", "/v1/openapi.json"})
 VERSION_HEADER = (b"corral-version", __version__.encode())
 _CACHE_S = 10.0
 
@@ -53,7 +53,10 @@ class Gate:
             await send(message)
 
         try:
-            scope.setdefault("state", {})["token"] = await self._authenticate(scope)
+            state = scope.setdefault("state", {})
+            state["token"] = token = await self._authenticate(scope)
+            if token is not None:
+                self._services.trust.check(token, state.get("peer"))
             _refuse_nul(scope)
             limited = _limit(scope, receive, self._services.limits.max_body_bytes)
         except CorralError as error:
@@ -87,6 +90,10 @@ class Gate:
         if parsed is None or known is None or not self.is_good(known[0]):
             return None
         return known[0] if known[0].matches(parsed[1]) else None
+
+    def is_bound(self, token: Token, peer: str | None) -> bool:
+        """Whether this token may be used over a connection of this peer."""
+        return self._services.trust.binds(token, peer)
 
     def is_good(self, token: Token) -> bool:
         """Whether it is one that was read a moment ago, and has neither changed nor ended since."""

@@ -22,6 +22,7 @@ from corral.ports.clock import Clock
 from corral.ports.store import Store
 from corral.server.counters import Counters
 from corral.server.hub import Hub
+from corral.server.trust import Trust
 from corral.server.turns import Turns
 from corral.server.waiting import Waiters
 
@@ -43,6 +44,7 @@ class Services:
     clock: Clock
     policy: Policy
     limits: Limits = field(default_factory=Limits)
+    trust: Trust = field(default_factory=Trust)
     lanes: Lanes = field(default_factory=Lanes)
     shapes: Shapes = field(default_factory=Shapes)
     shares: Shares = field(default_factory=Shares)
