@@ -28,7 +28,8 @@ from corral.adapters.tls.context import ServerTls
 from corral.bootstrap_tls import Transport, build_transport
 from corral.client.identity import CLIENT, BadIdentity, read_identity
 from corral.client.private import write_private
-from corral.core.access import authenticate, make_host, make_token
+from corral.core.access import Made, authenticate, make_host, make_token
+from corral.core.audit import note
 from corral.core.policy import Policy
 from corral.domain.errors import CorralError, Unauthenticated
 from corral.domain.host import Scope
@@ -98,7 +99,7 @@ async def ensure_identities(settings: Settings, store: Store, now: float) -> Non
     So does one whose database does not know them: a file that opens nothing would lock its owner out.
     """
     if not await _is_known(store, settings.operator_token_file, now):
-        made = await store.write(lambda tx: make_token(tx, Scope.OPERATOR, "operator", now=now))
+        made = await store.write(lambda tx: _first_operator(tx, now))
         write_private(settings.operator_token_file, made.text + "\n")
     if _joined_elsewhere(settings):
         log.warning("%s belongs to a host of another server and is left as it is", settings.worker_home)
@@ -107,6 +108,7 @@ async def ensure_identities(settings: Settings, store: Store, now: float) -> Non
 
         def unit(tx: Tx) -> tuple[str, str]:
             host, made = make_host(tx, name, now=now)
+            note(tx, "host.enroll", f"host:{name}", actor="corral", origin="", now=now, token=made.token.id)
             return host.id, made.text
 
         host_id, text = await store.write(unit)
@@ -134,6 +136,13 @@ def give_certificate(settings: Settings, authority: OwnAuthority, now: float) ->
         lifetime_s = CA_LIFETIME.total_seconds()
         pem = authority.make_client(HostId(found.host_id), now=now, lifetime_s=lifetime_s)
         write_private(settings.worker_home / CLIENT, pem)
+
+
+def _first_operator(tx: Tx, now: float) -> Made:
+    made = make_token(tx, Scope.OPERATOR, "operator", now=now)
+    target = f"token:{made.token.id}"
+    note(tx, "token.create", target, actor="corral", origin="", now=now, name="operator", scope="operator")
+    return made
 
 
 async def _is_known(store: Store, path: Path, now: float) -> bool:

@@ -118,7 +118,9 @@ def _names(settings: Settings) -> list[str]:
 def _addresses() -> list[str]:
     found = (each for addresses in psutil.net_if_addrs().values() for each in addresses)
     families = (socket.AF_INET, socket.AF_INET6)
-    return sorted({each.address.partition("%")[0] for each in found if each.family in families})
+    texts = {each.address.partition("%")[0] for each in found if each.family in families}
+    # Those of one link alone cannot be written into an address without naming the link.
+    return sorted(text for text in texts if not ipaddress.ip_address(text).is_link_local)
 
 
 def _is_any(host: str) -> bool:

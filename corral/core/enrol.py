@@ -73,7 +73,16 @@ def enroll(tx: Tx, token_id: TokenId, ask: JoinAsk, *, origin: str, now: float, 
     if not tx.access.use(token.id, host.id, by=by, at=now):
         raise TokenUsed("this join token was used a moment ago")
     actor = f"join:{token.name or token.id}"
-    note(tx, "host.enrolled", host.name, actor=actor, origin=origin, now=now, host=host.id, token=token.id)
+    note(
+        tx,
+        "host.enroll",
+        f"host:{host.name}",
+        actor=actor,
+        origin=origin,
+        now=now,
+        host=host.id,
+        token=token.id,
+    )
     tx.announce(TOPIC_TOKEN, token.id)
     return Enrolled(host, credential(tx, host, now=now, policy=policy), labels)
 
@@ -125,7 +134,7 @@ def rotate(tx: Tx, host_id: HostId, *, origin: str, now: float, policy: Policy) 
     host = tx.hosts.get(host_id)
     if host is None or host.revoked_at is not None:
         raise Forbidden("this host is revoked")
-    note(tx, "host.rotated", host.name, actor=f"host:{host.name}", origin=origin, now=now)
+    note(tx, "host.rotate", f"host:{host.name}", actor=f"host:{host.name}", origin=origin, now=now)
     return credential(tx, host, now=now, policy=policy)
 
 

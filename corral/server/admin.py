@@ -17,10 +17,10 @@ from corral.core.audit import note
 from corral.core.enrol import make_join_token
 from corral.core.fsck import Fsck
 from corral.domain.errors import CorralError, InvalidInput, NotFound
-from corral.domain.host import Scope
+from corral.domain.host import Scope, Secret
 from corral.domain.ids import TokenId, is_id
 from corral.ports.store import Tx
-from corral.server.callers import Limit, Operator, Project
+from corral.server.callers import Limit, Operator, Project, User
 from corral.server.counters import Snapshot
 from corral.server.openapi import streamed
 from corral.server.services import Services, Svc
@@ -96,8 +96,18 @@ async def create_token(body: TokenRequest, caller: Operator, svc: Svc) -> TokenM
     def unit(tx: Tx) -> TokenMade:
         now = svc.clock.now()
         made = _make(tx, body, now)
-        about = {"scope": body.scope, "name": made.token.name, "project": body.project}
-        note(tx, "token.created", made.token.id, actor=caller.actor, origin=caller.origin, now=now, **about)
+        note(
+            tx,
+            "token.create",
+            f"token:{made.token.id}",
+            actor=caller.actor,
+            origin=caller.origin,
+            now=now,
+            name=made.token.name,
+            scope=body.scope,
+            project=body.project,
+            expires_at=made.token.expires_at,
+        )
         return TokenMade(**token_view(made.token).model_dump(), token=made.text, ca_pin=svc.trust.pin)
 
     return await svc.store.write(unit)
@@ -124,8 +134,8 @@ async def revoke_token(token_id: str, caller: Operator, svc: Svc) -> Response:
     def unit(tx: Tx) -> None:
         now = svc.clock.now()
         revoke(tx, TokenId(token_id), now=now)
+        note(tx, "token.revoke", f"token:{token_id}", actor=caller.actor, origin=caller.origin, now=now)
         tx.announce(TOPIC_TOKEN, token_id)
-        note(tx, "token.revoked", token_id, actor=caller.actor, origin=caller.origin, now=now)
 
     await svc.store.write(unit)
     return Response(status_code=204)
@@ -141,26 +151,43 @@ async def list_secrets(project: Project, svc: Svc) -> SecretPage:
 
 
 @router.put("/projects/{project}/secrets/{name}")
-async def put_secret(project: Project, name: SecretName, body: SecretValue, svc: Svc) -> SecretView:
+async def put_secret(
+    project: Project, name: SecretName, body: SecretValue, caller: User, svc: Svc
+) -> SecretView:
     """Set a secret of the project, or replace it."""
-    done = await svc.store.write(
-        lambda tx: core_secrets.put(tx, svc.cipher, project, name, body.value, now=svc.clock.now())
-    )
+
+    def unit(tx: Tx) -> Secret:
+        now = svc.clock.now()
+        made = core_secrets.put(tx, svc.cipher, project, name, body.value, now=now)
+        note(tx, "secret.set", f"secret:{project}/{name}", actor=caller.actor, origin=caller.origin, now=now)
+        return made
+
+    done = await svc.store.write(unit)
     hidden = core_secrets.is_redacted(body.value)
     return SecretView(name=done.name, updated_at=done.updated_at, redacted=hidden)
 
 
 @router.delete("/projects/{project}/secrets/{name}", status_code=204)
-async def delete_secret(project: Project, name: SecretName, svc: Svc) -> Response:
+async def delete_secret(project: Project, name: SecretName, caller: User, svc: Svc) -> Response:
     """Remove a secret of the project."""
-    if not await svc.store.write(lambda tx: tx.access.delete_secret(project, name)):
-        raise NotFound(f"project {project} has no secret {name}", hint="`corral secrets ls` lists them.")
+
+    def unit(tx: Tx) -> None:
+        if not tx.access.delete_secret(project, name):
+            raise NotFound(f"project {project} has no secret {name}", hint="`corral secrets ls` lists them.")
+        target, now = f"secret:{project}/{name}", svc.clock.now()
+        note(tx, "secret.remove", target, actor=caller.actor, origin=caller.origin, now=now)
+
+    await svc.store.write(unit)
     return Response(status_code=204)
 
 
 @router.post("/fsck", response_class=StreamingResponse, responses=LINES)
 async def fsck(caller: Operator, svc: Svc) -> StreamingResponse:
     """Re-hash and cross-check everything; lines of JSON, the last with `done`."""
+    now = svc.clock.now()
+    await svc.store.write(
+        lambda tx: note(tx, "fsck.run", "store", actor=caller.actor, origin=caller.origin, now=now)
+    )
     return StreamingResponse(_fsck_lines(svc), media_type="application/x-ndjson")
 
 

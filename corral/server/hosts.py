@@ -84,7 +84,15 @@ async def leave(host_id: OwnHost, request: Request, svc: Svc) -> None:
     def unit(tx: Tx) -> None:
         now = svc.clock.now()
         host = enrol.revoke_host(tx, lock_host(tx, host_id), now=now)
-        note(tx, "host.left", host.name, actor=f"host:{host.name}", origin=origin, now=now, host=host.id)
+        note(
+            tx,
+            "host.leave",
+            f"host:{host.name}",
+            actor=f"host:{host.name}",
+            origin=origin,
+            now=now,
+            host=host.id,
+        )
 
     await svc.store.write(unit)
 
@@ -136,7 +144,7 @@ async def _set_draining(text: str, caller: Caller, svc: Services, *, draining: b
         if host.draining is not draining:
             host = host._replace(draining=draining)
             tx.hosts.save(host)
-            _note(tx, "host.drained" if draining else "host.resumed", host, caller, svc)
+            _note(tx, "host.drain" if draining else "host.resume", host, caller, svc)
         return _detail(tx, host, svc)
 
     return await svc.store.write(unit)
@@ -149,14 +157,15 @@ async def revoke(host_id: str, caller: Operator, svc: Svc) -> HostView:
     def unit(tx: Tx) -> HostView:
         host = lock_host(tx, host_id)
         if host.revoked_at is None:
-            _note(tx, "host.revoked", host, caller, svc)
+            _note(tx, "host.revoke", host, caller, svc)
         return _detail(tx, enrol.revoke_host(tx, host, now=svc.clock.now()), svc)
 
     return await svc.store.write(unit)
 
 
 def _note(tx: Tx, action: str, host: Host, caller: Caller, svc: Services) -> None:
-    note(tx, action, host.name, actor=caller.actor, origin=caller.origin, now=svc.clock.now(), host=host.id)
+    target, now = f"host:{host.name}", svc.clock.now()
+    note(tx, action, target, actor=caller.actor, origin=caller.origin, now=now, host=host.id)
 
 
 def _own(tx: Tx, host_id: HostId) -> Host:
