@@ -45,7 +45,7 @@ SETTINGS: Mapping[str, str] = {
     "host": "The address that the server listens on.",
     "port": "The port that the server listens on; 0 picks a free one.",
     "database": "A `postgresql://` address; SQLite under `CORRAL_HOME` when left out.",
-    "ca": "The authority behind the server's certificate, a PEM file; not needed with a token that has a pin.",
+    "ca": "The authority behind the server's certificate, a PEM file; a token with a pin needs none.",
     "tls": "`auto`: TLS unless the server listens on this machine alone; or `on`, or `off` (behind a proxy).",
     "tls_names": "More names and addresses for the certificate that the server makes, with commas between.",
     "tls_cert": "A certificate of your own, a PEM file; read again when it changes.",

@@ -138,6 +138,7 @@ async def revoke_token(token_id: str, caller: Operator, svc: Svc) -> Response:
         tx.announce(TOPIC_TOKEN, token_id)
 
     await svc.store.write(unit)
+    svc.known.forget(token_id)
     return Response(status_code=204)
 
 

@@ -78,4 +78,4 @@ class Server:
         elif topic == TOPIC_STOP:
             self.services.hub.wake(leases.stop_key(key))
         elif topic == TOPIC_TOKEN:
-            self.app.forget(key)
+            self.services.known.forget(key)

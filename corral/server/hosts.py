@@ -45,7 +45,10 @@ async def enroll(body: EnrollRequest, joining: Joining, svc: Svc) -> EnrollAnswe
             certificate=signed,
         )
 
-    return await svc.store.write(unit)
+    answer = await svc.store.write(unit)
+    svc.known.forget(joining.token.id)
+    svc.known.forget_host(HostId(answer.host_id))
+    return answer
 
 
 @router.get("/hosts/self")
@@ -74,6 +77,7 @@ async def settle(host_id: OwnHost, request: Request, svc: Svc) -> None:
     """The host has kept the credential that it calls with: its others end after a short overlap."""
     kept = request.state.token.id
     await svc.store.write(lambda tx: enrol.settle(tx, host_id, kept, now=svc.clock.now(), policy=svc.policy))
+    svc.known.forget_host(host_id)
 
 
 @router.post("/hosts/self/leave", status_code=204)
@@ -95,6 +99,7 @@ async def leave(host_id: OwnHost, request: Request, svc: Svc) -> None:
         )
 
     await svc.store.write(unit)
+    svc.known.forget_host(host_id)
 
 
 @router.get("/hosts")
@@ -160,7 +165,9 @@ async def revoke(host_id: str, caller: Operator, svc: Svc) -> HostView:
             _note(tx, "host.revoke", host, caller, svc)
         return _detail(tx, enrol.revoke_host(tx, host, now=svc.clock.now()), svc)
 
-    return await svc.store.write(unit)
+    done = await svc.store.write(unit)
+    svc.known.forget_host(HostId(done.id))
+    return done
 
 
 def _note(tx: Tx, action: str, host: Host, caller: Caller, svc: Services) -> None:

@@ -22,6 +22,7 @@ from corral.ports.clock import Clock
 from corral.ports.store import Store
 from corral.server.counters import Counters
 from corral.server.hub import Hub
+from corral.server.known import KnownTokens
 from corral.server.trust import Trust
 from corral.server.turns import Turns
 from corral.server.waiting import Waiters
@@ -56,6 +57,7 @@ class Services:
 
     def __post_init__(self) -> None:
         self.waiters = Waiters(self.shapes)
+        self.known = KnownTokens(lambda: self.clock.now())
         self.ender = Ender(self.policy, self.shares)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
