@@ -136,7 +136,7 @@ def enroll(
     station = Station(_enrolment_home(settings, home, as_service=as_service).expanduser().absolute())
     wishes = Wishes(_name(name), slots, _labels(labels))
     joining = _read_token(token)
-    check_free(station.home)
+    check_free(station.home, joining)
     server = Server(url, joining)
     _self_test(station.home, server, force=force)
     if server.is_in_clear:

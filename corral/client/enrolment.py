@@ -51,10 +51,10 @@ def parse_join_token(text: str) -> JoinToken:
     return JoinToken(parsed[0], shown, pin)
 
 
-def check_free(home: Path) -> None:
+def check_free(home: Path, token: JoinToken) -> None:
     """Raise Conflict if this home is a host's or a server's already."""
     found = read_identity(home / "worker")
-    if found is None:
+    if found is None or _asked(home / "worker" / _ASKED, token.token_id) is not None:
         return
     if found.url is None:
         raise Conflict(
@@ -127,13 +127,18 @@ def machine_name() -> str:
 
 def _request_id(path: Path, token_id: TokenId) -> str:
     """Written down before it is sent, so that a repetition after a kill is known for one."""
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if kept["token_id"] == token_id:
-            return str(kept["request_id"])
-    except (OSError, ValueError, KeyError, TypeError):
-        # None, or of another time: this is a new one.
-        pass
+    if (before := _asked(path, token_id)) is not None:
+        return before
     made = secrets.token_hex(16)
     write_private(path, json.dumps({"token_id": token_id, "request_id": made}) + "\n")
     return made
+
+
+def _asked(path: Path, token_id: TokenId) -> str | None:
+    """The request id of an enrolment with this token that has not come to its end."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return str(kept["request_id"]) if kept["token_id"] == token_id else None
+    except (OSError, ValueError, KeyError, TypeError):
+        # None, or of another time.
+        return None
