@@ -75,7 +75,7 @@ def machines(folder: Path, *names: str) -> Iterator[list[Machine]]:
 
 @contextmanager
 def tls_stack(folder: Path, **settings: str) -> Iterator[Stack]:
-    with stack(folder / "server", CORRAL_TLS="on", **settings) as made:
+    with stack(folder / "server", lease_s=2.0, CORRAL_TLS="on", **settings) as made:
         yield made
 
 
