@@ -1,4 +1,4 @@
-"""Completes names in the shell: one short call, and silence when there is no server."""
+"""Completes ids and names in the shell: one short call, and silence when there is no server."""
 
 from __future__ import annotations
 
@@ -29,3 +29,13 @@ def projects(incomplete: str) -> list[str]:
     except CorralError:
         return []
     return sorted(project for project in found if project.startswith(incomplete))
+
+
+def hosts(incomplete: str) -> list[tuple[str, str]]:
+    """Names with what they are."""
+    try:
+        with connect() as corral:
+            page = corral.hosts.page()
+    except CorralError:
+        return []
+    return [(host.name, host.id) for host in page.items if host.name.startswith(incomplete)]
