@@ -1,5 +1,5 @@
 """A run of high priority gets a host on one's own machines once the run there has saved a checkpoint
-(FL-D05)."""
+(FL-D05); a drain that does not wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from acceptance.stack import Stack, event_types, printed, python, result, stack, wait_final, wait_line
+from acceptance.stack import Stack, event_types, printed, python, result, stack, until, wait_final, wait_line
 
 # Counts steps; at SIGTERM it saves the step that it is at and ends, and a later attempt goes on from there.
 CAREFUL = """
@@ -65,3 +65,23 @@ def test_the_urgent_run_starts_after_the_other_saved_its_checkpoint_which_then_g
         for run in (low, urgent)
     }
     assert begun[low][0] < begun[urgent][0] < begun[low][1]
+
+
+def test_a_drain_at_once_moves_what_allows_it_and_lets_the_rest_go_on(made: Stack, tmp_path: Path) -> None:
+    corral = made.client()
+    made.own_worker(slots=2)
+    moving = corral.runs.submit([python(CAREFUL, preemptible=True, grace=20)]).ids[0]
+    staying = corral.runs.submit([python(CAREFUL, grace=20)]).ids[0]
+    for run in (moving, staying):
+        wait_line(corral, run, "under way")
+    (first,) = corral.hosts.page().items
+    made.other_worker(tmp_path / "other", "other", slots=2)
+    until(lambda: len([h for h in corral.hosts.page().items if h.alive]) == 2, "the other host")
+
+    corral.hosts.drain(first.id, stop="preemptible")
+    moved = wait_final(corral, moving, within_s=90)
+    assert (moved.state, moved.attempt, moved.host) == ("succeeded", 2, "other")
+    assert corral.runs.get(staying).state == "running"
+    corral.hosts.drain(first.id, stop="all")
+    moved = wait_final(corral, staying, within_s=90)
+    assert (moved.state, moved.attempt, moved.host) == ("succeeded", 2, "other")
