@@ -51,7 +51,7 @@ GRACE_S = 10.0
 LARGE = 4
 RECONCILE_S = 60.0
 # An idle host asks again after so long, as a long poll does.
-POLL_S = 600.0
+POLL_S = 1800.0
 # Units of work to one commit.
 COMMIT_EVERY = 5_000
 BOOT = "simulated-boot"

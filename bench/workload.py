@@ -54,6 +54,7 @@ class Workload:
     hosts: int
     runs: int
     seed: int = 20261115
+    load: float = LOAD
 
     def machines(self) -> list[Machine]:
         made: list[Machine] = []
@@ -72,10 +73,10 @@ class Workload:
         return [quota._replace(max_gpus=gpus) if quota.project == "lab" else quota for quota in weights]
 
     def arrivals(self) -> Iterator[Arrival]:
-        """In order of time. Sized so that the slots of the fleet are asked for to `LOAD`."""
+        """In order of time. Sized so that the slots of the fleet are asked for to `load`."""
         chance = random.Random(self.seed)
         slots = sum(machine.slots for machine in self.machines())
-        span_s = self.runs * MEAN_S / (slots * LOAD)
+        span_s = self.runs * MEAN_S / (slots * self.load)
         needs = _needs()
         at, left = 0.0, self.runs
         while left:
