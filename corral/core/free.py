@@ -22,7 +22,10 @@ class Free:
         self._gpus = [gpu for gpu in (self._capability.gpus or ()) if gpu.index not in taken]
 
     def holds(self, need: Requirements) -> bool:
-        return not need.gpus or len(self._fitting(need)) >= need.gpus
+        # The count first: of a busy host nothing else need be looked at.
+        if not need.gpus or len(self._gpus) < need.gpus:
+            return not need.gpus
+        return len(self._fitting(need)) >= need.gpus
 
     def take(self, need: Requirements) -> tuple[int, ...]:
         chosen = self._fitting(need)[: need.gpus]

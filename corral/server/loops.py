@@ -52,7 +52,7 @@ class Loops:
 
         heads = await self._svc.store.read(unit)
         self._svc.lanes.check(heads)
-        self._svc.waiters.ready_all({lane.shape for lane, _ in heads})
+        self._svc.waiters.ready_all({lane.shape for lane, _ in heads if self._svc.board.may_start(lane)})
 
     async def preempt(self) -> None:
         """Ask runs that allow it to make room for those of higher priority that fit nowhere."""

@@ -21,7 +21,7 @@ from corral.core.policy import Policy  # noqa: E402
 
 
 def simulated(work: Workload, tmp_path: Path, **policy: float) -> tuple[Simulation, list[Start]]:
-    simulation = Simulation(work, tmp_path / "simulation.db", policy=Policy(away_s=7200.0, **policy))  # type: ignore[arg-type]
+    simulation = Simulation(work, tmp_path / "simulation.db", policy=Policy(away_s=14_400.0, **policy))  # type: ignore[arg-type]
     simulation.seen.starts = []
     simulation.run()
     return simulation, simulation.seen.starts
