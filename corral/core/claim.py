@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from corral.core.fence import release_boot
+from corral.core.free import Free, bytes_held
 from corral.core.lanes import Candidate, Lanes
 from corral.core.policy import Policy
-from corral.core.shapes import Shapes, parse_capability
+from corral.core.roster import Roster, takes_work
+from corral.core.shapes import Shapes, policy_refusals
 from corral.core.shares import Shares
 from corral.core.transitions import move
 from corral.domain.artifact import Artifact
 from corral.domain.canonical import canonical, digest_of
-from corral.domain.capability import Requirements, fitting_gpus
+from corral.domain.capability import Requirements
 from corral.domain.errors import NotFound
 from corral.domain.host import Host
 from corral.domain.ids import HostId, LeaseId, new_lease_id
@@ -25,6 +27,8 @@ from corral.domain.states import LEASED, RankEvent, RankState, RunEvent, RunStat
 from corral.ports.store import Held, Tx
 
 SEEN_EVERY_S = 10.0
+# So many queued runs that only their names keep from a host are looked at in one claim.
+PASS_OVER = 256
 
 
 class ClaimAsk(NamedTuple):
@@ -66,6 +70,7 @@ class Claim:
     policy: Policy
     ask: ClaimAsk
     now: Callable[[], float]
+    roster: Roster = field(default_factory=Roster)
     taken: list[Candidate] = field(default_factory=list)
     host: Host | None = None
 
@@ -101,18 +106,21 @@ class Claim:
         if new != host or host.last_seen_at is None or now - host.last_seen_at > SEEN_EVERY_S:
             new = new._replace(last_seen_at=now)
             tx.hosts.save(new)
+        self.roster.saw(new)
         return new
 
     def _grants(self, tx: Tx, host: Host, held: list[Held], now: float) -> list[Grant]:
-        if host.draining or self.ask.draining or host.capability is None or not self.ask.max_leases:
+        if self.ask.draining or host.capability is None or not takes_work(host, now):
             return []
-        free = _Free(host, held)
+        free = Free(host, held)
         grants: list[Grant] = []
-        while free.slots > 0 and len(grants) < self.ask.max_leases:
+        passed_over: list[Candidate] = []
+        while free.slots > 0 and len(grants) < self.ask.max_leases and len(passed_over) < PASS_OVER:
             candidate = self.lanes.take(
                 tx,
-                lambda shape: self.shapes.fits(tx, shape, host) and free.holds(self.shapes.get(tx, shape)),
+                lambda shape: self.shapes.fits(tx, shape, host),
                 lambda project: self.shares.weight(project, now),
+                may=lambda found: self._may(tx, host, free, found, now),
             )
             if candidate is None:
                 break
@@ -124,12 +132,36 @@ class Claim:
             run, spec = found
             if run.shape != candidate.lane.shape:
                 continue
-            gpus = free.take(self.shapes.get(tx, run.shape))
-            lease, run = self._lease(tx, host, run, gpus, now)
+            need = self.shapes.get(tx, run.shape)
+            if self._must_pass_over(host, run, need, now):
+                passed_over.append(candidate)
+                continue
+            lease, run = self._lease(tx, host, run, free.take(need), bytes_held(need), now=now)
             grants.append(Grant(lease, run, spec, _resume(tx, run)))
+        self.taken = [candidate for candidate in self.taken if candidate not in passed_over]
+        self.lanes.put_back(passed_over)
         return grants
 
-    def _lease(self, tx: Tx, host: Host, run: Run, gpus: tuple[int, ...], now: float) -> tuple[Lease, Run]:
+    def _may(self, tx: Tx, host: Host, free: Free, found: Candidate, now: float) -> bool:
+        """Whether the host's policy and what it has free allow it, and nobody else may refuse first."""
+        lane, ready = found
+        need = self.shapes.get(tx, lane.shape)
+        if not free.holds(need) or not self.shapes.admits(tx, lane.shape, lane.project, host):
+            return False
+        if not ready.ready_at <= now < ready.ready_at + need.prefer_for_s or free.holds_best(need):
+            return True
+        first = self.roster.first_refusal(tx, self.shapes, lane, need, now=now, policy=self.policy)
+        return first is None
+
+    def _must_pass_over(self, host: Host, run: Run, need: Requirements, now: float) -> bool:
+        """What only the run itself tells: its name, and that the host gave it back a moment ago."""
+        if host.declared is not None and policy_refusals(need, host, run):
+            return True
+        return self.roster.had(host, run.id, now) is not None
+
+    def _lease(
+        self, tx: Tx, host: Host, run: Run, gpus: tuple[int, ...], gpu_bytes: int | None, *, now: float
+    ) -> tuple[Lease, Run]:
         lease_id = new_lease_id()
         rank = _claim_rank(tx, run, lease_id, now)
         lease = Lease(
@@ -156,6 +188,7 @@ class Claim:
             sample="{}",
             event_seq=0,
             log_bytes=0,
+            gpu_bytes=gpu_bytes if gpus else None,
         )
         tx.leases.insert(lease)
         run = move(
@@ -212,26 +245,3 @@ def _claim_rank(tx: Tx, run: Run, lease_id: LeaseId, now: float) -> Rank:
 def _taken(rank: Rank, epoch: int, lease_id: LeaseId) -> Rank:
     state = step_rank(rank.state, RankEvent.CLAIM)
     return rank._replace(state=state, epoch=epoch, lease_id=lease_id, reason=None)
-
-
-class _Free:
-    """What a host has left: its slots, and the GPUs that none of its leases holds."""
-
-    def __init__(self, host: Host, held: list[Held]) -> None:
-        self.slots = host.slots - len(held)
-        self._capability = parse_capability(host)
-        taken = {index for item in held for index in json.loads(item.gpus)}
-        self._gpus = [gpu for gpu in (self._capability.gpus or ()) if gpu.index not in taken]
-
-    def holds(self, need: Requirements) -> bool:
-        return not need.gpus or len(self._fitting(need)) >= need.gpus
-
-    def take(self, need: Requirements) -> tuple[int, ...]:
-        chosen = self._fitting(need)[: need.gpus]
-        self.slots -= 1
-        self._gpus = [gpu for gpu in self._gpus if gpu.index not in chosen]
-        return tuple(chosen)
-
-    def _fitting(self, need: Requirements) -> list[int]:
-        free = {gpu.index for gpu in self._gpus}
-        return [gpu.index for gpu in fitting_gpus(need, self._capability) if gpu.index in free]

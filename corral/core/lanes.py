@@ -78,7 +78,14 @@ class Lanes:
         with self._lock:
             return list(self._shapes)
 
-    def take(self, tx: Tx, fits: Callable[[Digest], bool], usage: Callable[[str], float]) -> Candidate | None:
+    def take(
+        self,
+        tx: Tx,
+        fits: Callable[[Digest], bool],
+        usage: Callable[[str], float],
+        *,
+        may: Callable[[Candidate], bool] | None = None,
+    ) -> Candidate | None:
         """The next run of a shape that fits: by priority, then the project that used least, then age."""
         with self._lock:
             best: tuple[int, float, Ready] | None = None
@@ -88,6 +95,8 @@ class Lanes:
                     continue
                 for lane, head in self._heads(tx, shape):
                     key = (-lane.priority, usage(lane.project), head)
+                    if may is not None and not may(Candidate(lane, head)):
+                        continue
                     if best is None or key < best:
                         best, chosen = key, lane
             if chosen is None:

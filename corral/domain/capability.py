@@ -44,7 +44,9 @@ class Capability:
 class Requirements:
     """What one rank of a run needs. `gpu` names models; any of them will do.
 
-    `engine` asks for a host whose own Python can train.
+    `engine` asks for a host whose own Python can train. `prefer` "cuda" would like one GPU and can do
+    without: hosts that have a fitting one may refuse first, for `prefer_for_s` from when it became ready.
+    With `share_gpu` it holds only `min_vram_bytes` of each GPU. What follows is what policies look at.
     """
 
     gpus: int = 0
@@ -59,10 +61,22 @@ class Requirements:
     labels: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     engine: bool = False
+    prefer: str | None = None
+    prefer_for_s: float = 0.0
+    share_gpu: bool = False
+    kind: str = "command"
+    recipe: str | None = None
+    model: str | None = None
+    secrets: bool = False
 
     @property
     def wants_gpu(self) -> bool:
         return self.gpus > 0
+
+    @property
+    def gpus_at_best(self) -> int:
+        """How many it takes where they are to be had."""
+        return max(self.gpus, 1 if self.prefer == "cuda" else 0)
 
 
 @dataclass(frozen=True)
@@ -102,6 +116,11 @@ def judge(need: Requirements, have: Capability, *, host: str) -> Verdict:
 def fitting_gpus(need: Requirements, have: Capability) -> tuple[Gpu, ...]:
     """The GPUs of the host that satisfy each per-GPU need."""
     return tuple(gpu for gpu in have.gpus or () if not _why_not_gpu(need, gpu))
+
+
+def preferred(need: Requirements, have: Capability) -> bool:
+    """Whether this host has what the run would like; True where it has no wish."""
+    return len(fitting_gpus(need, have)) >= need.gpus_at_best
 
 
 def _machine_shortfalls(need: Requirements, have: Capability, host: str) -> list[str]:

@@ -13,7 +13,9 @@ from prometheus_client.process_collector import ProcessCollector
 from corral import __version__
 from corral.core import secrets as core_secrets
 from corral.core.access import make_host, make_token, revoke
+from corral.core.faults import forgiven
 from corral.core.fsck import Fsck
+from corral.core.transitions import TOPIC_HOST
 from corral.domain.errors import CorralError, InvalidInput, NotFound
 from corral.domain.host import Scope
 from corral.domain.ids import HostId, TokenId, is_id, is_name
@@ -117,8 +119,9 @@ async def _set_draining(text: str, svc: Services, *, draining: bool) -> HostView
             host = tx.hosts.by_name(text)
         if host is None:
             raise NotFound(f"there is no host {text[:80]!r}", hint="List them with `corral hosts ls`.")
-        host = host._replace(draining=draining)
+        host = (host if draining else forgiven(host))._replace(draining=draining)
         tx.hosts.save(host)
+        tx.announce(TOPIC_HOST, host.id)
         busy = dict(tx.hosts.busy()).get(host.id, 0)
         return host_view(host, busy, now=svc.clock.now(), policy=svc.policy)
 

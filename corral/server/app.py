@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from corral import __version__
-from corral.core.transitions import TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
+from corral.core.transitions import TOPIC_HOST, TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
+from corral.domain.ids import HostId
 from corral.server import admin, artifacts, blobs, errors, leases, outcomes, runs, streams
 from corral.server.gate import Gate
 from corral.server.loops import Loops
@@ -73,5 +74,8 @@ class Server:
             self.services.hub.wake(key)
         elif topic == TOPIC_STOP:
             self.services.hub.wake(leases.stop_key(key))
+        elif topic == TOPIC_HOST:
+            self.services.roster.changed()
+            self.services.waiters.changed(HostId(key))
         elif topic == admin.TOPIC_TOKEN:
             self.app.forget(key)

@@ -48,6 +48,8 @@ class Loops:
 
         lanes = await self._svc.store.read(unit)
         self._svc.lanes.reconcile(lanes)
+        # Whoever has first refusal is asked anew: some may be away by now, and others back.
+        self._svc.roster.changed()
         self._svc.waiters.ready_all({lane.shape for lane in lanes})
 
     async def _sweep(self) -> None:

@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 from corral.core.lanes import Lanes
 from corral.core.outcome import Ender
 from corral.core.policy import Policy
+from corral.core.roster import Roster
 from corral.core.shapes import Shapes
 from corral.core.shares import Shares
 from corral.ports.blobs import BlobStore, SegmentStore
@@ -46,6 +47,7 @@ class Services:
     lanes: Lanes = field(default_factory=Lanes)
     shapes: Shapes = field(default_factory=Shapes)
     shares: Shares = field(default_factory=Shares)
+    roster: Roster = field(default_factory=Roster)
     hub: Hub = field(default_factory=Hub)
     counters: Counters = field(default_factory=Counters)
     turns: Turns = field(default_factory=Turns)
@@ -54,7 +56,7 @@ class Services:
 
     def __post_init__(self) -> None:
         self.waiters = Waiters(self.shapes)
-        self.ender = Ender(self.policy, self.shares)
+        self.ender = Ender(self.policy, self.shares, self.roster)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.io, partial(work))

@@ -209,7 +209,9 @@ def placement(standing: Standing) -> Placement:
         host=standing.host.name,
         host_id=standing.host.id,
         eligible=standing.eligible,
+        place=standing.place,
         reasons=list(standing.reasons),
+        waits=list(standing.waits),
         note=standing.note,
     )
 
