@@ -7,28 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from corral.core.choose import Board, Choice, Chooser
 from corral.core.fence import release_boot
-from corral.core.free import Free, bytes_held
 from corral.core.lanes import Candidate, Lanes
 from corral.core.policy import Policy
+from corral.core.reservations import Reservations
 from corral.core.roster import Roster, takes_work
-from corral.core.shapes import Shapes, policy_refusals
+from corral.core.shapes import Shapes
 from corral.core.shares import Shares
 from corral.core.transitions import move
 from corral.domain.artifact import Artifact
 from corral.domain.canonical import canonical, digest_of
-from corral.domain.capability import Requirements
 from corral.domain.errors import NotFound
 from corral.domain.host import Host
 from corral.domain.ids import HostId, LeaseId, new_lease_id
 from corral.domain.lease import Lease, LeaseState
 from corral.domain.run import Attempt, Rank, Run
-from corral.domain.states import LEASED, RankEvent, RankState, RunEvent, RunState, step_rank
+from corral.domain.states import LEASED, RankEvent, RankState, RunEvent, step_rank
 from corral.ports.store import Held, Tx
 
 SEEN_EVERY_S = 10.0
-# So many queued runs that only their names keep from a host are looked at in one claim.
-PASS_OVER = 256
 
 
 class ClaimAsk(NamedTuple):
@@ -70,6 +68,7 @@ class Claim:
     policy: Policy
     ask: ClaimAsk
     now: Callable[[], float]
+    reservations: Reservations = field(default_factory=Reservations)
     roster: Roster = field(default_factory=Roster)
     taken: list[Candidate] = field(default_factory=list)
     host: Host | None = None
@@ -112,56 +111,18 @@ class Claim:
     def _grants(self, tx: Tx, host: Host, held: list[Held], now: float) -> list[Grant]:
         if self.ask.draining or host.capability is None or not takes_work(host, now):
             return []
-        free = Free(host, held)
+        board = Board(self.lanes, self.shapes, self.shares, self.reservations, self.roster)
+        chooser = Chooser(board, self.policy, tx, host, held, now, self.taken)
         grants: list[Grant] = []
-        passed_over: list[Candidate] = []
-        while free.slots > 0 and len(grants) < self.ask.max_leases and len(passed_over) < PASS_OVER:
-            candidate = self.lanes.take(
-                tx,
-                lambda shape: self.shapes.fits(tx, shape, host),
-                lambda project: self.shares.weight(project, now),
-                may=lambda found: self._may(tx, host, free, found, now),
-            )
-            if candidate is None:
-                break
-            self.taken.append(candidate)
-            found = tx.runs.try_lock(candidate.ready.id)
-            # The hint may be stale: claimed by another server, cancelled, held, or queued anew.
-            if found is None or found[0].state is not RunState.QUEUED:
-                continue
-            run, spec = found
-            if run.shape != candidate.lane.shape:
-                continue
-            need = self.shapes.get(tx, run.shape)
-            if self._must_pass_over(host, run, need, now):
-                passed_over.append(candidate)
-                continue
-            lease, run = self._lease(tx, host, run, free.take(need), bytes_held(need), now=now)
-            grants.append(Grant(lease, run, spec, _resume(tx, run)))
-        self.taken = [candidate for candidate in self.taken if candidate not in passed_over]
-        self.lanes.put_back(passed_over)
+        while len(grants) < self.ask.max_leases and (found := chooser.next()) is not None:
+            lease, run = self._lease(tx, host, found, now)
+            chooser.granted(lease)
+            grants.append(Grant(lease, run, found.spec, _resume(tx, run)))
+        chooser.end()
         return grants
 
-    def _may(self, tx: Tx, host: Host, free: Free, found: Candidate, now: float) -> bool:
-        """Whether the host's policy and what it has free allow it, and nobody else may refuse first."""
-        lane, ready = found
-        need = self.shapes.get(tx, lane.shape)
-        if not free.holds(need) or not self.shapes.admits(tx, lane.shape, lane.project, host):
-            return False
-        if not ready.ready_at <= now < ready.ready_at + need.prefer_for_s or free.holds_best(need):
-            return True
-        first = self.roster.first_refusal(tx, self.shapes, lane, need, now=now, policy=self.policy)
-        return first is None
-
-    def _must_pass_over(self, host: Host, run: Run, need: Requirements, now: float) -> bool:
-        """What only the run itself tells: its name, and that the host gave it back a moment ago."""
-        if host.declared is not None and policy_refusals(need, host, run):
-            return True
-        return self.roster.had(host, run.id, now) is not None
-
-    def _lease(
-        self, tx: Tx, host: Host, run: Run, gpus: tuple[int, ...], gpu_bytes: int | None, *, now: float
-    ) -> tuple[Lease, Run]:
+    def _lease(self, tx: Tx, host: Host, choice: Choice, now: float) -> tuple[Lease, Run]:
+        run, gpus = choice.run, choice.gpus
         lease_id = new_lease_id()
         rank = _claim_rank(tx, run, lease_id, now)
         lease = Lease(
@@ -188,7 +149,7 @@ class Claim:
             sample="{}",
             event_seq=0,
             log_bytes=0,
-            gpu_bytes=gpu_bytes if gpus else None,
+            gpu_bytes=choice.gpu_bytes,
         )
         tx.leases.insert(lease)
         run = move(
@@ -205,7 +166,7 @@ class Claim:
             reason=None,
             detail=None,
         )
-        self.shares.claimed(run.project)
+        self.shares.claimed(run.project, len(gpus))
         return lease, run
 
     def _render(self, tx: Tx, lease_id: LeaseId) -> Grant:

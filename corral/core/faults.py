@@ -109,7 +109,7 @@ def _strike(tx: Tx, host: Host, strikes: Strikes, run: Run, why: str, *, now: fl
     said = f"{host.strikes} failures in a row that look like its own; the last: {why}"
     tx.hosts.save(host._replace(set_aside_until=now + for_s, set_aside_why=said))
     data: dict[str, object] = {"for_s": for_s, "why": said}
-    audit.note(tx, "host.set_aside", host.name, actor="corral", origin="", now=now, **data)
+    audit.note(tx, "host.set_aside", f"host:{host.name}", actor="corral", origin="", now=now, **data)
     return record(tx, run, "host_set_aside", at=now, actor="corral", data={"host": host.name, **data})
 
 

@@ -54,20 +54,18 @@ class Roster:
             if self._hosts is not None:
                 self._hosts[host.id] = host
 
-    def first_refusal(
+    def has_preferred(
         self, tx: Tx, shapes: Shapes, lane: Lane, need: Requirements, *, now: float, policy: Policy
-    ) -> Host | None:
-        """A host that is here, takes work, may take this, and has what it would like."""
-        for host in self._all(tx):
-            if (
-                not is_away(host, now, policy)
-                and takes_work(host, now)
-                and preferred(need, effective_of(host))
-                and shapes.fits(tx, lane.shape, host)
-                and shapes.admits(tx, lane.shape, lane.project, host)
-            ):
-                return host
-        return None
+    ) -> bool:
+        """Whether a host is here, takes work, may take this, and has what it would like."""
+        return any(
+            not is_away(host, now, policy)
+            and takes_work(host, now)
+            and preferred(need, effective_of(host))
+            and shapes.fits(tx, lane.shape, host)
+            and shapes.admits(tx, lane.shape, lane.project, host)
+            for host in self._all(tx)
+        )
 
     def gave_back(self, host_id: HostId, run_id: RunId, *, boot_id: str, why: str, now: float) -> None:
         with self._lock:

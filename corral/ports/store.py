@@ -14,6 +14,7 @@ from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, Blob, N
 from corral.domain.host import Host, Secret, Token
 from corral.domain.ids import ArtifactId, Digest, GroupId, HostId, LeaseId, RunId, TokenId
 from corral.domain.lease import Lease
+from corral.domain.quota import InUse
 from corral.domain.run import Attempt, Event, Group, Parent, Rank, Run, Submission
 from corral.ports.audit import Audit
 from corral.ports.manifests import Manifests
@@ -88,6 +89,10 @@ class Runs(Protocol):
 
     def lanes(self) -> list[Lane]:
         """Every lane that has a queued run; costs one index seek per lane, however long it is."""
+        ...
+
+    def heads(self) -> list[tuple[Lane, Ready]]:
+        """The same, each with its oldest run."""
         ...
 
     def ready(self, lane: Lane, *, after: Ready | None, limit: int) -> list[Ready]:
@@ -183,6 +188,12 @@ class Leases(Protocol):
         ...
 
     def live_of_run(self, run_id: RunId) -> list[Lease]: ...
+
+    def live_of_project(self, project: str) -> list[Lease]: ...
+
+    def in_use(self, *, now: float, since: float, project: str | None = None) -> list[InUse]:
+        """By project, what its live leases hold, and for how long since then; reads only an index."""
+        ...
 
     def expired(self, now: float, limit: int) -> list[LeaseId]: ...
 

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from corral import __version__
 from corral.core.transitions import TOPIC_HOST, TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
 from corral.domain.ids import HostId
-from corral.server import admin, artifacts, blobs, errors, leases, outcomes, runs, streams
+from corral.server import admin, artifacts, audit, blobs, errors, leases, outcomes, runs, streams
 from corral.server.gate import Gate
 from corral.server.loops import Loops
 from corral.server.openapi import ERRORS, declare_scopes
@@ -39,7 +39,9 @@ class Server:
         )
         api.state.services = self.services
         errors.install(api)
-        routers = [module.router for module in (runs, streams, leases, outcomes, blobs, artifacts, admin)]
+        routers = [
+            module.router for module in (runs, streams, leases, outcomes, blobs, artifacts, admin, audit)
+        ]
         for router in routers:
             api.include_router(router)
         declare_scopes(api, routers)

@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 from corral.core.lanes import Lanes
 from corral.core.outcome import Ender
 from corral.core.policy import Policy
+from corral.core.reservations import Reservations
 from corral.core.roster import Roster
 from corral.core.shapes import Shapes
 from corral.core.shares import Shares
@@ -47,6 +48,7 @@ class Services:
     lanes: Lanes = field(default_factory=Lanes)
     shapes: Shapes = field(default_factory=Shapes)
     shares: Shares = field(default_factory=Shares)
+    reservations: Reservations = field(default_factory=Reservations)
     roster: Roster = field(default_factory=Roster)
     hub: Hub = field(default_factory=Hub)
     counters: Counters = field(default_factory=Counters)

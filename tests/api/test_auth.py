@@ -21,6 +21,8 @@ IDS = {
     "project": "default",
     "name": "NAME",
     "key": "some/key",
+    "webhook": "NAME",
+    "delivery_id": "d-bcdfghjkmnpq",
 }
 SCOPES = ("user", "operator", "host")
 OPERATORS_ONLY = {
@@ -31,6 +33,7 @@ OPERATORS_ONLY = {
     ("POST", "/v1/tokens"),
     ("DELETE", "/v1/tokens/{token_id}"),
     ("POST", "/v1/fsck"),
+    ("GET", "/v1/audit"),
 }
 FOR_ALL = {
     ("GET", "/v1/blobs/{sha256}"),
@@ -58,7 +61,7 @@ def _allowed(method: str, path: str) -> set[str]:
     """As DESIGN.md section 5 has it, written out apart from the server's own tables."""
     if path == "/v1/health":
         return set()
-    if (method, path) in OPERATORS_ONLY:
+    if (method, path) in OPERATORS_ONLY or path.startswith("/v1/webhooks"):
         return {"operator"}
     if (method, path) in FOR_ALL:
         return set(SCOPES)

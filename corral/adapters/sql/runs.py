@@ -97,14 +97,17 @@ class SqlRuns:
             row = self._db.one("state_project_after", {"state": state, "after": row[0]})
 
     def lanes(self) -> list[Lane]:
-        lanes: list[Lane] = []
+        return [lane for lane, _ in self.heads()]
+
+    def heads(self) -> list[tuple[Lane, Ready]]:
+        heads: list[tuple[Lane, Ready]] = []
         row = self._db.one("lane_first", {})
         while row is not None:
-            lane = Lane(*row)
-            lanes.append(lane)
+            lane = Lane(*row[:3])
+            heads.append((lane, Ready(*row[3:])))
             found = sorted(self._db.all("lane_next", lane._asdict()), key=itemgetter(0))
             row = found[0][1:] if found else None
-        return lanes
+        return heads
 
     def ready(self, lane: Lane, *, after: Ready | None, limit: int) -> list[Ready]:
         params: dict[str, object] = {**lane._asdict(), "limit": limit}

@@ -156,6 +156,7 @@ CREATE TABLE leases (
 );
 CREATE INDEX leases_expiry ON leases (expires_at) WHERE state = 'live';
 CREATE INDEX leases_host ON leases (host_id) WHERE state = 'live';
+CREATE INDEX leases_project ON leases (project, gpus, granted_at) WHERE state = 'live';
 -- The promise itself: at most one live lease per rank.
 CREATE UNIQUE INDEX leases_one_live ON leases (run_id, rank) WHERE state = 'live';
 

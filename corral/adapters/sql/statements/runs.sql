@@ -55,25 +55,25 @@ ORDER BY project LIMIT 1;
 
 -- SQLite has no statistics to tell the queue's index from that of states, so it is told.
 -- name: lane_first
-SELECT shape, priority, project FROM runs /*sqlite INDEXED BY runs_claim */ WHERE state = 'queued'
-ORDER BY shape, priority DESC, project LIMIT 1;
+SELECT shape, priority, project, ready_at, id FROM runs /*sqlite INDEXED BY runs_claim */
+WHERE state = 'queued' ORDER BY shape, priority DESC, project, ready_at, id LIMIT 1;
 
 -- The lane after a given one: three seeks, of which the first that finds something counts.
 -- name: lane_next
 SELECT * FROM (
-    SELECT 1 AS turn, shape, priority, project FROM runs /*sqlite INDEXED BY runs_claim */
+    SELECT 1 AS turn, shape, priority, project, ready_at, id FROM runs /*sqlite INDEXED BY runs_claim */
     WHERE state = 'queued' AND shape = :shape AND priority = :priority AND project > :project
-    ORDER BY project LIMIT 1
+    ORDER BY project, ready_at, id LIMIT 1
 ) AS by_project
 UNION ALL SELECT * FROM (
-    SELECT 2 AS turn, shape, priority, project FROM runs /*sqlite INDEXED BY runs_claim */
+    SELECT 2 AS turn, shape, priority, project, ready_at, id FROM runs /*sqlite INDEXED BY runs_claim */
     WHERE state = 'queued' AND shape = :shape AND priority < :priority
-    ORDER BY priority DESC, project LIMIT 1
+    ORDER BY priority DESC, project, ready_at, id LIMIT 1
 ) AS by_priority
 UNION ALL SELECT * FROM (
-    SELECT 3 AS turn, shape, priority, project FROM runs /*sqlite INDEXED BY runs_claim */
+    SELECT 3 AS turn, shape, priority, project, ready_at, id FROM runs /*sqlite INDEXED BY runs_claim */
     WHERE state = 'queued' AND shape > :shape
-    ORDER BY shape, priority DESC, project LIMIT 1
+    ORDER BY shape, priority DESC, project, ready_at, id LIMIT 1
 ) AS by_shape;
 
 -- name: run_ready

@@ -22,6 +22,7 @@ CREATE INDEX runs_manifest ON runs (project, manifest, id) WHERE manifest IS NOT
 CREATE INDEX runs_waiting ON runs (group_id, hold_reason, ready_at, id) WHERE state = 'held';
 CREATE INDEX runs_schedule ON runs (schedule_id, created_at, id) WHERE schedule_id IS NOT NULL;
 CREATE INDEX runs_preemptible ON runs (priority, id) WHERE state = 'running' AND preemptible = 1;
+CREATE INDEX leases_project ON leases (project, gpus, granted_at) WHERE state = 'live';
 
 -- What a run waits for. `input` names the input that the parent's artifact becomes; `on_failure` says what
 -- becomes of the run if the parent does not succeed.
