@@ -11,11 +11,37 @@ from fastapi import FastAPI
 from corral import __version__
 from corral.core.transitions import TOPIC_HOST, TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
 from corral.domain.ids import HostId
-from corral.server import admin, artifacts, audit, blobs, errors, leases, outcomes, runs, streams
+from corral.server import (
+    admin,
+    artifacts,
+    audit,
+    blobs,
+    errors,
+    groups,
+    leases,
+    many,
+    outcomes,
+    runs,
+    streams,
+)
 from corral.server.gate import Gate
 from corral.server.loops import Loops
 from corral.server.openapi import ERRORS, declare_scopes
 from corral.server.services import Services
+
+# The first that fits a path is asked.
+_ROUTES = (
+    many,
+    runs,
+    groups,
+    streams,
+    leases,
+    outcomes,
+    blobs,
+    artifacts,
+    admin,
+    audit,
+)
 
 
 class Server:
@@ -39,9 +65,7 @@ class Server:
         )
         api.state.services = self.services
         errors.install(api)
-        routers = [
-            module.router for module in (runs, streams, leases, outcomes, blobs, artifacts, admin, audit)
-        ]
+        routers = [module.router for module in _ROUTES]
         for router in routers:
             api.include_router(router)
         declare_scopes(api, routers)
