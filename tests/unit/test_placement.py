@@ -120,14 +120,14 @@ def test_nobody_waits_for_a_gpu_that_cannot_come(yard: Yard, gone: str) -> None:
     if gone != "none":
         yard.host("gpu", machine(gpus=1, vram=8 if gone == "small" else 80))
     now = yard.clock.now()
-    changes = {
+    standings: dict[str, dict[str, object]] = {
         "away": {"last_seen_at": now - 1000},
         "draining": {"draining": True},
         "aside": {"set_aside_until": now + 50},
         "revoked": {"revoked_at": now},
-    }.get(gone)
-    if changes is not None:
-        yard.save("gpu", **changes)
+    }
+    if gone in standings:
+        yard.save("gpu", **standings[gone])
     if gone == "refused":
         yard.declare("gpu", Declared(projects=("art",)))
     need = Requirements(prefer="cuda", prefer_for_s=120.0, min_vram_bytes=16 * GIB)
