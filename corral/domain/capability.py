@@ -38,6 +38,10 @@ class Capability:
     labels: tuple[str, ...] = ()
     # Versions of ENGINE_PACKAGES; one that is not installed is None. None as a whole is unknown.
     engine: Mapping[str, str | None] | None = None
+    # The worker's version, with the commit where it is known.
+    corral: str | None = None
+    # What went wrong when the GPUs were asked for: why they are unknown, or which were left out.
+    gpu_note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,8 @@ def _gpu_shortfalls(need: Requirements, have: Capability) -> list[str]:
     if not need.wants_gpu:
         return []
     if have.gpus is None:
-        return [f"needs {need.gpus} GPU{'s' if need.gpus > 1 else ''}; which the host has is unknown"]
+        cause = f": {have.gpu_note}" if have.gpu_note else ""
+        return [f"needs {need.gpus} GPU{'s' if need.gpus > 1 else ''}; which the host has is unknown{cause}"]
     fit = len(fitting_gpus(need, have))
     if fit >= need.gpus:
         return []

@@ -191,6 +191,7 @@ def lease_json(grant: Grant, policy: Policy) -> str:
             "wall_left_s": grant.wall_left_s,
             "log_quota_bytes": policy.log_quota_bytes,
             "resume": resume,
+            "gpu_bytes": lease.gpu_bytes,
         }
     )
     return f'{text[:-1]},"gpus":{lease.gpus},"spec":{grant.spec}}}'
