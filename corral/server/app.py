@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from corral import __version__
+from corral.core.access import TOPIC_TOKEN
 from corral.core.transitions import TOPIC_HOST, TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
 from corral.domain.ids import HostId
 from corral.server import (
@@ -18,6 +19,7 @@ from corral.server import (
     blobs,
     errors,
     groups,
+    hosts,
     leases,
     many,
     outcomes,
@@ -39,6 +41,7 @@ _ROUTES = (
     outcomes,
     blobs,
     artifacts,
+    hosts,
     admin,
     audit,
 )
@@ -103,5 +106,5 @@ class Server:
         elif topic == TOPIC_HOST:
             self.services.roster.changed()
             self.services.waiters.changed(HostId(key))
-        elif topic == admin.TOPIC_TOKEN:
-            self.app.forget(key)
+        elif topic == TOPIC_TOKEN:
+            self.services.known.forget(key)
