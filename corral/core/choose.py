@@ -35,7 +35,7 @@ class Board:
     shapes: Shapes
     shares: Shares
     reservations: Reservations
-    roster: Roster
+    roster: Roster = field(default_factory=Roster)
 
 
 class Choice(NamedTuple):
@@ -60,7 +60,6 @@ class Chooser:
     taken: list[Candidate]
     free: Free = field(init=False)
     _passed: set[Lane] = field(default_factory=set)
-    _not_here: list[Candidate] = field(default_factory=list)
     _locked: set[str] = field(default_factory=set)
     _reservation: Reservation | None = None
     _behind: bool = False
@@ -73,7 +72,14 @@ class Chooser:
 
     def next(self) -> Choice | None:
         """The run that this host should take now, locked; None if there is none."""
-        while self.free.slots > 0 and len(self._not_here) < PASS_OVER:
+        aside: list[Candidate] = []
+        try:
+            return self._next(aside)
+        finally:
+            self.board.lanes.put_back(aside)
+
+    def _next(self, aside: list[Candidate]) -> Choice | None:
+        while self.free.slots > 0 and len(aside) < PASS_OVER:
             candidate = self._take()
             if candidate is None:
                 return None
@@ -88,34 +94,26 @@ class Chooser:
                 continue
             run, spec = found
             need = self.board.shapes.get(self.tx, run.shape)
-            if self._is_not_for_this_host(run, need):
-                self._not_here.append(candidate)
-            elif self._within_quota(run, need) and (not self._behind or self._ends_in_time(run)):
+            if not self._is_for_this_host(run, need):
+                pass
+            elif not self._within_quota(run, need):
+                self._passed.add(candidate.lane)
+            elif not self._behind or self._ends_in_time(run):
                 gpus = self.free.take(need)
                 return Choice(run, spec, gpus, bytes_held(need) if gpus else None)
-            else:
-                self._passed.add(candidate.lane)
-                self._put_back([candidate])
+            self.taken.remove(candidate)
+            aside.append(candidate)
         return None
 
     def granted(self, lease: Lease) -> None:
         self.held.append(Held(lease.id, lease.request_id, lease.gpus, lease.gpu_bytes))
         self.board.reservations.done(lease.run_id)
 
-    def end(self) -> None:
-        """What was passed over goes back into its lane, for other hosts."""
-        self._put_back(self._not_here)
-
-    def _put_back(self, candidates: list[Candidate]) -> None:
-        for candidate in candidates:
-            self.taken.remove(candidate)
-        self.board.lanes.put_back(candidates)
-
-    def _is_not_for_this_host(self, run: Run, need: Requirements) -> bool:
+    def _is_for_this_host(self, run: Run, need: Requirements) -> bool:
         """What only the run itself tells: its name, and that the host gave it back a moment ago."""
         if self.host.declared is not None and policy_refusals(need, self.host, run):
-            return True
-        return self.board.roster.had(self.host, run.id, self.now) is not None
+            return False
+        return self.board.roster.had(self.host, run.id, self.now) is None
 
     def _take(self) -> Candidate | None:
         self._behind = self._next_in_line = False

@@ -147,6 +147,14 @@ class Runs(Protocol):
         """How many runs are in each state that is not final."""
         ...
 
+    def preemptible(self, after: tuple[int, RunId] | None, limit: int) -> list[Run]:
+        """Running runs that may be asked to yield, by priority, the lowest first."""
+        ...
+
+    def unstarted(self, project: str, limit: int) -> int:
+        """How many runs of the project have not started, counted up to `limit`."""
+        ...
+
     def page_by_id(self, after: RunId | None, limit: int) -> list[Run]: ...
 
     def put_submission(self, submission: Submission) -> bool:

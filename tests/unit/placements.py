@@ -35,7 +35,7 @@ def machine(*, gpus: int = 0, vram: int = 80, labels: tuple[str, ...] = ()) -> C
     return Capability("box", "linux", "x86_64", cores=8, ram_bytes=64 * GIB, gpus=made, labels=labels)
 
 
-class Yard:
+class Ground:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.db = Database()
