@@ -55,6 +55,7 @@ class Workload:
     runs: int
     seed: int = 20261115
     load: float = LOAD
+    priorities: tuple[tuple[int, float], ...] = PRIORITIES
 
     def machines(self) -> list[Machine]:
         made: list[Machine] = []
@@ -84,7 +85,7 @@ class Workload:
             left -= count
             at += chance.expovariate(1.0) * span_s * count / self.runs
             project = _pick(chance, [(name, share) for name, share, _ in PROJECTS])
-            priority = _pick(chance, PRIORITIES)
+            priority = _pick(chance, self.priorities)
             need = _pick(chance, needs)
             # Half of the users say how long it may take at most; half of the long tail may be preempted.
             walled, preemptible = chance.random() < 0.5, priority == 0 and chance.random() < 0.5
