@@ -21,10 +21,12 @@ from corral.adapters.clock import SystemClock
 from corral.adapters.directory.blobs import DirectoryBlobs
 from corral.adapters.directory.segments import DirectorySegments
 from corral.adapters.filelock import FileLock
+from corral.adapters.sender import HttpSender
 from corral.adapters.sql.sqlite import SqliteStore
 from corral.core.access import Made, authenticate, make_host, make_token
 from corral.core.audit import note
 from corral.core.policy import Policy
+from corral.domain.addresses import parse_networks
 from corral.domain.errors import CorralError, Unauthenticated
 from corral.domain.host import Scope
 from corral.ports.store import Store, Tx
@@ -76,6 +78,7 @@ def build_services(settings: Settings, store: Store) -> Services:
         cipher=FileCipher(load_key(settings.home / "key")),
         clock=SystemClock(),
         policy=policy,
+        sender=HttpSender(parse_networks(settings.webhook_allow)),
         limits=Limits(settings.max_body_bytes, settings.max_blob_bytes),
     )
 

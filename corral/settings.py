@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from corral.domain.addresses import parse_networks
 from corral.domain.errors import FieldError, InvalidInput
 
 
@@ -36,9 +37,19 @@ class Settings(BaseModel):
     blob_grace_s: float = Field(3600, ge=0)
     user_pin_s: float = Field(86400, gt=0)
 
+    webhook_allow: str = Field(
+        "", description="Networks that webhooks may reach though they are not public, with commas between."
+    )
+
     worker_name: str | None = None
     worker_slots: int | None = Field(None, ge=1, le=10_000)
     worker_labels: str = ""
+
+    @field_validator("webhook_allow")
+    @classmethod
+    def _are_networks(cls, value: str) -> str:
+        parse_networks(value)
+        return value
 
     @property
     def server_file(self) -> Path:

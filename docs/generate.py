@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 import re
 import sys
@@ -20,12 +21,14 @@ from corral.adapters.sql.sqlite import SqliteStore
 from corral.bootstrap import build_services
 from corral.cli.main import app
 from corral.domain.errors import CorralError
+from corral.domain.webhook import TYPES
 from corral.recipes.schema import fields_of, nested
 from corral.recipes.train import Train, json_schema
 from corral.server.app import Server
 from corral.server.errors import STATUS
 from corral.settings import Settings
 from corral.wire.spec import RunFile
+from corral.wire.webhooks import Notice
 from typer.main import get_command
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -55,6 +58,7 @@ SETTINGS: Mapping[str, str] = {
     "upload_retention_s": "How long an unfinished upload can be taken up again.",
     "blob_grace_s": "How long a file that nothing names any more stays.",
     "user_pin_s": "How long a file that was uploaded stays before something names it.",
+    "webhook_allow": "Networks, as `10.0.0.0/8`, that webhooks may reach though they are not public.",
     "worker_name": "What this machine's worker is called; the host name when left out.",
     "worker_slots": "How many runs it takes at once; one per core or GPU when left out.",
     "worker_labels": "Its labels, with commas between.",
@@ -252,6 +256,12 @@ def calls() -> str:
     return _table("| call | meaning |", lines)
 
 
+def notices() -> str:
+    types = _table("| type | when |", [f"| `{kind}` | {when} |" for kind, when in TYPES.items()])
+    schema = json.dumps(Notice.model_json_schema(), indent=2)
+    return f"{types}```json\n{schema}\n```\n\n"
+
+
 def _table(head: str, lines: list[str]) -> str:
     rule = re.sub(r" [a-zA-Z]* ", "---", head)
     return "\n".join(["", head, rule, *lines, "", ""])
@@ -270,6 +280,7 @@ PAGES = {
     "cli.md": commands,
     "errors.md": errors,
     "http-api.md": calls,
+    "webhooks.md": notices,
 }
 
 

@@ -1,4 +1,4 @@
-"""Completes run ids in the shell: one short call, and silence when there is no server."""
+"""Completes ids and names in the shell: one short call, and silence when there is no server."""
 
 from __future__ import annotations
 
@@ -18,3 +18,12 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
         return []
     found = [(run.id, f"{run.name} {run.state}") for run in page.items]
     return [item for item in [*found, ("latest", "the newest run")] if item[0].startswith(incomplete)]
+
+
+def webhooks(incomplete: str) -> list[tuple[str, str]]:
+    try:
+        with connect() as corral:
+            found = corral.webhooks.all()
+    except CorralError:
+        return []
+    return [(hook.name, hook.url) for hook in found if hook.name.startswith(incomplete)]

@@ -13,6 +13,7 @@ from corral.client.http import Backoff, Transport
 from corral.client.leases import Leases
 from corral.client.runs import Runs
 from corral.client.stream import lines
+from corral.client.webhooks import Webhooks
 from corral.wire.admin import FsckLine, Health
 from corral.wire.runs import EventPage
 
@@ -33,6 +34,7 @@ class Corral:
         self.tokens = Tokens(self.transport)
         self.secrets = ProjectSecrets(self.transport)
         self.audit = Audit(self.transport)
+        self.webhooks = Webhooks(self.transport)
         self.leases = Leases(self.transport)
 
     @property

@@ -327,6 +327,10 @@ class Records(Protocol):
         """
         ...
 
+    def feed_end(self) -> str:
+        """A cursor from which `feed` gives what commits from now on."""
+        ...
+
     def segment(self, segment: Segment) -> None:
         """Insert or replace."""
         ...

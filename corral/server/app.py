@@ -10,9 +10,10 @@ from fastapi import FastAPI
 
 from corral import __version__
 from corral.core.transitions import TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
-from corral.server import admin, artifacts, audit, blobs, errors, leases, outcomes, runs, streams
+from corral.server import admin, artifacts, audit, blobs, errors, leases, outcomes, runs, streams, webhooks
 from corral.server.gate import Gate
 from corral.server.loops import Loops
+from corral.server.notifier import Notifier
 from corral.server.openapi import ERRORS, declare_scopes
 from corral.server.services import Services
 
@@ -22,7 +23,8 @@ class Server:
 
     def __init__(self, services: Services) -> None:
         self.services = services
-        self.loops = Loops(services)
+        self.notifier = Notifier(services)
+        self.loops = Loops(services, self.notifier)
         self.api = self._build()
         self.app = Gate(self.api, services=services)
 
@@ -37,9 +39,11 @@ class Server:
             responses=ERRORS,
         )
         api.state.services = self.services
+        api.state.notifier = self.notifier
         errors.install(api)
         routers = [
-            module.router for module in (runs, streams, leases, outcomes, blobs, artifacts, admin, audit)
+            module.router
+            for module in (runs, streams, leases, outcomes, blobs, artifacts, admin, audit, webhooks)
         ]
         for router in routers:
             api.include_router(router)
@@ -57,6 +61,7 @@ class Server:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self.notifier.close()
             await self.services.store.close()
             self.services.io.shutdown(wait=True)
 

@@ -19,6 +19,7 @@ from corral.core.shares import Shares
 from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.cipher import Cipher
 from corral.ports.clock import Clock
+from corral.ports.sender import Sender
 from corral.ports.store import Store
 from corral.server.counters import Counters
 from corral.server.hub import Hub
@@ -42,6 +43,7 @@ class Services:
     cipher: Cipher
     clock: Clock
     policy: Policy
+    sender: Sender
     limits: Limits = field(default_factory=Limits)
     lanes: Lanes = field(default_factory=Lanes)
     shapes: Shapes = field(default_factory=Shapes)

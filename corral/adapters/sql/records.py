@@ -34,6 +34,10 @@ class SqlRecords:
         *_, last_xid, last_seq = rows[-1]
         return [EVENT.read(row[:-2]) for row in rows], f"{last_xid}.{last_seq}"
 
+    def feed_end(self) -> str:
+        ((xid, seq),) = self._db.all("event_feed_end", {})
+        return f"{xid}.{seq}"
+
     def segment(self, segment: Segment) -> None:
         self._db.put("segment_put", SEGMENT, segment)
         self._db.tell("segment_mark_run", {"run_id": segment.run_id, "logged": 1})
