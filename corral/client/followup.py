@@ -51,6 +51,7 @@ def about(run: RunDetail, ask: EvalAsk | SampleAsk) -> RunSpec:
             "inputs": {**inputs, "adapter": run.artifact_id},
             "labels": {**spec.labels, _OF: run.id},
             "wall_limit": None,
+            "after": [],
         }
     )
 

@@ -17,17 +17,20 @@ from corral.client.ignore import Ignore
 from corral.client.lock import resolve
 from corral.client.placing import Subject, settled
 from corral.client.runfile import Variant, expand, is_group
+from corral.client.runs import LATEST
 from corral.client.training import Gathering, Material, check_same_model
 from corral.client.tree import FileEntry, Tree, scan
 from corral.client.upload import upload
 from corral.client.walk import Found, Identity
 from corral.domain.errors import Conflict, FieldError, InvalidInput
 from corral.domain.paths import printable
+from corral.domain.states import FINAL
 from corral.recipes.train import to_table
 from corral.wire.admin import HostView
 from corral.wire.base import explain
+from corral.wire.runs import RunDetail
 from corral.wire.spec import BuiltEnvironment, RunFile, RunSpec
-from corral.wire.tables import EnvironmentFile, InputFrom, Keep
+from corral.wire.tables import After, EnvironmentFile, Keep
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Prepared:
     specs: list[RunSpec]
     group: str | None
     notes: tuple[str, ...] = ()
+    max_running: int | None = None
     subjects: tuple[Subject, ...] = ()
     # Of a plan: what of this machine would be uploaded.
     to_ship: tuple[Source, ...] = ()
@@ -80,6 +84,7 @@ class _Resolved:
     inputs: Mapping[str, str] = field(default_factory=dict)
     code: str | None = None
     code_digest: str | None = None
+    after: Sequence[After] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,8 @@ class Workshop:
         run_file = _with_material(run_file, material)
         local = self._scan(run_file)
         resolved = _Resolved(self._environment(run_file.environment), material, self._hosts(run_file))
-        inputs = self._named_inputs(run_file)
+        inputs, after = self._named_inputs(run_file)
+        resolved = replace(resolved, after=after)
         self._specs(run_file, resolved)
         for name, source in local.inputs.items():
             inputs[name] = self._commit(run_file.project, "input", source)[0]
@@ -109,11 +115,13 @@ class Workshop:
         material = self._gathering(run_file).look() if run_file.train is not None else None
         run_file = _with_material(run_file, material)
         local = self._scan(run_file)
+        inputs, after = self._named_inputs(run_file)
         resolved = _Resolved(
             self._environment(run_file.environment),
             material,
             self._hosts(run_file),
-            inputs=self._named_inputs(run_file),
+            inputs=inputs,
+            after=after,
             code_digest=local.code.tree.digest if local.code else None,
         )
         shipped = [*([local.code] if local.code else []), *local.inputs.values()]
@@ -139,8 +147,8 @@ class Workshop:
         group = run_file.name if is_group(run_file) else None
         specs = self._specs(run_file, resolved)
         if material is None:
-            return Prepared(specs, group)
-        return Prepared(specs, group, material.notes, material.subjects(run_file))
+            return Prepared(specs, group, max_running=run_file.max_running)
+        return Prepared(specs, group, material.notes, run_file.max_running, material.subjects(run_file))
 
     def _scan(self, run_file: RunFile) -> _Local:
         code = None
@@ -179,30 +187,48 @@ class Workshop:
         tree = Tree.of([FileEntry(path.name, status.st_size, mode, digest)])
         return Source(f"input {name}", path.parent, tree)
 
-    def _named_inputs(self, run_file: RunFile) -> dict[str, str]:
-        named = {name: given for name, given in run_file.inputs.items() if isinstance(given, InputFrom)}
-        return {
-            name: given.artifact or self._result_of(run_file, name, given.run)
-            for name, given in named.items()
-            if given.path is None
-        }
+    def _named_inputs(self, run_file: RunFile) -> tuple[dict[str, str], list[After]]:
+        """Inputs by their artifact, and what the run waits for: the result of a run may be yet to come."""
+        parents = {(parent := self._parent(one)).run: parent for one in run_file.after}
+        inputs: dict[str, str] = {}
+        for name, given in run_file.inputs.items():
+            if isinstance(given, str) or given.path is not None:
+                continue
+            if given.artifact is not None:
+                inputs[name] = given.artifact
+                continue
+            found = self._result_of(run_file, name, given.run)
+            if found.artifact_id is not None:
+                inputs[name] = found.artifact_id
+                continue
+            before = parents.get(found.id) or After(run=found.id)
+            if before.input not in (None, name):
+                raise _wrong(f"inputs.{name}", f"run {found.id} is the input {before.input} already")
+            # Checked again: what it may not be beside an input.
+            parents[found.id] = After(run=found.id, input=name, on_failure=before.on_failure)
+        return inputs, list(parents.values())
 
-    def _result_of(self, run_file: RunFile, name: str, run: str | None) -> str:
+    def _parent(self, given: After) -> After:
+        """By its whole id; what does not look like one is a name, which the server looks for."""
+        is_run = given.run == LATEST or given.run.startswith("r-")
+        return given.model_copy(update={"run": self.corral.runs.resolve(given.run)}) if is_run else given
+
+    def _result_of(self, run_file: RunFile, name: str, run: str | None) -> RunDetail:
         assert run is not None, "the wire model takes exactly one of path, artifact and run"
         is_adapter = run_file.train is not None and name == "adapter"
         place = "train.adapter" if is_adapter else f"inputs.{name}"
         found = self.corral.runs.get(run)
-        if found.artifact_id is None:
+        if found.artifact_id is None and found.state in FINAL:
             raise Conflict(
                 f"{place}: run {found.id} is {found.state} and has no result",
-                hint=f"Wait until it has succeeded (`corral logs -f {found.id}`), then submit again.",
+                hint=f"Queue it again with `corral requeue {found.id}`, and name the new run.",
             )
         if is_adapter and found.spec.model is None:
             raise _wrong(place, f"run {found.id} trained nothing")
         # A model that was shipped is named by a path, which says nothing here.
         if is_adapter and "model" not in found.spec.inputs and "model" not in run_file.inputs:
             check_same_model(place, made_for=found.spec.model or "", model=run_file.model or "")
-        return found.artifact_id
+        return found
 
     def _environment(self, wanted: EnvironmentFile) -> BuiltEnvironment | None:
         if wanted.host:
@@ -242,13 +268,18 @@ class Workshop:
 
     def _specs(self, run_file: RunFile, resolved: _Resolved) -> list[RunSpec]:
         shared = run_file.model_dump(
-            exclude={"code", "environment", "inputs", "seeds", "sweep", "params", "train"}, exclude_unset=True
+            exclude={
+                *("code", "environment", "inputs", "seeds", "sweep", "params", "train"),
+                *("after", "max_running"),
+            },
+            exclude_unset=True,
         )
         shared |= {
             "environment": resolved.environment,
             "inputs": dict(resolved.inputs),
             "code": resolved.code,
             "code_digest": resolved.code_digest,
+            "after": list(resolved.after),
         }
         trained: dict[str, dict[str, Any]] = {}
         specs = []

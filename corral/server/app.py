@@ -10,12 +10,42 @@ from fastapi import FastAPI
 
 from corral import __version__
 from corral.core.transitions import TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
+<<<<<<< HEAD
 from corral.server import admin, artifacts, audit, blobs, errors, leases, outcomes, runs, streams, webhooks
+=======
+from corral.server import (
+    admin,
+    artifacts,
+    audit,
+    blobs,
+    errors,
+    groups,
+    leases,
+    many,
+    outcomes,
+    runs,
+    streams,
+)
+>>>>>>> main
 from corral.server.gate import Gate
 from corral.server.loops import Loops
 from corral.server.notifier import Notifier
 from corral.server.openapi import ERRORS, declare_scopes
 from corral.server.services import Services
+
+# The first that fits a path is asked.
+_ROUTES = (
+    many,
+    runs,
+    groups,
+    streams,
+    leases,
+    outcomes,
+    blobs,
+    artifacts,
+    admin,
+    audit,
+)
 
 
 class Server:
@@ -41,10 +71,14 @@ class Server:
         api.state.services = self.services
         api.state.notifier = self.notifier
         errors.install(api)
+<<<<<<< HEAD
         routers = [
             module.router
             for module in (runs, streams, leases, outcomes, blobs, artifacts, admin, audit, webhooks)
         ]
+=======
+        routers = [module.router for module in _ROUTES]
+>>>>>>> main
         for router in routers:
             api.include_router(router)
         declare_scopes(api, routers)

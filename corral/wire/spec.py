@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from corral.domain.capability import Requirements
 from corral.domain.ids import is_name
 from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name
-from corral.wire.tables import EnvironmentFile, Input, Keep, Resources, RetryBudgets
+from corral.wire.tables import EnvironmentFile, Input, Keep, Parents, Resources, RetryBudgets
 from corral.wire.train import (
     INPUTS,
     EvalAsk,
@@ -95,6 +95,13 @@ class _Common(Exact):
         default={},
         max_length=64,
         description="Your own words for it; `corral ls --label KEY=VALUE` finds them.",
+    )
+
+    after: Parents = Field(
+        default=[],
+        description=(
+            "Runs that must succeed first: their ids, or tables with `run`, `input` and `on_failure`."
+        ),
     )
 
     @model_validator(mode="before")
@@ -200,6 +207,13 @@ class RunFile(_Common):
         ),
     )
 
+    max_running: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description="How many runs of the group may be queued or running at once; the others are held.",
+    )
+
     @field_validator("train")
     @classmethod
     def _train_is_valid(cls, value: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
@@ -240,6 +254,14 @@ class RunFile(_Common):
             raise ValueError("names a seed twice")
         if any(not -(2**63) <= seed < 2**63 for seed in value):
             raise ValueError("has a seed that does not fit 64 bits")
+        return value
+
+    @field_validator("max_running")
+    @classmethod
+    def _of_a_group(cls, value: int | None, info: ValidationInfo) -> int | None:
+        several = info.data.get("seeds", True) or info.data.get("sweep", True)
+        if value is not None and not several:
+            raise ValueError("is for a group of runs: it needs `seeds` or a `[sweep]` beside it")
         return value
 
     @field_validator("sweep")

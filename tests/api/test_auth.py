@@ -12,6 +12,8 @@ from api.live import Json, Lease, Live, Worker, error_of, fresh, named, new_work
 
 # Well formed, so that the scope decides and not the shape of an id.
 IDS = {
+    "group": "g-bcdfghjkmnpq",
+    "schedule": "s-bcdfghjkmnpq",
     "run": "r-bcdfghjkmnpq",
     "lease_id": "l-bcdfghjkmnpq",
     "artifact_id": "a-bcdfghjkmnpq",
