@@ -10,9 +10,6 @@ from fastapi import FastAPI
 
 from corral import __version__
 from corral.core.transitions import TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
-<<<<<<< HEAD
-from corral.server import admin, artifacts, audit, blobs, errors, leases, outcomes, runs, streams, webhooks
-=======
 from corral.server import (
     admin,
     artifacts,
@@ -25,8 +22,8 @@ from corral.server import (
     outcomes,
     runs,
     streams,
+    webhooks,
 )
->>>>>>> main
 from corral.server.gate import Gate
 from corral.server.loops import Loops
 from corral.server.notifier import Notifier
@@ -45,6 +42,7 @@ _ROUTES = (
     artifacts,
     admin,
     audit,
+    webhooks,
 )
 
 
@@ -71,14 +69,7 @@ class Server:
         api.state.services = self.services
         api.state.notifier = self.notifier
         errors.install(api)
-<<<<<<< HEAD
-        routers = [
-            module.router
-            for module in (runs, streams, leases, outcomes, blobs, artifacts, admin, audit, webhooks)
-        ]
-=======
         routers = [module.router for module in _ROUTES]
->>>>>>> main
         for router in routers:
             api.include_router(router)
         declare_scopes(api, routers)

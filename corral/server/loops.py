@@ -9,12 +9,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from corral.core.collect import Collector
 from corral.core.shares import add_usage
 from corral.core.sweep import Sweeper
-<<<<<<< HEAD
-from corral.ports.store import Lane, Tx
-from corral.server.notifier import Notifier
-=======
 from corral.ports.store import Lane, Ready, Tx
->>>>>>> main
+from corral.server.notifier import Notifier
 from corral.server.services import Services
 
 log = logging.getLogger("corral.server.loops")
