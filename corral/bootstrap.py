@@ -79,7 +79,13 @@ def build_services(settings: Settings, store: Store) -> Services:
         clock=SystemClock(),
         policy=policy,
         sender=HttpSender(parse_networks(settings.webhook_allow)),
-        limits=Limits(settings.max_body_bytes, settings.max_blob_bytes),
+        limits=Limits(
+            settings.max_body_bytes,
+            settings.max_blob_bytes,
+            rate=settings.rate,
+            rate_burst=settings.rate_burst,
+            wrong_token_rate=settings.wrong_token_rate,
+        ),
     )
 
 

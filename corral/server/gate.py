@@ -14,16 +14,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corral import __version__
 from corral.core.access import authenticate
-from corral.domain.errors import CorralError, InvalidInput, TooLarge, Unauthenticated
+from corral.domain.errors import CorralError, InvalidInput, RateLimited, TooLarge, Unauthenticated
+from corral.domain.host import Scope as TokenScope
 from corral.domain.host import Token, parse_token
 from corral.domain.ids import TokenId
 from corral.server import express
 from corral.server.errors import render
+from corral.server.rates import Rates, is_vital, origin_key
 from corral.server.services import Services
 
 OPEN = frozenset({"/v1/health", "/v1/openapi.json"})
 VERSION_HEADER = (b"corral-version", __version__.encode())
 _CACHE_S = 10.0
+_MOST_TOKENS = 10_000
 
 
 class Gate:
@@ -32,6 +35,9 @@ class Gate:
         self._services = services
         self._tokens: dict[TokenId, tuple[Token, float]] = {}
         self._forgotten = 0
+        limits = services.limits
+        self._rates = Rates(limits.rate, limits.rate_burst)
+        self._wrong = Rates(limits.wrong_token_rate, max(1, round(60 * limits.wrong_token_rate)))
 
     def forget(self, token_id: str) -> None:
         """A token was made, changed or revoked."""
@@ -53,7 +59,9 @@ class Gate:
             await send(message)
 
         try:
-            scope.setdefault("state", {})["token"] = await self._authenticate(scope)
+            token = await self._authenticate(scope)
+            scope.setdefault("state", {})["token"] = token
+            self._count_call(token, scope["path"])
             _refuse_nul(scope)
             limited = _limit(scope, receive, self._services.limits.max_body_bytes)
         except CorralError as error:
@@ -76,9 +84,22 @@ class Gate:
     ) -> express.Reply:
         """A short call that the protocol read by itself, from a caller that is known."""
         began = time.perf_counter()
-        reply = await express.answer(call, self._services, token, body, gone)
+        try:
+            self._count_call(token, call.path)
+        except RateLimited as error:
+            reply = express.of_response(render(error))
+        else:
+            reply = await express.answer(call, self._services, token, body, gone)
         self._services.counters.request("POST", reply.status, time.perf_counter() - began)
         return reply
+
+    def _count_call(self, token: Token | None, path: str) -> None:
+        """RateLimited if it is one too many."""
+        if token is None or (token.scope is TokenScope.HOST and is_vital(path)):
+            return
+        wait_s = self._rates.take(token.id, self._services.clock.monotonic())
+        if wait_s:
+            raise _too_many(f"token {token.name} makes too many calls", wait_s)
 
     def known(self, authorization: bytes) -> Token | None:
         """The token, if it was found good a moment ago."""
@@ -103,13 +124,41 @@ class Gate:
         text = _bearer(header)
         if not text:
             raise Unauthenticated("the request has no token")
+        self._check_origin(scope, text)
         now = self._services.clock.now()
         forgotten = self._forgotten
-        token = await self._services.store.read(lambda tx: authenticate(tx, text, now=now))
+        try:
+            token = await self._services.store.read(lambda tx: authenticate(tx, text, now=now))
+        except Unauthenticated:
+            self._wrong.take(_origin(scope), self._services.clock.monotonic())
+            raise
         # One that was revoked while it was read here must not be remembered as good.
         if forgotten == self._forgotten:
+            if len(self._tokens) >= _MOST_TOKENS:
+                self._tokens.clear()
             self._tokens[token.id] = (token, now)
         return token
+
+    def _check_origin(self, scope: Scope, text: str) -> None:
+        """Who shows wrong tokens waits before the next is looked up. One that was right a while ago is always
+        looked up: a neighbour behind the same address must not lock a host out."""
+        wait_s = self._wrong.wait_s(_origin(scope), self._services.clock.monotonic())
+        if not wait_s:
+            return
+        parsed = parse_token(text)
+        known = self._tokens.get(parsed[0]) if parsed else None
+        if parsed is None or known is None or not known[0].matches(parsed[1]):
+            raise _too_many("too many wrong tokens came from this address", wait_s)
+
+
+def _origin(scope: Scope) -> str:
+    return origin_key(scope["client"][0]) if scope.get("client") else ""
+
+
+def _too_many(message: str, wait_s: float) -> RateLimited:
+    error = RateLimited(f"{message}; the next is answered in {wait_s:.1f} s")
+    error.retry_after_s = wait_s
+    return error
 
 
 def _bearer(authorization: bytes) -> str:

@@ -34,6 +34,11 @@ T = TypeVar("T")
 class Limits:
     max_body_bytes: int = 32 << 20
     max_blob_bytes: int = 1 << 40
+    # Calls per second and token, and how many at once after a rest; 0 is without limit.
+    rate: float = 0.0
+    rate_burst: int = 1
+    # Wrong tokens per second and address.
+    wrong_token_rate: float = 0.0
 
 
 @dataclass

@@ -70,6 +70,10 @@ class SqlRecords:
         params = {"run_id": run_id, "prefix": prefix, "beyond": beyond, "after": after, "limit": limit}
         return [str(row[0]) for row in self._db.all("object_keys", params)]
 
+    def object_count(self, run_id: RunId) -> int:
+        (row,) = self._db.all("object_count", {"run_id": run_id})
+        return int(row[0])
+
     def usage(self) -> list[tuple[str, float, float]]:
         return [(row[0], row[1], row[2]) for row in self._db.all("usage_all", {})]
 

@@ -54,6 +54,9 @@ SELECT <object> FROM objects WHERE run_id = :run_id AND key = :key;
 SELECT key FROM objects
 WHERE run_id = :run_id AND key > :after AND key >= :prefix AND key < :beyond ORDER BY key LIMIT :limit;
 
+-- name: object_count
+SELECT COUNT(*) FROM objects WHERE run_id = :run_id;
+
 -- name: usage_all
 SELECT project, used_s, at FROM usage ORDER BY project;
 
