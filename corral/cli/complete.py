@@ -27,3 +27,13 @@ def webhooks(incomplete: str) -> list[tuple[str, str]]:
     except CorralError:
         return []
     return [(hook.name, hook.url) for hook in found if hook.name.startswith(incomplete)]
+
+
+def hosts(incomplete: str) -> list[tuple[str, str]]:
+    """Names with what they are."""
+    try:
+        with connect() as corral:
+            page = corral.hosts.page()
+    except CorralError:
+        return []
+    return [(host.name, host.id) for host in page.items if host.name.startswith(incomplete)]

@@ -17,32 +17,22 @@ from corral.core.access import authenticate
 from corral.domain.errors import CorralError, InvalidInput, RateLimited, TooLarge, Unauthenticated
 from corral.domain.host import Scope as TokenScope
 from corral.domain.host import Token, parse_token
-from corral.domain.ids import TokenId
 from corral.server import express
 from corral.server.errors import render
 from corral.server.rates import Rates, is_vital, origin_key
 from corral.server.services import Services
 
-OPEN = frozenset({"/v1/health", "/v1/openapi.json"})
+OPEN = frozenset({"/v1/health", "/v1/ca", "/v1/openapi.json"})
 VERSION_HEADER = (b"corral-version", __version__.encode())
-_CACHE_S = 10.0
-_MOST_TOKENS = 10_000
 
 
 class Gate:
     def __init__(self, app: ASGIApp, *, services: Services) -> None:
         self._app = app
         self._services = services
-        self._tokens: dict[TokenId, tuple[Token, float]] = {}
-        self._forgotten = 0
         limits = services.limits
         self._rates = Rates(limits.rate, limits.rate_burst)
         self._wrong = Rates(limits.wrong_token_rate, max(1, round(60 * limits.wrong_token_rate)))
-
-    def forget(self, token_id: str) -> None:
-        """A token was made, changed or revoked."""
-        self._forgotten += 1
-        self._tokens.pop(TokenId(token_id), None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,9 +49,11 @@ class Gate:
             await send(message)
 
         try:
-            token = await self._authenticate(scope)
-            scope.setdefault("state", {})["token"] = token
-            self._count_call(token, scope["path"])
+            state = scope.setdefault("state", {})
+            state["token"] = token = await self._authenticate(scope)
+            if token is not None:
+                self._services.trust.check(token, state.get("peer"))
+                self._count_call(token, scope["path"])
             _refuse_nul(scope)
             limited = _limit(scope, receive, self._services.limits.max_body_bytes)
         except CorralError as error:
@@ -93,9 +85,9 @@ class Gate:
         self._services.counters.request("POST", reply.status, time.perf_counter() - began)
         return reply
 
-    def _count_call(self, token: Token | None, path: str) -> None:
+    def _count_call(self, token: Token, path: str) -> None:
         """RateLimited if it is one too many."""
-        if token is None or (token.scope is TokenScope.HOST and is_vital(path)):
+        if token.scope is TokenScope.HOST and is_vital(path):
             return
         wait_s = self._rates.take(token.id, self._services.clock.monotonic())
         if wait_s:
@@ -104,16 +96,15 @@ class Gate:
     def known(self, authorization: bytes) -> Token | None:
         """The token, if it was found good a moment ago."""
         parsed = parse_token(_bearer(authorization))
-        known = self._tokens.get(parsed[0]) if parsed else None
-        if parsed is None or known is None or not self.is_good(known[0]):
-            return None
-        return known[0] if known[0].matches(parsed[1]) else None
+        known = self._services.known.get(parsed[0]) if parsed else None
+        return known if parsed is not None and known is not None and known.matches(parsed[1]) else None
+
+    def is_bound(self, token: Token, peer: str | None) -> bool:
+        """Whether this token may be used over a connection of this peer."""
+        return self._services.trust.binds(token, peer)
 
     def is_good(self, token: Token) -> bool:
-        """Whether it is one that was read a moment ago, and has neither changed nor ended since."""
-        known = self._tokens.get(token.id)
-        now = self._services.clock.now()
-        return known is not None and known[0] is token and abs(now - known[1]) < _CACHE_S and token.holds(now)
+        return self._services.known.is_good(token)
 
     async def _authenticate(self, scope: Scope) -> Token | None:
         if scope["path"] in OPEN:
@@ -126,17 +117,13 @@ class Gate:
             raise Unauthenticated("the request has no token")
         self._check_origin(scope, text)
         now = self._services.clock.now()
-        forgotten = self._forgotten
+        mark = self._services.known.mark
         try:
             token = await self._services.store.read(lambda tx: authenticate(tx, text, now=now))
         except Unauthenticated:
             self._wrong.take(_origin(scope), self._services.clock.monotonic())
             raise
-        # One that was revoked while it was read here must not be remembered as good.
-        if forgotten == self._forgotten:
-            if len(self._tokens) >= _MOST_TOKENS:
-                self._tokens.clear()
-            self._tokens[token.id] = (token, now)
+        self._services.known.remember(token, mark, now)
         return token
 
     def _check_origin(self, scope: Scope, text: str) -> None:
@@ -146,8 +133,7 @@ class Gate:
         if not wait_s:
             return
         parsed = parse_token(text)
-        known = self._tokens.get(parsed[0]) if parsed else None
-        if parsed is None or known is None or not known[0].matches(parsed[1]):
+        if parsed is None or not self._services.known.was_right(*parsed):
             raise _too_many("too many wrong tokens came from this address", wait_s)
 
 

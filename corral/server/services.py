@@ -24,6 +24,8 @@ from corral.ports.sender import Sender
 from corral.ports.store import Store
 from corral.server.counters import Counters
 from corral.server.hub import Hub
+from corral.server.known import KnownTokens
+from corral.server.trust import Trust
 from corral.server.turns import Turns
 from corral.server.waiting import Waiters
 
@@ -51,6 +53,7 @@ class Services:
     policy: Policy
     sender: Sender
     limits: Limits = field(default_factory=Limits)
+    trust: Trust = field(default_factory=Trust)
     lanes: Lanes = field(default_factory=Lanes)
     shapes: Shapes = field(default_factory=Shapes)
     shares: Shares = field(default_factory=Shares)
@@ -63,6 +66,7 @@ class Services:
 
     def __post_init__(self) -> None:
         self.waiters = Waiters(self.shapes)
+        self.known = KnownTokens(lambda: self.clock.now())
         self.ender = Ender(self.policy, self.shares)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
