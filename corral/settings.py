@@ -55,6 +55,9 @@ class Settings(BaseModel):
     webhook_allow: str = Field(
         "", description="Networks that webhooks may reach though they are not public, with commas between."
     )
+    ageing_s: float | None = Field(None, gt=0, description="Seconds of waiting for one point of priority.")
+    reserve_after_s: float = Field(60, ge=0)
+    preemption: Literal["on", "off"] = "on"
 
     worker_name: str | None = None
     worker_slots: int | None = Field(None, ge=1, le=10_000)

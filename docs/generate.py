@@ -37,7 +37,7 @@ _MADE = re.compile(r"(?<=<!-- made -->\n).*(?=<!-- end -->)", re.DOTALL)
 # Written as numbers or as text with a unit, which the schema cannot tell.
 UNITS: Mapping[str, str] = {
     **dict.fromkeys(("resources.min_vram", "resources.min_ram", "resources.min_disk"), "size"),
-    **dict.fromkeys(("wall_limit", "stall_limit", "grace"), "duration"),
+    **dict.fromkeys(("wall_limit", "stall_limit", "grace", "resources.prefer_for"), "duration"),
 }
 
 SETTINGS: Mapping[str, str] = {
@@ -72,6 +72,9 @@ SETTINGS: Mapping[str, str] = {
     "blob_grace_s": "How long a file that nothing names any more stays.",
     "user_pin_s": "How long a file that was uploaded stays before something names it.",
     "webhook_allow": "Networks, as `10.0.0.0/8`, that webhooks may reach though they are not public.",
+    "ageing_s": "A waiting run gains one point of priority per so many seconds; never when left out.",
+    "reserve_after_s": "After so long next in line without fitting, a run has a host kept for it.",
+    "preemption": "`off`: no run is asked to make room for one of higher priority.",
     "worker_name": "What this machine's worker is called; the host name when left out.",
     "worker_slots": "How many runs it takes at once; one per core or GPU when left out.",
     "worker_labels": "Its labels, with commas between.",

@@ -12,6 +12,7 @@ from corral.client.audit import Audit
 from corral.client.blobs import BlobSink, BlobSource
 from corral.client.http import Backoff, Transport
 from corral.client.leases import Leases
+from corral.client.quotas import Quotas
 from corral.client.runs import Runs
 from corral.client.stream import lines
 from corral.client.webhooks import Webhooks
@@ -44,6 +45,7 @@ class Corral:
         self.secrets = ProjectSecrets(self.transport)
         self.audit = Audit(self.transport)
         self.webhooks = Webhooks(self.transport)
+        self.quotas = Quotas(self.transport)
         self.leases = Leases(self.transport)
 
     @property

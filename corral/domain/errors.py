@@ -150,6 +150,13 @@ class ProjectFull(StoreUnavailable):
     code = "project_full"
 
 
+class QuotaExceeded(CorralError):
+    """The project would have more than its quota allows."""
+
+    code = "quota_exceeded"
+    hint = "Wait until it has less, or let an operator raise it with `corral quotas set PROJECT`."
+
+
 class AddressRefused(CorralError):
     """A webhook's address is one that the server does not send to."""
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
 from corral import __version__
 from corral.core.access import TOPIC_TOKEN
-from corral.core.transitions import TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
+from corral.core.transitions import (
+    TOPIC_HOST,
+    TOPIC_LOG,
+    TOPIC_QUOTA,
+    TOPIC_READY,
+    TOPIC_RUN,
+    TOPIC_STOP,
+    parse_ready_key,
+)
+from corral.domain.ids import HostId
 from corral.server import (
     admin,
     artifacts,
@@ -22,6 +31,7 @@ from corral.server import (
     leases,
     many,
     outcomes,
+    quotas,
     runs,
     streams,
     webhooks,
@@ -46,6 +56,7 @@ _ROUTES = (
     admin,
     audit,
     webhooks,
+    quotas,
 )
 
 
@@ -56,6 +67,7 @@ class Server:
         self.services = services
         self.notifier = Notifier(services)
         self.loops = Loops(services, self.notifier)
+        self._tasks: set[asyncio.Task[None]] = set()
         self.api = self._build()
         self.app = Gate(self.api, services=services)
 
@@ -93,6 +105,12 @@ class Server:
             await self.services.store.close()
             self.services.io.shutdown(wait=True)
 
+    def _soon(self, work: Coroutine[None, None, None]) -> None:
+        """Held on to until it is done, or it could be collected half-way."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def close_waits(self) -> None:
         """Answer every long poll and end every stream, so that the server can end at once."""
         self.services.hub.close()
@@ -104,9 +122,14 @@ class Server:
             lane, ready = parse_ready_key(key)
             self.services.lanes.heard(lane, ready)
             self.services.waiters.ready(lane.shape)
+        elif topic == TOPIC_QUOTA:
+            self._soon(self.loops.look())
         elif topic in (TOPIC_RUN, TOPIC_LOG):
             self.services.hub.wake(key)
         elif topic == TOPIC_STOP:
             self.services.hub.wake(leases.stop_key(key))
+        elif topic == TOPIC_HOST:
+            self.services.roster.changed()
+            self.services.waiters.changed(HostId(key))
         elif topic == TOPIC_TOKEN:
             self.services.known.forget(key)

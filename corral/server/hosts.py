@@ -6,7 +6,10 @@ from fastapi import APIRouter, Request
 
 from corral.core import enrol
 from corral.core.audit import note
+from corral.core.drain import Stop, empty
 from corral.core.enrol import JoinAsk, find_host, lock_host
+from corral.core.faults import forgiven
+from corral.core.transitions import TOPIC_HOST
 from corral.domain.errors import Conflict, InvalidInput, NotFound
 from corral.domain.host import Host
 from corral.domain.ids import HostId, is_id
@@ -126,14 +129,24 @@ async def show_host(host_id: str, caller: User, svc: Svc) -> HostView:
 
 
 @router.post("/hosts/{host_id}/drain")
-async def drain(host_id: str, caller: Operator, svc: Svc) -> HostView:
-    """No new runs; what runs there goes on."""
-    return await _set_draining(host_id, caller, svc, draining=True)
+async def drain(host_id: str, caller: Operator, svc: Svc, stop: Stop = Stop.NONE) -> HostView:
+    """No new runs. What runs there goes on, but for what `stop` names: those write a checkpoint and go on
+    elsewhere, at no cost to their retries."""
+    done = await _set_draining(host_id, caller, svc, draining=True)
+    if stop is not Stop.NONE:
+        await svc.store.write(lambda tx: _empty(tx, done, stop, caller, svc))
+    return done
+
+
+def _empty(tx: Tx, view: HostView, stop: Stop, caller: Caller, svc: Services) -> None:
+    host = find_host(tx, view.id)
+    asked = empty(tx, host, stop, actor=caller.actor, now=svc.clock.now(), policy=svc.policy)
+    _note(tx, "host.empty", host, caller, svc, stop=stop, asked=asked)
 
 
 @router.post("/hosts/{host_id}/resume")
 async def resume(host_id: str, caller: Operator, svc: Svc) -> HostView:
-    """Let a drained host take runs again."""
+    """Let a host that was drained or set aside take runs again."""
     done = await _set_draining(host_id, caller, svc, draining=False)
     svc.waiters.ready_all(svc.lanes.shapes())
     return done
@@ -146,9 +159,11 @@ async def _set_draining(text: str, caller: Caller, svc: Services, *, draining: b
             raise Conflict(
                 f"host {host.name} is revoked", hint=f"`corral tokens join {host.name}` lets it enrol again."
             )
-        if host.draining is not draining:
-            host = host._replace(draining=draining)
+        new = (host if draining else forgiven(host))._replace(draining=draining)
+        if new != host:
+            host = new
             tx.hosts.save(host)
+            tx.announce(TOPIC_HOST, host.id)
             _note(tx, "host.drain" if draining else "host.resume", host, caller, svc)
         return _detail(tx, host, svc)
 
@@ -163,6 +178,7 @@ async def revoke(host_id: str, caller: Operator, svc: Svc) -> HostView:
         host = lock_host(tx, host_id)
         if host.revoked_at is None:
             _note(tx, "host.revoke", host, caller, svc)
+            tx.announce(TOPIC_HOST, host.id)
         return _detail(tx, enrol.revoke_host(tx, host, now=svc.clock.now()), svc)
 
     done = await svc.store.write(unit)
@@ -170,9 +186,9 @@ async def revoke(host_id: str, caller: Operator, svc: Svc) -> HostView:
     return done
 
 
-def _note(tx: Tx, action: str, host: Host, caller: Caller, svc: Services) -> None:
+def _note(tx: Tx, action: str, host: Host, caller: Caller, svc: Services, **data: object) -> None:
     target, now = f"host:{host.name}", svc.clock.now()
-    note(tx, action, target, actor=caller.actor, origin=caller.origin, now=now, host=host.id)
+    note(tx, action, target, actor=caller.actor, origin=caller.origin, now=now, host=host.id, **data)
 
 
 def _own(tx: Tx, host_id: HostId) -> Host:

@@ -96,7 +96,14 @@ async def _try_claim(
         holding=None if holding is None else tuple(holding),
     )
     unit = Claim(
-        svc.lanes, svc.shapes, svc.shares, svc.policy, ask, svc.clock.now, reservations=svc.reservations
+        svc.lanes,
+        svc.shapes,
+        svc.shares,
+        svc.policy,
+        ask,
+        svc.clock.now,
+        reservations=svc.reservations,
+        roster=svc.roster,
     )
 
     def look(tx: Tx) -> Claimed:
@@ -106,7 +113,7 @@ async def _try_claim(
         if waiter.asleep:
             return Claimed((), ())
         done = unit(tx)
-        waiter.host = unit.host
+        waiter.host, waiter.free = unit.host, unit.free
         waiter.held = [lease.id for lease in tx.leases.live_of_host(host_id)] if not done.grants else []
         return done
 

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from corral.core import secrets
+from corral.core import in_line, secrets
 from corral.core.artifacts import run_of
 from corral.core.hold import hold, let_go
 from corral.core.remove import remove
 from corral.core.requeue import requeue, requeue_with_children
 from corral.core.stop import cancel
 from corral.core.submit import After, NewRun, Submitted, submit
-from corral.core.why import standings, summary
+from corral.core.why import Question, standings, summary
 from corral.domain.artifact import ArtifactKind
 from corral.domain.canonical import digest_of
 from corral.domain.errors import InvalidInput
@@ -113,6 +113,7 @@ def new_run(spec: RunSpec) -> NewRun:
         code=None if spec.code is None else ArtifactId(spec.code),
         inputs={name: ArtifactId(value) for name, value in spec.inputs.items()},
         secrets=tuple(spec.secrets),
+        preemptible=spec.preemptible,
         after=tuple(
             After(one.run, one.input, OnFailure(one.on_failure), f"after[{index}]")
             for index, one in enumerate(spec.after)
@@ -122,8 +123,8 @@ def new_run(spec: RunSpec) -> NewRun:
 
 def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec], text: str) -> SubmitAnswer:
     secrets.refuse_exposed(tx, svc.cipher, specs[0].project, text, what="the run")
-    need = specs[0].requirements()
-    found = standings(tx, need, now=svc.clock.now(), policy=svc.policy)
+    asked = Question(specs[0].requirements(), specs[0].project, specs[0].name)
+    found = standings(tx, asked, now=svc.clock.now(), policy=svc.policy)
     return SubmitAnswer(ids=[], hosts=[placement(s) for s in found])
 
 
@@ -194,12 +195,14 @@ async def why(run: str, caller: User, svc: Svc) -> WhyAnswer:
     def unit(tx: Tx) -> WhyAnswer:
         found = run_of(tx, find_run(tx, run, caller))
         now = svc.clock.now()
-        hosts = standings(tx, svc.shapes.get(tx, found.shape), now=now, policy=svc.policy)
+        asked = Question(svc.shapes.get(tx, found.shape), found.project, found.name, found)
+        hosts = standings(tx, asked, now=now, policy=svc.policy, roster=svc.roster)
         return WhyAnswer(
             run_id=found.id,
             state=found.state,
             summary=summary(found, hosts, now=now),
             hosts=[placement(s) for s in hosts],
+            queue=in_line.notes(tx, svc.board, found, now=now, policy=svc.policy),
         )
 
     return await svc.store.read(unit)

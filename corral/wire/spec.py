@@ -91,6 +91,13 @@ class _Common(Exact):
     )
     grace: Duration = Field(30, ge=0, le=86400, description="How long it has between SIGTERM and SIGKILL.")
     priority: int = Field(0, ge=-1000, le=1000, description="Higher goes first.")
+    preemptible: bool = Field(
+        False,
+        description=(
+            "Whether it may be asked to make room for a run of higher priority. It gets SIGTERM and its"
+            " grace, and goes on from its checkpoint later. Costs no retry."
+        ),
+    )
     labels: dict[Name, Annotated[str, Field(max_length=256)]] = Field(
         default={},
         max_length=64,
@@ -336,8 +343,15 @@ class RunSpec(_Common):
     def requirements(self) -> Requirements:
         # An environment that is built for the run brings the engine along.
         engine = self.kind == "train" and self.environment is None
-        needed = self.resources.requirements()
-        return replace(needed, engine=True) if engine else needed
+        recipe = None if self.train is None else self.train.get("recipe")
+        return replace(
+            self.resources.requirements(),
+            engine=engine,
+            kind=self.kind,
+            recipe=recipe if isinstance(recipe, str) else None,
+            model=self.model,
+            secrets=bool(self.secrets),
+        )
 
     def checked(self) -> RunSpec:
         """The same with a complete train table. ValidationError names every fault of the one it has."""
