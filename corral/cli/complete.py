@@ -1,4 +1,4 @@
-"""Completes run ids in the shell: one short call, and silence when there is no server."""
+"""Completes ids and names in the shell: one short call, and silence when there is no server."""
 
 from __future__ import annotations
 
@@ -18,3 +18,24 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
         return []
     found = [(run.id, f"{run.name} {run.state}") for run in page.items]
     return [item for item in [*found, ("latest", "the newest run")] if item[0].startswith(incomplete)]
+
+
+def groups(incomplete: str) -> list[tuple[str, str]]:
+    """Names, which are easier to tell apart than ids."""
+    try:
+        with connect() as corral:
+            page = corral.groups.page(limit=_SHOWN)
+    except CorralError:
+        return []
+    found = {group.name: f"{group.runs} runs" for group in reversed(page.items)}
+    return [item for item in found.items() if item[0].startswith(incomplete)]
+
+
+def schedules(incomplete: str) -> list[tuple[str, str]]:
+    try:
+        with connect() as corral:
+            page = corral.schedules.page(limit=_SHOWN)
+    except CorralError:
+        return []
+    found = [(one.name, one.cron or f"every {one.every:g} s") for one in page.items]
+    return [item for item in found if item[0].startswith(incomplete)]

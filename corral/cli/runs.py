@@ -10,11 +10,12 @@ import typer
 from corral.cli import complete, detail, render
 from corral.cli.connect import connect
 from corral.cli.follow import Screen, follow, follow_group
-from corral.cli.groups import in_order, swept_params
 from corral.cli.submitting import adhoc, dry_run, submit_file, submit_now
+from corral.cli.swept import in_order, swept_params
 from corral.client.runfile import load
 from corral.client.runs import RunFilter
-from corral.domain.states import FINAL, RunState
+from corral.domain.errors import FieldError, InvalidInput
+from corral.domain.states import RunState
 from corral.settings import read_settings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -87,6 +88,12 @@ def submit(
     """Submit a run file. Seeds and a sweep make a group of runs; all ids are printed."""
     settings = read_settings()
     run_file = load(file, override or [], defaults={"project": settings.project})
+    if run_file.schedule is not None:
+        raise InvalidInput(
+            f"{file} has a [schedule]: its runs are made by the clock",
+            hint=f"Use `corral schedules add {file}`; `corral schedules run-now` makes one at once.",
+            fields=[FieldError("schedule", "is for `corral schedules add`")],
+        )
     with connect(settings) as corral:
         if dry:
             dry_run(corral, run_file, file.absolute().parent, as_json=as_json)
@@ -106,16 +113,28 @@ def submit(
 def list_runs(
     project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
     state: Annotated[list[RunState] | None, typer.Option(help="Only in this state; repeat.")] = None,
-    group: Annotated[str | None, typer.Option(help="Only of this group (id or name).")] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(help="Only of this group (id or name).", autocompletion=complete.groups),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Only with this name.")] = None,
     label: Annotated[str | None, typer.Option(help="Only with this KEY=VALUE.")] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(help="Only what this schedule made.", autocompletion=complete.schedules),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="All runs, however many.")] = False,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most this many.")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List runs, the newest first."""
     where = RunFilter(
-        project=project, states=[s.value for s in state or []], group=group, name=name, label=label
+        project=project,
+        states=[s.value for s in state or []],
+        group=group,
+        name=name,
+        label=label,
+        schedule=schedule,
     )
     with connect() as corral:
         if everything:
@@ -219,33 +238,3 @@ def why(run: Run, as_json: AsJson = False) -> None:
         return
     typer.echo(answer.summary)
     detail.show_placements(answer.hosts)
-
-
-@app.command()
-def cancel(
-    run: Annotated[
-        list[str], typer.Argument(help="Run ids or unique prefixes.", autocompletion=complete.runs)
-    ],
-    reason: Annotated[str, typer.Option(help="Shown in the run's events.")] = "cancelled from the CLI",
-    as_json: AsJson = False,
-) -> None:
-    """Cancel runs; their workers stop them at once."""
-    with connect() as corral:
-        cancelled = [corral.runs.cancel(one, reason=reason) for one in run]
-    if as_json:
-        render.show_json(cancelled)
-        return
-    for view in cancelled:
-        later = "" if view.state in FINAL else "; it may write a checkpoint before it goes"
-        typer.echo(f"{view.id} is {view.state}{later}")
-
-
-@app.command()
-def requeue(run: Run, as_json: AsJson = False) -> None:
-    """Run something that has ended once more; prints the new run's id."""
-    with connect() as corral:
-        answer = corral.runs.requeue(run)
-    if as_json:
-        render.show_json(answer)
-    else:
-        typer.echo("\n".join(answer.ids))

@@ -21,6 +21,7 @@ from corral.server import (
     many,
     outcomes,
     runs,
+    schedules,
     streams,
 )
 from corral.server.gate import Gate
@@ -33,6 +34,7 @@ _ROUTES = (
     many,
     runs,
     groups,
+    schedules,
     streams,
     leases,
     outcomes,

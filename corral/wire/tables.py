@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from corral.domain.capability import Requirements
 from corral.domain.reasons import Retries
-from corral.wire.base import ArtifactIdText, Exact, Name, Size
+from corral.wire.base import ArtifactIdText, Duration, Exact, Name, Size
 
 
 class Resources(Exact):
@@ -135,6 +135,39 @@ Parents = Annotated[
     list[Annotated[After, BeforeValidator(_as_after, json_schema_input_type=str | After)]],
     Field(max_length=1000),
 ]
+
+
+class ScheduleTable(Exact):
+    """When runs are made, and what becomes of times that were missed or come too soon."""
+
+    cron: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description='Minute, hour, day of the month, month, day of the week: `"0 3 * * *"`.',
+    )
+    every: Duration | None = Field(
+        None, gt=0, le=366 * 86400, description='Instead of `cron`: `"6h"`; at least 10 seconds.'
+    )
+    timezone: str = Field(
+        "UTC", min_length=1, max_length=64, description="What `cron` is read in, as `Europe/Berlin`."
+    )
+    missed: Literal["skip", "once"] = Field(
+        "once", description="Times that passed while the server was away: none of them, or one run for all."
+    )
+    overlap: Literal["skip", "queue", "cancel"] = Field(
+        "skip",
+        description=(
+            "A time at which runs of the time before have not ended: left out, queued beside them, "
+            "or they are cancelled."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> ScheduleTable:
+        if (self.cron is None) == (self.every is None):
+            raise ValueError('needs exactly one of cron and every: cron = "0 3 * * *", or every = "6h"')
+        return self
 
 
 class EnvironmentFile(Exact):
