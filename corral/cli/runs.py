@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +13,10 @@ from corral.cli.connect import connect
 from corral.cli.follow import Screen, follow, follow_group
 from corral.cli.submitting import adhoc, dry_run, submit_file, submit_now
 from corral.cli.swept import in_order, swept_params
+from corral.client.api import Corral
 from corral.client.runfile import load
 from corral.client.runs import RunFilter
-from corral.domain.errors import FieldError, InvalidInput
+from corral.domain.errors import FieldError, InvalidInput, NotFound
 from corral.domain.states import RunState
 from corral.settings import read_settings
 
@@ -125,6 +127,7 @@ def list_runs(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="All runs, however many.")] = False,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most this many.")] = 20,
+    ids: Annotated[bool, typer.Option("--quiet", "-q", help="Print only ids, one per line.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List runs, the newest first."""
@@ -142,9 +145,13 @@ def list_runs(
         else:
             page = corral.runs.page(where, limit=limit)
             items, more = page.items, page.next is not None
-        params = swept_params(corral, items) if group and not as_json else {}
+        params = swept_params(corral, items) if group and not as_json and not ids else {}
     if as_json:
         render.show_json(items)
+        return
+    if ids:
+        for item in items:
+            typer.echo(item.id)
         return
     if group:
         items = in_order(items, params)
@@ -166,14 +173,33 @@ def show(run: Run, as_json: AsJson = False) -> None:
 
 @app.command()
 def logs(
-    run: Run,
+    run: Annotated[
+        str | None,
+        typer.Argument(help="Run id, a unique prefix of it, or `latest`.", autocompletion=complete.runs),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            help="Of all runs of this group, each line with its run.", autocompletion=complete.groups
+        ),
+    ] = None,
     follow_it: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last N lines.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Print a run's output; with -f until it ends, and exit with its code."""
+    if (run is None) == (group is None):
+        raise InvalidInput(
+            "name one run, or a group", hint="`corral logs RUN`, or `corral logs --group NAME`."
+        )
     with connect() as corral:
+        if group is not None:
+            if follow_it:
+                raise InvalidInput("--follow follows one run", hint="Name one run.")
+            show_group_logs(corral, group, tail=tail, as_json=as_json)
+            return
+        assert run is not None
         run_id = corral.runs.resolve(run)
         if follow_it and not as_json:
             raise typer.Exit(follow(corral, run_id, tail=tail, quiet=quiet))
@@ -238,3 +264,19 @@ def why(run: Run, as_json: AsJson = False) -> None:
         return
     typer.echo(answer.summary)
     detail.show_placements(answer.hosts)
+
+
+def show_group_logs(corral: Corral, group: str, *, tail: int | None, as_json: bool) -> None:
+    """Run after run, the oldest first; each line says whose it is."""
+    runs = sorted(corral.runs.iter(RunFilter(group=group)), key=lambda one: (one.created_at, one.seed or 0))
+    if not runs:
+        raise NotFound(f"there is no group {group!r}", hint="List them with `corral groups ls`.")
+    for one in runs:
+        begins = True
+        for line in corral.runs.iter_logs(one.id, tail=tail):
+            if as_json:
+                typer.echo(json.dumps({"run_id": one.id, **line.model_dump(mode="json")}))
+                continue
+            head = f"{one.id}  " if begins else ""
+            typer.echo(head + line.text, nl=not line.partial, err=line.stream != "stdout")
+            begins = not line.partial
