@@ -58,6 +58,7 @@ class Worker:
     home: Path
     env: Mapping[str, str]
     process: subprocess.Popen[bytes] | None = None
+    argv: Sequence[str] = (sys.executable, "-m", "corral.worker")
 
     @property
     def data_dir(self) -> Path:
@@ -145,7 +146,7 @@ class Stack:
 
     def start_worker(self, worker: Worker) -> None:
         assert worker.process is None or worker.process.poll() is not None
-        worker.process = self._spawn([sys.executable, "-m", "corral.worker"], worker.home.name, worker.env)
+        worker.process = self._spawn(worker.argv, worker.home.name, worker.env)
 
     def kill_worker(self, worker: Worker) -> None:
         assert worker.process is not None
