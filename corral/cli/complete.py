@@ -20,6 +20,27 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
     return [item for item in [*found, ("latest", "the newest run")] if item[0].startswith(incomplete)]
 
 
+def projects(incomplete: str) -> list[str]:
+    """Projects that have a quota, or used something this month."""
+    try:
+        with connect() as corral:
+            found = {quota.project for quota in corral.quotas.all()}
+            found |= {item.project for item in corral.quotas.usage().items}
+    except CorralError:
+        return []
+    return sorted(project for project in found if project.startswith(incomplete))
+
+
+def hosts(incomplete: str) -> list[tuple[str, str]]:
+    """Names with what they are."""
+    try:
+        with connect() as corral:
+            page = corral.hosts.page()
+    except CorralError:
+        return []
+    return [(host.name, host.id) for host in page.items if host.name.startswith(incomplete)]
+
+
 def groups(incomplete: str) -> list[tuple[str, str]]:
     """Names, which are easier to tell apart than ids."""
     try:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from corral.core.choose import Board, Chooser
 from corral.core.fence import release_boot
+from corral.core.free import Free
 from corral.core.lanes import Candidate, Lanes
 from corral.core.policy import Policy
 from corral.core.reservations import Reservations
@@ -17,7 +18,7 @@ from corral.core.shares import Shares
 from corral.core.transitions import move
 from corral.domain.artifact import Artifact
 from corral.domain.canonical import canonical, digest_of
-from corral.domain.errors import NotFound
+from corral.domain.errors import Forbidden, NotFound
 from corral.domain.host import Host
 from corral.domain.ids import HostId, LeaseId, new_lease_id
 from corral.domain.lease import Lease, LeaseState
@@ -70,6 +71,8 @@ class Claim:
     reservations: Reservations = field(default_factory=Reservations)
     taken: list[Candidate] = field(default_factory=list)
     host: Host | None = None
+    # What the host had left afterwards; None if it was not looked at.
+    free: Free | None = None
 
     def __call__(self, tx: Tx) -> Claimed:
         self.undo()
@@ -95,6 +98,9 @@ class Claim:
         host = tx.hosts.lock(self.ask.host_id)
         if host is None:
             raise NotFound(f"there is no host {self.ask.host_id}", hint="Enrol the host again.")
+        if host.revoked_at is not None:
+            # It was let in before it was revoked, and has waited since.
+            raise Forbidden(f"host {host.name} is revoked", hint="Enrol the host again.")
         new = host._replace(slots=self.ask.slots, boot_id=self.ask.boot_id)
         if self.ask.capability is not None and self.ask.capability != host.capability:
             new = new._replace(
@@ -110,6 +116,7 @@ class Claim:
             return []
         board = Board(self.lanes, self.shapes, self.shares, self.reservations)
         chooser = Chooser(board, self.policy, tx, host, held, now, self.taken)
+        self.free = chooser.free
         grants: list[Grant] = []
         while len(grants) < self.ask.max_leases and (found := chooser.next()) is not None:
             lease, run = self._lease(tx, host, found.run, found.gpus, now)

@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 
+from corral.core.choose import Board
 from corral.core.lanes import Lanes
 from corral.core.outcome import Ender
 from corral.core.policy import Policy
@@ -23,6 +24,8 @@ from corral.ports.clock import Clock
 from corral.ports.store import Store
 from corral.server.counters import Counters
 from corral.server.hub import Hub
+from corral.server.known import KnownTokens
+from corral.server.trust import Trust
 from corral.server.turns import Turns
 from corral.server.waiting import Waiters
 
@@ -44,6 +47,7 @@ class Services:
     clock: Clock
     policy: Policy
     limits: Limits = field(default_factory=Limits)
+    trust: Trust = field(default_factory=Trust)
     lanes: Lanes = field(default_factory=Lanes)
     shapes: Shapes = field(default_factory=Shapes)
     shares: Shares = field(default_factory=Shares)
@@ -55,7 +59,9 @@ class Services:
     io: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "corral-io"))
 
     def __post_init__(self) -> None:
+        self.board = Board(self.lanes, self.shapes, self.shares, self.reservations)
         self.waiters = Waiters(self.shapes)
+        self.known = KnownTokens(lambda: self.clock.now())
         self.ender = Ender(self.policy, self.shares)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
