@@ -48,13 +48,13 @@ def show(
     """Show how a group stands: counts by state, why runs failed, and the best of each metric."""
     with connect() as corral:
         found = corral.groups.get(group)
+    show_group(found, as_json=as_json)
+
+
+def show_group(group: GroupDetail, *, as_json: bool) -> None:
     if as_json:
-        render.show_json(found)
-    else:
-        show_group(found)
-
-
-def show_group(group: GroupDetail) -> None:
+        render.show_json(group)
+        return
     render.show_pairs(
         [
             ("group", group.id),

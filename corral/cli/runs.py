@@ -11,6 +11,7 @@ import typer
 from corral.cli import complete, detail, render
 from corral.cli.connect import connect
 from corral.cli.follow import Screen, follow, follow_group
+from corral.cli.groups import show_group
 from corral.cli.submitting import adhoc, dry_run, submit_file, submit_now
 from corral.cli.swept import in_order, swept_params
 from corral.client.api import Corral
@@ -162,8 +163,11 @@ def list_runs(
 
 @app.command()
 def show(run: Run, as_json: AsJson = False) -> None:
-    """Show everything about a run: how it stands, its attempts, and why it ended."""
+    """Show everything about a run: how it stands, its attempts, and why it ended. Or a group, by its id."""
     with connect() as corral:
+        if run.startswith("g-"):
+            show_group(corral.groups.get(run), as_json=as_json)
+            return
         found = corral.runs.get(run)
     if as_json:
         render.show_json(found)
