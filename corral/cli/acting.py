@@ -62,7 +62,7 @@ def cancel(
     dry: Dry = False,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel runs by id, or all that the options find; their workers stop them at once."""
+    """Cancel runs; their workers stop them at once. By id, or all that the options find."""
     which = _which(
         run,
         project=project,

@@ -11,7 +11,7 @@ from api.live import Json, Live, error_of, fresh, named
 
 def body(name: str, *, project: str = "default", schedule: Json | None = None, **spec: Any) -> Json:
     run = {"argv": ["true"], "name": name, "project": project, "resources": {"hosts": ["nobody"]}, **spec}
-    return {"name": name, "schedule": schedule or {"cron": "0 3 * * *"}, "runs": [run]}
+    return {"name": name, "schedule": {"cron": "0 3 * * *"} if schedule is None else schedule, "runs": [run]}
 
 
 def runs(live: Live, name: str) -> list[Json]:

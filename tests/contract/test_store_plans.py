@@ -74,7 +74,6 @@ HOT: list[tuple[str, dict[str, Any], str]] = [
     ("group_placed", {"group_id": "g-x", "but": "", "limit": 10}, "runs_"),
     ("group_waiting", {"group_id": "g-x", "hold_reason": "concurrency", "limit": 10}, "runs_waiting"),
     ("group_with_held_after", {"after": "g-x"}, "runs_waiting"),
-    ("held_waiting", {"after": "", "limit": 10}, "runs_held_id"),
     ("schedule_unfinished", {"schedule_id": "s-x", "limit": 10}, "runs_of_schedule"),
     ("run_page", {**NEWEST, "schedule_id": "s-x", "check_state": "held", "limit": 50}, "runs_schedule"),
 ]
