@@ -8,10 +8,9 @@ for every hour or minute goes on by the real time.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
-
-from cronsim import CronSim, CronSimError
 
 from corral.domain.errors import FieldError, InvalidInput
 
@@ -20,12 +19,23 @@ SHORTEST_S = 10.0
 
 def next_cron(cron: str, timezone: str, after: float) -> float | None:
     """The first time after `after`; None if there is none in fifty years."""
-    times = CronSim(cron, datetime.fromtimestamp(after, ZoneInfo(timezone)))
-    for found in times:
+    for found in _times(cron, datetime.fromtimestamp(after, ZoneInfo(timezone))):
         # In an hour that comes twice the library counts from the first.
         if (at := found.astimezone(UTC).timestamp()) > after:
             return at
     return None
+
+
+def _times(cron: str, begin: datetime) -> Iterator[datetime]:
+    """ValueError if it is no cron line."""
+    # Loaded by the first schedule that asks: most servers have none.
+    from cronsim import CronSim, CronSimError  # noqa: PLC0415
+
+    try:
+        times: Iterator[datetime] = CronSim(cron, begin)
+    except CronSimError as error:
+        raise ValueError(str(error)) from None
+    yield from times
 
 
 def next_period(every_s: float, last: float, after: float) -> float:
@@ -48,9 +58,10 @@ def check_times(cron: str | None, every_s: float | None, timezone: str, now: flo
         raise _wrong("cron", "needs five fields: minute, hour, day of the month, month, day of the week")
     try:
         first = next_cron(cron, timezone, now)
-    except CronSimError as error:
+    except ValueError as error:
         raise _wrong("cron", f"{cron!r} is no cron line: {str(error)[:1].lower()}{str(error)[1:]}") from None
-    except (ValueError, AssertionError, TypeError, OverflowError):
+    except (AssertionError, TypeError, OverflowError):
+        # What the library trips over is none either.
         raise _wrong("cron", f"{cron!r} is no cron line") from None
     if first is None:
         raise _wrong("cron", f"{cron!r} names a time that never comes")
