@@ -33,6 +33,7 @@ from corral.server import (
     outcomes,
     quotas,
     runs,
+    schedules,
     streams,
     webhooks,
 )
@@ -47,6 +48,7 @@ _ROUTES = (
     many,
     runs,
     groups,
+    schedules,
     streams,
     leases,
     outcomes,
