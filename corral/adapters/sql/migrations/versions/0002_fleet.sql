@@ -27,7 +27,7 @@ CREATE INDEX runs_held_id ON runs (id) WHERE state = 'held';
 -- Who has a place in a group or is left of a schedule, without reading all that ever ended.
 CREATE INDEX runs_placed ON runs (group_id) WHERE group_id IS NOT NULL
     AND state IN ('queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
-CREATE INDEX runs_of_schedule ON runs (schedule_id) WHERE schedule_id IS NOT NULL
+CREATE INDEX runs_of_schedule ON runs (schedule_id, id) WHERE schedule_id IS NOT NULL
     AND state IN ('held', 'queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
 CREATE INDEX leases_project ON leases (project, gpus, granted_at) WHERE state = 'live';
 
@@ -146,6 +146,9 @@ CREATE TABLE deliveries (
     created_at REAL NOT NULL,
     ended_at REAL
 );
-CREATE INDEX deliveries_due ON deliveries (next_at) WHERE state = 'waiting';
+CREATE INDEX deliveries_due ON deliveries (webhook_id, next_at) WHERE state = 'waiting';
 CREATE INDEX deliveries_webhook ON deliveries (webhook_id, created_at, id);
 CREATE INDEX deliveries_ended ON deliveries (ended_at) WHERE ended_at IS NOT NULL;
+
+-- How many bytes a project has is read from this alone.
+CREATE INDEX blobs_project ON blobs (project, size);
