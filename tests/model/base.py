@@ -98,6 +98,7 @@ class Base(RuleBasedStateMachine):
 
     @invariant()
     def the_store_is_as_the_model_says(self) -> None:
+        """FL-C30: whatever was done, and whenever the server was killed."""
         self.model.check_consistent()
         changed = self.world.read(self._compare)
         problems = self.world.read(lambda tx: [p for run_id in changed for p in check_run(tx, RunId(run_id))])
