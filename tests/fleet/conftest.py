@@ -75,6 +75,13 @@ def far_fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 
 @pytest.fixture
+def secure_fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """With TLS and enrolled hosts also where there are no namespaces."""
+    with fleet(tmp_path, relay_network(), CORRAL_TLS="on") as made:
+        yield made
+
+
+@pytest.fixture
 def near_fleet(tmp_path: Path) -> Iterator[Fleet]:
     """For what no network has to do with."""
     with fleet(tmp_path, relay_network()) as made:

@@ -26,7 +26,7 @@ def test_an_outage_of_many_leases_costs_no_run_anything(tmp_path: Path) -> None:
     Three hosts train and finish while the server is away. What was done is accepted once, to the last
     line, and nothing is done again.
     """
-    with fleet(tmp_path, relay_network(), lease_s=LEASE_S) as made:
+    with fleet(tmp_path, relay_network(), lease_s=LEASE_S, CORRAL_TLS="on") as made:
         for name in ("one", "two", "three"):
             made.add(name, slots=3)
         made.wait_ready()
