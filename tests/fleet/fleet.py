@@ -18,6 +18,7 @@ from typing import Any
 from acceptance.stack import Stack, Worker, marked, printed, problems, python, result, until, wait_final
 
 from corral.client.api import Corral
+from corral.domain.host import with_pin
 from corral.wire.admin import TokenRequest
 from corral.wire.runs import EventView, RunDetail
 from corral.wire.spec import RunSpec
@@ -134,11 +135,18 @@ class Fleet:
     def enrol(self, name: str, line: Line) -> None:
         """By a join token for this name, whether it is new or was enrolled before."""
         made = self.corral.tokens.create(TokenRequest(scope="join", name=name))
+        token = with_pin(made.token, made.ca_pin)
+        self.say(name, line, "enroll", f"https://{line.server}", "--token", token, "--no-start")
+
+    def leave(self, host: Host) -> None:
+        """Its worker has ended; its home forgets who it was."""
+        self.say(host.name, host.line, "leave")
+
+    def say(self, name: str, line: Line, *words: str) -> None:
+        """`corral host ...` on the host."""
         home = self.folder / name
-        url = f"https://{line.server}"
-        command = [CORRAL, "host", "enroll", url, "--token", made.token, "--home", str(home), "--no-start"]
         done = subprocess.run(
-            line.wrap(command),
+            line.wrap([CORRAL, "host", *words, "--home", str(home)]),
             env=self.plane.env(home),
             capture_output=True,
             text=True,

@@ -51,6 +51,7 @@ def test_a_host_that_is_let_in_again_goes_on_with_what_nobody_else_took(secure_f
     until(lambda: "requeue" in fleet.kinds(run_id), "its lease to run out")
     until(lambda: not marked(host.worker.data_dir), "the child to end all the same")
     fleet.plane.kill_worker(host.worker)
+    fleet.leave(host)
     fleet.enrol("one", host.line)
     fleet.plane.start_worker(host.worker)
 

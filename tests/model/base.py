@@ -102,17 +102,10 @@ class Base(RuleBasedStateMachine):
     @invariant()
     def the_store_is_as_the_model_says(self) -> None:
         """FL-C30: whatever was done, and whenever the server was killed."""
-        self.settle_children()
         self.model.check_consistent()
         changed = self.world.read(self._compare)
         problems = self.world.read(lambda tx: [p for run_id in changed for p in check_run(tx, RunId(run_id))])
         assert not problems
-
-    def settle_children(self) -> None:
-        """What the end of a run does to those that wait for it, at the moment when it ended."""
-        if self.model.settle_children(self.now):
-            # No two runs may become ready at the same moment: see `UserRules`.
-            self.world.clock.advance(len(self.model.runs) / 1024)
 
     def _compare(self, tx: Tx) -> list[str]:
         """Promise 1: all are there and no others. Compare each; return those that changed."""

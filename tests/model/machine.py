@@ -7,14 +7,14 @@ from typing import ClassVar
 from postgres import PrivatePostgres
 
 from model.claim_rules import ClaimRules
-from model.hold_rules import HoldRules
 from model.host_rules import HostRules
 from model.lease_rules import LeaseRules
 from model.time_rules import TimeRules
+from model.user_rules import UserRules
 from model.world import Backend, PostgresBackend, SqliteBackend
 
 
-class Machine(HoldRules, ClaimRules, LeaseRules, HostRules, TimeRules):
+class Machine(UserRules, ClaimRules, LeaseRules, HostRules, TimeRules):
     """Everybody at once."""
 
 

@@ -60,9 +60,6 @@ class Run:
     stop_reason: str | None = None
     stop_deadline: float | None = None
     not_before: float | None = None
-    # What holds it: backoff, parents, or somebody.
-    held_for: str | None = None
-    parents: list[tuple[Run, str]] = field(default_factory=list)
     result: str | None = None
     logs: list[tuple[int, str]] = field(default_factory=list)
 
@@ -238,7 +235,6 @@ class Model:
         run.move("requeue")
         if PAYS[reason] == "code":
             run.move("hold")
-            run.held_for = "backoff"
             run.not_before = now + min(LONGEST_BACKOFF_S, 2.0 ** (run.used["code"] - 1))
         return reason
 
@@ -246,37 +242,6 @@ class Model:
         run.move(event)
         run.stop_reason = reason
         run.stop_deadline = now + LEASE_S + run.grace_s + STOP_SLACK_S
-
-    def hold(self, run: Run) -> None:
-        if run.state == "queued":
-            run.move("hold")
-        elif run.held_for != "somebody":
-            run.history.append(("hold", "held"))
-        run.held_for, run.not_before = "somebody", None
-
-    def release(self, run: Run, now: float) -> bool:
-        """Of what holds it; False if it must go on waiting for its parents."""
-        for parent, on_failure in run.parents:
-            if parent.state in FINAL and parent.state != "succeeded":
-                run.move(on_failure)
-                run.held_for = run.not_before = None
-                return True
-        if any(parent.state not in FINAL for parent, _ in run.parents):
-            if run.held_for != "parents":
-                run.history.append(("hold", "held"))
-            run.held_for, run.not_before = "parents", None
-            return False
-        if run.held_for != "backoff":
-            run.ready_at = now
-        run.move("release")
-        run.held_for = run.not_before = None
-        return True
-
-    def settle_children(self, now: float) -> bool:
-        """FL-D06: those whose parents have ended; and theirs, where they end with them."""
-        waiting = [run for run in self.runs.values() if run.state == "held" and run.held_for == "parents"]
-        settled = [run for run in waiting if self.release(run, now)]
-        return bool(settled) and (self.settle_children(now) or True)
 
     def cancel(self, run: Run, now: float) -> bool:
         """False if it is final; a second wish to stop changes nothing."""

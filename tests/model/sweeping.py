@@ -83,4 +83,4 @@ def _stop(model: Model, run: Run, event: str, reason: str, wall: float) -> Effec
 
 def _release(run: Run) -> None:
     run.move("release")
-    run.held_for = run.not_before = None
+    run.not_before = None

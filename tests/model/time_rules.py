@@ -62,7 +62,6 @@ class TimeRules(Base):
             self.model.window.began = None
         else:
             self._follow(wall, mono, whole=whole)
-        self.settle_children()
         self.note_deaths()
 
     def _follow(self, wall: float, mono: float, *, whole: bool) -> None:
