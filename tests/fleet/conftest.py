@@ -24,9 +24,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if sys.platform != "linux":
-        for item in items:
-            if Path(__file__).parent in item.path.parents:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            # Seconds to a minute each on an idle machine; a dozen processes take long on a busy one.
+            item.add_marker(pytest.mark.timeout(600))
+            if sys.platform != "linux":
                 item.add_marker(pytest.mark.skip(reason="signals and /proc as Linux has them"))
 
 
