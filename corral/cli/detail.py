@@ -120,11 +120,15 @@ def _retries(run: RunDetail) -> str | None:
 
 
 def show_placements(hosts: Sequence[Placement]) -> None:
-    rows = [
-        (host.host, "yes" if host.eligible else "no", "; ".join(host.reasons) or host.note) for host in hosts
-    ]
+    rows = [(host.host, _place(host), "; ".join([*host.reasons, *host.waits]) or host.note) for host in hosts]
     empty = "no host is enrolled; `corral up --detach` starts a worker here"
     render.show_table(("HOST", "ELIGIBLE", "WHY"), rows, empty=empty)
+
+
+def _place(host: Placement) -> str:
+    """`yes`, `waits`, or why not in a word; an older server says only whether."""
+    words = {"ready": "yes", "": "yes" if host.eligible else "no"}
+    return words.get(host.place, host.place.replace("_", " "))
 
 
 def show_metrics(points: Sequence[MetricPoint]) -> None:

@@ -200,12 +200,23 @@ def put_shape(tx: Tx, requirements: Requirements) -> Digest:
     return shape
 
 
+_NO_NEED = Requirements()
+_FIRST_KEYS = frozenset(
+    {
+        *("gpus", "gpu", "min_vram_bytes", "min_ram_bytes", "min_cores", "min_disk_bytes"),
+        *("min_compute_capability", "os", "arch", "labels", "hosts"),
+    }
+)
+
+
 @lru_cache(maxsize=4096)
 def _shape(requirements: Requirements) -> tuple[Digest, str]:
-    table = asdict(requirements)
-    if not requirements.engine:
-        # Shapes of before have no such key; the same need keeps its digest.
-        del table["engine"]
+    # Shapes of before have no such keys; the same need keeps its digest.
+    table = {
+        key: value
+        for key, value in asdict(requirements).items()
+        if key in _FIRST_KEYS or value != getattr(_NO_NEED, key)
+    }
     text = canonical(table)
     return digest_of(json.loads(text)), text
 

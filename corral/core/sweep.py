@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from corral.core.faults import LONGEST_S
 from corral.core.fence import LONGEST_BACKOFF_S, expire
 from corral.core.holds import let_in, release, settle_more, settle_waiting, with_room
 from corral.core.policy import Policy
@@ -135,6 +136,7 @@ class Sweeper:
         if new_window:
             now, policy = self.clock.now(), self.policy
             tx.leases.restamp(now + policy.lease_s)
+            tx.hosts.pull_in(now + LONGEST_S)
             tx.runs.pull_in(now=now, stop_s=policy.lease_s + policy.stop_slack_s, backoff_s=LONGEST_BACKOFF_S)
 
     async def _each(self, find: Callable[[Tx], list[Item]], act: Callable[[Tx, Item], None]) -> None:

@@ -52,6 +52,8 @@ class Loops:
 
         heads = await self._svc.store.read(unit)
         self._svc.lanes.check(heads)
+        # Whoever has first refusal is asked anew: some may be away by now, and others back.
+        self._svc.roster.changed()
         self._svc.waiters.ready_all({lane.shape for lane, _ in heads})
 
     async def preempt(self) -> None:

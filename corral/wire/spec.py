@@ -343,8 +343,15 @@ class RunSpec(_Common):
     def requirements(self) -> Requirements:
         # An environment that is built for the run brings the engine along.
         engine = self.kind == "train" and self.environment is None
-        needed = self.resources.requirements()
-        return replace(needed, engine=True) if engine else needed
+        recipe = None if self.train is None else self.train.get("recipe")
+        return replace(
+            self.resources.requirements(),
+            engine=engine,
+            kind=self.kind,
+            recipe=recipe if isinstance(recipe, str) else None,
+            model=self.model,
+            secrets=bool(self.secrets),
+        )
 
     def checked(self) -> RunSpec:
         """The same with a complete train table. ValidationError names every fault of the one it has."""

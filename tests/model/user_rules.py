@@ -12,14 +12,19 @@ from model.model import Run
 from model.tables import FINAL, LEASED
 
 MOST_RUNS = 9
-RESOURCES: dict[str, dict[str, Any]] = {"any": {}, "gpu": {"gpus": 1}, "big": {"labels": ["big"]}}
+RESOURCES: dict[str, dict[str, Any]] = {
+    "any": {},
+    "gpu": {"gpus": 1},
+    "big": {"labels": ["big"]},
+    "cuda": {"prefer": "cuda"},
+}
 
 pick = st.integers(0, 60)
 specs = st.fixed_dictionaries(
     {
-        "shape": st.sampled_from(["any", "any", "gpu", "big"]),
+        "shape": st.sampled_from(["any", "any", "gpu", "big", "cuda"]),
         "priority": st.sampled_from([0, 0, 5]),
-        "infrastructure": st.integers(0, 2),
+        "infrastructure": st.sampled_from([0, 1, 2, 5]),
         "memory": st.integers(0, 1),
         "code": st.integers(0, 2),
         "wall": st.sampled_from([None, None, 40, 500]),
@@ -150,6 +155,8 @@ class UserRules(Base):
         found.draining = not found.draining
         verb = "drain" if found.draining else "resume"
         assert self.call("POST", f"hosts/{found.name}/{verb}").body["draining"] is found.draining
+        if not found.draining:
+            found.forgive()
 
     @rule()
     def drain_at_once(self) -> None:

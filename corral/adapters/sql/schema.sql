@@ -183,7 +183,8 @@ CREATE TABLE hosts (
     revoked_at REAL,
     strikes INTEGER NOT NULL DEFAULT 0,
     set_aside_until REAL,
-    set_aside_why TEXT
+    set_aside_why TEXT,
+    struck_by TEXT
 );
 CREATE UNIQUE INDEX hosts_name ON hosts (name);
 
