@@ -107,7 +107,7 @@ class ClaimRules(Base):
         back = {run_id for run_id, at in host.gave_back.items() if 0 <= self.now - at < AGAIN_S}
         must = [run for run in could if run.id in ready and run.id not in back]
         # Fewer than none: a lease that ran out may come back after its slot was given away.
-        free = max(0, host.slots - len(self.model.live(host=host)))
+        free = max(0, host.room - len(self.model.live(host=host)))
         assert len(taken) >= min(most, free, len(must)), "an eligible host with a free slot was not used"
         assert len(taken) <= min(most, free)
         chosen = [run for run in could if run.id in taken]

@@ -1,11 +1,15 @@
-"""Hosts that lose their credential, and are let in again."""
+"""Hosts that lose their credential and are let in again, and hosts whose policy changes."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from model.base import Base
+from corral.core.declare import declare
+from corral.domain.declared import Declared
+from corral.domain.ids import HostId
+from corral.ports.store import Tx
+from model.base import PROJECTS, Base
 from model.model import Host
 
 pick = st.integers(0, 60)
@@ -42,3 +46,17 @@ class HostRules(Base):
         assert answer["host_id"] == host.id
         host.token, host.revoked = answer["token"], False
         assert self.world.call("GET", "hosts/self", token=old).status == 401
+
+    @rule(most=st.sampled_from([None, 1]), only=st.sampled_from([None, *PROJECTS]))
+    def declare_policy(self, most: int | None, only: str | None) -> None:
+        """It counts from the next claim on (FL-C05); what runs there already goes on."""
+        host = self.model.hosts[2]
+        host.most, host.projects = most, None if only is None else (only,)
+        declared = Declared(slots=host.most, projects=host.projects)
+
+        def unit(tx: Tx) -> None:
+            found = tx.hosts.lock(HostId(host.id))
+            assert found is not None
+            declare(tx, found, declared, by="model")
+
+        self.world.write(unit)
