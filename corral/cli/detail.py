@@ -9,7 +9,7 @@ import typer
 
 from corral.cli import curves, reasons, render
 from corral.client.api import Corral
-from corral.wire.runs import AttemptView, EventView, MetricPoint, Placement, RunDetail, RunView
+from corral.wire.runs import AttemptView, EventView, MetricPoint, ParentView, Placement, RunDetail, RunView
 from corral.wire.spec import Scalar
 
 
@@ -50,6 +50,8 @@ def show_run(run: RunDetail) -> None:
             ("exit code", run.exit_code),
             ("signal", run.signal),
             ("host", run.host),
+            ("after", ", ".join(_parent(parent) for parent in run.after)),
+            ("schedule", run.schedule_id),
             ("group", run.group and f"{run.group} ({run.group_id})"),
             ("seed", run.seed),
             ("generation", run.generation if run.generation > 1 else None),
@@ -111,6 +113,11 @@ def _show_attempts(attempts: Sequence[AttemptView]) -> None:
     ]
     columns = ("ATTEMPT", "RANK", "STATE", "HOST", "OPENED", "TOOK", "EXIT", "REASON")
     render.show_table(columns, rows, empty="")
+
+
+def _parent(parent: ParentView) -> str:
+    what = f"{parent.run_id} ({parent.state or 'removed'})"
+    return f"{what} for the input {parent.input}" if parent.input else what
 
 
 def _retries(run: RunDetail) -> str | None:

@@ -157,6 +157,10 @@ class Runs(Protocol):
 
     def page_by_id(self, after: RunId | None, limit: int) -> list[Run]: ...
 
+    def newest_generation(self, run: Run) -> int:
+        """Of the runs that its manifest declares with the same identity."""
+        ...
+
     def put_submission(self, submission: Submission) -> bool:
         """False, and nothing is written, if this principal used the request id before."""
         ...

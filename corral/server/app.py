@@ -33,6 +33,7 @@ from corral.server import (
     outcomes,
     quotas,
     runs,
+    schedules,
     streams,
 )
 from corral.server.gate import Gate
@@ -45,6 +46,7 @@ _ROUTES = (
     many,
     runs,
     groups,
+    schedules,
     streams,
     leases,
     outcomes,

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from corral.domain.capability import Requirements
 from corral.domain.ids import is_name
 from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name
-from corral.wire.tables import EnvironmentFile, Input, Keep, Parents, Resources, RetryBudgets
+from corral.wire.tables import EnvironmentFile, Input, Keep, Parents, Resources, RetryBudgets, ScheduleTable
 from corral.wire.train import (
     INPUTS,
     EvalAsk,
@@ -262,6 +262,10 @@ class RunFile(_Common):
         if any(not -(2**63) <= seed < 2**63 for seed in value):
             raise ValueError("has a seed that does not fit 64 bits")
         return value
+
+    schedule: ScheduleTable | None = Field(
+        None, description="When to make the runs again and again; for `corral schedules add`."
+    )
 
     @field_validator("max_running")
     @classmethod

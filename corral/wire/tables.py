@@ -167,6 +167,39 @@ Parents = Annotated[
 ]
 
 
+class ScheduleTable(Exact):
+    """When runs are made, and what becomes of times that were missed or come too soon."""
+
+    cron: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description='Minute, hour, day of the month, month, day of the week: `"0 3 * * *"`.',
+    )
+    every: Duration | None = Field(
+        None, gt=0, le=366 * 86400, description='Instead of `cron`: `"6h"`; at least 10 seconds.'
+    )
+    timezone: str = Field(
+        "UTC", min_length=1, max_length=64, description="What `cron` is read in, as `Europe/Berlin`."
+    )
+    missed: Literal["skip", "once"] = Field(
+        "once", description="Times that passed while the server was away: none of them, or one run for all."
+    )
+    overlap: Literal["skip", "queue", "cancel"] = Field(
+        "skip",
+        description=(
+            "A time at which runs of the time before have not ended: left out, queued beside them, "
+            "or they are cancelled."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> ScheduleTable:
+        if (self.cron is None) == (self.every is None):
+            raise ValueError('needs exactly one of cron and every: cron = "0 3 * * *", or every = "6h"')
+        return self
+
+
 class EnvironmentFile(Exact):
     """Python version and requirements, resolved once at submit; or `host = true` for the host's own."""
 

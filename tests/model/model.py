@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +102,55 @@ class Run:
     not_before: float | None = None
     result: str | None = None
     logs: list[tuple[int, str]] = field(default_factory=list)
+    # The runs that it comes after, each with what becomes of it if that one does not succeed.
+    parents: list[tuple[Run, str]] = field(default_factory=list)
+    children: list[Run] = field(default_factory=list)
+    # "parents", "somebody", or None where only time holds it.
+    held_for: str | None = None
+    waits: tuple[str, int] | None = None
+    clock: Callable[[], float] = field(default=lambda: 0.0, repr=False)
+
+    def comes_after(self, parents: list[tuple[Run, str]]) -> None:
+        """As it is born: held, and settled at once if no parent is to come."""
+        self.parents = sorted(parents, key=lambda one: one[0].id)
+        for parent, _ in self.parents:
+            parent.children.append(self)
+        self.state, self.held_for = "held", "parents"
+        self.history = [("submit", "held")]
+        self.waits = self._waits() or self.waits
+        self.look()
+
+    def _waits(self) -> tuple[str, int] | None:
+        to_come = [parent.id for parent, _ in self.parents if parent.state not in FINAL]
+        return (to_come[0], len(to_come)) if to_come else None
+
+    def look(self) -> None:
+        """A parent ended, or somebody let it go: end with them, go on waiting, or be queued (FL-D06)."""
+        for parent, on_failure in self.parents:
+            if parent.state in ("failed", "cancelled") and on_failure != "run":
+                self.move("fail" if on_failure == "fail" else "cancel")
+                return
+        waits = self._waits()
+        if waits is None:
+            self.ready_at = self.clock()
+            self.held_for = None
+            self.move("release")
+        elif waits != self.waits or self.held_for != "parents":
+            self.history.append(("hold", "held"))
+        self.waits = waits
+        if waits is not None:
+            self.held_for = "parents"
+
+    def hold(self) -> bool:
+        """By somebody; False if it is too late."""
+        if self.state == "queued":
+            self.move("hold")
+        elif self.state != "held":
+            return False
+        elif self.held_for != "somebody":
+            self.history.append(("hold", "held"))
+        self.held_for, self.not_before, self.waits = "somebody", None, None
+        return True
 
     @property
     def age(self) -> tuple[float, str]:
@@ -109,6 +159,10 @@ class Run:
     def move(self, event: str) -> None:
         self.state = RUN[self.state][event]
         self.history.append((event, self.state))
+        if self.state in FINAL:
+            for child in self.children:
+                if child.state == "held" and child.held_for == "parents":
+                    child.look()
 
     def note(self, kind: str) -> None:
         self.history.append((kind, None))

@@ -52,7 +52,7 @@ def effects(model: Model, wall: float, mono: float) -> Iterator[Effect]:
                 yield _stop(model, run, "halt", "wall_limit", wall)
     for run in list(model.runs.values()):
         if run.state == "held" and run.not_before is not None and run.not_before <= wall:
-            yield Effect(run, lambda run=run: _release(run))  # type: ignore[misc]
+            yield Effect(run, lambda run=run: release(run))  # type: ignore[misc]
 
 
 def _expire(model: Model, lease: Lease, wall: float) -> None:
@@ -84,6 +84,6 @@ def _stop(model: Model, run: Run, event: str, reason: str, wall: float) -> Effec
     return Effect(run, lambda: model.ask_to_stop(run, event, reason, wall))
 
 
-def _release(run: Run) -> None:
+def release(run: Run) -> None:
     run.move("release")
     run.not_before = None
