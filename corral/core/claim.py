@@ -20,7 +20,7 @@ from corral.domain.errors import NotFound
 from corral.domain.host import Host
 from corral.domain.ids import HostId, LeaseId, new_lease_id
 from corral.domain.lease import Lease, LeaseState
-from corral.domain.run import Attempt, Rank, Run
+from corral.domain.run import REMOVED, Attempt, Rank, Run
 from corral.domain.states import LEASED, RankEvent, RankState, RunEvent, RunState, step_rank
 from corral.ports.store import Held, Tx
 
@@ -122,7 +122,11 @@ class Claim:
             if found is None or found[0].state is not RunState.QUEUED:
                 continue
             run, spec = found
-            if run.shape != candidate.lane.shape:
+            if (run.shape, run.priority) != candidate.lane[:2]:
+                continue
+            if run.hold_reason == REMOVED:
+                # It ran when its manifest dropped it, and came back to the queue.
+                move(tx, run, RunEvent.HOLD, at=now, actor="corral", data={"hold_reason": REMOVED})
                 continue
             gpus = free.take(self.shapes.get(tx, run.shape))
             lease, run = self._lease(tx, host, run, gpus, now)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 from corral.core.transitions import born, record
@@ -39,6 +40,9 @@ class NewRun(NamedTuple):
     code: ArtifactId | None
     inputs: dict[str, ArtifactId]
     secrets: tuple[str, ...]
+    # What inputs and code hold, where the caller says it.
+    input_digests: Mapping[str, str] = MappingProxyType({})
+    code_digest: str | None = None
 
 
 class Submitted(NamedTuple):
@@ -51,25 +55,26 @@ def submit(
 ) -> Submitted:
     """Queue the runs, all or none. The same principal and request id again get the first answer."""
     body = digest_of([run.spec for run in runs] + [group])
-    missing = [
+    absent = [
         found
         for index, run in enumerate(runs)
-        for found in _missing(tx, run, prefix=f"runs[{index}]." if len(runs) > 1 else "")
+        for found in missing(tx, run, prefix=f"runs[{index}]." if len(runs) > 1 else "")
     ]
     ids = tuple(new_run_id() for _ in runs)
     group_id = new_group_id() if group is not None or len(runs) > 1 else None
     submission = Submission(principal, request_id, body, group_id, canonical(ids), now)
-    if missing or not tx.runs.put_submission(submission):
+    if absent or not tx.runs.put_submission(submission):
         if (earlier := _earlier(tx, principal, request_id, body)) is not None:
             return earlier
-        raise _names_what_is_missing(missing)
+        raise not_there(absent)
     if group_id is not None:
         tx.runs.insert_group(Group(group_id, runs[0].project, group or runs[0].name, now))
     shapes: dict[Requirements, Digest] = {}
     for run_id, run in zip(ids, runs, strict=True):
         if run.requirements not in shapes:
             shapes[run.requirements] = put_shape(tx, run.requirements)
-        _insert(tx, run_id, run, shapes[run.requirements], group_id, principal, now)
+        shape = shapes[run.requirements]
+        insert_run(tx, run_id, run, shape, group_id, principal=principal, now=now)
     return Submitted(ids, group_id)
 
 
@@ -129,10 +134,12 @@ def _used_before(request_id: str) -> Conflict:
     )
 
 
-def _missing(tx: Tx, run: NewRun, *, prefix: str) -> list[FieldError]:
+def missing(tx: Tx, run: NewRun, *, prefix: str) -> list[FieldError]:
     """What the run names and is not there: it would fail only once a machine was taken."""
     fields: list[FieldError] = []
     named = {f"{prefix}inputs.{name}": artifact for name, artifact in run.inputs.items()}
+    digests: dict[str, str | None] = {f"{prefix}inputs.{name}": d for name, d in run.input_digests.items()}
+    digests[f"{prefix}code"] = run.code_digest
     if run.code is not None:
         named[f"{prefix}code"] = run.code
     for path, artifact_id in named.items():
@@ -141,6 +148,8 @@ def _missing(tx: Tx, run: NewRun, *, prefix: str) -> list[FieldError]:
             fields.append(FieldError(path, f"names {artifact_id}, which project {run.project} does not have"))
         elif path.endswith("code") and artifact.kind is not ArtifactKind.CODE:
             fields.append(FieldError(path, f"names {artifact_id}, which is not code but {artifact.kind}"))
+        elif (digests.get(path) or artifact.digest) != artifact.digest:
+            fields.append(FieldError(path, f"names {artifact_id}, which holds something else than it says"))
     for name in run.secrets:
         if tx.access.secret(run.project, name) is None:
             fields.append(
@@ -149,7 +158,7 @@ def _missing(tx: Tx, run: NewRun, *, prefix: str) -> list[FieldError]:
     return fields
 
 
-def _names_what_is_missing(fields: Sequence[FieldError]) -> InvalidInput:
+def not_there(fields: Sequence[FieldError]) -> InvalidInput:
     lines = "; ".join(f"`{f.path}` {f.message}" for f in fields)
     return InvalidInput(
         f"the run names what is not there: {lines}",
@@ -158,16 +167,23 @@ def _names_what_is_missing(fields: Sequence[FieldError]) -> InvalidInput:
     )
 
 
-def _insert(
-    tx: Tx,
-    run_id: RunId,
-    new: NewRun,
-    shape: Digest,
-    group_id: GroupId | None,
-    principal: str,
-    now: float,
+def insert_run(
+    tx: Tx, run_id: RunId, new: NewRun, shape: Digest, group_id: GroupId | None, *, principal: str, now: float
 ) -> None:
-    run = Run(
+    put_run(tx, as_run(run_id, new, shape, group_id, principal=principal, now=now), new)
+
+
+def put_run(tx: Tx, run: Run, new: NewRun) -> None:
+    tx.runs.insert(run, new.spec)
+    if new.code is not None or new.inputs:
+        tx.artifacts.use(run.id, [*([new.code] if new.code else []), *new.inputs.values()])
+    born(tx, run, actor=run.submitted_by)
+
+
+def as_run(
+    run_id: RunId, new: NewRun, shape: Digest, group_id: GroupId | None, *, principal: str, now: float
+) -> Run:
+    return Run(
         id=run_id,
         project=new.project,
         name=new.name,
@@ -194,7 +210,3 @@ def _insert(
         ready_at=now,
         event_n=1,
     )
-    tx.runs.insert(run, new.spec)
-    if new.code is not None or new.inputs:
-        tx.artifacts.use(run.id, [*([new.code] if new.code else []), *new.inputs.values()])
-    born(tx, run, actor=principal)

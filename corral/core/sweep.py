@@ -19,6 +19,7 @@ from corral.core.stop import force_stop, halt_over_wall, stop_stalled
 from corral.core.transitions import move
 from corral.domain.errors import CorralError
 from corral.domain.ids import RunId
+from corral.domain.run import REMOVED
 from corral.domain.states import RunEvent, RunState
 from corral.ports.clock import Clock
 from corral.ports.store import Store, Tx
@@ -129,5 +130,8 @@ class Sweeper:
 def release_held(tx: Tx, run_id: RunId, *, now: float) -> None:
     run = tx.runs.lock(run_id)
     if run is None or run.state is not RunState.HELD or run.not_before is None or run.not_before > now:
+        return
+    if run.hold_reason == REMOVED:
+        tx.runs.save(run._replace(not_before=None))
         return
     move(tx, run, RunEvent.RELEASE, at=now, actor="corral", hold_reason=None, not_before=None)

@@ -12,6 +12,9 @@ from corral.domain.ids import ArtifactId, Digest, GroupId, HostId, LeaseId, RunI
 from corral.domain.reasons import Reason, Retries
 from corral.domain.states import RankEvent, RankState, RunEvent, RunState, step_rank, step_run
 
+# Why a run is held that its manifest no longer names. A run that runs carries it too: it is not queued again.
+REMOVED = "removed"
+
 
 class Run(NamedTuple):
     """Times are Unix seconds. `epoch` is the newest ever granted; `event_n` the number of its last event."""
@@ -41,6 +44,8 @@ class Run(NamedTuple):
     grace_s: float
     preemptible: bool = False
     schedule_id: str | None = None
+    # Of what a manifest declared: the digest of what is not part of its identity.
+    policy: str | None = None
     # What changes in a run's life; the defaults are how it begins.
     state: RunState = RunState.QUEUED
     hold_reason: str | None = None

@@ -15,6 +15,7 @@ from corral.domain.host import Host, Secret, Token
 from corral.domain.ids import ArtifactId, Digest, GroupId, HostId, LeaseId, RunId, TokenId
 from corral.domain.lease import Lease
 from corral.domain.run import Attempt, Event, Group, Parent, Rank, Run, Submission
+from corral.domain.states import RunState
 from corral.ports.audit import Audit
 from corral.ports.manifests import Manifests
 from corral.ports.quotas import Quotas
@@ -47,6 +48,20 @@ class Ready(NamedTuple):
     id: RunId
 
 
+class Known(NamedTuple):
+    """What a manifest must know of a run that it declared before."""
+
+    id: RunId
+    identity: Digest
+    generation: int
+    name: str
+    group_id: GroupId | None
+    state: RunState
+    hold_reason: str | None
+    detail: str | None
+    policy: str | None
+
+
 @dataclass(frozen=True)
 class RunFilter:
     project: str | None = None
@@ -72,6 +87,14 @@ class Runs(Protocol):
 
     def save(self, run: Run) -> None:
         """Write every column that may change after insert."""
+        ...
+
+    def save_policy(self, run: Run, spec: str) -> None:
+        """Write what `save` does not: the columns that are not part of a run's identity, and its spec."""
+        ...
+
+    def of_manifest(self, project: str, manifest: str) -> dict[Digest, Known]:
+        """By identity, the newest generation of every run that the manifest ever declared."""
         ...
 
     def spec(self, run_id: RunId) -> str: ...
@@ -199,6 +222,10 @@ class Hosts(Protocol):
     def save(self, host: Host) -> None: ...
 
     def page(self, after: HostId | None, limit: int) -> list[Host]: ...
+
+    def declared_by(self, manifest: str) -> list[Host]:
+        """Hosts that this manifest, as `project/name`, declares."""
+        ...
 
     def busy(self) -> list[tuple[HostId, int]]: ...
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from corral import __version__
 from corral.core.transitions import TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
-from corral.server import admin, artifacts, blobs, errors, leases, outcomes, runs, streams
+from corral.server import admin, artifacts, blobs, errors, leases, manifests, outcomes, runs, streams
 from corral.server.gate import Gate
 from corral.server.loops import Loops
 from corral.server.openapi import ERRORS, declare_scopes
@@ -38,7 +38,7 @@ class Server:
         )
         api.state.services = self.services
         errors.install(api)
-        routers = [module.router for module in (runs, streams, leases, outcomes, blobs, artifacts, admin)]
+        routers = [module.router for module in (runs, streams, leases, outcomes, blobs, artifacts, admin, manifests)]
         for router in routers:
             api.include_router(router)
         declare_scopes(api, routers)

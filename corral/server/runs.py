@@ -12,7 +12,6 @@ from corral.core.stop import cancel
 from corral.core.submit import NewRun, Submitted, requeue, submit
 from corral.core.why import standings, summary
 from corral.domain.artifact import ArtifactKind
-from corral.domain.canonical import digest_of
 from corral.domain.errors import InvalidInput
 from corral.domain.ids import ArtifactId, RunId
 from corral.domain.states import RunState
@@ -29,6 +28,7 @@ from corral.server.views import (
     run_view,
     time_cursor,
 )
+from corral.wire.identity import identity_of
 from corral.wire.leases import ArtifactPage
 from corral.wire.runs import (
     CancelRequest,
@@ -44,8 +44,6 @@ from corral.wire.runs import (
 from corral.wire.spec import RunSpec
 
 router = APIRouter(prefix="/v1", tags=["runs"])
-# What makes a run what it is; plain values all, so that they need not be dumped.
-_IDENTITY = ("kind", "argv", "params", "env", "secrets", "inputs", "seed", "code_digest")
 
 
 @router.post("/runs", status_code=201, responses={200: {"model": SubmitAnswer}})
@@ -83,18 +81,13 @@ async def submit_or_try(body: SubmitRequest, caller: Caller, svc: Services) -> S
 
 
 def new_run(spec: RunSpec) -> NewRun:
-    identity = {name: getattr(spec, name) for name in _IDENTITY}
-    identity["environment"] = spec.environment.digest if spec.environment else None
-    if spec.train is not None:
-        own = {"model", "model_revision", "train", "task", "eval", "sample"}
-        identity |= spec.model_dump(mode="json", include=own)
     return NewRun(
         project=spec.project,
         name=spec.name,
         kind=spec.kind,
         seed=spec.seed,
         spec=spec.model_dump_json(),
-        identity=digest_of(identity),
+        identity=identity_of(spec),
         requirements=spec.requirements(),
         priority=spec.priority,
         labels=spec.labels,
@@ -104,6 +97,8 @@ def new_run(spec: RunSpec) -> NewRun:
         grace_s=spec.grace,
         code=None if spec.code is None else ArtifactId(spec.code),
         inputs={name: ArtifactId(value) for name, value in spec.inputs.items()},
+        input_digests=spec.input_digests,
+        code_digest=spec.code_digest,
         secrets=tuple(spec.secrets),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -267,11 +267,7 @@ class BuiltEnvironment(Exact):
     find_links: str | None = None
 
 
-class RunSpec(_Common):
-    """A resolved run: one seed, no sweep; code and inputs are artifacts; the environment is locked.
-
-    Of a stored one the train table is not checked again: what was accepted once stays readable.
-    """
+class _Resolved(_Common):
 
     model_revision: str | None = Field(
         None, max_length=256, description="The commit or digest that `model` stood for when it was submitted."
@@ -281,12 +277,14 @@ class RunSpec(_Common):
     sample: SampleAsk | None = Field(None, description="For the task of that name.")
     code: ArtifactIdText | None = None
     code_digest: DigestText | None = None
-    environment: BuiltEnvironment | None = None
-    inputs: dict[Name, ArtifactIdText] = Field(default_factory=dict, max_length=256)
+    inputs: dict[Name, ArtifactIdText] = Field(default={}, max_length=256)
+    input_digests: dict[Name, DigestText] = Field(
+        default={}, max_length=256, description="What each input holds: the digest of its artifact."
+    )
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
 
     @model_validator(mode="after")
-    def _asked_for_the_task(self) -> RunSpec:
+    def _asked_for_the_task(self) -> Self:
         if self.task == "train" and self.eval is None and self.sample is None:
             return self
         if self.kind != "train":
@@ -299,7 +297,7 @@ class RunSpec(_Common):
         return self
 
     @model_validator(mode="after")
-    def _holes_are_filled(self) -> RunSpec:
+    def _holes_are_filled(self) -> Self:
         known = (
             {f"params.{key}" for key in self.params}
             | {"run_id"}
@@ -311,17 +309,45 @@ class RunSpec(_Common):
                     raise ValueError(f"argv[{index}] names {{{hole}}}, which the run does not have")
         return self
 
+
+    def checked(self) -> Self:
+        """The same with a complete train table. ValidationError names every fault of the one it has."""
+        if self.train is None:
+            return self
+        return self.model_copy(update={"train": canonical(self.model or "?", self.train)})
+
+
+class PackedSpec(_Resolved):
+    """A resolved run beside others that share its environment, which it names by its digest."""
+
+    environment: DigestText | None = None
+
+    def unpacked(self, environments: Mapping[str, BuiltEnvironment]) -> RunSpec:
+        """KeyError where the environment is not among them."""
+        whole = None if self.environment is None else environments[self.environment]
+        # Checked already: the two differ in nothing else.
+        return RunSpec.model_construct(**{**self.__dict__, "environment": whole})
+
+
+class RunSpec(_Resolved):
+    """A resolved run: one seed, no sweep; code and inputs are artifacts; the environment is locked.
+
+    Of a stored one the train table is not checked again: what was accepted once stays readable.
+    """
+
+    environment: BuiltEnvironment | None = None
+
     def requirements(self) -> Requirements:
         # An environment that is built for the run brings the engine along.
         engine = self.kind == "train" and self.environment is None
         needed = self.resources.requirements()
         return replace(needed, engine=True) if engine else needed
 
-    def checked(self) -> RunSpec:
-        """The same with a complete train table. ValidationError names every fault of the one it has."""
-        if self.train is None:
-            return self
-        return self.model_copy(update={"train": canonical(self.model or "?", self.train)})
+
+
+def packed(spec: RunSpec) -> PackedSpec:
+    digest = None if spec.environment is None else spec.environment.digest
+    return PackedSpec.model_construct(**{**spec.__dict__, "environment": digest})
 
 
 def render_argv(spec: RunSpec, run_id: str) -> list[str]:

@@ -25,6 +25,21 @@ UPDATE runs SET
     lost_hosts = :lost_hosts
 WHERE id = :id;
 
+-- name: run_save_policy
+UPDATE runs SET
+    name = :name, group_id = :group_id, shape = :shape, priority = :priority, labels = :labels,
+    retry_infrastructure = :retry_infrastructure, retry_memory = :retry_memory, retry_code = :retry_code,
+    wall_limit_s = :wall_limit_s, stall_limit_s = :stall_limit_s, grace_s = :grace_s,
+    preemptible = :preemptible, policy = :policy
+WHERE id = :id;
+
+-- name: spec_save
+UPDATE run_specs SET spec = :spec WHERE run_id = :run_id;
+
+-- name: run_of_manifest
+SELECT <known> FROM runs
+WHERE project = :project AND manifest = :manifest ORDER BY identity, generation;
+
 -- name: spec_get
 SELECT spec FROM run_specs WHERE run_id = :run_id;
 
