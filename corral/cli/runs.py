@@ -27,7 +27,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what the run prints.")]
 
 
-@app.command("run", context_settings={"ignore_unknown_options": False})
+# What follows the program's name is the program's: `corral run ls -la` needs no `--`.
+@app.command("run", context_settings={"allow_interspersed_args": False})
 def run_command(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARG]...", help="What to run.")],
     name: Annotated[str | None, typer.Option(help="The run's name; the program's by default.")] = None,

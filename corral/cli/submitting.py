@@ -93,6 +93,9 @@ def dry_run(corral: Corral, run_file: RunFile, base_dir: Path, *, as_json: bool)
         typer.echo(json.dumps(spec, indent=2))
     if len(specs) > _SPECS_SHOWN:
         typer.echo(f"and {len(specs) - _SPECS_SHOWN} more that differ in seed or params (--json shows all)")
+    for source in prepared.to_ship:
+        size = render.size(sum(file.size for file in source.tree.files))
+        typer.echo(f"{source.what}: {source.root} ({render.count(len(source.tree.files), 'file')}, {size})")
     detail.show_placements(answer.hosts)
     for text in prepared.notes:
         render.note(f"note: {text}")

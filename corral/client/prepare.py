@@ -35,6 +35,15 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class Source:
+    """Something local that the run needs: its files, and the folder they are below."""
+
+    what: str
+    root: Path
+    tree: Tree
+
+
+@dataclass(frozen=True)
 class Prepared:
     """What to submit. `group` is set when the file stands for a group; `notes` are for people.
 
@@ -45,15 +54,8 @@ class Prepared:
     group: str | None
     notes: tuple[str, ...] = ()
     subjects: tuple[Subject, ...] = ()
-
-
-@dataclass(frozen=True)
-class Source:
-    """Something local that the run needs: its files, and the folder they are below."""
-
-    what: str
-    root: Path
-    tree: Tree
+    # Of a plan: what of this machine would be uploaded.
+    to_ship: tuple[Source, ...] = ()
 
 
 class Listener:
@@ -116,7 +118,8 @@ class Workshop:
     def plan(self, run_file: RunFile) -> Prepared:
         """The same, but nothing leaves this machine: local code and inputs have no artifact ids yet."""
         material = self._gathering(run_file).look() if run_file.train is not None else None
-        return self._survey(run_file, material).prepared
+        survey = self._survey(run_file, material)
+        return replace(survey.prepared, to_ship=tuple(survey.sources.values()))
 
     def survey(self, run_file: RunFile) -> Survey:
         """Read, resolve and check everything, with the commit that a model's name stands for now."""

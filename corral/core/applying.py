@@ -129,9 +129,7 @@ class Apply:
         by = self.by
         shape, group = self._shape(tx, new), self._group(tx, entry)
         run = as_run(new_run_id(), new, shape, group, principal=by.actor, now=by.now)
-        put_run(
-            tx, run._replace(manifest=self.wanted.name, policy=entry.policy, generation=generation), new
-        )
+        put_run(tx, run._replace(manifest=self.wanted.name, policy=entry.policy, generation=generation), new)
         return run.id
 
     def _again(self, tx: Tx, change: Change, entry: Entry, old: Run) -> Change:

@@ -76,9 +76,7 @@ class Groups:
         return self._names[group_id]
 
 
-def _compare(
-    tx: Tx, made: Plan, wanted: Wanted, entry: Entry, run: Known | None, groups: Groups
-) -> None:
+def _compare(tx: Tx, made: Plan, wanted: Wanted, entry: Entry, run: Known | None, groups: Groups) -> None:
     if run is None:
         made.changes.append(Change(Action.NEW, "run", entry.name, entry.identity))
         return

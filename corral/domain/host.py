@@ -59,6 +59,8 @@ class Token(NamedTuple):
     used_at: float | None = None
     # Of a join token: what the host that uses it is labelled with, as a JSON list.
     labels: str | None = None
+    # Of a join token: the hash of the request id that used it, so that only its repetition is answered again.
+    used_by: str | None = None
 
     def fits(self, secret: str, now: float) -> bool:
         return self.matches(secret) and self.holds(now)

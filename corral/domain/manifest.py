@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from corral.domain.ids import Digest, RunId
 from corral.domain.states import RunState
@@ -53,6 +53,9 @@ class Also(StrEnum):
     RETRY_FAILED = "retry_failed"
 
 
+Kind = Literal["run", "host"]
+
+
 class Action(StrEnum):
     NEW = "new"
     AGAIN = "again"
@@ -72,10 +75,10 @@ class Difference(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One thing that an apply does, or would do. `kind` is `run` or `host`."""
+    """One thing that an apply does, or would do."""
 
     action: Action
-    kind: str
+    kind: Kind
     name: str
     identity: Digest | None = None
     run_id: RunId | None = None

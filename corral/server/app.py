@@ -38,7 +38,9 @@ class Server:
         )
         api.state.services = self.services
         errors.install(api)
-        routers = [module.router for module in (runs, streams, leases, outcomes, blobs, artifacts, admin, manifests)]
+        routers = [
+            module.router for module in (runs, streams, leases, outcomes, blobs, artifacts, admin, manifests)
+        ]
         for router in routers:
             api.include_router(router)
         declare_scopes(api, routers)

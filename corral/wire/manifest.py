@@ -19,11 +19,10 @@ from corral.wire.train import each
 MAX_RUNS = 50_000
 
 # The same fields as those of a run, so that there is one definition of them.
-_Policy: Any = create_model(
-    "RunPolicy",
-    __base__=Exact,
-    **{name: (RunSpec.model_fields[name].annotation, RunSpec.model_fields[name]) for name in POLICY},
-)
+_FIELDS: dict[str, Any] = {
+    name: (RunSpec.model_fields[name].annotation, RunSpec.model_fields[name]) for name in POLICY
+}
+_Policy: Any = create_model("RunPolicy", __base__=Exact, **_FIELDS)
 
 
 class Policy:

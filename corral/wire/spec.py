@@ -268,7 +268,6 @@ class BuiltEnvironment(Exact):
 
 
 class _Resolved(_Common):
-
     model_revision: str | None = Field(
         None, max_length=256, description="The commit or digest that `model` stood for when it was submitted."
     )
@@ -309,7 +308,6 @@ class _Resolved(_Common):
                     raise ValueError(f"argv[{index}] names {{{hole}}}, which the run does not have")
         return self
 
-
     def checked(self) -> Self:
         """The same with a complete train table. ValidationError names every fault of the one it has."""
         if self.train is None:
@@ -342,7 +340,6 @@ class RunSpec(_Resolved):
         engine = self.kind == "train" and self.environment is None
         needed = self.resources.requirements()
         return replace(needed, engine=True) if engine else needed
-
 
 
 def packed(spec: RunSpec) -> PackedSpec:

@@ -419,6 +419,20 @@ def test_logs_mark_where_another_attempt_begins(corral: Machine) -> None:
     assert "corral: attempt 2" in done.stderr
 
 
+def test_options_after_the_program_are_the_program_s(corral: Machine) -> None:
+    assert corral("run", "-q", "echo", "-l", "a", "--name", "b").stdout == "-l a --name b\n"
+
+
+def test_a_dry_run_names_what_would_be_uploaded(corral: Machine, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "poem.txt").write_text("roses")
+    (tmp_path / "run.toml").write_text('argv = ["true"]\ninputs.poems = "data"\n')
+
+    said = corral.ok("submit", str(tmp_path / "run.toml"), "--dry-run")
+
+    assert f"input poems: {tmp_path / 'data'} (1 file, 5 B)" in said
+
+
 def _holds(path: Path, data: bytes) -> bool:
     return path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data
 

@@ -172,3 +172,25 @@ def test_a_secret_is_replaced_and_deleted(db: Database) -> None:
     assert db.read(lambda tx: tx.access.secret("other", "HF_TOKEN")) is None
     assert db.write(lambda tx: tx.access.delete_secret("default", "HF_TOKEN"))
     assert not db.write(lambda tx: tx.access.delete_secret("default", "HF_TOKEN"))
+
+
+def test_a_join_token_is_used_once_and_a_hosts_credentials_are_found(db: Database) -> None:
+    """FL-D31."""
+    host = a_host()
+    join = a_token(scope=Scope.JOIN, project=None, labels='["lab"]')
+    first = a_token(scope=Scope.HOST, project=None, host_id=host.id, expires_at=500.0)
+    second = a_token(scope=Scope.HOST, project=None, host_id=host.id)
+    db.each([join, first, second], lambda tx, token: tx.access.insert_token(token))
+
+    assert db.write(lambda tx: tx.access.use(join.id, host.id, by="one", at=200.0))
+    assert not db.write(lambda tx: tx.access.use(join.id, host.id, by="two", at=300.0))
+    used = db.read(lambda tx: tx.access.token(join.id))
+    assert used == join._replace(used_at=200.0, used_by="one", host_id=host.id)
+
+    found = db.read(lambda tx: tx.access.of_host(host.id))
+    assert found == sorted([first, second], key=lambda token: token.id)
+    db.each([first, second], lambda tx, token: tx.access.shorten(token.id, 600.0))
+    ends = {token.id: token.expires_at for token in db.read(lambda tx: tx.access.of_host(host.id))}
+    assert ends == {first.id: 500.0, second.id: 600.0}
+    db.write(lambda tx: tx.access.revoke(first.id, 400.0))
+    assert [token.id for token in db.read(lambda tx: tx.access.of_host(host.id))] == [second.id]

@@ -252,6 +252,16 @@ def test_a_name_that_can_be_no_model_is_refused(folder: Path) -> None:
     assert refused(folder, model="a/b/c")[0] == "model"
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"), [("corral/tinny", "corral/tiny"), ("smollm2-135", "smollm2-135m")]
+)
+def test_a_name_that_is_nearly_a_listed_one_is_asked_about(given: str, meant: str, folder: Path) -> None:
+    place, message = refused(folder, model=given, environ={"HF_ENDPOINT": "http://127.0.0.1:1"})
+
+    assert place == "model"
+    assert f"did you mean `{meant}`?" in message
+
+
 def test_an_adapter_is_a_folder_an_artifact_or_a_run(folder: Path) -> None:
     adapter_folder(folder / "mine" / "adapter", "corral/tiny")
 

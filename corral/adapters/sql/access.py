@@ -5,7 +5,7 @@ from __future__ import annotations
 from corral.adapters.sql.connection import Connection
 from corral.adapters.sql.rows import SECRET, TOKEN
 from corral.domain.host import Secret, Token
-from corral.domain.ids import TokenId
+from corral.domain.ids import HostId, TokenId
 
 
 class SqlAccess:
@@ -25,6 +25,15 @@ class SqlAccess:
 
     def revoke(self, token_id: TokenId, at: float) -> bool:
         return self._db.run("token_revoke", {"id": token_id, "at": at}) > 0
+
+    def of_host(self, host_id: HostId) -> list[Token]:
+        return [TOKEN.read(row) for row in self._db.all("token_of_host", {"host_id": host_id})]
+
+    def use(self, token_id: TokenId, host_id: HostId, *, by: str, at: float) -> bool:
+        return self._db.run("token_use", {"id": token_id, "host_id": host_id, "by": by, "at": at}) > 0
+
+    def shorten(self, token_id: TokenId, expires_at: float) -> None:
+        self._db.run("token_shorten", {"id": token_id, "at": expires_at})
 
     def put_secret(self, secret: Secret) -> None:
         self._db.put("secret_put", SECRET, secret)

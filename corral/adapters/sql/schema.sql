@@ -191,8 +191,10 @@ CREATE TABLE tokens (
     expires_at REAL,
     revoked_at REAL,
     used_at REAL,
-    labels TEXT
+    labels TEXT,
+    used_by TEXT
 );
+CREATE INDEX tokens_host ON tokens (host_id, id) WHERE host_id IS NOT NULL;
 
 CREATE TABLE secrets (
     project TEXT NOT NULL,

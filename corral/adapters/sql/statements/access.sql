@@ -11,6 +11,17 @@ SELECT <token> FROM tokens WHERE id > :after ORDER BY id LIMIT :limit;
 -- name: token_revoke
 UPDATE tokens SET revoked_at = COALESCE(revoked_at, :at) WHERE id = :id;
 
+-- name: token_of_host
+SELECT <token> FROM tokens
+WHERE host_id = :host_id AND scope = 'host' AND revoked_at IS NULL ORDER BY id;
+
+-- Whoever comes second finds it used.
+-- name: token_use
+UPDATE tokens SET used_at = :at, used_by = :by, host_id = :host_id WHERE id = :id AND used_at IS NULL;
+
+-- name: token_shorten
+UPDATE tokens SET expires_at = :at WHERE id = :id AND (expires_at IS NULL OR expires_at > :at);
+
 -- name: secret_put
 INSERT INTO secrets (<secret>) VALUES (<:secret>)
 ON CONFLICT (project, name) DO UPDATE SET

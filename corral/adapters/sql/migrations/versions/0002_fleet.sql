@@ -15,6 +15,8 @@ ALTER TABLE hosts ADD COLUMN set_aside_until REAL;
 ALTER TABLE hosts ADD COLUMN set_aside_why TEXT;
 ALTER TABLE tokens ADD COLUMN used_at REAL;
 ALTER TABLE tokens ADD COLUMN labels TEXT;
+ALTER TABLE tokens ADD COLUMN used_by TEXT;
+CREATE INDEX tokens_host ON tokens (host_id, id) WHERE host_id IS NOT NULL;
 
 CREATE INDEX runs_manifest ON runs (project, manifest, id) WHERE manifest IS NOT NULL;
 CREATE INDEX runs_waiting ON runs (group_id, hold_reason, ready_at, id) WHERE state = 'held';
