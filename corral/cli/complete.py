@@ -1,4 +1,4 @@
-"""Completes run ids in the shell: one short call, and silence when there is no server."""
+"""Completes run ids and names in the shell: one short call, and silence when there is no server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from corral.cli.connect import connect
 from corral.domain.errors import CorralError
 
 _SHOWN = 50
+
+
+def manifests(incomplete: str) -> list[tuple[str, str]]:
+    try:
+        with connect() as corral:
+            page = corral.manifests.page()
+    except CorralError:
+        return []
+    found = [(item.name, f"{item.project}, {item.runs} runs") for item in page.items]
+    return [item for item in found if item[0].startswith(incomplete)]
 
 
 def runs(incomplete: str) -> list[tuple[str, str]]:

@@ -61,6 +61,7 @@ _COMMANDS = (
     _verb("gpus", "catalogue", "List the cards that an estimate knows, with list prices."),
     _verb("cancel", "runs", "Cancel runs; their workers stop them at once."),
     _verb("requeue", "runs", "Run something that has ended once more."),
+    _Command("manifest", "manifest", "Declare hosts and runs in one file: plan it, apply it."),
     _Command("artifacts", "artifacts", "List, fetch, verify, pin and remove artifacts."),
     _Command("hosts", "hosts", "List, drain and resume hosts."),
     _Command("secrets", "secrets", "Set, list and remove secrets."),

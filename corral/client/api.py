@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Self
 
 from corral.client.admin import Hosts, ProjectSecrets, Tokens
+from corral.client.applying import Manifests
 from corral.client.artifacts import Artifacts
 from corral.client.blobs import BlobSink, BlobSource
 from corral.client.http import Backoff, Transport
@@ -31,6 +32,7 @@ class Corral:
         self.hosts = Hosts(self.transport)
         self.tokens = Tokens(self.transport)
         self.secrets = ProjectSecrets(self.transport)
+        self.manifests = Manifests(self.transport)
         self.leases = Leases(self.transport)
 
     @property

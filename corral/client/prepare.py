@@ -17,6 +17,7 @@ from corral.client.dataset import look
 from corral.client.digest import FileUnreadable, digest_file
 from corral.client.ignore import Ignore
 from corral.client.lock import resolve
+from corral.client.params import Checks
 from corral.client.placing import Subject, settled
 from corral.client.runfile import Variant, expand, is_group
 from corral.client.training import Gathering, Material, check_same_model
@@ -28,7 +29,7 @@ from corral.domain.paths import printable
 from corral.recipes.train import to_table
 from corral.wire.admin import HostView
 from corral.wire.base import explain
-from corral.wire.spec import BuiltEnvironment, RunFile, RunSpec
+from corral.wire.spec import BuiltEnvironment, RunFile, RunSpec, Scalar
 from corral.wire.tables import EnvironmentFile, InputFrom, Keep
 
 T = TypeVar("T")
@@ -68,6 +69,8 @@ class Listener:
         """Bytes done, bytes in all, files done of what is uploaded now."""
 
 
+# What of a run file is not in the spec that it becomes, or is there in another form.
+_OF_THE_FILE = {"seeds", "sweep", "params", "params_schema", "params_from", "train", "inputs"}
 # Uploads are known by what they are and what they hold.
 Key = tuple[Literal["code", "input"], str]
 
@@ -91,6 +94,8 @@ class _Resolved:
     environment: BuiltEnvironment | None
     material: Material | None
     hosts: Sequence[HostView]
+    params: Sequence[Mapping[str, Scalar]]
+    notes: tuple[str, ...]
     inputs: Mapping[str, str]
     input_digests: Mapping[str, str]
     code_digest: str | None
@@ -126,6 +131,17 @@ class Workshop:
         material = self._gathering(run_file).pin() if run_file.train is not None else None
         return self._survey(run_file, material)
 
+    def check(self, run_file: RunFile) -> tuple[str, ...]:
+        """What can be found wrong without a server and a package index. Return what people should know."""
+        material = self._gathering(run_file).look() if run_file.train is not None else None
+        run_file = _with_material(run_file, material)
+        checks = Checks(run_file, self.base_dir, self.environ, self._once)
+        params = checks.checked([variant.params for variant in expand(run_file)])
+        self._scan_code(run_file)
+        self._scan_inputs(run_file)
+        bare = _Resolved(None, material, (), params, tuple(checks.notes), {}, {}, None)
+        return self._prepared(run_file, bare).notes
+
     def upload(self, project: str, sources: Mapping[Key, Source]) -> dict[Key, str]:
         """The artifact ids of what was uploaded, or was there already."""
         return {
@@ -135,6 +151,8 @@ class Workshop:
 
     def _survey(self, run_file: RunFile, material: Material | None) -> Survey:
         run_file = _with_material(run_file, material)
+        checks = Checks(run_file, self.base_dir, self.environ, self._once)
+        params = checks.checked([variant.params for variant in expand(run_file)])
         sources: dict[Key, Source] = {}
         code = self._scan_code(run_file)
         if code is not None:
@@ -147,6 +165,8 @@ class Workshop:
             self._environment(run_file.environment),
             material,
             self._hosts(run_file),
+            params,
+            tuple(checks.notes),
             named,
             {**digests, **{name: source.tree.digest for name, source in local.items()}},
             code.tree.digest if code else None,
@@ -182,8 +202,8 @@ class Workshop:
         group = run_file.name if is_group(run_file) else None
         specs = self._specs(run_file, resolved)
         if material is None:
-            return Prepared(specs, group)
-        return Prepared(specs, group, material.notes, material.subjects(run_file))
+            return Prepared(specs, group, resolved.notes)
+        return Prepared(specs, group, (*material.notes, *resolved.notes), material.subjects(run_file))
 
     def _scan_code(self, run_file: RunFile) -> Source | None:
         if run_file.code is None:
@@ -297,9 +317,7 @@ class Workshop:
         return self.corral.artifacts.commit(project, kind=kind, tree=source.tree).id
 
     def _specs(self, run_file: RunFile, resolved: _Resolved) -> list[RunSpec]:
-        shared = run_file.model_dump(
-            exclude={"code", "environment", "inputs", "seeds", "sweep", "params", "train"}, exclude_unset=True
-        )
+        shared = run_file.model_dump(exclude={"code", "environment", *_OF_THE_FILE}, exclude_unset=True)
         shared |= {
             "environment": resolved.environment,
             "inputs": dict(resolved.inputs),
@@ -309,8 +327,8 @@ class Workshop:
         trained: dict[str, dict[str, Any]] = {}
         specs = []
         try:
-            for variant in expand(run_file):
-                own: dict[str, Any] = {"params": dict(variant.params), "seed": variant.seed}
+            for variant, params in zip(expand(run_file), resolved.params, strict=True):
+                own: dict[str, Any] = {"params": params, "seed": variant.seed}
                 if resolved.material is not None:
                     # The forecast takes a moment, and seeds share it.
                     key = repr(variant.train)

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from corral.core import audit
+from corral.core.declare import declare
 from corral.core.planning import Groups, Plan, Wanted, plan
 from corral.core.policy import Policy
 from corral.core.stop import cancel
-from corral.core.submit import NewRun, as_run, missing, not_there, put_run, put_shape
+from corral.core.submit import NewRun, as_run, put_run, put_shape
 from corral.core.transitions import move, record
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.capability import Requirements
+from corral.domain.declared import read_declared
 from corral.domain.errors import Conflict, InvalidInput, NotFound
 from corral.domain.host import Host
 from corral.domain.ids import Digest, GroupId, RunId, new_group_id, new_host_id, new_run_id
@@ -53,7 +55,7 @@ class Apply:
         self._shapes, self._groups = {}, {}
         wanted = self.wanted
         before = held_against_others(tx, wanted.project, wanted.name)
-        made = plan(tx, wanted)
+        made = plan(tx, wanted, self.fresh)
         if made.problems:
             raise refused(wanted, made)
         if lacking := made.lacking(self.fresh):
@@ -64,7 +66,6 @@ class Apply:
         manifest = _as_manifest(wanted, before, self.by)
         if not made.changes and before is not None and before.digest == manifest.digest:
             return Applied(made, before)
-        self._check(tx, made)
         self._find_groups(tx, made)
         made.changes = [self._do(tx, change) for change in made.changes]
         tx.manifests.put(manifest)
@@ -74,21 +75,6 @@ class Apply:
     def is_same(self, before: Manifest) -> bool:
         """Whether it says what was applied last; then there is nothing to write."""
         return before.digest == _as_manifest(self.wanted, before, self.by).digest
-
-    def _check(self, tx: Tx, made: Plan) -> None:
-        """What new runs name must be there. Runs of one sweep name the same things: asked once."""
-        seen: set[object] = set()
-        fields = []
-        for change in made.changes:
-            if change.action is not Action.NEW or change.identity is None:
-                continue
-            new = self.fresh[change.identity]
-            names = (new.code, new.code_digest, *new.secrets, *sorted(new.inputs.items()))
-            if names not in seen:
-                seen.add(names)
-                fields += missing(tx, new, prefix=f"runs.{change.name}.")
-        if fields:
-            raise not_there(fields)
 
     def _find_groups(self, tx: Tx, made: Plan) -> None:
         groups = Groups(tx)
@@ -196,7 +182,9 @@ class Apply:
         if found is None:
             found = Host(new_host_id(), change.name, None, None, 0, None, False, None, self.by.now)
             tx.hosts.insert(found)
-        _declare(tx, found, declared, self.wanted.key)
+        # Held against a claim of the host, which writes the same row.
+        found = tx.hosts.lock(found.id) or found
+        declare(tx, found, None if declared is None else read_declared(declared), by=self.wanted.key)
 
     def _note(self, tx: Tx, made: Plan, manifest: Manifest) -> None:
         counts: dict[str, int] = {}
@@ -220,7 +208,7 @@ def refused(wanted: Wanted, made: Plan) -> InvalidInput:
     lines = "; ".join(f"`{f.path}` {f.message}" for f in made.problems)
     return InvalidInput(
         f"the manifest {wanted.name} cannot be applied: {lines}",
-        hint="Nothing was changed. Let one manifest declare each host.",
+        hint="Nothing was changed. Correct what is named and apply it again.",
         fields=made.problems,
     )
 
@@ -243,14 +231,6 @@ def _as_manifest(wanted: Wanted, before: Manifest | None, by: By) -> Manifest:
     return Manifest(wanted.project, wanted.name, text, digest_of(body), revision, by.now, by.actor)
 
 
-def _declare(tx: Tx, host: Host, declared: str | None, by: str) -> None:
-    # Held against a claim of the host, which writes the same row.
-    host = tx.hosts.lock(host.id) or host
-    digest = None if declared is None else digest_of(json.loads(declared))
-    owner = None if declared is None else by
-    tx.hosts.save(host._replace(declared=declared, declared_digest=digest, declared_by=owner))
-
-
 def delete(tx: Tx, project: str, name: str, *, also: frozenset[Also], by: By, policy: Policy) -> Manifest:
     """Forget the manifest. What it declared of hosts goes; its runs stay, and none of them may wait."""
     found = tx.manifests.lock(project, name)
@@ -268,7 +248,7 @@ def delete(tx: Tx, project: str, name: str, *, also: frozenset[Also], by: By, po
     for run in live:
         cancel(tx, run.id, reason=PRUNED, actor=by.actor, now=by.now, policy=policy)
     for host in tx.hosts.declared_by(found.key):
-        _declare(tx, host, None, found.key)
+        declare(tx, tx.hosts.lock(host.id) or host, None, by=None)
     tx.manifests.delete(project, name)
     audit.note(
         tx,

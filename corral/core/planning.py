@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from corral.core.submit import NewRun, missing
 from corral.domain.errors import FieldError
 from corral.domain.ids import Digest, GroupId
 from corral.domain.manifest import PRUNED, Action, Also, Change, Difference, Entry, key_of
@@ -46,8 +47,8 @@ class Plan:
         return [identity for identity in new if identity not in have]
 
 
-def plan(tx: Tx, wanted: Wanted) -> Plan:
-    """Everything that applying it now would do."""
+def plan(tx: Tx, wanted: Wanted, fresh: Mapping[Digest, NewRun]) -> Plan:
+    """Everything that applying it now would do, and everything that is in the way."""
     known = tx.runs.of_manifest(wanted.project, wanted.name)
     made = Plan(known)
     groups = Groups(tx)
@@ -57,6 +58,7 @@ def plan(tx: Tx, wanted: Wanted) -> Plan:
         if run.identity not in wanted.entries and run.state not in FINAL:
             _dropped(made, wanted, run)
     _hosts(tx, made, wanted)
+    _check(tx, made, fresh)
     return made
 
 
@@ -135,6 +137,19 @@ def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, 
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def _check(tx: Tx, made: Plan, fresh: Mapping[Digest, NewRun]) -> None:
+    """What new runs name must be there. Runs of one sweep name the same things: asked once."""
+    seen: set[object] = set()
+    for change in made.changes:
+        new = fresh.get(change.identity) if change.identity and change.action is Action.NEW else None
+        if new is None:
+            continue
+        names = (new.code, new.code_digest, new.secrets, tuple(new.inputs.items()))
+        if names not in seen:
+            seen.add(names)
+            made.problems += missing(tx, new, prefix=f"runs.{change.name}.")
 
 
 def _hosts(tx: Tx, made: Plan, wanted: Wanted) -> None:

@@ -20,9 +20,9 @@ from corral.domain.manifest import Also, Change, Entry, Manifest
 from corral.domain.run import REMOVED
 from corral.domain.states import FINAL
 from corral.ports.store import Tx
-from corral.server.callers import Caller, Limit, Operator, User
+from corral.server.callers import Limit, Operator, User
 from corral.server.runs import new_run
-from corral.server.services import Services, Svc
+from corral.server.services import Svc
 from corral.wire.admin import ErrorField
 from corral.wire.base import explain
 from corral.wire.identity import identity_of
@@ -45,28 +45,31 @@ router = APIRouter(prefix="/v1", tags=["manifests"])
 async def apply_manifest(body: ApplyRequest, caller: Operator, svc: Svc) -> ApplyAnswer:
     """Say what a manifest would change, or make it so: all of it or nothing."""
     caller.check_project(body.project)
-    asked = _Asked(body, svc)
-    made = await svc.store.read(asked.look)
+    asked = Asked(body)
+
+    def look(tx: Tx) -> Plan:
+        secrets.refuse_exposed(tx, svc.cipher, body.project, asked.text(), what="the manifest")
+        return plan(tx, asked.wanted, asked.fresh)
+
+    made = await svc.store.read(look)
     lacking = made.lacking(asked.fresh)
     answer = _answer(asked.wanted, made, needs=lacking)
     if body.mode == "plan" or lacking:
         return answer
     known = await svc.store.read(lambda tx: tx.manifests.get(body.project, body.name))
-    unit = Apply(asked.wanted, asked.fresh, asked.remade, asked.by(caller), svc.policy)
+    unit = Apply(
+        asked.wanted, asked.fresh, asked.remade, By(caller.actor, caller.origin, svc.clock.now()), svc.policy
+    )
     if not made.changes and not made.problems and known is not None and unit.is_same(known):
         return answer.model_copy(update={"applied": True, "revision": known.revision})
     done: Applied = await svc.store.write(unit)
-    if any(change.kind == "host" for change in done.plan.changes):
-        # A host may do more than before, and those that wait for work must look again.
-        svc.waiters.ready_all(svc.lanes.shapes())
     return _answer(asked.wanted, done.plan, manifest=done.manifest)
 
 
-class _Asked:
+class Asked:
     """A request in the core's words."""
 
-    def __init__(self, body: ApplyRequest, svc: Services) -> None:
-        self._svc = svc
+    def __init__(self, body: ApplyRequest) -> None:
         policies = [Policy(table) for table in body.policies]
         if any(entry.policy >= len(policies) for entry in body.runs):
             raise InvalidInput("`runs` name a policy that `policies` does not have")
@@ -83,13 +86,6 @@ class _Asked:
             also=frozenset(Also(text) for text in body.also),
         )
         self.fresh = self._fresh(body)
-
-    def by(self, caller: Caller) -> By:
-        return By(caller.actor, caller.origin, self._svc.clock.now())
-
-    def look(self, tx: Tx) -> Plan:
-        secrets.refuse_exposed(tx, self._svc.cipher, self.wanted.project, self._text(), what="the manifest")
-        return plan(tx, self.wanted)
 
     def remade(self, spec: str, entry: Entry) -> NewRun:
         """A stored spec with the policy that the manifest has for it now."""
@@ -117,7 +113,7 @@ class _Asked:
             made[entry.identity] = new_run(spec.model_copy(update=own))
         return made
 
-    def _text(self) -> str:
+    def text(self) -> str:
         """All of what would be stored."""
         wanted = self.wanted
         policies = {entry.policy: json.dumps(entry.values) for entry in wanted.entries.values()}
@@ -220,7 +216,6 @@ async def delete_manifest(
     by = By(caller.actor, caller.origin, svc.clock.now())
     wanted = frozenset(also or ())
     await svc.store.write(lambda tx: delete(tx, project, name, also=wanted, by=by, policy=svc.policy))
-    svc.waiters.ready_all(svc.lanes.shapes())
     return Response(status_code=204)
 
 

@@ -13,7 +13,7 @@ from corral.wire.admin import ErrorField
 from corral.wire.base import Answer, DigestText, Exact, Name, Strict, explain
 from corral.wire.declared import HostTable
 from corral.wire.identity import POLICY
-from corral.wire.spec import BuiltEnvironment, PackedSpec, RunFile, RunSpec
+from corral.wire.spec import BuiltEnvironment, PackedSpec, RunSpec
 from corral.wire.train import each
 
 MAX_RUNS = 50_000
@@ -149,17 +149,10 @@ class ManifestPage(Answer):
     next: str | None = None
 
 
-class RunTable(RunFile):
-    """A run of a manifest: the keys of a run file, or the path of one."""
-
-    file: str | None = Field(None, description="A run file; what stands beside it here goes over it.")
-    group: Name | None = Field(None, description="The group that it belongs to; its name if it is many.")
-
-
 class ManifestFile(Exact):
     """A manifest as a user writes it. `runs` as `[[runs]]`, or by name as `[runs.NAME]`."""
 
-    name: Name = Field("", description="What it is called; the file's own name when left out.")
+    name: Name | None = Field(None, description="What it is called; the file's own name when left out.")
     project: Name = Field(
         "default", description="Which project its runs belong to. `CORRAL_PROJECT` when left out."
     )
@@ -169,6 +162,10 @@ class ManifestFile(Exact):
     hosts: dict[Name, HostTable] = Field(
         default={}, description="What may be used of a host, and for what; the more restrictive wins."
     )
-    runs: list[dict[str, Json]] | dict[Name, dict[str, Json]] = Field(
-        default=[], description="The runs: each the keys of a run file, or `file` with the path of one."
+    runs: list[dict[str, Json]] = Field(
+        default=[],
+        description=(
+            "The runs, as `[[runs]]` or by name as `[runs.NAME]`: each the keys of a run file, and `group`; "
+            "with `file`, what stands in that run file with the keys here over it."
+        ),
     )

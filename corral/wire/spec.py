@@ -190,6 +190,16 @@ class RunFile(_Common):
             "A single file `data/poem.txt` is `CORRAL_INPUT_DIR/NAME/poem.txt`."
         ),
     )
+    params_schema: str | None = Field(
+        None, description="A JSON Schema that the params are checked against before anything is queued."
+    )
+    params_from: str | None = Field(
+        None,
+        description=(
+            "A Python script whose own `argparse` parser the params and argv are checked against: it is run "
+            "as far as its first parse, or read where that fails."
+        ),
+    )
     seeds: list[int] = Field(default_factory=list, max_length=10_000, description="One run for each.")
     sweep: dict[Name, list[Scalar]] = Field(
         default={},
