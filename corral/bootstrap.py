@@ -22,7 +22,8 @@ from corral.adapters.directory.blobs import DirectoryBlobs
 from corral.adapters.directory.segments import DirectorySegments
 from corral.adapters.filelock import FileLock
 from corral.adapters.sql.sqlite import SqliteStore
-from corral.core.access import authenticate, make_host, make_token
+from corral.core.access import Made, authenticate, make_host, make_token
+from corral.core.audit import note
 from corral.core.policy import Policy
 from corral.domain.errors import CorralError, Unauthenticated
 from corral.domain.host import Scope
@@ -85,13 +86,14 @@ async def ensure_identities(settings: Settings, store: Store, now: float) -> Non
     So does one whose database does not know them: a file that opens nothing would lock its owner out.
     """
     if not await _is_known(store, settings.operator_token_file, now):
-        made = await store.write(lambda tx: make_token(tx, Scope.OPERATOR, "operator", now=now))
+        made = await store.write(lambda tx: _first_operator(tx, now))
         _write_private(settings.operator_token_file, made.text + "\n")
     if not await _is_known(store, settings.worker_home / "token", now):
         name = settings.worker_name or _host_name()
 
         def unit(tx: Tx) -> tuple[str, str]:
             host, made = make_host(tx, name, now=now)
+            note(tx, "host.enroll", f"host:{name}", actor="corral", origin="", now=now, token=made.token.id)
             return host.id, made.text
 
         host_id, text = await store.write(unit)
@@ -99,6 +101,13 @@ async def ensure_identities(settings: Settings, store: Store, now: float) -> Non
         identity = {"host_id": host_id, "name": name}
         _write_private(settings.worker_home / "host.json", json.dumps(identity) + "\n")
         _write_private(settings.worker_home / "token", text + "\n")
+
+
+def _first_operator(tx: Tx, now: float) -> Made:
+    made = make_token(tx, Scope.OPERATOR, "operator", now=now)
+    target = f"token:{made.token.id}"
+    note(tx, "token.create", target, actor="corral", origin="", now=now, name="operator", scope="operator")
+    return made
 
 
 async def _is_known(store: Store, path: Path, now: float) -> bool:

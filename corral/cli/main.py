@@ -66,6 +66,7 @@ _COMMANDS = (
     _Command("hosts", "hosts", "List, drain and resume hosts."),
     _Command("secrets", "secrets", "Set, list and remove secrets."),
     _Command("tokens", "tokens", "Create, list and revoke tokens."),
+    _Command("audit", "audit", "Show and verify who did what."),
     _verb("fsck", "fsck", "Re-hash and cross-check everything that the server stores."),
     _verb("schema", "schema", "Print the JSON Schema of a run file, for editors."),
 )

@@ -57,7 +57,7 @@ def submit_now(corral: Corral, run_file: RunFile, base_dir: Path) -> SubmitAnswe
     prepared = _prepare(corral, run_file, base_dir)
     for text in prepared.notes:
         render.note(f"note: {text}")
-    answer = corral.runs.submit(prepared.specs, group=prepared.group)
+    answer = corral.runs.submit(prepared.specs, group=prepared.group, max_running=prepared.max_running)
     if run_file.train is not None:
         tell_if_stuck(corral, answer.ids[0])
     return answer

@@ -8,6 +8,7 @@ from typing import Self
 from corral.client.admin import Hosts, ProjectSecrets, Tokens
 from corral.client.applying import Manifests
 from corral.client.artifacts import Artifacts
+from corral.client.audit import Audit
 from corral.client.blobs import BlobSink, BlobSource
 from corral.client.http import Backoff, Transport
 from corral.client.leases import Leases
@@ -33,6 +34,7 @@ class Corral:
         self.tokens = Tokens(self.transport)
         self.secrets = ProjectSecrets(self.transport)
         self.manifests = Manifests(self.transport)
+        self.audit = Audit(self.transport)
         self.leases = Leases(self.transport)
 
     @property

@@ -27,6 +27,7 @@ class Declared:
     spec: RunSpec
     group: str | None = None
     place: str = ""
+    max_running: int | None = None
 
 
 class Declaration:
@@ -37,6 +38,7 @@ class Declaration:
     ) -> None:
         self.project, self.name, self.hosts = project, name, dict(hosts)
         self.runs: dict[str, Declared] = {}
+        self._limits: dict[str, int] = {}
         policies: dict[str, int] = {}
         self._entries: list[RunEntry] = []
         self._policies: list[dict[str, Any]] = []
@@ -46,6 +48,8 @@ class Declaration:
             if (first := self.runs.setdefault(identity, run)) is not run:
                 twice.append(_same_work(first, run))
                 continue
+            if run.group is not None and run.max_running is not None:
+                self._limits[run.group] = run.max_running
             policy = policy_of(run.spec)
             place = policies.setdefault(canonical(policy), len(policies))
             if place == len(self._policies):
@@ -65,6 +69,7 @@ class Declaration:
             mode=mode,
             also=list(also),
             hosts=self.hosts,
+            max_running=self._limits,
             policies=self._policies,
             runs=self._entries,
             environments=list(environments.values()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from corral.client.api import Corral
@@ -19,6 +19,7 @@ from corral.domain.errors import (
     StoreUnavailable,
     Unauthenticated,
 )
+from corral.wire.identity import identity_of
 from corral.wire.manifest import ApplyAnswer
 from corral.wire.spec import RunSpec
 
@@ -67,9 +68,43 @@ def resolve(loaded: Loaded, shop: Workshop) -> Resolved:
             continue
         sources |= survey.sources
         notes += (f"{run.name}: {text}" for text in survey.prepared.notes)
-        runs += (Declared(spec, run.group, run.place) for spec in survey.prepared.specs)
+        limit = survey.prepared.max_running
+        runs += (Declared(spec, run.group, run.place, limit) for spec in survey.prepared.specs)
     loaded.check()
-    return Resolved(_declaration(loaded, runs), sources, tuple(dict.fromkeys(notes)))
+    return Resolved(_declaration(loaded, _linked(loaded, runs)), sources, tuple(dict.fromkeys(notes)))
+
+
+def _linked(loaded: Loaded, runs: Sequence[Declared]) -> list[Declared]:
+    """Each with the identities of the runs that it waits for: what they are is part of what it is."""
+    named: dict[str, list[Declared]] = {}
+    for run in runs:
+        named.setdefault(run.spec.name, []).append(run)
+    made: dict[str, list[Declared]] = {}
+    for name in loaded.in_order():
+        made[name] = [_after(loaded, run, made) for run in named.get(name, [])]
+    loaded.check()
+    turn = {name: iter(found) for name, found in made.items()}
+    return [next(turn[run.spec.name]) for run in runs]
+
+
+def _after(loaded: Loaded, run: Declared, made: Mapping[str, Sequence[Declared]]) -> Declared:
+    origins = dict(run.spec.origins)
+    for one in run.spec.after:
+        if one.run not in made:
+            continue
+        parents: list[str] = [identity_of(parent.spec) for parent in made[one.run]]
+        origins[one.run] = parents
+        if one.input is None:
+            continue
+        origins[f"inputs.{one.input}"] = parents
+        if len(parents) != 1:
+            message = f"names {one.run}, which is {len(parents)} runs; an input takes the result of one"
+            loaded.add(loaded.source.problem(f"{run.place}.after", message))
+    return (
+        run
+        if origins == run.spec.origins
+        else replace(run, spec=run.spec.model_copy(update={"origins": origins}))
+    )
 
 
 def _declaration(loaded: Loaded, runs: Sequence[Declared]) -> Declaration:

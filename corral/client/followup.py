@@ -52,6 +52,7 @@ def about(run: RunDetail, ask: EvalAsk | SampleAsk) -> RunSpec:
             "input_digests": _without(spec.input_digests, "adapter"),
             "labels": {**spec.labels, _OF: run.id},
             "wall_limit": None,
+            "after": [],
         }
     )
 

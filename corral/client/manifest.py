@@ -6,12 +6,14 @@ import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from corral.client.runfile import is_group, read_text
+from corral.client.runs import LATEST
 from corral.client.toml_lines import Lines, parse_place
 from corral.domain.errors import CorralError, FieldError, InvalidInput
 from corral.domain.ids import is_name
@@ -107,6 +109,27 @@ class Loaded:
         key = place if found.path == "(whole)" else f"{place}.{found.path}"
         return self.source.problem(key, found.message + _other_form(found.path))
 
+    def in_order(self) -> list[str]:
+        """Names of runs, those that others wait for first. Adds a problem for a name that is not there."""
+        known = {run.name: run for run in self.runs}
+        before: dict[str, set[str]] = {name: set() for name in known}
+        for name, run in known.items():
+            for one in run.run_file.after:
+                if one.run in known:
+                    before[name].add(one.run)
+                elif not one.run.startswith("r-") and one.run != LATEST:
+                    near = difflib.get_close_matches(one.run, known, 1, 0.6)
+                    message = f"names {one.run}, which is no run of this manifest"
+                    message += f"; did you mean `{near[0]}`?" if near else ""
+                    self.add(self.source.problem(f"{run.place}.after", message))
+        try:
+            return list(TopologicalSorter(before).static_order())
+        except CycleError as error:
+            around = " after ".join(reversed(error.args[1]))
+            place = known[error.args[1][0]].place
+            self.add(self.source.problem(f"{place}.after", f"goes round in a circle: {around}"))
+            return []
+
     def check(self) -> None:
         """InvalidInput with every problem, if there is one."""
         if self.problems:
@@ -140,6 +163,7 @@ def load(path: Path, *, project: str) -> Loaded:
     defaults = table.get("defaults", {})
     reader = _Runs(loaded, path.absolute().parent, defaults if isinstance(defaults, dict) else {})
     reader.read(table.get("runs", []))
+    loaded.in_order()
     if not table.get("runs") and not table.get("hosts"):
         hint = "declares neither runs nor hosts; `corral manifest delete` forgets a manifest"
         loaded.add(Problem(shown, None, "runs", hint))

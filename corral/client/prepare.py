@@ -20,17 +20,21 @@ from corral.client.lock import resolve
 from corral.client.params import Checks
 from corral.client.placing import Subject, settled
 from corral.client.runfile import Variant, expand, is_group
+from corral.client.runs import LATEST
 from corral.client.training import Gathering, Material, check_same_model
 from corral.client.tree import FileEntry, Tree, scan
 from corral.client.upload import upload
 from corral.client.walk import Found, Identity
 from corral.domain.errors import Conflict, FieldError, InvalidInput
+from corral.domain.ids import is_id
 from corral.domain.paths import printable
+from corral.domain.states import FINAL
 from corral.recipes.train import to_table
 from corral.wire.admin import HostView
 from corral.wire.base import explain
+from corral.wire.runs import RunDetail
 from corral.wire.spec import BuiltEnvironment, RunFile, RunSpec, Scalar
-from corral.wire.tables import EnvironmentFile, InputFrom, Keep
+from corral.wire.tables import After, EnvironmentFile, Keep
 
 T = TypeVar("T")
 
@@ -54,6 +58,7 @@ class Prepared:
     specs: list[RunSpec]
     group: str | None
     notes: tuple[str, ...] = ()
+    max_running: int | None = None
     subjects: tuple[Subject, ...] = ()
     # Of a plan: what of this machine would be uploaded.
     to_ship: tuple[Source, ...] = ()
@@ -70,7 +75,10 @@ class Listener:
 
 
 # What of a run file is not in the spec that it becomes, or is there in another form.
-_OF_THE_FILE = {"seeds", "sweep", "params", "params_schema", "params_from", "train", "inputs"}
+_OF_THE_FILE = {
+    *("seeds", "sweep", "params", "params_schema", "params_from", "train", "inputs"),
+    *("after", "max_running"),
+}
 # Uploads are known by what they are and what they hold.
 Key = tuple[Literal["code", "input"], str]
 
@@ -88,6 +96,18 @@ class Survey:
 
 
 @dataclass(frozen=True)
+class Given:
+    """What is on the server already, or will be: inputs by their artifact, and the runs to wait for.
+
+    `origins` are the identities of runs, by `inputs.NAME` or as `after` names them.
+    """
+
+    inputs: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    after: tuple[After, ...] = ()
+
+
+@dataclass(frozen=True)
 class _Resolved:
     """What takes the place of names and paths in the spec."""
 
@@ -96,7 +116,7 @@ class _Resolved:
     hosts: Sequence[HostView]
     params: Sequence[Mapping[str, Scalar]]
     notes: tuple[str, ...]
-    inputs: Mapping[str, str]
+    given: Given
     input_digests: Mapping[str, str]
     code_digest: str | None
 
@@ -139,7 +159,7 @@ class Workshop:
         params = checks.checked([variant.params for variant in expand(run_file)])
         self._scan_code(run_file)
         self._scan_inputs(run_file)
-        bare = _Resolved(None, material, (), params, tuple(checks.notes), {}, {}, None)
+        bare = _Resolved(None, material, (), params, tuple(checks.notes), Given(), {}, None)
         return self._prepared(run_file, bare).notes
 
     def upload(self, project: str, sources: Mapping[Key, Source]) -> dict[Key, str]:
@@ -160,7 +180,7 @@ class Workshop:
         named = self._named_inputs(run_file)
         local = self._scan_inputs(run_file)
         sources |= {("input", source.tree.digest): source for source in local.values()}
-        digests = {name: self._digest_of(artifact) for name, artifact in named.items()}
+        digests = {name: self._digest_of(artifact) for name, artifact in named.inputs.items()}
         resolved = _Resolved(
             self._environment(run_file.environment),
             material,
@@ -202,8 +222,9 @@ class Workshop:
         group = run_file.name if is_group(run_file) else None
         specs = self._specs(run_file, resolved)
         if material is None:
-            return Prepared(specs, group, resolved.notes)
-        return Prepared(specs, group, (*material.notes, *resolved.notes), material.subjects(run_file))
+            return Prepared(specs, group, resolved.notes, run_file.max_running)
+        notes = (*material.notes, *resolved.notes)
+        return Prepared(specs, group, notes, run_file.max_running, material.subjects(run_file))
 
     def _scan_code(self, run_file: RunFile) -> Source | None:
         if run_file.code is None:
@@ -249,30 +270,54 @@ class Workshop:
         tree = Tree.of([FileEntry(path.name, status.st_size, mode, digest)])
         return Source(f"input {name}", path.parent, tree)
 
-    def _named_inputs(self, run_file: RunFile) -> dict[str, str]:
-        named = {name: given for name, given in run_file.inputs.items() if isinstance(given, InputFrom)}
-        return {
-            name: given.artifact or self._result_of(run_file, name, given.run)
-            for name, given in named.items()
-            if given.path is None
-        }
+    def _named_inputs(self, run_file: RunFile) -> Given:
+        """The result of a run may be yet to come; then the run waits for it."""
+        parents: dict[str, After] = {}
+        found = Given()
+        for one in run_file.after:
+            parent = self._parent(one)
+            parents[parent.run] = parent
+            if parent.run != one.run or is_id(one.run, "r"):
+                found.origins[parent.run] = self.corral.runs.get(parent.run).identity
+        for name, given in run_file.inputs.items():
+            if isinstance(given, str) or given.path is not None:
+                continue
+            if given.artifact is not None:
+                found.inputs[name] = given.artifact
+                continue
+            run = self._result_of(run_file, name, given.run)
+            found.origins[f"inputs.{name}"] = run.identity
+            if run.artifact_id is not None:
+                found.inputs[name] = run.artifact_id
+                continue
+            before = parents.get(run.id) or After(run=run.id)
+            if before.input not in (None, name):
+                raise _wrong(f"inputs.{name}", f"run {run.id} is the input {before.input} already")
+            # Checked again: what it may not be beside an input.
+            parents[run.id] = After(run=run.id, input=name, on_failure=before.on_failure)
+        return replace(found, after=tuple(parents.values()))
 
-    def _result_of(self, run_file: RunFile, name: str, run: str | None) -> str:
+    def _parent(self, given: After) -> After:
+        """By its whole id; what does not look like one is a name, which the server looks for."""
+        is_run = given.run == LATEST or given.run.startswith("r-")
+        return given.model_copy(update={"run": self.corral.runs.resolve(given.run)}) if is_run else given
+
+    def _result_of(self, run_file: RunFile, name: str, run: str | None) -> RunDetail:
         assert run is not None, "the wire model takes exactly one of path, artifact and run"
         is_adapter = run_file.train is not None and name == "adapter"
         place = "train.adapter" if is_adapter else f"inputs.{name}"
         found = self.corral.runs.get(run)
-        if found.artifact_id is None:
+        if found.artifact_id is None and found.state in FINAL:
             raise Conflict(
                 f"{place}: run {found.id} is {found.state} and has no result",
-                hint=f"Wait until it has succeeded (`corral logs -f {found.id}`), then submit again.",
+                hint=f"Queue it again with `corral requeue {found.id}`, and name the new run.",
             )
         if is_adapter and found.spec.model is None:
             raise _wrong(place, f"run {found.id} trained nothing")
         # A model that was shipped is named by a path, which says nothing here.
         if is_adapter and "model" not in found.spec.inputs and "model" not in run_file.inputs:
             check_same_model(place, made_for=found.spec.model or "", model=run_file.model or "")
-        return found.artifact_id
+        return found
 
     def _digest_of(self, artifact_id: str) -> str:
         return self._once(("digest", artifact_id), lambda: self.corral.artifacts.get(artifact_id).digest)
@@ -320,9 +365,11 @@ class Workshop:
         shared = run_file.model_dump(exclude={"code", "environment", *_OF_THE_FILE}, exclude_unset=True)
         shared |= {
             "environment": resolved.environment,
-            "inputs": dict(resolved.inputs),
+            "inputs": dict(resolved.given.inputs),
             "input_digests": dict(resolved.input_digests),
+            "origins": {key: [identity] for key, identity in resolved.given.origins.items()},
             "code_digest": resolved.code_digest,
+            "after": list(resolved.given.after),
         }
         trained: dict[str, dict[str, Any]] = {}
         specs = []

@@ -53,10 +53,17 @@ class Runs:
         self._transport = transport
 
     def submit(
-        self, specs: Sequence[RunSpec], *, group: str | None = None, request_id: str | None = None
+        self,
+        specs: Sequence[RunSpec],
+        *,
+        group: str | None = None,
+        max_running: int | None = None,
+        request_id: str | None = None,
     ) -> SubmitAnswer:
         """Durable when this returns. The same `request_id` again gives the same runs."""
-        body = SubmitRequest(request_id=request_id or new_request_id(), runs=list(specs), group=group)
+        body = SubmitRequest(
+            request_id=request_id or new_request_id(), runs=list(specs), group=group, max_running=max_running
+        )
         return self._transport.repeat("POST", "/v1/runs", SubmitAnswer, body=body)
 
     def try_out(self, specs: Sequence[RunSpec], *, group: str | None = None) -> SubmitAnswer:

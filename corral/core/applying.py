@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from corral.core import audit
 from corral.core.declare import declare
+from corral.core.holds import let_in, release, settle_waiting
 from corral.core.planning import Groups, Plan, Wanted, plan
 from corral.core.policy import Policy
 from corral.core.stop import cancel
@@ -18,12 +19,13 @@ from corral.domain.canonical import canonical, digest_of
 from corral.domain.capability import Requirements
 from corral.domain.declared import read_declared
 from corral.domain.errors import Conflict, InvalidInput, NotFound
+from corral.domain.holds import CONCURRENCY, REMOVED, waits_for
 from corral.domain.host import Host
-from corral.domain.ids import Digest, GroupId, RunId, new_group_id, new_host_id, new_run_id
+from corral.domain.ids import Digest, GroupId, RunId, is_id, new_group_id, new_host_id, new_run_id
 from corral.domain.manifest import PRUNED, Action, Also, Change, Entry, Manifest
-from corral.domain.run import REMOVED, Group, Run
+from corral.domain.run import Group, Parent, Run
 from corral.domain.states import FINAL, LEASED, RunEvent, RunState
-from corral.ports.store import Tx
+from corral.ports.store import Known, Tx
 
 
 class By(NamedTuple):
@@ -50,9 +52,13 @@ class Apply:
     policy: Policy
     _shapes: dict[Requirements, Digest] = field(default_factory=dict)
     _groups: dict[str, GroupId] = field(default_factory=dict)
+    # The runs of each name: what is there, and what is about to be.
+    _named: dict[str, list[RunId]] = field(default_factory=dict)
+    _known: Mapping[Digest, Known] = field(default_factory=dict)
+    _count: int = 0
 
     def __call__(self, tx: Tx) -> Applied:
-        self._shapes, self._groups = {}, {}
+        self._shapes, self._groups, self._named = {}, {}, {}
         wanted = self.wanted
         before = held_against_others(tx, wanted.project, wanted.name)
         made = plan(tx, wanted, self.fresh)
@@ -66,8 +72,9 @@ class Apply:
         manifest = _as_manifest(wanted, before, self.by)
         if not made.changes and before is not None and before.digest == manifest.digest:
             return Applied(made, before)
-        self._find_groups(tx, made)
-        made.changes = [self._do(tx, change) for change in made.changes]
+        self._groups = {name: group.id for name, group in Groups(tx).of(made.known).items()}
+        made.changes = [self._do(tx, change) for change in self._numbered(made)]
+        made.changes = self._settled(tx, made.changes)
         tx.manifests.put(manifest)
         self._note(tx, made, manifest)
         return Applied(made, manifest)
@@ -76,26 +83,49 @@ class Apply:
         """Whether it says what was applied last; then there is nothing to write."""
         return before.digest == _as_manifest(self.wanted, before, self.by).digest
 
-    def _find_groups(self, tx: Tx, made: Plan) -> None:
-        groups = Groups(tx)
-        for run in made.known.values():
-            name = groups.name(run.group_id)
-            if name is not None and run.group_id is not None:
-                self._groups.setdefault(name, run.group_id)
+    def _numbered(self, made: Plan) -> list[Change]:
+        """New runs get their ids first: one may wait for another that comes after it."""
+        changes = [
+            change._replace(run_id=new_run_id()) if change.action in (Action.NEW, Action.AGAIN) else change
+            for change in made.changes
+        ]
+        now = {change.identity: change.run_id for change in changes if change.kind == "run"}
+        for entry in self.wanted.entries.values():
+            known = made.known.get(entry.identity)
+            run_id = now.get(entry.identity) or (known.id if known else None)
+            if run_id is not None:
+                self._named.setdefault(entry.name, []).append(run_id)
+        self._known = made.known
+        return changes
+
+    def _settled(self, tx: Tx, changes: list[Change]) -> list[Change]:
+        """Runs whose parents have ended go on at once, and groups with room let the next ones in."""
+        for group_id in {self._groups[name] for name in self.wanted.limits if name in self._groups}:
+            let_in(tx, group_id, now=self.by.now)
+        made = []
+        for change in changes:
+            if change.state is RunState.HELD and change.run_id is not None:
+                settle_waiting(tx, change.run_id, now=self.by.now)
+                run = tx.runs.get(change.run_id)
+                change = change._replace(state=run.state if run else change.state)
+            made.append(change)
+        return made
 
     def _do(self, tx: Tx, change: Change) -> Change:
         if change.kind == "host":
             self._host(tx, change)
             return change
+        if change.kind == "group":
+            tx.runs.limit_group(self._groups[change.name], self.wanted.limits.get(change.name))
+            return change
         entry = self.wanted.entries.get(change.identity) if change.identity else None
         if change.action is Action.NEW and entry is not None:
-            new = self.fresh[entry.identity]
-            return change._replace(run_id=self._insert(tx, entry, new, 1), state=RunState.QUEUED)
+            return self._insert(tx, change, entry, self.fresh[entry.identity], 1)
+        if change.action is Action.AGAIN and entry is not None:
+            return self._again(tx, change, entry)
         run = tx.runs.lock(change.run_id) if change.run_id else None
         if run is None:
             raise NotFound(f"there is no run {change.run_id}")
-        if change.action is Action.AGAIN and entry is not None:
-            return self._again(tx, change, entry, run)
         if run.state in FINAL:
             # It ended after the plan was made; there is nothing left to change.
             return change._replace(state=run.state)
@@ -111,18 +141,45 @@ class Apply:
             run = cancel(tx, run.id, reason=PRUNED, actor=by.actor, now=by.now, policy=self.policy)
         return change._replace(state=run.state)
 
-    def _insert(self, tx: Tx, entry: Entry, new: NewRun, generation: int) -> RunId:
-        by = self.by
+    def _insert(self, tx: Tx, change: Change, entry: Entry, new: NewRun, generation: int) -> Change:
+        run_id, by = change.run_id or new_run_id(), self.by
         shape, group = self._shape(tx, new), self._group(tx, entry)
-        run = as_run(new_run_id(), new, shape, group, principal=by.actor, now=by.now)
-        put_run(tx, run._replace(manifest=self.wanted.name, policy=entry.policy, generation=generation), new)
-        return run.id
+        run = as_run(run_id, new, shape, group, principal=by.actor, now=by.now)
+        run = run._replace(
+            identity=entry.identity, manifest=self.wanted.name, policy=entry.policy, generation=generation
+        )
+        links = self._links(run_id, new)
+        if links:
+            hold = waits_for([link.parent_id for link in links])
+            run = run._replace(state=RunState.HELD, hold_reason=hold)
+        elif entry.group in self.wanted.limits:
+            # They are let in by age, in the order in which they stand in the manifest.
+            self._count += 1
+            ready_at = by.now + self._count * 1e-6
+            run = run._replace(state=RunState.HELD, hold_reason=CONCURRENCY, ready_at=ready_at)
+        put_run(tx, run, new, links)
+        return change._replace(run_id=run_id, state=run.state)
 
-    def _again(self, tx: Tx, change: Change, entry: Entry, old: Run) -> Change:
-        new = self.remade(tx.runs.spec(old.id), entry)
-        run_id = self._insert(tx, entry, new, old.generation + 1)
-        record(tx, old, "requeued_as", at=self.by.now, actor=self.by.actor, data={"run": run_id})
-        return change._replace(run_id=run_id, state=RunState.QUEUED)
+    def _links(self, run_id: RunId, new: NewRun) -> list[Parent]:
+        found: dict[RunId, Parent] = {}
+        for after in new.after:
+            parents = [RunId(after.run)] if is_id(after.run, "r") else self._named.get(after.run, [])
+            for parent_id in parents:
+                found[parent_id] = Parent(run_id, parent_id, after.input, after.on_failure)
+        return list(found.values())
+
+    def _again(self, tx: Tx, change: Change, entry: Entry) -> Change:
+        known = self._known[entry.identity]
+        old = tx.runs.lock(known.id)
+        if old is None or change.run_id is None:
+            raise NotFound(f"there is no run {known.id}")
+        spec = json.loads(tx.runs.spec(old.id))
+        # What a parent gave is given anew: it may have run again as well.
+        for after in spec.get("after") or ():
+            spec.get("inputs", {}).pop(after.get("input"), None)
+        done = self._insert(tx, change, entry, self.remade(canonical(spec), entry), old.generation + 1)
+        record(tx, old, "requeued_as", at=self.by.now, actor=self.by.actor, data={"run": done.run_id})
+        return done
 
     def _change(self, tx: Tx, change: Change, entry: Entry, run: Run) -> Run:
         new = self.remade(tx.runs.spec(run.id), entry)
@@ -151,7 +208,7 @@ class Apply:
     def _restore(self, tx: Tx, run: Run) -> Run:
         by = self.by
         if run.state is RunState.HELD:
-            return move(tx, run, RunEvent.RELEASE, at=by.now, actor=by.actor, hold_reason=None)
+            return release(tx, run, actor=by.actor, now=by.now)
         return record(tx, run._replace(hold_reason=None), "restored", at=by.now, actor=by.actor)
 
     def _hold(self, tx: Tx, run: Run) -> Run:
@@ -171,7 +228,8 @@ class Apply:
         if entry.group is None:
             return None
         if entry.group not in self._groups:
-            made = Group(new_group_id(), self.wanted.project, entry.group, self.by.now)
+            limit = self.wanted.limits.get(entry.group)
+            made = Group(new_group_id(), self.wanted.project, entry.group, self.by.now, limit)
             tx.runs.insert_group(made)
             self._groups[entry.group] = made.id
         return self._groups[entry.group]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-
-from corral.domain.audit import AuditEntry
+from corral.domain.audit import AuditEntry, chained
 from corral.domain.canonical import canonical
 from corral.ports.store import Tx
 
@@ -16,8 +14,3 @@ def note(tx: Tx, action: str, target: str, *, actor: str, origin: str, now: floa
         (last.n if last else 0) + 1, now, actor, origin, action, target, canonical(data), hash=""
     )
     tx.audit.append(entry._replace(hash=chained(last.hash if last else "", entry)))
-
-
-def chained(before: str, entry: AuditEntry) -> str:
-    """The hash of an entry that follows the one with the hash `before`."""
-    return hashlib.sha256((before + canonical(list(entry[:-1]))).encode()).hexdigest()

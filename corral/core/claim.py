@@ -7,21 +7,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from corral.core.choose import Board, Chooser
 from corral.core.fence import release_boot
 from corral.core.lanes import Candidate, Lanes
 from corral.core.policy import Policy
-from corral.core.shapes import Shapes, parse_capability
+from corral.core.reservations import Reservations
+from corral.core.shapes import Shapes
 from corral.core.shares import Shares
 from corral.core.transitions import move
 from corral.domain.artifact import Artifact
 from corral.domain.canonical import canonical, digest_of
-from corral.domain.capability import Requirements, fitting_gpus
 from corral.domain.errors import NotFound
 from corral.domain.host import Host
 from corral.domain.ids import HostId, LeaseId, new_lease_id
 from corral.domain.lease import Lease, LeaseState
-from corral.domain.run import REMOVED, Attempt, Rank, Run
-from corral.domain.states import LEASED, RankEvent, RankState, RunEvent, RunState, step_rank
+from corral.domain.run import Attempt, Rank, Run
+from corral.domain.states import LEASED, RankEvent, RankState, RunEvent, step_rank
 from corral.ports.store import Held, Tx
 
 SEEN_EVERY_S = 10.0
@@ -66,6 +67,7 @@ class Claim:
     policy: Policy
     ask: ClaimAsk
     now: Callable[[], float]
+    reservations: Reservations = field(default_factory=Reservations)
     taken: list[Candidate] = field(default_factory=list)
     host: Host | None = None
 
@@ -106,31 +108,13 @@ class Claim:
     def _grants(self, tx: Tx, host: Host, held: list[Held], now: float) -> list[Grant]:
         if host.draining or self.ask.draining or host.capability is None or not self.ask.max_leases:
             return []
-        free = _Free(host, held)
+        board = Board(self.lanes, self.shapes, self.shares, self.reservations)
+        chooser = Chooser(board, self.policy, tx, host, held, now, self.taken)
         grants: list[Grant] = []
-        while free.slots > 0 and len(grants) < self.ask.max_leases:
-            candidate = self.lanes.take(
-                tx,
-                lambda shape: self.shapes.fits(tx, shape, host) and free.holds(self.shapes.get(tx, shape)),
-                lambda project: self.shares.weight(project, now),
-            )
-            if candidate is None:
-                break
-            self.taken.append(candidate)
-            found = tx.runs.try_lock(candidate.ready.id)
-            # The hint may be stale: claimed by another server, cancelled, held, or queued anew.
-            if found is None or found[0].state is not RunState.QUEUED:
-                continue
-            run, spec = found
-            if (run.shape, run.priority) != candidate.lane[:2]:
-                continue
-            if run.hold_reason == REMOVED:
-                # It ran when its manifest dropped it, and came back to the queue.
-                move(tx, run, RunEvent.HOLD, at=now, actor="corral", data={"hold_reason": REMOVED})
-                continue
-            gpus = free.take(self.shapes.get(tx, run.shape))
-            lease, run = self._lease(tx, host, run, gpus, now)
-            grants.append(Grant(lease, run, spec, _resume(tx, run)))
+        while len(grants) < self.ask.max_leases and (found := chooser.next()) is not None:
+            lease, run = self._lease(tx, host, found.run, found.gpus, now)
+            chooser.granted(lease)
+            grants.append(Grant(lease, run, found.spec, _resume(tx, run)))
         return grants
 
     def _lease(self, tx: Tx, host: Host, run: Run, gpus: tuple[int, ...], now: float) -> tuple[Lease, Run]:
@@ -176,7 +160,7 @@ class Claim:
             reason=None,
             detail=None,
         )
-        self.shares.claimed(run.project)
+        self.shares.claimed(run.project, len(gpus))
         return lease, run
 
     def _render(self, tx: Tx, lease_id: LeaseId) -> Grant:
@@ -216,26 +200,3 @@ def _claim_rank(tx: Tx, run: Run, lease_id: LeaseId, now: float) -> Rank:
 def _taken(rank: Rank, epoch: int, lease_id: LeaseId) -> Rank:
     state = step_rank(rank.state, RankEvent.CLAIM)
     return rank._replace(state=state, epoch=epoch, lease_id=lease_id, reason=None)
-
-
-class _Free:
-    """What a host has left: its slots, and the GPUs that none of its leases holds."""
-
-    def __init__(self, host: Host, held: list[Held]) -> None:
-        self.slots = host.slots - len(held)
-        self._capability = parse_capability(host)
-        taken = {index for item in held for index in json.loads(item.gpus)}
-        self._gpus = [gpu for gpu in (self._capability.gpus or ()) if gpu.index not in taken]
-
-    def holds(self, need: Requirements) -> bool:
-        return not need.gpus or len(self._fitting(need)) >= need.gpus
-
-    def take(self, need: Requirements) -> tuple[int, ...]:
-        chosen = self._fitting(need)[: need.gpus]
-        self.slots -= 1
-        self._gpus = [gpu for gpu in self._gpus if gpu.index not in chosen]
-        return tuple(chosen)
-
-    def _fitting(self, need: Requirements) -> list[int]:
-        free = {gpu.index for gpu in self._gpus}
-        return [gpu.index for gpu in fitting_gpus(need, self._capability) if gpu.index in free]

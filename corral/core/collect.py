@@ -47,7 +47,9 @@ class Collector:
 
     async def _old_logs(self, in_thread: InThread) -> int:
         before = self.clock.now() - self.policy.log_retention_s
-        runs = await self.store.read(lambda tx: tx.runs.ended_before(before, PAGE))
+        runs = await self.store.read(
+            lambda tx: [*tx.runs.ended_before(before, PAGE), *tx.records.runs_gone(PAGE)]
+        )
         for run_id in runs:
             await self._drop_logs(run_id, in_thread)
         return len(runs)

@@ -12,6 +12,7 @@ from corral.domain.errors import LeaseLost, NotFound
 from corral.domain.host import Host
 from corral.domain.ids import HostId, LeaseId
 from corral.domain.lease import Lease, LeaseState
+from corral.domain.quota import Hours, by_month
 from corral.domain.reasons import BUDGET_OF, Budget, Reason
 from corral.domain.run import Rank, Run
 from corral.domain.states import LEASED, STOPPING, RankEvent, RankState, RunEvent, RunState, step_rank
@@ -80,8 +81,7 @@ def _reattach(tx: Tx, lease: Lease, run: Run, *, now: float, policy: Policy) -> 
     if not may or rank is None or rank.reason is None:
         raise LeaseLost(f"lease {lease.id} ran out and run {run.id} is {run.state} now")
     tx.attempts.save_rank(rank.stepped(RankEvent.REATTACH)._replace(reason=None))
-    # Counted when it ran out; its end will count the whole of it again.
-    run = run._replace(ran_s=max(0.0, run.ran_s - known_s(lease)))
+    run = _unuse_time(tx, run, lease)
     lease = lease._replace(
         state=LeaseState.LIVE, closed_at=None, beaten_at=now, expires_at=now + policy.lease_s
     )
@@ -115,10 +115,22 @@ def close_lease(
     tx.blobs.unpin(f"lease:{lease.id}")
 
 
-def use_time(run: Run, shares: Shares, ran_s: float) -> Run:
-    """Count a lease's time against the run's wall limit and the project's share."""
-    shares.closed(run.project, ran_s)
+def use_time(tx: Tx, run: Run, lease: Lease, shares: Shares, ran_s: float, *, now: float) -> Run:
+    """Count a lease's time against the run's wall limit, the project's share and its hours of the month."""
+    gpus = len(json.loads(lease.gpus))
+    shares.closed(run.project, ran_s, gpus)
+    for month, part_s in by_month(now, ran_s):
+        tx.quotas.add_hours(Hours(run.project, month, part_s, part_s * gpus))
     return run._replace(ran_s=run.ran_s + ran_s)
+
+
+def _unuse_time(tx: Tx, run: Run, lease: Lease) -> Run:
+    """It was counted when the lease ran out; the lease's real end will count the whole of it again."""
+    ran_s, gpus = known_s(lease), len(json.loads(lease.gpus))
+    if lease.closed_at is not None:
+        for month, part_s in by_month(lease.closed_at, ran_s):
+            tx.quotas.add_hours(Hours(run.project, month, -part_s, -part_s * gpus))
+    return run._replace(ran_s=max(0.0, run.ran_s - ran_s))
 
 
 def known_s(lease: Lease) -> float:
@@ -185,7 +197,7 @@ def _take_away(
     end_rank(tx, lease, RankEvent.LEASE_EXPIRED, reason=reason)
     tx.leases.save(lease._replace(state=LeaseState.EXPIRED, closed_at=now))
     tx.blobs.unpin(f"lease:{lease.id}")
-    run = use_time(run, shares, known_s(lease))
+    run = use_time(tx, run, lease, shares, known_s(lease), now=now)
     fence_gang(tx, run, lease, now=now)
     if run.state in STOPPING:
         settle_stop(tx, run, RunEvent.LEASE_EXPIRED, now=now, actor="corral", data={"lease": lease.id})

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from corral.core.logs import segment_key
 from corral.domain.artifact import Blob, Segment
+from corral.domain.audit import AuditEntry, Chain
 from corral.domain.canonical import canonical
 from corral.domain.ids import Digest, RunId
 from corral.domain.lease import LeaseState
@@ -42,6 +43,8 @@ class Fsck:
         async for finding in self._blob_rows():
             yield finding
         async for finding in self._stray_bytes():
+            yield finding
+        async for finding in self._audit():
             yield finding
 
     async def _runs(self) -> AsyncIterator[Finding]:
@@ -120,6 +123,17 @@ class Fsck:
         named = [f"{path} of {of}" + (f" (run {run})" if run else "") for of, path, run in found]
         more = " and more" if len(found) == _USERS_NAMED else ""
         return f"it is {', '.join(named)}{more}" if named else "no artifact names it"
+
+    async def _audit(self) -> AsyncIterator[Finding]:
+        chain = Chain()
+        while page := await self._audit_page(chain.n):
+            if not chain.follow(page):
+                yield Finding("audit", chain.n, f"the audit is broken: {chain.problem}")
+                return
+            yield Finding("audit", chain.n, None)
+
+    async def _audit_page(self, after: int) -> list[AuditEntry]:
+        return await self.store.read(lambda tx: tx.audit.after(after, PAGE))
 
     async def _stray_bytes(self) -> AsyncIterator[Finding]:
         """Bytes without a row are harmless (a crash between the two); they are counted, not a problem."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from heapq import heapify, heappop
 from typing import NamedTuple
 
 from corral.domain.ids import Digest
@@ -19,6 +20,8 @@ from corral.ports.store import Lane, Ready, Tx
 
 REFILL = 256
 KEEP = 2048
+# Of how many kinds of hosts it is remembered what fits them.
+KINDS = 20_000
 
 
 class Candidate(NamedTuple):
@@ -50,6 +53,9 @@ class Lanes:
 
     def __init__(self) -> None:
         self._shapes: dict[Digest, dict[Lane, _Buffer]] = {}
+        # Which of the shapes fit hosts of a kind, as of a version of the set of shapes.
+        self._fitting: dict[Hashable, tuple[int, list[Digest]]] = {}
+        self._version = 0
         self._lock = threading.Lock()
 
     def heard(self, lane: Lane, ready: Ready) -> None:
@@ -66,7 +72,19 @@ class Lanes:
         """Make sure that every lane of the database is known, and distrust what is held of it."""
         with self._lock:
             for lane in lanes:
-                self._shapes.setdefault(lane.shape, {})[lane] = _Buffer()
+                self._lanes_of(lane.shape)[lane] = _Buffer()
+
+    def check(self, heads: Iterable[tuple[Lane, Ready]]) -> None:
+        """Make sure that every lane of the database is known; distrust those that begin with another run."""
+        with self._lock:
+            for lane, head in heads:
+                buffer = self._lanes_of(lane.shape).get(lane)
+                if buffer is None or not buffer.waiting or buffer.waiting[0] != head:
+                    self._shapes[lane.shape][lane] = _Buffer()
+            if gone := [shape for shape, lanes in self._shapes.items() if not lanes]:
+                for shape in gone:
+                    del self._shapes[shape]
+                self._version += 1
 
     def may_have(self, shape: Digest) -> bool:
         """False if, for all that is known here, no run of the shape waits."""
@@ -76,38 +94,70 @@ class Lanes:
 
     def shapes(self) -> list[Digest]:
         with self._lock:
-            return list(self._shapes)
+            return [shape for shape, lanes in self._shapes.items() if lanes]
 
-    def take(self, tx: Tx, fits: Callable[[Digest], bool], usage: Callable[[str], float]) -> Candidate | None:
-        """The next run of a shape that fits: by priority, then the project that used least, then age."""
+    def take(
+        self,
+        tx: Tx,
+        fits: Callable[[Digest], bool],
+        used: Callable[[str], float],
+        *,
+        key: Hashable | None = None,
+        points: Callable[[Ready], int] | None = None,
+        may: Callable[[Candidate], bool] | None = None,
+    ) -> Candidate | None:
+        """The next run of a shape that fits: by priority, then the project that used least, then age.
+
+        What fits is remembered under `key`. `points` are added to a priority for the time waited. `may` is
+        asked for one candidate after the other, in their order; the first that it lets pass is taken.
+        """
         with self._lock:
-            best: tuple[int, float, Ready] | None = None
-            chosen: Lane | None = None
-            for shape in list(self._shapes):
-                if not fits(shape):
-                    continue
+            usage: dict[str, float] = {}
+            heads: list[tuple[int, float, Ready, Lane]] = []
+            for shape in self._fits(key, fits):
                 for lane, head in self._heads(tx, shape):
-                    key = (-lane.priority, usage(lane.project), head)
-                    if best is None or key < best:
-                        best, chosen = key, lane
-            if chosen is None:
-                return None
-            return Candidate(chosen, self._shapes[chosen.shape][chosen].waiting.pop(0))
+                    project = lane.project
+                    if project not in usage:
+                        usage[project] = used(project)
+                    priority = lane.priority if points is None else lane.priority + points(head)
+                    heads.append((-priority, usage[project], head, lane))
+            heapify(heads)
+            while heads:
+                _, _, head, lane = heappop(heads)
+                if may is None or may(Candidate(lane, head)):
+                    return Candidate(lane, self._shapes[lane.shape][lane].waiting.pop(0))
+            return None
+
+    def _fits(self, key: Hashable | None, fits: Callable[[Digest], bool]) -> list[Digest]:
+        version, known = self._fitting.get(key, (-1, []))
+        if key is None or version != self._version:
+            known = [shape for shape in self._shapes if fits(shape)]
+            if len(self._fitting) > KINDS:
+                self._fitting.clear()
+            self._fitting[key] = (self._version, known)
+        return known
+
+    def _lanes_of(self, shape: Digest) -> dict[Lane, _Buffer]:
+        if shape not in self._shapes:
+            self._shapes[shape] = {}
+            self._version += 1
+        return self._shapes[shape]
 
     def _buffer(self, lane: Lane) -> _Buffer:
-        return self._shapes.setdefault(lane.shape, {}).setdefault(lane, _Buffer())
+        return self._lanes_of(lane.shape).setdefault(lane, _Buffer())
 
     def _heads(self, tx: Tx, shape: Digest) -> list[tuple[Lane, Ready]]:
         lanes = self._shapes[shape]
         heads: list[tuple[Lane, Ready]] = []
-        for lane, buffer in list(lanes.items()):
+        gone: list[Lane] = []
+        for lane, buffer in lanes.items():
             if not buffer.waiting and not buffer.complete:
                 buffer.waiting = tx.runs.ready(lane, after=None, limit=REFILL)
                 buffer.complete = len(buffer.waiting) < REFILL
             if buffer.waiting:
                 heads.append((lane, buffer.waiting[0]))
             else:
-                del lanes[lane]
-        if not lanes:
-            del self._shapes[shape]
+                gone.append(lane)
+        for lane in gone:
+            del lanes[lane]
         return heads

@@ -65,7 +65,7 @@ class Ender:
         if (earlier := _replayed(lease, body)) is not None:
             return earlier
         lease, run = check_held(tx, lease, run, epoch, now=now, policy=self.policy)
-        run = use_time(run, self.shares, report.ran_s)
+        run = use_time(tx, run, lease, self.shares, report.ran_s, now=now)
         if report.kind == "finish":
             run, rank = _finish(tx, lease, run, report, now=now)
         elif report.kind == "fail":

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 
-from corral.core.submit import NewRun, missing
+from corral.core.submit import NewRun, missing_of
 from corral.domain.errors import FieldError
-from corral.domain.ids import Digest, GroupId
+from corral.domain.holds import REMOVED
+from corral.domain.ids import Digest, GroupId, RunId, is_id
 from corral.domain.manifest import PRUNED, Action, Also, Change, Difference, Entry, key_of
-from corral.domain.run import REMOVED
+from corral.domain.run import Group
 from corral.domain.states import FINAL, LEASED, RunState
 from corral.ports.store import Known, Tx
 
@@ -24,6 +26,8 @@ class Wanted:
     entries: Mapping[Digest, Entry]
     hosts: Mapping[str, str]
     also: frozenset[Also] = frozenset()
+    # By group, how many of its runs may be queued or running at once.
+    limits: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -57,25 +61,42 @@ def plan(tx: Tx, wanted: Wanted, fresh: Mapping[Digest, NewRun]) -> Plan:
     for run in known.values():
         if run.identity not in wanted.entries and run.state not in FINAL:
             _dropped(made, wanted, run)
+    _limits(made, wanted, groups)
     _hosts(tx, made, wanted)
-    _check(tx, made, fresh)
+    _check(tx, made, wanted, fresh)
     return made
 
 
 class Groups:
-    """Names of groups, each asked for once."""
+    """The groups of a manifest's runs, each asked for once."""
 
     def __init__(self, tx: Tx) -> None:
         self._tx = tx
-        self._names: dict[GroupId, str | None] = {}
+        self._found: dict[GroupId, Group | None] = {}
 
     def name(self, group_id: GroupId | None) -> str | None:
         if group_id is None:
             return None
-        if group_id not in self._names:
-            found = self._tx.runs.group(group_id)
-            self._names[group_id] = None if found is None else found.name
-        return self._names[group_id]
+        if group_id not in self._found:
+            self._found[group_id] = self._tx.runs.group(group_id)
+        found = self._found[group_id]
+        return None if found is None else found.name
+
+    def of(self, known: Mapping[Digest, Known]) -> dict[str, Group]:
+        """By name; of several with one name the oldest, to which new runs are added."""
+        for run in known.values():
+            self.name(run.group_id)
+        found = sorted((group for group in self._found.values() if group), key=lambda group: group.id)
+        return {group.name: group for group in sorted(found, key=lambda g: g.created_at, reverse=True)}
+
+
+def _limits(made: Plan, wanted: Wanted, groups: Groups) -> None:
+    used = {entry.group for entry in wanted.entries.values()}
+    for name, group in groups.of(made.known).items():
+        new = wanted.limits.get(name)
+        if name in used and group.max_running != new:
+            differ = (Difference("max_running", group.max_running, new),)
+            made.changes.append(Change(Action.CHANGED, "group", name, differences=differ))
 
 
 def _compare(tx: Tx, made: Plan, wanted: Wanted, entry: Entry, run: Known | None, groups: Groups) -> None:
@@ -139,17 +160,44 @@ def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-def _check(tx: Tx, made: Plan, fresh: Mapping[Digest, NewRun]) -> None:
+def _check(tx: Tx, made: Plan, wanted: Wanted, fresh: Mapping[Digest, NewRun]) -> None:
     """What new runs name must be there. Runs of one sweep name the same things: asked once."""
     seen: set[object] = set()
+    names = {entry.name for entry in wanted.entries.values()}
+    before: dict[str, set[str]] = {}
     for change in made.changes:
         new = fresh.get(change.identity) if change.identity and change.action is Action.NEW else None
         if new is None:
             continue
-        names = (new.code, new.code_digest, new.secrets, tuple(new.inputs.items()))
-        if names not in seen:
-            seen.add(names)
-            made.problems += missing(tx, new, prefix=f"runs.{change.name}.")
+        key = (new.code, new.secrets, tuple(new.inputs.items()), tuple(new.digests.items()), new.after)
+        if key in seen:
+            continue
+        seen.add(key)
+        prefix = f"runs.{change.name}."
+        made.problems += missing_of(
+            tx,
+            new.project,
+            code=new.code,
+            inputs=new.inputs,
+            secrets=new.secrets,
+            prefix=prefix,
+            digests=new.digests,
+        )
+        before.setdefault(change.name, set()).update(after.run for after in new.after)
+        for after in new.after:
+            if after.run not in names and not _is_run(tx, after.run, new.project):
+                message = f"names {after.run}, which is neither a run of this manifest nor one of the project"
+                made.problems.append(FieldError(prefix + after.place, message))
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as error:
+        around = " after ".join(reversed(error.args[1]))
+        made.problems.append(FieldError("runs", f"wait for each other: {around}"))
+
+
+def _is_run(tx: Tx, text: str, project: str) -> bool:
+    run = tx.runs.get(RunId(text)) if is_id(text, "r") else None
+    return run is not None and run.project == project
 
 
 def _hosts(tx: Tx, made: Plan, wanted: Wanted) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from corral.domain.run import Run
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -18,3 +20,16 @@ class Policy:
     blob_grace_s: float = 3600.0
     user_pin_s: float = 86400.0
     segment_bytes: int = 8 << 20
+    # A priority grows by one point for so many seconds of waiting; None is never.
+    ageing_s: float | None = None
+    # After so long next in line without fitting, a host is kept for a run.
+    reserve_after_s: float = 60.0
+    preemption: bool = True
+    # A run waits this long for a free host before others are asked to make room for it.
+    preempt_after_s: float = 5.0
+    # A run that was started again is left alone for so long before it may be asked to make room.
+    preempt_guard_s: float = 600.0
+
+    def stop_s(self, run: Run) -> float:
+        """The longest that a stop may take: a lease to hear of it, the grace to do it, slack to report it."""
+        return self.lease_s + run.grace_s + self.stop_slack_s

@@ -20,7 +20,7 @@ class Shapes:
 
     def __init__(self) -> None:
         self._needs: dict[Digest, Requirements] = {}
-        self._fits: dict[tuple[Digest, str | None, str], bool] = {}
+        self._fits: dict[tuple[Digest, tuple[str | None, ...]], bool] = {}
 
     def get(self, tx: Tx, shape: Digest) -> Requirements:
         need = self._needs.get(shape)
@@ -31,9 +31,13 @@ class Shapes:
             need = self._needs[shape] = parse_requirements(text)
         return need
 
+    def key(self, host: Host) -> tuple[str | None, ...]:
+        """All that `fits` looks at in a host: hosts with the same key fit the same shapes."""
+        return host.capability_digest, host.name
+
     def fits(self, tx: Tx, shape: Digest, host: Host) -> bool:
         """By totals, whether the host could ever run this shape."""
-        key = (shape, host.capability_digest, host.name)
+        key = (shape, self.key(host))
         known = self._fits.get(key)
         if known is None:
             if len(self._fits) > _PAIRS:
@@ -43,7 +47,7 @@ class Shapes:
 
     def fits_if_known(self, shape: Digest, host: Host) -> bool | None:
         """Like `fits`, from memory alone."""
-        return self._fits.get((shape, host.capability_digest, host.name))
+        return self._fits.get((shape, self.key(host)))
 
 
 def verdict(need: Requirements, host: Host) -> Verdict:

@@ -87,7 +87,7 @@ def force_stop(tx: Tx, run_id: RunId, *, now: float, shares: Shares) -> None:
         end_rank(tx, lease, RankEvent.LEASE_EXPIRED, reason=run.stop_reason or Reason.UNKNOWN)
         tx.leases.save(lease._replace(state=LeaseState.CLOSED, closed_at=now, outcome="stop_deadline"))
         tx.blobs.unpin(f"lease:{lease.id}")
-        run = use_time(run, shares, known_s(lease))
+        run = use_time(tx, run, lease, shares, known_s(lease), now=now)
     settle_stop(tx, run, RunEvent.STOP_DEADLINE, now=now, actor="corral")
 
 
@@ -107,8 +107,7 @@ def _ask_to_stop(
         rank = tx.attempts.rank(run.id, lease.attempt, lease.rank)
         if rank is not None and rank.state is RankState.RUNNING:
             tx.attempts.save_rank(rank.stepped(RankEvent.STOP))
-    # One whole lease to hear of it, the grace to do it, and some slack to report it.
-    deadline = now + policy.lease_s + run.grace_s + policy.stop_slack_s
+    deadline = now + policy.stop_s(run)
     return move(
         tx,
         run,

@@ -1,23 +1,35 @@
-"""Accepting runs, and making a final one again."""
+"""Accepting runs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 from typing import NamedTuple
 
-from corral.core.transitions import born, record
+from corral.core.holds import settle_waiting
+from corral.core.transitions import born
 from corral.domain.artifact import ArtifactKind
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.capability import Requirements
-from corral.domain.errors import Conflict, FieldError, InvalidInput, NotFound
-from corral.domain.ids import ArtifactId, Digest, GroupId, RunId, new_group_id, new_run_id
+from corral.domain.errors import Conflict, FieldError, InvalidInput
+from corral.domain.holds import CONCURRENCY, waits_for
+from corral.domain.ids import (
+    ArtifactId,
+    Digest,
+    GroupId,
+    RunId,
+    ScheduleId,
+    is_id,
+    new_group_id,
+    new_run_id,
+)
 from corral.domain.reasons import Retries
-from corral.domain.run import Group, Run, Submission
-from corral.domain.states import FINAL
+from corral.domain.run import Group, OnFailure, Parent, Run, Submission
+from corral.domain.states import RunState
 from corral.ports.store import Tx
 
 
@@ -40,9 +52,18 @@ class NewRun(NamedTuple):
     code: ArtifactId | None
     inputs: dict[str, ArtifactId]
     secrets: tuple[str, ...]
-    # What inputs and code hold, where the caller says it.
-    input_digests: Mapping[str, str] = MappingProxyType({})
-    code_digest: str | None = None
+    after: tuple[After, ...] = ()
+    # What code and inputs hold, by `code` and `inputs.NAME`, where the caller says it.
+    digests: Mapping[str, str] = MappingProxyType({})
+
+
+class After(NamedTuple):
+    """A parent: a run's id, or the name of runs of the same submission; `place` is where it is written."""
+
+    run: str
+    input: str | None
+    on_failure: OnFailure
+    place: str
 
 
 class Submitted(NamedTuple):
@@ -51,31 +72,128 @@ class Submitted(NamedTuple):
 
 
 def submit(
-    tx: Tx, runs: Sequence[NewRun], *, request_id: str, group: str | None, principal: str, now: float
+    tx: Tx,
+    runs: Sequence[NewRun],
+    *,
+    request_id: str,
+    group: str | None,
+    principal: str,
+    now: float,
+    max_running: int | None = None,
+    schedule_id: ScheduleId | None = None,
 ) -> Submitted:
-    """Queue the runs, all or none. The same principal and request id again get the first answer."""
-    body = digest_of([run.spec for run in runs] + [group])
-    absent = [
+    """Queue the runs, or hold those that are not ready; all or none.
+
+    The same principal and request id again get the first answer.
+    """
+    limit = [] if max_running is None else [max_running]
+    body = digest_of([run.spec for run in runs] + [group, *limit])
+    ids = tuple(new_run_id() for _ in runs)
+    links, missing = _links(tx, ids, runs)
+    missing += [
         found
         for index, run in enumerate(runs)
-        for found in missing(tx, run, prefix=f"runs[{index}]." if len(runs) > 1 else "")
+        for found in missing_of(
+            tx,
+            run.project,
+            code=run.code,
+            inputs=run.inputs,
+            secrets=run.secrets,
+            prefix=_prefix(index, runs),
+            digests=run.digests,
+        )
     ]
-    ids = tuple(new_run_id() for _ in runs)
     group_id = new_group_id() if group is not None or len(runs) > 1 else None
     submission = Submission(principal, request_id, body, group_id, canonical(ids), now)
-    if absent or not tx.runs.put_submission(submission):
-        if (earlier := _earlier(tx, principal, request_id, body)) is not None:
+    if missing or not tx.runs.put_submission(submission):
+        if (earlier := earlier_answer(tx, principal, request_id, body)) is not None:
             return earlier
-        raise not_there(absent)
+        raise names_what_is_missing(missing)
     if group_id is not None:
-        tx.runs.insert_group(Group(group_id, runs[0].project, group or runs[0].name, now))
+        tx.runs.insert_group(Group(group_id, runs[0].project, group or runs[0].name, now, max_running))
+    places = len(runs) if group_id is None or max_running is None else max_running
     shapes: dict[Requirements, Digest] = {}
-    for run_id, run in zip(ids, runs, strict=True):
+    born_waiting: list[Run] = []
+    for index, (run_id, run) in enumerate(zip(ids, runs, strict=True)):
         if run.requirements not in shapes:
             shapes[run.requirements] = put_shape(tx, run.requirements)
         shape = shapes[run.requirements]
-        insert_run(tx, run_id, run, shape, group_id, principal=principal, now=now)
+        made = as_run(run_id, run, shape, group_id, principal=principal, now=now)
+        made = made._replace(schedule_id=schedule_id)
+        if links[run_id]:
+            made = made._replace(
+                state=RunState.HELD, hold_reason=waits_for([link.parent_id for link in links[run_id]])
+            )
+            born_waiting.append(made)
+        elif places > 0:
+            places -= 1
+        else:
+            made = made._replace(state=RunState.HELD, hold_reason=CONCURRENCY)
+        if max_running is not None:
+            # They are let in by age, in the order in which they were given.
+            made = made._replace(ready_at=now + index * 1e-6)
+        put_run(tx, made, run, links[run_id])
+    for made in born_waiting:
+        # Parents that have ended already; a child that ends with them takes its own along.
+        settle_waiting(tx, made.id, now=now)
     return Submitted(ids, group_id)
+
+
+def _prefix(index: int, runs: Sequence[NewRun]) -> str:
+    return f"runs[{index}]." if len(runs) > 1 else ""
+
+
+def _links(
+    tx: Tx, ids: Sequence[RunId], runs: Sequence[NewRun]
+) -> tuple[dict[RunId, list[Parent]], list[FieldError]]:
+    """Who waits for whom. A name means every run of this submission that has it."""
+    named: dict[str, list[RunId]] = {}
+    for run_id, run in zip(ids, runs, strict=True):
+        named.setdefault(run.name, []).append(run_id)
+    links: dict[RunId, list[Parent]] = {}
+    problems: list[FieldError] = []
+    # In one order, so that of two submissions none waits for the other.
+    outside = {text for run in runs for after in run.after if is_id(text := after.run, "r")}
+    known = {text: tx.runs.lock(RunId(text)) for text in sorted(outside)}
+    for index, (run_id, run) in enumerate(zip(ids, runs, strict=True)):
+        found: dict[RunId, Parent] = {}
+        for after in run.after:
+            parent = known.get(after.run)
+            parents = [parent.id] if parent and parent.project == run.project else named.get(after.run, [])
+            for problem in _wrong_link(run_id, after, parents, found, project=run.project):
+                problems.append(FieldError(_prefix(index, runs) + after.place, problem))
+            for parent_id in parents:
+                found[parent_id] = Parent(run_id, parent_id, after.input, after.on_failure)
+        links[run_id] = list(found.values())
+    if not problems:
+        problems = _circle(ids, runs, links)
+    return links, problems
+
+
+def _wrong_link(
+    run_id: RunId, after: After, parents: Sequence[RunId], found: Mapping[RunId, Parent], *, project: str
+) -> Iterator[str]:
+    if not parents:
+        here = "which project " + project + " does not have"
+        yield f"names {after.run}, {here if is_id(after.run, 'r') else 'which is no run of this submission'}"
+    if run_id in parents:
+        yield f"names {after.run}, which is the run itself"
+    if len(parents) > 1 and after.input is not None:
+        yield f"names {after.run}, which is {len(parents)} runs; an input takes the result of one"
+    if any(parent in found for parent in parents):
+        yield f"names {after.run} a second time"
+
+
+def _circle(
+    ids: Sequence[RunId], runs: Sequence[NewRun], links: Mapping[RunId, Sequence[Parent]]
+) -> list[FieldError]:
+    try:
+        TopologicalSorter({run_id: [link.parent_id for link in links[run_id]] for run_id in ids}).prepare()
+    except CycleError as error:
+        names = {run_id: run.name for run_id, run in zip(ids, runs, strict=True)}
+        around = " after ".join(names.get(run_id, run_id) for run_id in reversed(error.args[1]))
+        return [FieldError("after", f"goes round in a circle: {around}")]
+    return []
 
 
 def put_shape(tx: Tx, requirements: Requirements) -> Digest:
@@ -94,71 +212,54 @@ def _shape(requirements: Requirements) -> tuple[Digest, str]:
     return digest_of(json.loads(text)), text
 
 
-def requeue(tx: Tx, run_id: RunId, *, request_id: str, principal: str, now: float) -> Submitted:
-    """A final run becomes a new one of the next generation, with the same spec."""
-    body = digest_of(["requeue", run_id])
-    # Locked first: of two equal requests at once, the second sees what the first did.
-    old = tx.runs.lock(run_id)
-    if old is None:
-        raise NotFound(f"there is no run {run_id}")
-    if (earlier := _earlier(tx, principal, request_id, body)) is not None:
-        return earlier
-    if old.state not in FINAL:
-        raise Conflict(
-            f"run {run_id} is {old.state}; only a run that has ended can be queued again",
-            hint=f"Cancel it first with `corral cancel {run_id}`, or wait for its end.",
-        )
-    new = old.born_again(submitted_by=principal, now=now)
-    tx.runs.insert(new, tx.runs.spec(run_id))
-    tx.artifacts.use(new.id, tx.artifacts.used_by(run_id))
-    born(tx, new, actor=principal)
-    record(tx, old, "requeued_as", at=now, actor=principal, data={"run": new.id})
-    if not tx.runs.put_submission(Submission(principal, request_id, body, None, canonical([new.id]), now)):
-        raise _used_before(request_id)
-    return Submitted((new.id,), None)
-
-
-def _earlier(tx: Tx, principal: str, request_id: str, body: Digest) -> Submitted | None:
+def earlier_answer(tx: Tx, principal: str, request_id: str, body: Digest) -> Submitted | None:
     earlier = tx.runs.submission(principal, request_id)
     if earlier is None:
         return None
     if earlier.digest != body:
-        raise _used_before(request_id)
+        raise used_before(request_id)
     return Submitted(tuple(json.loads(earlier.run_ids)), earlier.group_id)
 
 
-def _used_before(request_id: str) -> Conflict:
+def used_before(request_id: str) -> Conflict:
     return Conflict(
         f"request id {request_id} was used before for something else",
         hint="Make a new request id for each new request.",
     )
 
 
-def missing(tx: Tx, run: NewRun, *, prefix: str) -> list[FieldError]:
-    """What the run names and is not there: it would fail only once a machine was taken."""
+def missing_of(
+    tx: Tx,
+    project: str,
+    *,
+    code: ArtifactId | None,
+    inputs: Mapping[str, ArtifactId],
+    secrets: Sequence[str],
+    prefix: str,
+    digests: Mapping[str, str] = MappingProxyType({}),
+) -> list[FieldError]:
+    """What a run names and is not there: it would fail only once a machine was taken."""
     fields: list[FieldError] = []
-    named = {f"{prefix}inputs.{name}": artifact for name, artifact in run.inputs.items()}
-    digests: dict[str, str | None] = {f"{prefix}inputs.{name}": d for name, d in run.input_digests.items()}
-    digests[f"{prefix}code"] = run.code_digest
-    if run.code is not None:
-        named[f"{prefix}code"] = run.code
+    named = {f"{prefix}inputs.{name}": artifact for name, artifact in inputs.items()}
+    if code is not None:
+        named[f"{prefix}code"] = code
     for path, artifact_id in named.items():
         artifact = tx.artifacts.get(artifact_id)
-        if artifact is None or artifact.project != run.project:
-            fields.append(FieldError(path, f"names {artifact_id}, which project {run.project} does not have"))
+        if artifact is None or artifact.project != project:
+            fields.append(FieldError(path, f"names {artifact_id}, which project {project} does not have"))
         elif path.endswith("code") and artifact.kind is not ArtifactKind.CODE:
             fields.append(FieldError(path, f"names {artifact_id}, which is not code but {artifact.kind}"))
-        elif (digests.get(path) or artifact.digest) != artifact.digest:
+        elif digests.get(path.removeprefix(prefix), artifact.digest) != artifact.digest:
             fields.append(FieldError(path, f"names {artifact_id}, which holds something else than it says"))
-    for name in run.secrets:
-        if tx.access.secret(run.project, name) is None:
+    for name in secrets:
+        if tx.access.secret(project, name) is None:
             fields.append(
-                FieldError(f"{prefix}secrets", f"names {name}, which project {run.project} does not have")
+                FieldError(f"{prefix}secrets", f"names {name}, which project {project} does not have")
             )
     return fields
 
 
-def not_there(fields: Sequence[FieldError]) -> InvalidInput:
+def names_what_is_missing(fields: Sequence[FieldError]) -> InvalidInput:
     lines = "; ".join(f"`{f.path}` {f.message}" for f in fields)
     return InvalidInput(
         f"the run names what is not there: {lines}",
@@ -167,14 +268,10 @@ def not_there(fields: Sequence[FieldError]) -> InvalidInput:
     )
 
 
-def insert_run(
-    tx: Tx, run_id: RunId, new: NewRun, shape: Digest, group_id: GroupId | None, *, principal: str, now: float
-) -> None:
-    put_run(tx, as_run(run_id, new, shape, group_id, principal=principal, now=now), new)
-
-
-def put_run(tx: Tx, run: Run, new: NewRun) -> None:
+def put_run(tx: Tx, run: Run, new: NewRun, links: Sequence[Parent]) -> None:
     tx.runs.insert(run, new.spec)
+    for link in links:
+        tx.runs.add_parent(link)
     if new.code is not None or new.inputs:
         tx.artifacts.use(run.id, [*([new.code] if new.code else []), *new.inputs.values()])
     born(tx, run, actor=run.submitted_by)

@@ -13,14 +13,14 @@ from functools import partial
 from typing import TypeVar
 
 from corral.core.fence import LONGEST_BACKOFF_S, expire
+from corral.core.holds import let_in, release, settle_more, settle_waiting, with_room
 from corral.core.policy import Policy
 from corral.core.shares import Shares
 from corral.core.stop import force_stop, halt_over_wall, stop_stalled
-from corral.core.transitions import move
 from corral.domain.errors import CorralError
+from corral.domain.holds import REMOVED, is_held_by_somebody
 from corral.domain.ids import RunId
-from corral.domain.run import REMOVED
-from corral.domain.states import RunEvent, RunState
+from corral.domain.states import RunState
 from corral.ports.clock import Clock
 from corral.ports.store import Store, Tx
 
@@ -64,6 +64,9 @@ class Sweeper:
     policy: Policy
     shares: Shares
     window: Window = field(init=False)
+    # How far the look at those that wait has come.
+    _run_seen: str = ""
+    _group_seen: str = ""
 
     def __post_init__(self) -> None:
         self.window = Window(self.clock, longest_gap_s=max(1.0, self.policy.lease_s / 2))
@@ -101,6 +104,20 @@ class Sweeper:
             lambda tx: tx.runs.due_held(now, PAGE),
             lambda tx, run_id: release_held(tx, run_id, now=now),
         )
+        await self._settle(now)
+
+    async def _settle(self, now: float) -> None:
+        """What a transaction left over, and, a page at a time, whatever may have been missed."""
+        while left_over := await self.store.read(lambda tx: tx.runs.unsettled(PAGE)):
+            for parent_id, after in left_over:
+                await self.store.write(partial(settle_more, parent_id=parent_id, after=after, now=now))
+        waiting = await self.store.read(lambda tx: tx.runs.waiting(self._run_seen, PAGE))
+        self._run_seen = waiting[-1].run_id if len(waiting) == PAGE else ""
+        for run_id in [one.run_id for one in waiting if one.is_over]:
+            await self.store.write(partial(settle_waiting, run_id=run_id, now=now))
+        groups, self._group_seen = await self.store.read(lambda tx: with_room(tx, self._group_seen, PAGE))
+        for group_id in groups:
+            await self.store.write(partial(let_in, group_id=group_id, now=now))
 
     def _tick(self, new_window: bool, tx: Tx) -> None:
         tx.records.tick("sweeper", self.clock.now())
@@ -131,7 +148,7 @@ def release_held(tx: Tx, run_id: RunId, *, now: float) -> None:
     run = tx.runs.lock(run_id)
     if run is None or run.state is not RunState.HELD or run.not_before is None or run.not_before > now:
         return
-    if run.hold_reason == REMOVED:
+    if run.hold_reason == REMOVED or is_held_by_somebody(run):
         tx.runs.save(run._replace(not_before=None))
-        return
-    move(tx, run, RunEvent.RELEASE, at=now, actor="corral", hold_reason=None, not_before=None)
+    else:
+        release(tx, run, actor="corral", now=now)

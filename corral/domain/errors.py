@@ -135,6 +135,13 @@ class DiskFull(StoreUnavailable):
     hint = "Free space on the server's disk, then try again; nothing was changed."
 
 
+class AddressRefused(CorralError):
+    """A webhook's address is one that the server does not send to."""
+
+    code = "address_refused"
+    hint = "Give a public https:// address, or let an operator list its network in CORRAL_WEBHOOK_ALLOW."
+
+
 class ServerUnreachable(CorralError):
     code = "server_unreachable"
     hint = "Start it with `corral up --detach`, or set CORRAL_URL to where it runs."

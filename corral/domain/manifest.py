@@ -53,7 +53,7 @@ class Also(StrEnum):
     RETRY_FAILED = "retry_failed"
 
 
-Kind = Literal["run", "host"]
+Kind = Literal["run", "host", "group"]
 
 
 class Action(StrEnum):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 
@@ -26,3 +28,58 @@ class Hours(NamedTuple):
     month: str
     slot_s: float
     gpu_s: float
+
+
+class InUse(NamedTuple):
+    """What a project's live leases hold, and how long they have held it."""
+
+    project: str
+    running: int = 0
+    gpus: int = 0
+    slot_s: float = 0.0
+    gpu_s: float = 0.0
+
+
+def month_of(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m")
+
+
+def month_start(at: float) -> float:
+    """When the month that this moment is in began."""
+    moment = datetime.fromtimestamp(at, UTC)
+    return moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+
+
+def by_month(until: float, seconds: float) -> Iterator[tuple[str, float]]:
+    """The seconds up to a moment by the months that they lie in, the newest first."""
+    while seconds > 0:
+        # The very first moment of a month ends the one before.
+        begun = month_start(until - 1e-6)
+        within = min(seconds, until - begun)
+        yield month_of(begun), within
+        seconds -= within
+        until = begun
+
+
+def over_quota(
+    quota: Quota, use: InUse, *, gpus: int, used_gpu_s: float = 0.0, keep_s: float = 0.0
+) -> str | None:
+    """Why the project may not start a run with that many GPUs now; None if it may.
+
+    `used_gpu_s` is what it used this month; `keep_s` is how long a GPU may be held after a stop is asked for.
+    """
+    if quota.max_running is not None and use.running >= quota.max_running:
+        return f"project {quota.project} has {use.running} runs running, of {quota.max_running} (max_running)"
+    if gpus and quota.max_gpus is not None and use.gpus + gpus > quota.max_gpus:
+        return (
+            f"project {quota.project} holds {use.gpus} GPUs, of {quota.max_gpus} (max_gpus),"
+            f" and the run needs {gpus}"
+        )
+    if not gpus or quota.gpu_hours is None:
+        return None
+    if used_gpu_s + (use.gpus + gpus) * keep_s < quota.gpu_hours * 3600:
+        return None
+    return (
+        f"project {quota.project} has used {used_gpu_s / 3600:.1f} GPU hours this month,"
+        f" of {quota.gpu_hours} (gpu_hours)"
+    )

@@ -12,9 +12,6 @@ from corral.domain.ids import ArtifactId, Digest, GroupId, HostId, LeaseId, RunI
 from corral.domain.reasons import Reason, Retries
 from corral.domain.states import RankEvent, RankState, RunEvent, RunState, step_rank, step_run
 
-# Why a run is held that its manifest no longer names. A run that runs carries it too: it is not queued again.
-REMOVED = "removed"
-
 
 class Run(NamedTuple):
     """Times are Unix seconds. `epoch` is the newest ever granted; `event_n` the number of its last event."""

@@ -43,3 +43,5 @@ class Schedule(NamedTuple):
     skipped: int
     created_at: float
     created_by: str
+    # Why its last time made no run.
+    problem: str | None = None

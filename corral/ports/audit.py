@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from corral.domain.audit import AuditEntry
+from corral.domain.audit import EVERYTHING, AuditEntry, AuditFilter
 
 
 class Audit(Protocol):
@@ -14,4 +14,10 @@ class Audit(Protocol):
 
     def append(self, entry: AuditEntry) -> None: ...
 
-    def page(self, *, after: int, limit: int, target: str | None = None) -> list[AuditEntry]: ...
+    def after(self, n: int, limit: int, where: AuditFilter = EVERYTHING) -> list[AuditEntry]:
+        """What follows entry `n`, in order."""
+        ...
+
+    def before(self, n: int, limit: int, where: AuditFilter = EVERYTHING) -> list[AuditEntry]:
+        """What precedes entry `n`, the newest first."""
+        ...

@@ -10,6 +10,14 @@ from corral.domain.quota import Hours, Quota
 class Quotas(Protocol):
     def get(self, project: str) -> Quota | None: ...
 
+    def lock(self, project: str) -> Quota | None:
+        """Like `get`, and no other transaction that locks it goes on until this one ends."""
+        ...
+
+    def try_lock(self, project: str) -> Quota | None:
+        """Like `lock`, but None as well if another transaction holds it: nobody waits in a circle."""
+        ...
+
     def all(self) -> list[Quota]: ...
 
     def put(self, quota: Quota) -> None:

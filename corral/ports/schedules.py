@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from corral.domain.ids import ScheduleId
+from corral.domain.ids import RunId, ScheduleId
 from corral.domain.schedule import Schedule
 
 
@@ -21,7 +21,19 @@ class Schedules(Protocol):
 
     def save(self, schedule: Schedule) -> None: ...
 
-    def page(self, after: ScheduleId | None, limit: int) -> list[Schedule]: ...
+    def find(self, text: str, project: str | None, limit: int) -> list[ScheduleId]:
+        """Those with this id or name."""
+        ...
+
+    def unfinished(self, schedule_id: ScheduleId, limit: int) -> list[RunId]:
+        """Its runs that have not ended."""
+        ...
+
+    def ahead(self, now: float, limit: int) -> list[ScheduleId]:
+        """Those that made a run after `now`: the clock was set back since."""
+        ...
+
+    def page(self, project: str | None, after: ScheduleId | None, limit: int) -> list[Schedule]: ...
 
     def due(self, now: float, limit: int) -> list[ScheduleId]: ...
 

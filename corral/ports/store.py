@@ -14,6 +14,7 @@ from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, Blob, N
 from corral.domain.host import Host, Secret, Token
 from corral.domain.ids import ArtifactId, Digest, GroupId, HostId, LeaseId, RunId, TokenId
 from corral.domain.lease import Lease
+from corral.domain.quota import InUse
 from corral.domain.run import Attempt, Event, Group, Parent, Rank, Run, Submission
 from corral.domain.states import RunState
 from corral.ports.audit import Audit
@@ -39,6 +40,21 @@ class Held(NamedTuple):
     lease_id: LeaseId
     request_id: str
     gpus: str
+
+
+class GroupEnd(NamedTuple):
+    state: str
+    reason: str | None
+    detail: str | None
+    runs: int
+    example: RunId
+
+
+class Waiting(NamedTuple):
+    """A run that waits for its parents; `is_over` when all of them ended, or one that it needs failed."""
+
+    run_id: RunId
+    is_over: bool
 
 
 class Ready(NamedTuple):
@@ -69,6 +85,7 @@ class RunFilter:
     group: str | None = None
     name: str | None = None
     label: tuple[str, str] | None = None
+    schedule: str | None = None
 
 
 class Runs(Protocol):
@@ -99,6 +116,12 @@ class Runs(Protocol):
 
     def spec(self, run_id: RunId) -> str: ...
 
+    def put_spec(self, run_id: RunId, spec: str) -> None: ...
+
+    def delete(self, run_id: RunId) -> None:
+        """The run and all that is its own, but for artifacts and log segments."""
+        ...
+
     def by_prefix(self, prefix: str, project: str | None, limit: int) -> list[RunId]: ...
 
     def page(self, where: RunFilter, *, after: tuple[float, RunId] | None, limit: int) -> list[Run]:
@@ -107,6 +130,10 @@ class Runs(Protocol):
 
     def lanes(self) -> list[Lane]:
         """Every lane that has a queued run; costs one index seek per lane, however long it is."""
+        ...
+
+    def heads(self) -> list[tuple[Lane, Ready]]:
+        """The same, each with its oldest run."""
         ...
 
     def ready(self, lane: Lane, *, after: Ready | None, limit: int) -> list[Ready]:
@@ -151,11 +178,68 @@ class Runs(Protocol):
 
     def group(self, group_id: GroupId) -> Group | None: ...
 
+    def limit_group(self, group_id: GroupId, max_running: int | None) -> None: ...
+
     def add_parent(self, parent: Parent) -> None: ...
 
     def parents(self, run_id: RunId) -> list[Parent]: ...
 
     def children(self, parent_id: RunId) -> list[Parent]: ...
+
+    def waiting_children(self, parent_id: RunId, *, after: str, limit: int) -> list[RunId]:
+        """Of the children that are held because they wait for parents, those after `after`, by id."""
+        ...
+
+    def waiting(self, after: str, limit: int) -> list[Waiting]:
+        """Runs that are held because they wait for parents, by id."""
+        ...
+
+    def put_unsettled(self, parent_id: RunId, after: str) -> None:
+        """Children of the ended run from `after` on were left for the sweeper."""
+        ...
+
+    def unsettled(self, limit: int) -> list[tuple[RunId, str]]: ...
+
+    def drop_unsettled(self, parent_id: RunId) -> None: ...
+
+    def lock_group(self, group_id: GroupId) -> Group | None:
+        """Like `group`, and nobody else gives places in it until this transaction ends."""
+        ...
+
+    def placed(self, group_id: GroupId, *, but: RunId | None, limit: int) -> int:
+        """How many of the group's runs have a place, not counting `but` and at most `limit`: those that
+        are queued or further and not final, and those between two tries."""
+        ...
+
+    def waiting_in_group(self, group_id: GroupId, hold_reason: str, limit: int) -> list[RunId]:
+        """Its runs that are held for this reason, the oldest first."""
+        ...
+
+    def group_with_held(self, after: str) -> GroupId | None:
+        """The next group by id that has a held run."""
+        ...
+
+    def find_groups(self, text: str, project: str | None) -> list[GroupId]:
+        """Those with this id or name."""
+        ...
+
+    def page_groups(
+        self, project: str | None, *, after: tuple[float, GroupId] | None, limit: int
+    ) -> list[Group]:
+        """Newest first."""
+        ...
+
+    def group_states(self, group_id: GroupId) -> dict[str, int]:
+        """How many of its runs are in each state."""
+        ...
+
+    def group_ends(self, group_id: GroupId, limit: int) -> list[GroupEnd]:
+        """Why its runs failed or were cancelled, the most frequent first."""
+        ...
+
+    def group_metrics(self, group_id: GroupId, limit: int) -> list[tuple[RunId, str]]:
+        """The last metrics of its runs, as JSON."""
+        ...
 
     def group_runs(self, group_id: GroupId, limit: int) -> list[RunId]: ...
 
@@ -198,6 +282,12 @@ class Leases(Protocol):
         ...
 
     def live_of_run(self, run_id: RunId) -> list[Lease]: ...
+
+    def live_of_project(self, project: str) -> list[Lease]: ...
+
+    def in_use(self, *, now: float, since: float, project: str | None = None) -> list[InUse]:
+        """By project, what its live leases hold, and for how long since then; reads only an index."""
+        ...
 
     def expired(self, now: float, limit: int) -> list[LeaseId]: ...
 
@@ -339,6 +429,10 @@ class Artifacts(Protocol):
 
     def used_by(self, run_id: RunId) -> list[ArtifactId]: ...
 
+    def is_used(self, artifact_id: ArtifactId, *, but: RunId) -> bool:
+        """Whether another run, or a schedule, reads it."""
+        ...
+
 
 class Records(Protocol):
     """Events, log segments, small objects, and the marks of loops."""
@@ -363,6 +457,10 @@ class Records(Protocol):
     def last_segment(self, run_id: RunId, attempt: int, rank: int, stream: str) -> Segment | None: ...
 
     def delete_segments(self, run_id: RunId) -> int: ...
+
+    def runs_gone(self, limit: int) -> list[RunId]:
+        """Runs that were removed and still have segments."""
+        ...
 
     def put_object(self, item: NamedObject) -> None: ...
 

@@ -13,12 +13,13 @@ from prometheus_client.process_collector import ProcessCollector
 from corral import __version__
 from corral.core import secrets as core_secrets
 from corral.core.access import make_host, make_token, revoke
+from corral.core.audit import note
 from corral.core.fsck import Fsck
 from corral.domain.errors import CorralError, InvalidInput, NotFound
-from corral.domain.host import Scope
+from corral.domain.host import Scope, Secret
 from corral.domain.ids import HostId, TokenId, is_id, is_name
 from corral.ports.store import Tx
-from corral.server.callers import Limit, Operator, Project, User
+from corral.server.callers import Caller, Limit, Operator, Project, User
 from corral.server.counters import Snapshot
 from corral.server.openapi import streamed
 from corral.server.services import Services, Svc
@@ -99,18 +100,18 @@ async def list_hosts(caller: User, svc: Svc, cursor: str | None = None, limit: L
 @router.post("/hosts/{host_id}/drain")
 async def drain(host_id: str, caller: Operator, svc: Svc) -> HostView:
     """No new runs; what runs there goes on."""
-    return await _set_draining(host_id, svc, draining=True)
+    return await _set_draining(host_id, caller, svc, draining=True)
 
 
 @router.post("/hosts/{host_id}/resume")
 async def resume(host_id: str, caller: Operator, svc: Svc) -> HostView:
     """Let a drained host take runs again."""
-    done = await _set_draining(host_id, svc, draining=False)
+    done = await _set_draining(host_id, caller, svc, draining=False)
     svc.waiters.ready_all(svc.lanes.shapes())
     return done
 
 
-async def _set_draining(text: str, svc: Services, *, draining: bool) -> HostView:
+async def _set_draining(text: str, caller: Caller, svc: Services, *, draining: bool) -> HostView:
     def unit(tx: Tx) -> HostView:
         host = tx.hosts.get(HostId(text)) if is_id(text, "h") else None
         if host is None and is_name(text):
@@ -119,6 +120,14 @@ async def _set_draining(text: str, svc: Services, *, draining: bool) -> HostView
             raise NotFound(f"there is no host {text[:80]!r}", hint="List them with `corral hosts ls`.")
         host = host._replace(draining=draining)
         tx.hosts.save(host)
+        note(
+            tx,
+            "host.drain" if draining else "host.resume",
+            f"host:{host.name}",
+            actor=caller.actor,
+            origin=caller.origin,
+            now=svc.clock.now(),
+        )
         busy = dict(tx.hosts.busy()).get(host.id, 0)
         return host_view(host, busy, now=svc.clock.now(), policy=svc.policy)
 
@@ -146,6 +155,18 @@ async def create_token(body: TokenRequest, caller: Operator, svc: Svc) -> TokenM
             made = make_token(
                 tx, Scope(body.scope), body.name, now=now, project=body.project, expires_at=expires
             )
+        note(
+            tx,
+            "token.create",
+            f"token:{made.token.id}",
+            actor=caller.actor,
+            origin=caller.origin,
+            now=now,
+            name=body.name,
+            scope=body.scope,
+            project=body.project,
+            expires_at=expires,
+        )
         return TokenMade(**token_view(made.token).model_dump(), token=made.text)
 
     return await svc.store.write(unit)
@@ -158,7 +179,9 @@ async def revoke_token(token_id: str, caller: Operator, svc: Svc) -> Response:
         raise NotFound(f"there is no token {token_id[:80]!r}", hint="List them with `corral tokens ls`.")
 
     def unit(tx: Tx) -> None:
-        revoke(tx, TokenId(token_id), now=svc.clock.now())
+        now = svc.clock.now()
+        revoke(tx, TokenId(token_id), now=now)
+        note(tx, "token.revoke", f"token:{token_id}", actor=caller.actor, origin=caller.origin, now=now)
         tx.announce(TOPIC_TOKEN, token_id)
 
     await svc.store.write(unit)
@@ -175,26 +198,43 @@ async def list_secrets(project: Project, svc: Svc) -> SecretPage:
 
 
 @router.put("/projects/{project}/secrets/{name}")
-async def put_secret(project: Project, name: SecretName, body: SecretValue, svc: Svc) -> SecretView:
+async def put_secret(
+    project: Project, name: SecretName, body: SecretValue, caller: User, svc: Svc
+) -> SecretView:
     """Set a secret of the project, or replace it."""
-    done = await svc.store.write(
-        lambda tx: core_secrets.put(tx, svc.cipher, project, name, body.value, now=svc.clock.now())
-    )
+
+    def unit(tx: Tx) -> Secret:
+        now = svc.clock.now()
+        made = core_secrets.put(tx, svc.cipher, project, name, body.value, now=now)
+        note(tx, "secret.set", f"secret:{project}/{name}", actor=caller.actor, origin=caller.origin, now=now)
+        return made
+
+    done = await svc.store.write(unit)
     hidden = core_secrets.is_redacted(body.value)
     return SecretView(name=done.name, updated_at=done.updated_at, redacted=hidden)
 
 
 @router.delete("/projects/{project}/secrets/{name}", status_code=204)
-async def delete_secret(project: Project, name: SecretName, svc: Svc) -> Response:
+async def delete_secret(project: Project, name: SecretName, caller: User, svc: Svc) -> Response:
     """Remove a secret of the project."""
-    if not await svc.store.write(lambda tx: tx.access.delete_secret(project, name)):
-        raise NotFound(f"project {project} has no secret {name}", hint="`corral secrets ls` lists them.")
+
+    def unit(tx: Tx) -> None:
+        if not tx.access.delete_secret(project, name):
+            raise NotFound(f"project {project} has no secret {name}", hint="`corral secrets ls` lists them.")
+        target, now = f"secret:{project}/{name}", svc.clock.now()
+        note(tx, "secret.remove", target, actor=caller.actor, origin=caller.origin, now=now)
+
+    await svc.store.write(unit)
     return Response(status_code=204)
 
 
 @router.post("/fsck", response_class=StreamingResponse, responses=LINES)
 async def fsck(caller: Operator, svc: Svc) -> StreamingResponse:
     """Re-hash and cross-check everything; lines of JSON, the last with `done`."""
+    now = svc.clock.now()
+    await svc.store.write(
+        lambda tx: note(tx, "fsck.run", "store", actor=caller.actor, origin=caller.origin, now=now)
+    )
     return StreamingResponse(_fsck_lines(svc), media_type="application/x-ndjson")
 
 

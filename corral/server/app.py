@@ -10,11 +10,39 @@ from fastapi import FastAPI
 
 from corral import __version__
 from corral.core.transitions import TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
-from corral.server import admin, artifacts, blobs, errors, leases, manifests, outcomes, runs, streams
+from corral.server import (
+    admin,
+    artifacts,
+    audit,
+    blobs,
+    errors,
+    groups,
+    leases,
+    manifests,
+    many,
+    outcomes,
+    runs,
+    streams,
+)
 from corral.server.gate import Gate
 from corral.server.loops import Loops
 from corral.server.openapi import ERRORS, declare_scopes
 from corral.server.services import Services
+
+# The first that fits a path is asked.
+_ROUTES = (
+    many,
+    runs,
+    groups,
+    streams,
+    leases,
+    outcomes,
+    blobs,
+    artifacts,
+    admin,
+    audit,
+    manifests,
+)
 
 
 class Server:
@@ -38,9 +66,7 @@ class Server:
         )
         api.state.services = self.services
         errors.install(api)
-        routers = [
-            module.router for module in (runs, streams, leases, outcomes, blobs, artifacts, admin, manifests)
-        ]
+        routers = [module.router for module in _ROUTES]
         for router in routers:
             api.include_router(router)
         declare_scopes(api, routers)

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Response
 from corral.core import artifacts as core
 from corral.core import secrets
 from corral.core.artifacts import readable_by_lease
+from corral.core.audit import note
 from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, listing_digest
 from corral.domain.errors import NotFound
 from corral.domain.host import Scope, Token
@@ -180,6 +181,7 @@ async def _set_pinned(
     def unit(tx: Tx) -> ArtifactView:
         found = _seen(tx, artifact_id, caller.token)
         tx.artifacts.set_pinned(artifact_id, pinned)
+        _note(tx, "artifact.pin" if pinned else "artifact.unpin", found, caller, svc)
         return artifact_view(found._replace(pinned=pinned), Names(tx))
 
     return await svc.store.write(unit)
@@ -190,8 +192,23 @@ async def delete(artifact_id: ArtifactPath, caller: User, svc: Svc) -> Response:
     """Remove the artifact; files that nothing else names are deleted later."""
 
     def unit(tx: Tx) -> None:
-        _seen(tx, artifact_id, caller.token)
+        found = _seen(tx, artifact_id, caller.token)
         core.delete(tx, artifact_id)
+        _note(tx, "artifact.remove", found, caller, svc)
 
     await svc.store.write(unit)
     return Response(status_code=204)
+
+
+def _note(tx: Tx, action: str, artifact: Artifact, caller: Caller, svc: Services) -> None:
+    note(
+        tx,
+        action,
+        f"artifact:{artifact.id}",
+        actor=caller.actor,
+        origin=caller.origin,
+        now=svc.clock.now(),
+        project=artifact.project,
+        kind=artifact.kind,
+        run=artifact.run_id,
+    )

@@ -23,6 +23,7 @@ STATUS: Mapping[str, int] = {
     "bad_path": 422,
     "secret_exposed": 422,
     "digest_mismatch": 422,
+    "address_refused": 422,
     "not_found": 404,
     "ambiguous": 409,
     "conflict": 409,

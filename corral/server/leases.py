@@ -95,7 +95,9 @@ async def _try_claim(
         capability=None if body.capability is None else canonical(body.capability.model_dump()),
         holding=None if holding is None else tuple(holding),
     )
-    unit = Claim(svc.lanes, svc.shapes, svc.shares, svc.policy, ask, svc.clock.now)
+    unit = Claim(
+        svc.lanes, svc.shapes, svc.shares, svc.policy, ask, svc.clock.now, reservations=svc.reservations
+    )
 
     def look(tx: Tx) -> Claimed:
         # A host that let a lease run out while its poll waited is asleep. It must come back first, or it

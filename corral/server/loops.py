@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 
 from corral.core.collect import Collector
 from corral.core.shares import add_usage
 from corral.core.sweep import Sweeper
-from corral.ports.store import Lane, Tx
+from corral.ports.store import Lane, Ready, Tx
 from corral.server.services import Services
 
 log = logging.getLogger("corral.server.loops")
@@ -39,16 +38,13 @@ class Loops:
             await self._svc.store.write(lambda tx: add_usage(tx, unsaved, self._svc.clock.now()))
             self._svc.shares.saved(unsaved)
 
-        def unit(tx: Tx) -> list[Lane]:
-            running = Counter(
-                lease.project for host in tx.hosts.busy() for lease in tx.leases.live_of_host(host[0])
-            )
-            self._svc.shares.load(tx, dict(running))
-            return tx.runs.lanes()
+        def unit(tx: Tx) -> list[tuple[Lane, Ready]]:
+            self._svc.shares.load(tx, self._svc.clock.now())
+            return tx.runs.heads()
 
-        lanes = await self._svc.store.read(unit)
-        self._svc.lanes.reconcile(lanes)
-        self._svc.waiters.ready_all({lane.shape for lane in lanes})
+        heads = await self._svc.store.read(unit)
+        self._svc.lanes.check(heads)
+        self._svc.waiters.ready_all({lane.shape for lane, _ in heads})
 
     async def _sweep(self) -> None:
         await self.sweeper.sweep()

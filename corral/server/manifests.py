@@ -15,9 +15,9 @@ from corral.core.planning import Plan, Wanted, plan
 from corral.core.submit import NewRun
 from corral.domain.declared import render_declared
 from corral.domain.errors import InvalidInput, NotFound
+from corral.domain.holds import REMOVED
 from corral.domain.ids import Digest, is_name
 from corral.domain.manifest import Also, Change, Entry, Manifest
-from corral.domain.run import REMOVED
 from corral.domain.states import FINAL
 from corral.ports.store import Tx
 from corral.server.callers import Limit, Operator, User
@@ -84,6 +84,7 @@ class Asked:
             entries={entry.identity: entry for entry in entries},
             hosts={name: render_declared(table.declared()) for name, table in body.hosts.items()},
             also=frozenset(Also(text) for text in body.also),
+            limits=body.max_running,
         )
         self.fresh = self._fresh(body)
 

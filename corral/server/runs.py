@@ -8,12 +8,16 @@ from fastapi import APIRouter, Query, Response
 
 from corral.core import secrets
 from corral.core.artifacts import run_of
+from corral.core.hold import hold, let_go
+from corral.core.remove import remove
+from corral.core.requeue import requeue, requeue_with_children
 from corral.core.stop import cancel
-from corral.core.submit import NewRun, Submitted, requeue, submit
+from corral.core.submit import After, NewRun, Submitted, submit
 from corral.core.why import standings, summary
 from corral.domain.artifact import ArtifactKind
 from corral.domain.errors import InvalidInput
 from corral.domain.ids import ArtifactId, RunId
+from corral.domain.run import OnFailure
 from corral.domain.states import RunState
 from corral.ports.store import RunFilter, Tx
 from corral.server.callers import Caller, Limit, User, find_run
@@ -30,6 +34,7 @@ from corral.server.views import (
 )
 from corral.wire.identity import identity_of
 from corral.wire.leases import ArtifactPage
+from corral.wire.many import RemovedRun
 from corral.wire.runs import (
     CancelRequest,
     EventPage,
@@ -74,6 +79,7 @@ async def submit_or_try(body: SubmitRequest, caller: Caller, svc: Services) -> S
             group=body.group,
             principal=caller.actor,
             now=svc.clock.now(),
+            max_running=body.max_running,
         )
 
     done = await svc.store.write(unit)
@@ -97,10 +103,18 @@ def new_run(spec: RunSpec) -> NewRun:
         grace_s=spec.grace,
         code=None if spec.code is None else ArtifactId(spec.code),
         inputs={name: ArtifactId(value) for name, value in spec.inputs.items()},
-        input_digests=spec.input_digests,
-        code_digest=spec.code_digest,
         secrets=tuple(spec.secrets),
+        after=tuple(
+            After(one.run, one.input, OnFailure(one.on_failure), f"after[{index}]")
+            for index, one in enumerate(spec.after)
+        ),
+        digests=_digests(spec),
     )
+
+
+def _digests(spec: RunSpec) -> dict[str, str]:
+    digests = {f"inputs.{name}": digest for name, digest in spec.input_digests.items()}
+    return digests if spec.code_digest is None else {**digests, "code": spec.code_digest}
 
 
 def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec], text: str) -> SubmitAnswer:
@@ -119,6 +133,7 @@ async def list_runs(
     group: str | None = None,
     name: str | None = None,
     label: Annotated[str | None, Query(pattern=r"^[^=]+=.*$")] = None,
+    schedule: str | None = None,
     cursor: str | None = None,
     limit: Limit = 50,
 ) -> RunPage:
@@ -131,6 +146,7 @@ async def list_runs(
         group=group,
         name=name,
         label=None if label is None else (label.split("=", 1)[0], label.split("=", 1)[1]),
+        schedule=schedule,
     )
     after = parse_time_cursor(cursor, "r")
 
@@ -203,9 +219,10 @@ async def cancel_run(run: str, body: CancelRequest, caller: User, svc: Svc) -> R
 @router.post("/runs/{run}/requeue", status_code=201)
 async def requeue_run(run: str, body: RequeueRequest, caller: User, svc: Svc) -> SubmitAnswer:
     """A final run again, as the next generation with a new id."""
+    again = requeue_with_children if body.with_children else requeue
 
     def unit(tx: Tx) -> Submitted:
-        return requeue(
+        return again(
             tx,
             find_run(tx, run, caller),
             request_id=body.request_id,
@@ -214,6 +231,40 @@ async def requeue_run(run: str, body: RequeueRequest, caller: User, svc: Svc) ->
         )
 
     return SubmitAnswer(ids=list((await svc.store.write(unit)).ids))
+
+
+@router.post("/runs/{run}/hold")
+async def hold_run(run: str, caller: User, svc: Svc) -> RunView:
+    """Keep a run that waits from starting until it is released."""
+
+    def unit(tx: Tx) -> RunView:
+        done = hold(tx, find_run(tx, run, caller), actor=caller.actor, now=svc.clock.now())
+        return run_view(tx, done, Names(tx))
+
+    return await svc.store.write(unit)
+
+
+@router.post("/runs/{run}/release")
+async def release_run(run: str, caller: User, svc: Svc) -> RunView:
+    """Let a run go that somebody held; it is queued unless something else holds it."""
+
+    def unit(tx: Tx) -> RunView:
+        done = let_go(tx, find_run(tx, run, caller), actor=caller.actor, now=svc.clock.now())
+        return run_view(tx, done, Names(tx))
+
+    return await svc.store.write(unit)
+
+
+@router.delete("/runs/{run}")
+async def remove_run(run: str, caller: User, svc: Svc) -> RemovedRun:
+    """Remove a run that has ended, with its logs and the artifacts that nobody else uses."""
+
+    def unit(tx: Tx) -> RemovedRun:
+        run_id = find_run(tx, run, caller)
+        done = remove(tx, run_id, actor=caller.actor, origin=caller.origin, now=svc.clock.now())
+        return RemovedRun(id=done.run_id, artifacts=done.artifacts, kept=list(done.kept))
+
+    return await svc.store.write(unit)
 
 
 @router.get("/events")

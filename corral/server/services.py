@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 from corral.core.lanes import Lanes
 from corral.core.outcome import Ender
 from corral.core.policy import Policy
+from corral.core.reservations import Reservations
 from corral.core.shapes import Shapes
 from corral.core.shares import Shares
 from corral.ports.blobs import BlobStore, SegmentStore
@@ -46,6 +47,7 @@ class Services:
     lanes: Lanes = field(default_factory=Lanes)
     shapes: Shapes = field(default_factory=Shapes)
     shares: Shares = field(default_factory=Shares)
+    reservations: Reservations = field(default_factory=Reservations)
     hub: Hub = field(default_factory=Hub)
     counters: Counters = field(default_factory=Counters)
     turns: Turns = field(default_factory=Turns)

@@ -21,7 +21,7 @@ from corral.domain.states import FINAL, LEASED
 from corral.ports.store import Tx
 from corral.wire.admin import HostView, TokenView
 from corral.wire.leases import ArtifactView, CapabilityReport
-from corral.wire.runs import AttemptView, EventView, Placement, RankView, RunDetail, RunView
+from corral.wire.runs import AttemptView, EventView, ParentView, Placement, RankView, RunDetail, RunView
 from corral.wire.spec import RunSpec
 
 
@@ -89,6 +89,7 @@ def run_view(tx: Tx, run: Run, names: Names) -> RunView:
         progress=progress,
         metrics=json.loads(run.metrics),
         artifact_id=run.artifact_id,
+        schedule_id=run.schedule_id,
         submitted_by=run.submitted_by,
     )
 
@@ -123,6 +124,15 @@ def run_detail(tx: Tx, run: Run) -> RunDetail:
         identity=run.identity,
         attempts=attempts,
         retries_used={"infrastructure": used.infrastructure, "memory": used.memory, "code": used.code},
+        after=[
+            ParentView(
+                run_id=link.parent_id,
+                state=parent.state if (parent := tx.runs.get(link.parent_id)) else None,
+                input=link.input,
+                on_failure=link.on_failure,
+            )
+            for link in tx.runs.parents(run.id)
+        ],
     )
 
 

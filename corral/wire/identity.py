@@ -13,18 +13,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from corral.domain.canonical import digest_of
+from corral.domain.canonical import canonical, digest_of
 from corral.domain.ids import Digest
 from corral.wire.spec import RunSpec
 
 WORK = (
     *("kind", "model", "model_revision", "train", "task", "eval", "sample"),
-    *("argv", "params", "env", "secrets", "seed", "code_digest", "environment", "inputs"),
+    *("argv", "params", "env", "secrets", "seed", "code_digest", "environment", "inputs", "after"),
 )
 POLICY = ("labels", "priority", "resources", "retries", "keep", "wall_limit", "stall_limit", "grace")
 # Where it is kept and what it is called; `code` and `inputs` are known by their digests.
-PLACE = ("project", "name", "code", "input_digests")
+PLACE = ("project", "name", "code", "input_digests", "origins")
 
+# In words of their own below.
+_TOLD = ("environment", "inputs", "after", "secrets")
 # What a digest must not change with: a key that a later version adds has its default here.
 _DEFAULTS = {
     name: field.get_default(call_default_factory=True) for name, field in RunSpec.model_fields.items()
@@ -33,11 +35,17 @@ _DEFAULTS = {
 
 def identity_of(spec: RunSpec) -> Digest:
     """Equal work has an equal identity, whatever it is called and whoever wants it when."""
-    table = {name: value for name in WORK if (value := getattr(spec, name)) != _DEFAULTS[name]}
+    table = {
+        name: value
+        for name in WORK
+        if name not in _TOLD and (value := getattr(spec, name)) != _DEFAULTS[name]
+    }
     if spec.environment is not None:
         table["environment"] = spec.environment.digest
-    if spec.inputs or spec.input_digests:
-        table["inputs"] = {**spec.inputs, **spec.input_digests}
+    if inputs := _inputs(spec):
+        table["inputs"] = inputs
+    if after := _after(spec):
+        table["after"] = after
     if spec.secrets:
         table["secrets"] = sorted(spec.secrets)
     for asked in ("eval", "sample"):
@@ -51,6 +59,23 @@ def identity_of(spec: RunSpec) -> Digest:
 def policy_of(spec: RunSpec) -> dict[str, Any]:
     """What may change while the run waits, without what is as it always is."""
     return spec.model_dump(mode="json", include=set(POLICY), exclude_defaults=True)
+
+
+def _inputs(spec: RunSpec) -> dict[str, object]:
+    """By what they hold; the result of a run, which may be yet to come, by what that run is."""
+    made = {
+        key.removeprefix("inputs."): runs for key, runs in spec.origins.items() if key.startswith("inputs.")
+    }
+    return {**spec.inputs, **spec.input_digests, **made}
+
+
+def _after(spec: RunSpec) -> list[str]:
+    """What it waits for is part of what it is; what gives it an input is told there."""
+    waits = [one for one in spec.after if f"inputs.{one.input}" not in spec.origins]
+    return sorted(
+        canonical([sorted(spec.origins.get(one.run, [])) or one.run, one.input, one.on_failure])
+        for one in waits
+    )
 
 
 def _without_paths(table: dict[str, Any], spec: RunSpec) -> None:

@@ -71,6 +71,9 @@ class ApplyRequest(Strict):
     mode: Literal["plan", "apply"]
     also: list[Literal["prune", "prune_running", "retry_failed"]] = Field(default=[], max_length=3)
     hosts: dict[Name, HostTable] = Field(default={}, max_length=10_000)
+    max_running: dict[Name, Annotated[int, Field(ge=1, le=1_000_000)]] = Field(
+        default={}, max_length=10_000, description="By group: how many of its runs at once."
+    )
     policies: list[PolicyTable] = Field(default=[], max_length=MAX_RUNS)
     runs: list[RunEntry] = Field(default=[], max_length=MAX_RUNS)
     environments: list[BuiltEnvironment] = Field(default=[], max_length=1000)
@@ -102,7 +105,7 @@ class ChangeView(Answer):
     """One thing that applying does: to a run, or to what is declared of a host."""
 
     action: Literal["new", "again", "changed", "restored", "removed", "pruned", "stopped"]
-    kind: Literal["run", "host"]
+    kind: Literal["run", "host", "group"]
     name: str
     identity: str | None = None
     run_id: str | None = None

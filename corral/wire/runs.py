@@ -18,6 +18,7 @@ class SubmitRequest(Strict):
     request_id: RequestId
     runs: list[RunSpec] = Field(min_length=1, max_length=10_000)
     group: Name | None = None
+    max_running: int | None = Field(None, ge=1, le=10_000)
     dry_run: bool = False
 
     @field_validator("runs")
@@ -91,7 +92,17 @@ class RunView(Answer):
     progress: dict[str, Json] = {}
     metrics: dict[str, float] = {}
     artifact_id: str | None = None
+    schedule_id: str | None = None
     submitted_by: str | None = None
+
+
+class ParentView(Answer):
+    """A run that this one comes after, and how it stands."""
+
+    run_id: str
+    state: str | None = None
+    input: str | None = None
+    on_failure: str
 
 
 class RunDetail(RunView):
@@ -99,6 +110,7 @@ class RunDetail(RunView):
     identity: str
     attempts: list[AttemptView] = []
     retries_used: dict[str, int] = {}
+    after: list[ParentView] = []
 
 
 class RunPage(Answer):
@@ -167,3 +179,4 @@ class RequeueRequest(Strict):
     """A final run becomes the next generation; a running one is refused."""
 
     request_id: RequestId
+    with_children: bool = Field(False, description="Also the runs that ended because it did not succeed.")

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from corral.domain.capability import Requirements
 from corral.domain.ids import is_name
 from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name
-from corral.wire.tables import EnvironmentFile, Input, Keep, Resources, RetryBudgets
+from corral.wire.tables import EnvironmentFile, Input, Keep, Parents, Resources, RetryBudgets
 from corral.wire.train import (
     INPUTS,
     EvalAsk,
@@ -95,6 +95,13 @@ class _Common(Exact):
         default={},
         max_length=64,
         description="Your own words for it; `corral ls --label KEY=VALUE` finds them.",
+    )
+
+    after: Parents = Field(
+        default=[],
+        description=(
+            "Runs that must succeed first: their ids, or tables with `run`, `input` and `on_failure`."
+        ),
     )
 
     @model_validator(mode="before")
@@ -210,6 +217,13 @@ class RunFile(_Common):
         ),
     )
 
+    max_running: int | None = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description="How many runs of the group may be queued or running at once; the others are held.",
+    )
+
     @field_validator("train")
     @classmethod
     def _train_is_valid(cls, value: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
@@ -252,6 +266,14 @@ class RunFile(_Common):
             raise ValueError("has a seed that does not fit 64 bits")
         return value
 
+    @field_validator("max_running")
+    @classmethod
+    def _of_a_group(cls, value: int | None, info: ValidationInfo) -> int | None:
+        several = info.data.get("seeds", True) or info.data.get("sweep", True)
+        if value is not None and not several:
+            raise ValueError("is for a group of runs: it needs `seeds` or a `[sweep]` beside it")
+        return value
+
     @field_validator("sweep")
     @classmethod
     def _not_empty(cls, value: dict[str, list[Scalar]]) -> dict[str, list[Scalar]]:
@@ -289,6 +311,11 @@ class _Resolved(_Common):
     inputs: dict[Name, ArtifactIdText] = Field(default={}, max_length=256)
     input_digests: dict[Name, DigestText] = Field(
         default={}, max_length=256, description="What each input holds: the digest of its artifact."
+    )
+    origins: dict[str, list[DigestText]] = Field(
+        default={},
+        max_length=2048,
+        description="Identities of runs: those that make `inputs.NAME`, or that `after` names.",
     )
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
 

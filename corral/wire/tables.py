@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from corral.domain.capability import Requirements
 from corral.domain.reasons import Retries
@@ -101,6 +101,39 @@ class InputFrom(Exact):
 
 Input = Annotated[
     str | InputFrom, Field(description="A path of a file or folder, or one of the three below.")
+]
+
+
+class After(Exact):
+    """A run that must have ended before."""
+
+    run: str = Field(
+        min_length=1,
+        max_length=64,
+        description="Its id, or a unique prefix of it, or `latest`; or the name of runs submitted together.",
+    )
+    input: Name | None = Field(
+        None, description="Its result becomes the input of this name: `CORRAL_INPUT_DIR/NAME`."
+    )
+    on_failure: Literal["fail", "cancel", "run"] = Field(
+        "fail",
+        description="What becomes of this run if that one does not succeed: it fails, is cancelled, or runs.",
+    )
+
+    @model_validator(mode="after")
+    def _an_input_needs_success(self) -> After:
+        if self.input is not None and self.on_failure == "run":
+            raise ValueError("takes the result of a run and would run without it; use fail or cancel")
+        return self
+
+
+def _as_after(value: object) -> object:
+    return {"run": value} if isinstance(value, str) else value
+
+
+Parents = Annotated[
+    list[Annotated[After, BeforeValidator(_as_after, json_schema_input_type=str | After)]],
+    Field(max_length=1000),
 ]
 
 

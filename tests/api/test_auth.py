@@ -12,6 +12,8 @@ from api.live import Json, Lease, Live, Worker, error_of, fresh, named, new_work
 
 # Well formed, so that the scope decides and not the shape of an id.
 IDS = {
+    "group": "g-bcdfghjkmnpq",
+    "schedule": "s-bcdfghjkmnpq",
     "run": "r-bcdfghjkmnpq",
     "lease_id": "l-bcdfghjkmnpq",
     "artifact_id": "a-bcdfghjkmnpq",
@@ -21,6 +23,8 @@ IDS = {
     "project": "default",
     "name": "NAME",
     "key": "some/key",
+    "webhook": "NAME",
+    "delivery_id": "d-bcdfghjkmnpq",
 }
 SCOPES = ("user", "operator", "host")
 OPERATORS_ONLY = {
@@ -33,6 +37,7 @@ OPERATORS_ONLY = {
     ("POST", "/v1/tokens"),
     ("DELETE", "/v1/tokens/{token_id}"),
     ("POST", "/v1/fsck"),
+    ("GET", "/v1/audit"),
 }
 FOR_ALL = {
     ("GET", "/v1/blobs/{sha256}"),
@@ -60,7 +65,7 @@ def _allowed(method: str, path: str) -> set[str]:
     """As DESIGN.md section 5 has it, written out apart from the server's own tables."""
     if path == "/v1/health":
         return set()
-    if (method, path) in OPERATORS_ONLY:
+    if (method, path) in OPERATORS_ONLY or path.startswith("/v1/webhooks"):
         return {"operator"}
     if (method, path) in FOR_ALL:
         return set(SCOPES)

@@ -104,7 +104,7 @@ def test_what_was_used_is_added_to_what_the_database_has_and_weighs_the_same(que
         server.saved(used)
         assert server.unsaved() == {}
     after = Shares()
-    queue.db.now_read(lambda tx: after.load(tx, {}))
+    queue.db.now_read(lambda tx: after.load(tx, 5.0))
     assert after.weight("alpha", 5.0) == 20.0
 
 

@@ -79,5 +79,8 @@ class SqlArtifacts:
         for artifact_id in artifact_ids:
             self._db.tell("artifact_use", {"run_id": run_id, "artifact_id": artifact_id})
 
+    def is_used(self, artifact_id: ArtifactId, *, but: RunId) -> bool:
+        return self._db.one("artifact_is_used", {"artifact_id": artifact_id, "but": but}) is not None
+
     def used_by(self, run_id: RunId) -> list[ArtifactId]:
         return [ArtifactId(row[0]) for row in self._db.all("artifact_used_by", {"run_id": run_id})]

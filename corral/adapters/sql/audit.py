@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from corral.adapters.sql.connection import Connection
 from corral.adapters.sql.rows import AUDIT
-from corral.domain.audit import AuditEntry
+from corral.adapters.sql.schema import lock_key
+from corral.domain.audit import EVERYTHING, AuditEntry, AuditFilter
+
+_LOCK = lock_key("audit")
 
 
 class SqlAudit:
@@ -12,13 +15,23 @@ class SqlAudit:
         self._db = connection
 
     def last(self) -> AuditEntry | None:
+        # In a statement of its own: the next one then sees what was appended while this one waited.
+        self._db.one("audit_lock", {"key": _LOCK})
         row = self._db.one("audit_last", {})
         return None if row is None else AUDIT.read(row)
 
     def append(self, entry: AuditEntry) -> None:
         self._db.put("audit_append", AUDIT, entry)
 
-    def page(self, *, after: int, limit: int, target: str | None = None) -> list[AuditEntry]:
-        given = {} if target is None else {"target": target}
-        rows = self._db.all("audit_page", {"after": after, "limit": limit, **given})
+    def after(self, n: int, limit: int, where: AuditFilter = EVERYTHING) -> list[AuditEntry]:
+        return self._page("audit_after", n, limit, where)
+
+    def before(self, n: int, limit: int, where: AuditFilter = EVERYTHING) -> list[AuditEntry]:
+        return self._page("audit_before", n, limit, where)
+
+    def _page(self, statement: str, n: int, limit: int, where: AuditFilter) -> list[AuditEntry]:
+        given = {name: value for name, value in where._asdict().items() if value is not None}
+        if where.action is not None:
+            given["family"] = f"{where.action}."
+        rows = self._db.all(statement, {"n": n, "limit": limit, **given})
         return [AUDIT.read(row) for row in rows]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 from corral.adapters.sql.connection import Connection
 from corral.adapters.sql.rows import LEASE, RUN
 from corral.domain.ids import HostId, LeaseId, RunId
 from corral.domain.lease import Lease
+from corral.domain.quota import InUse
 from corral.domain.run import Run
 from corral.ports.store import Held
 
@@ -37,6 +40,26 @@ class SqlLeases:
 
     def live_of_run(self, run_id: RunId) -> list[Lease]:
         return [LEASE.read(row) for row in self._db.all("lease_live_of_run", {"run_id": run_id})]
+
+    def live_of_project(self, project: str) -> list[Lease]:
+        return [LEASE.read(row) for row in self._db.all("lease_live_of_project", {"project": project})]
+
+    def in_use(self, *, now: float, since: float, project: str | None = None) -> list[InUse]:
+        params: dict[str, object] = {"since": since}
+        if project is not None:
+            params["project"] = project
+        found: dict[str, InUse] = {}
+        for name, gpus, count, begun in self._db.all("lease_in_use", params):
+            each, held_s = len(json.loads(gpus)), count * now - begun
+            use = found.get(name, InUse(name))
+            found[name] = InUse(
+                name,
+                use.running + count,
+                use.gpus + each * count,
+                use.slot_s + held_s,
+                use.gpu_s + each * held_s,
+            )
+        return list(found.values())
 
     def expired(self, now: float, limit: int) -> list[LeaseId]:
         return [LeaseId(row[0]) for row in self._db.all("lease_expired", {"now": now, "limit": limit})]

@@ -15,6 +15,14 @@ class SqlQuotas:
         row = self._db.one("quota_get", {"project": project})
         return None if row is None else QUOTA.read(row)
 
+    def lock(self, project: str) -> Quota | None:
+        row = self._db.one("quota_lock", {"project": project})
+        return None if row is None else QUOTA.read(row)
+
+    def try_lock(self, project: str) -> Quota | None:
+        row = self._db.one("quota_try_lock", {"project": project})
+        return None if row is None else QUOTA.read(row)
+
     def all(self) -> list[Quota]:
         return [QUOTA.read(row) for row in self._db.all("quota_all", {})]
 

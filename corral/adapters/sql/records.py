@@ -47,6 +47,9 @@ class SqlRecords:
         row = self._db.one("segment_last", params)
         return None if row is None else SEGMENT.read(row)
 
+    def runs_gone(self, limit: int) -> list[RunId]:
+        return [RunId(row[0]) for row in self._db.all("segment_runs_gone", {"limit": limit})]
+
     def delete_segments(self, run_id: RunId) -> int:
         self._db.tell("segment_mark_run", {"run_id": run_id, "logged": 0})
         return self._db.run("segment_delete", {"run_id": run_id})

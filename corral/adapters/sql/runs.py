@@ -11,12 +11,16 @@ from operator import itemgetter
 from corral.adapters.sql.connection import Connection
 from corral.adapters.sql.rows import GROUP, KNOWN, PARENT, RUN, SUBMISSION
 from corral.domain.errors import NotFound
-from corral.domain.ids import Digest, GroupId, LeaseId, RunId
+from corral.domain.ids import Digest, GroupId, LeaseId, RunId, is_id
 from corral.domain.run import Group, Parent, Run, Submission
-from corral.ports.store import Known, Lane, Ready, RunFilter
+from corral.ports.store import GroupEnd, Known, Lane, Ready, RunFilter, Waiting
 
 # Groups may share a name; nobody pages through more of them than this.
 _MAX_GROUPS = 100
+_TABLES_OF_A_RUN = (
+    *("run_specs", "attempts", "ranks", "leases", "events", "objects", "run_inputs", "parents"),
+    *("unsettled", "runs"),
+)
 
 
 class SqlRuns:
@@ -44,7 +48,7 @@ class SqlRuns:
 
     def save_policy(self, run: Run, spec: str) -> None:
         self._db.put("run_save_policy", RUN, run)
-        self._db.tell("spec_save", {"run_id": run.id, "spec": spec})
+        self.put_spec(run.id, spec)
 
     def of_manifest(self, project: str, manifest: str) -> dict[Digest, Known]:
         rows = self._db.all("run_of_manifest", {"project": project, "manifest": manifest})
@@ -56,6 +60,13 @@ class SqlRuns:
         if row is None:
             raise NotFound(f"there is no run {run_id}")
         return str(row[0])
+
+    def put_spec(self, run_id: RunId, spec: str) -> None:
+        self._db.tell("spec_save", {"run_id": run_id, "spec": spec})
+
+    def delete(self, run_id: RunId) -> None:
+        for table in _TABLES_OF_A_RUN:
+            self._db.tell(f"run_delete_{table}", {"run_id": run_id})
 
     def by_prefix(self, prefix: str, project: str | None, limit: int) -> list[RunId]:
         # Ids are ASCII, so everything that begins with the prefix sorts below it with a tilde.
@@ -80,9 +91,16 @@ class SqlRuns:
         """Queries that together are the filter, each a range of one index."""
         project = {} if where.project is None else {"check_project": where.project}
         states = [{"check_state": state} for state in where.states] or [{}]
-        if where.group is not None:
-            for group_id in self._groups(where.group, where.project):
-                name = {} if where.name is None else {"name": where.name}
+        name = {} if where.name is None else {"name": where.name}
+        if where.schedule is not None:
+            groups = [None] if where.group is None else self.find_groups(where.group, where.project)
+            for group_id in groups:
+                group = {} if group_id is None else {"group_id": str(group_id)}
+                for schedule_id in self._schedules(where.schedule, where.project):
+                    own = {"schedule_id": schedule_id, **group, **name, **project}
+                    yield from ({**own, **state} for state in states)
+        elif where.group is not None:
+            for group_id in self.find_groups(where.group, where.project):
                 yield from ({"group_id": group_id, **name, **project, **state} for state in states)
         elif where.name is not None:
             yield from ({"name": where.name, **project, **state} for state in states)
@@ -93,11 +111,40 @@ class SqlRuns:
         else:
             yield {} if where.project is None else {"project": where.project}
 
-    def _groups(self, text: str, project: str | None) -> list[str]:
+    def _schedules(self, text: str, project: str | None) -> list[str]:
+        if is_id(text, "s"):
+            # One that was removed still has its runs.
+            return [text]
         params: dict[str, object] = {"text": text, "limit": _MAX_GROUPS}
         if project is not None:
             params["project"] = project
-        return [str(row[0]) for row in self._db.all("group_find", params)]
+        return [str(row[0]) for row in self._db.all("schedule_find", params)]
+
+    def find_groups(self, text: str, project: str | None) -> list[GroupId]:
+        params: dict[str, object] = {"text": text, "limit": _MAX_GROUPS}
+        if project is not None:
+            params["project"] = project
+        return [GroupId(row[0]) for row in self._db.all("group_find", params)]
+
+    def page_groups(
+        self, project: str | None, *, after: tuple[float, GroupId] | None, limit: int
+    ) -> list[Group]:
+        params: dict[str, object] = {"limit": limit}
+        params["after_created_at"], params["after_id"] = after or (math.inf, "")
+        if project is not None:
+            params["project"] = project
+        return [GROUP.read(row) for row in self._db.all("group_page", params)]
+
+    def group_states(self, group_id: GroupId) -> dict[str, int]:
+        return {row[0]: row[1] for row in self._db.all("group_states", {"group_id": group_id})}
+
+    def group_ends(self, group_id: GroupId, limit: int) -> list[GroupEnd]:
+        rows = self._db.all("group_ends", {"group_id": group_id, "limit": limit})
+        return [GroupEnd(*row) for row in rows]
+
+    def group_metrics(self, group_id: GroupId, limit: int) -> list[tuple[RunId, str]]:
+        rows = self._db.all("group_metrics", {"group_id": group_id, "limit": limit})
+        return [(RunId(row[0]), str(row[1])) for row in rows]
 
     def _projects(self, state: str) -> Iterator[str]:
         row = self._db.one("state_project_after", {"state": state})
@@ -106,14 +153,17 @@ class SqlRuns:
             row = self._db.one("state_project_after", {"state": state, "after": row[0]})
 
     def lanes(self) -> list[Lane]:
-        lanes: list[Lane] = []
+        return [lane for lane, _ in self.heads()]
+
+    def heads(self) -> list[tuple[Lane, Ready]]:
+        heads: list[tuple[Lane, Ready]] = []
         row = self._db.one("lane_first", {})
         while row is not None:
-            lane = Lane(*row)
-            lanes.append(lane)
+            lane = Lane(*row[:3])
+            heads.append((lane, Ready(*row[3:])))
             found = sorted(self._db.all("lane_next", lane._asdict()), key=itemgetter(0))
             row = found[0][1:] if found else None
-        return lanes
+        return heads
 
     def ready(self, lane: Lane, *, after: Ready | None, limit: int) -> list[Ready]:
         params: dict[str, object] = {**lane._asdict(), "limit": limit}
@@ -158,6 +208,9 @@ class SqlRuns:
     def insert_group(self, group: Group) -> None:
         self._db.put("group_insert", GROUP, group)
 
+    def limit_group(self, group_id: GroupId, max_running: int | None) -> None:
+        self._db.tell("group_limit", {"id": group_id, "max_running": max_running})
+
     def add_parent(self, parent: Parent) -> None:
         self._db.put("parent_insert", PARENT, parent)
 
@@ -166,6 +219,39 @@ class SqlRuns:
 
     def children(self, parent_id: RunId) -> list[Parent]:
         return [PARENT.read(row) for row in self._db.all("children", {"parent_id": parent_id})]
+
+    def waiting_children(self, parent_id: RunId, *, after: str, limit: int) -> list[RunId]:
+        params = {"parent_id": parent_id, "after": after, "limit": limit}
+        return [RunId(row[0]) for row in self._db.all("children_waiting", params)]
+
+    def waiting(self, after: str, limit: int) -> list[Waiting]:
+        rows = self._db.all("held_waiting", {"after": after, "limit": limit})
+        return [Waiting(RunId(row[0]), bool(row[1])) for row in rows]
+
+    def put_unsettled(self, parent_id: RunId, after: str) -> None:
+        self._db.tell("unsettled_put", {"run_id": parent_id, "after_id": after})
+
+    def unsettled(self, limit: int) -> list[tuple[RunId, str]]:
+        return [(RunId(row[0]), str(row[1])) for row in self._db.all("unsettled_list", {"limit": limit})]
+
+    def drop_unsettled(self, parent_id: RunId) -> None:
+        self._db.tell("unsettled_delete", {"run_id": parent_id})
+
+    def lock_group(self, group_id: GroupId) -> Group | None:
+        row = self._db.one("group_lock", {"id": group_id})
+        return None if row is None else GROUP.read(row)
+
+    def placed(self, group_id: GroupId, *, but: RunId | None, limit: int) -> int:
+        row = self._db.one("group_placed", {"group_id": group_id, "but": but or "", "limit": limit})
+        return int(row[0]) if row is not None else 0
+
+    def waiting_in_group(self, group_id: GroupId, hold_reason: str, limit: int) -> list[RunId]:
+        params = {"group_id": group_id, "hold_reason": hold_reason, "limit": limit}
+        return [RunId(row[0]) for row in self._db.all("group_waiting", params)]
+
+    def group_with_held(self, after: str) -> GroupId | None:
+        row = self._db.one("group_with_held_after", {"after": after})
+        return None if row is None else GroupId(row[0])
 
     def group(self, group_id: GroupId) -> Group | None:
         row = self._db.one("group_get", {"id": group_id})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corral.adapters.sql.connection import Connection
 from corral.adapters.sql.rows import SCHEDULE
-from corral.domain.ids import ScheduleId
+from corral.domain.ids import RunId, ScheduleId
 from corral.domain.schedule import Schedule
 
 
@@ -30,8 +30,25 @@ class SqlSchedules:
     def save(self, schedule: Schedule) -> None:
         self._db.put("schedule_save", SCHEDULE, schedule)
 
-    def page(self, after: ScheduleId | None, limit: int) -> list[Schedule]:
-        rows = self._db.all("schedule_page", {"after": after or "", "limit": limit})
+    def find(self, text: str, project: str | None, limit: int) -> list[ScheduleId]:
+        params: dict[str, object] = {"text": text, "limit": limit}
+        if project is not None:
+            params["project"] = project
+        return [ScheduleId(row[0]) for row in self._db.all("schedule_find", params)]
+
+    def unfinished(self, schedule_id: ScheduleId, limit: int) -> list[RunId]:
+        rows = self._db.all("schedule_unfinished", {"schedule_id": schedule_id, "limit": limit})
+        return [RunId(row[0]) for row in rows]
+
+    def ahead(self, now: float, limit: int) -> list[ScheduleId]:
+        rows = self._db.all("schedule_ahead", {"now": now, "limit": limit})
+        return [ScheduleId(row[0]) for row in rows]
+
+    def page(self, project: str | None, after: ScheduleId | None, limit: int) -> list[Schedule]:
+        params: dict[str, object] = {"after": after or "", "limit": limit}
+        if project is not None:
+            params["project"] = project
+        rows = self._db.all("schedule_page", params)
         return [SCHEDULE.read(row) for row in rows]
 
     def due(self, now: float, limit: int) -> list[ScheduleId]:

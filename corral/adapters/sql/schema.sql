@@ -78,6 +78,12 @@ CREATE INDEX runs_manifest ON runs (project, manifest, id) WHERE manifest IS NOT
 CREATE INDEX runs_waiting ON runs (group_id, hold_reason, ready_at, id) WHERE state = 'held';
 CREATE INDEX runs_schedule ON runs (schedule_id, created_at, id) WHERE schedule_id IS NOT NULL;
 CREATE INDEX runs_preemptible ON runs (priority, id) WHERE state = 'running' AND preemptible = 1;
+CREATE INDEX runs_held_id ON runs (id) WHERE state = 'held';
+-- Who has a place in a group or is left of a schedule, without reading all that ever ended.
+CREATE INDEX runs_placed ON runs (group_id) WHERE group_id IS NOT NULL
+    AND state IN ('queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
+CREATE INDEX runs_of_schedule ON runs (schedule_id) WHERE schedule_id IS NOT NULL
+    AND state IN ('held', 'queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
 
 -- Apart from runs, so that an update of a run never rewrites its spec.
 CREATE TABLE run_specs (
@@ -98,6 +104,7 @@ CREATE TABLE groups (
     max_running INTEGER
 );
 CREATE INDEX groups_name ON groups (name);
+CREATE INDEX groups_created ON groups (created_at, id);
 
 CREATE TABLE submissions (
     principal TEXT NOT NULL,
@@ -157,6 +164,7 @@ CREATE TABLE leases (
 );
 CREATE INDEX leases_expiry ON leases (expires_at) WHERE state = 'live';
 CREATE INDEX leases_host ON leases (host_id) WHERE state = 'live';
+CREATE INDEX leases_project ON leases (project, gpus, granted_at) WHERE state = 'live';
 -- The promise itself: at most one live lease per rank.
 CREATE UNIQUE INDEX leases_one_live ON leases (run_id, rank) WHERE state = 'live';
 
@@ -329,6 +337,12 @@ CREATE TABLE run_parents (
 )/*sqlite  WITHOUT ROWID*/;
 CREATE INDEX run_parents_parent ON run_parents (parent_id);
 
+-- Runs that ended with more children than one transaction settles; the sweeper goes on after `after_id`.
+CREATE TABLE unsettled (
+    run_id TEXT NOT NULL PRIMARY KEY,
+    after_id TEXT NOT NULL
+);
+
 CREATE TABLE manifests (
     project TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -357,7 +371,9 @@ CREATE TABLE schedules (
     fired INTEGER NOT NULL,
     skipped INTEGER NOT NULL,
     created_at REAL NOT NULL,
-    created_by TEXT NOT NULL
+    created_by TEXT NOT NULL,
+    -- Why its last time made no run.
+    problem TEXT
 );
 CREATE UNIQUE INDEX schedules_name ON schedules (project, name);
 CREATE INDEX schedules_due ON schedules (next_at) WHERE paused = 0 AND next_at IS NOT NULL;

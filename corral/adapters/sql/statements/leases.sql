@@ -34,3 +34,13 @@ UPDATE leases SET expires_at = :expires_at WHERE state = 'live';
 
 -- name: lease_live_count
 SELECT COUNT(*) FROM leases WHERE state = 'live';
+
+-- name: lease_live_of_project
+SELECT <lease> FROM leases /*sqlite INDEXED BY leases_project */
+WHERE project = :project AND state = 'live' ORDER BY gpus, granted_at;
+
+-- name: lease_in_use
+SELECT project, gpus, COUNT(*), SUM(CASE WHEN granted_at > :since THEN granted_at ELSE :since END)
+FROM leases /*sqlite INDEXED BY leases_project */
+WHERE state = 'live' /*if project AND project = :project */
+GROUP BY project, gpus ORDER BY project, gpus;

@@ -1,6 +1,12 @@
 -- name: quota_get
 SELECT <quota> FROM quotas WHERE project = :project;
 
+-- name: quota_lock
+SELECT <quota> FROM quotas WHERE project = :project /*lock FOR UPDATE */;
+
+-- name: quota_try_lock
+SELECT <quota> FROM quotas WHERE project = :project /*lock FOR UPDATE SKIP LOCKED */;
+
 -- name: quota_all
 SELECT <quota> FROM quotas ORDER BY project;
 

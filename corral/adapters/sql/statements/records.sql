@@ -30,6 +30,10 @@ SELECT <segment> FROM segments
 WHERE run_id = :run_id AND attempt = :attempt AND rank = :rank AND stream = :stream
 ORDER BY n DESC LIMIT 1;
 
+-- name: segment_runs_gone
+SELECT DISTINCT s.run_id FROM segments AS s
+WHERE NOT EXISTS (SELECT 1 FROM runs AS r WHERE r.id = s.run_id) LIMIT :limit;
+
 -- name: segment_delete
 DELETE FROM segments WHERE run_id = :run_id;
 

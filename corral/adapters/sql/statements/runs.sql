@@ -33,9 +33,6 @@ UPDATE runs SET
     preemptible = :preemptible, policy = :policy
 WHERE id = :id;
 
--- name: spec_save
-UPDATE run_specs SET spec = :spec WHERE run_id = :run_id;
-
 -- name: run_of_manifest
 SELECT <known> FROM runs
 WHERE project = :project AND manifest = :manifest ORDER BY identity, generation;
@@ -56,6 +53,7 @@ WHERE (created_at, id) < (:after_created_at, :after_id)
     /*if project AND project = :project */
     /*if name AND name = :name */
     /*if group_id AND group_id = :group_id */
+    /*if schedule_id AND schedule_id = :schedule_id */
     /*if check_state AND /*sqlite +*/state = :check_state */
     /*if check_project AND /*sqlite +*/project = :check_project */
     /*if label AND EXISTS (
@@ -70,25 +68,25 @@ ORDER BY project LIMIT 1;
 
 -- SQLite has no statistics to tell the queue's index from that of states, so it is told.
 -- name: lane_first
-SELECT shape, priority, project FROM runs /*sqlite INDEXED BY runs_claim */ WHERE state = 'queued'
-ORDER BY shape, priority DESC, project LIMIT 1;
+SELECT shape, priority, project, ready_at, id FROM runs /*sqlite INDEXED BY runs_claim */
+WHERE state = 'queued' ORDER BY shape, priority DESC, project, ready_at, id LIMIT 1;
 
 -- The lane after a given one: three seeks, of which the first that finds something counts.
 -- name: lane_next
 SELECT * FROM (
-    SELECT 1 AS turn, shape, priority, project FROM runs /*sqlite INDEXED BY runs_claim */
+    SELECT 1 AS turn, shape, priority, project, ready_at, id FROM runs /*sqlite INDEXED BY runs_claim */
     WHERE state = 'queued' AND shape = :shape AND priority = :priority AND project > :project
-    ORDER BY project LIMIT 1
+    ORDER BY project, ready_at, id LIMIT 1
 ) AS by_project
 UNION ALL SELECT * FROM (
-    SELECT 2 AS turn, shape, priority, project FROM runs /*sqlite INDEXED BY runs_claim */
+    SELECT 2 AS turn, shape, priority, project, ready_at, id FROM runs /*sqlite INDEXED BY runs_claim */
     WHERE state = 'queued' AND shape = :shape AND priority < :priority
-    ORDER BY priority DESC, project LIMIT 1
+    ORDER BY priority DESC, project, ready_at, id LIMIT 1
 ) AS by_priority
 UNION ALL SELECT * FROM (
-    SELECT 3 AS turn, shape, priority, project FROM runs /*sqlite INDEXED BY runs_claim */
+    SELECT 3 AS turn, shape, priority, project, ready_at, id FROM runs /*sqlite INDEXED BY runs_claim */
     WHERE state = 'queued' AND shape > :shape
-    ORDER BY shape, priority DESC, project LIMIT 1
+    ORDER BY shape, priority DESC, project, ready_at, id LIMIT 1
 ) AS by_shape;
 
 -- name: run_ready
@@ -143,12 +141,32 @@ SELECT <submission> FROM submissions WHERE principal = :principal AND request_id
 -- name: group_insert
 INSERT INTO groups (<group>) VALUES (<:group>);
 
+-- name: group_limit
+UPDATE groups SET max_running = :max_running WHERE id = :id;
+
 -- name: group_get
 SELECT <group> FROM groups WHERE id = :id;
 
 -- name: group_find
 SELECT id FROM groups WHERE (id = :text OR name = :text) /*if project AND project = :project */
 ORDER BY id LIMIT :limit;
+
+-- name: group_page
+SELECT <group> FROM groups
+WHERE (created_at, id) < (:after_created_at, :after_id) /*if project AND project = :project */
+ORDER BY created_at DESC, id DESC LIMIT :limit;
+
+-- name: group_states
+SELECT state, COUNT(*) FROM runs WHERE group_id = :group_id GROUP BY state ORDER BY state;
+
+-- name: group_ends
+SELECT state, reason, detail, COUNT(*) AS runs, MIN(id) FROM runs
+WHERE group_id = :group_id AND state IN ('failed', 'cancelled')
+GROUP BY state, reason, detail ORDER BY COUNT(*) DESC, MIN(id) LIMIT :limit;
+
+-- name: group_metrics
+SELECT id, metrics FROM runs WHERE group_id = :group_id AND metrics <> '{}'
+ORDER BY created_at, id LIMIT :limit;
 
 -- name: group_runs
 SELECT id FROM runs WHERE group_id = :group_id ORDER BY created_at, id LIMIT :limit;
@@ -175,3 +193,86 @@ SELECT <parent> FROM run_parents WHERE run_id = :run_id ORDER BY parent_id;
 
 -- name: children
 SELECT <parent> FROM run_parents WHERE parent_id = :parent_id ORDER BY run_id;
+
+-- name: group_lock
+SELECT <group> FROM groups WHERE id = :id /*lock FOR UPDATE */;
+
+-- Those that have a place: queued or further, or between two tries.
+-- name: group_placed
+SELECT COUNT(*) FROM (
+    SELECT id FROM runs /*sqlite INDEXED BY runs_placed */
+    WHERE group_id = :group_id AND group_id IS NOT NULL AND id <> :but
+        AND state IN ('queued', 'placing', 'running', 'stopping', 'halting', 'yielding')
+    UNION ALL
+    SELECT id FROM runs /*sqlite INDEXED BY runs_waiting */
+    WHERE group_id = :group_id AND state = 'held' AND hold_reason = 'backoff' AND id <> :but
+    LIMIT :limit
+) AS placed;
+
+-- name: group_waiting
+SELECT id FROM runs /*sqlite INDEXED BY runs_waiting */
+WHERE group_id = :group_id AND state = 'held' AND hold_reason = :hold_reason
+ORDER BY ready_at, id LIMIT :limit;
+
+-- name: group_with_held_after
+SELECT group_id FROM runs /*sqlite INDEXED BY runs_waiting */
+WHERE state = 'held' AND group_id > :after ORDER BY group_id LIMIT 1;
+
+-- name: held_waiting
+SELECT r.id, CASE
+    WHEN NOT EXISTS (
+        SELECT 1 FROM run_parents AS p JOIN runs AS q ON q.id = p.parent_id
+        WHERE p.run_id = r.id AND q.state NOT IN ('succeeded', 'failed', 'cancelled')
+    ) OR EXISTS (
+        SELECT 1 FROM run_parents AS p JOIN runs AS q ON q.id = p.parent_id
+        WHERE p.run_id = r.id AND q.state IN ('failed', 'cancelled') AND p.on_failure <> 'run'
+    ) THEN 1 ELSE 0 END
+FROM runs AS r /*sqlite INDEXED BY runs_held_id */
+WHERE r.state = 'held' AND r.id > :after AND substr(r.hold_reason, 1, 10) = 'waits for '
+ORDER BY r.id LIMIT :limit;
+
+-- name: children_waiting
+SELECT p.run_id FROM run_parents AS p JOIN runs AS c ON c.id = p.run_id
+WHERE p.parent_id = :parent_id AND p.run_id > :after
+    AND c.state = 'held' AND substr(c.hold_reason, 1, 10) = 'waits for '
+ORDER BY p.run_id LIMIT :limit;
+
+-- name: unsettled_put
+INSERT INTO unsettled (run_id, after_id) VALUES (:run_id, :after_id)
+ON CONFLICT (run_id) DO UPDATE SET after_id = excluded.after_id;
+
+-- name: unsettled_list
+SELECT run_id, after_id FROM unsettled ORDER BY run_id LIMIT :limit;
+
+-- name: unsettled_delete
+DELETE FROM unsettled WHERE run_id = :run_id;
+
+-- name: run_delete_runs
+DELETE FROM runs WHERE id = :run_id;
+
+-- name: run_delete_run_specs
+DELETE FROM run_specs WHERE run_id = :run_id;
+
+-- name: run_delete_attempts
+DELETE FROM attempts WHERE run_id = :run_id;
+
+-- name: run_delete_ranks
+DELETE FROM ranks WHERE run_id = :run_id;
+
+-- name: run_delete_leases
+DELETE FROM leases WHERE run_id = :run_id;
+
+-- name: run_delete_events
+DELETE FROM events WHERE run_id = :run_id;
+
+-- name: run_delete_objects
+DELETE FROM objects WHERE run_id = :run_id;
+
+-- name: run_delete_run_inputs
+DELETE FROM run_inputs WHERE run_id = :run_id;
+
+-- name: run_delete_unsettled
+DELETE FROM unsettled WHERE run_id = :run_id;
+
+-- name: run_delete_parents
+DELETE FROM run_parents WHERE run_id = :run_id OR parent_id = :run_id;

@@ -18,10 +18,18 @@ ALTER TABLE tokens ADD COLUMN labels TEXT;
 ALTER TABLE tokens ADD COLUMN used_by TEXT;
 CREATE INDEX tokens_host ON tokens (host_id, id) WHERE host_id IS NOT NULL;
 
+CREATE INDEX groups_created ON groups (created_at, id);
 CREATE INDEX runs_manifest ON runs (project, manifest, id) WHERE manifest IS NOT NULL;
 CREATE INDEX runs_waiting ON runs (group_id, hold_reason, ready_at, id) WHERE state = 'held';
 CREATE INDEX runs_schedule ON runs (schedule_id, created_at, id) WHERE schedule_id IS NOT NULL;
 CREATE INDEX runs_preemptible ON runs (priority, id) WHERE state = 'running' AND preemptible = 1;
+CREATE INDEX runs_held_id ON runs (id) WHERE state = 'held';
+-- Who has a place in a group or is left of a schedule, without reading all that ever ended.
+CREATE INDEX runs_placed ON runs (group_id) WHERE group_id IS NOT NULL
+    AND state IN ('queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
+CREATE INDEX runs_of_schedule ON runs (schedule_id) WHERE schedule_id IS NOT NULL
+    AND state IN ('held', 'queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
+CREATE INDEX leases_project ON leases (project, gpus, granted_at) WHERE state = 'live';
 
 -- What a run waits for. `input` names the input that the parent's artifact becomes; `on_failure` says what
 -- becomes of the run if the parent does not succeed.
@@ -33,6 +41,12 @@ CREATE TABLE run_parents (
     PRIMARY KEY (run_id, parent_id)
 )/*sqlite  WITHOUT ROWID*/;
 CREATE INDEX run_parents_parent ON run_parents (parent_id);
+
+-- Runs that ended with more children than one transaction settles; the sweeper goes on after `after_id`.
+CREATE TABLE unsettled (
+    run_id TEXT NOT NULL PRIMARY KEY,
+    after_id TEXT NOT NULL
+);
 
 CREATE TABLE manifests (
     project TEXT NOT NULL,
@@ -62,7 +76,9 @@ CREATE TABLE schedules (
     fired INTEGER NOT NULL,
     skipped INTEGER NOT NULL,
     created_at REAL NOT NULL,
-    created_by TEXT NOT NULL
+    created_by TEXT NOT NULL,
+    -- Why its last time made no run.
+    problem TEXT
 );
 CREATE UNIQUE INDEX schedules_name ON schedules (project, name);
 CREATE INDEX schedules_due ON schedules (next_at) WHERE paused = 0 AND next_at IS NOT NULL;

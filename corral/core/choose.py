@@ -1,0 +1,193 @@
+"""Going through what is queued on behalf of one host: order, quotas, reservations, backfill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from corral.core.free import Free
+from corral.core.lanes import Candidate, Lanes
+from corral.core.policy import Policy
+from corral.core.reservations import Reservation, Reservations
+from corral.core.shapes import Shapes
+from corral.core.shares import Shares, month_gpu_s
+from corral.core.transitions import move
+from corral.domain.capability import Requirements
+from corral.domain.holds import REMOVED
+from corral.domain.host import Host
+from corral.domain.ids import Digest
+from corral.domain.lease import Lease
+from corral.domain.quota import InUse, month_start, over_quota
+from corral.domain.run import Run
+from corral.domain.states import RunEvent, RunState
+from corral.ports.store import Held, Lane, Ready, Tx
+
+# How many runs of later rank are looked at for backfill in one claim.
+BACKFILL_TRIES = 8
+
+
+@dataclass
+class Board:
+    """What a server knows of the queue, in memory."""
+
+    lanes: Lanes
+    shapes: Shapes
+    shares: Shares
+    reservations: Reservations
+
+
+class Choice(NamedTuple):
+    run: Run
+    spec: str
+    gpus: tuple[int, ...]
+
+
+@dataclass
+class Chooser:
+    """One claim's walk through the queue. `taken` is what it took out of the lanes, to be put back if the
+    claim does not commit."""
+
+    board: Board
+    policy: Policy
+    tx: Tx
+    host: Host
+    held: list[Held]
+    now: float
+    taken: list[Candidate]
+    free: Free = field(init=False)
+    _passed: set[Lane] = field(default_factory=set)
+    _locked: set[str] = field(default_factory=set)
+    _reservation: Reservation | None = None
+    _behind: bool = False
+    _next_in_line: bool = False
+    _tries: int = 0
+
+    def __post_init__(self) -> None:
+        self.free = Free(self.host, self.held)
+        self._reservation = self.board.reservations.of_host(self.host.id, self.now, self.policy.away_s)
+
+    def next(self) -> Choice | None:
+        """The run that this host should take now, locked; None if there is none."""
+        while self.free.slots > 0:
+            candidate = self._take()
+            if candidate is None:
+                return None
+            self.taken.append(candidate)
+            found = self.tx.runs.try_lock(candidate.ready.id)
+            # The hint may be stale: claimed by another server, cancelled, held, or queued anew.
+            if (
+                found is None
+                or found[0].state is not RunState.QUEUED
+                or (found[0].shape, found[0].priority) != candidate.lane[:2]
+            ):
+                continue
+            run, spec = found
+            if run.hold_reason == REMOVED:
+                # It ran when its manifest dropped it, and came back to the queue.
+                data = {"hold_reason": REMOVED}
+                move(self.tx, run, RunEvent.HOLD, at=self.now, actor="corral", data=data)
+                continue
+            need = self.board.shapes.get(self.tx, run.shape)
+            if self._within_quota(run, need) and (not self._behind or self._ends_in_time(run)):
+                return Choice(run, spec, self.free.take(need))
+            self._passed.add(candidate.lane)
+            self.taken.remove(candidate)
+            self.board.lanes.put_back([candidate])
+        return None
+
+    def granted(self, lease: Lease) -> None:
+        self.held.append(Held(lease.id, lease.request_id, lease.gpus))
+        self.board.reservations.done(lease.run_id)
+
+    def _take(self) -> Candidate | None:
+        self._behind = self._next_in_line = False
+        board, ageing_s = self.board, self.policy.ageing_s
+        return board.lanes.take(
+            self.tx,
+            self._fits,
+            lambda project: board.shares.weight(project, self.now),
+            key=board.shapes.key(self.host),
+            points=None if ageing_s is None else self._points,
+            may=self._may,
+        )
+
+    def _fits(self, shape: Digest) -> bool:
+        return self.board.shapes.fits(self.tx, shape, self.host)
+
+    def _points(self, ready: Ready) -> int:
+        return int(max(0.0, self.now - ready.ready_at) / (self.policy.ageing_s or 1.0))
+
+    def _may(self, candidate: Candidate) -> bool:
+        lane = candidate.lane
+        if lane in self._passed:
+            return False
+        need = self.board.shapes.get(self.tx, lane.shape)
+        if self.board.shares.held_back(lane.project, need.gpus) is not None:
+            return False
+        if not self.free.holds(need):
+            self._does_not_fit(candidate)
+            return False
+        if self._behind:
+            self._tries += 1
+            return self._tries <= BACKFILL_TRIES
+        return True
+
+    def _does_not_fit(self, candidate: Candidate) -> None:
+        """By totals the host could run it. If it has been next in line for long, the host is kept for it."""
+        reservations, run_id = self.board.reservations, candidate.ready.id
+        if self._reservation is not None and self._reservation.run_id == run_id:
+            reservations.seen(self._reservation, self.now)
+            self._behind = True
+        elif not self._next_in_line and reservations.of_run(run_id, self.now, self.policy.away_s) is None:
+            self._next_in_line = True
+            waited_s = reservations.waited(run_id, self.now)
+            if self._reservation is None and waited_s >= self.policy.reserve_after_s:
+                self._reservation = reservations.reserve(self.host.id, run_id, self.now)
+                self._behind = True
+
+    def _within_quota(self, run: Run, need: Requirements) -> bool:
+        """Counted under the lock of the quota, so that two servers cannot both take the last place."""
+        known = self.board.shares.quota(run.project)
+        if known is None:
+            return True
+        # Only the first lock may wait: whoever holds one already would wait in a circle.
+        alone = not self._locked or run.project in self._locked
+        quotas = self.tx.quotas
+        quota = quotas.lock(run.project) if alone else quotas.try_lock(run.project)
+        if quota is None:
+            return alone
+        self._locked.add(run.project)
+        if (quota.max_running, quota.max_gpus, quota.gpu_hours) == (None, None, None):
+            return True
+        found = self.tx.leases.in_use(now=self.now, since=month_start(self.now), project=run.project)
+        use = found[0] if found else InUse(run.project)
+        used_gpu_s = 0.0 if quota.gpu_hours is None else month_gpu_s(self.tx, run.project, use, self.now)
+        keep_s = self.policy.stop_s(run)
+        return over_quota(quota, use, gpus=need.gpus, used_gpu_s=used_gpu_s, keep_s=keep_s) is None
+
+    def _ends_in_time(self, run: Run) -> bool:
+        """Backfill: by its wall limit it has ended before the run that the host is kept for could begin."""
+        begins = self._begins_at()
+        if begins is None or run.wall_limit_s is None:
+            return False
+        return self.now + run.wall_limit_s - run.ran_s + run.grace_s <= begins
+
+    def _begins_at(self) -> float | None:
+        """When the kept run fits by the wall limits of what runs here; None if too few of them have one."""
+        large = None if self._reservation is None else self.tx.runs.get(self._reservation.run_id)
+        if large is None:
+            return None
+        need = self.board.shapes.get(self.tx, large.shape)
+        ends: list[tuple[float, Held]] = []
+        for item in self.held:
+            lease = self.tx.leases.get(item.lease_id)
+            run = None if lease is None else self.tx.runs.get(lease.run_id)
+            if lease is not None and run is not None and run.wall_limit_s is not None:
+                ends.append((lease.granted_at + run.wall_limit_s - run.ran_s, item))
+        left = list(self.held)
+        for at, item in sorted(ends):
+            left.remove(item)
+            free = Free(self.host, left)
+            if free.slots > 0 and free.holds(need):
+                return at
+        return None

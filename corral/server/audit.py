@@ -1,0 +1,48 @@
+"""Routes: who did what."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from corral.domain.audit import AuditEntry, AuditFilter
+from corral.ports.store import Tx
+from corral.server.callers import Limit, Operator
+from corral.server.services import Svc
+from corral.wire.audit import AuditPage, AuditView
+
+router = APIRouter(prefix="/v1", tags=["audit"])
+_NEWEST = 2**62
+Number = Annotated[int | None, Query(ge=0, lt=_NEWEST)]
+Text = Annotated[str | None, Query(max_length=300)]
+
+
+@router.get("/audit")
+async def list_audit(
+    caller: Operator,
+    svc: Svc,
+    target: Text = None,
+    actor: Text = None,
+    action: Text = None,
+    since: Annotated[float | None, Query(ge=0, le=1e12)] = None,
+    cursor: Number = None,
+    after: Number = None,
+    limit: Limit = 100,
+) -> AuditPage:
+    """The newest first, from before `cursor`; with `after`, what follows that entry in order."""
+    where = AuditFilter(target, actor, action, since)
+
+    def unit(tx: Tx) -> list[AuditEntry]:
+        if after is not None:
+            return tx.audit.after(after, limit, where)
+        return tx.audit.before(_NEWEST if cursor is None else cursor, limit, where)
+
+    found = await svc.store.read(unit)
+    more = found[-1].n if len(found) == limit else None
+    return AuditPage(items=[_view(entry) for entry in found], next=more)
+
+
+def _view(entry: AuditEntry) -> AuditView:
+    return AuditView(**{**entry._asdict(), "data": json.loads(entry.data)})
