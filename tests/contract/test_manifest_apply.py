@@ -18,10 +18,10 @@ from corral.core.fence import expire
 from corral.core.lanes import Lanes
 from corral.core.planning import Plan, plan
 from corral.core.policy import Policy
+from corral.core.requeue import requeue
 from corral.core.shapes import Shapes
 from corral.core.shares import Shares
 from corral.core.stop import cancel
-from corral.core.submit import requeue
 from corral.domain.declared import read_declared
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.host import Host
@@ -40,9 +40,9 @@ BY = By("operator:ada", "127.0.0.1", NOW)
 
 
 def spec(n: int = 0, **fields: Any) -> Declared:
-    group = fields.pop("group", None)
+    group, limit = fields.pop("group", None), fields.pop("max_running", None)
     table = {"name": f"run-{n}", "argv": ["train", "{params.n}"], "params": {"n": n}, **fields}
-    return Declared(RunSpec.model_validate(table), group)
+    return Declared(RunSpec.model_validate(table), group, max_running=limit)
 
 
 class Fleet:
@@ -468,3 +468,55 @@ def test_equal_bytes_are_recorded_for_each_run_that_reads_them(fleet: Fleet) -> 
 
     ids = [fleet.run(done, f"run-{n}").id for n in range(2)]
     assert fleet.db.read(lambda tx: [tx.artifacts.used_by(run_id) for run_id in ids]) == [[kept.id]] * 2
+
+
+def test_a_run_waits_for_another_of_the_manifest_and_for_its_next_generation(fleet: Fleet) -> None:
+    parent, child = spec(0), spec(1, after=["run-0"])
+    first = fleet.apply(parent, child)
+
+    old = fleet.run(first, "run-1")
+    assert (old.state, old.hold_reason) == (RunState.HELD, f"waits for {fleet.run(first, 'run-0').id}")
+    assert fleet.apply(parent, child).plan.changes == []
+    fleet.cancel(fleet.run(first, "run-0"))
+    assert fleet.get(old.id).state is RunState.FAILED
+
+    fleet.apply(parent, child, also=["retry_failed"])
+
+    new, again = fleet.named("run-0"), fleet.named("run-1")
+    assert (new.state, new.generation) == (RunState.QUEUED, 2)
+    assert (again.state, again.generation) == (RunState.HELD, 2)
+    assert again.hold_reason == f"waits for {new.id}"
+
+
+def test_a_child_that_is_removed_and_comes_back_waits_again(fleet: Fleet) -> None:
+    parent, child = spec(0), spec(1, after=["run-0"])
+    fleet.apply(parent, child)
+    fleet.apply(parent)
+    assert fleet.named("run-1").hold_reason == "removed"
+
+    fleet.apply(parent, child)
+
+    back = fleet.named("run-1")
+    assert (back.state, back.hold_reason) == (RunState.HELD, f"waits for {fleet.named('run-0').id}")
+
+
+def test_runs_that_wait_for_each_other_or_for_nobody_are_refused(fleet: Fleet) -> None:
+    with pytest.raises(InvalidInput, match="wait for each other"):
+        fleet.apply(spec(0, after=["run-1"]), spec(1, after=["run-0"]))
+    with pytest.raises(InvalidInput, match="nobody"):
+        fleet.apply(spec(0, after=["nobody"]))
+
+
+def test_a_group_has_as_many_places_as_the_manifest_says_now(fleet: Fleet) -> None:
+    def queued() -> int:
+        known = fleet.db.read(lambda tx: tx.runs.of_manifest("default", "fleet"))
+        return sum(run.state is RunState.QUEUED for run in known.values())
+
+    fleet.apply(*(spec(n, group="g", max_running=2) for n in range(5)))
+    assert queued() == 2
+    assert fleet.apply(*(spec(n, group="g", max_running=2) for n in range(5))).plan.changes == []
+
+    changed = fleet.apply(*(spec(n, group="g", max_running=4) for n in range(5)))
+
+    assert actions(changed) == [("changed", "g")]
+    assert queued() == 4

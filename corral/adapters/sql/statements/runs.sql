@@ -37,6 +37,9 @@ WHERE id = :id;
 SELECT <known> FROM runs
 WHERE project = :project AND manifest = :manifest ORDER BY identity, generation;
 
+-- name: spec_save
+UPDATE run_specs SET spec = :spec WHERE run_id = :run_id;
+
 -- name: spec_get
 SELECT spec FROM run_specs WHERE run_id = :run_id;
 
