@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,11 +20,22 @@ class Settings(BaseModel):
     home: Path = Path("~/.corral")
     url: str | None = None
     token: str | None = None
+    ca: Path | None = None
     project: str = "default"
 
     host: str = "127.0.0.1"
     port: int = Field(7373, ge=0, le=65535)
     database: str | None = Field(None, description="A postgresql:// URL; the default is SQLite in `home`.")
+
+    tls: Literal["auto", "on", "off"] = "auto"
+    tls_names: str = ""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+    tls_clients: Literal["off", "require"] = "off"
+    tls_leaf_s: float = Field(30 * 86400, gt=0, le=397 * 86400)
+    host_token_s: float = Field(90 * 86400, gt=0, le=10 * 366 * 86400)
+    rotation_overlap_s: float = Field(300, ge=0, le=86400)
 
     lease_s: float = Field(30, gt=0, le=3600)
     first_beat_s: float = Field(10, gt=0, le=3600)

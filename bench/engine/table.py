@@ -16,6 +16,15 @@ def write(folder: Path) -> None:
         (folder / "engine-forecast-runs.json").write_text(json.dumps(kept["sweep"], indent=1) + "\n")
 
 
+def merge(source: Path, target: Path) -> None:
+    """What was measured since into the results: whole parts, and of the sweep the settings that it has."""
+    new, kept = (json.loads((folder / "engine.json").read_text()) for folder in (source, target))
+    swept = {record["what"]: record for record in [*kept.get("sweep", []), *new.pop("sweep", [])]}
+    (target / "engine.json").write_text(
+        json.dumps(kept | new | {"sweep": [*swept.values()]}, indent=1) + "\n"
+    )
+
+
 def _machine(kept: dict[str, Any]) -> str:
     facts = kept["machine"]
     return (

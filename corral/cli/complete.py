@@ -1,4 +1,4 @@
-"""Completes run ids and names in the shell: one short call, and silence when there is no server."""
+"""Completes ids and names in the shell: one short call, and silence when there is no server."""
 
 from __future__ import annotations
 
@@ -28,3 +28,13 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
         return []
     found = [(run.id, f"{run.name} {run.state}") for run in page.items]
     return [item for item in [*found, ("latest", "the newest run")] if item[0].startswith(incomplete)]
+
+
+def hosts(incomplete: str) -> list[tuple[str, str]]:
+    """Names with what they are."""
+    try:
+        with connect() as corral:
+            page = corral.hosts.page()
+    except CorralError:
+        return []
+    return [(host.name, host.id) for host in page.items if host.name.startswith(incomplete)]

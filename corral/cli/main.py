@@ -63,13 +63,18 @@ _COMMANDS = (
     _verb("requeue", "runs", "Run something that has ended once more."),
     _Command("manifest", "manifest", "Declare hosts and runs in one file: plan it, apply it."),
     _Command("artifacts", "artifacts", "List, fetch, verify, pin and remove artifacts."),
-    _Command("hosts", "hosts", "List, drain and resume hosts."),
+    _Command("hosts", "hosts", "List, show, drain, resume and revoke hosts."),
+    _Command("host", "host", "Make this machine a host of a server elsewhere."),
     _Command("secrets", "secrets", "Set, list and remove secrets."),
-    _Command("tokens", "tokens", "Create, list and revoke tokens."),
+    _Command("tokens", "tokens", "Create, list and revoke tokens; let hosts join."),
     _Command("audit", "audit", "Show and verify who did what."),
     _verb("fsck", "fsck", "Re-hash and cross-check everything that the server stores."),
     _verb("schema", "schema", "Print the JSON Schema of a run file, for editors."),
 )
+
+
+# What a hand types before it has looked.
+_ALIASES = {"token": "tokens"}
 
 
 class LazyGroup(TyperGroup):
@@ -83,6 +88,8 @@ class LazyGroup(TyperGroup):
 
     # Any: Typer carries its own copy of click from one version on, and takes click's before.
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args:
+            args = [_ALIASES.get(args[0], args[0]), *args[1:]]
         if args and args[0] in self._lazy:
             self.commands[args[0]] = _load(self._lazy.pop(args[0]))
         return super().resolve_command(ctx, args)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from typing import Self
 
-from corral.client.admin import Hosts, ProjectSecrets, Tokens
+from corral.client.admin import Hosts, OwnHost, ProjectSecrets, Tokens
 from corral.client.applying import Manifests
 from corral.client.artifacts import Artifacts
 from corral.client.audit import Audit
@@ -25,12 +26,20 @@ class Corral:
     """Every method is one call. Safe to use from several threads; close it, or use it in `with`."""
 
     def __init__(
-        self, url: str, token: str | None, *, timeout_s: float = 30.0, backoff: Backoff | None = None
+        self,
+        url: str,
+        token: str | None,
+        *,
+        timeout_s: float = 30.0,
+        backoff: Backoff | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.transport = Transport(url, token, timeout_s=timeout_s, backoff=backoff)
+        """`tls` is `trust.context(...)` for a server with an authority of its own."""
+        self.transport = Transport(url, token, timeout_s=timeout_s, backoff=backoff, tls=tls)
         self.runs = Runs(self.transport)
         self.artifacts = Artifacts(self.transport)
         self.hosts = Hosts(self.transport)
+        self.own_host = OwnHost(self.transport)
         self.tokens = Tokens(self.transport)
         self.secrets = ProjectSecrets(self.transport)
         self.manifests = Manifests(self.transport)

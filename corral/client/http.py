@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,9 +15,10 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from corral import __version__
-from corral.client.errors import from_response, not_an_answer, unreachable
+from corral.client.errors import UntrustedServer, from_response, not_an_answer, unreachable
 from corral.client.sockets import OpenSockets
 from corral.domain.errors import InvalidInput, ServerUnreachable, StoreUnavailable
+from corral.domain.host import split_pin
 
 M = TypeVar("M")
 Params = Mapping[str, str | int | float | Sequence[str] | None]
@@ -50,13 +52,14 @@ class Transport:
         *,
         timeout_s: float = 30.0,
         backoff: Backoff | None = None,
+        tls: ssl.SSLContext | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.url = url.rstrip("/")
         self.backoff = backoff or Backoff()
         self.sleep = sleep
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
-        self._client = _client(self.url, token, self._timeout)
+        self._client = _client(self.url, token, self._timeout, tls)
         self._sockets = OpenSockets()
         self._client.event_hooks = {"request": [self._sockets.follow]}
 
@@ -125,6 +128,9 @@ class Transport:
         for failures in range(1, self.backoff.tries):
             try:
                 return attempt()
+            except UntrustedServer:
+                # The same certificate would be shown again.
+                raise
             except (ServerUnreachable, StoreUnavailable):
                 self.sleep(self.backoff.delay_s(failures))
         return attempt()
@@ -197,6 +203,10 @@ def read_timed_out(error: ServerUnreachable) -> bool:
     return isinstance(error.__cause__, httpx.ReadTimeout)
 
 
+def is_loopback(url: str) -> bool:
+    return httpx.URL(url).host in _LOOPBACK
+
+
 def quoted(text: str) -> str:
     """One segment of a path: an id that holds `..`, `/`, a newline or NUL must stay one segment."""
     if text in ("", ".", ".."):
@@ -220,9 +230,11 @@ def _parse(response: httpx.Response, answer: type[M]) -> M:
         raise not_an_answer(response, error) from error
 
 
-def _client(url: str, token: str | None, timeout: httpx.Timeout) -> httpx.Client:
+def _client(url: str, token: str | None, timeout: httpx.Timeout, tls: ssl.SSLContext | None) -> httpx.Client:
     headers = {"Corral-Client-Version": __version__}
     if token:
+        # Whoever knows the pin has put it into `tls`; the server has no use for it.
+        token, _ = split_pin(token)
         if not (token.isascii() and token.isprintable()):
             raise InvalidInput("the token holds characters that no token has", hint="Copy it again.")
         headers["Authorization"] = f"Bearer {token}"
@@ -239,9 +251,9 @@ def _client(url: str, token: str | None, timeout: httpx.Timeout) -> httpx.Client
         headers=headers,
         timeout=timeout,
         # Loading the authorities takes longer than most calls, and plain HTTP has no use for them.
-        verify=parsed.scheme == "https",
+        verify=tls or True if parsed.scheme == "https" else False,
         # A proxy that is set for the world must not carry what stays on this machine.
-        trust_env=parsed.host not in _LOOPBACK,
+        trust_env=not is_loopback(url),
         # A worker holds one open per lease that it beats for: a bound would keep beats from the server.
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=16, keepalive_expiry=60),
     )

@@ -55,10 +55,12 @@ class Leases:
         timeout_s = request.wait_s + CLAIM_MARGIN_S
         return self._transport.once("POST", "/v1/claims", ClaimAnswer, body=request, timeout_s=timeout_s)
 
-    def beat(self, lease_id: str, epoch: int, request: BeatRequest) -> BeatAnswer:
-        return self._post(
-            lease_id, epoch, "beat", BeatAnswer, request, timeout_s=request.wait_s + CLAIM_MARGIN_S
-        )
+    def beat(
+        self, lease_id: str, epoch: int, request: BeatRequest, *, margin_s: float = CLAIM_MARGIN_S
+    ) -> BeatAnswer:
+        """Give up when there is no answer `margin_s` after it was due."""
+        timeout_s = request.wait_s + margin_s
+        return self._post(lease_id, epoch, "beat", BeatAnswer, request, timeout_s=timeout_s)
 
     def secrets(self, lease_id: str, epoch: int) -> SecretsAnswer:
         return self._post(lease_id, epoch, "secrets", SecretsAnswer, None)

@@ -17,7 +17,7 @@ from corral.core.shares import Shares
 from corral.core.transitions import move
 from corral.domain.artifact import Artifact
 from corral.domain.canonical import canonical, digest_of
-from corral.domain.errors import NotFound
+from corral.domain.errors import Forbidden, NotFound
 from corral.domain.host import Host
 from corral.domain.ids import HostId, LeaseId, new_lease_id
 from corral.domain.lease import Lease, LeaseState
@@ -95,6 +95,9 @@ class Claim:
         host = tx.hosts.lock(self.ask.host_id)
         if host is None:
             raise NotFound(f"there is no host {self.ask.host_id}", hint="Enrol the host again.")
+        if host.revoked_at is not None:
+            # It was let in before it was revoked, and has waited since.
+            raise Forbidden(f"host {host.name} is revoked", hint="Enrol the host again.")
         new = host._replace(slots=self.ask.slots, boot_id=self.ask.boot_id)
         if self.ask.capability is not None and self.ask.capability != host.capability:
             new = new._replace(

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from corral import __version__
+from corral.core.access import TOPIC_TOKEN
 from corral.core.transitions import TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
 from corral.server import (
     admin,
@@ -17,6 +18,7 @@ from corral.server import (
     blobs,
     errors,
     groups,
+    hosts,
     leases,
     manifests,
     many,
@@ -39,6 +41,7 @@ _ROUTES = (
     outcomes,
     blobs,
     artifacts,
+    hosts,
     admin,
     audit,
     manifests,
@@ -101,5 +104,5 @@ class Server:
             self.services.hub.wake(key)
         elif topic == TOPIC_STOP:
             self.services.hub.wake(leases.stop_key(key))
-        elif topic == admin.TOPIC_TOKEN:
-            self.app.forget(key)
+        elif topic == TOPIC_TOKEN:
+            self.services.known.forget(key)

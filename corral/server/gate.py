@@ -16,27 +16,18 @@ from corral import __version__
 from corral.core.access import authenticate
 from corral.domain.errors import CorralError, InvalidInput, TooLarge, Unauthenticated
 from corral.domain.host import Token, parse_token
-from corral.domain.ids import TokenId
 from corral.server import express
 from corral.server.errors import render
 from corral.server.services import Services
 
-OPEN = frozenset({"/v1/health", "/v1/openapi.json"})
+OPEN = frozenset({"/v1/health", "/v1/ca", "/v1/openapi.json"})
 VERSION_HEADER = (b"corral-version", __version__.encode())
-_CACHE_S = 10.0
 
 
 class Gate:
     def __init__(self, app: ASGIApp, *, services: Services) -> None:
         self._app = app
         self._services = services
-        self._tokens: dict[TokenId, tuple[Token, float]] = {}
-        self._forgotten = 0
-
-    def forget(self, token_id: str) -> None:
-        """A token was made, changed or revoked."""
-        self._forgotten += 1
-        self._tokens.pop(TokenId(token_id), None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,7 +44,10 @@ class Gate:
             await send(message)
 
         try:
-            scope.setdefault("state", {})["token"] = await self._authenticate(scope)
+            state = scope.setdefault("state", {})
+            state["token"] = token = await self._authenticate(scope)
+            if token is not None:
+                self._services.trust.check(token, state.get("peer"))
             _refuse_nul(scope)
             limited = _limit(scope, receive, self._services.limits.max_body_bytes)
         except CorralError as error:
@@ -83,16 +77,15 @@ class Gate:
     def known(self, authorization: bytes) -> Token | None:
         """The token, if it was found good a moment ago."""
         parsed = parse_token(_bearer(authorization))
-        known = self._tokens.get(parsed[0]) if parsed else None
-        if parsed is None or known is None or not self.is_good(known[0]):
-            return None
-        return known[0] if known[0].matches(parsed[1]) else None
+        known = self._services.known.get(parsed[0]) if parsed else None
+        return known if parsed is not None and known is not None and known.matches(parsed[1]) else None
+
+    def is_bound(self, token: Token, peer: str | None) -> bool:
+        """Whether this token may be used over a connection of this peer."""
+        return self._services.trust.binds(token, peer)
 
     def is_good(self, token: Token) -> bool:
-        """Whether it is one that was read a moment ago, and has neither changed nor ended since."""
-        known = self._tokens.get(token.id)
-        now = self._services.clock.now()
-        return known is not None and known[0] is token and abs(now - known[1]) < _CACHE_S and token.holds(now)
+        return self._services.known.is_good(token)
 
     async def _authenticate(self, scope: Scope) -> Token | None:
         if scope["path"] in OPEN:
@@ -104,11 +97,9 @@ class Gate:
         if not text:
             raise Unauthenticated("the request has no token")
         now = self._services.clock.now()
-        forgotten = self._forgotten
+        mark = self._services.known.mark
         token = await self._services.store.read(lambda tx: authenticate(tx, text, now=now))
-        # One that was revoked while it was read here must not be remembered as good.
-        if forgotten == self._forgotten:
-            self._tokens[token.id] = (token, now)
+        self._services.known.remember(token, mark, now)
         return token
 
 

@@ -56,6 +56,7 @@ _SCOPES: Mapping[Callable[..., Any], tuple[Scope, ...]] = {
     callers.operator: (Scope.OPERATOR,),
     callers.anyone: (Scope.USER, Scope.OPERATOR, Scope.HOST),
     callers.host: (Scope.HOST,),
+    callers.joining: (Scope.JOIN,),
 }
 
 

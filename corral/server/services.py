@@ -23,6 +23,8 @@ from corral.ports.clock import Clock
 from corral.ports.store import Store
 from corral.server.counters import Counters
 from corral.server.hub import Hub
+from corral.server.known import KnownTokens
+from corral.server.trust import Trust
 from corral.server.turns import Turns
 from corral.server.waiting import Waiters
 
@@ -44,6 +46,7 @@ class Services:
     clock: Clock
     policy: Policy
     limits: Limits = field(default_factory=Limits)
+    trust: Trust = field(default_factory=Trust)
     lanes: Lanes = field(default_factory=Lanes)
     shapes: Shapes = field(default_factory=Shapes)
     shares: Shares = field(default_factory=Shares)
@@ -56,6 +59,7 @@ class Services:
 
     def __post_init__(self) -> None:
         self.waiters = Waiters(self.shapes)
+        self.known = KnownTokens(lambda: self.clock.now())
         self.ender = Ender(self.policy, self.shares)
 
     async def in_thread(self, work: Callable[[], T]) -> T:

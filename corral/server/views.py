@@ -196,7 +196,9 @@ def lease_json(grant: Grant, policy: Policy) -> str:
     return f'{text[:-1]},"gpus":{lease.gpus},"spec":{grant.spec}}}'
 
 
-def host_view(host: Host, busy: int, *, now: float, policy: Policy) -> HostView:
+def host_view(
+    host: Host, busy: int, *, now: float, policy: Policy, credential_expires_at: float | None = None
+) -> HostView:
     capability = None if host.capability is None else CapabilityReport.model_validate_json(host.capability)
     return HostView(
         id=host.id,
@@ -204,14 +206,20 @@ def host_view(host: Host, busy: int, *, now: float, policy: Policy) -> HostView:
         slots=host.slots,
         busy=busy,
         draining=host.draining,
-        alive=host.last_seen_at is not None and now - host.last_seen_at <= policy.away_s,
+        alive=host.revoked_at is None
+        and host.last_seen_at is not None
+        and now - host.last_seen_at <= policy.away_s,
         last_seen_at=host.last_seen_at,
+        revoked_at=host.revoked_at,
+        credential_expires_at=credential_expires_at,
         capability=capability,
     )
 
 
 def token_view(token: Token) -> TokenView:
-    return TokenView(**{key: value for key, value in token._asdict().items() if key != "hash"})
+    return TokenView(
+        **{key: value for key, value in token._asdict().items() if key in TokenView.model_fields}
+    )
 
 
 def placement(standing: Standing) -> Placement:

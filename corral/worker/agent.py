@@ -132,6 +132,8 @@ class Agent:
                 self._draining.wait(pauses.next_s())
             except CorralError as error:
                 logger.error("the server refuses to give work: %s %s", error, error.hint)
+                # It may know this host by another token by now.
+                self._claims.look_again()
                 request = None
                 self._draining.wait(pauses.next_s())
             except Exception:

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 # Two renewals can be lost before the sweeper takes the run.
 BEATS_PER_LEASE = 3
 LONGEST_WAIT_S = 60.0
+SHORTEST_MARGIN_S = 1.0
 
 
 class Vitals:
@@ -114,7 +115,10 @@ class Beater:
         lease = self._lease
         request = self._vitals.request(min(self._every_s, LONGEST_WAIT_S))
         sent_at = time.monotonic()
-        answer = self._link.corral.leases.beat(lease.id, lease.epoch, request)
+        # A connection may lead nowhere without a word, as when a router forgets it. Half a beat after the
+        # answer is due there is time for another, by a new connection, before the lease ends.
+        margin_s = max(SHORTEST_MARGIN_S, self._every_s / 2)
+        answer = self._link.corral.leases.beat(lease.id, lease.epoch, request, margin_s=margin_s)
         self._every_s = answer.lease_s / BEATS_PER_LEASE
         # Not the time of the answer: it may have lain unread while this host slept.
         self._confirmed_at = sent_at

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from corral.client.api import Corral
+from corral.client.discovery import local_server
 from corral.client.http import Backoff
 from corral.domain.errors import CorralError
 from corral.domain.states import FINAL
@@ -58,6 +59,7 @@ class Worker:
     home: Path
     env: Mapping[str, str]
     process: subprocess.Popen[bytes] | None = None
+    argv: Sequence[str] = (sys.executable, "-m", "corral.worker")
 
     @property
     def data_dir(self) -> Path:
@@ -98,7 +100,9 @@ class Stack:
         return (self.home / "operator.token").read_text().strip()
 
     def client(self, token: str | None = None, *, backoff: Backoff = PATIENT) -> Corral:
-        corral = Corral(self.url, token or self.token, backoff=backoff)
+        server = local_server(self.home)
+        assert server is not None
+        corral = Corral(server.url, token or self.token, backoff=backoff, tls=server.tls)
         self._clients.append(corral)
         return corral
 
@@ -145,7 +149,7 @@ class Stack:
 
     def start_worker(self, worker: Worker) -> None:
         assert worker.process is None or worker.process.poll() is not None
-        worker.process = self._spawn([sys.executable, "-m", "corral.worker"], worker.home.name, worker.env)
+        worker.process = self._spawn(worker.argv, worker.home.name, worker.env)
 
     def kill_worker(self, worker: Worker) -> None:
         assert worker.process is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from acceptance.stack import printed, python, result
+from acceptance.stack import FINAL_STATES, printed, python, result
 
 from corral.client.api import Corral
 from corral.wire.runs import RunDetail
@@ -88,6 +88,20 @@ KINDS = {
     "failer": Kind(FAILER, lambda _: ["failing"], exit_code=3),
     "aborter": Kind(ABORTER, lambda _: ["aborting"], signal=SIGABRT),
 }
+
+
+def check_run(corral: Corral, run_id: str, *, was_killed: bool) -> list[str]:
+    """What is wrong with a run that has ended, and with how it came to that."""
+    run = corral.runs.get(run_id)
+    found = wrong_with(corral, run, was_killed=was_killed)
+    events = corral.runs.events(run_id, limit=1000).items
+    ends = [event.type for event in events if event.data.get("state") in FINAL_STATES]
+    epochs = [event.data["epoch"] for event in events if event.type == "claim"]
+    if len(ends) != 1:
+        found.append(f"it ended {len(ends)} times: {ends}")
+    if epochs != list(range(1, len(epochs) + 1)):
+        found.append(f"its epochs were {epochs}")
+    return [f"{run.name} {run_id}: {what}" for what in found]
 
 
 def wrong_with(corral: Corral, run: RunDetail, *, was_killed: bool) -> list[str]:

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from acceptance.stack import FINAL_STATES, Stack, Worker, marked, stack, until
 
-from chaos.kinds import KINDS, wrong_with
+from chaos.kinds import KINDS, check_run
 from corral.client.api import Corral
 from corral.domain.errors import CorralError
 
@@ -168,19 +168,6 @@ def settle(corral: Corral, accepted: list[str]) -> None:
         return [run.id for run in corral.runs.iter() if run.state not in FINAL_STATES]
 
     until(lambda: not left(), f"{len(accepted)} runs to end", within_s=SETTLE_S)
-
-
-def check_run(corral: Corral, run_id: str, *, was_killed: bool) -> list[str]:
-    run = corral.runs.get(run_id)
-    found = wrong_with(corral, run, was_killed=was_killed)
-    events = corral.runs.events(run_id, limit=1000).items
-    ends = [event.type for event in events if event.data.get("state") in FINAL_STATES]
-    epochs = [event.data["epoch"] for event in events if event.type == "claim"]
-    if len(ends) != 1:
-        found.append(f"it ended {len(ends)} times: {ends}")
-    if epochs != list(range(1, len(epochs) + 1)):
-        found.append(f"its epochs were {epochs}")
-    return [f"{run.name} {run_id}: {what}" for what in found]
 
 
 def left_behind(worker: Worker) -> list[str]:

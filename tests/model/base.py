@@ -16,6 +16,12 @@ from model.tables import FINAL
 from model.world import Backend, Reply, World
 
 PROJECTS = ("alpha", "beta")
+# Name, slots, GPUs, labels, and by how much its clock is wrong.
+HOSTS: tuple[tuple[str, int, int, tuple[str, ...], float], ...] = (
+    ("one", 1, 0, (), 18_000.0),
+    ("two", 2, 2, (), 0.0),
+    ("big", 2, 0, ("big",), -18_000.0),
+)
 SECRET = "a-secret-value-of-alpha"
 
 
@@ -39,9 +45,10 @@ class Base(RuleBasedStateMachine):
         self._requests = 0
         self.checked: dict[str, int] = {}
         self.contents: dict[str, bytes] = {}
-        for name, slots, gpus, labels in (("one", 1, 0, ()), ("two", 2, 2, ()), ("big", 2, 0, ("big",))):
+        for name, slots, gpus, labels, skew_s in HOSTS:
             made = self.call("POST", "tokens", {"scope": "host", "name": name}, status=201).body
-            self.model.hosts.append(Host(made["host_id"], name, made["token"], slots, gpus, labels))
+            host = Host(made["host_id"], name, made["token"], slots, gpus, labels, skew_s)
+            self.model.hosts.append(host)
         self.call("PUT", "projects/alpha/secrets/KEY", {"value": SECRET})
 
     @property

@@ -57,10 +57,11 @@ class LeaseRules(Base):
 
     def _batch(self, lease: Lease, seq: int, lines: int, notes: int) -> dict[str, Any]:
         text = [f"{lease.id} {seq} {n} {'x' * 60}" for n in range(lines)]
+        at = self.now + lease.host.skew_s
         return {
             "seq": seq,
-            "logs": [{"at": self.now, "stream": "stdout", "text": line} for line in text],
-            "metrics": [{"at": self.now, "name": "loss", "value": float(seq)}],
+            "logs": [{"at": at, "stream": "stdout", "text": line} for line in text],
+            "metrics": [{"at": at, "name": "loss", "value": float(seq)}],
             "notes": ["a note"] * notes,
         }
 

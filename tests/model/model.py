@@ -24,6 +24,8 @@ class Host:
     slots: int
     gpus: int
     labels: tuple[str, ...]
+    # By how much its clock is wrong: what it says of times must have no effect but on what is shown.
+    skew_s: float = 0.0
     boot: int = 0
     draining: bool = False
 

@@ -96,8 +96,9 @@ class PostgresBackend:
 class World:
     """Calls go in one at a time; a call that the server's death cut short is sent again to the next one."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, policy: Policy = POLICY) -> None:
         self.clock = ManualClock()
+        self._policy = policy
         self.deaths = 0
         self._backend = backend
         self._home = Path(tempfile.mkdtemp(prefix="corral-model-", dir=SCRATCH))
@@ -115,7 +116,7 @@ class World:
             segments=DirectorySegments(self._home / "segments"),
             cipher=FileCipher(load_key(self._home / "key")),
             clock=self.clock,
-            policy=POLICY,
+            policy=self._policy,
         )
         self.server = Server(self.services)
         self._heard: list[str] = []
