@@ -520,3 +520,16 @@ def test_a_group_has_as_many_places_as_the_manifest_says_now(fleet: Fleet) -> No
 
     assert actions(changed) == [("changed", "g")]
     assert queued() == 4
+
+
+def test_ten_thousand_runs_are_one_apply(fleet: Fleet) -> None:
+    runs = [spec(n, group="grid", labels={"n": str(n % 7)}) for n in range(10_000)]
+
+    first = fleet.apply(*runs)
+    second = fleet.apply(*runs, sending=False)
+    changed = fleet.apply(*(spec(n, group="grid", priority=n % 2) for n in range(10_000)), sending=False)
+
+    assert len(first.plan.changes) == 10_000
+    assert (second.plan.changes, second.plan.same) == ([], 10_000)
+    assert {change.action.value for change in changed.plan.changes} == {"changed"}
+    assert fleet.db.read(lambda tx: dict(tx.runs.counts())) == {"queued": 10_000}
