@@ -90,8 +90,8 @@ def run_file_keys() -> str:
 
 MANIFEST = """## A run
 
-Every key of a [run file](run-file.md), and `file` and `group`. `after` names runs of the same manifest, or runs
-by their ids.
+Every key of a [run file](run-file.md), and `file` and `group`. `after` names runs of the same manifest, or
+runs by their ids.
 
 ## A host
 

@@ -86,8 +86,7 @@ class Apply:
     def _numbered(self, made: Plan) -> list[Change]:
         """New runs get their ids first: one may wait for another that comes after it."""
         changes = [
-            change._replace(run_id=new_run_id()) if change.action in (Action.NEW, Action.AGAIN) else change
-            for change in made.changes
+            change._replace(run_id=new_run_id()) if change.makes_a_run else change for change in made.changes
         ]
         now = {change.identity: change.run_id for change in changes if change.kind == "run"}
         for entry in self.wanted.entries.values():

@@ -84,3 +84,7 @@ class Change(NamedTuple):
     run_id: RunId | None = None
     state: RunState | None = None
     differences: tuple[Difference, ...] = ()
+
+    @property
+    def makes_a_run(self) -> bool:
+        return self.kind == "run" and self.action in (Action.NEW, Action.AGAIN)

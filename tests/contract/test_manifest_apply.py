@@ -145,6 +145,7 @@ def test_applying_the_same_manifest_twice_changes_nothing_the_second_time(fleet:
     second = fleet.apply(*runs, hosts={"box": {"slots": 2}}, sending=False)
 
     assert actions(first) == [("new", "run-0"), ("new", "run-1"), ("new", "run-2"), ("new", "box")]
+    assert [bool(change.run_id) for change in first.plan.changes] == [True, True, True, False]
     assert second.plan.changes == []
     assert second.plan.same == 3
     assert second.manifest.revision == first.manifest.revision == 1
