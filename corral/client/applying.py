@@ -28,6 +28,7 @@ class Declared:
     group: str | None = None
     place: str = ""
     max_running: int | None = None
+    fitted: bool = False
 
 
 class Declaration:
@@ -56,7 +57,9 @@ class Declaration:
                 self._policies.append(policy)
             # Built without validation: a spec's own fields were checked.
             self._entries.append(
-                RunEntry.model_construct(identity=identity, name=run.spec.name, group=run.group, policy=place)
+                RunEntry.model_construct(
+                    identity=identity, name=run.spec.name, group=run.group, policy=place, fitted=run.fitted
+                )
             )
         if twice:
             raise _refused(name, twice)

@@ -69,7 +69,8 @@ def resolve(loaded: Loaded, shop: Workshop) -> Resolved:
         sources |= survey.sources
         notes += (f"{run.name}: {text}" for text in survey.prepared.notes)
         limit = survey.prepared.max_running
-        runs += (Declared(spec, run.group, run.place, limit) for spec in survey.prepared.specs)
+        fitted = run.run_file.train is not None and "gpus" not in run.run_file.resources.model_fields_set
+        runs += (Declared(spec, run.group, run.place, limit, fitted) for spec in survey.prepared.specs)
     loaded.check()
     return Resolved(_declaration(loaded, _linked(loaded, runs)), sources, tuple(dict.fromkeys(notes)))
 

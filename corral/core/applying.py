@@ -181,7 +181,8 @@ class Apply:
         return done
 
     def _change(self, tx: Tx, change: Change, entry: Entry, run: Run) -> Run:
-        new = self.remade(tx.runs.spec(run.id), entry)
+        values = {key: value for key, value in entry.values.items() if key != "resources" or not entry.fitted}
+        new = self.remade(tx.runs.spec(run.id), entry._replace(values=values))
         fresh = as_run(
             run.id, new, self._shape(tx, new), self._group(tx, entry), principal="", now=self.by.now
         )

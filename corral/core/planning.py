@@ -148,7 +148,7 @@ def _differences(tx: Tx, entry: Entry, run: Known, groups: Groups) -> Iterator[D
         old = dict(_flat({key: spec.get(key) for key in entry.values}))
         new = dict(_flat(entry.values))
         for path in sorted({*old, *new}):
-            if old.get(path) != new.get(path):
+            if old.get(path) != new.get(path) and not (entry.fitted and path.startswith("resources.")):
                 yield Difference(path, old.get(path), new.get(path))
 
 

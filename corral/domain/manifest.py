@@ -36,13 +36,17 @@ def key_of(project: str, name: str) -> str:
 
 
 class Entry(NamedTuple):
-    """A run as a manifest has it. `values` is all of its policy; `policy` the digest of what is not usual."""
+    """A run as a manifest has it. `values` is all of its policy; `policy` the digest of what is not usual.
+
+    `fitted` resources were worked out from the hosts that there are: a run that is known keeps its own.
+    """
 
     identity: Digest
     name: str
     group: str | None
     policy: Digest
     values: Mapping[str, object]
+    fitted: bool = False
 
 
 class Also(StrEnum):

@@ -75,8 +75,9 @@ class Asked:
             raise InvalidInput("`runs` name a policy that `policies` does not have")
         self._policies = {policy.digest: policy for policy in policies}
         entries = [
-            Entry(Digest(e.identity), e.name, e.group, policies[e.policy].digest, policies[e.policy].values)
+            Entry(Digest(e.identity), e.name, e.group, policy.digest, policy.values, e.fitted)
             for e in body.runs
+            for policy in (policies[e.policy],)
         ]
         self.wanted = Wanted(
             project=body.project,

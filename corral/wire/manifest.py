@@ -58,6 +58,10 @@ class RunEntry(Strict):
     name: Name
     group: Name | None = None
     policy: int = Field(ge=0)
+    fitted: bool = Field(
+        False,
+        description="Its resources were worked out from the hosts there are; a known run keeps its own.",
+    )
 
 
 class ApplyRequest(Strict):

@@ -41,8 +41,9 @@ BY = By("operator:ada", "127.0.0.1", NOW)
 
 def spec(n: int = 0, **fields: Any) -> Declared:
     group, limit = fields.pop("group", None), fields.pop("max_running", None)
+    fitted = fields.pop("fitted", False)
     table = {"name": f"run-{n}", "argv": ["train", "{params.n}"], "params": {"n": n}, **fields}
-    return Declared(RunSpec.model_validate(table), group, max_running=limit)
+    return Declared(RunSpec.model_validate(table), group, max_running=limit, fitted=fitted)
 
 
 class Fleet:
@@ -218,6 +219,21 @@ def test_a_changed_policy_is_in_effect_at_the_next_claim(fleet: Fleet) -> None:
         ).plan.changes
         == []
     )
+
+
+def test_resources_that_were_fitted_to_the_hosts_of_then_do_not_change_with_the_hosts_of_now(
+    fleet: Fleet,
+) -> None:
+    first = fleet.apply(spec(0, fitted=True, resources={"min_cores": 4}))
+    away = spec(0, fitted=True)
+    assert fleet.plan(away).changes == []
+
+    fleet.apply(spec(0, fitted=True, priority=3))
+
+    run = fleet.run(first, "run-0")
+    kept = json.loads(fleet.db.read(lambda tx: tx.runs.spec(run.id)))
+    assert (run.priority, kept["priority"], kept["resources"]["min_cores"]) == (3, 3, 4)
+    assert fleet.apply(spec(0, fitted=True, priority=3)).plan.changes == []
 
 
 def test_a_claim_with_a_stale_hint_does_not_take_a_run_at_its_old_priority(fleet: Fleet) -> None:
