@@ -12,6 +12,7 @@ from corral.core.declare import declare
 from corral.core.holds import let_in, release, settle_waiting
 from corral.core.planning import Groups, Plan, Wanted, plan
 from corral.core.policy import Policy
+from corral.core.quotas import check_room
 from corral.core.stop import cancel
 from corral.core.submit import NewRun, as_run, put_run, put_shape
 from corral.core.transitions import move, record
@@ -72,6 +73,7 @@ class Apply:
         manifest = _as_manifest(wanted, before, self.by)
         if not made.changes and before is not None and before.digest == manifest.digest:
             return Applied(made, before)
+        check_room(tx, wanted.project, sum(change.makes_a_run for change in made.changes))
         self._groups = {name: group.id for name, group in Groups(tx).of(made.known).items()}
         made.changes = [self._do(tx, change) for change in self._numbered(made)]
         made.changes = self._settled(tx, made.changes)

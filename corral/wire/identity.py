@@ -21,7 +21,10 @@ WORK = (
     *("kind", "model", "model_revision", "train", "task", "eval", "sample"),
     *("argv", "params", "env", "secrets", "seed", "code_digest", "environment", "inputs", "after"),
 )
-POLICY = ("labels", "priority", "resources", "retries", "keep", "wall_limit", "stall_limit", "grace")
+POLICY = (
+    *("labels", "priority", "preemptible", "resources", "retries", "keep"),
+    *("wall_limit", "stall_limit", "grace"),
+)
 # Where it is kept and what it is called; `code` and `inputs` are known by their digests.
 PLACE = ("project", "name", "code", "input_digests", "origins")
 
