@@ -189,7 +189,7 @@ def test_every_example_is_valid(path: Path) -> None:
 
 
 def test_the_generated_pages_are_up_to_date() -> None:
-    """MT-C57."""
+    """MT-C57, FL-D28."""
     done = subprocess.run(
         [sys.executable, DOCS / "generate.py", "--check"], capture_output=True, text=True, check=False
     )
