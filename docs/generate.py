@@ -37,7 +37,7 @@ _MADE = re.compile(r"(?<=<!-- made -->\n).*(?=<!-- end -->)", re.DOTALL)
 UNITS: Mapping[str, str] = {
     **dict.fromkeys(("resources.min_vram", "resources.min_ram", "resources.min_disk"), "size"),
     **dict.fromkeys(("hosts.NAME.ram", "hosts.NAME.disk", "hosts.NAME.vram"), "size"),
-    **dict.fromkeys(("wall_limit", "stall_limit", "grace"), "duration"),
+    **dict.fromkeys(("wall_limit", "stall_limit", "grace", "resources.prefer_for"), "duration"),
 }
 
 SETTINGS: Mapping[str, str] = {

@@ -247,6 +247,9 @@ class _Runs:
         other = _COMMAND if "train" in work else _TRAINING if "argv" in work else ()
         defaults = {key: value for key, value in defaults.items() if key not in other}
         table = _merged(_merged(defaults, under), own)
+        if "schedule" in table:
+            self._wrong(f"{place}.schedule", "has no place in a manifest; `corral submit` makes a schedule")
+            return
         if not isinstance(table.get("name"), str):
             self._wrong(f"{place}.name", "is required: what the run is called")
             return

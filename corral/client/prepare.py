@@ -77,7 +77,7 @@ class Listener:
 # What of a run file is not in the spec that it becomes, or is there in another form.
 _OF_THE_FILE = {
     *("seeds", "sweep", "params", "params_schema", "params_from", "train", "inputs"),
-    *("after", "max_running"),
+    *("after", "max_running", "schedule"),
 }
 # Uploads are known by what they are and what they hold.
 Key = tuple[Literal["code", "input"], str]
