@@ -18,6 +18,7 @@ from corral.client.quotas import Quotas
 from corral.client.runs import Runs
 from corral.client.schedules import Schedules
 from corral.client.stream import lines
+from corral.client.webhooks import Webhooks
 from corral.wire.admin import FsckLine, Health
 from corral.wire.runs import EventPage
 
@@ -49,6 +50,7 @@ class Corral:
         self.secrets = ProjectSecrets(self.transport)
         self.manifests = Manifests(self.transport)
         self.audit = Audit(self.transport)
+        self.webhooks = Webhooks(self.transport)
         self.quotas = Quotas(self.transport)
         self.leases = Leases(self.transport)
 
