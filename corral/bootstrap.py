@@ -78,6 +78,9 @@ def build_services(settings: Settings, store: Store, trust: Trust | None = None)
         upload_retention_s=settings.upload_retention_s,
         blob_grace_s=settings.blob_grace_s,
         user_pin_s=settings.user_pin_s,
+        ageing_s=settings.ageing_s,
+        reserve_after_s=settings.reserve_after_s,
+        preemption=settings.preemption == "on",
         host_token_s=settings.host_token_s,
         rotation_overlap_s=settings.rotation_overlap_s,
     )

@@ -48,6 +48,10 @@ class Settings(BaseModel):
     blob_grace_s: float = Field(3600, ge=0)
     user_pin_s: float = Field(86400, gt=0)
 
+    ageing_s: float | None = Field(None, gt=0, description="Seconds of waiting for one point of priority.")
+    reserve_after_s: float = Field(60, ge=0)
+    preemption: Literal["on", "off"] = "on"
+
     worker_name: str | None = None
     worker_slots: int | None = Field(None, ge=1, le=10_000)
     worker_labels: str = ""

@@ -32,7 +32,8 @@ def _machine(kept: dict[str, Any]) -> str:
         " Random weights, LoRA r16 on all linear layers, bf16, AdamW. Rates: steps after the first ones;"
         " the first, with its compilation, has a column. MFU counts 4 FLOP per weight and token"
         " (forward, and backward through frozen weights) against 790 TFLOP/s, what a large product reaches."
-        " SFT of both sides was measured in one run, GRPO and sampling in another, on like machines."
+        " SFT of both sides was measured in one run; GRPO of each side and sampling in others,"
+        " on like machines."
     )
 
 

@@ -20,6 +20,17 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
     return [item for item in [*found, ("latest", "the newest run")] if item[0].startswith(incomplete)]
 
 
+def projects(incomplete: str) -> list[str]:
+    """Projects that have a quota, or used something this month."""
+    try:
+        with connect() as corral:
+            found = {quota.project for quota in corral.quotas.all()}
+            found |= {item.project for item in corral.quotas.usage().items}
+    except CorralError:
+        return []
+    return sorted(project for project in found if project.startswith(incomplete))
+
+
 def hosts(incomplete: str) -> list[tuple[str, str]]:
     """Names with what they are."""
     try:

@@ -73,10 +73,16 @@ def _engine(has: CapabilityReport) -> str | None:
 
 
 @app.command()
-def drain(host: Host) -> None:
-    """Let a host finish what it has and take nothing new."""
+def drain(
+    host: Host,
+    now: Annotated[
+        bool, typer.Option("--now", help="Ask preemptible runs to write a checkpoint and go elsewhere.")
+    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Ask all its runs, preemptible or not.")] = False,
+) -> None:
+    """Let a host take nothing new, and finish what it has unless asked otherwise."""
     with connect() as corral:
-        view = corral.hosts.drain(host)
+        view = corral.hosts.drain(host, stop="all" if everything else "preemptible" if now else "none")
     typer.echo(f"{view.name} drains; {view.busy} of {render.count(view.slots, 'slot')} busy")
 
 

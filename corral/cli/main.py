@@ -66,6 +66,8 @@ _COMMANDS = (
     _Command("host", "host", "Make this machine a host of a server elsewhere."),
     _Command("secrets", "secrets", "Set, list and remove secrets."),
     _Command("tokens", "tokens", "Create, list and revoke tokens; let hosts join."),
+    _Command("quotas", "quotas", "Set, list and remove what projects may use."),
+    _verb("usage", "usage", "Show slot and GPU hours by project, in a calendar month (UTC)."),
     _Command("audit", "audit", "Show and verify who did what."),
     _verb("fsck", "fsck", "Re-hash and cross-check everything that the server stores."),
     _verb("schema", "schema", "Print the JSON Schema of a run file, for editors."),

@@ -218,6 +218,8 @@ def why(run: Run, as_json: AsJson = False) -> None:
         render.show_json(answer)
         return
     typer.echo(answer.summary)
+    for line in answer.queue:
+        typer.echo(line)
     detail.show_placements(answer.hosts)
 
 

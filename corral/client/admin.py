@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from corral.client.http import Transport, quoted
 from corral.wire.admin import (
     HostPage,
@@ -41,9 +43,10 @@ class Hosts:
         """Its credentials are worth nothing from now on."""
         return self._transport.repeat("POST", f"/v1/hosts/{quoted(host_id)}/revoke", HostView)
 
-    def drain(self, host_id: str) -> HostView:
-        """It finishes what it has and takes nothing new."""
-        return self._transport.repeat("POST", f"/v1/hosts/{quoted(host_id)}/drain", HostView)
+    def drain(self, host_id: str, *, stop: Literal["none", "preemptible", "all"] = "none") -> HostView:
+        """It takes nothing new. What it has it finishes, but for the runs that `stop` names."""
+        path = f"/v1/hosts/{quoted(host_id)}/drain"
+        return self._transport.repeat("POST", path, HostView, params={"stop": stop})
 
     def resume(self, host_id: str) -> HostView:
         return self._transport.repeat("POST", f"/v1/hosts/{quoted(host_id)}/resume", HostView)

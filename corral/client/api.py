@@ -12,6 +12,7 @@ from corral.client.audit import Audit
 from corral.client.blobs import BlobSink, BlobSource
 from corral.client.http import Backoff, Transport
 from corral.client.leases import Leases
+from corral.client.quotas import Quotas
 from corral.client.runs import Runs
 from corral.client.stream import lines
 from corral.wire.admin import FsckLine, Health
@@ -42,6 +43,7 @@ class Corral:
         self.tokens = Tokens(self.transport)
         self.secrets = ProjectSecrets(self.transport)
         self.audit = Audit(self.transport)
+        self.quotas = Quotas(self.transport)
         self.leases = Leases(self.transport)
 
     @property

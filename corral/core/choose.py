@@ -66,6 +66,13 @@ class Chooser:
 
     def next(self) -> Choice | None:
         """The run that this host should take now, locked; None if there is none."""
+        aside: list[Candidate] = []
+        try:
+            return self._next(aside)
+        finally:
+            self.board.lanes.put_back(aside)
+
+    def _next(self, aside: list[Candidate]) -> Choice | None:
         while self.free.slots > 0:
             candidate = self._take()
             if candidate is None:
@@ -81,11 +88,12 @@ class Chooser:
                 continue
             run, spec = found
             need = self.board.shapes.get(self.tx, run.shape)
-            if self._within_quota(run, need) and (not self._behind or self._ends_in_time(run)):
+            if not self._within_quota(run, need):
+                self._passed.add(candidate.lane)
+            elif not self._behind or self._ends_in_time(run):
                 return Choice(run, spec, self.free.take(need))
-            self._passed.add(candidate.lane)
             self.taken.remove(candidate)
-            self.board.lanes.put_back([candidate])
+            aside.append(candidate)
         return None
 
     def granted(self, lease: Lease) -> None:

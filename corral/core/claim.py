@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from corral.core.choose import Board, Chooser
 from corral.core.fence import release_boot
+from corral.core.free import Free
 from corral.core.lanes import Candidate, Lanes
 from corral.core.policy import Policy
 from corral.core.reservations import Reservations
@@ -70,6 +71,8 @@ class Claim:
     reservations: Reservations = field(default_factory=Reservations)
     taken: list[Candidate] = field(default_factory=list)
     host: Host | None = None
+    # What the host had left afterwards; None if it was not looked at.
+    free: Free | None = None
 
     def __call__(self, tx: Tx) -> Claimed:
         self.undo()
@@ -113,6 +116,7 @@ class Claim:
             return []
         board = Board(self.lanes, self.shapes, self.shares, self.reservations)
         chooser = Chooser(board, self.policy, tx, host, held, now, self.taken)
+        self.free = chooser.free
         grants: list[Grant] = []
         while len(grants) < self.ask.max_leases and (found := chooser.next()) is not None:
             lease, run = self._lease(tx, host, found.run, found.gpus, now)

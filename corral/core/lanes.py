@@ -75,12 +75,15 @@ class Lanes:
                 self._lanes_of(lane.shape)[lane] = _Buffer()
 
     def check(self, heads: Iterable[tuple[Lane, Ready]]) -> None:
-        """Make sure that every lane of the database is known; distrust those that begin with another run."""
+        """Make sure that every lane of the database is known; distrust what begins otherwise there."""
         with self._lock:
-            for lane, head in heads:
-                buffer = self._lanes_of(lane.shape).get(lane)
-                if buffer is None or not buffer.waiting or buffer.waiting[0] != head:
-                    self._shapes[lane.shape][lane] = _Buffer()
+            there = dict(heads)
+            for lane in there:
+                self._lanes_of(lane.shape).setdefault(lane, _Buffer())
+            for lanes in self._shapes.values():
+                for lane, buffer in lanes.items():
+                    if not buffer.waiting or buffer.waiting[0] != there.get(lane):
+                        lanes[lane] = _Buffer()
             if gone := [shape for shape, lanes in self._shapes.items() if not lanes]:
                 for shape in gone:
                     del self._shapes[shape]

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from corral.core.holds import next_hold, settle_waiting
+from corral.core.quotas import check_room
 from corral.core.submit import Submitted, earlier_answer, missing_of, names_what_is_missing, used_before
 from corral.core.transitions import born, record
 from corral.domain.canonical import canonical, digest_of
@@ -117,6 +118,7 @@ def _again(tx: Tx, old: Run, new_of: Mapping[RunId, RunId], *, principal: str, n
     secrets = tuple(spec.get("secrets", ()))
     if missing := missing_of(tx, old.project, code=code, inputs=inputs, secrets=secrets, prefix=""):
         raise names_what_is_missing(missing)
+    check_room(tx, old.project, 1)
     new = old.born_again(submitted_by=principal, now=now)
     links = [
         link._replace(run_id=new.id, parent_id=new_of.get(link.parent_id, link.parent_id)) for link in links

@@ -31,6 +31,10 @@ class Shapes:
             need = self._needs[shape] = parse_requirements(text)
         return need
 
+    def known(self, shape: Digest) -> Requirements | None:
+        """Like `get`, from memory alone."""
+        return self._needs.get(shape)
+
     def key(self, host: Host) -> tuple[str | None, ...]:
         """All that `fits` looks at in a host: hosts with the same key fit the same shapes."""
         return host.capability_digest, host.name

@@ -10,6 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
 from corral.core.holds import settle_waiting
+from corral.core.quotas import check_room
 from corral.core.transitions import born
 from corral.domain.artifact import ArtifactKind
 from corral.domain.canonical import canonical, digest_of
@@ -51,6 +52,7 @@ class NewRun(NamedTuple):
     code: ArtifactId | None
     inputs: dict[str, ArtifactId]
     secrets: tuple[str, ...]
+    preemptible: bool = False
     after: tuple[After, ...] = ()
 
 
@@ -105,6 +107,7 @@ def submit(
         if (earlier := earlier_answer(tx, principal, request_id, body)) is not None:
             return earlier
         raise names_what_is_missing(missing)
+    check_room(tx, runs[0].project, len(runs))
     if group_id is not None:
         tx.runs.insert_group(Group(group_id, runs[0].project, group or runs[0].name, now, max_running))
     places = len(runs) if group_id is None or max_running is None else max_running
@@ -301,6 +304,7 @@ def _made(
         wall_limit_s=new.wall_limit_s,
         stall_limit_s=new.stall_limit_s,
         grace_s=new.grace_s,
+        preemptible=new.preemptible,
         ready_at=now,
         event_n=1,
     )

@@ -15,8 +15,9 @@ from typing import TypeVar
 from corral.core.fence import LONGEST_BACKOFF_S, expire
 from corral.core.holds import let_in, release, settle_more, settle_waiting, with_room
 from corral.core.policy import Policy
+from corral.core.quotas import at_end_of_hours
 from corral.core.shares import Shares
-from corral.core.stop import force_stop, halt_over_wall, stop_stalled
+from corral.core.stop import force_stop, halt_over_hours, halt_over_wall, stop_stalled
 from corral.domain.errors import CorralError
 from corral.domain.holds import REMOVED, is_held_by_somebody
 from corral.domain.ids import RunId
@@ -100,6 +101,7 @@ class Sweeper:
             lambda tx: tx.runs.over_wall(now, since, PAGE),
             lambda tx, run_id: halt_over_wall(tx, run_id, now=now, since=since, policy=self.policy),
         )
+        await self._halt_over_hours(now, since)
         await self._each(
             lambda tx: tx.runs.due_held(now, PAGE),
             lambda tx, run_id: release_held(tx, run_id, now=now),
@@ -118,6 +120,15 @@ class Sweeper:
         groups, self._group_seen = await self.store.read(lambda tx: with_room(tx, self._group_seen, PAGE))
         for group_id in groups:
             await self.store.write(partial(let_in, group_id=group_id, now=now))
+
+    async def _halt_over_hours(self, now: float, since: float) -> None:
+        def find(tx: Tx) -> list[RunId]:
+            gap_s = self.window.longest_gap_s
+            return at_end_of_hours(tx, now=now, since=since, tick_s=gap_s, policy=self.policy)
+
+        for run_id in await self.store.read(find):
+            halt = partial(halt_over_hours, run_id=run_id, now=now, policy=self.policy)
+            await self.store.write(halt)
 
     def _tick(self, new_window: bool, tx: Tx) -> None:
         tx.records.tick("sweeper", self.clock.now())

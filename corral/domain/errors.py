@@ -135,6 +135,13 @@ class DiskFull(StoreUnavailable):
     hint = "Free space on the server's disk, then try again; nothing was changed."
 
 
+class QuotaExceeded(CorralError):
+    """The project would have more than its quota allows."""
+
+    code = "quota_exceeded"
+    hint = "Wait until it has less, or let an operator raise it with `corral quotas set PROJECT`."
+
+
 class AddressRefused(CorralError):
     """A webhook's address is one that the server does not send to."""
 

@@ -15,6 +15,7 @@ class Reason(StrEnum):
     NO_CAPACITY = "no_capacity"
     STALLED = "stalled"
     RELEASED = "released"
+    YIELDED = "yielded"
     OUT_OF_MEMORY = "out_of_memory"
     CODE_ERROR = "code_error"
     BAD_DATA = "bad_data"
@@ -47,6 +48,8 @@ BUDGET_OF: Mapping[Reason, Budget] = {
     Reason.STALLED: Budget.INFRASTRUCTURE,
     # Given back before or without work being lost to a fault: a drain, a lost reply, a restarted worker.
     Reason.RELEASED: Budget.FREE,
+    # Asked to make room: for a run of higher priority, or because its host is drained.
+    Reason.YIELDED: Budget.FREE,
     Reason.OUT_OF_MEMORY: Budget.MEMORY,
     Reason.CODE_ERROR: Budget.CODE,
     Reason.BAD_DATA: Budget.CODE,
@@ -105,5 +108,6 @@ HINTS: Mapping[Reason, str] = {
     Reason.BAD_OUTPUT: "Correct what the program leaves in CORRAL_OUTPUT_DIR, then submit again.",
     Reason.ENVIRONMENT: "Correct `[environment]` in the run file; the installer's words are in the log.",
     Reason.UNKNOWN: "The cause is not known; read `corral logs {run}` and `corral events {run}`.",
+    Reason.MONEY_LIMIT: "See `corral usage`; an operator raises the limit with `corral quotas set`.",
     Reason.WALL_LIMIT: "Raise `wall_limit` in the run file and submit it again.",
 }

@@ -196,7 +196,7 @@ class Batch:
                 self._step(size, limited)
         torch.cuda.current_stream().wait_stream(self._aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._aside):
+        with torch.cuda.graph(graph, pool=self._pool):
             self._step(size, limited)
         for tensor, value in zip(self._changing(), kept, strict=True):
             tensor.copy_(value)

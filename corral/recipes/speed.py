@@ -176,8 +176,11 @@ def step_s(case: Case, plan: Plan) -> float:
     if case.train.recipe == "sft":
         return seconds
     seconds *= case.train.grpo.iterations
-    if case.train.grpo.beta > 0:
-        seconds += forward_s(case, load.tokens)
+    grpo = case.train.grpo
+    # The reference's pass, and the one that a few losses need before several of training.
+    seconds += forward_s(case, load.tokens) * (
+        (grpo.beta > 0) + (grpo.loss == "gspo" and grpo.iterations > 1)
+    )
     return seconds + sampling_s(case, plan, load)
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
 from corral import __version__
 from corral.core.access import TOPIC_TOKEN
-from corral.core.transitions import TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
+from corral.core.transitions import (
+    TOPIC_LOG,
+    TOPIC_QUOTA,
+    TOPIC_READY,
+    TOPIC_RUN,
+    TOPIC_STOP,
+    parse_ready_key,
+)
 from corral.server import (
     admin,
     artifacts,
@@ -22,6 +29,7 @@ from corral.server import (
     leases,
     many,
     outcomes,
+    quotas,
     runs,
     streams,
 )
@@ -43,6 +51,7 @@ _ROUTES = (
     hosts,
     admin,
     audit,
+    quotas,
 )
 
 
@@ -52,6 +61,7 @@ class Server:
     def __init__(self, services: Services) -> None:
         self.services = services
         self.loops = Loops(services)
+        self._tasks: set[asyncio.Task[None]] = set()
         self.api = self._build()
         self.app = Gate(self.api, services=services)
 
@@ -87,6 +97,12 @@ class Server:
             await self.services.store.close()
             self.services.io.shutdown(wait=True)
 
+    def _soon(self, work: Coroutine[None, None, None]) -> None:
+        """Held on to until it is done, or it could be collected half-way."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def close_waits(self) -> None:
         """Answer every long poll and end every stream, so that the server can end at once."""
         self.services.hub.close()
@@ -98,6 +114,8 @@ class Server:
             lane, ready = parse_ready_key(key)
             self.services.lanes.heard(lane, ready)
             self.services.waiters.ready(lane.shape)
+        elif topic == TOPIC_QUOTA:
+            self._soon(self.loops.look())
         elif topic in (TOPIC_RUN, TOPIC_LOG):
             self.services.hub.wake(key)
         elif topic == TOPIC_STOP:

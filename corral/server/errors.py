@@ -30,6 +30,7 @@ STATUS: Mapping[str, int] = {
     "name_taken": 409,
     "illegal_transition": 409,
     "already_final": 409,
+    "quota_exceeded": 409,
     "lease_lost": 410,
     "blob_missing": 409,
     "offset_mismatch": 409,

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 
 from corral.core import enrol
 from corral.core.audit import note
+from corral.core.drain import Stop, empty
 from corral.core.enrol import JoinAsk, find_host, lock_host
 from corral.domain.errors import Conflict, InvalidInput, NotFound
 from corral.domain.host import Host
@@ -126,9 +127,19 @@ async def show_host(host_id: str, caller: User, svc: Svc) -> HostView:
 
 
 @router.post("/hosts/{host_id}/drain")
-async def drain(host_id: str, caller: Operator, svc: Svc) -> HostView:
-    """No new runs; what runs there goes on."""
-    return await _set_draining(host_id, caller, svc, draining=True)
+async def drain(host_id: str, caller: Operator, svc: Svc, stop: Stop = Stop.NONE) -> HostView:
+    """No new runs. What runs there goes on, but for what `stop` names: those write a checkpoint and go on
+    elsewhere, at no cost to their retries."""
+    done = await _set_draining(host_id, caller, svc, draining=True)
+    if stop is not Stop.NONE:
+        await svc.store.write(lambda tx: _empty(tx, done, stop, caller, svc))
+    return done
+
+
+def _empty(tx: Tx, view: HostView, stop: Stop, caller: Caller, svc: Services) -> None:
+    host = find_host(tx, view.id)
+    asked = empty(tx, host, stop, actor=caller.actor, now=svc.clock.now(), policy=svc.policy)
+    _note(tx, "host.empty", host, caller, svc, stop=stop, asked=asked)
 
 
 @router.post("/hosts/{host_id}/resume")
@@ -170,9 +181,9 @@ async def revoke(host_id: str, caller: Operator, svc: Svc) -> HostView:
     return done
 
 
-def _note(tx: Tx, action: str, host: Host, caller: Caller, svc: Services) -> None:
+def _note(tx: Tx, action: str, host: Host, caller: Caller, svc: Services, **data: object) -> None:
     target, now = f"host:{host.name}", svc.clock.now()
-    note(tx, action, target, actor=caller.actor, origin=caller.origin, now=now, host=host.id)
+    note(tx, action, target, actor=caller.actor, origin=caller.origin, now=now, host=host.id, **data)
 
 
 def _own(tx: Tx, host_id: HostId) -> Host:

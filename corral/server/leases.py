@@ -106,7 +106,7 @@ async def _try_claim(
         if waiter.asleep:
             return Claimed((), ())
         done = unit(tx)
-        waiter.host = unit.host
+        waiter.host, waiter.free = unit.host, unit.free
         waiter.held = [lease.id for lease in tx.leases.live_of_host(host_id)] if not done.grants else []
         return done
 

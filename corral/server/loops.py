@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 
 from corral.core.collect import Collector
+from corral.core.preempt import Preemptor
 from corral.core.shares import add_usage
 from corral.core.sweep import Sweeper
 from corral.ports.store import Lane, Ready, Tx
@@ -21,6 +23,7 @@ class Loops:
     def __init__(self, services: Services) -> None:
         self._svc = services
         self.sweeper = Sweeper(services.store, services.clock, services.policy, services.shares)
+        self.preemptor = Preemptor(services.board, services.policy)
         self.collector = Collector(
             services.store, services.blobs, services.segments, services.clock, services.policy
         )
@@ -29,14 +32,19 @@ class Loops:
         return [
             self._forever("sweeper", self._svc.policy.lease_s / 6, self._sweep, lead=True),
             self._forever("reconcile", RECONCILE_S, self.reconcile, lead=False),
+            self._forever("preempt", RECONCILE_S, self.preempt, lead=True),
             self._forever("collect", COLLECT_S, self._collect, lead=True),
         ]
 
     async def reconcile(self) -> None:
-        """Find lanes that no announcement told of, and whom to wake for them; save what projects used."""
+        """Save what projects used, and look at the queue."""
         if unsaved := self._svc.shares.unsaved():
             await self._svc.store.write(lambda tx: add_usage(tx, unsaved, self._svc.clock.now()))
             self._svc.shares.saved(unsaved)
+        await self.look()
+
+    async def look(self) -> None:
+        """Find lanes that no announcement told of, whom to wake for them, and what projects may use."""
 
         def unit(tx: Tx) -> list[tuple[Lane, Ready]]:
             self._svc.shares.load(tx, self._svc.clock.now())
@@ -45,6 +53,12 @@ class Loops:
         heads = await self._svc.store.read(unit)
         self._svc.lanes.check(heads)
         self._svc.waiters.ready_all({lane.shape for lane, _ in heads})
+
+    async def preempt(self) -> None:
+        """Ask runs that allow it to make room for those of higher priority that fit nowhere."""
+        now = self._svc.clock.now()
+        for plan in await self._svc.store.read(lambda tx: self.preemptor.plan(tx, now)):
+            await self._svc.store.write(partial(self.preemptor.carry_out, plan=plan, now=now))
 
     async def _sweep(self) -> None:
         await self.sweeper.sweep()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from corral.core import secrets
+from corral.core import in_line, secrets
 from corral.core.artifacts import run_of
 from corral.core.hold import hold, let_go
 from corral.core.remove import remove
@@ -113,6 +113,7 @@ def new_run(spec: RunSpec) -> NewRun:
         code=None if spec.code is None else ArtifactId(spec.code),
         inputs={name: ArtifactId(value) for name, value in spec.inputs.items()},
         secrets=tuple(spec.secrets),
+        preemptible=spec.preemptible,
         after=tuple(
             After(one.run, one.input, OnFailure(one.on_failure), f"after[{index}]")
             for index, one in enumerate(spec.after)
@@ -200,6 +201,7 @@ async def why(run: str, caller: User, svc: Svc) -> WhyAnswer:
             state=found.state,
             summary=summary(found, hosts, now=now),
             hosts=[placement(s) for s in hosts],
+            queue=in_line.notes(tx, svc.board, found, now=now, policy=svc.policy),
         )
 
     return await svc.store.read(unit)

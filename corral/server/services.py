@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 
+from corral.core.choose import Board
 from corral.core.lanes import Lanes
 from corral.core.outcome import Ender
 from corral.core.policy import Policy
@@ -58,6 +59,7 @@ class Services:
     io: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "corral-io"))
 
     def __post_init__(self) -> None:
+        self.board = Board(self.lanes, self.shapes, self.shares, self.reservations)
         self.waiters = Waiters(self.shapes)
         self.known = KnownTokens(lambda: self.clock.now())
         self.ender = Ender(self.policy, self.shares)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from corral.core.free import Free
 from corral.core.shapes import Shapes
 from corral.domain.host import Host
 from corral.domain.ids import Digest, LeaseId
@@ -16,10 +17,12 @@ from corral.domain.ids import Digest, LeaseId
 class Waiter:
     """One long poll. `baton` is the shape it was woken for and who was asked before it.
 
+    `free` is what the host had left when it last looked: when it has more, its worker asks anew.
     `held` are the host's live leases when it last looked; `asleep` says that one has run out since.
     """
 
     host: Host | None = None
+    free: Free | None = None
     held: list[LeaseId] = field(default_factory=list)
     asleep: bool = False
     woken: asyncio.Event = field(default_factory=asyncio.Event)
@@ -70,12 +73,16 @@ class Waiters:
         with suppress(TimeoutError):
             await asyncio.wait_for(waiter.woken.wait(), seconds)
 
+    def _may_hold(self, waiter: Waiter, shape: Digest) -> bool:
+        need = None if waiter.free is None else self._shapes.known(shape)
+        return need is None or waiter.free is None or waiter.free.holds(need)
+
     def _hand(self, baton: Baton) -> None:
         for waiter in self._waiting:
             if waiter in baton.tried:
                 continue
             fits = None if waiter.host is None else self._shapes.fits_if_known(baton.shape, waiter.host)
-            if fits is False:
+            if fits is False or not self._may_hold(waiter, baton.shape):
                 continue
             baton.tried.add(waiter)
             waiter.baton = baton

@@ -169,6 +169,7 @@ class WhyAnswer(Answer):
     state: str
     summary: str
     hosts: list[Placement] = []
+    queue: list[str] = Field([], description="What of the queue's own rules holds it back, or helps it.")
 
 
 class CancelRequest(Strict):

@@ -91,6 +91,13 @@ class _Common(Exact):
     )
     grace: Duration = Field(30, ge=0, le=86400, description="How long it has between SIGTERM and SIGKILL.")
     priority: int = Field(0, ge=-1000, le=1000, description="Higher goes first.")
+    preemptible: bool = Field(
+        False,
+        description=(
+            "Whether it may be asked to make room for a run of higher priority. It gets SIGTERM and its"
+            " grace, and goes on from its checkpoint later. Costs no retry."
+        ),
+    )
     labels: dict[Name, Annotated[str, Field(max_length=256)]] = Field(
         default={},
         max_length=64,

@@ -37,6 +37,8 @@ OPERATORS_ONLY = {
     ("DELETE", "/v1/tokens/{token_id}"),
     ("POST", "/v1/fsck"),
     ("GET", "/v1/audit"),
+    ("PUT", "/v1/quotas/{project}"),
+    ("DELETE", "/v1/quotas/{project}"),
 }
 FOR_ALL = {
     ("GET", "/v1/blobs/{sha256}"),

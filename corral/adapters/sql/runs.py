@@ -185,6 +185,16 @@ class SqlRuns:
     def counts(self) -> list[tuple[str, int]]:
         return [(row[0], row[1]) for row in self._db.all("run_counts", {})]
 
+    def preemptible(self, after: tuple[int, RunId] | None, limit: int) -> list[Run]:
+        params: dict[str, object] = {"limit": limit}
+        if after is not None:
+            params |= {"after_priority": after[0], "after_id": after[1]}
+        return [RUN.read(row) for row in self._db.all("run_preemptible", params)]
+
+    def unstarted(self, project: str, limit: int) -> int:
+        (row,) = self._db.all("run_unstarted", {"project": project, "limit": limit})
+        return int(row[0])
+
     def page_by_id(self, after: RunId | None, limit: int) -> list[Run]:
         rows = self._db.all("run_page_by_id", {"after": after or "", "limit": limit})
         return [RUN.read(row) for row in rows]

@@ -117,6 +117,18 @@ SELECT state, COUNT(*) FROM runs
 WHERE state IN ('held', 'queued', 'placing', 'running', 'stopping', 'halting', 'yielding')
 GROUP BY state ORDER BY state;
 
+-- name: run_preemptible
+SELECT <run> FROM runs /*sqlite INDEXED BY runs_preemptible */
+WHERE state = 'running' AND preemptible = 1 /*if after_id AND (priority, id) > (:after_priority, :after_id) */
+ORDER BY priority, id LIMIT :limit;
+
+-- Counts no further than the limit.
+-- name: run_unstarted
+SELECT COUNT(*) FROM (
+    SELECT 1 FROM runs /*sqlite INDEXED BY runs_state */
+    WHERE state IN ('held', 'queued', 'placing') AND project = :project LIMIT :limit
+) AS unstarted;
+
 -- name: run_page_by_id
 SELECT <run> FROM runs WHERE id > :after ORDER BY id LIMIT :limit;
 
