@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from api.live import serve
@@ -28,6 +29,7 @@ from corral.client.trust import read_ca
 from corral.domain.host import with_pin
 from corral.wire.admin import TokenRequest
 
+QUIET: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 CORRAL = str(Path(sys.executable).with_name("corral"))
 
 
@@ -380,8 +382,14 @@ def test_a_machine_leaves_and_its_home_is_free_again(tmp_path: Path) -> None:
         assert corral.hosts.get("host").revoked_at is not None
         nobody = host.corral("host", "status")
         assert "is not enrolled" in nobody.stderr
-        host.ok("host", "enroll", server.url, "--token", join_token(corral, "host"))
-        host.ok("host", "stop")
+        # Once more, and this time in the foreground: the command becomes the worker.
+        before = corral.hosts.get("host").last_seen_at
+        argv = [CORRAL, "host", "enroll", server.url, "--token", join_token(corral, "host"), "--foreground"]
+        with subprocess.Popen(argv, env={**CLEAN, "CORRAL_HOME": str(host.home)}, **QUIET) as worker:
+            until(lambda: corral.hosts.get("host").last_seen_at != before, "the host to be here", within_s=90)
+            assert host.pid == worker.pid
+            worker.terminate()
+            assert worker.wait(60) == 0
         assert "is here" in host.ok("host", "start")
 
 
