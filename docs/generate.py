@@ -34,7 +34,7 @@ _MADE = re.compile(r"(?<=<!-- made -->\n).*(?=<!-- end -->)", re.DOTALL)
 # Written as numbers or as text with a unit, which the schema cannot tell.
 UNITS: Mapping[str, str] = {
     **dict.fromkeys(("resources.min_vram", "resources.min_ram", "resources.min_disk"), "size"),
-    **dict.fromkeys(("wall_limit", "stall_limit", "grace"), "duration"),
+    **dict.fromkeys(("wall_limit", "stall_limit", "grace", "resources.prefer_for"), "duration"),
 }
 
 SETTINGS: Mapping[str, str] = {

@@ -39,3 +39,24 @@ def hosts(incomplete: str) -> list[tuple[str, str]]:
     except CorralError:
         return []
     return [(host.name, host.id) for host in page.items if host.name.startswith(incomplete)]
+
+
+def groups(incomplete: str) -> list[tuple[str, str]]:
+    """Names, which are easier to tell apart than ids."""
+    try:
+        with connect() as corral:
+            page = corral.groups.page(limit=_SHOWN)
+    except CorralError:
+        return []
+    found = {group.name: f"{group.runs} runs" for group in reversed(page.items)}
+    return [item for item in found.items() if item[0].startswith(incomplete)]
+
+
+def schedules(incomplete: str) -> list[tuple[str, str]]:
+    try:
+        with connect() as corral:
+            page = corral.schedules.page(limit=_SHOWN)
+    except CorralError:
+        return []
+    found = [(one.name, one.cron or f"every {one.every:g} s") for one in page.items]
+    return [item for item in found if item[0].startswith(incomplete)]

@@ -6,11 +6,9 @@ from typing import Annotated
 
 import typer
 
-from corral.cli import complete, render
+from corral.cli import capability, complete, render
 from corral.cli.connect import connect
-from corral.domain.capability import ENGINE_PACKAGES
 from corral.wire.admin import HostView
-from corral.wire.leases import CapabilityReport
 
 app = typer.Typer(
     add_completion=False,
@@ -36,7 +34,7 @@ def list_hosts(as_json: AsJson = False) -> None:
             host.id,
             host.name,
             standing(host),
-            f"{host.busy}/{host.slots}",
+            f"{host.busy}/{host.slots if host.effective_slots is None else host.effective_slots}",
             *_equipment(host),
             render.age(host.last_seen_at),
         )
@@ -53,23 +51,17 @@ def standing(host: HostView) -> str:
         return "never seen"
     if not host.alive:
         return "away"
-    return "draining" if host.draining else "ready"
+    if host.draining:
+        return "draining"
+    return "ready" if host.set_aside_until is None else "set aside"
 
 
 def _equipment(host: HostView) -> tuple[str | None, str | None, str | None, str | None]:
-    has = host.capability
+    has = host.effective or host.capability
     if has is None:
         return None, None, None, None
     gpus = None if has.gpus is None else ", ".join(gpu.name for gpu in has.gpus) or "none"
-    return None if has.cores is None else str(has.cores), render.size(has.ram_bytes), gpus, _engine(has)
-
-
-def _engine(has: CapabilityReport) -> str | None:
-    """`torch 2.13.0` where the host can train, `none` where something of the engine is missing."""
-    if has.engine is None:
-        return None
-    whole = all(has.engine.get(name) for name in ENGINE_PACKAGES)
-    return f"torch {has.engine['torch']}" if whole else "none"
+    return capability.number(has.cores), render.size(has.ram_bytes), gpus, capability.engine(has)
 
 
 @app.command()
@@ -88,7 +80,7 @@ def drain(
 
 @app.command()
 def resume(host: Host) -> None:
-    """Let a drained host take runs again."""
+    """Let a host that was drained or set aside take runs again."""
     with connect() as corral:
         typer.echo(f"{corral.hosts.resume(host).name} takes runs again")
 
@@ -101,25 +93,25 @@ def show(host: Host, as_json: AsJson = False) -> None:
     if as_json:
         render.show_json(view)
         return
-    cores, memory, gpus, engine = _equipment(view)
     has = view.capability
+    slots = view.slots if view.effective_slots is None else view.effective_slots
+    aside = None if view.set_aside_until is None else render.moment(view.set_aside_until)
     render.show_pairs(
         [
             ("host", f"{view.name} ({view.id})"),
             ("state", standing(view)),
-            ("slots", f"{view.busy} of {view.slots} busy"),
+            ("slots", f"{view.busy} of {slots} busy"),
             ("seen", render.age(view.last_seen_at)),
             ("revoked", render.moment(view.revoked_at)),
+            ("set aside", aside and f"until {aside}: {view.set_aside_why}; `corral hosts resume` ends it"),
             ("credential", render.moment(view.credential_expires_at)),
             ("machine", None if has is None else f"{has.hostname}, {has.os} {has.arch}, Python {has.python}"),
-            ("cores", cores),
-            ("memory", memory),
-            ("disk", None if has is None else render.size(has.disk_bytes)),
-            ("gpus", gpus),
-            ("engine", engine),
-            ("labels", None if has is None else ", ".join(has.labels or ())),
+            ("corral", None if has is None else has.corral),
+            ("engine", None if has is None else capability.engine(has)),
+            ("problem", None if has is None else has.gpu_note),
         ]
     )
+    capability.show(view)
 
 
 @app.command()

@@ -27,6 +27,7 @@ WORDS: Mapping[Reason, str] = {
     Reason.MONEY_LIMIT: "its money was used up",
     Reason.CANCELLED: "",
     Reason.PARENT_FAILED: "a run that it needs has failed",
+    Reason.POISON: "different hosts were lost while they ran it",
 }
 
 _NOT_STARTED: Mapping[int, str] = {

@@ -10,10 +10,12 @@ from corral.client.admin import Hosts, OwnHost, ProjectSecrets, Tokens
 from corral.client.artifacts import Artifacts
 from corral.client.audit import Audit
 from corral.client.blobs import BlobSink, BlobSource
+from corral.client.groups import Groups
 from corral.client.http import Backoff, Transport
 from corral.client.leases import Leases
 from corral.client.quotas import Quotas
 from corral.client.runs import Runs
+from corral.client.schedules import Schedules
 from corral.client.stream import lines
 from corral.wire.admin import FsckLine, Health
 from corral.wire.runs import EventPage
@@ -37,6 +39,8 @@ class Corral:
         """`tls` is `trust.context(...)` for a server with an authority of its own."""
         self.transport = Transport(url, token, timeout_s=timeout_s, backoff=backoff, tls=tls)
         self.runs = Runs(self.transport)
+        self.groups = Groups(self.transport)
+        self.schedules = Schedules(self.transport)
         self.artifacts = Artifacts(self.transport)
         self.hosts = Hosts(self.transport)
         self.own_host = OwnHost(self.transport)

@@ -270,7 +270,7 @@ class Workshop:
         shared = run_file.model_dump(
             exclude={
                 *("code", "environment", "inputs", "seeds", "sweep", "params", "train"),
-                *("after", "max_running"),
+                *("after", "max_running", "schedule"),
             },
             exclude_unset=True,
         )

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from corral.core.choose import Board, Chooser
+from corral.core.choose import Board, Choice, Chooser
 from corral.core.fence import release_boot
 from corral.core.free import Free
 from corral.core.lanes import Candidate, Lanes
 from corral.core.policy import Policy
 from corral.core.reservations import Reservations
+from corral.core.roster import Roster, takes_work
 from corral.core.shapes import Shapes
 from corral.core.shares import Shares
 from corral.core.transitions import move
@@ -69,6 +70,7 @@ class Claim:
     ask: ClaimAsk
     now: Callable[[], float]
     reservations: Reservations = field(default_factory=Reservations)
+    roster: Roster = field(default_factory=Roster)
     taken: list[Candidate] = field(default_factory=list)
     host: Host | None = None
     # What the host had left afterwards; None if it was not looked at.
@@ -109,22 +111,24 @@ class Claim:
         if new != host or host.last_seen_at is None or now - host.last_seen_at > SEEN_EVERY_S:
             new = new._replace(last_seen_at=now)
             tx.hosts.save(new)
+        self.roster.saw(new)
         return new
 
     def _grants(self, tx: Tx, host: Host, held: list[Held], now: float) -> list[Grant]:
-        if host.draining or self.ask.draining or host.capability is None or not self.ask.max_leases:
+        if self.ask.draining or host.capability is None or not takes_work(host, now):
             return []
-        board = Board(self.lanes, self.shapes, self.shares, self.reservations)
+        board = Board(self.lanes, self.shapes, self.shares, self.reservations, self.roster)
         chooser = Chooser(board, self.policy, tx, host, held, now, self.taken)
         self.free = chooser.free
         grants: list[Grant] = []
         while len(grants) < self.ask.max_leases and (found := chooser.next()) is not None:
-            lease, run = self._lease(tx, host, found.run, found.gpus, now)
+            lease, run = self._lease(tx, host, found, now)
             chooser.granted(lease)
             grants.append(Grant(lease, run, found.spec, _resume(tx, run)))
         return grants
 
-    def _lease(self, tx: Tx, host: Host, run: Run, gpus: tuple[int, ...], now: float) -> tuple[Lease, Run]:
+    def _lease(self, tx: Tx, host: Host, choice: Choice, now: float) -> tuple[Lease, Run]:
+        run, gpus = choice.run, choice.gpus
         lease_id = new_lease_id()
         rank = _claim_rank(tx, run, lease_id, now)
         lease = Lease(
@@ -151,6 +155,7 @@ class Claim:
             sample="{}",
             event_seq=0,
             log_bytes=0,
+            gpu_bytes=choice.gpu_bytes,
         )
         tx.leases.insert(lease)
         run = move(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from corral.core.choose import Board
 from corral.core.free import Free
 from corral.core.policy import Policy
+from corral.core.shapes import policy_refusals
 from corral.core.stop import ask_to_yield
 from corral.domain.capability import Requirements
 from corral.domain.host import Host
@@ -128,7 +129,7 @@ class _Fleet:
         """The host where the least is lost; None if the run fits somewhere now, or nothing would help."""
         best: tuple[tuple[float, ...], Host, Sequence[Victim]] | None = None
         for host in self._hosts:
-            if not self._board.shapes.fits(self._tx, run.shape, host):
+            if not self._board.shapes.fits(self._tx, run.shape, host) or policy_refusals(need, host, run):
                 continue
             if _fits(host, self._held[host.id], need):
                 return None

@@ -9,14 +9,14 @@ from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
-from corral.core.holds import settle_waiting
+from corral.core.holds import first_wait, settle_waiting
 from corral.core.quotas import check_room
 from corral.core.transitions import born
 from corral.domain.artifact import ArtifactKind
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.capability import Requirements
 from corral.domain.errors import Conflict, FieldError, InvalidInput
-from corral.domain.holds import CONCURRENCY, waits_for
+from corral.domain.holds import CONCURRENCY
 from corral.domain.ids import (
     ArtifactId,
     Digest,
@@ -119,9 +119,7 @@ def submit(
         made = _made(run_id, run, shapes[run.requirements], group_id, principal, now)
         made = made._replace(schedule_id=schedule_id)
         if links[run_id]:
-            made = made._replace(
-                state=RunState.HELD, hold_reason=waits_for([link.parent_id for link in links[run_id]])
-            )
+            made = made._replace(state=RunState.HELD, hold_reason=first_wait(tx, links[run_id]))
             born_waiting.append(made)
         elif places > 0:
             places -= 1
@@ -162,7 +160,7 @@ def _links(
                 problems.append(FieldError(_prefix(index, runs) + after.place, problem))
             for parent_id in parents:
                 found[parent_id] = Parent(run_id, parent_id, after.input, after.on_failure)
-        links[run_id] = list(found.values())
+        links[run_id] = [found[parent_id] for parent_id in sorted(found)]
     if not problems:
         problems = _circle(ids, runs, links)
     return links, problems
@@ -200,12 +198,23 @@ def put_shape(tx: Tx, requirements: Requirements) -> Digest:
     return shape
 
 
+_NO_NEED = Requirements()
+_FIRST_KEYS = frozenset(
+    {
+        *("gpus", "gpu", "min_vram_bytes", "min_ram_bytes", "min_cores", "min_disk_bytes"),
+        *("min_compute_capability", "os", "arch", "labels", "hosts"),
+    }
+)
+
+
 @lru_cache(maxsize=4096)
 def _shape(requirements: Requirements) -> tuple[Digest, str]:
-    table = asdict(requirements)
-    if not requirements.engine:
-        # Shapes of before have no such key; the same need keeps its digest.
-        del table["engine"]
+    # Shapes of before have no such keys; the same need keeps its digest.
+    table = {
+        key: value
+        for key, value in asdict(requirements).items()
+        if key in _FIRST_KEYS or value != getattr(_NO_NEED, key)
+    }
     text = canonical(table)
     return digest_of(json.loads(text)), text
 

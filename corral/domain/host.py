@@ -34,6 +34,8 @@ class Host(NamedTuple):
     strikes: int = 0
     set_aside_until: float | None = None
     set_aside_why: str | None = None
+    # What the strikes were for, as JSON.
+    struck_by: str | None = None
 
 
 class Scope(StrEnum):

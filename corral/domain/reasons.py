@@ -26,6 +26,7 @@ class Reason(StrEnum):
     MONEY_LIMIT = "money_limit"
     CANCELLED = "cancelled"
     PARENT_FAILED = "parent_failed"
+    POISON = "poison"
 
 
 class Budget(StrEnum):
@@ -61,6 +62,7 @@ BUDGET_OF: Mapping[Reason, Budget] = {
     Reason.MONEY_LIMIT: Budget.NEVER,
     Reason.CANCELLED: Budget.NEVER,
     Reason.PARENT_FAILED: Budget.NEVER,
+    Reason.POISON: Budget.NEVER,
 }
 
 
@@ -101,6 +103,7 @@ class Retries:
 # What to do next, shown beside the reason; `{run}` is the run's id.
 HINTS: Mapping[Reason, str] = {
     Reason.HOST_LOST: "The host stopped answering. Queue it again with `corral requeue {run}`.",
+    Reason.POISON: "Find out what it does to its hosts, then queue it again with `corral requeue {run}`.",
     Reason.STALLED: "Raise `stall_limit`, or let the program print or report progress more often.",
     Reason.OUT_OF_MEMORY: "Lower the batch size, or ask for more with `resources.min_ram` or `min_vram`.",
     Reason.CODE_ERROR: "Read its last lines: `corral logs {run} --tail 50`.",

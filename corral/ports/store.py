@@ -34,11 +34,15 @@ class Lane(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a claim must know of a lease that its host has: `gpus` is a JSON list."""
+    """What a claim must know of a lease that its host has: `gpus` is a JSON list.
+
+    `gpu_bytes` is how much it holds of each of them; None is the whole.
+    """
 
     lease_id: LeaseId
     request_id: str
     gpus: str
+    gpu_bytes: int | None = None
 
 
 class GroupEnd(NamedTuple):
@@ -153,6 +157,10 @@ class Runs(Protocol):
 
     def page_by_id(self, after: RunId | None, limit: int) -> list[Run]: ...
 
+    def newest_generation(self, run: Run) -> int:
+        """Of the runs that its manifest declares with the same identity."""
+        ...
+
     def put_submission(self, submission: Submission) -> bool:
         """False, and nothing is written, if this principal used the request id before."""
         ...
@@ -264,11 +272,11 @@ class Leases(Protocol):
         """What each live lease of the host holds."""
         ...
 
-    def live_of_run(self, run_id: RunId) -> list[Lease]: ...
-
     def held_by_host(self) -> list[tuple[HostId, Held]]:
-        """The same as `held` for every host that has some."""
+        """The same for every host that has some."""
         ...
+
+    def live_of_run(self, run_id: RunId) -> list[Lease]: ...
 
     def live_of_project(self, project: str) -> list[Lease]: ...
 
@@ -299,6 +307,14 @@ class Hosts(Protocol):
     def save(self, host: Host) -> None: ...
 
     def page(self, after: HostId | None, limit: int) -> list[Host]: ...
+
+    def forgive(self, host_id: HostId) -> bool:
+        """Clear what is held against the host; False, at little cost, if nothing is."""
+        ...
+
+    def pull_in(self, latest: float) -> int:
+        """After the clock went back: no host is set aside for longer than until then."""
+        ...
 
     def busy(self) -> list[tuple[HostId, int]]: ...
 

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from corral import __version__
 from corral.core.access import TOPIC_TOKEN
 from corral.core.transitions import (
+    TOPIC_HOST,
     TOPIC_LOG,
     TOPIC_QUOTA,
     TOPIC_READY,
@@ -18,6 +19,7 @@ from corral.core.transitions import (
     TOPIC_STOP,
     parse_ready_key,
 )
+from corral.domain.ids import HostId
 from corral.server import (
     admin,
     artifacts,
@@ -31,6 +33,7 @@ from corral.server import (
     outcomes,
     quotas,
     runs,
+    schedules,
     streams,
 )
 from corral.server.gate import Gate
@@ -43,6 +46,7 @@ _ROUTES = (
     many,
     runs,
     groups,
+    schedules,
     streams,
     leases,
     outcomes,
@@ -120,5 +124,8 @@ class Server:
             self.services.hub.wake(key)
         elif topic == TOPIC_STOP:
             self.services.hub.wake(leases.stop_key(key))
+        elif topic == TOPIC_HOST:
+            self.services.roster.changed()
+            self.services.waiters.changed(HostId(key))
         elif topic == TOPIC_TOKEN:
             self.services.known.forget(key)

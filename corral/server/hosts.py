@@ -8,6 +8,8 @@ from corral.core import enrol
 from corral.core.audit import note
 from corral.core.drain import Stop, empty
 from corral.core.enrol import JoinAsk, find_host, lock_host
+from corral.core.faults import forgiven
+from corral.core.transitions import TOPIC_HOST
 from corral.domain.errors import Conflict, InvalidInput, NotFound
 from corral.domain.host import Host
 from corral.domain.ids import HostId, is_id
@@ -144,7 +146,7 @@ def _empty(tx: Tx, view: HostView, stop: Stop, caller: Caller, svc: Services) ->
 
 @router.post("/hosts/{host_id}/resume")
 async def resume(host_id: str, caller: Operator, svc: Svc) -> HostView:
-    """Let a drained host take runs again."""
+    """Let a host that was drained or set aside take runs again."""
     done = await _set_draining(host_id, caller, svc, draining=False)
     svc.waiters.ready_all(svc.lanes.shapes())
     return done
@@ -157,9 +159,11 @@ async def _set_draining(text: str, caller: Caller, svc: Services, *, draining: b
             raise Conflict(
                 f"host {host.name} is revoked", hint=f"`corral tokens join {host.name}` lets it enrol again."
             )
-        if host.draining is not draining:
-            host = host._replace(draining=draining)
+        new = (host if draining else forgiven(host))._replace(draining=draining)
+        if new != host:
+            host = new
             tx.hosts.save(host)
+            tx.announce(TOPIC_HOST, host.id)
             _note(tx, "host.drain" if draining else "host.resume", host, caller, svc)
         return _detail(tx, host, svc)
 
@@ -174,6 +178,7 @@ async def revoke(host_id: str, caller: Operator, svc: Svc) -> HostView:
         host = lock_host(tx, host_id)
         if host.revoked_at is None:
             _note(tx, "host.revoke", host, caller, svc)
+            tx.announce(TOPIC_HOST, host.id)
         return _detail(tx, enrol.revoke_host(tx, host, now=svc.clock.now()), svc)
 
     done = await svc.store.write(unit)

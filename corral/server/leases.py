@@ -96,7 +96,14 @@ async def _try_claim(
         holding=None if holding is None else tuple(holding),
     )
     unit = Claim(
-        svc.lanes, svc.shapes, svc.shares, svc.policy, ask, svc.clock.now, reservations=svc.reservations
+        svc.lanes,
+        svc.shapes,
+        svc.shares,
+        svc.policy,
+        ask,
+        svc.clock.now,
+        reservations=svc.reservations,
+        roster=svc.roster,
     )
 
     def look(tx: Tx) -> Claimed:

@@ -9,14 +9,18 @@ from functools import partial
 
 from corral.core.collect import Collector
 from corral.core.preempt import Preemptor
+from corral.core.schedules import CLOCK_BACK_S, catch_up, fire
 from corral.core.shares import add_usage
 from corral.core.sweep import Sweeper
 from corral.ports.store import Lane, Ready, Tx
+from corral.server.schedules import order_of
 from corral.server.services import Services
 
 log = logging.getLogger("corral.server.loops")
 RECONCILE_S = 2.0
 COLLECT_S = 600.0
+SCHEDULES_S = 1.0
+_SCHEDULES_PAGE = 100
 
 
 class Loops:
@@ -32,9 +36,23 @@ class Loops:
         return [
             self._forever("sweeper", self._svc.policy.lease_s / 6, self._sweep, lead=True),
             self._forever("reconcile", RECONCILE_S, self.reconcile, lead=False),
+            self._forever("schedules", SCHEDULES_S, self.schedules, lead=True),
             self._forever("preempt", RECONCILE_S, self.preempt, lead=True),
             self._forever("collect", COLLECT_S, self._collect, lead=True),
         ]
+
+    async def schedules(self) -> None:
+        """Make the runs whose time has come; each in a transaction that also moves the schedule on."""
+        svc, now = self._svc, self._svc.clock.now()
+        ahead = await svc.store.read(lambda tx: tx.schedules.ahead(now + CLOCK_BACK_S, _SCHEDULES_PAGE))
+        for schedule_id in ahead:
+            await svc.store.write(partial(catch_up, schedule_id=schedule_id, now=now))
+        due = await svc.store.read(lambda tx: tx.schedules.due(now, _SCHEDULES_PAGE))
+        made = partial(fire, order_of=lambda one: order_of(one.spec), now=now, policy=svc.policy)
+        # One that fails keeps no other from its turn.
+        answers = await svc.store.write_each([partial(made, schedule_id=one) for one in due])
+        if failed := [answer for answer in answers if isinstance(answer, Exception)]:
+            raise failed[0]
 
     async def reconcile(self) -> None:
         """Save what projects used, and look at the queue."""
@@ -52,6 +70,8 @@ class Loops:
 
         heads = await self._svc.store.read(unit)
         self._svc.lanes.check(heads)
+        # Whoever has first refusal is asked anew: some may be away by now, and others back.
+        self._svc.roster.changed()
         self._svc.waiters.ready_all({lane.shape for lane, _ in heads})
 
     async def preempt(self) -> None:

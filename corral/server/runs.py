@@ -13,7 +13,7 @@ from corral.core.remove import remove
 from corral.core.requeue import requeue, requeue_with_children
 from corral.core.stop import cancel
 from corral.core.submit import After, NewRun, Submitted, submit
-from corral.core.why import standings, summary
+from corral.core.why import Question, standings, summary
 from corral.domain.artifact import ArtifactKind
 from corral.domain.canonical import digest_of
 from corral.domain.errors import InvalidInput
@@ -123,8 +123,8 @@ def new_run(spec: RunSpec) -> NewRun:
 
 def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec], text: str) -> SubmitAnswer:
     secrets.refuse_exposed(tx, svc.cipher, specs[0].project, text, what="the run")
-    need = specs[0].requirements()
-    found = standings(tx, need, now=svc.clock.now(), policy=svc.policy)
+    asked = Question(specs[0].requirements(), specs[0].project, specs[0].name)
+    found = standings(tx, asked, now=svc.clock.now(), policy=svc.policy)
     return SubmitAnswer(ids=[], hosts=[placement(s) for s in found])
 
 
@@ -195,7 +195,8 @@ async def why(run: str, caller: User, svc: Svc) -> WhyAnswer:
     def unit(tx: Tx) -> WhyAnswer:
         found = run_of(tx, find_run(tx, run, caller))
         now = svc.clock.now()
-        hosts = standings(tx, svc.shapes.get(tx, found.shape), now=now, policy=svc.policy)
+        asked = Question(svc.shapes.get(tx, found.shape), found.project, found.name, found)
+        hosts = standings(tx, asked, now=now, policy=svc.policy, roster=svc.roster)
         return WhyAnswer(
             run_id=found.id,
             state=found.state,

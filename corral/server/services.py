@@ -16,6 +16,7 @@ from corral.core.lanes import Lanes
 from corral.core.outcome import Ender
 from corral.core.policy import Policy
 from corral.core.reservations import Reservations
+from corral.core.roster import Roster
 from corral.core.shapes import Shapes
 from corral.core.shares import Shares
 from corral.ports.blobs import BlobStore, SegmentStore
@@ -52,6 +53,7 @@ class Services:
     shapes: Shapes = field(default_factory=Shapes)
     shares: Shares = field(default_factory=Shares)
     reservations: Reservations = field(default_factory=Reservations)
+    roster: Roster = field(default_factory=Roster)
     hub: Hub = field(default_factory=Hub)
     counters: Counters = field(default_factory=Counters)
     turns: Turns = field(default_factory=Turns)
@@ -59,10 +61,10 @@ class Services:
     io: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "corral-io"))
 
     def __post_init__(self) -> None:
-        self.board = Board(self.lanes, self.shapes, self.shares, self.reservations)
+        self.board = Board(self.lanes, self.shapes, self.shares, self.reservations, self.roster)
         self.waiters = Waiters(self.shapes)
         self.known = KnownTokens(lambda: self.clock.now())
-        self.ender = Ender(self.policy, self.shares)
+        self.ender = Ender(self.policy, self.shares, self.roster)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.io, partial(work))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from corral.core.free import Free
 from corral.core.shapes import Shapes
 from corral.domain.host import Host
-from corral.domain.ids import Digest, LeaseId
+from corral.domain.ids import Digest, HostId, LeaseId
 
 
 @dataclass(eq=False)
@@ -68,6 +68,12 @@ class Waiters:
         if waiter.baton is not None:
             baton, waiter.baton = waiter.baton, None
             self._hand(baton)
+
+    def changed(self, host_id: HostId) -> None:
+        """What the host may take has changed: its polls look again."""
+        for waiter in [w for w in self._waiting if w.host is not None and w.host.id == host_id]:
+            del self._waiting[waiter]
+            waiter.woken.set()
 
     async def wait(self, waiter: Waiter, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from corral.domain.capability import Requirements
 from corral.domain.ids import is_name
 from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name
-from corral.wire.tables import EnvironmentFile, Input, Keep, Parents, Resources, RetryBudgets
+from corral.wire.tables import EnvironmentFile, Input, Keep, Parents, Resources, RetryBudgets, ScheduleTable
 from corral.wire.train import (
     INPUTS,
     EvalAsk,
@@ -263,6 +263,10 @@ class RunFile(_Common):
             raise ValueError("has a seed that does not fit 64 bits")
         return value
 
+    schedule: ScheduleTable | None = Field(
+        None, description="When to make the runs again and again; for `corral schedules add`."
+    )
+
     @field_validator("max_running")
     @classmethod
     def _of_a_group(cls, value: int | None, info: ValidationInfo) -> int | None:
@@ -343,8 +347,15 @@ class RunSpec(_Common):
     def requirements(self) -> Requirements:
         # An environment that is built for the run brings the engine along.
         engine = self.kind == "train" and self.environment is None
-        needed = self.resources.requirements()
-        return replace(needed, engine=True) if engine else needed
+        recipe = None if self.train is None else self.train.get("recipe")
+        return replace(
+            self.resources.requirements(),
+            engine=engine,
+            kind=self.kind,
+            recipe=recipe if isinstance(recipe, str) else None,
+            model=self.model,
+            secrets=bool(self.secrets),
+        )
 
     def checked(self) -> RunSpec:
         """The same with a complete train table. ValidationError names every fault of the one it has."""

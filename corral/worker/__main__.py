@@ -26,7 +26,7 @@ from corral.worker.identity import wait_for_identity
 from corral.worker.link import Link
 from corral.worker.outbox import Outbox
 from corral.worker.prepare import Host
-from corral.worker.probe import probe
+from corral.worker.probe import look_again, probe
 from corral.worker.strays import become_subreaper
 
 BEAT_TIMEOUT_S = 10.0
@@ -101,6 +101,7 @@ def work(settings: Settings) -> int:
         base_env=base_environment(environ),
         # Where that is not known, a child that was granted none had better see none.
         has_gpus=capability.gpus != (),
+        look_again=partial(look_again, settings.worker_home, labels, environ=environ),
         engine_env=engine_environment(environ),
     )
     agent = Agent(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from model.base import Base
-from model.model import Host, Run
+from model.model import AGAIN_S, Host, Run
 
 pick = st.integers(0, 60)
 
@@ -35,7 +35,7 @@ class ClaimRules(Base):
         self._claim(found, self._body(found, 1))
 
     def _hungry(self) -> list[Host]:
-        return [host for host in self.model.hosts if self.model.takeable(host)]
+        return [host for host in self.model.hosts if self.model.takeable(host, self.now)]
 
     @precondition(lambda self: bool(self._hungry()))
     @rule(which=pick, most=st.integers(1, 2))
@@ -77,6 +77,7 @@ class ClaimRules(Base):
         ready = {run.id for run in self.model.runs.values() if run.state == "queued"}
         answer = self.call("POST", "claims", body, host=host).body
         self.claims.append((host, body))
+        host.seen(self.now)
         if "holding" in body:
             released = self.model.new_boot(host, set(body["holding"]), self.now)
             # Killed after its commit, the first try released them; the second finds nothing to release.
@@ -97,8 +98,9 @@ class ClaimRules(Base):
 
         What this very call released may be given out again by it, but need not be.
         """
-        could = self.model.takeable(host)
-        must = [run for run in could if run.id in ready]
+        could = self.model.takeable(host, self.now)
+        back = {run_id for run_id, at in host.gave_back.items() if 0 <= self.now - at < AGAIN_S}
+        must = [run for run in could if run.id in ready and run.id not in back]
         # Fewer than none: a lease that ran out may come back after its slot was given away.
         free = max(0, host.slots - len(self.model.live(host=host)))
         assert len(taken) >= min(most, free, len(must)), "an eligible host with a free slot was not used"

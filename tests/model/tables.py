@@ -83,4 +83,5 @@ PAYS: Final[dict[str, str | None]] = {
     "wall_limit": "never",
     "money_limit": "never",
     "cancelled": "never",
+    "poison": "never",
 }

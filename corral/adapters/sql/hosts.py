@@ -30,6 +30,12 @@ class SqlHosts:
     def save(self, host: Host) -> None:
         self._db.put("host_save", HOST, host)
 
+    def forgive(self, host_id: HostId) -> bool:
+        return self._db.run("host_forgive", {"id": host_id}) > 0
+
+    def pull_in(self, latest: float) -> int:
+        return self._db.run("host_pull_in", {"latest": latest})
+
     def page(self, after: HostId | None, limit: int) -> list[Host]:
         rows = self._db.all("host_page", {"after": after or "", "limit": limit})
         return [HOST.read(row) for row in rows]

@@ -199,6 +199,11 @@ class SqlRuns:
         rows = self._db.all("run_page_by_id", {"after": after or "", "limit": limit})
         return [RUN.read(row) for row in rows]
 
+    def newest_generation(self, run: Run) -> int:
+        params = {"project": run.project, "manifest": run.manifest, "identity": run.identity}
+        row = self._db.one("run_newest_generation", params)
+        return int(row[0]) if row is not None and row[0] is not None else 0
+
     def put_submission(self, submission: Submission) -> bool:
         return self._db.run("submission_put", SUBMISSION.params(submission)) > 0
 

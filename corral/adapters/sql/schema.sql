@@ -81,7 +81,7 @@ CREATE INDEX runs_held_id ON runs (id) WHERE state = 'held';
 -- Who has a place in a group or is left of a schedule, without reading all that ever ended.
 CREATE INDEX runs_placed ON runs (group_id) WHERE group_id IS NOT NULL
     AND state IN ('queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
-CREATE INDEX runs_of_schedule ON runs (schedule_id) WHERE schedule_id IS NOT NULL
+CREATE INDEX runs_of_schedule ON runs (schedule_id, id) WHERE schedule_id IS NOT NULL
     AND state IN ('held', 'queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
 
 -- Apart from runs, so that an update of a run never rewrites its spec.
@@ -183,7 +183,8 @@ CREATE TABLE hosts (
     revoked_at REAL,
     strikes INTEGER NOT NULL DEFAULT 0,
     set_aside_until REAL,
-    set_aside_why TEXT
+    set_aside_why TEXT,
+    struck_by TEXT
 );
 CREATE UNIQUE INDEX hosts_name ON hosts (name);
 

@@ -276,3 +276,7 @@ DELETE FROM unsettled WHERE run_id = :run_id;
 
 -- name: run_delete_parents
 DELETE FROM run_parents WHERE run_id = :run_id OR parent_id = :run_id;
+
+-- name: run_newest_generation
+SELECT MAX(generation) FROM runs
+WHERE project = :project AND manifest = :manifest AND identity = :identity AND manifest IS NOT NULL;

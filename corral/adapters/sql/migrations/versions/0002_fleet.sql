@@ -12,6 +12,7 @@ ALTER TABLE hosts ADD COLUMN revoked_at REAL;
 ALTER TABLE hosts ADD COLUMN strikes INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE hosts ADD COLUMN set_aside_until REAL;
 ALTER TABLE hosts ADD COLUMN set_aside_why TEXT;
+ALTER TABLE hosts ADD COLUMN struck_by TEXT;
 ALTER TABLE tokens ADD COLUMN used_at REAL;
 ALTER TABLE tokens ADD COLUMN labels TEXT;
 ALTER TABLE tokens ADD COLUMN used_by TEXT;
@@ -26,7 +27,7 @@ CREATE INDEX runs_held_id ON runs (id) WHERE state = 'held';
 -- Who has a place in a group or is left of a schedule, without reading all that ever ended.
 CREATE INDEX runs_placed ON runs (group_id) WHERE group_id IS NOT NULL
     AND state IN ('queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
-CREATE INDEX runs_of_schedule ON runs (schedule_id) WHERE schedule_id IS NOT NULL
+CREATE INDEX runs_of_schedule ON runs (schedule_id, id) WHERE schedule_id IS NOT NULL
     AND state IN ('held', 'queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
 CREATE INDEX leases_project ON leases (project, gpus, granted_at) WHERE state = 'live';
 
