@@ -39,6 +39,11 @@ class Board:
     reservations: Reservations
     roster: Roster = field(default_factory=Roster)
 
+    def may_start(self, lane: Lane) -> bool:
+        """Whether it is worth a host's while to look at the lane: not if its quota lets nothing start."""
+        need = self.shapes.known(lane.shape)
+        return need is None or self.shares.held_back(lane.project, need.gpus_at_best) is None
+
 
 class Choice(NamedTuple):
     run: Run
@@ -184,7 +189,7 @@ class Chooser:
     def _within_quota(self, run: Run, need: Requirements) -> bool:
         """Counted under the lock of the quota, so that two servers cannot both take the last place."""
         known = self.board.shares.quota(run.project)
-        if known is None:
+        if known is None or not known.limits_running:
             return True
         # Only the first lock may wait: whoever holds one already would wait in a circle.
         alone = not self._locked or run.project in self._locked
@@ -193,7 +198,7 @@ class Chooser:
         if quota is None:
             return alone
         self._locked.add(run.project)
-        if (quota.max_running, quota.max_gpus, quota.gpu_hours) == (None, None, None):
+        if not quota.limits_running:
             return True
         found = self.tx.leases.in_use(now=self.now, since=month_start(self.now), project=run.project)
         use = found[0] if found else InUse(run.project)
