@@ -29,6 +29,8 @@ IDS = {
 SCOPES = ("user", "operator", "host", "join")
 OPERATORS_ONLY = {
     ("GET", "/v1/metrics"),
+    ("POST", "/v1/manifests"),
+    ("DELETE", "/v1/manifests/{project}/{name}"),
     ("POST", "/v1/hosts/{host_id}/drain"),
     ("POST", "/v1/hosts/{host_id}/resume"),
     ("POST", "/v1/hosts/{host_id}/revoke"),
