@@ -22,6 +22,7 @@ from corral.adapters.clock import SystemClock
 from corral.adapters.directory.blobs import DirectoryBlobs
 from corral.adapters.directory.segments import DirectorySegments
 from corral.adapters.filelock import FileLock
+from corral.adapters.sender import HttpSender
 from corral.adapters.sql.sqlite import SqliteStore
 from corral.adapters.tls.authority import CA_LIFETIME, OwnAuthority
 from corral.adapters.tls.context import ServerTls
@@ -31,6 +32,7 @@ from corral.client.private import write_private
 from corral.core.access import Made, authenticate, make_host, make_token
 from corral.core.audit import note
 from corral.core.policy import Policy
+from corral.domain.addresses import parse_networks
 from corral.domain.errors import CorralError, Unauthenticated
 from corral.domain.host import Scope
 from corral.domain.ids import HostId
@@ -91,7 +93,14 @@ def build_services(settings: Settings, store: Store, trust: Trust | None = None)
         cipher=FileCipher(load_key(settings.home / "key")),
         clock=SystemClock(),
         policy=policy,
-        limits=Limits(settings.max_body_bytes, settings.max_blob_bytes),
+        sender=HttpSender(parse_networks(settings.webhook_allow)),
+        limits=Limits(
+            settings.max_body_bytes,
+            settings.max_blob_bytes,
+            rate=settings.rate,
+            rate_burst=settings.rate_burst,
+            wrong_token_rate=settings.wrong_token_rate,
+        ),
         trust=trust or Trust(),
     )
 

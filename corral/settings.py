@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from corral.domain.addresses import parse_networks
 from corral.domain.errors import FieldError, InvalidInput
 
 
@@ -39,6 +40,9 @@ class Settings(BaseModel):
 
     lease_s: float = Field(30, gt=0, le=3600)
     first_beat_s: float = Field(10, gt=0, le=3600)
+    rate: float = Field(500, ge=0, le=1e6, description="Calls per second and token; 0 is without limit.")
+    rate_burst: int = Field(5000, ge=1, le=10_000_000)
+    wrong_token_rate: float = Field(10, ge=0, le=1e6)
     max_body_bytes: int = Field(32 << 20, ge=1024)
     max_blob_bytes: int = Field(1 << 40, ge=1024)
     min_free_bytes: int = Field(64 << 20, ge=0, description="Uploads stop while the disk has less than this.")
@@ -48,6 +52,9 @@ class Settings(BaseModel):
     blob_grace_s: float = Field(3600, ge=0)
     user_pin_s: float = Field(86400, gt=0)
 
+    webhook_allow: str = Field(
+        "", description="Networks that webhooks may reach though they are not public, with commas between."
+    )
     ageing_s: float | None = Field(None, gt=0, description="Seconds of waiting for one point of priority.")
     reserve_after_s: float = Field(60, ge=0)
     preemption: Literal["on", "off"] = "on"
@@ -55,6 +62,12 @@ class Settings(BaseModel):
     worker_name: str | None = None
     worker_slots: int | None = Field(None, ge=1, le=10_000)
     worker_labels: str = ""
+
+    @field_validator("webhook_allow")
+    @classmethod
+    def _are_networks(cls, value: str) -> str:
+        parse_networks(value)
+        return value
 
     @property
     def server_file(self) -> Path:

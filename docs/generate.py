@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 import re
 import sys
@@ -20,12 +21,14 @@ from corral.adapters.sql.sqlite import SqliteStore
 from corral.bootstrap import build_services
 from corral.cli.main import app
 from corral.domain.errors import CorralError
+from corral.domain.webhook import TYPES
 from corral.recipes.schema import fields_of, nested
 from corral.recipes.train import Train, json_schema
 from corral.server.app import Server
 from corral.server.errors import STATUS
 from corral.settings import Settings
 from corral.wire.spec import RunFile
+from corral.wire.webhooks import Notice
 from typer.main import get_command
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -57,14 +60,18 @@ SETTINGS: Mapping[str, str] = {
     "rotation_overlap_s": "For how long a replaced credential still works.",
     "lease_s": "After this many seconds without a sign from its worker, a run is given to another.",
     "first_beat_s": "A lease whose worker has not called within this time is taken back.",
+    "rate": "How many calls per second one token may make; 0 is without limit.",
+    "rate_burst": "How many it may make at once after a rest.",
+    "wrong_token_rate": "How many wrong tokens per second an address may show; sixty times as many at once.",
     "max_body_bytes": "The largest request that is not an upload.",
     "max_blob_bytes": "The largest single file.",
     "min_free_bytes": "Uploads stop while the disk has less than this.",
-    "log_quota_bytes": "The most output that is kept of one attempt.",
+    "log_quota_bytes": "The most output that is kept of one run, all its attempts together.",
     "log_retention_s": "How long logs and metrics of ended runs stay.",
     "upload_retention_s": "How long an unfinished upload can be taken up again.",
     "blob_grace_s": "How long a file that nothing names any more stays.",
     "user_pin_s": "How long a file that was uploaded stays before something names it.",
+    "webhook_allow": "Networks, as `10.0.0.0/8`, that webhooks may reach though they are not public.",
     "ageing_s": "A waiting run gains one point of priority per so many seconds; never when left out.",
     "reserve_after_s": "After so long next in line without fitting, a run has a host kept for it.",
     "preemption": "`off`: no run is asked to make room for one of higher priority.",
@@ -265,6 +272,12 @@ def calls() -> str:
     return _table("| call | meaning |", lines)
 
 
+def notices() -> str:
+    types = _table("| type | when |", [f"| `{kind}` | {when} |" for kind, when in TYPES.items()])
+    schema = json.dumps(Notice.model_json_schema(), indent=2)
+    return f"{types}```json\n{schema}\n```\n\n"
+
+
 def _table(head: str, lines: list[str]) -> str:
     rule = re.sub(r" [a-zA-Z]* ", "---", head)
     return "\n".join(["", head, rule, *lines, "", ""])
@@ -283,6 +296,7 @@ PAGES = {
     "cli.md": commands,
     "errors.md": errors,
     "http-api.md": calls,
+    "webhooks.md": notices,
 }
 
 

@@ -20,6 +20,15 @@ def runs(incomplete: str) -> list[tuple[str, str]]:
     return [item for item in [*found, ("latest", "the newest run")] if item[0].startswith(incomplete)]
 
 
+def webhooks(incomplete: str) -> list[tuple[str, str]]:
+    try:
+        with connect() as corral:
+            found = corral.webhooks.all()
+    except CorralError:
+        return []
+    return [(hook.name, hook.url) for hook in found if hook.name.startswith(incomplete)]
+
+
 def projects(incomplete: str) -> list[str]:
     """Projects that have a quota, or used something this month."""
     try:

@@ -70,6 +70,7 @@ _COMMANDS = (
     _Command("hosts", "hosts", "List, show, drain, resume and revoke hosts."),
     _Command("host", "host", "Make this machine a host of a server elsewhere."),
     _Command("secrets", "secrets", "Set, list and remove secrets."),
+    _Command("webhooks", "webhooks", "Add, test, pause and remove webhooks, and send again."),
     _Command("tokens", "tokens", "Create, list and revoke tokens; let hosts join."),
     _Command("quotas", "quotas", "Set, list and remove what projects may use."),
     _verb("usage", "usage", "Show slot and GPU hours by project, in a calendar month (UTC)."),

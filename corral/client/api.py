@@ -17,6 +17,7 @@ from corral.client.quotas import Quotas
 from corral.client.runs import Runs
 from corral.client.schedules import Schedules
 from corral.client.stream import lines
+from corral.client.webhooks import Webhooks
 from corral.wire.admin import FsckLine, Health
 from corral.wire.runs import EventPage
 
@@ -47,6 +48,7 @@ class Corral:
         self.tokens = Tokens(self.transport)
         self.secrets = ProjectSecrets(self.transport)
         self.audit = Audit(self.transport)
+        self.webhooks = Webhooks(self.transport)
         self.quotas = Quotas(self.transport)
         self.leases = Leases(self.transport)
 

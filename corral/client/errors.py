@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 from pydantic import ValidationError
 
-from corral.domain.errors import CorralError, FieldError, ServerUnreachable
+from corral.domain.errors import CorralError, FieldError, ServerUnreachable, StoreUnavailable
 from corral.wire.admin import ErrorBody
 
 _EXCERPT_CHARS = 200
@@ -32,9 +32,12 @@ def rebuild(body: ErrorBody) -> CorralError:
 def from_response(response: httpx.Response) -> CorralError:
     """The error in an answer whose body was read."""
     try:
-        return rebuild(ErrorBody.model_validate_json(response.content))
+        error = rebuild(ErrorBody.model_validate_json(response.content))
     except ValidationError:
         return _not_ours(response)
+    if isinstance(error, StoreUnavailable) and response.headers.get("retry-after", "").isdecimal():
+        error.retry_after_s = float(response.headers["retry-after"][:6])
+    return error
 
 
 def _not_ours(response: httpx.Response) -> CorralError:

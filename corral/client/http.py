@@ -25,6 +25,9 @@ Params = Mapping[str, str | int | float | Sequence[str] | None]
 Content = bytes | Iterable[bytes]
 
 CONNECT_TIMEOUT_S = 5.0
+# A server that wants to be asked less often is asked for a few minutes before that is an error.
+BUSY_TRIES = 10
+LONGEST_BUSY_S = 30.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -162,7 +165,7 @@ class Transport:
             request = self._client.build_request(
                 method, path, params=_kept(params), headers=headers, timeout=timeout
             )
-            response = self._client.send(request, stream=True)
+            response = self._asked(partial(self._client.send, request, stream=True))
             try:
                 if not response.is_success:
                     response.read()
@@ -183,16 +186,36 @@ class Transport:
         headers: Mapping[str, str],
         timeout_s: float | None,
     ) -> httpx.Response:
-        timeout = self._patience(timeout_s)
+        request = partial(
+            self._client.request,
+            method,
+            path,
+            content=content,
+            params=_kept(params),
+            headers=headers,
+            timeout=self._patience(timeout_s),
+        )
         try:
-            response = self._client.request(
-                method, path, content=content, params=_kept(params), headers=headers, timeout=timeout
-            )
+            # What is read as it is sent is gone after the first try.
+            whole = content is None or isinstance(content, bytes)
+            response = self._asked(request) if whole else request()
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
         if not response.is_success:
             raise from_response(response)
         return response
+
+    def _asked(self, ask: Callable[[], httpx.Response]) -> httpx.Response:
+        """The answer. Where the server says that it is asked too often, it did nothing: ask again later."""
+        for _ in range(BUSY_TRIES):
+            response = ask()
+            if response.status_code != httpx.codes.TOO_MANY_REQUESTS:
+                return response
+            response.close()
+            after = response.headers.get("retry-after", "")
+            wait_s = min(float(after[:6]) if after.isdecimal() else 1.0, LONGEST_BUSY_S)
+            self.sleep(wait_s * random.uniform(1.0, 1.25))
+        return ask()
 
     def _patience(self, seconds: float | None) -> httpx.Timeout:
         return self._timeout if seconds is None else httpx.Timeout(seconds, connect=CONNECT_TIMEOUT_S)

@@ -11,6 +11,7 @@ from corral.core.choose import Board, Choice, Chooser
 from corral.core.fence import release_boot
 from corral.core.free import Free
 from corral.core.lanes import Candidate, Lanes
+from corral.core.logs import left_bytes
 from corral.core.policy import Policy
 from corral.core.reservations import Reservations
 from corral.core.roster import Roster, takes_work
@@ -48,6 +49,7 @@ class Grant(NamedTuple):
     run: Run
     spec: str
     resume: Artifact | None
+    log_left_bytes: int
 
     @property
     def wall_left_s(self) -> float | None:
@@ -124,7 +126,7 @@ class Claim:
         while len(grants) < self.ask.max_leases and (found := chooser.next()) is not None:
             lease, run = self._lease(tx, host, found, now)
             chooser.granted(lease)
-            grants.append(Grant(lease, run, found.spec, _resume(tx, run)))
+            grants.append(Grant(lease, run, found.spec, _resume(tx, run), left_bytes(tx, run, self.policy)))
         return grants
 
     def _lease(self, tx: Tx, host: Host, choice: Choice, now: float) -> tuple[Lease, Run]:
@@ -181,7 +183,7 @@ class Claim:
         run = None if lease is None else tx.runs.get(lease.run_id)
         if lease is None or run is None or run.state not in LEASED:
             raise NotFound(f"lease {lease_id} has no running run")
-        return Grant(lease, run, tx.runs.spec(run.id), _resume(tx, run))
+        return Grant(lease, run, tx.runs.spec(run.id), _resume(tx, run), left_bytes(tx, run, self.policy))
 
 
 def _resume(tx: Tx, run: Run) -> Artifact | None:

@@ -386,7 +386,10 @@ class Blobs(Protocol):
         """Whether a row of any project that names these bytes is on its way out."""
         ...
 
-    def project_bytes(self, project: str) -> int: ...
+    def project_bytes(self, project: str) -> int:
+        """How many bytes the project's files have, those on their way out included. In a transaction that
+        writes, no other one asks this until it ends: what is added to the answer stays true."""
+        ...
 
 
 class Artifacts(Protocol):
@@ -447,6 +450,10 @@ class Records(Protocol):
         """
         ...
 
+    def feed_end(self) -> str:
+        """A cursor from which `feed` gives what commits from now on."""
+        ...
+
     def segment(self, segment: Segment) -> None:
         """Insert or replace."""
         ...
@@ -466,6 +473,8 @@ class Records(Protocol):
     def object(self, run_id: RunId, key: str) -> NamedObject | None: ...
 
     def objects(self, run_id: RunId, prefix: str, *, after: str, limit: int) -> list[str]: ...
+
+    def object_count(self, run_id: RunId) -> int: ...
 
     def usage(self) -> list[tuple[str, float, float]]:
         """(project, seconds used, as of when) for fair share."""

@@ -35,9 +35,11 @@ from corral.server import (
     runs,
     schedules,
     streams,
+    webhooks,
 )
 from corral.server.gate import Gate
 from corral.server.loops import Loops
+from corral.server.notifier import Notifier
 from corral.server.openapi import ERRORS, declare_scopes
 from corral.server.services import Services
 
@@ -55,6 +57,7 @@ _ROUTES = (
     hosts,
     admin,
     audit,
+    webhooks,
     quotas,
 )
 
@@ -64,7 +67,8 @@ class Server:
 
     def __init__(self, services: Services) -> None:
         self.services = services
-        self.loops = Loops(services)
+        self.notifier = Notifier(services)
+        self.loops = Loops(services, self.notifier)
         self._tasks: set[asyncio.Task[None]] = set()
         self.api = self._build()
         self.app = Gate(self.api, services=services)
@@ -80,6 +84,7 @@ class Server:
             responses=ERRORS,
         )
         api.state.services = self.services
+        api.state.notifier = self.notifier
         errors.install(api)
         routers = [module.router for module in _ROUTES]
         for router in routers:
@@ -98,6 +103,7 @@ class Server:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self.notifier.close()
             await self.services.store.close()
             self.services.io.shutdown(wait=True)
 

@@ -14,10 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corral import __version__
 from corral.core.access import authenticate
-from corral.domain.errors import CorralError, InvalidInput, TooLarge, Unauthenticated
+from corral.domain.errors import CorralError, InvalidInput, RateLimited, TooLarge, Unauthenticated
+from corral.domain.host import Scope as TokenScope
 from corral.domain.host import Token, parse_token
 from corral.server import express
 from corral.server.errors import render
+from corral.server.rates import Rates, is_vital, origin_key
 from corral.server.services import Services
 
 OPEN = frozenset({"/v1/health", "/v1/ca", "/v1/openapi.json"})
@@ -28,6 +30,9 @@ class Gate:
     def __init__(self, app: ASGIApp, *, services: Services) -> None:
         self._app = app
         self._services = services
+        limits = services.limits
+        self._rates = Rates(limits.rate, limits.rate_burst)
+        self._wrong = Rates(limits.wrong_token_rate, max(1, round(60 * limits.wrong_token_rate)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,6 +53,7 @@ class Gate:
             state["token"] = token = await self._authenticate(scope)
             if token is not None:
                 self._services.trust.check(token, state.get("peer"))
+                self._count_call(token, scope["path"])
             _refuse_nul(scope)
             limited = _limit(scope, receive, self._services.limits.max_body_bytes)
         except CorralError as error:
@@ -70,9 +76,22 @@ class Gate:
     ) -> express.Reply:
         """A short call that the protocol read by itself, from a caller that is known."""
         began = time.perf_counter()
-        reply = await express.answer(call, self._services, token, body, gone)
+        try:
+            self._count_call(token, call.path)
+        except RateLimited as error:
+            reply = express.of_response(render(error))
+        else:
+            reply = await express.answer(call, self._services, token, body, gone)
         self._services.counters.request("POST", reply.status, time.perf_counter() - began)
         return reply
+
+    def _count_call(self, token: Token, path: str) -> None:
+        """RateLimited if it is one too many."""
+        if token.scope is TokenScope.HOST and is_vital(path):
+            return
+        wait_s = self._rates.take(token.id, self._services.clock.monotonic())
+        if wait_s:
+            raise _too_many(f"token {token.name} makes too many calls", wait_s)
 
     def known(self, authorization: bytes) -> Token | None:
         """The token, if it was found good a moment ago."""
@@ -96,11 +115,36 @@ class Gate:
         text = _bearer(header)
         if not text:
             raise Unauthenticated("the request has no token")
+        self._check_origin(scope, text)
         now = self._services.clock.now()
         mark = self._services.known.mark
-        token = await self._services.store.read(lambda tx: authenticate(tx, text, now=now))
+        try:
+            token = await self._services.store.read(lambda tx: authenticate(tx, text, now=now))
+        except Unauthenticated:
+            self._wrong.take(_origin(scope), self._services.clock.monotonic())
+            raise
         self._services.known.remember(token, mark, now)
         return token
+
+    def _check_origin(self, scope: Scope, text: str) -> None:
+        """Who shows wrong tokens waits before the next is looked up. One that was right a while ago is always
+        looked up: a neighbour behind the same address must not lock a host out."""
+        wait_s = self._wrong.wait_s(_origin(scope), self._services.clock.monotonic())
+        if not wait_s:
+            return
+        parsed = parse_token(text)
+        if parsed is None or not self._services.known.was_right(*parsed):
+            raise _too_many("too many wrong tokens came from this address", wait_s)
+
+
+def _origin(scope: Scope) -> str:
+    return origin_key(scope["client"][0]) if scope.get("client") else ""
+
+
+def _too_many(message: str, wait_s: float) -> RateLimited:
+    error = RateLimited(f"{message}; the next is answered in {wait_s:.1f} s")
+    error.retry_after_s = wait_s
+    return error
 
 
 def _bearer(authorization: bytes) -> str:

@@ -8,6 +8,7 @@ from corral.domain.host import Token
 from corral.domain.ids import HostId, TokenId
 
 CACHE_S = 10.0
+MOST_TOKENS = 10_000
 
 
 class KnownTokens:
@@ -35,11 +36,18 @@ class KnownTokens:
     def remember(self, token: Token, mark: int, now: float) -> None:
         # One that was revoked while it was read must not be remembered as good.
         if mark == self._forgotten:
+            if len(self._tokens) >= MOST_TOKENS:
+                self._tokens.clear()
             self._tokens[token.id] = (token, now)
 
     def get(self, token_id: TokenId) -> Token | None:
         known = self._tokens.get(token_id)
         return known[0] if known is not None and self.is_good(known[0]) else None
+
+    def was_right(self, token_id: TokenId, secret: str) -> bool:
+        """Whether this very token was read here before, however long ago."""
+        known = self._tokens.get(token_id)
+        return known is not None and known[0].matches(secret)
 
     def is_good(self, token: Token) -> bool:
         """Whether it is one that was read a moment ago, and has neither changed nor ended since."""

@@ -13,19 +13,22 @@ from corral.core.schedules import CLOCK_BACK_S, catch_up, fire
 from corral.core.shares import add_usage
 from corral.core.sweep import Sweeper
 from corral.ports.store import Lane, Ready, Tx
+from corral.server.notifier import Notifier
 from corral.server.schedules import order_of
 from corral.server.services import Services
 
 log = logging.getLogger("corral.server.loops")
 RECONCILE_S = 2.0
 COLLECT_S = 600.0
+NOTICES_S = 1.0
 SCHEDULES_S = 1.0
 _SCHEDULES_PAGE = 100
 
 
 class Loops:
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, notifier: Notifier) -> None:
         self._svc = services
+        self._notifier = notifier
         self.sweeper = Sweeper(services.store, services.clock, services.policy, services.shares)
         self.preemptor = Preemptor(services.board, services.policy)
         self.collector = Collector(
@@ -36,6 +39,7 @@ class Loops:
         return [
             self._forever("sweeper", self._svc.policy.lease_s / 6, self._sweep, lead=True),
             self._forever("reconcile", RECONCILE_S, self.reconcile, lead=False),
+            self._forever("notices", NOTICES_S, self._notifier.tick, lead=True),
             self._forever("schedules", SCHEDULES_S, self.schedules, lead=True),
             self._forever("preempt", RECONCILE_S, self.preempt, lead=True),
             self._forever("collect", COLLECT_S, self._collect, lead=True),
@@ -85,6 +89,7 @@ class Loops:
         self._svc.counters.swept += 1
 
     async def _collect(self) -> None:
+        await self._notifier.forget()
         done = await self.collector.collect(self._svc.in_thread)
         if any((done.logs, done.uploads, done.blobs, done.partials)):
             log.info("collected %s", done)

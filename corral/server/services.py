@@ -22,6 +22,7 @@ from corral.core.shares import Shares
 from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.cipher import Cipher
 from corral.ports.clock import Clock
+from corral.ports.sender import Sender
 from corral.ports.store import Store
 from corral.server.counters import Counters
 from corral.server.hub import Hub
@@ -37,6 +38,11 @@ T = TypeVar("T")
 class Limits:
     max_body_bytes: int = 32 << 20
     max_blob_bytes: int = 1 << 40
+    # Calls per second and token, and how many at once after a rest; 0 is without limit.
+    rate: float = 0.0
+    rate_burst: int = 1
+    # Wrong tokens per second and address.
+    wrong_token_rate: float = 0.0
 
 
 @dataclass
@@ -47,6 +53,7 @@ class Services:
     cipher: Cipher
     clock: Clock
     policy: Policy
+    sender: Sender
     limits: Limits = field(default_factory=Limits)
     trust: Trust = field(default_factory=Trust)
     lanes: Lanes = field(default_factory=Lanes)

@@ -193,7 +193,7 @@ def lease_json(grant: Grant, policy: Policy) -> str:
             "epoch": lease.epoch,
             "lease_s": policy.lease_s,
             "wall_left_s": grant.wall_left_s,
-            "log_quota_bytes": policy.log_quota_bytes,
+            "log_quota_bytes": grant.log_left_bytes,
             "resume": resume,
             "gpu_bytes": lease.gpu_bytes,
         }

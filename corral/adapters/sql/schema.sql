@@ -441,6 +441,9 @@ CREATE TABLE deliveries (
     created_at REAL NOT NULL,
     ended_at REAL
 );
-CREATE INDEX deliveries_due ON deliveries (next_at) WHERE state = 'waiting';
+CREATE INDEX deliveries_due ON deliveries (webhook_id, next_at) WHERE state = 'waiting';
 CREATE INDEX deliveries_webhook ON deliveries (webhook_id, created_at, id);
 CREATE INDEX deliveries_ended ON deliveries (ended_at) WHERE ended_at IS NOT NULL;
+
+-- How many bytes a project has is read from this alone.
+CREATE INDEX blobs_project ON blobs (project, size);

@@ -262,8 +262,9 @@ DELETE FROM ranks WHERE run_id = :run_id;
 -- name: run_delete_leases
 DELETE FROM leases WHERE run_id = :run_id;
 
+-- SQLite gives the number of the last row again once that row is gone, and readers of the feed are past it.
 -- name: run_delete_events
-DELETE FROM events WHERE run_id = :run_id;
+DELETE FROM events WHERE run_id = :run_id /*sqlite AND seq < (SELECT MAX(seq) FROM events) */;
 
 -- name: run_delete_objects
 DELETE FROM objects WHERE run_id = :run_id;
