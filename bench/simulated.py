@@ -51,7 +51,7 @@ GRACE_S = 10.0
 LARGE = 4
 RECONCILE_S = 60.0
 # An idle host asks again after so long, as a long poll does.
-POLL_S = 600.0
+POLL_S = 3600.0
 # Units of work to one commit.
 COMMIT_EVERY = 5_000
 BOOT = "simulated-boot"
@@ -199,7 +199,7 @@ class Simulation:
         shares.load(tx, self.now)
         heads = tx.runs.heads()
         self.board.lanes.check(heads)
-        self.waiters.ready_all({lane.shape for lane, _ in heads})
+        self.waiters.ready_all({lane.shape for lane, _ in heads if self.board.may_start(lane)})
         for plan in self.preemptor.plan(tx, self.now):
             self.preemptor.carry_out(tx, plan, self.now)
         if self.unfinished:
@@ -241,15 +241,15 @@ class Simulation:
         # Waiting begins before looking, as on the server.
         self.waiters.join(host.waiter)
         done = unit(tx)
-        host.host = host.waiter.host = unit.host or host.host
-        host.waiter.free = unit.free
+        host.host = unit.host or host.host
+        host.waiter.saw(unit.host, unit.free)
         self.seen.counts["claims"] += 1
         for grant in done.grants:
             self._started(host, grant)
         if len(host.grants) == host.machine.slots:
             self.waiters.leave(host.waiter)
         baton = host.waiter.baton
-        if baton is not None and board.lanes.may_have(baton.shape):
+        if baton is not None and board.lanes.may_have(baton.shape, board.may_start):
             self.waiters.pass_on(host.waiter)
         host.waiter.baton = None
 
@@ -260,7 +260,8 @@ class Simulation:
             if topic == TOPIC_READY:
                 lane, ready = parse_ready_key(key)
                 self.board.lanes.heard(lane, ready)
-                self.waiters.ready(lane.shape)
+                if self.board.may_start(lane):
+                    self.waiters.ready(lane.shape)
             elif topic == TOPIC_STOP:
                 self._told_to_stop(LeaseId(key))
 

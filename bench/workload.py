@@ -54,6 +54,8 @@ class Workload:
     hosts: int
     runs: int
     seed: int = 20261115
+    load: float = LOAD
+    priorities: tuple[tuple[int, float], ...] = PRIORITIES
 
     def machines(self) -> list[Machine]:
         made: list[Machine] = []
@@ -72,10 +74,10 @@ class Workload:
         return [quota._replace(max_gpus=gpus) if quota.project == "lab" else quota for quota in weights]
 
     def arrivals(self) -> Iterator[Arrival]:
-        """In order of time. Sized so that the slots of the fleet are asked for to `LOAD`."""
+        """In order of time. Sized so that the slots of the fleet are asked for to `load`."""
         chance = random.Random(self.seed)
         slots = sum(machine.slots for machine in self.machines())
-        span_s = self.runs * MEAN_S / (slots * LOAD)
+        span_s = self.runs * MEAN_S / (slots * self.load)
         needs = _needs()
         at, left = 0.0, self.runs
         while left:
@@ -83,7 +85,7 @@ class Workload:
             left -= count
             at += chance.expovariate(1.0) * span_s * count / self.runs
             project = _pick(chance, [(name, share) for name, share, _ in PROJECTS])
-            priority = _pick(chance, PRIORITIES)
+            priority = _pick(chance, self.priorities)
             need = _pick(chance, needs)
             # Half of the users say how long it may take at most; half of the long tail may be preempted.
             walled, preemptible = chance.random() < 0.5, priority == 0 and chance.random() < 0.5

@@ -12,13 +12,15 @@ from corral.core.reservations import Reservation, Reservations
 from corral.core.roster import Roster
 from corral.core.shapes import Shapes, policy_refusals
 from corral.core.shares import Shares, month_gpu_s
+from corral.core.transitions import move
 from corral.domain.capability import Requirements
+from corral.domain.holds import REMOVED
 from corral.domain.host import Host
 from corral.domain.ids import Digest
 from corral.domain.lease import Lease
 from corral.domain.quota import InUse, month_start, over_quota
 from corral.domain.run import Run
-from corral.domain.states import RunState
+from corral.domain.states import RunEvent, RunState
 from corral.ports.store import Held, Lane, Ready, Tx
 
 # How many runs of later rank are looked at for backfill in one claim.
@@ -36,6 +38,11 @@ class Board:
     shares: Shares
     reservations: Reservations
     roster: Roster = field(default_factory=Roster)
+
+    def may_start(self, lane: Lane) -> bool:
+        """Whether it is worth a host's while to look at the lane: not if its quota lets nothing start."""
+        need = self.shapes.known(lane.shape)
+        return need is None or self.shares.held_back(lane.project, need.gpus_at_best) is None
 
 
 class Choice(NamedTuple):
@@ -89,10 +96,15 @@ class Chooser:
             if (
                 found is None
                 or found[0].state is not RunState.QUEUED
-                or found[0].shape != candidate.lane.shape
+                or (found[0].shape, found[0].priority) != candidate.lane[:2]
             ):
                 continue
             run, spec = found
+            if run.hold_reason == REMOVED:
+                # It ran when its manifest dropped it, and came back to the queue.
+                data = {"hold_reason": REMOVED}
+                move(self.tx, run, RunEvent.HOLD, at=self.now, actor="corral", data=data)
+                continue
             need = self.board.shapes.get(self.tx, run.shape)
             if not self._is_for_this_host(run, need):
                 pass
@@ -177,7 +189,7 @@ class Chooser:
     def _within_quota(self, run: Run, need: Requirements) -> bool:
         """Counted under the lock of the quota, so that two servers cannot both take the last place."""
         known = self.board.shares.quota(run.project)
-        if known is None:
+        if known is None or not known.limits_running:
             return True
         # Only the first lock may wait: whoever holds one already would wait in a circle.
         alone = not self._locked or run.project in self._locked
@@ -186,7 +198,7 @@ class Chooser:
         if quota is None:
             return alone
         self._locked.add(run.project)
-        if (quota.max_running, quota.max_gpus, quota.gpu_hours) == (None, None, None):
+        if not quota.limits_running:
             return True
         found = self.tx.leases.in_use(now=self.now, since=month_start(self.now), project=run.project)
         use = found[0] if found else InUse(run.project)

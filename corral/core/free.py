@@ -34,7 +34,13 @@ class Free:
 
     def holds(self, need: Requirements) -> bool:
         """Whether the GPUs that it cannot do without are free. Slots are the caller's to count."""
-        return not need.gpus or len(self._usable(need)) >= need.gpus
+        if not need.gpus:
+            return True
+        # The count first: of a busy host nothing else need be looked at.
+        untouched = len(self._have.gpus or ()) - len(self._uses)
+        if untouched < need.gpus and not need.share_gpu:
+            return False
+        return len(self._usable(need)) >= need.gpus
 
     def holds_best(self, need: Requirements) -> bool:
         """Whether those that it would like are free as well."""

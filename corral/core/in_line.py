@@ -15,7 +15,7 @@ def notes(tx: Tx, board: Board, run: Run, *, now: float, policy: Policy) -> list
         return []
     found: list[str] = []
     need = board.shapes.get(tx, run.shape)
-    if (held := board.shares.held_back(run.project, need.gpus)) is not None:
+    if (held := board.shares.held_back(run.project, need.gpus_at_best)) is not None:
         found.append(f"its quota holds it back: {held}")
     if (kept := board.reservations.of_run(run.id, now, policy.away_s)) is not None:
         host = tx.hosts.get(kept.host_id)

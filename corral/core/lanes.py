@@ -89,11 +89,13 @@ class Lanes:
                     del self._shapes[shape]
                 self._version += 1
 
-    def may_have(self, shape: Digest) -> bool:
-        """False if, for all that is known here, no run of the shape waits."""
+    def may_have(self, shape: Digest, counts: Callable[[Lane], bool] | None = None) -> bool:
+        """False if, for all that is known here, no run of the shape waits in a lane that counts."""
         with self._lock:
-            lanes = self._shapes.get(shape, {}).values()
-            return any(buffer.waiting or not buffer.complete for buffer in lanes)
+            return any(
+                (buffer.waiting or not buffer.complete) and (counts is None or counts(lane))
+                for lane, buffer in self._shapes.get(shape, {}).items()
+            )
 
     def shapes(self) -> list[Digest]:
         with self._lock:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from corral.core.choose import Board
 from corral.core.free import Free
 from corral.core.policy import Policy
+from corral.core.roster import is_away, takes_work
 from corral.core.shapes import policy_refusals
 from corral.core.stop import ask_to_yield
 from corral.domain.capability import Requirements
@@ -80,7 +81,7 @@ class Preemptor:
         if run is None:
             return None
         need = self.board.shapes.get(tx, lane.shape)
-        if self.board.shares.held_back(lane.project, need.gpus) is not None:
+        if self.board.shares.held_back(lane.project, need.gpus_at_best) is not None:
             return None
         found = fleet.make_room(run, need)
         if found is None:
@@ -105,7 +106,9 @@ class _Fleet:
     def __init__(self, tx: Tx, board: Board, policy: Policy, now: float) -> None:
         self._tx, self._board, self._policy, self._now = tx, board, policy, now
         self._hosts = [
-            host for host in tx.hosts.page(None, 100_000) if takes_runs(host, now=now, policy=policy)
+            host
+            for host in tx.hosts.page(None, 100_000)
+            if takes_work(host, now) and not is_away(host, now, policy)
         ]
         self._held: dict[HostId, list[Held]] = defaultdict(list)
         self._of_lease: dict[LeaseId, Held] = {}
@@ -125,11 +128,16 @@ class _Fleet:
             victim = Victim(run.priority, run_for_s, self._of_lease[lease.id], run.id)
             self._victims[lease.host_id].append(victim)
 
+    def _may_take(self, host: Host, run: Run, need: Requirements) -> bool:
+        if not self._board.shapes.fits(self._tx, run.shape, host) or policy_refusals(need, host, run):
+            return False
+        return self._board.roster.had(host, run.id, self._now) is None
+
     def make_room(self, run: Run, need: Requirements) -> tuple[Host, Sequence[Victim]] | None:
         """The host where the least is lost; None if the run fits somewhere now, or nothing would help."""
         best: tuple[tuple[float, ...], Host, Sequence[Victim]] | None = None
         for host in self._hosts:
-            if not self._board.shapes.fits(self._tx, run.shape, host) or policy_refusals(need, host, run):
+            if not self._may_take(host, run, need):
                 continue
             if _fits(host, self._held[host.id], need):
                 return None
@@ -163,12 +171,6 @@ def fewest(
             if _fits(host, [item for item in held if item.lease_id not in gone], need):
                 return chosen
     return None
-
-
-def takes_runs(host: Host, *, now: float, policy: Policy) -> bool:
-    here = host.last_seen_at is not None and now - host.last_seen_at <= policy.away_s
-    aside = host.set_aside_until is not None and host.set_aside_until > now
-    return here and not host.draining and host.revoked_at is None and not aside
 
 
 def _fits(host: Host, held: Iterable[Held], need: Requirements) -> bool:

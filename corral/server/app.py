@@ -29,6 +29,7 @@ from corral.server import (
     groups,
     hosts,
     leases,
+    manifests,
     many,
     outcomes,
     quotas,
@@ -57,6 +58,7 @@ _ROUTES = (
     hosts,
     admin,
     audit,
+    manifests,
     webhooks,
     quotas,
 )
@@ -123,7 +125,8 @@ class Server:
         if topic == TOPIC_READY:
             lane, ready = parse_ready_key(key)
             self.services.lanes.heard(lane, ready)
-            self.services.waiters.ready(lane.shape)
+            if self.services.board.may_start(lane):
+                self.services.waiters.ready(lane.shape)
         elif topic == TOPIC_QUOTA:
             self._soon(self.loops.look())
         elif topic in (TOPIC_RUN, TOPIC_LOG):

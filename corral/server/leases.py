@@ -77,7 +77,7 @@ async def claim_as_json(
 
 def _pass_on(svc: Services, waiter: Waiter) -> None:
     """What it was woken for, and what else waits behind it, is the next one's; if anything does."""
-    if waiter.baton is not None and svc.lanes.may_have(waiter.baton.shape):
+    if waiter.baton is not None and svc.lanes.may_have(waiter.baton.shape, svc.board.may_start):
         svc.waiters.pass_on(waiter)
     waiter.baton = None
 
@@ -113,7 +113,7 @@ async def _try_claim(
         if waiter.asleep:
             return Claimed((), ())
         done = unit(tx)
-        waiter.host, waiter.free = unit.host, unit.free
+        waiter.saw(unit.host, unit.free)
         waiter.held = [lease.id for lease in tx.leases.live_of_host(host_id)] if not done.grants else []
         return done
 

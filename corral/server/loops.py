@@ -76,7 +76,7 @@ class Loops:
         self._svc.lanes.check(heads)
         # Whoever has first refusal is asked anew: some may be away by now, and others back.
         self._svc.roster.changed()
-        self._svc.waiters.ready_all({lane.shape for lane, _ in heads})
+        self._svc.waiters.ready_all({lane.shape for lane, _ in heads if self._svc.board.may_start(lane)})
 
     async def preempt(self) -> None:
         """Ask runs that allow it to make room for those of higher priority that fit nowhere."""

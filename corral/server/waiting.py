@@ -27,6 +27,12 @@ class Waiter:
     asleep: bool = False
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     baton: Baton | None = None
+    # Of shapes that were offered since it looked: whether it may take them.
+    memory: dict[Digest, bool] = field(default_factory=dict)
+
+    def saw(self, host: Host | None, free: Free | None) -> None:
+        self.host, self.free = host, free
+        self.memory.clear()
 
 
 @dataclass
@@ -79,16 +85,21 @@ class Waiters:
         with suppress(TimeoutError):
             await asyncio.wait_for(waiter.woken.wait(), seconds)
 
-    def _may_hold(self, waiter: Waiter, shape: Digest) -> bool:
-        need = None if waiter.free is None else self._shapes.known(shape)
-        return need is None or waiter.free is None or waiter.free.holds(need)
+    def _may_take(self, waiter: Waiter, shape: Digest) -> bool:
+        """True as well where it is not known."""
+        fits = None if waiter.host is None else self._shapes.fits_if_known(shape, waiter.host)
+        need = self._shapes.known(shape)
+        if fits is None or need is None or waiter.free is None:
+            return fits is not False
+        waiter.memory[shape] = fits and waiter.free.holds(need)
+        return waiter.memory[shape]
 
     def _hand(self, baton: Baton) -> None:
         for waiter in self._waiting:
-            if waiter in baton.tried:
-                continue
-            fits = None if waiter.host is None else self._shapes.fits_if_known(baton.shape, waiter.host)
-            if fits is False or not self._may_hold(waiter, baton.shape):
+            may = waiter.memory.get(baton.shape)
+            if may is None:
+                may = self._may_take(waiter, baton.shape)
+            if not may or waiter in baton.tried:
                 continue
             baton.tried.add(waiter)
             waiter.baton = baton

@@ -23,7 +23,7 @@ def save(*_):
     print('saved', step, flush=True)
     sys.exit(143)
 signal.signal(signal.SIGTERM, save)
-while step < 40 or (step < 2000 and env['CORRAL_ATTEMPT'] == '1'):
+while step < 40 or (step < 20000 and env['CORRAL_ATTEMPT'] == '1'):
     time.sleep(0.02)
     step += 1
     if step == 3:
