@@ -27,7 +27,14 @@ from corral.adapters.sql.sqlite import SqliteStore
 from corral.adapters.tls.authority import CA_LIFETIME, OwnAuthority
 from corral.adapters.tls.context import ServerTls
 from corral.bootstrap_tls import Transport, build_transport
-from corral.client.identity import CLIENT, BadIdentity, read_identity
+from corral.client.identity import (
+    CLIENT,
+    BadIdentity,
+    Identity,
+    machine_name,
+    read_identity,
+    write_identity,
+)
 from corral.client.private import write_private
 from corral.core.access import Made, authenticate, make_host, make_token
 from corral.core.audit import note
@@ -116,18 +123,26 @@ async def ensure_identities(settings: Settings, store: Store, now: float) -> Non
     if _joined_elsewhere(settings):
         log.warning("%s belongs to a host of another server and is left as it is", settings.worker_home)
     elif not await _is_known(store, settings.worker_home / "token", now):
-        name = settings.worker_name or _host_name()
+        await _own_worker(settings, store, now)
 
-        def unit(tx: Tx) -> tuple[str, str]:
-            host, made = make_host(tx, name, now=now)
-            note(tx, "host.enroll", f"host:{name}", actor="corral", origin="", now=now, token=made.token.id)
-            return host.id, made.text
 
-        host_id, text = await store.write(unit)
-        settings.worker_home.mkdir(parents=True, exist_ok=True)
-        identity = {"host_id": host_id, "name": name}
-        write_private(settings.worker_home / "host.json", json.dumps(identity) + "\n")
-        write_private(settings.worker_home / "token", text + "\n")
+async def _own_worker(settings: Settings, store: Store, now: float) -> None:
+    name = settings.worker_name or machine_name()
+
+    def unit(tx: Tx) -> Identity | None:
+        known = tx.hosts.by_name(name)
+        if known is not None and known.revoked_at is not None:
+            return None
+        host, made = make_host(tx, name, now=now)
+        note(tx, "host.enroll", f"host:{name}", actor="corral", origin="", now=now, token=made.token.id)
+        return Identity(host.id, name, made.text)
+
+    identity = await store.write(unit)
+    if identity is None:
+        log.warning("host %s is revoked; `corral tokens create %s --scope host` lets it in again", name, name)
+        return
+    settings.worker_home.mkdir(parents=True, exist_ok=True)
+    write_identity(settings.worker_home, identity, client_pem=None)
 
 
 def _joined_elsewhere(settings: Settings) -> bool:
@@ -171,11 +186,6 @@ def _read_if_there(path: Path) -> str:
         return path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return ""
-
-
-def _host_name() -> str:
-    kept = "".join(c if c.isalnum() and c.isascii() else "-" for c in socket.gethostname()).strip("-")
-    return kept[:64] or "this-machine"
 
 
 def run_server(settings: Settings) -> None:

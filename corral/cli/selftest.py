@@ -41,13 +41,13 @@ class Unfit(CorralError):
 
 
 def run_checks(home: Path, server: Server) -> Iterator[Check]:
-    """In order; the caller may stop at one that failed. The last ones talk to the server."""
+    """In order, the quick ones first; the caller may stop at one that failed."""
     yield Check("python", f"{platform.python_version()}, corral {__version__}")
     yield _tried("home", lambda: _home(home))
     yield _tried("disk", lambda: _disk(home), needed=False)
-    yield _tried("worker", lambda: _worker(home))
     yield _tried("server", lambda: _server(server))
     yield _tried("clock", lambda: _clock(server), needed=False)
+    yield _tried("worker", lambda: _worker(home))
 
 
 def _tried(what: str, look: Callable[[], str], *, needed: bool = True) -> Check:

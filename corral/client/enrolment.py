@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from corral.client.api import Corral
 from corral.client.discovery import tls_for
 from corral.client.hostkey import make_key
 from corral.client.http import is_loopback
-from corral.client.identity import CA, Identity, host_identity, read_identity, write_identity
+from corral.client.identity import CA, Identity, host_identity, machine_name, read_identity, write_identity
 from corral.client.private import write_private
 from corral.client.trust import fetch_ca
 from corral.domain.errors import Conflict, InvalidInput
@@ -117,12 +116,6 @@ class Server:
         write_identity(folder, identity, client_pem=key.with_certificate(made.certificate))
         (folder / _ASKED).unlink(missing_ok=True)
         return identity
-
-
-def machine_name() -> str:
-    """This machine's own name, as far as a host can be called that."""
-    kept = "".join(c if c.isalnum() and c.isascii() else "-" for c in socket.gethostname()).strip("-")
-    return kept[:64].strip("-") or "this-machine"
 
 
 def _request_id(path: Path, token_id: TokenId) -> str:

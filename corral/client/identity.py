@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -106,3 +107,9 @@ def host_identity(
 ) -> Identity:
     now = time.time()
     return Identity(host_id, name, token, url, tuple(labels), slots, now, now + expires_in_s)
+
+
+def machine_name() -> str:
+    """This machine's own name, as far as a host can be called that."""
+    kept = "".join(c if c.isalnum() and c.isascii() else "-" for c in socket.gethostname()).strip("-")
+    return kept[:64].strip("-") or "this-machine"

@@ -73,9 +73,12 @@ def revoke(tx: Tx, token_id: TokenId, *, now: float) -> None:
 
 
 def make_host(tx: Tx, name: str, *, now: float, expires_at: float | None = None) -> tuple[Host, Made]:
-    """A host by this name, and a fresh token for it."""
+    """A host by this name, and a fresh token for it; one that was revoked is let in again."""
     host = tx.hosts.by_name(name)
     if host is None:
         host = Host(new_host_id(), name, None, None, 0, None, False, None, now)
         tx.hosts.insert(host)
+    elif host.revoked_at is not None:
+        host = host._replace(revoked_at=None)
+        tx.hosts.save(host)
     return host, make_token(tx, Scope.HOST, name, now=now, host_id=host.id, expires_at=expires_at)

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from api.live import serve
@@ -28,6 +29,7 @@ from corral.client.trust import read_ca
 from corral.domain.host import with_pin
 from corral.wire.admin import TokenRequest
 
+QUIET: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 CORRAL = str(Path(sys.executable).with_name("corral"))
 
 
@@ -101,7 +103,7 @@ def test_two_machines_join_over_tls_and_take_only_what_they_may(tmp_path: Path) 
         )
 
         checks = [line.split()[:2] for line in said.splitlines() if line.startswith("ok")]
-        assert checks == [["ok", what] for what in ("python", "home", "disk", "worker", "server", "clock")]
+        assert checks == [["ok", what] for what in ("python", "home", "disk", "server", "clock", "worker")]
         ids = {read_identity(m.home / "worker").host_id for m in (north, south)}  # type: ignore[union-attr]
         assert len(ids) == 2
         for machine in (north, south):
@@ -274,19 +276,13 @@ def test_an_enrolment_killed_at_any_moment_is_taken_up_by_the_same_command(tmp_p
     with tls_stack(tmp_path) as server, machines(tmp_path, "host") as (host,):
         corral = server.client()
         token = join_token(corral, "host")
-        imports = "import corral.cli.main\nimport corral.cli.host\n"
-        arguments = [
-            "corral",
-            "host",
-            "enroll",
-            server.url,
-            "--token",
-            token,
-            "--no-start",
-            "--home",
-            str(host.home),
-        ]
-        work = f"sys.argv = {arguments!r}\ncorral.cli.main.main()"
+        imports = (
+            "from pathlib import Path\n"
+            "from corral.client.enrolment import Server, Wishes, check_free, parse_join_token\n"
+            f"token, home = parse_join_token({token!r}), Path({str(host.home)!r})\n"
+            f"server = Server({server.url!r}, token)\n"
+        )
+        work = "check_free(home, token)\nserver.verify()\nserver.join(home, Wishes())"
         moments = sum(1 for _ in killed_at_every_moment(imports, work))
         assert moments >= 5
         assert read_identity(host.home / "worker") is not None
@@ -386,8 +382,14 @@ def test_a_machine_leaves_and_its_home_is_free_again(tmp_path: Path) -> None:
         assert corral.hosts.get("host").revoked_at is not None
         nobody = host.corral("host", "status")
         assert "is not enrolled" in nobody.stderr
-        host.ok("host", "enroll", server.url, "--token", join_token(corral, "host"))
-        host.ok("host", "stop")
+        # Once more, and this time in the foreground: the command becomes the worker.
+        before = corral.hosts.get("host").last_seen_at
+        argv = [CORRAL, "host", "enroll", server.url, "--token", join_token(corral, "host"), "--foreground"]
+        with subprocess.Popen(argv, env={**CLEAN, "CORRAL_HOME": str(host.home)}, **QUIET) as worker:
+            until(lambda: corral.hosts.get("host").last_seen_at != before, "the host to be here", within_s=90)
+            assert host.pid == worker.pid
+            worker.terminate()
+            assert worker.wait(60) == 0
         assert "is here" in host.ok("host", "start")
 
 

@@ -296,3 +296,19 @@ def test_without_an_authority_a_request_for_a_certificate_is_passed_over(live: L
 
 def test_health_says_the_time_of_the_server(live: Live, tmp_path: Path) -> None:
     assert abs(live.ok("GET", "/v1/health", token=None)["now"] - live.clock.now()) < 60
+
+
+def test_a_revoked_worker_of_the_server_itself_stays_out_until_it_is_let_in(tmp_path: Path) -> None:
+    """A restart must not let it in again, nor keep the server from starting."""
+
+    def own(live: Live) -> httpx.Response:
+        return live.call("GET", "/v1/hosts/self", token=(live.home / "worker" / "token").read_text().strip())
+
+    with serve(tmp_path, worker_name="own") as live:
+        assert own(live).status_code == 200
+        live.ok("POST", "/v1/hosts/own/revoke")
+    with serve(tmp_path, worker_name="own") as live:
+        assert own(live).status_code == 401
+        live.token("host", "own")
+    with serve(tmp_path, worker_name="own") as live:
+        assert own(live).status_code == 200
