@@ -27,6 +27,8 @@ from corral.recipes.train import Train, json_schema
 from corral.server.app import Server
 from corral.server.errors import STATUS
 from corral.settings import Settings
+from corral.wire.declared import HostTable
+from corral.wire.manifest import ManifestFile
 from corral.wire.spec import RunFile
 from corral.wire.webhooks import Notice
 from typer.main import get_command
@@ -37,6 +39,7 @@ _MADE = re.compile(r"(?<=<!-- made -->\n).*(?=<!-- end -->)", re.DOTALL)
 # Written as numbers or as text with a unit, which the schema cannot tell.
 UNITS: Mapping[str, str] = {
     **dict.fromkeys(("resources.min_vram", "resources.min_ram", "resources.min_disk"), "size"),
+    **dict.fromkeys(("hosts.NAME.ram", "hosts.NAME.disk", "hosts.NAME.vram"), "size"),
     **dict.fromkeys(("wall_limit", "stall_limit", "grace", "resources.prefer_for"), "duration"),
 }
 
@@ -93,6 +96,22 @@ the forecast fills in `resources.min_vram`. [All its keys](training.md).
 def run_file_keys() -> str:
     schema = RunFile.model_json_schema()
     return _key_table(schema, schema, "") + TRAIN
+
+
+MANIFEST = """## A run
+
+Every key of a [run file](run-file.md), and `file` and `group`. `after` names runs of the same manifest, or
+runs by their ids.
+
+## A host
+
+"""
+
+
+def manifest_keys() -> str:
+    schema = ManifestFile.model_json_schema()
+    of_host = HostTable.model_json_schema()
+    return _key_table(schema, schema, "") + MANIFEST + _key_table(of_host, of_host, "hosts.NAME.")
 
 
 def train_keys() -> str:
@@ -291,6 +310,7 @@ def _same(what: str, described: set[str], real: set[str]) -> None:
 
 PAGES = {
     "run-file.md": run_file_keys,
+    "manifest.md": manifest_keys,
     "training.md": train_keys,
     "configuration.md": configuration,
     "cli.md": commands,

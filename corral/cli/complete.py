@@ -8,6 +8,16 @@ from corral.domain.errors import CorralError
 _SHOWN = 50
 
 
+def manifests(incomplete: str) -> list[tuple[str, str]]:
+    try:
+        with connect() as corral:
+            page = corral.manifests.page()
+    except CorralError:
+        return []
+    found = [(item.name, f"{item.project}, {item.runs} runs") for item in page.items]
+    return [item for item in found if item[0].startswith(incomplete)]
+
+
 def runs(incomplete: str) -> list[tuple[str, str]]:
     """Ids with what they are; the newest ones only."""
     try:

@@ -66,6 +66,7 @@ _COMMANDS = (
     _verb("rm", "acting", "Remove runs that have ended."),
     _Command("groups", "groups", "List and show groups of runs."),
     _Command("schedules", "schedules", "Make runs by the clock: add, list, pause, remove."),
+    _Command("manifest", "manifest", "Declare hosts and runs in one file: plan it, apply it."),
     _Command("artifacts", "artifacts", "List, fetch, verify, pin and remove artifacts."),
     _Command("hosts", "hosts", "List, show, drain, resume and revoke hosts."),
     _Command("host", "host", "Make this machine a host of a server elsewhere."),

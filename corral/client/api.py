@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Self
 
 from corral.client.admin import Hosts, OwnHost, ProjectSecrets, Tokens
+from corral.client.applying import Manifests
 from corral.client.artifacts import Artifacts
 from corral.client.audit import Audit
 from corral.client.blobs import BlobSink, BlobSource
@@ -47,6 +48,7 @@ class Corral:
         self.own_host = OwnHost(self.transport)
         self.tokens = Tokens(self.transport)
         self.secrets = ProjectSecrets(self.transport)
+        self.manifests = Manifests(self.transport)
         self.audit = Audit(self.transport)
         self.webhooks = Webhooks(self.transport)
         self.quotas = Quotas(self.transport)

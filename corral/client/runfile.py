@@ -38,7 +38,8 @@ def load(path: Path, overrides: Sequence[str] = (), *, defaults: Mapping[str, st
 
     Raises InvalidInput with the line and column, or with every field that is wrong.
     """
-    return parse(_read(path), what=printable(str(path)), overrides=overrides, defaults=defaults)
+    text = read_text(path, what="a run file; docs/reference/run-file.md shows one")
+    return parse(text, what=printable(str(path)), overrides=overrides, defaults=defaults)
 
 
 def parse(
@@ -123,7 +124,8 @@ def is_group(run_file: RunFile) -> bool:
     return bool(run_file.sweep or run_file.seeds)
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path, *, what: str) -> str:
+    """A file that a user wrote; `what` says which one is wanted, if it is not that."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -133,7 +135,7 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise InvalidInput(
             f"{printable(str(path))} cannot be read: {error.strerror}",
-            hint="Give the path of a run file; docs/reference/run-file.md shows one.",
+            hint=f"Give the path of {what}.",
         ) from error
     except UnicodeDecodeError as error:
         raise InvalidInput(

@@ -12,13 +12,15 @@ from corral.core.reservations import Reservation, Reservations
 from corral.core.roster import Roster
 from corral.core.shapes import Shapes, policy_refusals
 from corral.core.shares import Shares, month_gpu_s
+from corral.core.transitions import move
 from corral.domain.capability import Requirements
+from corral.domain.holds import REMOVED
 from corral.domain.host import Host
 from corral.domain.ids import Digest
 from corral.domain.lease import Lease
 from corral.domain.quota import InUse, month_start, over_quota
 from corral.domain.run import Run
-from corral.domain.states import RunState
+from corral.domain.states import RunEvent, RunState
 from corral.ports.store import Held, Lane, Ready, Tx
 
 # How many runs of later rank are looked at for backfill in one claim.
@@ -94,10 +96,15 @@ class Chooser:
             if (
                 found is None
                 or found[0].state is not RunState.QUEUED
-                or found[0].shape != candidate.lane.shape
+                or (found[0].shape, found[0].priority) != candidate.lane[:2]
             ):
                 continue
             run, spec = found
+            if run.hold_reason == REMOVED:
+                # It ran when its manifest dropped it, and came back to the queue.
+                data = {"hold_reason": REMOVED}
+                move(self.tx, run, RunEvent.HOLD, at=self.now, actor="corral", data=data)
+                continue
             need = self.board.shapes.get(self.tx, run.shape)
             if not self._is_for_this_host(run, need):
                 pass

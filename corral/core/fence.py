@@ -284,7 +284,7 @@ def retry_or_fail(
             at=now,
             actor="corral",
             data={"hold_reason": "backoff", "for_s": wait_s},
-            hold_reason="backoff",
+            hold_reason=run.hold_reason or "backoff",
             not_before=now + wait_s,
         )
     return run

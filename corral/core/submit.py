@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
+from types import MappingProxyType
 from typing import NamedTuple
 
 from corral.core.holds import first_wait, settle_waiting
@@ -54,6 +55,8 @@ class NewRun(NamedTuple):
     secrets: tuple[str, ...]
     preemptible: bool = False
     after: tuple[After, ...] = ()
+    # What code and inputs hold, by `code` and `inputs.NAME`, where the caller says it.
+    digests: Mapping[str, str] = MappingProxyType({})
 
 
 class After(NamedTuple):
@@ -99,6 +102,7 @@ def submit(
             inputs=run.inputs,
             secrets=run.secrets,
             prefix=_prefix(index, runs),
+            digests=run.digests,
         )
     ]
     group_id = new_group_id() if group is not None or len(runs) > 1 else None
@@ -116,7 +120,8 @@ def submit(
     for index, (run_id, run) in enumerate(zip(ids, runs, strict=True)):
         if run.requirements not in shapes:
             shapes[run.requirements] = put_shape(tx, run.requirements)
-        made = _made(run_id, run, shapes[run.requirements], group_id, principal, now)
+        shape = shapes[run.requirements]
+        made = as_run(run_id, run, shape, group_id, principal=principal, now=now)
         made = made._replace(schedule_id=schedule_id)
         if links[run_id]:
             made = made._replace(state=RunState.HELD, hold_reason=first_wait(tx, links[run_id]))
@@ -128,7 +133,7 @@ def submit(
         if max_running is not None:
             # They are let in by age, in the order in which they were given.
             made = made._replace(ready_at=now + index * 1e-6)
-        _insert(tx, made, run, links[run_id])
+        put_run(tx, made, run, links[run_id])
     for made in born_waiting:
         # Parents that have ended already; a child that ends with them takes its own along.
         settle_waiting(tx, made.id, now=now)
@@ -243,6 +248,7 @@ def missing_of(
     inputs: Mapping[str, ArtifactId],
     secrets: Sequence[str],
     prefix: str,
+    digests: Mapping[str, str] = MappingProxyType({}),
 ) -> list[FieldError]:
     """What a run names and is not there: it would fail only once a machine was taken."""
     fields: list[FieldError] = []
@@ -255,6 +261,8 @@ def missing_of(
             fields.append(FieldError(path, f"names {artifact_id}, which project {project} does not have"))
         elif path.endswith("code") and artifact.kind is not ArtifactKind.CODE:
             fields.append(FieldError(path, f"names {artifact_id}, which is not code but {artifact.kind}"))
+        elif digests.get(path.removeprefix(prefix), artifact.digest) != artifact.digest:
+            fields.append(FieldError(path, f"names {artifact_id}, which holds something else than it says"))
     for name in secrets:
         if tx.access.secret(project, name) is None:
             fields.append(
@@ -272,7 +280,7 @@ def names_what_is_missing(fields: Sequence[FieldError]) -> InvalidInput:
     )
 
 
-def _insert(tx: Tx, run: Run, new: NewRun, links: Sequence[Parent]) -> None:
+def put_run(tx: Tx, run: Run, new: NewRun, links: Sequence[Parent]) -> None:
     tx.runs.insert(run, new.spec)
     for link in links:
         tx.runs.add_parent(link)
@@ -281,13 +289,8 @@ def _insert(tx: Tx, run: Run, new: NewRun, links: Sequence[Parent]) -> None:
     born(tx, run, actor=run.submitted_by)
 
 
-def _made(
-    run_id: RunId,
-    new: NewRun,
-    shape: Digest,
-    group_id: GroupId | None,
-    principal: str,
-    now: float,
+def as_run(
+    run_id: RunId, new: NewRun, shape: Digest, group_id: GroupId | None, *, principal: str, now: float
 ) -> Run:
     return Run(
         id=run_id,

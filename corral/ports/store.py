@@ -16,6 +16,7 @@ from corral.domain.ids import ArtifactId, Digest, GroupId, HostId, LeaseId, RunI
 from corral.domain.lease import Lease
 from corral.domain.quota import InUse
 from corral.domain.run import Attempt, Event, Group, Parent, Rank, Run, Submission
+from corral.domain.states import RunState
 from corral.ports.audit import Audit
 from corral.ports.manifests import Manifests
 from corral.ports.quotas import Quotas
@@ -67,6 +68,20 @@ class Ready(NamedTuple):
     id: RunId
 
 
+class Known(NamedTuple):
+    """What a manifest must know of a run that it declared before."""
+
+    id: RunId
+    identity: Digest
+    generation: int
+    name: str
+    group_id: GroupId | None
+    state: RunState
+    hold_reason: str | None
+    detail: str | None
+    policy: str | None
+
+
 @dataclass(frozen=True)
 class RunFilter:
     project: str | None = None
@@ -93,6 +108,14 @@ class Runs(Protocol):
 
     def save(self, run: Run) -> None:
         """Write every column that may change after insert."""
+        ...
+
+    def save_policy(self, run: Run, spec: str) -> None:
+        """Write what `save` does not: the columns that are not part of a run's identity, and its spec."""
+        ...
+
+    def of_manifest(self, project: str, manifest: str) -> dict[Digest, Known]:
+        """By identity, the newest generation of every run that the manifest ever declared."""
         ...
 
     def spec(self, run_id: RunId) -> str: ...
@@ -170,6 +193,8 @@ class Runs(Protocol):
     def insert_group(self, group: Group) -> None: ...
 
     def group(self, group_id: GroupId) -> Group | None: ...
+
+    def limit_group(self, group_id: GroupId, max_running: int | None) -> None: ...
 
     def add_parent(self, parent: Parent) -> None: ...
 
@@ -307,6 +332,10 @@ class Hosts(Protocol):
     def save(self, host: Host) -> None: ...
 
     def page(self, after: HostId | None, limit: int) -> list[Host]: ...
+
+    def declared_by(self, manifest: str) -> list[Host]:
+        """Hosts that this manifest, as `project/name`, declares."""
+        ...
 
     def forgive(self, host_id: HostId) -> bool:
         """Clear what is held against the host; False, at little cost, if nothing is."""

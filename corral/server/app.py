@@ -29,6 +29,7 @@ from corral.server import (
     groups,
     hosts,
     leases,
+    manifests,
     many,
     outcomes,
     quotas,
@@ -57,6 +58,7 @@ _ROUTES = (
     hosts,
     admin,
     audit,
+    manifests,
     webhooks,
     quotas,
 )

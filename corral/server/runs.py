@@ -15,7 +15,6 @@ from corral.core.stop import cancel
 from corral.core.submit import After, NewRun, Submitted, submit
 from corral.core.why import Question, standings, summary
 from corral.domain.artifact import ArtifactKind
-from corral.domain.canonical import digest_of
 from corral.domain.errors import InvalidInput
 from corral.domain.ids import ArtifactId, RunId
 from corral.domain.run import OnFailure
@@ -33,6 +32,7 @@ from corral.server.views import (
     run_view,
     time_cursor,
 )
+from corral.wire.identity import identity_of
 from corral.wire.leases import ArtifactPage
 from corral.wire.many import RemovedRun
 from corral.wire.runs import (
@@ -49,8 +49,6 @@ from corral.wire.runs import (
 from corral.wire.spec import RunSpec
 
 router = APIRouter(prefix="/v1", tags=["runs"])
-# What makes a run what it is; plain values all, so that they need not be dumped.
-_IDENTITY = ("kind", "argv", "params", "env", "secrets", "inputs", "seed", "code_digest")
 
 
 @router.post("/runs", status_code=201, responses={200: {"model": SubmitAnswer}})
@@ -89,20 +87,13 @@ async def submit_or_try(body: SubmitRequest, caller: Caller, svc: Services) -> S
 
 
 def new_run(spec: RunSpec) -> NewRun:
-    identity = {name: getattr(spec, name) for name in _IDENTITY}
-    identity["environment"] = spec.environment.digest if spec.environment else None
-    if spec.after:
-        identity["after"] = spec.model_dump(mode="json", include={"after"})["after"]
-    if spec.train is not None:
-        own = {"model", "model_revision", "train", "task", "eval", "sample"}
-        identity |= spec.model_dump(mode="json", include=own)
     return NewRun(
         project=spec.project,
         name=spec.name,
         kind=spec.kind,
         seed=spec.seed,
         spec=spec.model_dump_json(),
-        identity=digest_of(identity),
+        identity=identity_of(spec),
         requirements=spec.requirements(),
         priority=spec.priority,
         labels=spec.labels,
@@ -118,7 +109,13 @@ def new_run(spec: RunSpec) -> NewRun:
             After(one.run, one.input, OnFailure(one.on_failure), f"after[{index}]")
             for index, one in enumerate(spec.after)
         ),
+        digests=_digests(spec),
     )
+
+
+def _digests(spec: RunSpec) -> dict[str, str]:
+    digests = {f"inputs.{name}": digest for name, digest in spec.input_digests.items()}
+    return digests if spec.code_digest is None else {**digests, "code": spec.code_digest}
 
 
 def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec], text: str) -> SubmitAnswer:

@@ -40,5 +40,8 @@ class SqlHosts:
         rows = self._db.all("host_page", {"after": after or "", "limit": limit})
         return [HOST.read(row) for row in rows]
 
+    def declared_by(self, manifest: str) -> list[Host]:
+        return [HOST.read(row) for row in self._db.all("host_declared_by", {"declared_by": manifest})]
+
     def busy(self) -> list[tuple[HostId, int]]:
         return [(HostId(row[0]), row[1]) for row in self._db.all("host_busy", {})]

@@ -57,7 +57,8 @@ CREATE TABLE runs (
     logged INTEGER NOT NULL DEFAULT 0,
     preemptible INTEGER NOT NULL DEFAULT 0,
     schedule_id TEXT,
-    lost_hosts INTEGER NOT NULL DEFAULT 0
+    lost_hosts INTEGER NOT NULL DEFAULT 0,
+    policy TEXT
 );
 -- SQLite looks up the state although the condition says it: with it here, the table is not touched.
 CREATE INDEX runs_claim ON runs (shape, priority DESC, project, ready_at, id/*sqlite , state*/) WHERE state = 'queued';

@@ -30,5 +30,8 @@ UPDATE hosts SET set_aside_until = :latest WHERE set_aside_until > :latest;
 -- name: host_page
 SELECT <host> FROM hosts WHERE id > :after ORDER BY id LIMIT :limit;
 
+-- name: host_declared_by
+SELECT <host> FROM hosts WHERE declared_by = :declared_by ORDER BY name;
+
 -- name: host_busy
 SELECT host_id, COUNT(*) FROM leases WHERE state = 'live' GROUP BY host_id ORDER BY host_id;

@@ -25,6 +25,21 @@ UPDATE runs SET
     lost_hosts = :lost_hosts
 WHERE id = :id;
 
+-- name: run_save_policy
+UPDATE runs SET
+    name = :name, group_id = :group_id, shape = :shape, priority = :priority, labels = :labels,
+    retry_infrastructure = :retry_infrastructure, retry_memory = :retry_memory, retry_code = :retry_code,
+    wall_limit_s = :wall_limit_s, stall_limit_s = :stall_limit_s, grace_s = :grace_s,
+    preemptible = :preemptible, policy = :policy
+WHERE id = :id;
+
+-- name: run_of_manifest
+SELECT <known> FROM runs
+WHERE project = :project AND manifest = :manifest ORDER BY identity, generation;
+
+-- name: spec_save
+UPDATE run_specs SET spec = :spec WHERE run_id = :run_id;
+
 -- name: spec_get
 SELECT spec FROM run_specs WHERE run_id = :run_id;
 
@@ -141,6 +156,9 @@ SELECT <submission> FROM submissions WHERE principal = :principal AND request_id
 -- name: group_insert
 INSERT INTO groups (<group>) VALUES (<:group>);
 
+-- name: group_limit
+UPDATE groups SET max_running = :max_running WHERE id = :id;
+
 -- name: group_get
 SELECT <group> FROM groups WHERE id = :id;
 
@@ -190,9 +208,6 @@ SELECT <parent> FROM run_parents WHERE run_id = :run_id ORDER BY parent_id;
 
 -- name: children
 SELECT <parent> FROM run_parents WHERE parent_id = :parent_id ORDER BY run_id;
-
--- name: spec_save
-UPDATE run_specs SET spec = :spec WHERE run_id = :run_id;
 
 -- name: group_lock
 SELECT <group> FROM groups WHERE id = :id /*lock FOR UPDATE */;
