@@ -39,6 +39,8 @@ def cancel(tx: Tx, run_id: RunId, *, reason: str, actor: str, now: float, policy
         reason=Reason.CANCELLED,
         detail=detail,
         ended_at=now,
+        hold_reason=None,
+        not_before=None,
     )
 
 

@@ -81,6 +81,7 @@ def _allowed(method: str, path: str) -> set[str]:
 def test_every_route_declares_the_scopes_that_the_design_gives_it(
     routes: dict[tuple[str, str], Json],
 ) -> None:
+    """FL-C23."""
     declared = {route: set(about["x-corral-scopes"]) for route, about in routes.items()}
 
     assert declared == {route: _allowed(*route) for route in routes}

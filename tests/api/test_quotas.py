@@ -1,4 +1,4 @@
-"""Quotas over HTTP, and against two servers at once (FL-D04, FL-C15)."""
+"""Quotas over HTTP, and against two servers at once (FL-D04, FL-C15, FL-C25)."""
 
 from __future__ import annotations
 

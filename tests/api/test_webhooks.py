@@ -1,4 +1,4 @@
-"""FL-D07: notices through a real server to a real receiver: signed, versioned, tried again, sent again."""
+"""Notices by a real server to a real receiver: signed, versioned, tried and sent again (FL-D07, FL-C22)."""
 
 from __future__ import annotations
 

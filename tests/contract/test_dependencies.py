@@ -255,6 +255,7 @@ def test_a_child_that_was_cancelled_stays_cancelled(plan: Plan) -> None:
     plan.sweep()
 
     assert plan.states([second]) == ["cancelled"]
+    assert plan.run(second).hold_reason is None
 
 
 def test_a_child_cancelled_while_its_parent_ends_is_one_or_the_other(plan: Plan) -> None:

@@ -35,6 +35,10 @@ class Host:
     skew_s: float = 0.0
     boot: int = 0
     draining: bool = False
+    revoked: bool = False
+    # What an operator declared of it: at most so many runs at once, and only of these projects.
+    most: int | None = None
+    projects: tuple[str, ...] | None = None
     seen_at: float | None = None
     seen_boot: int | None = None
     # What is held against it (FL-D33), and until when it gets nothing for it.
@@ -52,13 +56,20 @@ class Host:
     def fits(self, shape: str) -> bool:
         return {"any": True, "gpu": self.gpus > 0, "big": "big" in self.labels, "cuda": True}[shape]
 
+    @property
+    def room(self) -> int:
+        return self.slots if self.most is None else min(self.slots, self.most)
+
+    def admits(self, project: str) -> bool:
+        return self.projects is None or project in self.projects
+
     def seen(self, now: float) -> None:
         if self.seen_at is None or self.seen_boot != self.boot or now - self.seen_at > SEEN_EVERY_S:
             self.seen_at, self.seen_boot = now, self.boot
 
     def works_at(self, now: float) -> bool:
         aside = self.aside_until is not None and now < self.aside_until
-        return not self.draining and not aside
+        return not self.draining and not self.revoked and not aside
 
     def here(self, now: float) -> bool:
         return self.seen_at is not None and now - self.seen_at <= AWAY_S and self.works_at(now)
@@ -243,7 +254,7 @@ class Model:
 
     def takeable(self, host: Host, now: float) -> list[Run]:
         """Queued runs that this host could be given now, whatever their order."""
-        if not host.works_at(now) or len(self.live(host=host)) >= host.slots:
+        if not host.works_at(now) or len(self.live(host=host)) >= host.room:
             return []
         free = self.free_gpus(host)
         return [
@@ -251,6 +262,7 @@ class Model:
             for run in self.runs.values()
             if run.state == "queued"
             and host.fits(run.shape)
+            and host.admits(run.project)
             and (run.shape != "gpu" or free > 0)
             and (run.shape != "cuda" or free > 0 or not self.first_refusal(run, now))
         ]

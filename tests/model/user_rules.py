@@ -217,6 +217,16 @@ class UserRules(Base):
         if not found.draining:
             found.forgive()
 
+    @rule()
+    def drain_at_once(self) -> None:
+        """What runs there is asked to yield, and goes on elsewhere free of charge (FL-D05)."""
+        found = self.model.hosts[1]
+        found.draining = True
+        self.call("POST", f"hosts/{found.name}/drain?stop=all")
+        for lease in self.model.live(host=found):
+            if lease.run.state == "running":
+                self.model.ask_to_stop(lease.run, "preempt", "yielded", self.now)
+
     @precondition(_any_run)
     @rule(which=pick)
     def read(self, which: int) -> None:

@@ -264,7 +264,7 @@ def test_a_worker_bound_to_one_cpu_reports_one_core() -> None:
 
 
 def test_this_machine_is_probed_for_real(tmp_path: Path) -> None:
-    """FL-D25 to FL-D27: totals, and nothing is zero."""
+    """FL-C06, FL-D25 to FL-D27: totals, and nothing is zero."""
     have = probe(tmp_path / "not" / "made" / "yet", ["lab", "fast"])
     now = free_now(tmp_path)
 
