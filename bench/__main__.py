@@ -10,13 +10,38 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 
-from bench import beats, cycles, deep_queue, help_time, memory, start, upload
+from bench import (
+    beats,
+    cycles,
+    deep_queue,
+    eligibility,
+    help_time,
+    manifest,
+    memory,
+    polling,
+    simulation,
+    start,
+    upload,
+)
 from bench.machine import look, others_busy
 from bench.options import Options
 from bench.report import RESULTS, Result, show, write, write_summary
 
 SCRIPTS: Mapping[str, Callable[[Options], Result]] = {
-    module.NAME: module.measure for module in (cycles, start, deep_queue, beats, memory, upload, help_time)
+    module.NAME: module.measure
+    for module in (
+        cycles,
+        start,
+        deep_queue,
+        eligibility,
+        polling,
+        beats,
+        manifest,
+        memory,
+        upload,
+        help_time,
+        simulation,
+    )
 }
 SETTLE_S = 20.0
 QUIET = 0.2

@@ -41,7 +41,9 @@ def folder(prefix: str = "corral-bench-") -> Iterator[Path]:
 def environment(home: Path, **settings: str) -> dict[str, str]:
     """This environment without the user's own Corral."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("CORRAL_")}
-    return {**kept, "CORRAL_HOME": str(home), "CORRAL_PORT": "0", **settings}
+    # One token makes the load of many users.
+    limits = {"CORRAL_RATE": "0", "CORRAL_WRONG_TOKEN_RATE": "0"}
+    return {**kept, **limits, "CORRAL_HOME": str(home), "CORRAL_PORT": "0", **settings}
 
 
 @contextmanager

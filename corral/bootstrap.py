@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,19 +22,37 @@ from corral.adapters.clock import SystemClock
 from corral.adapters.directory.blobs import DirectoryBlobs
 from corral.adapters.directory.segments import DirectorySegments
 from corral.adapters.filelock import FileLock
+from corral.adapters.sender import HttpSender
 from corral.adapters.sql.sqlite import SqliteStore
+from corral.adapters.tls.authority import CA_LIFETIME, OwnAuthority
+from corral.adapters.tls.context import ServerTls
+from corral.bootstrap_tls import Transport, build_transport
+from corral.client.identity import (
+    CLIENT,
+    BadIdentity,
+    Identity,
+    machine_name,
+    read_identity,
+    write_identity,
+)
+from corral.client.private import write_private
 from corral.core.access import Made, authenticate, make_host, make_token
 from corral.core.audit import note
 from corral.core.policy import Policy
+from corral.domain.addresses import parse_networks
 from corral.domain.errors import CorralError, Unauthenticated
 from corral.domain.host import Scope
+from corral.domain.ids import HostId
 from corral.ports.store import Store, Tx
 from corral.server.app import Server
 from corral.server.corked import CorkedProtocol
 from corral.server.services import Limits, Services
+from corral.server.trust import Trust
 from corral.settings import Settings
 
 log = logging.getLogger("corral.server")
+# How often files that are given are looked at for a change.
+TLS_LOOK_S = 10.0
 
 
 class PostgresMissing(CorralError):
@@ -58,7 +77,7 @@ def open_store(settings: Settings) -> Store:
     return PostgresStore(settings.database)
 
 
-def build_services(settings: Settings, store: Store) -> Services:
+def build_services(settings: Settings, store: Store, trust: Trust | None = None) -> Services:
     policy = Policy(
         lease_s=settings.lease_s,
         first_beat_s=settings.first_beat_s,
@@ -68,6 +87,11 @@ def build_services(settings: Settings, store: Store) -> Services:
         upload_retention_s=settings.upload_retention_s,
         blob_grace_s=settings.blob_grace_s,
         user_pin_s=settings.user_pin_s,
+        ageing_s=settings.ageing_s,
+        reserve_after_s=settings.reserve_after_s,
+        preemption=settings.preemption == "on",
+        host_token_s=settings.host_token_s,
+        rotation_overlap_s=settings.rotation_overlap_s,
     )
     return Services(
         store=store,
@@ -76,7 +100,15 @@ def build_services(settings: Settings, store: Store) -> Services:
         cipher=FileCipher(load_key(settings.home / "key")),
         clock=SystemClock(),
         policy=policy,
-        limits=Limits(settings.max_body_bytes, settings.max_blob_bytes),
+        sender=HttpSender(parse_networks(settings.webhook_allow)),
+        limits=Limits(
+            settings.max_body_bytes,
+            settings.max_blob_bytes,
+            rate=settings.rate,
+            rate_burst=settings.rate_burst,
+            wrong_token_rate=settings.wrong_token_rate,
+        ),
+        trust=trust or Trust(),
     )
 
 
@@ -87,20 +119,50 @@ async def ensure_identities(settings: Settings, store: Store, now: float) -> Non
     """
     if not await _is_known(store, settings.operator_token_file, now):
         made = await store.write(lambda tx: _first_operator(tx, now))
-        _write_private(settings.operator_token_file, made.text + "\n")
-    if not await _is_known(store, settings.worker_home / "token", now):
-        name = settings.worker_name or _host_name()
+        write_private(settings.operator_token_file, made.text + "\n")
+    if _joined_elsewhere(settings):
+        log.warning("%s belongs to a host of another server and is left as it is", settings.worker_home)
+    elif not await _is_known(store, settings.worker_home / "token", now):
+        await _own_worker(settings, store, now)
 
-        def unit(tx: Tx) -> tuple[str, str]:
-            host, made = make_host(tx, name, now=now)
-            note(tx, "host.enroll", f"host:{name}", actor="corral", origin="", now=now, token=made.token.id)
-            return host.id, made.text
 
-        host_id, text = await store.write(unit)
-        settings.worker_home.mkdir(parents=True, exist_ok=True)
-        identity = {"host_id": host_id, "name": name}
-        _write_private(settings.worker_home / "host.json", json.dumps(identity) + "\n")
-        _write_private(settings.worker_home / "token", text + "\n")
+async def _own_worker(settings: Settings, store: Store, now: float) -> None:
+    name = settings.worker_name or machine_name()
+
+    def unit(tx: Tx) -> Identity | None:
+        known = tx.hosts.by_name(name)
+        if known is not None and known.revoked_at is not None:
+            return None
+        host, made = make_host(tx, name, now=now)
+        note(tx, "host.enroll", f"host:{name}", actor="corral", origin="", now=now, token=made.token.id)
+        return Identity(host.id, name, made.text)
+
+    identity = await store.write(unit)
+    if identity is None:
+        log.warning("host %s is revoked; `corral tokens create %s --scope host` lets it in again", name, name)
+        return
+    settings.worker_home.mkdir(parents=True, exist_ok=True)
+    write_identity(settings.worker_home, identity, client_pem=None)
+
+
+def _joined_elsewhere(settings: Settings) -> bool:
+    try:
+        found = read_identity(settings.worker_home)
+    except BadIdentity:
+        return False
+    return found is not None and found.url is not None
+
+
+def give_certificate(settings: Settings, authority: OwnAuthority, now: float) -> None:
+    """To the worker beside this server, as an enrolment gives it to those elsewhere.
+
+    For as long as the authority lasts: its key lies in the same home.
+    """
+    found = None if _joined_elsewhere(settings) else read_identity(settings.worker_home)
+    if found is not None:
+        lifetime_s = CA_LIFETIME.total_seconds()
+        pem = authority.make_client(HostId(found.host_id), now=now, lifetime_s=lifetime_s)
+        write_private(settings.worker_home / CLIENT, pem)
 
 
 def _first_operator(tx: Tx, now: float) -> Made:
@@ -126,26 +188,6 @@ def _read_if_there(path: Path) -> str:
         return ""
 
 
-def _host_name() -> str:
-    kept = "".join(c if c.isalnum() and c.isascii() else "-" for c in socket.gethostname()).strip("-")
-    return kept[:64] or "this-machine"
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Whole or not at all, and never readable by others, not even for a moment."""
-    part = path.with_name(path.name + ".new")
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def run_server(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. One server per home: a second is refused."""
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -165,8 +207,11 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 async def _serve(settings: Settings) -> None:
     store = open_store(settings)
-    services = build_services(settings, store)
+    transport = build_transport(settings, SystemClock().now)
+    services = build_services(settings, store, transport.trust)
     await ensure_identities(settings, store, services.clock.now())
+    if transport.authority is not None and transport.trust.hosts_need_certificates:
+        give_certificate(settings, transport.authority, services.clock.now())
     listener = _listen(settings.host, settings.port)
     control_plane = Server(services)
     # What was made until now lives as long as the server; looking through it again finds nothing.
@@ -184,15 +229,33 @@ async def _serve(settings: Settings) -> None:
         server_header=False,
         # Nothing here looks at who forwarded a request, and each layer costs.
         proxy_headers=False,
+        ssl_context_factory=None if transport.tls is None else _the(transport.tls.context),
     )
-    server = _Announcing(config, settings, before_end=control_plane.close_waits)
+    server = _Announcing(config, settings, transport, before_end=control_plane.close_waits)
     _stop_on_signals(server)
+    keeper = asyncio.create_task(_keep_fresh(transport.tls, settings))
     await server.serve(sockets=[listener])
+    keeper.cancel()
+
+
+def _the(context: ssl.SSLContext) -> Callable[..., ssl.SSLContext]:
+    return lambda *_: context
+
+
+async def _keep_fresh(tls: ServerTls | None, settings: Settings) -> None:
+    while tls is not None:
+        await asyncio.sleep(min(TLS_LOOK_S, settings.tls_leaf_s / 12))
+        try:
+            tls.refresh()
+        except Exception:
+            log.exception("the certificate could not be renewed; it is tried again")
 
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), backlog=2048)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        both = host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise CannotListen(f"port {port} of {host} is taken") from error
@@ -213,21 +276,36 @@ def _stop_on_signals(server: uvicorn.Server) -> None:
 class _Announcing(uvicorn.Server):
     """Tells where it listens once it does, and takes that back when it ends."""
 
-    def __init__(self, config: uvicorn.Config, settings: Settings, *, before_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        settings: Settings,
+        transport: Transport,
+        *,
+        before_end: Callable[[], None],
+    ) -> None:
         super().__init__(config)
         self._settings = settings
+        self._transport = transport
         self._before_end = before_end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and sockets:
-            host, port = sockets[0].getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            about = {"url": f"http://{shown}:{port}", "pid": os.getpid(), "version": __version__}
+            about = {"url": self._url(sockets[0]), "pid": os.getpid(), "version": __version__}
+            if self._transport.ca_file is not None:
+                about["ca"] = str(self._transport.ca_file.absolute())
             part = self._settings.server_file.with_suffix(".new")
             part.write_text(json.dumps(about) + "\n", encoding="utf-8")
             os.replace(part, self._settings.server_file)
             log.warning("listening on %s", about["url"])
+
+    def _url(self, listener: socket.socket) -> str:
+        """Where this machine's own clients find it."""
+        host, port = listener.getsockname()[:2]
+        host = self._transport.name or {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        scheme = "http" if self._transport.tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._settings.server_file.unlink(missing_ok=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from corral.domain.addresses import parse_networks
 from corral.domain.errors import FieldError, InvalidInput
 
 
@@ -19,14 +21,28 @@ class Settings(BaseModel):
     home: Path = Path("~/.corral")
     url: str | None = None
     token: str | None = None
+    ca: Path | None = None
     project: str = "default"
 
     host: str = "127.0.0.1"
     port: int = Field(7373, ge=0, le=65535)
     database: str | None = Field(None, description="A postgresql:// URL; the default is SQLite in `home`.")
 
+    tls: Literal["auto", "on", "off"] = "auto"
+    tls_names: str = ""
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+    tls_clients: Literal["off", "require"] = "off"
+    tls_leaf_s: float = Field(30 * 86400, gt=0, le=397 * 86400)
+    host_token_s: float = Field(90 * 86400, gt=0, le=10 * 366 * 86400)
+    rotation_overlap_s: float = Field(300, ge=0, le=86400)
+
     lease_s: float = Field(30, gt=0, le=3600)
     first_beat_s: float = Field(10, gt=0, le=3600)
+    rate: float = Field(500, ge=0, le=1e6, description="Calls per second and token; 0 is without limit.")
+    rate_burst: int = Field(5000, ge=1, le=10_000_000)
+    wrong_token_rate: float = Field(10, ge=0, le=1e6)
     max_body_bytes: int = Field(32 << 20, ge=1024)
     max_blob_bytes: int = Field(1 << 40, ge=1024)
     min_free_bytes: int = Field(64 << 20, ge=0, description="Uploads stop while the disk has less than this.")
@@ -36,9 +52,22 @@ class Settings(BaseModel):
     blob_grace_s: float = Field(3600, ge=0)
     user_pin_s: float = Field(86400, gt=0)
 
+    webhook_allow: str = Field(
+        "", description="Networks that webhooks may reach though they are not public, with commas between."
+    )
+    ageing_s: float | None = Field(None, gt=0, description="Seconds of waiting for one point of priority.")
+    reserve_after_s: float = Field(60, ge=0)
+    preemption: Literal["on", "off"] = "on"
+
     worker_name: str | None = None
     worker_slots: int | None = Field(None, ge=1, le=10_000)
     worker_labels: str = ""
+
+    @field_validator("webhook_allow")
+    @classmethod
+    def _are_networks(cls, value: str) -> str:
+        parse_networks(value)
+        return value
 
     @property
     def server_file(self) -> Path:

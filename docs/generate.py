@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 import re
 import sys
@@ -20,12 +21,16 @@ from corral.adapters.sql.sqlite import SqliteStore
 from corral.bootstrap import build_services
 from corral.cli.main import app
 from corral.domain.errors import CorralError
+from corral.domain.webhook import TYPES
 from corral.recipes.schema import fields_of, nested
 from corral.recipes.train import Train, json_schema
 from corral.server.app import Server
 from corral.server.errors import STATUS
 from corral.settings import Settings
+from corral.wire.declared import HostTable
+from corral.wire.manifest import ManifestFile
 from corral.wire.spec import RunFile
+from corral.wire.webhooks import Notice
 from typer.main import get_command
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -34,7 +39,8 @@ _MADE = re.compile(r"(?<=<!-- made -->\n).*(?=<!-- end -->)", re.DOTALL)
 # Written as numbers or as text with a unit, which the schema cannot tell.
 UNITS: Mapping[str, str] = {
     **dict.fromkeys(("resources.min_vram", "resources.min_ram", "resources.min_disk"), "size"),
-    **dict.fromkeys(("wall_limit", "stall_limit", "grace"), "duration"),
+    **dict.fromkeys(("hosts.NAME.ram", "hosts.NAME.disk", "hosts.NAME.vram"), "size"),
+    **dict.fromkeys(("wall_limit", "stall_limit", "grace", "resources.prefer_for"), "duration"),
 }
 
 SETTINGS: Mapping[str, str] = {
@@ -45,16 +51,33 @@ SETTINGS: Mapping[str, str] = {
     "host": "The address that the server listens on.",
     "port": "The port that the server listens on; 0 picks a free one.",
     "database": "A `postgresql://` address; SQLite under `CORRAL_HOME` when left out.",
+    "ca": "The authority behind the server's certificate, a PEM file; a token with a pin needs none.",
+    "tls": "`auto`: TLS unless the server listens on this machine alone; or `on`, or `off` (behind a proxy).",
+    "tls_names": "More names and addresses for the certificate that the server makes, with commas between.",
+    "tls_cert": "A certificate of your own, a PEM file; read again when it changes.",
+    "tls_key": "The key of that certificate.",
+    "tls_ca": "The authority behind that certificate, if other machines do not trust it anyway.",
+    "tls_clients": "`require`: hosts must show the client certificate that they got when they enrolled.",
+    "tls_leaf_s": "How long a certificate lasts that the server makes; it is replaced when a third is left.",
+    "host_token_s": "How long a host's credential lasts; its worker replaces it when a third is left.",
+    "rotation_overlap_s": "For how long a replaced credential still works.",
     "lease_s": "After this many seconds without a sign from its worker, a run is given to another.",
     "first_beat_s": "A lease whose worker has not called within this time is taken back.",
+    "rate": "How many calls per second one token may make; 0 is without limit.",
+    "rate_burst": "How many it may make at once after a rest.",
+    "wrong_token_rate": "How many wrong tokens per second an address may show; sixty times as many at once.",
     "max_body_bytes": "The largest request that is not an upload.",
     "max_blob_bytes": "The largest single file.",
     "min_free_bytes": "Uploads stop while the disk has less than this.",
-    "log_quota_bytes": "The most output that is kept of one attempt.",
+    "log_quota_bytes": "The most output that is kept of one run, all its attempts together.",
     "log_retention_s": "How long logs and metrics of ended runs stay.",
     "upload_retention_s": "How long an unfinished upload can be taken up again.",
     "blob_grace_s": "How long a file that nothing names any more stays.",
     "user_pin_s": "How long a file that was uploaded stays before something names it.",
+    "webhook_allow": "Networks, as `10.0.0.0/8`, that webhooks may reach though they are not public.",
+    "ageing_s": "A waiting run gains one point of priority per so many seconds; never when left out.",
+    "reserve_after_s": "After so long next in line without fitting, a run has a host kept for it.",
+    "preemption": "`off`: no run is asked to make room for one of higher priority.",
     "worker_name": "What this machine's worker is called; the host name when left out.",
     "worker_slots": "How many runs it takes at once; one per core or GPU when left out.",
     "worker_labels": "Its labels, with commas between.",
@@ -73,6 +96,22 @@ the forecast fills in `resources.min_vram`. [All its keys](training.md).
 def run_file_keys() -> str:
     schema = RunFile.model_json_schema()
     return _key_table(schema, schema, "") + TRAIN
+
+
+MANIFEST = """## A run
+
+Every key of a [run file](run-file.md), and `file` and `group`. `after` names runs of the same manifest, or
+runs by their ids.
+
+## A host
+
+"""
+
+
+def manifest_keys() -> str:
+    schema = ManifestFile.model_json_schema()
+    of_host = HostTable.model_json_schema()
+    return _key_table(schema, schema, "") + MANIFEST + _key_table(of_host, of_host, "hosts.NAME.")
 
 
 def train_keys() -> str:
@@ -252,6 +291,12 @@ def calls() -> str:
     return _table("| call | meaning |", lines)
 
 
+def notices() -> str:
+    types = _table("| type | when |", [f"| `{kind}` | {when} |" for kind, when in TYPES.items()])
+    schema = json.dumps(Notice.model_json_schema(), indent=2)
+    return f"{types}```json\n{schema}\n```\n\n"
+
+
 def _table(head: str, lines: list[str]) -> str:
     rule = re.sub(r" [a-zA-Z]* ", "---", head)
     return "\n".join(["", head, rule, *lines, "", ""])
@@ -265,11 +310,13 @@ def _same(what: str, described: set[str], real: set[str]) -> None:
 
 PAGES = {
     "run-file.md": run_file_keys,
+    "manifest.md": manifest_keys,
     "training.md": train_keys,
     "configuration.md": configuration,
     "cli.md": commands,
     "errors.md": errors,
     "http-api.md": calls,
+    "webhooks.md": notices,
 }
 
 

@@ -1,7 +1,8 @@
 """`python -m bench.engine [check sft decode grpo trl_sft trl_grpo sweep] [--out DIR]`, where there is a GPU.
 
 TRL, datasets and what they need must be importable for its parts. Each part adds to DIR/engine.json as it
-goes; `python -m bench.engine table` writes the tables of bench/results from it.
+goes; `python -m bench.engine merge --out DIR` takes over what DIR has into bench/results, where it replaces
+what is there of the same part or setting, and `python -m bench.engine table` writes the tables from it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import transformers
 
 from bench.engine import check, ours, shapes, sweep, table
 
+RESULTS = Path("bench/results")
 PROMPTS, GROUP, PROMPT, NEW = 16, 8, 200, 256
 
 
@@ -29,6 +31,7 @@ def checks() -> list[dict[str, Any]]:
 def sft() -> list[dict[str, Any]]:
     return [
         ours.sft("qwen3-0.6b", micro_tokens=16384, packs=1, recompute=False).row(),
+        ours.sft("qwen3-0.6b", micro_tokens=4096, packs=1, recompute=False).row(),
         ours.sft("qwen3-4b", micro_tokens=16384, packs=1, recompute=False).row(),
         ours.sft("qwen3-4b", micro_tokens=8192, packs=2, recompute=True).row(),
     ]
@@ -76,19 +79,23 @@ PARTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
 
 def main() -> None:
     said = argparse.ArgumentParser(description=__doc__)
-    said.add_argument("parts", nargs="*", choices=[*PARTS, "sweep", "table"])
-    said.add_argument("--out", type=Path, default=Path("bench/results"))
+    said.add_argument("parts", nargs="*", choices=[*PARTS, "sweep", "table", "merge"])
+    said.add_argument("--out", type=Path, default=RESULTS)
     said.add_argument("--sweep-s", type=float, default=600.0)
+    said.add_argument("--settings", type=int, nargs="*", help="only these of the sweep, by number")
     asked = said.parse_args()
     if asked.parts == ["table"]:
         table.write(asked.out)
+        return
+    if asked.parts == ["merge"]:
+        table.merge(asked.out, RESULTS)
         return
     kept: dict[str, Any] = {"machine": machine()}
     for part in asked.parts or [*PARTS, "sweep"]:
         began = time.monotonic()
         if part == "sweep":
             kept["sweep"] = []
-            for record in sweep.run(asked.sweep_s):
+            for record in sweep.run(asked.sweep_s, asked.settings):
                 kept["sweep"].append(record)
                 print(json.dumps(record), flush=True)
                 keep(asked.out, kept)

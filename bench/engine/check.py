@@ -62,6 +62,16 @@ def gradients_agree() -> dict[str, float]:
         found[f"{label}: loss"] = abs(step.read()["loss"] - theirs_loss) / abs(theirs_loss)
         found[f"{label}: gradients, worst"] = max(_far(ours[name], theirs[name]) for name in ours)
         side.forget_gradients()
+    # By now passes are replayed. Another pack first, so that it shows if this one is not what they read.
+    side.options = Options(micro_tokens=2048)
+    for _ in range(3):
+        side.forward_backward(examples[::-1][:5], losses.cross_entropy())
+    side.forget_gradients()
+    step = side.forward_backward(examples, losses.cross_entropy())
+    ours = gradients(side)
+    found["replayed: loss"] = abs(step.read()["loss"] - theirs_loss) / abs(theirs_loss)
+    found["replayed: gradients, worst"] = max(_far(ours[name], theirs[name]) for name in ours)
+    side.forget_gradients()
     half_loss, half = _plain(made, examples)
     found["bf16 transformers: loss"] = abs(half_loss - theirs_loss) / abs(theirs_loss)
     found["bf16 transformers: gradients, worst"] = max(_far(half[name], theirs[name]) for name in half)

@@ -158,7 +158,7 @@ def _bare(made: PreTrainedModel) -> Engine:
     side.options = Options()
     side._decoder = Decoder(made, trained=False)
     side._trunk = Trunk(side._decoder)
-    side._sampler = None
+    side._sampler = side._replays = None
     return side
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -49,13 +49,14 @@ SETTINGS = (
     Setting("qwen3-0.6b", 4096, grpo=(4, 16, 512, 64)),
     Setting("qwen3-4b", 16384, grpo=(16, 8, 256, 128)),
     Setting("qwen3-0.6b", 12288, rank=32),
+    Setting("qwen3-0.6b", 16384, recompute=True),
 )
 
 
-def run(deadline_s: float) -> Iterator[dict[str, Any]]:
-    """One record for each setting, until the time is up."""
+def run(deadline_s: float, numbers: Sequence[int] | None = None) -> Iterator[dict[str, Any]]:
+    """One record for each setting, or for those of some numbers, until the time is up."""
     began = time.monotonic()
-    for setting in SETTINGS:
+    for setting in SETTINGS if numbers is None else [SETTINGS[number] for number in numbers]:
         if time.monotonic() - began > deadline_s:
             return
         # Each setting is a run of its own: nothing compiled or allocated for the last one is left.
@@ -82,7 +83,8 @@ def measured(setting: Setting) -> dict[str, Any]:
             recompute=setting.recompute,
             rank=setting.rank,
             steps=4,
-            warm=2,
+            # Until passes are replayed: see corral/engine/replay.py.
+            warm=4,
         )
         tokens, sequences = rate.work
         mean = tokens / sequences
@@ -96,7 +98,7 @@ def measured(setting: Setting) -> dict[str, Any]:
             group=group,
             prompt=prompt,
             new=new,
-            steps=2,
+            steps=3,
             micro_tokens=setting.micro_tokens,
             rank=setting.rank,
         )

@@ -16,6 +16,15 @@ def write(folder: Path) -> None:
         (folder / "engine-forecast-runs.json").write_text(json.dumps(kept["sweep"], indent=1) + "\n")
 
 
+def merge(source: Path, target: Path) -> None:
+    """What was measured since into the results: whole parts, and of the sweep the settings that it has."""
+    new, kept = (json.loads((folder / "engine.json").read_text()) for folder in (source, target))
+    swept = {record["what"]: record for record in [*kept.get("sweep", []), *new.pop("sweep", [])]}
+    (target / "engine.json").write_text(
+        json.dumps(kept | new | {"sweep": [*swept.values()]}, indent=1) + "\n"
+    )
+
+
 def _machine(kept: dict[str, Any]) -> str:
     facts = kept["machine"]
     return (
@@ -23,7 +32,8 @@ def _machine(kept: dict[str, Any]) -> str:
         " Random weights, LoRA r16 on all linear layers, bf16, AdamW. Rates: steps after the first ones;"
         " the first, with its compilation, has a column. MFU counts 4 FLOP per weight and token"
         " (forward, and backward through frozen weights) against 790 TFLOP/s, what a large product reaches."
-        " SFT of both sides was measured in one run, GRPO and sampling in another, on like machines."
+        " SFT of both sides was measured in one run; GRPO of each side and sampling in others,"
+        " on like machines."
     )
 
 

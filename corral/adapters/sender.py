@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import socket
 import ssl
@@ -102,6 +103,8 @@ class HttpSender:
     def _http(self) -> httpx.AsyncClient:
         """Made when it is first needed: loading the authorities takes time and memory."""
         if self._client is None:
+            # It would log whole addresses, whose paths may be secrets.
+            logging.getLogger("httpx").setLevel(logging.WARNING)
             self._client = httpx.AsyncClient(
                 verify=self._tls or ssl.create_default_context(),
                 trust_env=False,

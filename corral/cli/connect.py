@@ -11,13 +11,13 @@ from corral.settings import Settings, read_settings
 def connect(settings: Settings | None = None) -> Corral:
     settings = settings or read_settings()
     try:
-        address = discover(url=settings.url, token=settings.token, home=settings.home)
+        address = discover(url=settings.url, token=settings.token, home=settings.home, ca=settings.ca)
     except Unauthenticated:
         # A token is of no use for a server that is not there, so that comes first.
         if settings.url is not None:
             _check_reachable(settings.url)
         raise
-    return Corral(address.url, address.token)
+    return Corral(address.url, address.token, tls=address.tls)
 
 
 def _check_reachable(url: str) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from corral.cli import curves, reasons, render
 from corral.client.api import Corral
-from corral.wire.runs import AttemptView, EventView, MetricPoint, Placement, RunDetail, RunView
+from corral.wire.runs import AttemptView, EventView, MetricPoint, ParentView, Placement, RunDetail, RunView
 from corral.wire.spec import Scalar
 
 
@@ -50,6 +50,8 @@ def show_run(run: RunDetail) -> None:
             ("exit code", run.exit_code),
             ("signal", run.signal),
             ("host", run.host),
+            ("after", ", ".join(_parent(parent) for parent in run.after)),
+            ("schedule", run.schedule_id),
             ("group", run.group and f"{run.group} ({run.group_id})"),
             ("seed", run.seed),
             ("generation", run.generation if run.generation > 1 else None),
@@ -113,6 +115,11 @@ def _show_attempts(attempts: Sequence[AttemptView]) -> None:
     render.show_table(columns, rows, empty="")
 
 
+def _parent(parent: ParentView) -> str:
+    what = f"{parent.run_id} ({parent.state or 'removed'})"
+    return f"{what} for the input {parent.input}" if parent.input else what
+
+
 def _retries(run: RunDetail) -> str | None:
     allowed = run.spec.retries.model_dump()
     used = {cause: count for cause, count in run.retries_used.items() if count}
@@ -120,11 +127,15 @@ def _retries(run: RunDetail) -> str | None:
 
 
 def show_placements(hosts: Sequence[Placement]) -> None:
-    rows = [
-        (host.host, "yes" if host.eligible else "no", "; ".join(host.reasons) or host.note) for host in hosts
-    ]
+    rows = [(host.host, _place(host), "; ".join([*host.reasons, *host.waits]) or host.note) for host in hosts]
     empty = "no host is enrolled; `corral up --detach` starts a worker here"
     render.show_table(("HOST", "ELIGIBLE", "WHY"), rows, empty=empty)
+
+
+def _place(host: Placement) -> str:
+    """`yes`, `waits`, or why not in a word; an older server says only whether."""
+    words = {"ready": "yes", "": "yes" if host.eligible else "no"}
+    return words.get(host.place, host.place.replace("_", " "))
 
 
 def show_metrics(points: Sequence[MetricPoint]) -> None:

@@ -15,7 +15,7 @@ from pydantic import JsonValue as Json
 from corral.cli import curves
 from corral.cli.detail import ran_s
 from corral.cli.exits import DETACHED, exit_code
-from corral.cli.reasons import hint
+from corral.cli.reasons import hint, told
 from corral.cli.render import duration, note, number
 from corral.client.api import Corral
 from corral.client.runs import RunFilter
@@ -251,7 +251,12 @@ def follow_group(corral: Corral, group_id: str, count: int) -> int:
                 note("corral: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
                 before = states
             if sum(n for state, n in states.items() if state in FINAL) >= count:
-                return 0 if states.get("succeeded", 0) >= count else 1
+                if states.get("succeeded", 0) >= count:
+                    return 0
+                for one in corral.groups.get(group_id).ended_with:
+                    why = ": ".join(word for word in (told(one.reason), one.detail) if word)
+                    note(f"corral: {one.runs} {one.state}: {why} (for example {one.example})")
+                return 1
             time.sleep(POLL_S)
     except KeyboardInterrupt:
         note(f"\ndetached; the runs go on. Come back with `corral ls --group {group_id}`")

@@ -1,53 +1,98 @@
-"""The runs of a group, told apart by what was swept."""
+"""Groups of runs: how they stand, and why runs of them failed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from typing import Annotated
 
-from corral.cli.detail import train_settings
-from corral.client.api import Corral
-from corral.wire.runs import RunView
-from corral.wire.spec import RunSpec, Scalar
+import typer
 
-Params = Mapping[str, Mapping[str, Scalar]]
-# A list of runs does not hold their params; each is one call more.
-MOST_ASKED = 50
+from corral.cli import complete, reasons, render
+from corral.cli.connect import connect
+from corral.wire.many import GroupDetail
 
-
-def swept_params(corral: Corral, runs: Sequence[RunView]) -> Params:
-    """By run, the params in which the runs differ; nothing for a long list."""
-    if len(runs) > MOST_ASKED:
-        return {}
-    found = {run.id: _settings(corral.runs.get(run.id).spec) for run in runs}
-    return differing(found)
+app = typer.Typer(
+    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="List and show groups of runs."
+)
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def _settings(spec: RunSpec) -> Mapping[str, Scalar]:
-    """Params, and of a training run its own settings, which can be swept too."""
-    own = train_settings(spec.train) if spec.train else {}
-    scalars = {key: value for key, value in own.items() if isinstance(value, bool | int | float | str)}
-    return {**spec.params, **scalars}
+@app.command("ls")
+def list_groups(
+    project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most this many.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List groups, the newest first."""
+    with connect() as corral:
+        page = corral.groups.page(project=project, limit=limit)
+    if as_json:
+        render.show_json(page.items)
+        return
+    rows = [
+        (group.id, group.name, group.project, group.runs, counts(group.states), render.age(group.created_at))
+        for group in page.items
+    ]
+    columns = ("GROUP", "NAME", "PROJECT", "RUNS", "STATES", "AGE")
+    render.show_table(columns, rows, empty="no groups; seeds and a sweep in a run file make one")
+    if page.next is not None:
+        render.note(f"({limit} shown; --limit shows more)")
 
 
-def differing(params: Mapping[str, Mapping[str, Scalar]]) -> Params:
-    values: dict[str, set[object]] = {}
-    for each in params.values():
-        for key, value in each.items():
-            values.setdefault(key, set()).add((type(value), value))
-    swept = {key for key, seen in values.items() if len(seen) > 1}
-    return {run: {key: each[key] for key in each if key in swept} for run, each in params.items()}
+@app.command()
+def show(
+    group: Annotated[
+        str, typer.Argument(help="Its id or name; the newest of that name.", autocompletion=complete.groups)
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Show how a group stands: counts by state, why runs failed, and the best of each metric."""
+    with connect() as corral:
+        found = corral.groups.get(group)
+    show_group(found, as_json=as_json)
 
 
-def in_order(runs: Sequence[RunView], params: Params) -> list[RunView]:
-    """The newest first; what was submitted at once by params, then by seed."""
+def show_group(group: GroupDetail, *, as_json: bool) -> None:
+    if as_json:
+        render.show_json(group)
+        return
+    render.show_pairs(
+        [
+            ("group", group.id),
+            ("name", group.name),
+            ("project", group.project),
+            ("submitted", render.moment(group.created_at)),
+            ("runs", group.runs),
+            ("at once", group.max_running and f"at most {group.max_running}"),
+            ("states", counts(group.states)),
+        ]
+    )
+    if group.ended_with:
+        typer.echo("")
+        show_ends(group)
+    best = {one.metric: one for one in group.greatest}
+    rows = [
+        (
+            one.metric,
+            render.number(one.value),
+            one.run_id,
+            render.number(best[one.metric].value),
+            best[one.metric].run_id,
+        )
+        for one in group.least
+        if one.metric in best
+    ]
+    if rows:
+        typer.echo("")
+        render.show_table(("METRIC", "LEAST", "RUN", "GREATEST", "RUN"), rows, empty="")
 
-    def place(run: RunView) -> tuple[float, list[tuple[str, bool, float, str]], int]:
-        swept = [_rank(key, value) for key, value in params.get(run.id, {}).items()]
-        return -run.created_at, swept, run.seed or 0
 
-    return sorted(runs, key=place)
+def show_ends(group: GroupDetail) -> None:
+    rows = [
+        (one.runs, render.state(one.state), reasons.told(one.reason), one.detail, one.example)
+        for one in group.ended_with
+    ]
+    render.show_table(("RUNS", "STATE", "REASON", "DETAIL", "FOR EXAMPLE"), rows, empty="")
 
 
-def _rank(key: str, value: Scalar) -> tuple[str, bool, float, str]:
-    """Numbers by their size and before text."""
-    return (key, True, 0.0, value) if isinstance(value, str) else (key, False, float(value), "")
+def counts(states: dict[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))

@@ -59,18 +59,32 @@ _COMMANDS = (
     _Command("forecast", "forecasts", "Compare forecasts with what runs really took."),
     _verb("models", "catalogue", "List the models that are known by a short name."),
     _verb("gpus", "catalogue", "List the cards that an estimate knows, with list prices."),
-    _verb("cancel", "runs", "Cancel runs; their workers stop them at once."),
-    _verb("requeue", "runs", "Run something that has ended once more."),
+    _verb("cancel", "acting", "Cancel runs; their workers stop them at once."),
+    _verb("requeue", "acting", "Run something that has ended once more."),
+    _verb("hold", "acting", "Keep runs that wait from starting."),
+    _verb("release", "acting", "Let runs go that were held."),
+    _verb("rm", "acting", "Remove runs that have ended."),
+    _Command("groups", "groups", "List and show groups of runs."),
+    _Command("schedules", "schedules", "Make runs by the clock: add, list, pause, remove."),
+    _Command("manifest", "manifest", "Declare hosts and runs in one file: plan it, apply it."),
     _Command("fn", "fn", "Run, serve, deploy and look after functions."),
     _Command("calls", "calls", "List, show, retry and cancel calls."),
     _Command("artifacts", "artifacts", "List, fetch, verify, pin and remove artifacts."),
-    _Command("hosts", "hosts", "List, drain and resume hosts."),
+    _Command("hosts", "hosts", "List, show, drain, resume and revoke hosts."),
+    _Command("host", "host", "Make this machine a host of a server elsewhere."),
     _Command("secrets", "secrets", "Set, list and remove secrets."),
-    _Command("tokens", "tokens", "Create, list and revoke tokens."),
+    _Command("webhooks", "webhooks", "Add, test, pause and remove webhooks, and send again."),
+    _Command("tokens", "tokens", "Create, list and revoke tokens; let hosts join."),
+    _Command("quotas", "quotas", "Set, list and remove what projects may use."),
+    _verb("usage", "usage", "Show slot and GPU hours by project, in a calendar month (UTC)."),
     _Command("audit", "audit", "Show and verify who did what."),
     _verb("fsck", "fsck", "Re-hash and cross-check everything that the server stores."),
     _verb("schema", "schema", "Print the JSON Schema of a run file, for editors."),
 )
+
+
+# What a hand types before it has looked.
+_ALIASES = {"token": "tokens"}
 
 
 class LazyGroup(TyperGroup):
@@ -84,6 +98,8 @@ class LazyGroup(TyperGroup):
 
     # Any: Typer carries its own copy of click from one version on, and takes click's before.
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args:
+            args = [_ALIASES.get(args[0], args[0]), *args[1:]]
         if args and args[0] in self._lazy:
             self.commands[args[0]] = _load(self._lazy.pop(args[0]))
         return super().resolve_command(ctx, args)

@@ -11,7 +11,8 @@ from corral.wire.runs import RunView
 WORDS: Mapping[Reason, str] = {
     Reason.FINISHED: "",
     Reason.HOST_LOST: "the host stopped answering",
-    Reason.PREEMPTED: "it made room for another run",
+    Reason.PREEMPTED: "its machine was taken away",
+    Reason.YIELDED: "it made room when asked",
     Reason.PLACEMENT_LOST: "the host that was chosen for it did not take it",
     Reason.NO_CAPACITY: "no host had room in time",
     Reason.STALLED: "no output, metric or progress for too long",
@@ -26,6 +27,7 @@ WORDS: Mapping[Reason, str] = {
     Reason.MONEY_LIMIT: "its money was used up",
     Reason.CANCELLED: "",
     Reason.PARENT_FAILED: "a run that it needs has failed",
+    Reason.POISON: "different hosts were lost while they ran it",
 }
 
 _NOT_STARTED: Mapping[int, str] = {

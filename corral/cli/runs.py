@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +11,14 @@ import typer
 from corral.cli import complete, detail, render
 from corral.cli.connect import connect
 from corral.cli.follow import Screen, follow, follow_group
-from corral.cli.groups import in_order, swept_params
+from corral.cli.groups import show_group
 from corral.cli.submitting import adhoc, dry_run, submit_file, submit_now
+from corral.cli.swept import in_order, swept_params
+from corral.client.api import Corral
 from corral.client.runfile import load
 from corral.client.runs import RunFilter
-from corral.domain.states import FINAL, RunState
+from corral.domain.errors import FieldError, InvalidInput, NotFound
+from corral.domain.states import RunState
 from corral.settings import read_settings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -87,6 +91,12 @@ def submit(
     """Submit a run file. Seeds and a sweep make a group of runs; all ids are printed."""
     settings = read_settings()
     run_file = load(file, override or [], defaults={"project": settings.project})
+    if run_file.schedule is not None:
+        raise InvalidInput(
+            f"{file} has a [schedule]: its runs are made by the clock",
+            hint=f"Use `corral schedules add {file}`; `corral schedules run-now` makes one at once.",
+            fields=[FieldError("schedule", "is for `corral schedules add`")],
+        )
     with connect(settings) as corral:
         if dry:
             dry_run(corral, run_file, file.absolute().parent, as_json=as_json)
@@ -106,16 +116,29 @@ def submit(
 def list_runs(
     project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
     state: Annotated[list[RunState] | None, typer.Option(help="Only in this state; repeat.")] = None,
-    group: Annotated[str | None, typer.Option(help="Only of this group (id or name).")] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(help="Only of this group (id or name).", autocompletion=complete.groups),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Only with this name.")] = None,
     label: Annotated[str | None, typer.Option(help="Only with this KEY=VALUE.")] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(help="Only what this schedule made.", autocompletion=complete.schedules),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="All runs, however many.")] = False,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most this many.")] = 20,
+    ids: Annotated[bool, typer.Option("--quiet", "-q", help="Print only ids, one per line.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List runs, the newest first."""
     where = RunFilter(
-        project=project, states=[s.value for s in state or []], group=group, name=name, label=label
+        project=project,
+        states=[s.value for s in state or []],
+        group=group,
+        name=name,
+        label=label,
+        schedule=schedule,
     )
     with connect() as corral:
         if everything:
@@ -123,9 +146,13 @@ def list_runs(
         else:
             page = corral.runs.page(where, limit=limit)
             items, more = page.items, page.next is not None
-        params = swept_params(corral, items) if group and not as_json else {}
+        params = swept_params(corral, items) if group and not as_json and not ids else {}
     if as_json:
         render.show_json(items)
+        return
+    if ids:
+        for item in items:
+            typer.echo(item.id)
         return
     if group:
         items = in_order(items, params)
@@ -136,8 +163,11 @@ def list_runs(
 
 @app.command()
 def show(run: Run, as_json: AsJson = False) -> None:
-    """Show everything about a run: how it stands, its attempts, and why it ended."""
+    """Show everything about a run: how it stands, its attempts, and why it ended. Or a group, by its id."""
     with connect() as corral:
+        if run.startswith("g-"):
+            show_group(corral.groups.get(run), as_json=as_json)
+            return
         found = corral.runs.get(run)
     if as_json:
         render.show_json(found)
@@ -147,14 +177,33 @@ def show(run: Run, as_json: AsJson = False) -> None:
 
 @app.command()
 def logs(
-    run: Run,
+    run: Annotated[
+        str | None,
+        typer.Argument(help="Run id, a unique prefix of it, or `latest`.", autocompletion=complete.runs),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            help="Of all runs of this group, each line with its run.", autocompletion=complete.groups
+        ),
+    ] = None,
     follow_it: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last N lines.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Print a run's output; with -f until it ends, and exit with its code."""
+    if (run is None) == (group is None):
+        raise InvalidInput(
+            "name one run, or a group", hint="`corral logs RUN`, or `corral logs --group NAME`."
+        )
     with connect() as corral:
+        if group is not None:
+            if follow_it:
+                raise InvalidInput("--follow follows one run", hint="Name one run.")
+            show_group_logs(corral, group, tail=tail, as_json=as_json)
+            return
+        assert run is not None
         run_id = corral.runs.resolve(run)
         if follow_it and not as_json:
             raise typer.Exit(follow(corral, run_id, tail=tail, quiet=quiet))
@@ -218,34 +267,22 @@ def why(run: Run, as_json: AsJson = False) -> None:
         render.show_json(answer)
         return
     typer.echo(answer.summary)
+    for line in answer.queue:
+        typer.echo(line)
     detail.show_placements(answer.hosts)
 
 
-@app.command()
-def cancel(
-    run: Annotated[
-        list[str], typer.Argument(help="Run ids or unique prefixes.", autocompletion=complete.runs)
-    ],
-    reason: Annotated[str, typer.Option(help="Shown in the run's events.")] = "cancelled from the CLI",
-    as_json: AsJson = False,
-) -> None:
-    """Cancel runs; their workers stop them at once."""
-    with connect() as corral:
-        cancelled = [corral.runs.cancel(one, reason=reason) for one in run]
-    if as_json:
-        render.show_json(cancelled)
-        return
-    for view in cancelled:
-        later = "" if view.state in FINAL else "; it may write a checkpoint before it goes"
-        typer.echo(f"{view.id} is {view.state}{later}")
-
-
-@app.command()
-def requeue(run: Run, as_json: AsJson = False) -> None:
-    """Run something that has ended once more; prints the new run's id."""
-    with connect() as corral:
-        answer = corral.runs.requeue(run)
-    if as_json:
-        render.show_json(answer)
-    else:
-        typer.echo("\n".join(answer.ids))
+def show_group_logs(corral: Corral, group: str, *, tail: int | None, as_json: bool) -> None:
+    """Run after run, the oldest first; each line says whose it is."""
+    runs = sorted(corral.runs.iter(RunFilter(group=group)), key=lambda one: (one.created_at, one.seed or 0))
+    if not runs:
+        raise NotFound(f"there is no group {group!r}", hint="List them with `corral groups ls`.")
+    for one in runs:
+        begins = True
+        for line in corral.runs.iter_logs(one.id, tail=tail):
+            if as_json:
+                typer.echo(json.dumps({"run_id": one.id, **line.model_dump(mode="json")}))
+                continue
+            head = f"{one.id}  " if begins else ""
+            typer.echo(head + line.text, nl=not line.partial, err=line.stream != "stdout")
+            begins = not line.partial

@@ -21,7 +21,7 @@ from corral.cli import render
 from corral.cli.connect import connect
 from corral.cli.processes import Processes, Role, StartFailed, alive, stop
 from corral.client.api import Corral
-from corral.client.discovery import discover, local_url
+from corral.client.discovery import discover, local_server, local_url
 from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable
 from corral.settings import Settings, process_environment, read_settings
 from corral.wire.admin import Health
@@ -277,7 +277,7 @@ class Station:
         try:
             own = json.loads((self.settings.worker_home / "host.json").read_text(encoding="utf-8"))["host_id"]
             address = discover(url=None, token=None, home=self.settings.home)
-            with Corral(address.url, address.token) as corral:
+            with Corral(address.url, address.token, tls=address.tls) as corral:
                 hosts = corral.hosts.page().items
         except (CorralError, OSError, ValueError, KeyError, TypeError):
             # It will be seen later, or `corral status` says why not.
@@ -295,10 +295,10 @@ class Station:
 
     def _health(self) -> Health | None:
         try:
-            url = local_url(self.settings.home)
-            if url is None:
+            server = local_server(self.settings.home)
+            if server is None:
                 return None
-            with Corral(url, None) as corral:
+            with Corral(server.url, None, tls=server.tls) as corral:
                 health = corral.health()
                 return health if health.ok else None
         except CorralError:

@@ -1,4 +1,4 @@
-"""Create, list and revoke tokens."""
+"""Create, list and revoke tokens; let hosts join."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from pydantic import ValidationError
 
 from corral.cli import render
 from corral.cli.connect import connect
-from corral.wire.admin import TokenRequest
+from corral.domain.host import with_pin
+from corral.wire.admin import TokenMade, TokenRequest, TokenView
 from corral.wire.base import explain, parse_duration
 
 app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Create, list and revoke tokens."
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Create, list and revoke tokens; let hosts join.",
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -37,17 +41,21 @@ def list_tokens(as_json: AsJson = False) -> None:
     rows = [
         (
             token.id,
-            token.name,
+            token.name or "(any host)",
             token.scope,
             token.project,
             render.age(token.created_at),
             render.moment(token.expires_at) or "never",
-            "yes" if token.revoked_at else None,
+            _ended(token),
         )
         for token in page.items
     ]
-    columns = ("TOKEN", "NAME", "SCOPE", "PROJECT", "AGE", "EXPIRES", "REVOKED")
+    columns = ("TOKEN", "NAME", "SCOPE", "PROJECT", "AGE", "EXPIRES", "ENDED")
     render.show_table(columns, rows, empty="no tokens")
+
+
+def _ended(token: TokenView) -> str | None:
+    return "revoked" if token.revoked_at else "used" if token.used_at else None
 
 
 @app.command()
@@ -59,22 +67,52 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a token and print it, once."""
+    given = {"scope": scope.value, "name": name, "project": project, "expires_in_s": _duration(expires)}
+    made = _create(given, as_json=as_json)
+    if made is not None:
+        render.note(f"{made.id} is made. It is not shown again; use it as CORRAL_TOKEN.")
+
+
+def _duration(text: str | None) -> object:
     try:
-        expires_in_s = parse_duration(expires)
+        return parse_duration(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--expires") from error
-    given = {"scope": scope.value, "name": name, "project": project, "expires_in_s": expires_in_s}
+
+
+def _create(given: dict[str, object], *, as_json: bool) -> TokenMade | None:
+    """Make it and print it, with the pin of the server's authority; None if it was printed as JSON."""
     try:
         request = TokenRequest.model_validate(given)
     except ValidationError as error:
         raise explain(TokenRequest, error, what="the token") from None
     with connect() as corral:
         made = corral.tokens.create(request)
+    whole = made.model_copy(update={"token": with_pin(made.token, made.ca_pin)})
     if as_json:
-        render.show_json(made)
-        return
-    typer.echo(made.token)
-    render.note(f"{made.id} is made. It is not shown again; use it as CORRAL_TOKEN.")
+        render.show_json(whole)
+        return None
+    typer.echo(whole.token)
+    return whole
+
+
+@app.command()
+def join(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The host that it is for, new or enrolled before; any new one if left out."),
+    ] = None,
+    expires: Annotated[str, typer.Option(help="After how long.")] = "15m",
+    label: Annotated[list[str] | None, typer.Option(help="A label for the host; can be repeated.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a token with which one machine becomes a host, and print it, once."""
+    given = {"scope": "join", "name": name, "expires_in_s": _duration(expires), "labels": label or []}
+    made = _create(given, as_json=as_json)
+    if made is not None:
+        render.note(f"{made.id} is good once, for {expires}. On the machine that joins:")
+        render.note("  corral host enroll URL --token TOKEN")
+        render.note("where URL is how it reaches the server, with https:// if that speaks TLS")
 
 
 @app.command()

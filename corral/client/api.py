@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from typing import Self
 
-from corral.client.admin import Hosts, ProjectSecrets, Tokens
+from corral.client.admin import Hosts, OwnHost, ProjectSecrets, Tokens
+from corral.client.applying import Manifests
 from corral.client.artifacts import Artifacts
 from corral.client.audit import Audit
 from corral.client.blobs import BlobSink, BlobSource
 from corral.client.functions import Calls, Endpoints
+from corral.client.groups import Groups
 from corral.client.http import Backoff, Transport
 from corral.client.leases import Leases
+from corral.client.quotas import Quotas
 from corral.client.runs import Runs
+from corral.client.schedules import Schedules
 from corral.client.stream import lines
+from corral.client.webhooks import Webhooks
 from corral.wire.admin import FsckLine, Health
 from corral.wire.runs import EventPage
 
@@ -25,15 +31,28 @@ class Corral:
     """Every method is one call. Safe to use from several threads; close it, or use it in `with`."""
 
     def __init__(
-        self, url: str, token: str | None, *, timeout_s: float = 30.0, backoff: Backoff | None = None
+        self,
+        url: str,
+        token: str | None,
+        *,
+        timeout_s: float = 30.0,
+        backoff: Backoff | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.transport = Transport(url, token, timeout_s=timeout_s, backoff=backoff)
+        """`tls` is `trust.context(...)` for a server with an authority of its own."""
+        self.transport = Transport(url, token, timeout_s=timeout_s, backoff=backoff, tls=tls)
         self.runs = Runs(self.transport)
+        self.groups = Groups(self.transport)
+        self.schedules = Schedules(self.transport)
         self.artifacts = Artifacts(self.transport)
         self.hosts = Hosts(self.transport)
+        self.own_host = OwnHost(self.transport)
         self.tokens = Tokens(self.transport)
         self.secrets = ProjectSecrets(self.transport)
+        self.manifests = Manifests(self.transport)
         self.audit = Audit(self.transport)
+        self.webhooks = Webhooks(self.transport)
+        self.quotas = Quotas(self.transport)
         self.leases = Leases(self.transport)
         self.endpoints = Endpoints(self.transport)
         self.calls = Calls(self.transport)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from corral.client.api import Corral
@@ -41,7 +41,7 @@ def about(run: RunDetail, ask: EvalAsk | SampleAsk) -> RunSpec:
     if table.get("method") == "lora":
         table["adapter"] = run.id
     task = "eval" if isinstance(ask, EvalAsk) else "sample"
-    inputs = {name: found for name, found in spec.inputs.items() if name != "adapter"}
+    inputs = _without(spec.inputs, "adapter")
     return spec.model_copy(
         update={
             "name": f"{task}-{run.name}"[:_NAME_CHARS].rstrip("._-"),
@@ -49,6 +49,7 @@ def about(run: RunDetail, ask: EvalAsk | SampleAsk) -> RunSpec:
             "task": task,
             task: ask,
             "inputs": {**inputs, "adapter": run.artifact_id},
+            "input_digests": _without(spec.input_digests, "adapter"),
             "labels": {**spec.labels, _OF: run.id},
             "wall_limit": None,
             "after": [],
@@ -61,7 +62,17 @@ def with_eval_data(spec: RunSpec, given: str, artifact_id: str) -> RunSpec:
     table = {**(spec.train or {}), "eval_data": given}
     if "eval_fraction" in table:
         table["eval_fraction"] = 0.0
-    return spec.model_copy(update={"train": table, "inputs": {**spec.inputs, "eval_data": artifact_id}})
+    return spec.model_copy(
+        update={
+            "train": table,
+            "inputs": {**spec.inputs, "eval_data": artifact_id},
+            "input_digests": _without(spec.input_digests, "eval_data"),
+        }
+    )
+
+
+def _without(table: Mapping[str, str], name: str) -> dict[str, str]:
+    return {key: value for key, value in table.items() if key != name}
 
 
 def read_file(corral: Corral, run: RunView, path: str) -> bytes:

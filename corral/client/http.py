@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,15 +15,19 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from corral import __version__
-from corral.client.errors import from_response, not_an_answer, unreachable
+from corral.client.errors import UntrustedServer, from_response, not_an_answer, unreachable
 from corral.client.sockets import OpenSockets
 from corral.domain.errors import InvalidInput, ServerUnreachable, StoreUnavailable
+from corral.domain.host import split_pin
 
 M = TypeVar("M")
 Params = Mapping[str, str | int | float | Sequence[str] | None]
 Content = bytes | Iterable[bytes]
 
 CONNECT_TIMEOUT_S = 5.0
+# A server that wants to be asked less often is asked for a few minutes before that is an error.
+BUSY_TRIES = 10
+LONGEST_BUSY_S = 30.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -50,13 +55,14 @@ class Transport:
         *,
         timeout_s: float = 30.0,
         backoff: Backoff | None = None,
+        tls: ssl.SSLContext | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.url = url.rstrip("/")
         self.backoff = backoff or Backoff()
         self.sleep = sleep
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
-        self._client = _client(self.url, token, self._timeout)
+        self._client = _client(self.url, token, self._timeout, tls)
         self._sockets = OpenSockets()
         self._client.event_hooks = {"request": [self._sockets.follow]}
 
@@ -125,6 +131,9 @@ class Transport:
         for failures in range(1, self.backoff.tries):
             try:
                 return attempt()
+            except UntrustedServer:
+                # The same certificate would be shown again.
+                raise
             except (ServerUnreachable, StoreUnavailable):
                 self.sleep(self.backoff.delay_s(failures))
         return attempt()
@@ -156,7 +165,7 @@ class Transport:
             request = self._client.build_request(
                 method, path, params=_kept(params), headers=headers, timeout=timeout
             )
-            response = self._client.send(request, stream=True)
+            response = self._asked(partial(self._client.send, request, stream=True))
             try:
                 if not response.is_success:
                     response.read()
@@ -177,16 +186,36 @@ class Transport:
         headers: Mapping[str, str],
         timeout_s: float | None,
     ) -> httpx.Response:
-        timeout = self._patience(timeout_s)
+        request = partial(
+            self._client.request,
+            method,
+            path,
+            content=content,
+            params=_kept(params),
+            headers=headers,
+            timeout=self._patience(timeout_s),
+        )
         try:
-            response = self._client.request(
-                method, path, content=content, params=_kept(params), headers=headers, timeout=timeout
-            )
+            # What is read as it is sent is gone after the first try.
+            whole = content is None or isinstance(content, bytes)
+            response = self._asked(request) if whole else request()
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
         if not response.is_success:
             raise from_response(response)
         return response
+
+    def _asked(self, ask: Callable[[], httpx.Response]) -> httpx.Response:
+        """The answer. Where the server says that it is asked too often, it did nothing: ask again later."""
+        for _ in range(BUSY_TRIES):
+            response = ask()
+            if response.status_code != httpx.codes.TOO_MANY_REQUESTS:
+                return response
+            response.close()
+            after = response.headers.get("retry-after", "")
+            wait_s = min(float(after[:6]) if after.isdecimal() else 1.0, LONGEST_BUSY_S)
+            self.sleep(wait_s * random.uniform(1.0, 1.25))
+        return ask()
 
     def _patience(self, seconds: float | None) -> httpx.Timeout:
         return self._timeout if seconds is None else httpx.Timeout(seconds, connect=CONNECT_TIMEOUT_S)
@@ -195,6 +224,10 @@ class Transport:
 def read_timed_out(error: ServerUnreachable) -> bool:
     """Whether the server was merely silent, as a stream with nothing to say is."""
     return isinstance(error.__cause__, httpx.ReadTimeout)
+
+
+def is_loopback(url: str) -> bool:
+    return httpx.URL(url).host in _LOOPBACK
 
 
 def quoted(text: str) -> str:
@@ -220,9 +253,11 @@ def _parse(response: httpx.Response, answer: type[M]) -> M:
         raise not_an_answer(response, error) from error
 
 
-def _client(url: str, token: str | None, timeout: httpx.Timeout) -> httpx.Client:
+def _client(url: str, token: str | None, timeout: httpx.Timeout, tls: ssl.SSLContext | None) -> httpx.Client:
     headers = {"Corral-Client-Version": __version__}
     if token:
+        # Whoever knows the pin has put it into `tls`; the server has no use for it.
+        token, _ = split_pin(token)
         if not (token.isascii() and token.isprintable()):
             raise InvalidInput("the token holds characters that no token has", hint="Copy it again.")
         headers["Authorization"] = f"Bearer {token}"
@@ -239,9 +274,9 @@ def _client(url: str, token: str | None, timeout: httpx.Timeout) -> httpx.Client
         headers=headers,
         timeout=timeout,
         # Loading the authorities takes longer than most calls, and plain HTTP has no use for them.
-        verify=parsed.scheme == "https",
+        verify=tls or True if parsed.scheme == "https" else False,
         # A proxy that is set for the world must not carry what stays on this machine.
-        trust_env=parsed.host not in _LOOPBACK,
+        trust_env=not is_loopback(url),
         # A worker holds one open per lease that it beats for: a bound would keep beats from the server.
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=16, keepalive_expiry=60),
     )

@@ -18,6 +18,8 @@ import httpx
 from corral.domain.errors import FieldError, InvalidInput
 
 HUB = "https://huggingface.co"
+# How a note ends about a model whose commit could not be found out.
+NOT_PINNED = "is not pinned"
 TIMEOUT_S = 5.0
 _CONFIG_MAX_BYTES = 1 << 20
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -51,7 +53,7 @@ def pin(model: str, environ: Mapping[str, str], *, has_token: bool) -> Pinned:
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         if cached.revision:
             return cached
-        return Pinned(note=f"the model hub cannot be asked ({type(error).__name__}): {model} is not pinned")
+        return Pinned(note=f"the model hub cannot be asked ({type(error).__name__}): {model} {NOT_PINNED}")
 
 
 def _ask(http: httpx.Client, base: str, model: str, cached: Pinned, *, has_token: bool) -> Pinned:

@@ -68,6 +68,9 @@ def settled(
     if subject is None:
         return asked
     least = least_vram(subject)
+    if asked.prefer is not None:
+        # Where it gets one, that must be large enough; where it gets none, it goes without.
+        return asked if asked.min_vram is not None else asked.model_copy(update={"min_vram": least})
     if "gpus" not in asked.model_fields_set:
         need = replace(asked.requirements(), gpus=1, min_vram_bytes=least, engine=engine)
         if not any(could_take(host, need) for host in hosts):
@@ -79,16 +82,23 @@ def settled(
 
 
 def could_take(host: HostView, need: Requirements) -> bool:
-    if not host.alive or host.draining or host.capability is None:
+    has = counts(host)
+    if not host.alive or host.draining or host.set_aside_until is not None or has is None:
         return False
-    return judge(need, host.capability.capability(), host=host.name).eligible
+    return judge(need, has, host=host.name).eligible
+
+
+def counts(host: HostView) -> Capability | None:
+    """What of the host counts; an older server says only what it reports."""
+    has = host.effective or host.capability
+    return None if has is None else has.capability()
 
 
 def gpu_of(host: HostView, need: Requirements) -> GpuFacts | None:
     """The card of the host that a run with this need would get; None for the CPU, or if it is not known."""
-    if host.capability is None or not need.wants_gpu:
+    has = counts(host)
+    if has is None or not need.wants_gpu:
         return None
-    has = host.capability.capability()
     # One that does not fit is shown too: its forecast says by how much.
     found: Sequence[Gpu] = fitting_gpus(need, has) or has.gpus or ()
     if not found:

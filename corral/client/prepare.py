@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
+from corral.client import hub
 from corral.client.api import Corral
 from corral.client.dataset import look
 from corral.client.digest import FileUnreadable, digest_file
 from corral.client.ignore import Ignore
 from corral.client.lock import resolve
+from corral.client.params import Checks
 from corral.client.placing import Subject, settled
 from corral.client.runfile import Variant, expand, is_group
 from corral.client.runs import LATEST
@@ -23,14 +26,17 @@ from corral.client.tree import FileEntry, Tree, scan
 from corral.client.upload import upload
 from corral.client.walk import Found, Identity
 from corral.domain.errors import Conflict, FieldError, InvalidInput
+from corral.domain.ids import is_id
 from corral.domain.paths import printable
 from corral.domain.states import FINAL
 from corral.recipes.train import to_table
 from corral.wire.admin import HostView
 from corral.wire.base import explain
 from corral.wire.runs import RunDetail
-from corral.wire.spec import BuiltEnvironment, RunFile, RunSpec
+from corral.wire.spec import BuiltEnvironment, RunFile, RunSpec, Scalar
 from corral.wire.tables import After, EnvironmentFile, Keep
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -68,10 +74,37 @@ class Listener:
         """Bytes done, bytes in all, files done of what is uploaded now."""
 
 
+# What of a run file is not in the spec that it becomes, or is there in another form.
+_OF_THE_FILE = {
+    *("seeds", "sweep", "params", "params_schema", "params_from", "train", "inputs"),
+    *("after", "max_running", "schedule"),
+}
+# Uploads are known by what they are and what they hold.
+Key = tuple[Literal["code", "input"], str]
+
+
 @dataclass(frozen=True)
-class _Local:
-    code: Source | None
-    inputs: Mapping[str, Source]
+class Survey:
+    """A run file whose parts are all known by their digests; nothing has left this machine yet.
+
+    The specs lack the artifact ids of what `sources` hold; `placed` fills them in.
+    """
+
+    project: str
+    prepared: Prepared
+    sources: Mapping[Key, Source]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is on the server already, or will be: inputs by their artifact, and the runs to wait for.
+
+    `origins` are the identities of runs, by `inputs.NAME` or as `after` names them.
+    """
+
+    inputs: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    after: tuple[After, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,92 +113,142 @@ class _Resolved:
 
     environment: BuiltEnvironment | None
     material: Material | None
-    hosts: Sequence[HostView] = ()
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    code: str | None = None
-    code_digest: str | None = None
-    after: Sequence[After] = ()
+    hosts: Sequence[HostView]
+    params: Sequence[Mapping[str, Scalar]]
+    notes: tuple[str, ...]
+    given: Given
+    input_digests: Mapping[str, str]
+    code_digest: str | None
 
 
 @dataclass(frozen=True)
 class Workshop:
-    """`base_dir` is what relative paths start from; `environ` is handed to uv."""
+    """`base_dir` is what relative paths start from; `environ` is handed to uv.
+
+    What was read, resolved or asked once is remembered: the runs of a manifest share most of it.
+    """
 
     corral: Corral
     base_dir: Path
     environ: Mapping[str, str]
     listener: Listener
+    memory: dict[object, Any] = field(default_factory=dict, compare=False)
 
     def prepare(self, run_file: RunFile) -> Prepared:
         """Upload what the server lacks. Everything that can be refused is refused before."""
-        material = self._gathering(run_file).pin() if run_file.train is not None else None
-        run_file = _with_material(run_file, material)
-        local = self._scan(run_file)
-        resolved = _Resolved(self._environment(run_file.environment), material, self._hosts(run_file))
-        inputs, after = self._named_inputs(run_file)
-        resolved = replace(resolved, after=after)
-        self._specs(run_file, resolved)
-        for name, source in local.inputs.items():
-            inputs[name] = self._commit(run_file.project, "input", source)[0]
-        code, digest = self._commit(run_file.project, "code", local.code) if local.code else (None, None)
-        return self._prepared(run_file, replace(resolved, inputs=inputs, code=code, code_digest=digest))
+        survey = self.survey(run_file)
+        ids = self.upload(survey.project, survey.sources)
+        return replace(survey.prepared, specs=[placed(spec, ids) for spec in survey.prepared.specs])
 
     def plan(self, run_file: RunFile) -> Prepared:
         """The same, but nothing leaves this machine: local code and inputs have no artifact ids yet."""
         material = self._gathering(run_file).look() if run_file.train is not None else None
+        survey = self._survey(run_file, material)
+        return replace(survey.prepared, to_ship=tuple(survey.sources.values()))
+
+    def survey(self, run_file: RunFile) -> Survey:
+        """Read, resolve and check everything, with the commit that a model's name stands for now."""
+        material = self._gathering(run_file).pin() if run_file.train is not None else None
+        return self._survey(run_file, material)
+
+    def check(self, run_file: RunFile) -> tuple[str, ...]:
+        """What can be found wrong without a server and a package index. Return what people should know."""
+        material = self._gathering(run_file).look() if run_file.train is not None else None
         run_file = _with_material(run_file, material)
-        local = self._scan(run_file)
-        inputs, after = self._named_inputs(run_file)
+        checks = Checks(run_file, self.base_dir, self.environ, self._once)
+        params = checks.checked([variant.params for variant in expand(run_file)])
+        self._scan_code(run_file)
+        self._scan_inputs(run_file)
+        bare = _Resolved(None, material, (), params, tuple(checks.notes), Given(), {}, None)
+        return self._prepared(run_file, bare).notes
+
+    def upload(self, project: str, sources: Mapping[Key, Source]) -> dict[Key, str]:
+        """The artifact ids of what was uploaded, or was there already."""
+        return {
+            key: self._once(("artifact", project, key), partial(self._commit, project, key[0], source))
+            for key, source in sources.items()
+        }
+
+    def _survey(self, run_file: RunFile, material: Material | None) -> Survey:
+        run_file = _with_material(run_file, material)
+        checks = Checks(run_file, self.base_dir, self.environ, self._once)
+        params = checks.checked([variant.params for variant in expand(run_file)])
+        sources: dict[Key, Source] = {}
+        code = self._scan_code(run_file)
+        if code is not None:
+            sources["code", code.tree.digest] = code
+        named = self._named_inputs(run_file)
+        local = self._scan_inputs(run_file)
+        sources |= {("input", source.tree.digest): source for source in local.values()}
+        digests = {name: self._digest_of(artifact) for name, artifact in named.inputs.items()}
         resolved = _Resolved(
             self._environment(run_file.environment),
             material,
             self._hosts(run_file),
-            inputs=inputs,
-            after=after,
-            code_digest=local.code.tree.digest if local.code else None,
+            params,
+            tuple(checks.notes),
+            named,
+            {**digests, **{name: source.tree.digest for name, source in local.items()}},
+            code.tree.digest if code else None,
         )
-        shipped = [*([local.code] if local.code else []), *local.inputs.values()]
-        return replace(self._prepared(run_file, resolved), to_ship=tuple(shipped))
+        return Survey(run_file.project, self._prepared(run_file, resolved), sources)
+
+    def _once(self, key: object, make: Callable[[], T]) -> T:
+        if key not in self.memory:
+            self.memory[key] = make()
+        found: T = self.memory[key]
+        return found
 
     def ship(self, project: str, name: str, path: Path) -> str:
         """The artifact of one file or folder of training data, looked at first."""
         path = self._path(str(path))
         look(path, place=name, skip_bad=False)
-        return self._commit(project, "input", self._scan_input(name, str(path), None))[0]
+        return self._commit(project, "input", self._scan_input(name, str(path), None))
 
     def _gathering(self, run_file: RunFile) -> Gathering:
         self.listener.step("looking at the model and the data")
-        return Gathering(run_file, self.base_dir, self.environ)
+        return Gathering(run_file, self.base_dir, self.environ, self._pin)
+
+    def _pin(self, model: str, environ: Mapping[str, str], *, has_token: bool) -> hub.Pinned:
+        return self._once(("hub", model, has_token), partial(hub.pin, model, environ, has_token=has_token))
 
     def _hosts(self, run_file: RunFile) -> Sequence[HostView]:
         """Asked for where it is open whether the run takes a GPU."""
         is_open = run_file.train is not None and "gpus" not in run_file.resources.model_fields_set
-        return self.corral.hosts.all() if is_open else ()
+        return self._once("hosts", self.corral.hosts.all) if is_open else ()
 
     def _prepared(self, run_file: RunFile, resolved: _Resolved) -> Prepared:
         material = resolved.material
         group = run_file.name if is_group(run_file) else None
         specs = self._specs(run_file, resolved)
         if material is None:
-            return Prepared(specs, group, max_running=run_file.max_running)
-        return Prepared(specs, group, material.notes, run_file.max_running, material.subjects(run_file))
+            return Prepared(specs, group, resolved.notes, run_file.max_running)
+        notes = (*material.notes, *resolved.notes)
+        return Prepared(specs, group, notes, run_file.max_running, material.subjects(run_file))
 
-    def _scan(self, run_file: RunFile) -> _Local:
-        code = None
-        if run_file.code is not None:
-            root = self._path(run_file.code)
-            self.listener.step(f"reading code in {printable(str(root))}")
-            if not root.is_dir():
-                raise _wrong("code", f"{printable(str(root))} is not a folder")
-            code = Source("code", root, scan(root, ignore=Ignore()))
+    def _scan_code(self, run_file: RunFile) -> Source | None:
+        if run_file.code is None:
+            return None
+        root = self._path(run_file.code)
+        return self._once(("code", root), partial(self._read_code, root))
+
+    def _read_code(self, root: Path) -> Source:
+        self.listener.step(f"reading code in {printable(str(root))}")
+        if not root.is_dir():
+            raise _wrong("code", f"{printable(str(root))} is not a folder")
+        return Source("code", root, scan(root, ignore=Ignore()))
+
+    def _scan_inputs(self, run_file: RunFile) -> dict[str, Source]:
         # An environment is code, with the litter that lies beside code.
         is_code = {"environment"} if run_file.train is not None else set()
-        inputs = {
-            name: self._scan_input(name, path, Ignore() if name in is_code else None)
-            for name, given in run_file.inputs.items()
-            if (path := given if isinstance(given, str) else given.path) is not None
-        }
-        return _Local(code, inputs)
+        found: dict[str, Source] = {}
+        for name, given in run_file.inputs.items():
+            path = given if isinstance(given, str) else given.path
+            if path is not None:
+                ignore = Ignore() if name in is_code else None
+                key = ("input", self._path(path), name, ignore is None)
+                found[name] = self._once(key, partial(self._scan_input, name, path, ignore))
+        return found
 
     def _scan_input(self, name: str, given: str, ignore: Ignore | None) -> Source:
         path = self._path(given)
@@ -187,26 +270,32 @@ class Workshop:
         tree = Tree.of([FileEntry(path.name, status.st_size, mode, digest)])
         return Source(f"input {name}", path.parent, tree)
 
-    def _named_inputs(self, run_file: RunFile) -> tuple[dict[str, str], list[After]]:
-        """Inputs by their artifact, and what the run waits for: the result of a run may be yet to come."""
-        parents = {(parent := self._parent(one)).run: parent for one in run_file.after}
-        inputs: dict[str, str] = {}
+    def _named_inputs(self, run_file: RunFile) -> Given:
+        """The result of a run may be yet to come; then the run waits for it."""
+        parents: dict[str, After] = {}
+        found = Given()
+        for one in run_file.after:
+            parent = self._parent(one)
+            parents[parent.run] = parent
+            if parent.run != one.run or is_id(one.run, "r"):
+                found.origins[parent.run] = self.corral.runs.get(parent.run).identity
         for name, given in run_file.inputs.items():
             if isinstance(given, str) or given.path is not None:
                 continue
             if given.artifact is not None:
-                inputs[name] = given.artifact
+                found.inputs[name] = given.artifact
                 continue
-            found = self._result_of(run_file, name, given.run)
-            if found.artifact_id is not None:
-                inputs[name] = found.artifact_id
+            run = self._result_of(run_file, name, given.run)
+            found.origins[f"inputs.{name}"] = run.identity
+            if run.artifact_id is not None:
+                found.inputs[name] = run.artifact_id
                 continue
-            before = parents.get(found.id) or After(run=found.id)
+            before = parents.get(run.id) or After(run=run.id)
             if before.input not in (None, name):
-                raise _wrong(f"inputs.{name}", f"run {found.id} is the input {before.input} already")
+                raise _wrong(f"inputs.{name}", f"run {run.id} is the input {before.input} already")
             # Checked again: what it may not be beside an input.
-            parents[found.id] = After(run=found.id, input=name, on_failure=before.on_failure)
-        return inputs, list(parents.values())
+            parents[run.id] = After(run=run.id, input=name, on_failure=before.on_failure)
+        return replace(found, after=tuple(parents.values()))
 
     def _parent(self, given: After) -> After:
         """By its whole id; what does not look like one is a name, which the server looks for."""
@@ -230,9 +319,16 @@ class Workshop:
             check_same_model(place, made_for=found.spec.model or "", model=run_file.model or "")
         return found
 
+    def _digest_of(self, artifact_id: str) -> str:
+        return self._once(("digest", artifact_id), lambda: self.corral.artifacts.get(artifact_id).digest)
+
     def _environment(self, wanted: EnvironmentFile) -> BuiltEnvironment | None:
         if wanted.host:
             return None
+        key = ("environment", self.base_dir, wanted.model_dump_json())
+        return self._once(key, partial(self._resolve, wanted))
+
+    def _resolve(self, wanted: EnvironmentFile) -> BuiltEnvironment:
         python = wanted.python or f"{sys.version_info.major}.{sys.version_info.minor}"
         links = self._path(wanted.find_links) if wanted.find_links else None
         lines, folder = self._requirements(wanted.requirements)
@@ -259,33 +355,27 @@ class Workshop:
         except (OSError, UnicodeDecodeError) as error:
             raise _wrong("environment.requirements", f"{printable(str(path))}: {error}") from error
 
-    def _commit(self, project: str, kind: Literal["code", "input"], source: Source) -> tuple[str, str]:
+    def _commit(self, project: str, kind: Literal["code", "input"], source: Source) -> str:
         size = f"{len(source.tree.files)} files"
         self.listener.step(f"uploading {source.what}: {size}")
         upload(source.tree, source.root, self.corral.sink(project), progress=self.listener.uploading)
-        artifact = self.corral.artifacts.commit(project, kind=kind, tree=source.tree)
-        return artifact.id, artifact.digest
+        return self.corral.artifacts.commit(project, kind=kind, tree=source.tree).id
 
     def _specs(self, run_file: RunFile, resolved: _Resolved) -> list[RunSpec]:
-        shared = run_file.model_dump(
-            exclude={
-                *("code", "environment", "inputs", "seeds", "sweep", "params", "train"),
-                *("after", "max_running"),
-            },
-            exclude_unset=True,
-        )
+        shared = run_file.model_dump(exclude={"code", "environment", *_OF_THE_FILE}, exclude_unset=True)
         shared |= {
             "environment": resolved.environment,
-            "inputs": dict(resolved.inputs),
-            "code": resolved.code,
+            "inputs": dict(resolved.given.inputs),
+            "input_digests": dict(resolved.input_digests),
+            "origins": {key: [identity] for key, identity in resolved.given.origins.items()},
             "code_digest": resolved.code_digest,
-            "after": list(resolved.after),
+            "after": list(resolved.given.after),
         }
         trained: dict[str, dict[str, Any]] = {}
         specs = []
         try:
-            for variant in expand(run_file):
-                own: dict[str, Any] = {"params": dict(variant.params), "seed": variant.seed}
+            for variant, params in zip(expand(run_file), resolved.params, strict=True):
+                own: dict[str, Any] = {"params": params, "seed": variant.seed}
                 if resolved.material is not None:
                     # The forecast takes a moment, and seeds share it.
                     key = repr(variant.train)
@@ -313,6 +403,15 @@ class Workshop:
 
     def _path(self, given: str) -> Path:
         return (self.base_dir / Path(given).expanduser()).absolute()
+
+
+def placed(spec: RunSpec, ids: Mapping[Key, str]) -> RunSpec:
+    """The spec with the artifact ids of what was uploaded."""
+    inputs = {
+        name: ids["input", digest] for name, digest in spec.input_digests.items() if ("input", digest) in ids
+    }
+    code = None if spec.code_digest is None else ids["code", spec.code_digest]
+    return spec.model_copy(update={"code": code, "inputs": {**inputs, **spec.inputs}})
 
 
 def _keep(keep: Keep, *, best_by: str | None) -> Keep:

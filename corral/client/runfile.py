@@ -8,9 +8,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from corral.domain.errors import FieldError, InvalidInput
@@ -18,6 +18,7 @@ from corral.domain.paths import printable
 from corral.wire.base import explain
 from corral.wire.spec import RunFile, Scalar
 
+M = TypeVar("M", bound=BaseModel)
 MAX_RUNS = 10_000
 # A run file is written by hand; what is larger is another file given by mistake.
 MAX_FILE_BYTES = 4 << 20
@@ -37,7 +38,8 @@ def load(path: Path, overrides: Sequence[str] = (), *, defaults: Mapping[str, st
 
     Raises InvalidInput with the line and column, or with every field that is wrong.
     """
-    return parse(_read(path), what=printable(str(path)), overrides=overrides, defaults=defaults)
+    text = read_text(path, what="a run file; docs/reference/run-file.md shows one")
+    return parse(text, what=printable(str(path)), overrides=overrides, defaults=defaults)
 
 
 def parse(
@@ -60,17 +62,22 @@ def parse(
 
 def build(table: Mapping[str, Any], *, what: str, overrides: Sequence[str] = ()) -> RunFile:
     """Check a run file that is already a table."""
+    return checked(RunFile, table, what=what, overrides=overrides)
+
+
+def checked(model: type[M], table: Mapping[str, Any], *, what: str, overrides: Sequence[str]) -> M:
+    """The table with overrides made to it, as the model."""
     given = [_override(text) for text in overrides]
     try:
-        return RunFile.model_validate(_overridden(table, given))
+        return model.model_validate(_overridden(table, given))
     except ValidationError as error:
         # The text of a version or a name may read like a number: `environment.python=3.10`.
         texts = {_text_place(item) for item in error.errors()}
     given = [one.as_text() if one.place in texts else one for one in given]
     try:
-        return RunFile.model_validate(_overridden(table, given))
+        return model.model_validate(_overridden(table, given))
     except ValidationError as error:
-        raise explain(RunFile, error, what=what) from None
+        raise explain(model, error, what=what) from None
 
 
 def _text_place(item: ErrorDetails) -> tuple[int | str, ...] | None:
@@ -117,7 +124,8 @@ def is_group(run_file: RunFile) -> bool:
     return bool(run_file.sweep or run_file.seeds)
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path, *, what: str) -> str:
+    """A file that a user wrote; `what` says which one is wanted, if it is not that."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -127,7 +135,7 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise InvalidInput(
             f"{printable(str(path))} cannot be read: {error.strerror}",
-            hint="Give the path of a run file; docs/reference/run-file.md shows one.",
+            hint=f"Give the path of {what}.",
         ) from error
     except UnicodeDecodeError as error:
         raise InvalidInput(

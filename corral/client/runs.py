@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from corral.client.http import Transport, quoted
 from corral.client.stream import Following, Reconnecting, ServerEvent
 from corral.domain.errors import NotFound
 from corral.wire.leases import ArtifactPage
+from corral.wire.many import CancelManyRequest, ManyAnswer, RemovedRun, RequeueManyRequest, Which
 from corral.wire.runs import (
     CancelRequest,
     EventPage,
@@ -40,6 +41,18 @@ class RunFilter:
     group: str | None = None
     name: str | None = None
     label: str | None = None
+    schedule: str | None = None
+
+
+def _all_pages(page: Callable[[str | None], ManyAnswer]) -> ManyAnswer:
+    """All pages as one answer."""
+    answer = page(None)
+    done, skipped = list(answer.done), list(answer.skipped)
+    while answer.next is not None:
+        answer = page(answer.next)
+        done += answer.done
+        skipped += answer.skipped
+    return ManyAnswer(done=done, skipped=skipped)
 
 
 def new_request_id() -> str:
@@ -87,6 +100,7 @@ class Runs:
             "group": where.group,
             "name": where.name,
             "label": where.label,
+            "schedule": where.schedule,
             "cursor": cursor,
             "limit": limit,
         }
@@ -105,9 +119,43 @@ class Runs:
         body = CancelRequest(reason=reason)
         return self._transport.repeat("POST", self._path(run, "/cancel"), RunView, body=body)
 
-    def requeue(self, run: str, *, request_id: str | None = None) -> SubmitAnswer:
+    def cancel_all(self, which: Which, *, reason: str = "", dry_run: bool = False) -> ManyAnswer:
+        """Every run that fits, page by page."""
+
+        def page(cursor: str | None) -> ManyAnswer:
+            body = CancelManyRequest(which=which, reason=reason, dry_run=dry_run, cursor=cursor)
+            return self._transport.repeat("POST", "/v1/runs/cancel", ManyAnswer, body=body)
+
+        return _all_pages(page)
+
+    def requeue_all(
+        self, which: Which, *, dry_run: bool = False, request_id: str | None = None
+    ) -> ManyAnswer:
+        """Every run that fits and has ended, with those that ended because of it."""
+        request_id = request_id or new_request_id()
+
+        def page(cursor: str | None) -> ManyAnswer:
+            body = RequeueManyRequest(which=which, request_id=request_id, dry_run=dry_run, cursor=cursor)
+            return self._transport.repeat("POST", "/v1/runs/requeue", ManyAnswer, body=body)
+
+        return _all_pages(page)
+
+    def hold(self, run: str) -> RunView:
+        """Keep it from starting until it is released."""
+        return self._transport.repeat("POST", self._path(run, "/hold"), RunView)
+
+    def release(self, run: str) -> RunView:
+        return self._transport.repeat("POST", self._path(run, "/release"), RunView)
+
+    def remove(self, run: str) -> RemovedRun:
+        """For good. Once: a lost answer would make the second say that there is no such run."""
+        return self._transport.once("DELETE", self._path(run), RemovedRun)
+
+    def requeue(
+        self, run: str, *, with_children: bool = False, request_id: str | None = None
+    ) -> SubmitAnswer:
         """A final run once more, as the next generation."""
-        body = RequeueRequest(request_id=request_id or new_request_id())
+        body = RequeueRequest(request_id=request_id or new_request_id(), with_children=with_children)
         return self._transport.repeat("POST", self._path(run, "/requeue"), SubmitAnswer, body=body)
 
     def why(self, run: str) -> WhyAnswer:

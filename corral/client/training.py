@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,7 @@ class Gathering:
     run_file: RunFile
     base_dir: Path
     environ: Mapping[str, str]
+    pinned: Callable[..., hub.Pinned] = hub.pin
 
     def look(self) -> Material:
         """From this machine alone, except for the shape of a model that is not listed."""
@@ -134,7 +135,7 @@ class Gathering:
         if not ask_hub:
             return ModelSource(ref, facts=known)
         name = (known.hf if known else None) or ref
-        found = hub.pin(name, self.environ, has_token="HF_TOKEN" in self.run_file.secrets)
+        found = self.pinned(name, self.environ, has_token="HF_TOKEN" in self.run_file.secrets)
         if found.note and known is None and (near := _nearest_model(ref)):
             raise _wrong("model", f"{printable(ref)} is neither listed nor known to the model hub{near}")
         if found.note:

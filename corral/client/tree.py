@@ -6,7 +6,6 @@ times, or any permission but "executable".
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -17,6 +16,7 @@ from pathlib import Path
 from corral.client.digest import digest_file
 from corral.client.ignore import Ignore
 from corral.client.walk import Found, TreeLimits, Walk, walk
+from corral.domain.artifact import listing_digest
 from corral.domain.errors import CorralError
 from corral.domain.paths import PathProblem, check_paths, printable, summary
 from corral.domain.redaction import Secrets
@@ -59,11 +59,8 @@ class Tree:
 
     @cached_property
     def digest(self) -> str:
-        sha = hashlib.sha256(b"corral-tree-1\n")
-        for entry in self.files:
-            # No path holds a newline, so no two listings read the same.
-            sha.update(f"{entry.mode:o} {entry.size} {entry.digest} {entry.path}\n".encode())
-        return sha.hexdigest()
+        """The same as that of the artifact which the files become."""
+        return listing_digest((file.path, file.digest, file.size, file.mode) for file in self.files)
 
 
 class NotAFolder(CorralError):

@@ -9,6 +9,9 @@ from corral.domain.host import Host, Scope, Token, hash_secret, new_secret, pars
 from corral.domain.ids import HostId, TokenId, new_host_id, new_token_id
 from corral.ports.store import Tx
 
+# Announced with its id when a token is made worthless, used, or shortened: nobody is to remember it as good.
+TOPIC_TOKEN = "token"
+
 
 class Made(NamedTuple):
     """The token and its text, which is never shown again."""
@@ -26,9 +29,21 @@ def make_token(
     project: str | None = None,
     host_id: HostId | None = None,
     expires_at: float | None = None,
+    labels: str | None = None,
 ) -> Made:
     secret = new_secret()
-    token = Token(new_token_id(), hash_secret(secret), scope, name, project, host_id, now, expires_at, None)
+    token = Token(
+        new_token_id(),
+        hash_secret(secret),
+        scope,
+        name,
+        project,
+        host_id,
+        now,
+        expires_at,
+        None,
+        labels=labels,
+    )
     tx.access.insert_token(token)
     return Made(token, render_token(token.id, secret))
 
@@ -38,8 +53,18 @@ def authenticate(tx: Tx, text: str, *, now: float) -> Token:
     parsed = parse_token(text)
     token = tx.access.token(parsed[0]) if parsed else None
     if parsed is None or token is None or not token.fits(parsed[1], now):
+        if parsed and token and token.scope is Scope.JOIN and token.matches(parsed[1]):
+            raise _spent(token)
         raise Unauthenticated("the token is not valid: unknown, expired or revoked")
     return token
+
+
+def _spent(token: Token) -> Unauthenticated:
+    """Whoever has the secret of a join token is the one who was given it, and should know what to ask for."""
+    return Unauthenticated(
+        "this join token has expired" if token.revoked_at is None else "this join token was revoked",
+        hint="Ask the operator for another: `corral tokens join`.",
+    )
 
 
 def revoke(tx: Tx, token_id: TokenId, *, now: float) -> None:
@@ -48,9 +73,12 @@ def revoke(tx: Tx, token_id: TokenId, *, now: float) -> None:
 
 
 def make_host(tx: Tx, name: str, *, now: float, expires_at: float | None = None) -> tuple[Host, Made]:
-    """A host by this name, and a fresh token for it."""
+    """A host by this name, and a fresh token for it; one that was revoked is let in again."""
     host = tx.hosts.by_name(name)
     if host is None:
         host = Host(new_host_id(), name, None, None, 0, None, False, None, now)
         tx.hosts.insert(host)
+    elif host.revoked_at is not None:
+        host = host._replace(revoked_at=None)
+        tx.hosts.save(host)
     return host, make_token(tx, Scope.HOST, name, now=now, host_id=host.id, expires_at=expires_at)

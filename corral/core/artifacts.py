@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from corral.core.fence import fence
 from corral.core.policy import Policy
 from corral.core.transitions import record
-from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, Blob
-from corral.domain.canonical import digest_of
+from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, Blob, listing_digest
 from corral.domain.errors import BlobMissing, Conflict, InvalidInput, NotFound
 from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId, RunId, new_artifact_id
 from corral.domain.lease import Lease
@@ -27,11 +26,6 @@ class Manifest:
     step: int | None = None
     metric: float | None = None
     meta: str = "{}"
-
-
-def listing_digest(files: Sequence[ArtifactFile]) -> Digest:
-    """Equal content has an equal digest, whoever made it and when."""
-    return digest_of([[f.path, f.digest, f.size, f.mode] for f in sorted(files)])
 
 
 def commit_from_lease(

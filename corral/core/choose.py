@@ -5,23 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from corral.core.free import Free
+from corral.core.free import Free, bytes_held
 from corral.core.lanes import Candidate, Lanes
 from corral.core.policy import Policy
 from corral.core.reservations import Reservation, Reservations
-from corral.core.shapes import Shapes
+from corral.core.roster import Roster
+from corral.core.shapes import Shapes, policy_refusals
 from corral.core.shares import Shares, month_gpu_s
+from corral.core.transitions import move
 from corral.domain.capability import Requirements
+from corral.domain.holds import REMOVED
 from corral.domain.host import Host
 from corral.domain.ids import Digest
 from corral.domain.lease import Lease
 from corral.domain.quota import InUse, month_start, over_quota
 from corral.domain.run import Run
-from corral.domain.states import RunState
+from corral.domain.states import RunEvent, RunState
 from corral.ports.store import Held, Lane, Ready, Tx
 
 # How many runs of later rank are looked at for backfill in one claim.
 BACKFILL_TRIES = 8
+# So many runs that only their names keep from the host are looked at in one claim.
+PASS_OVER = 256
 
 
 @dataclass
@@ -32,12 +37,20 @@ class Board:
     shapes: Shapes
     shares: Shares
     reservations: Reservations
+    roster: Roster = field(default_factory=Roster)
+
+    def may_start(self, lane: Lane) -> bool:
+        """Whether it is worth a host's while to look at the lane: not if its quota lets nothing start."""
+        need = self.shapes.known(lane.shape)
+        return need is None or self.shares.held_back(lane.project, need.gpus_at_best) is None
 
 
 class Choice(NamedTuple):
     run: Run
     spec: str
     gpus: tuple[int, ...]
+    # How much of each it holds; None is the whole.
+    gpu_bytes: int | None
 
 
 @dataclass
@@ -66,7 +79,14 @@ class Chooser:
 
     def next(self) -> Choice | None:
         """The run that this host should take now, locked; None if there is none."""
-        while self.free.slots > 0:
+        aside: list[Candidate] = []
+        try:
+            return self._next(aside)
+        finally:
+            self.board.lanes.put_back(aside)
+
+    def _next(self, aside: list[Candidate]) -> Choice | None:
+        while self.free.slots > 0 and len(aside) < PASS_OVER:
             candidate = self._take()
             if candidate is None:
                 return None
@@ -76,21 +96,36 @@ class Chooser:
             if (
                 found is None
                 or found[0].state is not RunState.QUEUED
-                or found[0].shape != candidate.lane.shape
+                or (found[0].shape, found[0].priority) != candidate.lane[:2]
             ):
                 continue
             run, spec = found
+            if run.hold_reason == REMOVED:
+                # It ran when its manifest dropped it, and came back to the queue.
+                data = {"hold_reason": REMOVED}
+                move(self.tx, run, RunEvent.HOLD, at=self.now, actor="corral", data=data)
+                continue
             need = self.board.shapes.get(self.tx, run.shape)
-            if self._within_quota(run, need) and (not self._behind or self._ends_in_time(run)):
-                return Choice(run, spec, self.free.take(need))
-            self._passed.add(candidate.lane)
+            if not self._is_for_this_host(run, need):
+                pass
+            elif not self._within_quota(run, need):
+                self._passed.add(candidate.lane)
+            elif not self._behind or self._ends_in_time(run):
+                gpus = self.free.take(need)
+                return Choice(run, spec, gpus, bytes_held(need) if gpus else None)
             self.taken.remove(candidate)
-            self.board.lanes.put_back([candidate])
+            aside.append(candidate)
         return None
 
     def granted(self, lease: Lease) -> None:
-        self.held.append(Held(lease.id, lease.request_id, lease.gpus))
+        self.held.append(Held(lease.id, lease.request_id, lease.gpus, lease.gpu_bytes))
         self.board.reservations.done(lease.run_id)
+
+    def _is_for_this_host(self, run: Run, need: Requirements) -> bool:
+        """What only the run itself tells: its name, and that the host gave it back a moment ago."""
+        if self.host.declared is not None and policy_refusals(need, self.host, run):
+            return False
+        return self.board.roster.had(self.host, run.id, self.now) is None
 
     def _take(self) -> Candidate | None:
         self._behind = self._next_in_line = False
@@ -115,15 +150,28 @@ class Chooser:
         if lane in self._passed:
             return False
         need = self.board.shapes.get(self.tx, lane.shape)
-        if self.board.shares.held_back(lane.project, need.gpus) is not None:
+        if self.board.shares.held_back(lane.project, need.gpus_at_best) is not None:
+            return False
+        if not self.board.shapes.admits(self.tx, lane.shape, lane.project, self.host):
             return False
         if not self.free.holds(need):
             self._does_not_fit(candidate)
+            return False
+        if self._another_may_refuse_first(candidate, need):
             return False
         if self._behind:
             self._tries += 1
             return self._tries <= BACKFILL_TRIES
         return True
+
+    def _another_may_refuse_first(self, candidate: Candidate, need: Requirements) -> bool:
+        """For a while from when it became ready, a run goes only to where it gets what it prefers."""
+        lane, ready_at = candidate.lane, candidate.ready.ready_at
+        if not ready_at <= self.now < ready_at + need.prefer_for_s or self.free.holds_best(need):
+            return False
+        return self.board.roster.has_preferred(
+            self.tx, self.board.shapes, lane, need, now=self.now, policy=self.policy
+        )
 
     def _does_not_fit(self, candidate: Candidate) -> None:
         """By totals the host could run it. If it has been next in line for long, the host is kept for it."""
@@ -141,7 +189,7 @@ class Chooser:
     def _within_quota(self, run: Run, need: Requirements) -> bool:
         """Counted under the lock of the quota, so that two servers cannot both take the last place."""
         known = self.board.shares.quota(run.project)
-        if known is None:
+        if known is None or not known.limits_running:
             return True
         # Only the first lock may wait: whoever holds one already would wait in a circle.
         alone = not self._locked or run.project in self._locked
@@ -150,13 +198,13 @@ class Chooser:
         if quota is None:
             return alone
         self._locked.add(run.project)
-        if (quota.max_running, quota.max_gpus, quota.gpu_hours) == (None, None, None):
+        if not quota.limits_running:
             return True
         found = self.tx.leases.in_use(now=self.now, since=month_start(self.now), project=run.project)
         use = found[0] if found else InUse(run.project)
         used_gpu_s = 0.0 if quota.gpu_hours is None else month_gpu_s(self.tx, run.project, use, self.now)
         keep_s = self.policy.stop_s(run)
-        return over_quota(quota, use, gpus=need.gpus, used_gpu_s=used_gpu_s, keep_s=keep_s) is None
+        return over_quota(quota, use, gpus=need.gpus_at_best, used_gpu_s=used_gpu_s, keep_s=keep_s) is None
 
     def _ends_in_time(self, run: Run) -> bool:
         """Backfill: by its wall limit it has ended before the run that the host is kept for could begin."""

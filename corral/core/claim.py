@@ -7,17 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from corral.core.choose import Board, Chooser
+from corral.core.choose import Board, Choice, Chooser
 from corral.core.fence import release_boot
+from corral.core.free import Free
 from corral.core.lanes import Candidate, Lanes
+from corral.core.logs import left_bytes
 from corral.core.policy import Policy
 from corral.core.reservations import Reservations
+from corral.core.roster import Roster, takes_work
 from corral.core.shapes import Shapes
 from corral.core.shares import Shares
 from corral.core.transitions import move
 from corral.domain.artifact import Artifact
 from corral.domain.canonical import canonical, digest_of
-from corral.domain.errors import NotFound
+from corral.domain.errors import Forbidden, NotFound
 from corral.domain.host import Host
 from corral.domain.ids import HostId, LeaseId, new_lease_id
 from corral.domain.lease import Lease, LeaseState
@@ -46,6 +49,7 @@ class Grant(NamedTuple):
     run: Run
     spec: str
     resume: Artifact | None
+    log_left_bytes: int
 
     @property
     def wall_left_s(self) -> float | None:
@@ -68,8 +72,11 @@ class Claim:
     ask: ClaimAsk
     now: Callable[[], float]
     reservations: Reservations = field(default_factory=Reservations)
+    roster: Roster = field(default_factory=Roster)
     taken: list[Candidate] = field(default_factory=list)
     host: Host | None = None
+    # What the host had left afterwards; None if it was not looked at.
+    free: Free | None = None
 
     def __call__(self, tx: Tx) -> Claimed:
         self.undo()
@@ -95,6 +102,9 @@ class Claim:
         host = tx.hosts.lock(self.ask.host_id)
         if host is None:
             raise NotFound(f"there is no host {self.ask.host_id}", hint="Enrol the host again.")
+        if host.revoked_at is not None:
+            # It was let in before it was revoked, and has waited since.
+            raise Forbidden(f"host {host.name} is revoked", hint="Enrol the host again.")
         new = host._replace(slots=self.ask.slots, boot_id=self.ask.boot_id)
         if self.ask.capability is not None and self.ask.capability != host.capability:
             new = new._replace(
@@ -103,21 +113,24 @@ class Claim:
         if new != host or host.last_seen_at is None or now - host.last_seen_at > SEEN_EVERY_S:
             new = new._replace(last_seen_at=now)
             tx.hosts.save(new)
+        self.roster.saw(new)
         return new
 
     def _grants(self, tx: Tx, host: Host, held: list[Held], now: float) -> list[Grant]:
-        if host.draining or self.ask.draining or host.capability is None or not self.ask.max_leases:
+        if self.ask.draining or host.capability is None or not takes_work(host, now):
             return []
-        board = Board(self.lanes, self.shapes, self.shares, self.reservations)
+        board = Board(self.lanes, self.shapes, self.shares, self.reservations, self.roster)
         chooser = Chooser(board, self.policy, tx, host, held, now, self.taken)
+        self.free = chooser.free
         grants: list[Grant] = []
         while len(grants) < self.ask.max_leases and (found := chooser.next()) is not None:
-            lease, run = self._lease(tx, host, found.run, found.gpus, now)
+            lease, run = self._lease(tx, host, found, now)
             chooser.granted(lease)
-            grants.append(Grant(lease, run, found.spec, _resume(tx, run)))
+            grants.append(Grant(lease, run, found.spec, _resume(tx, run), left_bytes(tx, run, self.policy)))
         return grants
 
-    def _lease(self, tx: Tx, host: Host, run: Run, gpus: tuple[int, ...], now: float) -> tuple[Lease, Run]:
+    def _lease(self, tx: Tx, host: Host, choice: Choice, now: float) -> tuple[Lease, Run]:
+        run, gpus = choice.run, choice.gpus
         lease_id = new_lease_id()
         rank = _claim_rank(tx, run, lease_id, now)
         lease = Lease(
@@ -144,6 +157,7 @@ class Claim:
             sample="{}",
             event_seq=0,
             log_bytes=0,
+            gpu_bytes=choice.gpu_bytes,
         )
         tx.leases.insert(lease)
         run = move(
@@ -169,7 +183,7 @@ class Claim:
         run = None if lease is None else tx.runs.get(lease.run_id)
         if lease is None or run is None or run.state not in LEASED:
             raise NotFound(f"lease {lease_id} has no running run")
-        return Grant(lease, run, tx.runs.spec(run.id), _resume(tx, run))
+        return Grant(lease, run, tx.runs.spec(run.id), _resume(tx, run), left_bytes(tx, run, self.policy))
 
 
 def _resume(tx: Tx, run: Run) -> Artifact | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
+from corral.core import faults
 from corral.core.policy import Policy
 from corral.core.shares import Shares
 from corral.core.transitions import move
@@ -82,6 +83,9 @@ def _reattach(tx: Tx, lease: Lease, run: Run, *, now: float, policy: Policy) -> 
         raise LeaseLost(f"lease {lease.id} ran out and run {run.id} is {run.state} now")
     tx.attempts.save_rank(rank.stepped(RankEvent.REATTACH)._replace(reason=None))
     run = _unuse_time(tx, run, lease)
+    if rank.reason is Reason.HOST_LOST:
+        run = run._replace(lost_hosts=max(0, run.lost_hosts - 1))
+        faults.returned(tx, lease.host_id)
     lease = lease._replace(
         state=LeaseState.LIVE, closed_at=None, beaten_at=now, expires_at=now + policy.lease_s
     )
@@ -171,7 +175,9 @@ def expire(tx: Tx, lease_id: LeaseId, *, now: float, policy: Policy, shares: Sha
         return
     reason = Reason.RELEASED if lease.beaten_at is None else Reason.HOST_LOST
     why = "its worker never began it" if lease.beaten_at is None else "the host stopped renewing its lease"
-    _take_away(tx, lease, run, reason, why, now=now, shares=shares)
+    run = _take_away(tx, lease, run, reason, why, now=now, shares=shares)
+    if reason is Reason.HOST_LOST:
+        faults.lost(tx, lease.host_id, run, now=now, policy=policy)
 
 
 def release_boot(
@@ -193,16 +199,22 @@ def release_boot(
 
 def _take_away(
     tx: Tx, lease: Lease, run: Run, reason: Reason, why: str, *, now: float, shares: Shares
-) -> None:
+) -> Run:
     end_rank(tx, lease, RankEvent.LEASE_EXPIRED, reason=reason)
     tx.leases.save(lease._replace(state=LeaseState.EXPIRED, closed_at=now))
     tx.blobs.unpin(f"lease:{lease.id}")
     run = use_time(tx, run, lease, shares, known_s(lease), now=now)
     fence_gang(tx, run, lease, now=now)
     if run.state in STOPPING:
-        settle_stop(tx, run, RunEvent.LEASE_EXPIRED, now=now, actor="corral", data={"lease": lease.id})
-    elif run.state in LEASED:
-        retry_or_fail(tx, run, reason, why, now=now, actor="corral")
+        return settle_stop(tx, run, RunEvent.LEASE_EXPIRED, now=now, actor="corral", data={"lease": lease.id})
+    if run.state not in LEASED:
+        return run
+    if reason is Reason.HOST_LOST:
+        hosts = faults.lost_hosts(tx, run)
+        run = run._replace(lost_hosts=len(hosts))
+        if len(hosts) >= faults.POISON_HOSTS:
+            reason, why = Reason.POISON, f"{len(hosts)} different hosts were lost while they ran it"
+    return retry_or_fail(tx, run, reason, why, now=now, actor="corral")
 
 
 def fence_gang(tx: Tx, run: Run, ended: Lease, *, now: float) -> None:
@@ -272,7 +284,7 @@ def retry_or_fail(
             at=now,
             actor="corral",
             data={"hold_reason": "backoff", "for_s": wait_s},
-            hold_reason="backoff",
+            hold_reason=run.hold_reason or "backoff",
             not_before=now + wait_s,
         )
     return run

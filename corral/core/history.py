@@ -15,6 +15,7 @@ TOPIC_RUN = "run"
 TOPIC_READY = "ready"
 TOPIC_LOG = "log"
 TOPIC_STOP = "stop"
+TOPIC_QUOTA = "quota"
 # What a host may take has changed; the key is its id.
 TOPIC_HOST = "host"
 

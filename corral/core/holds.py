@@ -59,6 +59,13 @@ def next_hold(tx: Tx, run: Run) -> str | None:
     return _waits(_parents(tx, run)) or _no_place(tx, run)
 
 
+def first_wait(tx: Tx, links: Sequence[Parent]) -> str:
+    """What a run with these parents is born with; it is settled at once if none of them is to come."""
+    known = {link.parent_id: tx.runs.get(link.parent_id) for link in links}
+    to_come = [one for one, run in known.items() if run is None or run.state not in FINAL]
+    return waits_for(to_come or list(known))
+
+
 def release(tx: Tx, run: Run, *, actor: str, now: float) -> Run:
     """What held the run is over: queue it, or say what holds it now, or end it for its parents' sake.
 

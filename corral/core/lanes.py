@@ -22,6 +22,8 @@ REFILL = 256
 KEEP = 2048
 # Of how many kinds of hosts it is remembered what fits them.
 KINDS = 20_000
+# So many shapes of which no run waits are kept.
+EMPTY = 100
 
 
 class Candidate(NamedTuple):
@@ -75,22 +77,29 @@ class Lanes:
                 self._lanes_of(lane.shape)[lane] = _Buffer()
 
     def check(self, heads: Iterable[tuple[Lane, Ready]]) -> None:
-        """Make sure that every lane of the database is known; distrust those that begin with another run."""
+        """Make sure that every lane of the database is known; distrust what begins otherwise there."""
         with self._lock:
-            for lane, head in heads:
-                buffer = self._lanes_of(lane.shape).get(lane)
-                if buffer is None or not buffer.waiting or buffer.waiting[0] != head:
-                    self._shapes[lane.shape][lane] = _Buffer()
-            if gone := [shape for shape, lanes in self._shapes.items() if not lanes]:
-                for shape in gone:
+            there = dict(heads)
+            for lane in there:
+                self._lanes_of(lane.shape).setdefault(lane, _Buffer())
+            for lanes in self._shapes.values():
+                for lane, buffer in lanes.items():
+                    if not buffer.waiting or buffer.waiting[0] != there.get(lane):
+                        lanes[lane] = _Buffer()
+            empty = [shape for shape, lanes in self._shapes.items() if not lanes]
+            # Some may stay: a shape that comes and goes should not have all hosts judged anew.
+            if len(empty) > EMPTY + len(self._shapes) // 2:
+                for shape in empty:
                     del self._shapes[shape]
                 self._version += 1
 
-    def may_have(self, shape: Digest) -> bool:
-        """False if, for all that is known here, no run of the shape waits."""
+    def may_have(self, shape: Digest, counts: Callable[[Lane], bool] | None = None) -> bool:
+        """False if, for all that is known here, no run of the shape waits in a lane that counts."""
         with self._lock:
-            lanes = self._shapes.get(shape, {}).values()
-            return any(buffer.waiting or not buffer.complete for buffer in lanes)
+            return any(
+                (buffer.waiting or not buffer.complete) and (counts is None or counts(lane))
+                for lane, buffer in self._shapes.get(shape, {}).items()
+            )
 
     def shapes(self) -> list[Digest]:
         with self._lock:

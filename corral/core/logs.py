@@ -15,11 +15,16 @@ from corral.domain.canonical import canonical
 from corral.domain.errors import InvalidInput, SequenceGap
 from corral.domain.ids import HostId, LeaseId, RunId
 from corral.domain.lease import Lease
+from corral.domain.run import Run
 from corral.ports.blobs import SegmentStore
 from corral.ports.store import Tx
 
 LOG, METRIC = "log", "metric"
 _LATEST_METRICS = 256
+# Notes are events, rows of the database; a program that writes thousands means a log.
+MAX_NOTES = 10_000
+# Workers keep the log quota themselves, counted before it is written as JSON; this is for one that does not.
+_SLACK = 4
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,8 @@ def plan(
     lease = owned(tx, lease_id, host_id)
     if not _is_next(lease, batch.seq):
         return None
+    if is_over(lease, policy):
+        return Plan(None, None)
     return Plan(
         _spot(tx, lease, LOG, now, policy) if batch.logs else None,
         _spot(tx, lease, METRIC, now, policy) if batch.metrics else None,
@@ -96,7 +103,7 @@ def commit(
     tx.leases.save(
         lease._replace(
             event_seq=batch.seq,
-            log_bytes=lease.log_bytes + len(batch.logs),
+            log_bytes=lease.log_bytes + len(batch.logs) + len(batch.metrics),
             active_at=now,
             progress=lease.progress if batch.progress is None else batch.progress,
         )
@@ -105,10 +112,23 @@ def commit(
         latest = {**json.loads(run.metrics), **batch.latest}
         run = run._replace(metrics=canonical(dict(list(latest.items())[-_LATEST_METRICS:])))
         tx.runs.save(run)
-    for note in batch.notes:
+    for note in batch.notes[: max(0, MAX_NOTES - run.event_n)]:
         run = record(tx, run, "note", at=now, actor=f"host:{host_id}", data={"text": note})
     tx.announce(TOPIC_LOG, run.id)
     return True
+
+
+def is_over(lease: Lease, policy: Policy) -> bool:
+    """Whether nothing more of what the lease's worker sends is kept: logs and metrics taken together."""
+    return lease.log_bytes >= policy.log_quota_bytes * _SLACK
+
+
+def left_bytes(tx: Tx, run: Run, policy: Policy) -> int:
+    """What is left of the run's log quota for an attempt that begins."""
+    if run.attempt <= 1:
+        return policy.log_quota_bytes
+    used = sum(segment.bytes for segment in tx.records.segments(run.id, LOG))
+    return max(0, policy.log_quota_bytes - used)
 
 
 def _is_next(lease: Lease, seq: int) -> bool:

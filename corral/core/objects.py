@@ -13,6 +13,7 @@ from corral.domain.ids import HostId, LeaseId
 from corral.ports.store import Tx
 
 MAX_BYTES = 1 << 20
+MAX_OBJECTS = 10_000
 _KEY = re.compile(r"[A-Za-z0-9._-]{1,128}(?:/[A-Za-z0-9._-]{1,128}){0,7}")
 
 
@@ -42,6 +43,11 @@ def put_object(
             raise Conflict(f"object {key} is there already, with ETag {old.etag}")
     if if_match is not None and (old is None or old.etag != if_match.strip()):
         raise Conflict(f"object {key} has ETag {old.etag if old else 'none'}, not {if_match.strip()[:80]}")
+    if old is None and tx.records.object_count(run.id) >= MAX_OBJECTS:
+        raise Conflict(
+            f"run {run.id} has {MAX_OBJECTS} objects already",
+            hint="Write over old keys; large or many values belong into files.",
+        )
     version = hashlib.sha256(body + (old.etag if old else "").encode()).hexdigest()[:32]
     etag = f'"{version}"'
     tx.records.put_object(NamedObject(run.id, key, etag, body, epoch, now))

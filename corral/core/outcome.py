@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from corral.core import faults
 from corral.core.fence import (
     check_held,
     close_lease,
@@ -17,6 +18,7 @@ from corral.core.fence import (
     use_time,
 )
 from corral.core.policy import Policy
+from corral.core.roster import Roster
 from corral.core.shares import Shares
 from corral.core.transitions import move, record
 from corral.domain.artifact import ArtifactKind
@@ -54,6 +56,7 @@ class Ender:
 
     policy: Policy
     shares: Shares
+    roster: Roster = field(default_factory=Roster)
 
     def end(
         self, tx: Tx, lease_id: LeaseId, epoch: int, report: Report, *, host_id: HostId, now: float
@@ -68,9 +71,18 @@ class Ender:
         run = use_time(tx, run, lease, self.shares, report.ran_s, now=now)
         if report.kind == "finish":
             run, rank = _finish(tx, lease, run, report, now=now)
+            faults.returned(tx, host_id)
         elif report.kind == "fail":
+            unasked = run.state is RunState.RUNNING
             run, rank = _fail(tx, lease, run, report, now=now)
+            if unasked:
+                run = faults.failed(
+                    tx, host_id, run, report.reason, ran_s=report.ran_s, now=now, policy=self.policy
+                )
         else:
+            if run.state is RunState.RUNNING and report.reason is Reason.RELEASED and report.ran_s == 0:
+                why = report.detail or "it could not be started there"
+                self.roster.gave_back(host_id, run.id, boot_id=lease.boot_id, why=why, now=now)
             run, rank = _stopped(tx, lease, run, report, now=now)
         outcome = Outcome(run.state, rank.state)
         answer = canonical(outcome)
@@ -173,6 +185,9 @@ def _stopped(tx: Tx, lease: Lease, run: Run, report: Report, *, now: float) -> t
         over = report.reason in (Reason.WALL_LIMIT, Reason.MONEY_LIMIT)
         wish = RunEvent.HALT if over else RunEvent.PREEMPT
         reason = report.reason if over else Reason.RELEASED
-        run = move(tx, run, wish, at=now, actor=actor, data={"reason": reason}, stop_reason=reason)
+        data: dict[str, object] = {"reason": reason}
+        if report.detail:
+            data["detail"] = report.detail[:2000]
+        run = move(tx, run, wish, at=now, actor=actor, data=data, stop_reason=reason)
     run = run._replace(exit_code=report.exit_code, signal=report.signal, detail=report.detail or None)
     return settle_stop(tx, run, RunEvent.STOPPED, now=now, actor=actor), rank

@@ -19,6 +19,9 @@ class Policy:
     upload_retention_s: float = 7 * 86400.0
     blob_grace_s: float = 3600.0
     user_pin_s: float = 86400.0
+    # How long a host's credential lasts; its worker replaces it well before.
+    host_token_s: float = 90 * 86400.0
+    rotation_overlap_s: float = 300.0
     segment_bytes: int = 8 << 20
     # A priority grows by one point for so many seconds of waiting; None is never.
     ageing_s: float | None = None

@@ -6,12 +6,12 @@ import json
 from collections import deque
 from collections.abc import Mapping
 
-from corral.core.holds import next_hold, settle_waiting
+from corral.core.holds import first_wait, next_hold, settle_waiting
+from corral.core.quotas import check_room
 from corral.core.submit import Submitted, earlier_answer, missing_of, names_what_is_missing, used_before
 from corral.core.transitions import born, record
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import Conflict, NotFound
-from corral.domain.holds import waits_for
 from corral.domain.ids import ArtifactId, RunId
 from corral.domain.reasons import Reason
 from corral.domain.run import OnFailure, Run, Submission
@@ -108,6 +108,11 @@ def _check_parents(tx: Tx, old: Run) -> None:
 
 
 def _again(tx: Tx, old: Run, new_of: Mapping[RunId, RunId], *, principal: str, now: float) -> Run:
+    if old.manifest is not None and tx.runs.newest_generation(old) > old.generation:
+        raise Conflict(
+            f"run {old.id} of the manifest {old.manifest} has a newer generation already",
+            hint=f"Name that one: `corral ls --name {old.name}`.",
+        )
     spec = json.loads(tx.runs.spec(old.id))
     links = tx.runs.parents(old.id)
     # What comes from a parent that runs again as well is given anew.
@@ -117,17 +122,18 @@ def _again(tx: Tx, old: Run, new_of: Mapping[RunId, RunId], *, principal: str, n
     secrets = tuple(spec.get("secrets", ()))
     if missing := missing_of(tx, old.project, code=code, inputs=inputs, secrets=secrets, prefix=""):
         raise names_what_is_missing(missing)
+    check_room(tx, old.project, 1)
     new = old.born_again(submitted_by=principal, now=now)
-    links = [
-        link._replace(run_id=new.id, parent_id=new_of.get(link.parent_id, link.parent_id)) for link in links
-    ]
+    links = sorted(
+        (
+            link._replace(run_id=new.id, parent_id=new_of.get(link.parent_id, link.parent_id))
+            for link in links
+        ),
+        key=lambda link: link.parent_id,
+    )
     for link in links:
         tx.runs.add_parent(link)
-    hold = (
-        waits_for([link.parent_id for link in links])
-        if links
-        else next_hold(tx, new._replace(state=RunState.HELD))
-    )
+    hold = first_wait(tx, links) if links else next_hold(tx, new._replace(state=RunState.HELD))
     if hold is not None:
         new = new._replace(state=RunState.HELD, hold_reason=hold)
     tx.runs.insert(new, canonical({**spec, "inputs": inputs}))

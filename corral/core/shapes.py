@@ -1,4 +1,8 @@
-"""Eligibility per shape and host capability, worked out once for each pair."""
+"""Eligibility per shape and host, worked out once for each pair.
+
+What counts of a host is the more restrictive of what it reports and what is declared of it. Which projects
+and which work it may take is its policy, judged apart: that needs the run's project, and at times its name.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,11 @@ from functools import lru_cache
 from typing import Any
 
 from corral.domain.capability import Capability, Gpu, Requirements, Verdict, judge
+from corral.domain.declared import Declared, Work, effective, read_declared, refusals
 from corral.domain.errors import NotFound
 from corral.domain.host import Host
 from corral.domain.ids import Digest
+from corral.domain.run import Run
 from corral.ports.store import Tx
 
 _PAIRS = 200_000
@@ -21,6 +27,7 @@ class Shapes:
     def __init__(self) -> None:
         self._needs: dict[Digest, Requirements] = {}
         self._fits: dict[tuple[Digest, tuple[str | None, ...]], bool] = {}
+        self._admits: dict[tuple[str | None, Digest, str], bool] = {}
 
     def get(self, tx: Tx, shape: Digest) -> Requirements:
         need = self._needs.get(shape)
@@ -31,9 +38,13 @@ class Shapes:
             need = self._needs[shape] = parse_requirements(text)
         return need
 
+    def known(self, shape: Digest) -> Requirements | None:
+        """Like `get`, from memory alone."""
+        return self._needs.get(shape)
+
     def key(self, host: Host) -> tuple[str | None, ...]:
         """All that `fits` looks at in a host: hosts with the same key fit the same shapes."""
-        return host.capability_digest, host.name
+        return host.capability_digest, host.declared_digest, host.name
 
     def fits(self, tx: Tx, shape: Digest, host: Host) -> bool:
         """By totals, whether the host could ever run this shape."""
@@ -49,22 +60,59 @@ class Shapes:
         """Like `fits`, from memory alone."""
         return self._fits.get((shape, self.key(host)))
 
+    def admits(self, tx: Tx, shape: Digest, project: str, host: Host) -> bool:
+        """Whether the host's policy lets runs of this shape and project in, some of them at least."""
+        if host.declared is None:
+            return True
+        key = (host.declared_digest, shape, project)
+        known = self._admits.get(key)
+        if known is None:
+            if len(self._admits) > _PAIRS:
+                self._admits.clear()
+            work = work_of(self.get(tx, shape), project)
+            known = self._admits[key] = not refusals(declared_of(host), work)
+        return known
+
 
 def verdict(need: Requirements, host: Host) -> Verdict:
     if host.capability is None:
         return Verdict(("the host has not reported what it has yet",))
-    return judge(need, parse_capability(host), host=host.name)
+    return judge(need, effective_of(host), host=host.name)
+
+
+def work_of(need: Requirements, project: str) -> Work:
+    return Work(project, need.kind, need.recipe, need.model, secrets=need.secrets)
+
+
+def policy_refusals(need: Requirements, host: Host, run: Run) -> tuple[str, ...]:
+    """Every reason why the host's policy keeps the run from it."""
+    work = work_of(need, run.project)._replace(name=run.name, kind=run.kind)
+    return refusals(declared_of(host), work)
+
+
+def declared_of(host: Host) -> Declared:
+    return read_declared(host.declared)
+
+
+def effective_of(host: Host) -> Capability:
+    """What counts: the more restrictive of what the host reports and what is declared of it."""
+    return _effective(host.capability or "{}", host.name, host.declared)
+
+
+@lru_cache(maxsize=16_384)
+def _effective(capability: str, name: str, declared: str | None) -> Capability:
+    return effective(_capability(capability, name), read_declared(declared))
 
 
 def parse_requirements(text: str) -> Requirements:
     return Requirements(**_tuples(json.loads(text)))
 
 
-def parse_capability(host: Host) -> Capability:
+def reported_of(host: Host) -> Capability:
     return _capability(host.capability or "{}", host.name)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16_384)
 def _capability(text: str, name: str) -> Capability:
     data = {"hostname": name, "os": "unknown", "arch": "unknown", **json.loads(text)}
     gpus = data.pop("gpus", None)

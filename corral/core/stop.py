@@ -39,6 +39,8 @@ def cancel(tx: Tx, run_id: RunId, *, reason: str, actor: str, now: float, policy
         reason=Reason.CANCELLED,
         detail=detail,
         ended_at=now,
+        hold_reason=None,
+        not_before=None,
     )
 
 
@@ -52,6 +54,24 @@ def halt_over_wall(tx: Tx, run_id: RunId, *, now: float, since: float, policy: P
         return
     detail = f"the wall limit of {run.wall_limit_s:g} s is used up"
     _ask_to_stop(tx, run, RunEvent.HALT, Reason.WALL_LIMIT, detail, actor="corral", now=now, policy=policy)
+
+
+def halt_over_hours(tx: Tx, run_id: RunId, *, now: float, policy: Policy) -> None:
+    """Its project's GPU hours of the month would be passed."""
+    run = tx.runs.lock(run_id)
+    if run is None or run.state not in (RunState.RUNNING, RunState.YIELDING):
+        return
+    detail = f"the GPU hours of project {run.project} for this month are used up"
+    _ask_to_stop(tx, run, RunEvent.HALT, Reason.MONEY_LIMIT, detail, actor="corral", now=now, policy=policy)
+
+
+def ask_to_yield(tx: Tx, run_id: RunId, why: str, *, actor: str, now: float, policy: Policy) -> bool:
+    """Ask a running run to write a checkpoint and make room; it is queued again, free of charge."""
+    run = tx.runs.lock(run_id)
+    if run is None or run.state is not RunState.RUNNING:
+        return False
+    _ask_to_stop(tx, run, RunEvent.PREEMPT, Reason.YIELDED, why, actor=actor, now=now, policy=policy)
+    return True
 
 
 def stop_stalled(tx: Tx, lease_id: LeaseId, *, now: float, policy: Policy) -> None:

@@ -7,15 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
+from types import MappingProxyType
 from typing import NamedTuple
 
-from corral.core.holds import settle_waiting
+from corral.core.holds import first_wait, settle_waiting
+from corral.core.quotas import check_room
 from corral.core.transitions import born
 from corral.domain.artifact import ArtifactKind
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.capability import Requirements
 from corral.domain.errors import Conflict, FieldError, InvalidInput
-from corral.domain.holds import CONCURRENCY, waits_for
+from corral.domain.holds import CONCURRENCY
 from corral.domain.ids import (
     ArtifactId,
     Digest,
@@ -51,7 +53,10 @@ class NewRun(NamedTuple):
     code: ArtifactId | None
     inputs: dict[str, ArtifactId]
     secrets: tuple[str, ...]
+    preemptible: bool = False
     after: tuple[After, ...] = ()
+    # What code and inputs hold, by `code` and `inputs.NAME`, where the caller says it.
+    digests: Mapping[str, str] = MappingProxyType({})
 
 
 class After(NamedTuple):
@@ -97,6 +102,7 @@ def submit(
             inputs=run.inputs,
             secrets=run.secrets,
             prefix=_prefix(index, runs),
+            digests=run.digests,
         )
     ]
     group_id = new_group_id() if group is not None or len(runs) > 1 else None
@@ -105,6 +111,7 @@ def submit(
         if (earlier := earlier_answer(tx, principal, request_id, body)) is not None:
             return earlier
         raise names_what_is_missing(missing)
+    check_room(tx, runs[0].project, len(runs))
     if group_id is not None:
         tx.runs.insert_group(Group(group_id, runs[0].project, group or runs[0].name, now, max_running))
     places = len(runs) if group_id is None or max_running is None else max_running
@@ -113,12 +120,11 @@ def submit(
     for index, (run_id, run) in enumerate(zip(ids, runs, strict=True)):
         if run.requirements not in shapes:
             shapes[run.requirements] = put_shape(tx, run.requirements)
-        made = _made(run_id, run, shapes[run.requirements], group_id, principal, now)
+        shape = shapes[run.requirements]
+        made = as_run(run_id, run, shape, group_id, principal=principal, now=now)
         made = made._replace(schedule_id=schedule_id)
         if links[run_id]:
-            made = made._replace(
-                state=RunState.HELD, hold_reason=waits_for([link.parent_id for link in links[run_id]])
-            )
+            made = made._replace(state=RunState.HELD, hold_reason=first_wait(tx, links[run_id]))
             born_waiting.append(made)
         elif places > 0:
             places -= 1
@@ -127,7 +133,7 @@ def submit(
         if max_running is not None:
             # They are let in by age, in the order in which they were given.
             made = made._replace(ready_at=now + index * 1e-6)
-        _insert(tx, made, run, links[run_id])
+        put_run(tx, made, run, links[run_id])
     for made in born_waiting:
         # Parents that have ended already; a child that ends with them takes its own along.
         settle_waiting(tx, made.id, now=now)
@@ -159,7 +165,7 @@ def _links(
                 problems.append(FieldError(_prefix(index, runs) + after.place, problem))
             for parent_id in parents:
                 found[parent_id] = Parent(run_id, parent_id, after.input, after.on_failure)
-        links[run_id] = list(found.values())
+        links[run_id] = [found[parent_id] for parent_id in sorted(found)]
     if not problems:
         problems = _circle(ids, runs, links)
     return links, problems
@@ -197,12 +203,23 @@ def put_shape(tx: Tx, requirements: Requirements) -> Digest:
     return shape
 
 
+_NO_NEED = Requirements()
+_FIRST_KEYS = frozenset(
+    {
+        *("gpus", "gpu", "min_vram_bytes", "min_ram_bytes", "min_cores", "min_disk_bytes"),
+        *("min_compute_capability", "os", "arch", "labels", "hosts"),
+    }
+)
+
+
 @lru_cache(maxsize=4096)
 def _shape(requirements: Requirements) -> tuple[Digest, str]:
-    table = asdict(requirements)
-    if not requirements.engine:
-        # Shapes of before have no such key; the same need keeps its digest.
-        del table["engine"]
+    # Shapes of before have no such keys; the same need keeps its digest.
+    table = {
+        key: value
+        for key, value in asdict(requirements).items()
+        if key in _FIRST_KEYS or value != getattr(_NO_NEED, key)
+    }
     text = canonical(table)
     return digest_of(json.loads(text)), text
 
@@ -231,6 +248,7 @@ def missing_of(
     inputs: Mapping[str, ArtifactId],
     secrets: Sequence[str],
     prefix: str,
+    digests: Mapping[str, str] = MappingProxyType({}),
 ) -> list[FieldError]:
     """What a run names and is not there: it would fail only once a machine was taken."""
     fields: list[FieldError] = []
@@ -243,6 +261,8 @@ def missing_of(
             fields.append(FieldError(path, f"names {artifact_id}, which project {project} does not have"))
         elif path.endswith("code") and artifact.kind is not ArtifactKind.CODE:
             fields.append(FieldError(path, f"names {artifact_id}, which is not code but {artifact.kind}"))
+        elif digests.get(path.removeprefix(prefix), artifact.digest) != artifact.digest:
+            fields.append(FieldError(path, f"names {artifact_id}, which holds something else than it says"))
     for name in secrets:
         if tx.access.secret(project, name) is None:
             fields.append(
@@ -260,7 +280,7 @@ def names_what_is_missing(fields: Sequence[FieldError]) -> InvalidInput:
     )
 
 
-def _insert(tx: Tx, run: Run, new: NewRun, links: Sequence[Parent]) -> None:
+def put_run(tx: Tx, run: Run, new: NewRun, links: Sequence[Parent]) -> None:
     tx.runs.insert(run, new.spec)
     for link in links:
         tx.runs.add_parent(link)
@@ -269,13 +289,8 @@ def _insert(tx: Tx, run: Run, new: NewRun, links: Sequence[Parent]) -> None:
     born(tx, run, actor=run.submitted_by)
 
 
-def _made(
-    run_id: RunId,
-    new: NewRun,
-    shape: Digest,
-    group_id: GroupId | None,
-    principal: str,
-    now: float,
+def as_run(
+    run_id: RunId, new: NewRun, shape: Digest, group_id: GroupId | None, *, principal: str, now: float
 ) -> Run:
     return Run(
         id=run_id,
@@ -301,6 +316,7 @@ def _made(
         wall_limit_s=new.wall_limit_s,
         stall_limit_s=new.stall_limit_s,
         grace_s=new.grace_s,
+        preemptible=new.preemptible,
         ready_at=now,
         event_n=1,
     )

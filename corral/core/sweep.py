@@ -7,16 +7,18 @@ lease its full time again: for as long as the server was blind, silence proves n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from corral.core.faults import LONGEST_S
 from corral.core.fence import LONGEST_BACKOFF_S, expire
 from corral.core.holds import let_in, release, settle_more, settle_waiting, with_room
 from corral.core.policy import Policy
+from corral.core.quotas import at_end_of_hours
 from corral.core.shares import Shares
-from corral.core.stop import force_stop, halt_over_wall, stop_stalled
+from corral.core.stop import force_stop, halt_over_hours, halt_over_wall, stop_stalled
 from corral.domain.errors import CorralError
 from corral.domain.holds import REMOVED, is_held_by_somebody
 from corral.domain.ids import RunId
@@ -100,6 +102,7 @@ class Sweeper:
             lambda tx: tx.runs.over_wall(now, since, PAGE),
             lambda tx, run_id: halt_over_wall(tx, run_id, now=now, since=since, policy=self.policy),
         )
+        await self._halt_over_hours(now, since)
         await self._each(
             lambda tx: tx.runs.due_held(now, PAGE),
             lambda tx, run_id: release_held(tx, run_id, now=now),
@@ -109,31 +112,42 @@ class Sweeper:
     async def _settle(self, now: float) -> None:
         """What a transaction left over, and, a page at a time, whatever may have been missed."""
         while left_over := await self.store.read(lambda tx: tx.runs.unsettled(PAGE)):
-            for parent_id, after in left_over:
-                await self.store.write(partial(settle_more, parent_id=parent_id, after=after, now=now))
+            await self._all(left_over, lambda tx, one: settle_more(tx, one[0], one[1], now=now))
         waiting = await self.store.read(lambda tx: tx.runs.waiting(self._run_seen, PAGE))
         self._run_seen = waiting[-1].run_id if len(waiting) == PAGE else ""
-        for run_id in [one.run_id for one in waiting if one.is_over]:
-            await self.store.write(partial(settle_waiting, run_id=run_id, now=now))
+        over = [one.run_id for one in waiting if one.is_over]
+        await self._all(over, lambda tx, run_id: settle_waiting(tx, run_id, now=now))
         groups, self._group_seen = await self.store.read(lambda tx: with_room(tx, self._group_seen, PAGE))
-        for group_id in groups:
-            await self.store.write(partial(let_in, group_id=group_id, now=now))
+        await self._all(groups, lambda tx, group_id: let_in(tx, group_id, now=now))
+
+    async def _halt_over_hours(self, now: float, since: float) -> None:
+        def find(tx: Tx) -> list[RunId]:
+            gap_s = self.window.longest_gap_s
+            return at_end_of_hours(tx, now=now, since=since, tick_s=gap_s, policy=self.policy)
+
+        for run_id in await self.store.read(find):
+            halt = partial(halt_over_hours, run_id=run_id, now=now, policy=self.policy)
+            await self.store.write(halt)
 
     def _tick(self, new_window: bool, tx: Tx) -> None:
         tx.records.tick("sweeper", self.clock.now())
         if new_window:
             now, policy = self.clock.now(), self.policy
             tx.leases.restamp(now + policy.lease_s)
+            tx.hosts.pull_in(now + LONGEST_S)
             tx.runs.pull_in(now=now, stop_s=policy.lease_s + policy.stop_slack_s, backoff_s=LONGEST_BACKOFF_S)
 
     async def _each(self, find: Callable[[Tx], list[Item]], act: Callable[[Tx, Item], None]) -> None:
         while True:
             items = await self.store.read(find)
-            failures = [error for item in items if (error := await self._act(act, item)) is not None]
-            if failures:
-                raise failures[0]
+            await self._all(items, act)
             if len(items) < PAGE:
                 return
+
+    async def _all(self, items: Sequence[Item], act: Callable[[Tx, Item], None]) -> None:
+        failures = [error for item in items if (error := await self._act(act, item)) is not None]
+        if failures:
+            raise failures[0]
 
     async def _act(self, act: Callable[[Tx, Item], None], item: Item) -> CorralError | None:
         """One that fails must not keep the others from their turn."""

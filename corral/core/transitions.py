@@ -8,6 +8,7 @@ from typing import Any
 from corral.core.history import (
     TOPIC_HOST,
     TOPIC_LOG,
+    TOPIC_QUOTA,
     TOPIC_READY,
     TOPIC_RUN,
     TOPIC_STOP,
@@ -25,6 +26,7 @@ from corral.ports.store import Tx
 __all__ = [
     "TOPIC_HOST",
     "TOPIC_LOG",
+    "TOPIC_QUOTA",
     "TOPIC_READY",
     "TOPIC_RUN",
     "TOPIC_STOP",

@@ -1,42 +1,142 @@
-"""Where a run could run: each host, eligible or every reason why not."""
+"""Where a run could run: each host, eligible or every reason why not, and what it waits for."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
+from corral.core.faults import is_aside
+from corral.core.free import Free
 from corral.core.policy import Policy
-from corral.core.shapes import verdict
-from corral.domain.capability import Requirements
+from corral.core.roster import AGAIN_S, Roster, is_away
+from corral.core.shapes import declared_of, effective_of, policy_refusals, verdict, work_of
+from corral.domain.capability import Requirements, preferred
+from corral.domain.declared import effective_slots, refusals
 from corral.domain.host import Host
+from corral.domain.ids import HostId
 from corral.domain.run import Run
 from corral.domain.states import FINAL, RunState
-from corral.ports.store import Tx
+from corral.ports.store import Held, Tx
+
+
+class Place(StrEnum):
+    """How one host stands to one run."""
+
+    # It takes the run at its next poll.
+    READY = "ready"
+    # It could, and something must become free first, or another has first refusal.
+    WAITS = "waits"
+    # It would fit, and is not here or given nothing now.
+    AWAY = "away"
+    DRAINING = "draining"
+    SET_ASIDE = "set_aside"
+    REVOKED = "revoked"
+    # What the host has or its policy does not allow it.
+    NO = "no"
 
 
 class Standing(NamedTuple):
+    """`reasons` are why not; `waits` is what must happen first where there are none."""
+
     host: Host
-    eligible: bool
+    place: Place
     reasons: tuple[str, ...]
+    waits: tuple[str, ...]
     note: str
 
-
-def standings(tx: Tx, need: Requirements, *, now: float, policy: Policy) -> list[Standing]:
-    busy = dict(tx.hosts.busy())
-    return [
-        _standing(need, host, busy.get(host.id, 0), now=now, policy=policy)
-        for host in tx.hosts.page(None, 10_000)
-    ]
+    @property
+    def eligible(self) -> bool:
+        return not self.reasons
 
 
-def _standing(need: Requirements, host: Host, busy: int, *, now: float, policy: Policy) -> Standing:
-    reasons = list(verdict(need, host).shortfalls)
-    if host.draining:
-        reasons.append("the host is being drained")
-    if host.last_seen_at is None or now - host.last_seen_at > policy.away_s:
+@dataclass(frozen=True)
+class Question:
+    """A run, or one that is not submitted yet."""
+
+    need: Requirements
+    project: str
+    name: str
+    run: Run | None = None
+
+    def refusals(self, host: Host) -> tuple[str, ...]:
+        if self.run is None:
+            return refusals(declared_of(host), work_of(self.need, self.project)._replace(name=self.name))
+        return policy_refusals(self.need, host, self.run)
+
+
+def standings(
+    tx: Tx, asked: Question, *, now: float, policy: Policy, roster: Roster | None = None
+) -> list[Standing]:
+    held: defaultdict[HostId, list[Held]] = defaultdict(list)
+    for host_id, item in tx.leases.held_by_host():
+        held[host_id].append(item)
+    hosts = tx.hosts.page(None, 10_000)
+    found = [_standing(asked, host, held[host.id], now=now, policy=policy, roster=roster) for host in hosts]
+    left_s = _first_refusal_left_s(asked, found, now)
+    if left_s <= 0:
+        return found
+    return [_second(asked, standing, held[standing.host.id], left_s) for standing in found]
+
+
+def _standing(
+    asked: Question,
+    host: Host,
+    held: list[Held],
+    *,
+    now: float,
+    policy: Policy,
+    roster: Roster | None,
+) -> Standing:
+    never = [*verdict(asked.need, host).shortfalls, *asked.refusals(host)]
+    kept = list(_kept_from_work(host, now=now, policy=policy))
+    free = Free(host, held)
+    slots = effective_slots(host.slots, declared_of(host))
+    busy = f"{len(held)} of {slots} slots busy" if slots else "no slots"
+    note = "; ".join([busy, *free.in_use()])
+    if never or kept:
+        place = Place.NO if never else kept[0][0]
+        return Standing(host, place, (*never, *(said for _, said in kept)), (), note)
+    waits = list(free.shortage(asked.need))
+    if asked.run is not None and roster is not None and (back := roster.had(host, asked.run.id, now)):
+        left_s = back.at + AGAIN_S - now
+        waits.append(f"it gave the run back ({back.why}) and is not asked again for {left_s:.0f} s")
+    return Standing(host, Place.WAITS if waits else Place.READY, (), tuple(waits), note)
+
+
+def _kept_from_work(host: Host, *, now: float, policy: Policy) -> Iterable[tuple[Place, str]]:
+    if host.revoked_at is not None:
+        yield Place.REVOKED, "the host's credential is revoked"
+    if is_away(host, now, policy):
         ago = "never" if host.last_seen_at is None else f"{now - host.last_seen_at:.0f} s ago"
-        reasons.append(f"the host is away (last seen {ago})")
-    note = f"{busy} of {host.slots} slots busy" if host.slots else "no slots"
-    return Standing(host, not reasons, tuple(reasons), note)
+        yield Place.AWAY, f"the host is away (last seen {ago})"
+    if host.draining:
+        yield Place.DRAINING, "the host is being drained"
+    if is_aside(host, now) and host.set_aside_until is not None:
+        left_s = host.set_aside_until - now
+        yield Place.SET_ASIDE, f"the host is set aside for another {left_s:.0f} s: {host.set_aside_why}"
+
+
+def _first_refusal_left_s(asked: Question, found: list[Standing], now: float) -> float:
+    """How long those that have what the run would like may still refuse it first; 0 if there are none."""
+    need, run = asked.need, asked.run
+    if need.prefer is None or (run is not None and not run.ready_at <= now):
+        return 0.0
+    first = any(standing.eligible and preferred(need, effective_of(standing.host)) for standing in found)
+    ready_at = now if run is None else run.ready_at
+    return ready_at + need.prefer_for_s - now if first else 0.0
+
+
+def _second(asked: Question, standing: Standing, held: list[Held], left_s: float) -> Standing:
+    if not standing.eligible or Free(standing.host, held).holds_best(asked.need):
+        return standing
+    if preferred(asked.need, effective_of(standing.host)):
+        said = f"a GPU that it prefers is to become free here; in {left_s:.0f} s it goes without one"
+    else:
+        said = f"hosts with a GPU have first refusal for another {left_s:.0f} s"
+    return standing._replace(place=Place.WAITS, waits=(*standing.waits, said))
 
 
 def summary(run: Run, hosts: list[Standing], *, now: float) -> str:
@@ -54,4 +154,6 @@ def summary(run: Run, hosts: list[Standing], *, now: float) -> str:
     if not eligible:
         return f"queued: no host of {len(hosts)} can take it; the reasons are below"
     word = "host" if len(eligible) == 1 else "hosts"
-    return f"queued: {len(eligible)} {word} of {len(hosts)} can take it once a slot is free"
+    ready = [s for s in eligible if s.place is Place.READY]
+    when = "at its next poll, unless other runs go first" if ready else "once there is room"
+    return f"queued: {len(eligible)} {word} of {len(hosts)} can take it {when}"

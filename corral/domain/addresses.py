@@ -110,17 +110,18 @@ def refusal(text: str, allowed: Sequence[Network]) -> str | None:
 
 
 def _parsed(text: str) -> IPv4Address | IPv6Address:
-    """A mapped address is the IPv4 address: that is where a connection goes."""
+    """A mapped or translated address is the IPv4 address: that is where a connection goes."""
     address = ip_address(text)
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return address if mapped is None else mapped
+    if not isinstance(address, IPv6Address):
+        return address
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address
 
 
 def _embedded(address: IPv4Address | IPv6Address) -> IPv4Address | None:
     if not isinstance(address, IPv6Address):
         return None
-    if address in _NAT64:
-        return IPv4Address(int(address) & 0xFFFFFFFF)
     if address.teredo is not None:
         return address.teredo[1]
     return address.sixtofour

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
+from corral.domain.canonical import digest_of
 from corral.domain.ids import ArtifactId, Digest, HostId, RunId
 
 
@@ -42,6 +44,11 @@ class ArtifactFile(NamedTuple):
     digest: Digest
     size: int
     mode: int
+
+
+def listing_digest(files: Iterable[tuple[str, str, int, int]]) -> Digest:
+    """Of path, digest, size and mode. Equal content has an equal digest, whoever made it and when."""
+    return digest_of([list(file) for file in sorted(files)])
 
 
 class Blob(NamedTuple):

@@ -38,13 +38,19 @@ class Capability:
     labels: tuple[str, ...] = ()
     # Versions of ENGINE_PACKAGES; one that is not installed is None. None as a whole is unknown.
     engine: Mapping[str, str | None] | None = None
+    # The worker's version, with the commit where it is known.
+    corral: str | None = None
+    # What went wrong when the GPUs were asked for: why they are unknown, or which were left out.
+    gpu_note: str | None = None
 
 
 @dataclass(frozen=True)
 class Requirements:
     """What one rank of a run needs. `gpu` names models; any of them will do.
 
-    `engine` asks for a host whose own Python can train.
+    `engine` asks for a host whose own Python can train. `prefer` "cuda" would like one GPU and can do
+    without: hosts that have a fitting one may refuse first, for `prefer_for_s` from when it became ready.
+    With `share_gpu` it holds only `min_vram_bytes` of each GPU. What follows is what policies look at.
     """
 
     gpus: int = 0
@@ -59,10 +65,22 @@ class Requirements:
     labels: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     engine: bool = False
+    prefer: str | None = None
+    prefer_for_s: float = 0.0
+    share_gpu: bool = False
+    kind: str = "command"
+    recipe: str | None = None
+    model: str | None = None
+    secrets: bool = False
 
     @property
     def wants_gpu(self) -> bool:
         return self.gpus > 0
+
+    @property
+    def gpus_at_best(self) -> int:
+        """How many it takes where they are to be had."""
+        return max(self.gpus, 1 if self.prefer == "cuda" else 0)
 
 
 @dataclass(frozen=True)
@@ -102,6 +120,11 @@ def judge(need: Requirements, have: Capability, *, host: str) -> Verdict:
 def fitting_gpus(need: Requirements, have: Capability) -> tuple[Gpu, ...]:
     """The GPUs of the host that satisfy each per-GPU need."""
     return tuple(gpu for gpu in have.gpus or () if not _why_not_gpu(need, gpu))
+
+
+def preferred(need: Requirements, have: Capability) -> bool:
+    """Whether this host has what the run would like; True where it has no wish."""
+    return len(fitting_gpus(need, have)) >= need.gpus_at_best
 
 
 def _machine_shortfalls(need: Requirements, have: Capability, host: str) -> list[str]:
@@ -147,7 +170,8 @@ def _gpu_shortfalls(need: Requirements, have: Capability) -> list[str]:
     if not need.wants_gpu:
         return []
     if have.gpus is None:
-        return [f"needs {need.gpus} GPU{'s' if need.gpus > 1 else ''}; which the host has is unknown"]
+        cause = f": {have.gpu_note}" if have.gpu_note else ""
+        return [f"needs {need.gpus} GPU{'s' if need.gpus > 1 else ''}; which the host has is unknown{cause}"]
     fit = len(fitting_gpus(need, have))
     if fit >= need.gpus:
         return []

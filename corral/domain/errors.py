@@ -127,12 +127,34 @@ class StoreUnavailable(CorralError):
     """The database, disk or object store cannot take writes now; nothing was changed."""
 
     code = "store_unavailable"
+    # When it is worth another try.
+    retry_after_s: float = 1.0
     hint = "Try again shortly; nothing was changed. If it persists, check the server's disk and log."
 
 
 class DiskFull(StoreUnavailable):
     code = "disk_full"
     hint = "Free space on the server's disk, then try again; nothing was changed."
+
+
+class RateLimited(StoreUnavailable):
+    """Too many calls with one token, or too many wrong tokens from one address; nothing was changed."""
+
+    code = "rate_limited"
+    hint = "Wait as long as Retry-After says, as the client does by itself; CORRAL_RATE sets the limit."
+
+
+class ProjectFull(StoreUnavailable):
+    """The project's files have as many bytes as its quota allows. A worker waits until there is room."""
+
+    code = "project_full"
+
+
+class QuotaExceeded(CorralError):
+    """The project would have more than its quota allows."""
+
+    code = "quota_exceeded"
+    hint = "Wait until it has less, or let an operator raise it with `corral quotas set PROJECT`."
 
 
 class AddressRefused(CorralError):

@@ -9,7 +9,7 @@ from corral.domain.states import FINAL, RunState
 
 BACKOFF = "backoff"
 CONCURRENCY = "concurrency"
-# It is no longer in its manifest.
+# It is no longer in its manifest. One that runs is marked with it too, and is not queued again.
 REMOVED = "removed"
 _WAITS = "waits for "
 _HELD_BY = "held by "

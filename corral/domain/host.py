@@ -8,7 +8,7 @@ import secrets
 from enum import StrEnum
 from typing import NamedTuple
 
-from corral.domain.ids import HostId, TokenId, is_id
+from corral.domain.ids import HostId, TokenId, is_digest, is_id
 
 
 class Host(NamedTuple):
@@ -34,6 +34,8 @@ class Host(NamedTuple):
     strikes: int = 0
     set_aside_until: float | None = None
     set_aside_why: str | None = None
+    # What the strikes were for, as JSON.
+    struck_by: str | None = None
 
 
 class Scope(StrEnum):
@@ -97,6 +99,17 @@ def parse_token(text: str) -> tuple[TokenId, str] | None:
     if prefix != "corral" or not is_id(token_id, "t") or not 20 <= len(secret) <= 100 or not secret.isascii():
         return None
     return TokenId(token_id), secret
+
+
+def with_pin(text: str, pin: str | None) -> str:
+    """A token's text with the pin of the authority behind it, for whoever has nothing else to go by."""
+    return text if pin is None else f"{text}.{pin}"
+
+
+def split_pin(text: str) -> tuple[str, str | None]:
+    """What the server is shown, and the pin, if the text has one. A secret never holds a dot."""
+    shown, _, pin = text.partition(".")
+    return (shown, pin) if is_digest(pin) else (text, None)
 
 
 class Secret(NamedTuple):

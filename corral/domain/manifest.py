@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Literal, NamedTuple
 
-from corral.domain.ids import Digest
+from corral.domain.ids import Digest, RunId
+from corral.domain.states import RunState
+
+# Why a run was cancelled that had left its manifest; one that comes back is run again without being asked.
+PRUNED = "removed from its manifest"
 
 
 class Manifest(NamedTuple):
@@ -17,3 +23,72 @@ class Manifest(NamedTuple):
     revision: int
     applied_at: float
     applied_by: str
+
+    @property
+    def key(self) -> str:
+        """What a host that it declares is marked with."""
+        return key_of(self.project, self.name)
+
+
+def key_of(project: str, name: str) -> str:
+    # Neither part can hold a slash.
+    return f"{project}/{name}"
+
+
+class Entry(NamedTuple):
+    """A run as a manifest has it. `values` is all of its policy; `policy` the digest of what is not usual.
+
+    `fitted` resources were worked out from the hosts that there are: a run that is known keeps its own.
+    """
+
+    identity: Digest
+    name: str
+    group: str | None
+    policy: Digest
+    values: Mapping[str, object]
+    fitted: bool = False
+
+
+class Also(StrEnum):
+    """What an apply does beyond queueing what is new and holding what is gone."""
+
+    PRUNE = "prune"
+    PRUNE_RUNNING = "prune_running"
+    RETRY_FAILED = "retry_failed"
+
+
+Kind = Literal["run", "host", "group"]
+
+
+class Action(StrEnum):
+    NEW = "new"
+    AGAIN = "again"
+    CHANGED = "changed"
+    RESTORED = "restored"
+    REMOVED = "removed"
+    PRUNED = "pruned"
+    STOPPED = "stopped"
+
+
+class Difference(NamedTuple):
+    """`path` as in a run file; what is not set is None."""
+
+    path: str
+    old: object
+    new: object
+
+
+class Change(NamedTuple):
+    """One thing that an apply does, or would do."""
+
+    action: Action
+    kind: Kind
+    name: str
+    identity: Digest | None = None
+    run_id: RunId | None = None
+    state: RunState | None = None
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def makes_a_run(self) -> bool:
+        return self.kind == "run" and self.action in (Action.NEW, Action.AGAIN)

@@ -20,6 +20,11 @@ class Quota(NamedTuple):
     updated_at: float = 0.0
     updated_by: str = ""
 
+    @property
+    def limits_running(self) -> bool:
+        """Whether a claim has anything to count."""
+        return (self.max_running, self.max_gpus, self.gpu_hours) != (None, None, None)
+
 
 class Hours(NamedTuple):
     """What a project's closed leases used in a month (`2026-11`, UTC)."""

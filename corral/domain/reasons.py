@@ -15,6 +15,7 @@ class Reason(StrEnum):
     NO_CAPACITY = "no_capacity"
     STALLED = "stalled"
     RELEASED = "released"
+    YIELDED = "yielded"
     OUT_OF_MEMORY = "out_of_memory"
     CODE_ERROR = "code_error"
     BAD_DATA = "bad_data"
@@ -25,6 +26,7 @@ class Reason(StrEnum):
     MONEY_LIMIT = "money_limit"
     CANCELLED = "cancelled"
     PARENT_FAILED = "parent_failed"
+    POISON = "poison"
 
 
 class Budget(StrEnum):
@@ -47,6 +49,8 @@ BUDGET_OF: Mapping[Reason, Budget] = {
     Reason.STALLED: Budget.INFRASTRUCTURE,
     # Given back before or without work being lost to a fault: a drain, a lost reply, a restarted worker.
     Reason.RELEASED: Budget.FREE,
+    # Asked to make room: for a run of higher priority, or because its host is drained.
+    Reason.YIELDED: Budget.FREE,
     Reason.OUT_OF_MEMORY: Budget.MEMORY,
     Reason.CODE_ERROR: Budget.CODE,
     Reason.BAD_DATA: Budget.CODE,
@@ -58,6 +62,7 @@ BUDGET_OF: Mapping[Reason, Budget] = {
     Reason.MONEY_LIMIT: Budget.NEVER,
     Reason.CANCELLED: Budget.NEVER,
     Reason.PARENT_FAILED: Budget.NEVER,
+    Reason.POISON: Budget.NEVER,
 }
 
 
@@ -98,6 +103,7 @@ class Retries:
 # What to do next, shown beside the reason; `{run}` is the run's id.
 HINTS: Mapping[Reason, str] = {
     Reason.HOST_LOST: "The host stopped answering. Queue it again with `corral requeue {run}`.",
+    Reason.POISON: "Find out what it does to its hosts, then queue it again with `corral requeue {run}`.",
     Reason.STALLED: "Raise `stall_limit`, or let the program print or report progress more often.",
     Reason.OUT_OF_MEMORY: "Lower the batch size, or ask for more with `resources.min_ram` or `min_vram`.",
     Reason.CODE_ERROR: "Read its last lines: `corral logs {run} --tail 50`.",
@@ -105,5 +111,6 @@ HINTS: Mapping[Reason, str] = {
     Reason.BAD_OUTPUT: "Correct what the program leaves in CORRAL_OUTPUT_DIR, then submit again.",
     Reason.ENVIRONMENT: "Correct `[environment]` in the run file; the installer's words are in the log.",
     Reason.UNKNOWN: "The cause is not known; read `corral logs {run}` and `corral events {run}`.",
+    Reason.MONEY_LIMIT: "See `corral usage`; an operator raises the limit with `corral quotas set`.",
     Reason.WALL_LIMIT: "Raise `wall_limit` in the run file and submit it again.",
 }

@@ -41,6 +41,8 @@ class Run(NamedTuple):
     grace_s: float
     preemptible: bool = False
     schedule_id: str | None = None
+    # Of what a manifest declared: the digest of what is not part of its identity.
+    policy: str | None = None
     # What changes in a run's life; the defaults are how it begins.
     state: RunState = RunState.QUEUED
     hold_reason: str | None = None

@@ -18,6 +18,14 @@ from corral.engine.device import send
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 _BLOCK = 128
+# The tensors of a block mask: counts and numbers of blocks, by rows for the forward pass and by columns for
+# the backward pass.
+_LISTS = tuple(
+    f"{full}{side}_{what}"
+    for full in ("", "full_")
+    for side in ("kv", "q")
+    for what in ("num_blocks", "indices")
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,17 @@ def layout_of(segment: Tensor, prefix: Tensor, device: torch.device) -> Layout:
     segment, prefix = send(segment.int(), device), send(prefix.int(), device)
     mask = _block_mask(segment, prefix, spans) if device.type == "cuda" else None
     return Layout(segment, prefix, spans, mask)
+
+
+def copy_layout(source: Layout, target: Layout) -> None:
+    """What `source` says into the tensors of `target`, which is of as many tokens; both are on a GPU. The
+    spans of `target` stay what they were: nothing on a GPU reads them."""
+    assert source.mask is not None
+    assert target.mask is not None
+    target.segment.copy_(source.segment)
+    target.prefix.copy_(source.prefix)
+    for name in _LISTS:
+        getattr(target.mask, name).copy_(getattr(source.mask, name))
 
 
 def _spans(segment: list[int], prefix: list[int]) -> tuple[Span, ...]:

@@ -73,8 +73,10 @@ _UNKNOWN_LICENCE = " The licence of the base applies; Corral does not know it."
 def _head(card: Card) -> list[str]:
     """What the hub reads. It takes names of licences that it knows, and `other` with a name."""
     facts = listed.facts(card.base)
-    base = facts.hf if facts is not None and facts.hf else card.base
-    head = {"base_model": base, "library_name": "peft" if card.adapter else "transformers"}
+    head = {"library_name": "peft" if card.adapter else "transformers"}
+    # What comes with Corral is not on the hub: a name there would lead to nothing, or to somebody else's.
+    if facts is None or facts.hf:
+        head = {"base_model": facts.hf if facts is not None and facts.hf else card.base, **head}
     if card.licence and " " in card.licence:
         head |= {"license": "other", "license_name": card.licence}
     elif card.licence:

@@ -17,7 +17,9 @@ from corral.engine.decoder import (
     after_attention,
     before_attention,
     fuse_layer,
+    restack,
     rms_norm,
+    stack_layer,
 )
 from corral.engine.draw import draw
 from corral.engine.kernels import PAGE, attend_pages
@@ -85,7 +87,7 @@ class Batch:
         self._decoder, self._pages, self._rows, self._steps = decoder, pages, rows, steps
         device = decoder.device
         self._on_gpu = device.type == "cuda"
-        self.adapters = [fuse_layer(layer, decoder.dtype) for layer in decoder.layers]
+        self.adapters = [stack_layer(layer, decoder.dtype) for layer in decoder.layers]
         self._ints = torch.zeros((5 + _MOST_STOPS + most_pages, rows), dtype=torch.int64, device=device)
         self._floats = torch.zeros((2, rows), device=device)
         self._live = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -96,6 +98,8 @@ class Batch:
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         # One pool for all graphs: they never run at the same time.
         self._pool = torch.cuda.graph_pool_handle() if self._on_gpu else None
+        # One stream for all: on each that it meets, cuBLAS keeps a workspace of 32 MiB for good.
+        self._aside = torch.cuda.Stream() if self._on_gpu else None
         before: Callable[..., Tensor] = _before
         after: Callable[..., Tensor] = after_attention
         drawing: Callable[..., tuple[Tensor, Tensor]] = draw
@@ -113,8 +117,7 @@ class Batch:
         for kept, layer in zip(self.adapters, self._decoder.layers, strict=True):
             for old, new in zip(kept, fuse_layer(layer, self._decoder.dtype), strict=True):
                 if old is not None and new is not None:
-                    old.a.copy_(new.a)
-                    old.b.copy_(new.b)
+                    restack(old, new)
 
     def first(self, hidden: Tensor, requests: Sequence[Request]) -> tuple[list[int], list[float]]:
         """The first token of each sequence, from the hidden state at the end of its prompt."""
@@ -186,12 +189,12 @@ class Batch:
     def _capture(self, size: int, limited: bool) -> torch.cuda.CUDAGraph:
         """The step runs some times first, to compile; then everything is put back."""
         kept = [t.clone() for t in self._changing()]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        assert self._aside is not None
+        self._aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._aside):
             for _ in range(2):
                 self._step(size, limited)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             self._step(size, limited)

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from corral.engine.attention import Attend
-from corral.engine.lora import adapted
+from corral.engine.lora import adapted, stacked
 
+# Rows: a product of bf16 numbers is fast only if what it writes begins at a multiple of 16 bytes.
+_ALIGNED = 16
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
@@ -38,12 +40,16 @@ class Adapter(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """Projections of one input. Frozen ones are one tensor; trained ones stay apart."""
+    """Projections of one input. Frozen ones are one tensor; trained ones stay apart.
+
+    `stacked` is there where an adapter is: the frozen rows, and below them room for the adapter's A.
+    """
 
     weights: tuple[Tensor, ...]
     bias: Tensor | None
     sizes: tuple[int, ...]
     adapter: Adapter | None
+    stacked: Tensor | None = None
 
 
 class Layer(NamedTuple):
@@ -58,10 +64,12 @@ class Layer(NamedTuple):
 
 
 class Fused(NamedTuple):
-    """An adapter in the base's precision: y += (x @ a) @ b."""
+    """An adapter in the base's precision: y += (x @ a) @ b. With `stacked`, a lies below the frozen rows, and
+    one product gives both."""
 
     a: Tensor
     b: Tensor
+    stacked: Tensor | None = None
 
 
 LayerAdapters = tuple[Fused | None, Fused | None, Fused | None, Fused | None]
@@ -121,9 +129,35 @@ def fuse_layer(layer: Layer, dtype: torch.dtype) -> LayerAdapters:
     )
 
 
+@torch.no_grad()
+def stack_layer(layer: Layer, dtype: torch.dtype) -> LayerAdapters:
+    """The same for sampling, each A in the room below its frozen rows. `restack` brings it up to date."""
+    found = [_stack(linear, dtype) for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+    return (found[0], found[1], found[2], found[3])
+
+
+def _stack(linear: Linear, dtype: torch.dtype) -> Fused | None:
+    fused = fuse(linear, dtype)
+    if fused is None or linear.stacked is None:
+        return fused
+    room = linear.stacked[linear.weights[0].shape[0] :]
+    b = fused.b.new_zeros((room.shape[0], fused.b.shape[1]))
+    return restack(Fused(room.t(), b, linear.stacked), fused)
+
+
+def restack(kept: Fused, new: Fused) -> Fused:
+    """`kept` with the values of `new`, in place. Room beyond the adapter's rank stays zero."""
+    rank = new.a.shape[1]
+    kept.a[:, :rank].copy_(new.a)
+    kept.b[:rank].copy_(new.b)
+    return kept
+
+
 def project(x: Tensor, linear: Linear, adapter: Fused | None) -> Tensor:
-    if adapter is not None and len(linear.weights) == 1:
-        y: Tensor = adapted(x, linear.weights[0], adapter.a, adapter.b)[0]
+    if adapter is not None and adapter.stacked is not None:
+        y: Tensor = stacked(x, adapter.stacked, adapter.b)
+    elif adapter is not None and len(linear.weights) == 1:
+        y = adapted(x, linear.weights[0], adapter.a, adapter.b)[0]
     else:
         outs = [F.linear(x, weight) for weight in linear.weights]
         y = outs[0] if len(outs) == 1 else torch.cat(outs, dim=-1)
@@ -216,18 +250,28 @@ class Decoder:
         plain = [getattr(module, "base_layer", module) for module in modules]
         sizes = tuple(module.weight.shape[0] for module in plain)
         weights = tuple(module.weight for module in plain)
-        if not self.trained and len(plain) > 1:
-            weights = (_share(plain),)
+        adapter, whole = _adapter(modules), None
+        if not self.trained and (len(plain) > 1 or adapter is not None):
+            whole = _share(plain, room=_room(adapter))
+            weights = (whole[: sum(sizes)],)
         biases = [module.bias for module in plain]
         bias = None if biases[0] is None else torch.cat([b.detach() for b in biases])
         if self.trained and bias is not None:
             raise ValueError("full training of projections with biases is not supported")
-        return Linear(weights, bias, sizes, _adapter(modules))
+        return Linear(weights, bias, sizes, adapter, None if adapter is None else whole)
 
 
-def _share(modules: Sequence[Any]) -> Tensor:
-    """One tensor for several frozen weights; each module's own becomes a view of its rows."""
-    whole = torch.cat([module.weight.detach() for module in modules])
+def _room(adapter: Adapter | None) -> int:
+    """Rows for all A of an adapter, rounded up to what matrix units like."""
+    ranks = sum(a.shape[0] for a in adapter.a if a is not None) if adapter else 0
+    return -(-ranks // _ALIGNED) * _ALIGNED
+
+
+def _share(modules: Sequence[Any], *, room: int) -> Tensor:
+    """One tensor for frozen weights, with some rows of zeros after them; each module's own becomes a view."""
+    first = modules[0].weight.detach()
+    below = [first.new_zeros((room, first.shape[1]))] if room else []
+    whole = torch.cat([*(module.weight.detach() for module in modules), *below])
     row = 0
     for module in modules:
         rows = module.weight.shape[0]

@@ -6,28 +6,38 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_WORD = 0xFFFFFFFF
+
+def _signed(word: int) -> int:
+    return word - (1 << 32)
+
+
+def _right(x: Tensor, bits: int) -> Tensor:
+    """Shifted right with zeros from the left: the words are unsigned, though torch does not know it."""
+    return (x >> bits) & ((1 << (32 - bits)) - 1)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A bijection of 32-bit words, held in int64, that leaves no pattern: the finaliser of MurmurHash3."""
-    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _WORD
-    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _WORD
-    return x ^ (x >> 16)
+    """A bijection of 32-bit words that leaves no pattern: the finaliser of MurmurHash3.
+
+    In int32, whose products wrap: a GPU takes several times as long over int64.
+    """
+    x = (x ^ _right(x, 16)) * _signed(0x85EBCA6B)
+    x = (x ^ _right(x, 13)) * _signed(0xC2B2AE35)
+    return x ^ _right(x, 16)
 
 
 def gumbel(seed: Tensor, position: Tensor, tokens: Tensor) -> Tensor:
     """Noise [B, V] for seeds and positions [B]: the argmax of logits plus it is a fair draw.
 
-    `tokens` is arange(V) in int64: made in here, the compiler would narrow it, and overflow.
+    `tokens` is arange(V).
     """
-    seed, position = seed.long(), position.long()
-    row = _mix((_mix(position & _WORD) + (seed & _WORD)) & _WORD)
-    row = _mix(row ^ ((seed >> 32) & _WORD)).unsqueeze(1)
-    word = _mix(_mix((tokens.unsqueeze(0) * 0x9E3779B1 + row) & _WORD) ^ row)
+    seed = seed.long()
+    row = _mix(_mix(position.int()) + seed.int())
+    row = _mix(row ^ (seed >> 32).int()).unsqueeze(1)
+    word = _mix(_mix(tokens.int().unsqueeze(0) * _signed(0x9E3779B1) + row) ^ row)
     # 23 bits: with the half they fill what fp32 holds exactly. One more would round up to 1, and the noise
     # would be infinite.
-    uniform = ((word >> 9).float() + 0.5) * 2.0**-23
+    uniform = (_right(word, 9).float() + 0.5) * 2.0**-23
     return -torch.log(-torch.log(uniform))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from corral.engine import adapters, generic, head, models
-from corral.engine.attention import layout_of
+from corral.engine.attention import Layout, layout_of
 from corral.engine.decoder import Decoder, fits
 from corral.engine.device import send
 from corral.engine.generic import GenericTrunk
@@ -18,6 +18,7 @@ from corral.engine.generic_sampler import GenericSampler
 from corral.engine.losses import Loss, Sums
 from corral.engine.optimizer import Optimizer
 from corral.engine.packing import UNWEIGHTED, Pack, pack
+from corral.engine.replay import Replays
 from corral.engine.sampler import Sampler
 from corral.engine.sequences import Completion, Example, Request, SamplingParams
 from corral.engine.trunk import Trunk
@@ -85,6 +86,9 @@ class Engine:
             weight_decay=options.weight_decay,
         )
         self._sampler: Sampler | None = None
+        self._replays: Replays | None = None
+        if isinstance(self._trunk, Trunk) and self.device.type == "cuda":
+            self._replays = Replays(self._trunk, list(self._trained.values()))
 
     @classmethod
     def load(
@@ -146,7 +150,7 @@ class Engine:
         """For each example the logprob of each of its tokens given those before it; 0.0 for the first."""
         found: list[list[float]] = [[] for _ in examples]
         for part in self._packs(examples, share=False):
-            hidden = self._hidden(part, recompute=False)
+            hidden = self._hidden(part)
             targets = send(part.targets, self.device)
             scored = head.score(hidden, self._decoder.head, targets, temperature=temperature, chunk=_CHUNK)
             values = scored.logprob.tolist()
@@ -164,16 +168,26 @@ class Engine:
             multiple=self.options.micro_tokens if on_gpu else 1,
         )
 
-    def _hidden(self, part: Pack, *, recompute: bool) -> Tensor:
+    def _hidden(self, part: Pack) -> Tensor:
+        return self._trunk.train(*self._inputs(part), recompute=False)
+
+    def _inputs(self, part: Pack) -> tuple[Tensor, Tensor, Layout]:
         layout = layout_of(part.segment, part.prefix, self.device)
-        tokens, positions = send(part.tokens, self.device), send(part.positions, self.device)
-        return self._trunk.train(tokens, positions, layout, recompute=recompute)
+        return send(part.tokens, self.device), send(part.positions, self.device), layout
+
+    def _forward(self, part: Pack) -> tuple[Tensor, Callable[[Tensor], object]]:
+        """Hidden states, and what takes the derivative by them."""
+        inputs, recompute = self._inputs(part), self.options.recompute
+        if self._replays is not None and (ready := self._replays.take(*inputs, recompute=recompute)):
+            return ready.forward(*inputs), ready.backward
+        hidden = self._trunk.train(*inputs, recompute=recompute)
+        return hidden, hidden.backward
 
     def _backward(self, part: Pack, loss: Loss, temperature: float) -> tuple[Tensor, Sums]:
         chosen = self._chosen(part)
         if not chosen.shape[0]:
             return torch.zeros((), device=self.device), {}
-        hidden = self._hidden(part, recompute=self.options.recompute)
+        hidden, backward = self._forward(part)
         place = send(chosen, self.device)
         weight = self._decoder.head
         weight_slope = torch.zeros_like(weight) if weight.requires_grad else None
@@ -197,7 +211,7 @@ class Engine:
                 weight_slope=weight_slope,
             )
             whole = torch.zeros_like(hidden).index_add_(0, place, slope)
-        hidden.backward(whole)
+        backward(whole)
         if weight_slope is not None:
             weight.grad = weight_slope if weight.grad is None else weight.grad.add_(weight_slope)
         return value, sums
@@ -219,6 +233,7 @@ class Engine:
         """The sampler on these weights; made once, and enlarged when asked for more."""
         if self._sampler is None or not self._sampler.holds(rows, context):
             trunk, tokenizer = self._trunk, self.loaded.tokenizer
+            self._drop_replays()
             if self._sampler is not None:
                 rows, context = self._sampler.enlarged(rows, context)
                 self._sampler = None  # before the next one: the device may not hold two caches
@@ -236,8 +251,14 @@ class Engine:
     def drop_sampler(self) -> None:
         """Give back the memory of its cache; the next one may be of another size."""
         self._sampler = None
+        self._drop_replays()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _drop_replays(self) -> None:
+        """Their memory is theirs alone, and a sampler may need it."""
+        if self._replays is not None:
+            self._replays.drop()
 
     def sample(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[Completion]:
         """One completion for each prompt, in their order; the seed is counted up."""

@@ -47,7 +47,9 @@ def wilson(successes: int, count: int) -> tuple[float, float]:
     z2 = _Z * _Z
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = _Z * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count)) / (1 + z2 / count)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # At its ends the bound is exact, and rounding would show.
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    return 0.0 if successes == 0 else low, 1.0 if successes == count else high
 
 
 def bootstrap(

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import math
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 # A log is read by people: a line for each step of a fast run would bury what matters.
 LOG_EVERY_S = 2.0
+# Loading and compiling may take minutes without a word of their own. That is no stall, so the worker hears.
+ALIVE_EVERY_S = 10.0
 _BAR_CHARS = 20
 
 
@@ -73,7 +77,27 @@ class Events:
     def __init__(self, file: Path | None, screen: Screen) -> None:
         self._file = file
         self._screen = screen
+        self._phase = "starting"
+        self._under_way = threading.Event()
         self.watched = file is not None
+
+    @contextmanager
+    def setting_up(self, every_s: float = ALIVE_EVERY_S) -> Iterator[None]:
+        """Inside, and until the first step, what it is doing is told again and again (MT-D15)."""
+
+        def tell() -> None:
+            while not self._under_way.wait(every_s):
+                self.doing(self._phase)
+
+        thread = threading.Thread(target=tell, daemon=True)
+        if self.watched:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._under_way.set()
+            if self.watched:
+                thread.join()
 
     def say(self, text: str) -> None:
         """A line in the log, no more."""
@@ -81,6 +105,7 @@ class Events:
 
     def phase(self, name: str) -> None:
         """What it is doing now, before there are steps to count."""
+        self._phase = name
         self._write({"progress": {"phase": name}})
         self._screen.say(f"{name} ...")
 
@@ -89,6 +114,7 @@ class Events:
         self._write({"progress": {"phase": name}})
 
     def step(self, standing: Standing) -> None:
+        self._under_way.set()
         self._write(
             {
                 "step": standing.step,

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -81,6 +81,8 @@ def run(course: Course, setting: Setting) -> None:
         examples = advantages.contributing(advantages.build(episodes, grpo, scores=scores))
         if grpo.beta and examples:
             examples = with_reference(course.engine, examples, grpo.temperature)
+        if examples and losses.renews_old(grpo):
+            examples = with_old(course.engine, examples, grpo.temperature)
         if examples and isinstance(loss, losses.Policy) and loss.anchor == "self":
             metrics["mismatch"] = probed_gap(course.engine, examples, grpo.temperature)
         for iteration in range(grpo.iterations if examples else 0):
@@ -120,7 +122,7 @@ def rollouts_of(course: Course, setting: Setting, tasks: Sequence[int]) -> list[
                 "Lower grpo.max_completion or max_length, or take a machine with more memory.",
             )
         course.note(f"Memory ran out while sampling: {setting.rows} sequences at a time from now on.")
-    course.sampled([asdict(episode) for episode in episodes], time.perf_counter() - began)
+    course.sampled([episode.row() for episode in episodes], time.perf_counter() - began)
     return episodes
 
 
@@ -243,6 +245,11 @@ def with_reference(engine: Engine, examples: Sequence[Example], temperature: flo
     with without_adapter(engine):
         columns = engine.logprobs(examples, temperature=temperature)
     return advantages.with_stream(examples, "ref", columns)
+
+
+def with_old(engine: Engine, examples: Sequence[Example], temperature: float) -> list[Example]:
+    """`old` by the trainer itself, once for all passes over a batch; `sampled` stays the sampler's."""
+    return advantages.with_stream(examples, "old", engine.logprobs(examples, temperature=temperature))
 
 
 def probed_gap(engine: Engine, examples: Sequence[Example], temperature: float) -> float:

@@ -17,6 +17,7 @@ from huggingface_hub.errors import (
 )
 
 from corral.engine.problems import ModelProblem
+from corral.recipes import models as listed
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ABOUT = [
@@ -57,6 +58,14 @@ def _snapshot(ref: str, revision: str | None, cache_dir: Path | None, files: lis
 
 
 def _explanation(ref: str, revision: str | None, error: Exception) -> ModelProblem:
+    found = _plain_explanation(ref, revision, error)
+    near = listed.near(ref)
+    if near is not None and listed.facts(ref) is None:
+        found.hint = f"Did you mean {near!r}? {found.hint}"
+    return found
+
+
+def _plain_explanation(ref: str, revision: str | None, error: Exception) -> ModelProblem:
     match error:
         case GatedRepoError():
             return ModelProblem(

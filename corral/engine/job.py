@@ -60,7 +60,8 @@ def main(
     try:
         job = Job(read(places.spec), places, environ, events, stop, again=again)
         job.began = job.began if began is None else began
-        job.run()
+        with events.setting_up():
+            job.run()
     except Stopped:
         stop.die()
     except GuardStop as error:

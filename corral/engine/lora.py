@@ -1,7 +1,7 @@
 """A frozen matrix and its adapter in one operation: y = x @ w.T + (x @ a) @ b.
 
 Written out, because the compiler turns the sum into a copy of y followed by a product that adds to it: over
-all layers that is one twentieth of a training step. Here the second product adds to y where it lies.
+all layers that is one twentieth of a training step. Here the last product adds to y where it lies.
 """
 
 from __future__ import annotations
@@ -52,3 +52,19 @@ def _differentiate(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor, None, Te
 
 
 adapted.register_autograd(_differentiate, setup_context=_keep)
+
+
+@torch.library.custom_op("corral::stacked", mutates_args=())
+def stacked(x: Tensor, whole: Tensor, b: Tensor) -> Tensor:
+    """The same without gradient, where `whole` is w with the columns of a as rows below it: a product less.
+
+    What is returned is the left part of a wider tensor.
+    """
+    wide = x @ whole.t()
+    y = wide[:, : b.shape[1]]
+    return y.addmm_(wide[:, b.shape[1] :], b)
+
+
+@stacked.register_fake
+def _(x: Tensor, whole: Tensor, b: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], whole.shape[0])[:, : b.shape[1]]

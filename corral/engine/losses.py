@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from corral.recipes.train import Train
+    from corral.recipes.train import Grpo, Train
 
 Kind = Literal["grpo", "dapo", "dr_grpo", "bnpo", "gspo", "cispo", "ppo", "importance_sampling"]
 Anchor = Literal["old", "self"]
@@ -276,9 +276,15 @@ def make(train: Train) -> Loss:
         beta=grpo.beta,
         entropy_coef=grpo.entropy_coef,
         # GSPO's bounds are 3e-4 wide, less than what rounding alone puts between sampler and trainer, so a
-        # step on fresh samples is compared with itself.
+        # step on fresh samples is compared with itself; for several, see `renews_old`.
         anchor="self" if grpo.loss == "gspo" and grpo.iterations == 1 else "old",
     )
+
+
+def renews_old(grpo: Grpo) -> bool:
+    """Whether `old` must be the trainer's own: where the bounds are narrower than rounding, and the weights
+    change between the passes over a batch."""
+    return grpo.loss == "gspo" and grpo.iterations > 1
 
 
 def tinker(name: str, config: Mapping[str, float] | None = None) -> Loss:

@@ -46,10 +46,13 @@ class Data:
 
 def read_data(train: Train, places: Places) -> Data:
     """The rows of an sft run; every row is checked."""
-    found = rows.read(existing(places, "data", train.data), recipe="sft", bad_rows=train.bad_rows)
+    path = existing(places, "data", train.data)
+    found = rows.read(path, recipe="sft", bad_rows=train.bad_rows, called=train.data)
     if train.eval_data is not None:
         path = existing(places, "eval_data", train.eval_data)
-        held_out: RowSet | None = rows.read(path, recipe="sft", bad_rows=train.bad_rows)
+        held_out: RowSet | None = rows.read(
+            path, recipe="sft", bad_rows=train.bad_rows, called=train.eval_data
+        )
     else:
         found, held_out = masks.split(found, train.eval_fraction)
     return Data(found, held_out, rows_digest(found))

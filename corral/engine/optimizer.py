@@ -31,7 +31,10 @@ class Optimizer:
         )
 
     def step(self, learning_rate: float, *, clip: float) -> Tensor:
-        """One update from the gradients, which are then gone. Returns their norm before clipping."""
+        """One update from the gradients, which are then gone. Returns their norm before clipping.
+
+        Gradients that are not finite change nothing. The device decides that, so nobody waits for it.
+        """
         for name, p in self._parameters.items():
             master = self._masters[name]
             if master is not p:
@@ -39,6 +42,8 @@ class Optimizer:
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
         norm = torch.nn.utils.clip_grad_norm_(list(self._masters.values()), clip or float("inf"))
+        # What a gradient scaler would set: the fused step reads it.
+        self._adam.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]
         self._adam.step()
         with torch.no_grad():
             for name, p in self._parameters.items():

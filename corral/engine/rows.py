@@ -25,7 +25,8 @@ from corral.engine.formats import Format, Row, Where, parse
 from corral.engine.messages import RowError
 
 SUFFIXES = frozenset({".jsonl", ".ndjson", ".json", ".parquet", ""})
-KEPT_PROBLEMS = 20
+# As many as a person reads.
+KEPT_PROBLEMS = 10
 BOM = b"\xef\xbb\xbf"
 _HELD_OUT = re.compile(r"(test|val|valid|validation|eval|dev|heldout)([-_.0-9]|$)", re.IGNORECASE)
 
@@ -57,10 +58,11 @@ class BadRows(DataError):
     def __init__(self, problems: Sequence[Problem], total: int, rows: int, hint: str = "") -> None:
         self.problems = list(problems)
         self.total = total
-        shown = "; ".join(str(problem) for problem in self.problems)
-        more = f"; and {total - len(self.problems)} more" if total > len(self.problems) else ""
+        lines = [str(problem) for problem in self.problems]
+        if total > len(lines):
+            lines.append(f"and {total - len(lines)} more")
         super().__init__(
-            f"{total} of {rows} rows cannot be used: {shown}{more}",
+            "\n  ".join([f"{total} of {rows} rows cannot be used:", *lines]),
             hint or 'Correct them, or set bad_rows = "skip" to leave them out.',
         )
 
@@ -136,19 +138,24 @@ def read(
     recipe: str,
     bad_rows: Literal["refuse", "skip"] = "refuse",
     keep: int = KEPT_PROBLEMS,
+    called: str | None = None,
 ) -> RowSet:
     """The rows of a file, or of all files of a folder by name, for a recipe (sft, grpo or dpo).
 
+    `called` is the user's name for it: a worker puts it where no user has seen it.
     DataError if there are none or they are of several formats, whatever `bad_rows` says: then it is the data
     that is wrong and not a row of it.
     """
     check = _Check(recipe, keep)
     files = []
-    for file in _files(Path(path)):
+    path = Path(path)
+    called = str(path) if called is None else called
+    for file in _files(path, called):
+        name = called if file == path else str(Path(called) / file.name)
         try:
-            files.append(_read_file(file, check))
+            files.append(_read_file(file, name, check))
         except OSError as error:
-            raise DataError(f"{file} cannot be read: {error.strerror}", "Check its permissions.") from None
+            raise DataError(f"{name} cannot be read: {error.strerror}", "Check its permissions.") from None
         except parquet.ParquetError as error:
             raise DataError(str(error), error.hint) from None
     if len(check.first) > 1:
@@ -157,7 +164,7 @@ def read(
     if check.bad and (bad_rows == "refuse" or not check.first):
         raise BadRows(check.problems, check.bad, check.rows)
     if not check.first:
-        raise DataError(f"{path} holds no rows", "Give at least one row of training data.")
+        raise DataError(f"{called} holds no rows", "Give at least one row of training data.")
     return RowSet(
         files,
         recipe=recipe,
@@ -178,13 +185,13 @@ def _notes(files: Sequence[_File]) -> list[str]:
     return notes
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: Path, called: str) -> list[Path]:
     if not path.exists():
-        raise DataError(f"{path} does not exist", "Check the path of the data.")
+        raise DataError(f"{called} does not exist", "Check the path of the data.")
     if not path.is_dir():
         if path.suffix.lower() not in SUFFIXES:
             raise DataError(
-                f"{path} is not JSONL, JSON or Parquet by its name",
+                f"{called} is not JSONL, JSON or Parquet by its name",
                 "Convert it to JSONL: one JSON object per line.",
             )
         return [path]
@@ -192,12 +199,12 @@ def _files(path: Path) -> list[Path]:
     files = [file for file in names if file.suffix and file.suffix.lower() in SUFFIXES]
     if not files:
         raise DataError(
-            f"{path} holds no JSONL, JSON or Parquet file", "Name the file, or the folder it is in."
+            f"{called} holds no JSONL, JSON or Parquet file", "Name the file, or the folder it is in."
         )
     held_out = [file for file in files if _HELD_OUT.match(file.name)]
     if held_out and len(held_out) < len(files):
         raise DataError(
-            f"{path} holds {held_out[0].name}, which looks held out, beside files that do not",
+            f"{called} holds {held_out[0].name}, which looks held out, beside files that do not",
             "Name the file to train on, and the held-out one as eval_data.",
         )
     return files
@@ -271,23 +278,23 @@ def _value(raw: bytes) -> object:
         raise RowError(f"not JSON that can be read: {error}") from None
 
 
-def _read_file(path: Path, check: _Check) -> _File:
+def _read_file(path: Path, name: str, check: _Check) -> _File:
     handle = path.open("rb", buffering=1 << 20)
     head = handle.read(4)
     if head == parquet.MAGIC or path.suffix.lower() == ".parquet":
         handle.close()
-        return _spooled(str(path), parquet.rows(path), check)
+        return _spooled(name, parquet.rows(path), check)
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         handle.close()
-        raise DataError(f"{path} is UTF-16", "Save it as UTF-8.")
+        raise DataError(f"{name} is UTF-16", "Save it as UTF-8.")
     begin = len(BOM) if head.startswith(BOM) else 0
     handle.seek(begin)
     if _first_byte(handle) == b"[":
         handle.seek(begin)
         with handle:
-            return _spooled(str(path), _elements(path, handle.read()), check)
+            return _spooled(name, _elements(name, handle.read()), check)
     handle.seek(begin)
-    return _lines(str(path), handle, begin, check)
+    return _lines(name, handle, begin, check)
 
 
 def _first_byte(handle: IO[bytes]) -> bytes:
@@ -305,22 +312,22 @@ def _lines(name: str, handle: IO[bytes], begin: int, check: _Check) -> _File:
     return file
 
 
-def _elements(path: Path, raw: bytes) -> Iterator[object]:
+def _elements(name: str, raw: bytes) -> Iterator[object]:
     try:
         yield from json.loads(raw.decode())
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise DataError(
-            f"{path}:{line}: not UTF-8: byte 0x{raw[error.start]:02x}", "Save it as UTF-8."
+            f"{name}:{line}: not UTF-8: byte 0x{raw[error.start]:02x}", "Save it as UTF-8."
         ) from None
     except json.JSONDecodeError as error:
         raise DataError(
-            f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}",
+            f"{name}:{error.lineno}: not JSON: {error.msg} at column {error.colno}",
             "Correct the array, or write one JSON object per line.",
         ) from None
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{path}: not JSON that can be read: {error}", "Write one JSON object per line."
+            f"{name}: not JSON that can be read: {error}", "Write one JSON object per line."
         ) from None
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from corral.engine.checkpoints import JOURNAL, Checkpoints, Saved, link, link_tree
-from corral.engine.engine import Engine, Step, gradients
+from corral.engine.engine import Engine, Step
 from corral.engine.evaluate import Evaluation, better
 from corral.engine.events import Events
 from corral.engine.journal import Journal
@@ -111,11 +111,8 @@ class Course:
         return whole
 
     def apply(self, rate: float) -> Tensor:
-        """optim_step, given to the device but not waited for; gives the norm of the gradients. With the
-        policy `skip`, gradients that are not finite are dropped instead."""
-        if self.train.guards.nan == "skip" and not math.isfinite(norm := self._norm()):
-            self.engine.forget_gradients()
-            return torch.tensor(norm)
+        """optim_step, given to the device but not waited for; gives the norm of the gradients. Those that are
+        not finite change nothing; `read` finds them."""
         return self.engine.optim_step(rate, clip=self.train.grad_clip)
 
     def read(self, seen: Step, norm: Tensor) -> dict[str, float]:
@@ -148,10 +145,6 @@ class Course:
                 "Lower max_length, take a smaller model or lora.rank, or a machine with more memory.",
             )
         self.note(f"Memory ran out at step {self.done + 1}: {change}, and the step is repeated.")
-
-    def _norm(self) -> float:
-        found = [grad.float().norm() for grad in gradients(self.engine).values()]
-        return float(torch.stack(found).norm()) if found else 0.0
 
     def heed(self, finding: Finding) -> None:
         if finding.policy == "stop":

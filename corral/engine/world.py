@@ -57,7 +57,7 @@ def open_environment(train: Train, places: Places, environ: Mapping[str, str]) -
     for name, said in (("data", train.data), ("eval_data", train.eval_data)):
         if train.recipe == "grpo" and said is not None:
             found = existing(places, name, said)
-            rows.read(found, recipe="grpo", bad_rows="refuse")
+            rows.read(found, recipe="grpo", bad_rows="refuse", called=said)
             params[name] = str(found)
     source = str(path) if path is not None else str(train.environment)
     workers = max(1, min(4, (os.cpu_count() or 2) - 1))

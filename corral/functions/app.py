@@ -6,9 +6,9 @@ import inspect
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, dataclass_transform, overload
 
-from corral.functions.classes import Class
+from corral.functions.classes import Class, parameter
 from corral.functions.handles import AsyncFunction, Function, Generator
 from corral.functions.member import Member
 from corral.functions.options import Batch, Environment, Resources, Retries, Scale, Settings
@@ -98,6 +98,7 @@ class App:
         )
         return _Decorator(self, settings, name=name, batch=batch, schedule=schedule)
 
+    @dataclass_transform(kw_only_default=True, field_specifiers=(parameter,))
     def cls(
         self,
         *,

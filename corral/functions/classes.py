@@ -126,7 +126,11 @@ def _handle_kind(fn: Callable[..., Any]) -> type[Function[..., Any]]:
 def method(fn: Callable[..., R], /) -> Method[..., R]: ...
 @overload
 def method(
-    *, batch: Batch | None = None, timeout: float | str | None = None, retries: Retries | int | None = None
+    *, batch: Batch, timeout: float | str | None = None, retries: Retries | int | None = None
+) -> Callable[[Callable[..., list[R]]], Method[..., R]]: ...
+@overload
+def method(
+    *, batch: None = None, timeout: float | str | None = None, retries: Retries | int | None = None
 ) -> Callable[[Callable[..., R]], Method[..., R]]: ...
 def method(
     fn: Any = None,

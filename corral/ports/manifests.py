@@ -14,6 +14,10 @@ class Manifests(Protocol):
         """Like `get`, and no other transaction applies this manifest until this one ends."""
         ...
 
+    def claim(self, manifest: Manifest) -> None:
+        """Insert it unless there is one of its name; waits for whoever is about to do the same."""
+        ...
+
     def put(self, manifest: Manifest) -> None:
         """Insert or replace."""
         ...

@@ -16,6 +16,7 @@ from corral.domain.ids import ArtifactId, Digest, GroupId, HostId, LeaseId, RunI
 from corral.domain.lease import Lease
 from corral.domain.quota import InUse
 from corral.domain.run import Attempt, Event, Group, Parent, Rank, Run, Submission
+from corral.domain.states import RunState
 from corral.ports.audit import Audit
 from corral.ports.calls import Calls
 from corral.ports.endpoints import Endpoints
@@ -36,11 +37,15 @@ class Lane(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a claim must know of a lease that its host has: `gpus` is a JSON list."""
+    """What a claim must know of a lease that its host has: `gpus` is a JSON list.
+
+    `gpu_bytes` is how much it holds of each of them; None is the whole.
+    """
 
     lease_id: LeaseId
     request_id: str
     gpus: str
+    gpu_bytes: int | None = None
 
 
 class GroupEnd(NamedTuple):
@@ -63,6 +68,20 @@ class Ready(NamedTuple):
 
     ready_at: float
     id: RunId
+
+
+class Known(NamedTuple):
+    """What a manifest must know of a run that it declared before."""
+
+    id: RunId
+    identity: Digest
+    generation: int
+    name: str
+    group_id: GroupId | None
+    state: RunState
+    hold_reason: str | None
+    detail: str | None
+    policy: str | None
 
 
 @dataclass(frozen=True)
@@ -91,6 +110,14 @@ class Runs(Protocol):
 
     def save(self, run: Run) -> None:
         """Write every column that may change after insert."""
+        ...
+
+    def save_policy(self, run: Run, spec: str) -> None:
+        """Write what `save` does not: the columns that are not part of a run's identity, and its spec."""
+        ...
+
+    def of_manifest(self, project: str, manifest: str) -> dict[Digest, Known]:
+        """By identity, the newest generation of every run that the manifest ever declared."""
         ...
 
     def spec(self, run_id: RunId) -> str: ...
@@ -145,7 +172,19 @@ class Runs(Protocol):
         """How many runs are in each state that is not final."""
         ...
 
+    def preemptible(self, after: tuple[int, RunId] | None, limit: int) -> list[Run]:
+        """Running runs that may be asked to yield, by priority, the lowest first."""
+        ...
+
+    def unstarted(self, project: str, limit: int) -> int:
+        """How many runs of the project have not started, counted up to `limit`."""
+        ...
+
     def page_by_id(self, after: RunId | None, limit: int) -> list[Run]: ...
+
+    def newest_generation(self, run: Run) -> int:
+        """Of the runs that its manifest declares with the same identity."""
+        ...
 
     def put_submission(self, submission: Submission) -> bool:
         """False, and nothing is written, if this principal used the request id before."""
@@ -156,6 +195,8 @@ class Runs(Protocol):
     def insert_group(self, group: Group) -> None: ...
 
     def group(self, group_id: GroupId) -> Group | None: ...
+
+    def limit_group(self, group_id: GroupId, max_running: int | None) -> None: ...
 
     def add_parent(self, parent: Parent) -> None: ...
 
@@ -258,6 +299,10 @@ class Leases(Protocol):
         """What each live lease of the host holds."""
         ...
 
+    def held_by_host(self) -> list[tuple[HostId, Held]]:
+        """The same for every host that has some."""
+        ...
+
     def live_of_run(self, run_id: RunId) -> list[Lease]: ...
 
     def live_of_project(self, project: str) -> list[Lease]: ...
@@ -289,6 +334,18 @@ class Hosts(Protocol):
     def save(self, host: Host) -> None: ...
 
     def page(self, after: HostId | None, limit: int) -> list[Host]: ...
+
+    def declared_by(self, manifest: str) -> list[Host]:
+        """Hosts that this manifest, as `project/name`, declares."""
+        ...
+
+    def forgive(self, host_id: HostId) -> bool:
+        """Clear what is held against the host; False, at little cost, if nothing is."""
+        ...
+
+    def pull_in(self, latest: float) -> int:
+        """After the clock went back: no host is set aside for longer than until then."""
+        ...
 
     def busy(self) -> list[tuple[HostId, int]]: ...
 
@@ -360,7 +417,10 @@ class Blobs(Protocol):
         """Whether a row of any project that names these bytes is on its way out."""
         ...
 
-    def project_bytes(self, project: str) -> int: ...
+    def project_bytes(self, project: str) -> int:
+        """How many bytes the project's files have, those on their way out included. In a transaction that
+        writes, no other one asks this until it ends: what is added to the answer stays true."""
+        ...
 
 
 class Artifacts(Protocol):
@@ -421,6 +481,10 @@ class Records(Protocol):
         """
         ...
 
+    def feed_end(self) -> str:
+        """A cursor from which `feed` gives what commits from now on."""
+        ...
+
     def segment(self, segment: Segment) -> None:
         """Insert or replace."""
         ...
@@ -440,6 +504,8 @@ class Records(Protocol):
     def object(self, run_id: RunId, key: str) -> NamedObject | None: ...
 
     def objects(self, run_id: RunId, prefix: str, *, after: str, limit: int) -> list[str]: ...
+
+    def object_count(self, run_id: RunId) -> int: ...
 
     def usage(self) -> list[tuple[str, float, float]]:
         """(project, seconds used, as of when) for fair share."""

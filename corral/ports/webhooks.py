@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from corral.domain.ids import DeliveryId, WebhookId
-from corral.domain.webhook import Delivery, Webhook
+from corral.domain.webhook import Delivery, DeliveryState, Webhook
 
 
 class Webhooks(Protocol):
@@ -17,7 +17,11 @@ class Webhooks(Protocol):
 
     def all(self) -> list[Webhook]: ...
 
-    def save(self, webhook: Webhook) -> None: ...
+    def advance(self, webhook_id: WebhookId, *, before: str, after: str) -> bool:
+        """Move the cursor on; False, and nothing is written, if it is not where it was thought to be."""
+        ...
+
+    def set_paused(self, webhook_id: WebhookId, paused: bool) -> None: ...
 
     def delete(self, webhook_id: WebhookId) -> bool:
         """With its deliveries."""
@@ -29,10 +33,21 @@ class Webhooks(Protocol):
 
     def save_delivery(self, delivery: Delivery) -> None: ...
 
-    def due(self, now: float, limit: int) -> list[Delivery]: ...
+    def due(self, webhook_id: WebhookId, now: float, limit: int) -> list[Delivery]:
+        """What waits to be sent now, the longest due first."""
+        ...
+
+    def waiting(self, webhook_id: WebhookId, most: int) -> int:
+        """How many wait, counted no further than `most`."""
+        ...
 
     def deliveries(
-        self, webhook_id: WebhookId, *, after: tuple[float, DeliveryId] | None, limit: int
+        self,
+        webhook_id: WebhookId,
+        *,
+        after: tuple[float, DeliveryId] | None,
+        limit: int,
+        state: DeliveryState | None = None,
     ) -> list[Delivery]:
         """Newest first."""
         ...

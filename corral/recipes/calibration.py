@@ -33,8 +33,10 @@ class Calibration:
     cpu_base_bytes: float
     cpu_saved: float
     train_efficiency: float
-    half_tokens: float
+    moved_times: float
     layer_launch_s: float
+    replay_work: float
+    forward_layer_s: float
     pack_s: float
     step_s: float
     pack_fill: float

@@ -36,7 +36,8 @@ MEMORY = (
 )
 SPEED = (
     "train_efficiency",
-    "half_tokens",
+    "moved_times",
+    "layer_launch_s",
     "pack_s",
     "decode_efficiency",
     "decode_layer_s",

@@ -25,6 +25,8 @@ PART_OF = {
     "cpu_base_bytes": "workspace",
     "graph_logit_bytes": "sampler",
 }
+# Projections of one input, which the engine makes one.
+_GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +109,19 @@ def _always(case: Case, plan: Plan) -> Phase:
     facts, lora, width = case.facts, case.train.lora, _width(case)
     on_gpu, full = case.device.gpu is not None, case.train.method == "full"
     fixed = {"weights": float(facts.params * width)}
+    below = 0 if full else facts.layers * stacked_elements(facts, lora.rank, lora.targets)
     if full:
         # fp32 copies where the weights are not fp32, two moments, gradients as wide as the weights.
         fixed["optimizer"] = float(facts.params * ((4 if width < 4 else 0) + 8 + width))
     else:
         fixed["optimizer"] = 16.0 * lora_params(facts, lora.rank, lora.targets)
+        fixed["room"] = float(below * width)
     terms = {"workspace_bytes" if on_gpu else "cpu_base_bytes": 1.0}
     if plan.rows:
         fixed["cache"] = float(cache_bytes(case, plan))
         if not full:
-            fixed["sampler"] = float(facts.layers * fused_elements(facts, lora.rank, lora.targets) * width)
+            whole = facts.layers * fused_elements(facts, lora.rank, lora.targets)
+            fixed["sampler"] = float((whole - below) * width)
         if on_gpu:
             terms["graph_logit_bytes"] = graph_logits(facts, plan.rows)
     return Phase(fixed, terms)
@@ -146,8 +151,12 @@ def _saved(case: Case, plan: Plan) -> Phase:
 
 def _one_layer(facts: ModelFacts, token_bytes: float) -> float:
     """All that a layer computes on the way, per unit of `live_layer` (the reference's S)."""
-    widths = 5 * facts.hidden + 2 * facts.query_width + 2 * facts.kv_width + 4 * facts.intermediate
-    return float(token_bytes * widths)
+    return float(token_bytes * computed_per_token(facts))
+
+
+def computed_per_token(facts: ModelFacts) -> int:
+    """Numbers that a layer computes on the way for each token."""
+    return 5 * facts.hidden + 2 * facts.query_width + 2 * facts.kv_width + 4 * facts.intermediate
 
 
 def _times(terms: Mapping[str, float], number: int) -> dict[str, float]:
@@ -165,9 +174,18 @@ def fused_elements(facts: ModelFacts, rank: int, targets: str | tuple[str, ...])
     """Of one layer: its adapters as the engine lays them side by side, zeros between the blocks included."""
     shapes = facts.linear_shapes
     total = 0
-    for group in (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)):
+    for group in _GROUPS:
         chosen = [name for name in group if targets == "all-linear" or name in targets]
         total += len(chosen) * rank * (shapes[group[0]][0] + sum(shapes[name][1] for name in group))
+    return total
+
+
+def stacked_elements(facts: ModelFacts, rank: int, targets: str | tuple[str, ...]) -> int:
+    """Of one layer: the room below its frozen weights, where the sampler has an adapter's first matrices."""
+    total = 0
+    for group in _GROUPS:
+        chosen = [name for name in group if targets == "all-linear" or name in targets]
+        total += len(chosen) * rank * facts.linear_shapes[group[0]][0]
     return total
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 import math
@@ -175,6 +176,13 @@ def facts(model: str) -> ModelFacts | None:
 
 def _names(one: ModelFacts) -> set[str]:
     return {name.lower() for name in (one.id, one.hf) if name}
+
+
+def near(model: str) -> str | None:
+    """The listed model that somebody who wrote this most likely meant."""
+    short = {name: one.id for one in catalogue().values() for name in _names(one)}
+    found = difflib.get_close_matches(model.lower(), short, n=1, cutoff=0.8)
+    return short[found[0]] if found else None
 
 
 def admit(model: str, policy: Policy) -> ModelFacts | None:

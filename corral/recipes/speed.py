@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from corral.recipes.calibration import Calibration
 from corral.recipes.case import Case, Plan
 from corral.recipes.gpus import GpuFacts
+from corral.recipes.memory import computed_per_token
 from corral.recipes.models import ModelFacts, block_params, lora_params
 from corral.recipes.tables import Train
 
@@ -103,11 +104,22 @@ def training_s(case: Case, plan: Plan, load: Load) -> float:
     if gpu is None:
         work = each * load.tokens / (constants.cpu_flops * case.device.cores)
         return work + packs * facts.layers * constants.cpu_layer_s * (forwards + 2) + constants.step_s
-    # Packs on a GPU are filled up to their size, so that one compiled program serves all.
-    used = constants.train_efficiency * plan.micro_tokens / (plan.micro_tokens + constants.half_tokens)
-    work = each * plan.micro_tokens / (gpu.flops * used)
+    # Packs on a GPU are filled up to their size, so that one compiled program serves all. Products are work;
+    # everything between them waits for memory.
+    work = each * plan.micro_tokens / (gpu.flops * constants.train_efficiency)
+    moved = (
+        plan.micro_tokens * computed_per_token(facts) * facts.layers * (2 if case.precision == "bf16" else 4)
+    )
+    work += moved * constants.moved_times * (forwards + 1) / 2 / gpu.bytes_per_s
     host = facts.layers * constants.layer_launch_s * (forwards + 1) / 2
+    if case.train.method == "lora" and replayed(facts, plan.micro_tokens, constants):
+        host = 0.0
     return packs * (max(work, host) + constants.pack_s) + constants.step_s
+
+
+def replayed(facts: ModelFacts, tokens: int, constants: Calibration) -> bool:
+    """Whether the engine takes the host out of its passes over packs of so many tokens."""
+    return block_params(facts) / facts.layers * tokens <= constants.replay_work
 
 
 def forward_s(case: Case, tokens: float) -> float:
@@ -116,7 +128,9 @@ def forward_s(case: Case, tokens: float) -> float:
     flops = 2.0 * (block_params(facts) + facts.vocab * facts.hidden) * tokens
     if gpu is None:
         return flops / (constants.cpu_flops * case.device.cores) + facts.layers * constants.cpu_layer_s
-    return flops / (gpu.flops * constants.prefill_efficiency) + facts.layers * constants.layer_launch_s / 2
+    passes = math.ceil(tokens / constants.prefill_tokens)
+    host = passes * facts.layers * constants.forward_layer_s
+    return max(flops / (gpu.flops * constants.prefill_efficiency), host)
 
 
 def sampling_s(case: Case, plan: Plan, load: Load) -> float:
@@ -162,8 +176,11 @@ def step_s(case: Case, plan: Plan) -> float:
     if case.train.recipe == "sft":
         return seconds
     seconds *= case.train.grpo.iterations
-    if case.train.grpo.beta > 0:
-        seconds += forward_s(case, load.tokens)
+    grpo = case.train.grpo
+    # The reference's pass, and the one that a few losses need before several of training.
+    seconds += forward_s(case, load.tokens) * (
+        (grpo.beta > 0) + (grpo.loss == "gspo" and grpo.iterations > 1)
+    )
     return seconds + sampling_s(case, plan, load)
 
 

@@ -38,6 +38,7 @@ LORA_TIMES = 10.0
 USUAL_SCALE = 2.0
 # A policy gradient is far noisier than a supervised one; a tenth is what trainers of both use.
 GRPO_TIMES = 0.1
+_OURS = "corral/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def parse(model: object, table: object, facts: ModelFacts | None = None) -> Trai
     name = top.values.get("model", "?")
     facts = facts or models.facts(name)
     checked = check_fields(Train, table, "train")
-    problems = top.problems + checked.problems
+    problems = top.problems + _not_ours(name, facts) + checked.problems
     if "" in checked.bad or "recipe" in checked.bad:
         raise TrainError(problems)
     train = _filled_in(Train(model=name, **checked.values), checked.given, facts)
@@ -77,6 +78,15 @@ def parse(model: object, table: object, facts: ModelFacts | None = None) -> Trai
     if problems:
         raise TrainError(problems)
     return train
+
+
+def _not_ours(name: str, facts: ModelFacts | None) -> list[Problem]:
+    """The hub has no names of Corral's own: one that is not listed is a slip."""
+    if facts is not None or not name.lower().startswith(_OURS):
+        return []
+    near, own = models.near(name), sorted(one for one in models.catalogue() if one.startswith(_OURS))
+    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(own)}"
+    return [Problem("model", f"{name!r} is no model of Corral's", hint)]
 
 
 def check_model(train: Train, facts: ModelFacts) -> list[Problem]:

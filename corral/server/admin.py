@@ -1,4 +1,4 @@
-"""Routes: hosts, tokens, secrets, health, metrics, fsck."""
+"""Routes: tokens, secrets, health, metrics, fsck."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from prometheus_client.process_collector import ProcessCollector
 
 from corral import __version__
 from corral.core import secrets as core_secrets
-from corral.core.access import make_host, make_token, revoke
+from corral.core.access import TOPIC_TOKEN, Made, make_host, make_token, revoke
 from corral.core.audit import note
+from corral.core.enrol import make_join_token
 from corral.core.fsck import Fsck
 from corral.domain.errors import CorralError, InvalidInput, NotFound
 from corral.domain.host import Scope, Secret
-from corral.domain.ids import HostId, TokenId, is_id, is_name
+from corral.domain.ids import TokenId, is_id
 from corral.ports.store import Tx
-from corral.server.callers import Caller, Limit, Operator, Project, User
+from corral.server.callers import Limit, Operator, Project, User
 from corral.server.counters import Snapshot
 from corral.server.openapi import streamed
 from corral.server.services import Services, Svc
 from corral.server.views import host_view, token_view
 from corral.wire.admin import (
+    JOIN_DEFAULT_S,
     FsckLine,
     Health,
-    HostPage,
-    HostView,
     SecretPage,
     SecretValue,
     SecretView,
@@ -39,7 +39,6 @@ from corral.wire.admin import (
 
 router = APIRouter(prefix="/v1", tags=["admin"])
 SecretName = Annotated[str, Path(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
-TOPIC_TOKEN = "token"
 LINES = streamed("application/x-ndjson", "Lines of JSON, each a FsckLine.")
 
 
@@ -51,7 +50,7 @@ async def health(svc: Svc, response: Response) -> Health:
     except CorralError as error:
         response.status_code = 503
         return Health(ok=False, version=__version__, detail=error.message)
-    return Health(ok=True, version=__version__)
+    return Health(ok=True, version=__version__, now=svc.clock.now())
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
@@ -82,58 +81,6 @@ def _id_cursor(text: str, kind: str) -> str:
     return text
 
 
-@router.get("/hosts")
-async def list_hosts(caller: User, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> HostPage:
-    """Hosts: what they have, whether they are here, and how many of their slots are busy."""
-    after = HostId(_id_cursor(cursor, "h")) if cursor else None
-
-    def unit(tx: Tx) -> HostPage:
-        busy = dict(tx.hosts.busy())
-        hosts = tx.hosts.page(after, limit)
-        now = svc.clock.now()
-        items = [host_view(h, busy.get(h.id, 0), now=now, policy=svc.policy) for h in hosts]
-        return HostPage(items=items, next=hosts[-1].id if len(hosts) == limit else None)
-
-    return await svc.store.read(unit)
-
-
-@router.post("/hosts/{host_id}/drain")
-async def drain(host_id: str, caller: Operator, svc: Svc) -> HostView:
-    """No new runs; what runs there goes on."""
-    return await _set_draining(host_id, caller, svc, draining=True)
-
-
-@router.post("/hosts/{host_id}/resume")
-async def resume(host_id: str, caller: Operator, svc: Svc) -> HostView:
-    """Let a drained host take runs again."""
-    done = await _set_draining(host_id, caller, svc, draining=False)
-    svc.waiters.ready_all(svc.lanes.shapes())
-    return done
-
-
-async def _set_draining(text: str, caller: Caller, svc: Services, *, draining: bool) -> HostView:
-    def unit(tx: Tx) -> HostView:
-        host = tx.hosts.get(HostId(text)) if is_id(text, "h") else None
-        if host is None and is_name(text):
-            host = tx.hosts.by_name(text)
-        if host is None:
-            raise NotFound(f"there is no host {text[:80]!r}", hint="List them with `corral hosts ls`.")
-        host = host._replace(draining=draining)
-        tx.hosts.save(host)
-        note(
-            tx,
-            "host.drain" if draining else "host.resume",
-            f"host:{host.name}",
-            actor=caller.actor,
-            origin=caller.origin,
-            now=svc.clock.now(),
-        )
-        busy = dict(tx.hosts.busy()).get(host.id, 0)
-        return host_view(host, busy, now=svc.clock.now(), policy=svc.policy)
-
-    return await svc.store.write(unit)
-
-
 @router.get("/tokens")
 async def list_tokens(caller: Operator, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> TokenPage:
     """Tokens without their text."""
@@ -148,13 +95,7 @@ async def create_token(body: TokenRequest, caller: Operator, svc: Svc) -> TokenM
 
     def unit(tx: Tx) -> TokenMade:
         now = svc.clock.now()
-        expires = None if body.expires_in_s is None else now + body.expires_in_s
-        if body.scope == "host":
-            _, made = make_host(tx, body.name, now=now, expires_at=expires)
-        else:
-            made = make_token(
-                tx, Scope(body.scope), body.name, now=now, project=body.project, expires_at=expires
-            )
+        made = _make(tx, body, now)
         note(
             tx,
             "token.create",
@@ -162,14 +103,26 @@ async def create_token(body: TokenRequest, caller: Operator, svc: Svc) -> TokenM
             actor=caller.actor,
             origin=caller.origin,
             now=now,
-            name=body.name,
+            name=made.token.name,
             scope=body.scope,
             project=body.project,
-            expires_at=expires,
+            expires_at=made.token.expires_at,
         )
-        return TokenMade(**token_view(made.token).model_dump(), token=made.text)
+        return TokenMade(**token_view(made.token).model_dump(), token=made.text, ca_pin=svc.trust.pin)
 
     return await svc.store.write(unit)
+
+
+def _make(tx: Tx, body: TokenRequest, now: float) -> Made:
+    expires_at = None if body.expires_in_s is None else now + body.expires_in_s
+    if body.scope == "join":
+        ends = expires_at or now + JOIN_DEFAULT_S
+        return make_join_token(tx, body.name, body.labels, now=now, expires_at=ends)
+    # The request was refused if another kind has none.
+    name = body.name or ""
+    if body.scope == "host":
+        return make_host(tx, name, now=now, expires_at=expires_at)[1]
+    return make_token(tx, Scope(body.scope), name, now=now, project=body.project, expires_at=expires_at)
 
 
 @router.delete("/tokens/{token_id}", status_code=204)
@@ -185,6 +138,7 @@ async def revoke_token(token_id: str, caller: Operator, svc: Svc) -> Response:
         tx.announce(TOPIC_TOKEN, token_id)
 
     await svc.store.write(unit)
+    svc.known.forget(token_id)
     return Response(status_code=204)
 
 

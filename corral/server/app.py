@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
 from corral import __version__
+from corral.core.access import TOPIC_TOKEN
 from corral.core.calls import TOPIC_CALL, TOPIC_CALL_READY, parse_ready_call
 from corral.core.endpoints import TOPIC_ENDPOINT
-from corral.core.transitions import TOPIC_LOG, TOPIC_READY, TOPIC_RUN, TOPIC_STOP, parse_ready_key
-from corral.domain.ids import CallId
+from corral.core.transitions import (
+    TOPIC_HOST,
+    TOPIC_LOG,
+    TOPIC_QUOTA,
+    TOPIC_READY,
+    TOPIC_RUN,
+    TOPIC_STOP,
+    parse_ready_key,
+)
+from corral.domain.ids import CallId, HostId
 from corral.server import (
     admin,
     artifacts,
@@ -22,16 +31,22 @@ from corral.server import (
     endpoints,
     errors,
     groups,
+    hosts,
     leases,
+    manifests,
     many,
     outcomes,
+    quotas,
     runs,
+    schedules,
     streams,
     web,
+    webhooks,
 )
 from corral.server.gate import Gate
 from corral.server.hub import SCALE
 from corral.server.loops import Loops
+from corral.server.notifier import Notifier
 from corral.server.openapi import ERRORS, declare_scopes
 from corral.server.scaling import Scaler
 from corral.server.services import Services
@@ -41,13 +56,18 @@ _ROUTES = (
     many,
     runs,
     groups,
+    schedules,
     streams,
     leases,
     outcomes,
     blobs,
     artifacts,
+    hosts,
     admin,
     audit,
+    manifests,
+    webhooks,
+    quotas,
     endpoints,
     calls,
     web,
@@ -59,7 +79,9 @@ class Server:
 
     def __init__(self, services: Services) -> None:
         self.services = services
-        self.loops = Loops(services)
+        self.notifier = Notifier(services)
+        self.loops = Loops(services, self.notifier)
+        self._tasks: set[asyncio.Task[None]] = set()
         self.api = self._build()
         self.app = Gate(self.api, services=services)
 
@@ -74,6 +96,7 @@ class Server:
             responses=ERRORS,
         )
         api.state.services = self.services
+        api.state.notifier = self.notifier
         errors.install(api)
         routers = [module.router for module in _ROUTES]
         for router in routers:
@@ -93,8 +116,15 @@ class Server:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self.notifier.close()
             await self.services.store.close()
             self.services.io.shutdown(wait=True)
+
+    def _soon(self, work: Coroutine[None, None, None]) -> None:
+        """Held on to until it is done, or it could be collected half-way."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def close_waits(self) -> None:
         """Answer every long poll and end every stream, so that the server can end at once."""
@@ -108,7 +138,10 @@ class Server:
         if topic == TOPIC_READY:
             lane, ready = parse_ready_key(key)
             self.services.lanes.heard(lane, ready)
-            self.services.waiters.ready(lane.shape)
+            if self.services.board.may_start(lane):
+                self.services.waiters.ready(lane.shape)
+        elif topic == TOPIC_QUOTA:
+            self._soon(self.loops.look())
         elif topic in (TOPIC_RUN, TOPIC_LOG):
             self.services.hub.wake(key)
         elif topic == TOPIC_STOP:
@@ -122,8 +155,11 @@ class Server:
         elif topic == TOPIC_ENDPOINT:
             self.services.hub.wake(f"endpoint:{key}")
             self.services.hub.wake(SCALE)
-        elif topic == admin.TOPIC_TOKEN:
-            self.app.forget(key)
+        elif topic == TOPIC_HOST:
+            self.services.roster.changed()
+            self.services.waiters.changed(HostId(key))
+        elif topic == TOPIC_TOKEN:
+            self.services.known.forget(key)
 
     def _call_is_ready(self, key: str) -> None:
         pool, waiting = parse_ready_call(key)

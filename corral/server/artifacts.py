@@ -12,7 +12,7 @@ from corral.core import artifacts as core
 from corral.core import secrets
 from corral.core.artifacts import readable_by_lease
 from corral.core.audit import note
-from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind
+from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, listing_digest
 from corral.domain.errors import NotFound
 from corral.domain.host import Scope, Token
 from corral.domain.ids import ArtifactId
@@ -47,7 +47,7 @@ async def _refuse_secret_files(project: str, what: core.Manifest, svc: Services)
     """The bytes of an upload are stored and shown in clear, so they may hold no secret of the project."""
 
     def unit(tx: Tx) -> tuple[Secrets, list[ArtifactFile]] | None:
-        known = tx.artifacts.by_digest(project, what.kind, core.listing_digest(what.files))
+        known = tx.artifacts.by_digest(project, what.kind, listing_digest(what.files))
         if known is not None or not tx.access.secrets(project):
             return None
         # Only what the project has: that a stranger's file holds a secret is not ours to tell.

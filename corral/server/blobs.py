@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from corral.core.artifacts import readable_by_lease, remember_blob
 from corral.core.fence import fence
+from corral.core.room import check_room
 from corral.domain.errors import (
     BlobMissing,
     DigestMismatch,
@@ -124,6 +125,9 @@ async def _receive(
 ) -> BlobStored:
     """Stream to a partial file; the answer goes out when bytes and row are durable."""
     _check_length(request, svc)
+    announced = int(request.headers.get("content-length", "0")) + (offset or 0)
+    # Before the body is read: what cannot be kept need not be sent.
+    await svc.store.read(lambda tx: check_room(tx, holder.project, {sha: announced}))
     await _wait_while_condemned(sha, svc)
     upload = await svc.in_thread(lambda: svc.blobs.open_upload(sha, uploader=holder.name, offset=offset))
     try:
@@ -181,8 +185,9 @@ async def _wait_while_condemned(sha: Digest, svc: Services) -> None:
 
 
 async def _remember(sha: Digest, size: int, holder: Holder, svc: Services) -> None:
-    kept = await svc.store.write(
-        lambda tx: remember_blob(
+    def unit(tx: Tx) -> bool:
+        check_room(tx, holder.project, {sha: size})
+        return remember_blob(
             tx,
             holder.project,
             sha,
@@ -191,8 +196,8 @@ async def _remember(sha: Digest, size: int, holder: Holder, svc: Services) -> No
             expires_at=holder.expires_at,
             now=svc.clock.now(),
         )
-    )
-    if not kept:
+
+    if not await svc.store.write(unit):
         raise StoreUnavailable(f"blob {sha} was collected while it arrived; upload it again")
 
 
@@ -211,12 +216,15 @@ async def pack_lease(holder: ForLease, svc: Svc, request: Request) -> list[BlobS
 async def _unpack(body: bytes, holder: Holder, svc: Services) -> list[BlobStored]:
     """Many small blobs in one body: for each its digest, its length as 16 hex digits, its bytes."""
     items = _parse_pack(body)
+    sizes = {sha: len(data) for sha, data in items}
+    await svc.store.read(lambda tx: check_room(tx, holder.project, sizes))
     for sha, _ in items:
         await _wait_while_condemned(sha, svc)
     await svc.in_thread(lambda: svc.blobs.put_many(items))
     svc.counters.uploaded_bytes += len(body)
 
     def unit(tx: Tx) -> bool:
+        check_room(tx, holder.project, sizes)
         return all(
             remember_blob(
                 tx,

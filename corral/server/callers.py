@@ -70,6 +70,10 @@ async def host(request: Request) -> HostId:
     return host_of(request.state.token)
 
 
+async def joining(request: Request) -> Caller:
+    return Caller(require(request.state.token, Scope.JOIN), origin_of(request))
+
+
 async def project_path(project: Annotated[str, Path()], caller: Annotated[Caller, Depends(user)]) -> str:
     if not is_name(project):
         raise NotFound(f"there is no project {project[:80]!r}")
@@ -96,6 +100,7 @@ User = Annotated[Caller, Depends(user)]
 Operator = Annotated[Caller, Depends(operator)]
 Anyone = Annotated[Token, Depends(anyone)]
 OwnHost = Annotated[HostId, Depends(host)]
+Joining = Annotated[Caller, Depends(joining)]
 Project = Annotated[str, Depends(project_path)]
 LeasePath = Annotated[LeaseId, Depends(lease_path)]
 DigestPath = Annotated[Digest, Depends(digest_path)]

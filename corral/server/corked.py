@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from corral.domain.host import Token
 from corral.server.express import Call, Reply, match
 from corral.server.gate import VERSION_HEADER, Gate
+from corral.server.trust import peer_of
 
 
 class CorkedTransport:
@@ -74,7 +75,13 @@ class CorkedProtocol(HttpToolsProtocol):
         self._corked = CorkedTransport(transport, self.loop)
         self._gate = self.app if isinstance(self.app, Gate) else None
         self._last_caller: tuple[bytes, Token | None] = (b"", None)
+        # Read once: it cannot change while the connection lasts.
+        self._peer = peer_of(transport.get_extra_info("ssl_object"))
         super().connection_made(self._corked)  # type: ignore[arg-type]
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"]["peer"] = self._peer
 
     def on_headers_complete(self) -> None:
         exchange = self._exchange()
@@ -113,7 +120,7 @@ class CorkedProtocol(HttpToolsProtocol):
         call = match(path.decode("latin-1"), query)
         token = self._caller(self._gate, headers.get(b"authorization", b""))
         # Who is not known yet is let in or refused by the gate, before the body is read.
-        if call is None or token is None:
+        if call is None or token is None or not self._gate.is_bound(token, self._peer):
             return None
         return Exchange(call, token, keep_alive=self.parser.should_keep_alive())
 

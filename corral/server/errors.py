@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from corral.domain.errors import CorralError, FieldError, InvalidInput
+from corral.domain.errors import CorralError, FieldError, InvalidInput, StoreUnavailable
 from corral.wire.admin import ErrorBody, ErrorField
 
 log = logging.getLogger("corral.server")
@@ -27,8 +28,10 @@ STATUS: Mapping[str, int] = {
     "not_found": 404,
     "ambiguous": 409,
     "conflict": 409,
+    "name_taken": 409,
     "illegal_transition": 409,
     "already_final": 409,
+    "quota_exceeded": 409,
     "lease_lost": 410,
     "blob_missing": 409,
     "offset_mismatch": 409,
@@ -36,8 +39,11 @@ STATUS: Mapping[str, int] = {
     "too_large": 413,
     "unauthenticated": 401,
     "forbidden": 403,
+    "token_used": 403,
     "store_unavailable": 503,
     "disk_full": 507,
+    "project_full": 507,
+    "rate_limited": 429,
     "version_mismatch": 400,
     "key_problem": 409,
     "gateway_timeout": 504,
@@ -52,8 +58,8 @@ def body_of(error: CorralError) -> ErrorBody:
 
 def render(error: CorralError) -> JSONResponse:
     headers = {}
-    if error.code == "store_unavailable":
-        headers["Retry-After"] = "1"
+    if isinstance(error, StoreUnavailable) and STATUS.get(error.code) in (429, 503):
+        headers["Retry-After"] = str(math.ceil(error.retry_after_s))
     if error.code == "unauthenticated":
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(body_of(error).model_dump(), STATUS.get(error.code, 400), headers)

@@ -14,29 +14,25 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corral import __version__
 from corral.core.access import authenticate
-from corral.domain.errors import CorralError, InvalidInput, TooLarge, Unauthenticated
+from corral.domain.errors import CorralError, InvalidInput, RateLimited, TooLarge, Unauthenticated
+from corral.domain.host import Scope as TokenScope
 from corral.domain.host import Token, parse_token
-from corral.domain.ids import TokenId
 from corral.server import express
 from corral.server.errors import render
+from corral.server.rates import Rates, is_vital, origin_key
 from corral.server.services import Services
 
-OPEN = frozenset({"/v1/health", "/v1/openapi.json"})
+OPEN = frozenset({"/v1/health", "/v1/ca", "/v1/openapi.json"})
 VERSION_HEADER = (b"corral-version", __version__.encode())
-_CACHE_S = 10.0
 
 
 class Gate:
     def __init__(self, app: ASGIApp, *, services: Services) -> None:
         self._app = app
         self._services = services
-        self._tokens: dict[TokenId, tuple[Token, float]] = {}
-        self._forgotten = 0
-
-    def forget(self, token_id: str) -> None:
-        """A token was made, changed or revoked."""
-        self._forgotten += 1
-        self._tokens.pop(TokenId(token_id), None)
+        limits = services.limits
+        self._rates = Rates(limits.rate, limits.rate_burst)
+        self._wrong = Rates(limits.wrong_token_rate, max(1, round(60 * limits.wrong_token_rate)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,7 +49,11 @@ class Gate:
             await send(message)
 
         try:
-            scope.setdefault("state", {})["token"] = await self._authenticate(scope)
+            state = scope.setdefault("state", {})
+            state["token"] = token = await self._authenticate(scope)
+            if token is not None:
+                self._services.trust.check(token, state.get("peer"))
+                self._count_call(token, scope["path"])
             _refuse_nul(scope)
             limited = _limit(scope, receive, self._services.limits.max_body_bytes)
         except CorralError as error:
@@ -76,23 +76,35 @@ class Gate:
     ) -> express.Reply:
         """A short call that the protocol read by itself, from a caller that is known."""
         began = time.perf_counter()
-        reply = await express.answer(call, self._services, token, body, gone)
+        try:
+            self._count_call(token, call.path)
+        except RateLimited as error:
+            reply = express.of_response(render(error))
+        else:
+            reply = await express.answer(call, self._services, token, body, gone)
         self._services.counters.request("POST", reply.status, time.perf_counter() - began)
         return reply
+
+    def _count_call(self, token: Token, path: str) -> None:
+        """RateLimited if it is one too many."""
+        if token.scope is TokenScope.HOST and is_vital(path):
+            return
+        wait_s = self._rates.take(token.id, self._services.clock.monotonic())
+        if wait_s:
+            raise _too_many(f"token {token.name} makes too many calls", wait_s)
 
     def known(self, authorization: bytes) -> Token | None:
         """The token, if it was found good a moment ago."""
         parsed = parse_token(_bearer(authorization))
-        known = self._tokens.get(parsed[0]) if parsed else None
-        if parsed is None or known is None or not self.is_good(known[0]):
-            return None
-        return known[0] if known[0].matches(parsed[1]) else None
+        known = self._services.known.get(parsed[0]) if parsed else None
+        return known if parsed is not None and known is not None and known.matches(parsed[1]) else None
+
+    def is_bound(self, token: Token, peer: str | None) -> bool:
+        """Whether this token may be used over a connection of this peer."""
+        return self._services.trust.binds(token, peer)
 
     def is_good(self, token: Token) -> bool:
-        """Whether it is one that was read a moment ago, and has neither changed nor ended since."""
-        known = self._tokens.get(token.id)
-        now = self._services.clock.now()
-        return known is not None and known[0] is token and abs(now - known[1]) < _CACHE_S and token.holds(now)
+        return self._services.known.is_good(token)
 
     async def _authenticate(self, scope: Scope) -> Token | None:
         if scope["path"] in OPEN:
@@ -103,13 +115,36 @@ class Gate:
         text = _bearer(header)
         if not text:
             raise Unauthenticated("the request has no token")
+        self._check_origin(scope, text)
         now = self._services.clock.now()
-        forgotten = self._forgotten
-        token = await self._services.store.read(lambda tx: authenticate(tx, text, now=now))
-        # One that was revoked while it was read here must not be remembered as good.
-        if forgotten == self._forgotten:
-            self._tokens[token.id] = (token, now)
+        mark = self._services.known.mark
+        try:
+            token = await self._services.store.read(lambda tx: authenticate(tx, text, now=now))
+        except Unauthenticated:
+            self._wrong.take(_origin(scope), self._services.clock.monotonic())
+            raise
+        self._services.known.remember(token, mark, now)
         return token
+
+    def _check_origin(self, scope: Scope, text: str) -> None:
+        """Who shows wrong tokens waits before the next is looked up. One that was right a while ago is always
+        looked up: a neighbour behind the same address must not lock a host out."""
+        wait_s = self._wrong.wait_s(_origin(scope), self._services.clock.monotonic())
+        if not wait_s:
+            return
+        parsed = parse_token(text)
+        if parsed is None or not self._services.known.was_right(*parsed):
+            raise _too_many("too many wrong tokens came from this address", wait_s)
+
+
+def _origin(scope: Scope) -> str:
+    return origin_key(scope["client"][0]) if scope.get("client") else ""
+
+
+def _too_many(message: str, wait_s: float) -> RateLimited:
+    error = RateLimited(f"{message}; the next is answered in {wait_s:.1f} s")
+    error.retry_after_s = wait_s
+    return error
 
 
 def _bearer(authorization: bytes) -> str:

@@ -78,7 +78,7 @@ async def claim_as_json(
 
 def _pass_on(svc: Services, waiter: Waiter) -> None:
     """What it was woken for, and what else waits behind it, is the next one's; if anything does."""
-    if waiter.baton is not None and svc.lanes.may_have(waiter.baton.shape):
+    if waiter.baton is not None and svc.lanes.may_have(waiter.baton.shape, svc.board.may_start):
         svc.waiters.pass_on(waiter)
     waiter.baton = None
 
@@ -97,7 +97,14 @@ async def _try_claim(
         holding=None if holding is None else tuple(holding),
     )
     unit = Claim(
-        svc.lanes, svc.shapes, svc.shares, svc.policy, ask, svc.clock.now, reservations=svc.reservations
+        svc.lanes,
+        svc.shapes,
+        svc.shares,
+        svc.policy,
+        ask,
+        svc.clock.now,
+        reservations=svc.reservations,
+        roster=svc.roster,
     )
 
     def look(tx: Tx) -> Claimed:
@@ -107,7 +114,7 @@ async def _try_claim(
         if waiter.asleep:
             return Claimed((), ())
         done = unit(tx)
-        waiter.host = unit.host
+        waiter.saw(unit.host, unit.free)
         waiter.held = [lease.id for lease in tx.leases.live_of_host(host_id)] if not done.grants else []
         return done
 

@@ -5,22 +5,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 
 from corral.core.collect import Collector
+from corral.core.preempt import Preemptor
+from corral.core.schedules import CLOCK_BACK_S, catch_up, fire
 from corral.core.shares import add_usage
 from corral.core.sweep import Sweeper
 from corral.ports.store import Lane, Ready, Tx
+from corral.server.notifier import Notifier
+from corral.server.schedules import order_of
 from corral.server.services import Services
 
 log = logging.getLogger("corral.server.loops")
 RECONCILE_S = 2.0
 COLLECT_S = 600.0
+NOTICES_S = 1.0
+SCHEDULES_S = 1.0
+_SCHEDULES_PAGE = 100
 
 
 class Loops:
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, notifier: Notifier) -> None:
         self._svc = services
+        self._notifier = notifier
         self.sweeper = Sweeper(services.store, services.clock, services.policy, services.shares)
+        self.preemptor = Preemptor(services.board, services.policy)
         self.collector = Collector(
             services.store, services.blobs, services.segments, services.clock, services.policy
         )
@@ -29,14 +39,34 @@ class Loops:
         return [
             self._forever("sweeper", self._svc.policy.lease_s / 6, self._sweep, lead=True),
             self._forever("reconcile", RECONCILE_S, self.reconcile, lead=False),
+            self._forever("notices", NOTICES_S, self._notifier.tick, lead=True),
+            self._forever("schedules", SCHEDULES_S, self.schedules, lead=True),
+            self._forever("preempt", RECONCILE_S, self.preempt, lead=True),
             self._forever("collect", COLLECT_S, self._collect, lead=True),
         ]
 
+    async def schedules(self) -> None:
+        """Make the runs whose time has come; each in a transaction that also moves the schedule on."""
+        svc, now = self._svc, self._svc.clock.now()
+        ahead = await svc.store.read(lambda tx: tx.schedules.ahead(now + CLOCK_BACK_S, _SCHEDULES_PAGE))
+        for schedule_id in ahead:
+            await svc.store.write(partial(catch_up, schedule_id=schedule_id, now=now))
+        due = await svc.store.read(lambda tx: tx.schedules.due(now, _SCHEDULES_PAGE))
+        made = partial(fire, order_of=lambda one: order_of(one.spec), now=now, policy=svc.policy)
+        # One that fails keeps no other from its turn.
+        answers = await svc.store.write_each([partial(made, schedule_id=one) for one in due])
+        if failed := [answer for answer in answers if isinstance(answer, Exception)]:
+            raise failed[0]
+
     async def reconcile(self) -> None:
-        """Find lanes that no announcement told of, and whom to wake for them; save what projects used."""
+        """Save what projects used, and look at the queue."""
         if unsaved := self._svc.shares.unsaved():
             await self._svc.store.write(lambda tx: add_usage(tx, unsaved, self._svc.clock.now()))
             self._svc.shares.saved(unsaved)
+        await self.look()
+
+    async def look(self) -> None:
+        """Find lanes that no announcement told of, whom to wake for them, and what projects may use."""
 
         def unit(tx: Tx) -> list[tuple[Lane, Ready]]:
             self._svc.shares.load(tx, self._svc.clock.now())
@@ -44,13 +74,22 @@ class Loops:
 
         heads = await self._svc.store.read(unit)
         self._svc.lanes.check(heads)
-        self._svc.waiters.ready_all({lane.shape for lane, _ in heads})
+        # Whoever has first refusal is asked anew: some may be away by now, and others back.
+        self._svc.roster.changed()
+        self._svc.waiters.ready_all({lane.shape for lane, _ in heads if self._svc.board.may_start(lane)})
+
+    async def preempt(self) -> None:
+        """Ask runs that allow it to make room for those of higher priority that fit nowhere."""
+        now = self._svc.clock.now()
+        for plan in await self._svc.store.read(lambda tx: self.preemptor.plan(tx, now)):
+            await self._svc.store.write(partial(self.preemptor.carry_out, plan=plan, now=now))
 
     async def _sweep(self) -> None:
         await self.sweeper.sweep()
         self._svc.counters.swept += 1
 
     async def _collect(self) -> None:
+        await self._notifier.forget()
         done = await self.collector.collect(self._svc.in_thread)
         if any((done.logs, done.uploads, done.blobs, done.partials)):
             log.info("collected %s", done)

@@ -23,8 +23,9 @@ _FAULTS = {
     410: "The lease is lost: stop the child.",
     413: "Too many bytes.",
     422: "The request is not valid; `fields` says where.",
+    429: "Too many calls; `Retry-After` says when to come back.",
     503: "The store cannot take this now; nothing was changed.",
-    507: "The server's disk is full; nothing was changed.",
+    507: "The server's disk or the project's quota is full; nothing was changed.",
 }
 # Named by hand: FastAPI would put the model under the media type of the route's own answer.
 _ERROR_CONTENT = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorBody.__name__}"}}}
@@ -56,6 +57,7 @@ _SCOPES: Mapping[Callable[..., Any], tuple[Scope, ...]] = {
     callers.operator: (Scope.OPERATOR,),
     callers.anyone: (Scope.USER, Scope.OPERATOR, Scope.HOST),
     callers.host: (Scope.HOST,),
+    callers.joining: (Scope.JOIN,),
 }
 
 

@@ -6,16 +6,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from corral.core import secrets
+from corral.core import in_line, secrets
 from corral.core.artifacts import run_of
 from corral.core.hold import hold, let_go
 from corral.core.remove import remove
 from corral.core.requeue import requeue, requeue_with_children
 from corral.core.stop import cancel
 from corral.core.submit import After, NewRun, Submitted, submit
-from corral.core.why import standings, summary
+from corral.core.why import Question, standings, summary
 from corral.domain.artifact import ArtifactKind
-from corral.domain.canonical import digest_of
 from corral.domain.errors import InvalidInput
 from corral.domain.ids import ArtifactId, RunId
 from corral.domain.run import OnFailure
@@ -33,6 +32,7 @@ from corral.server.views import (
     run_view,
     time_cursor,
 )
+from corral.wire.identity import identity_of
 from corral.wire.leases import ArtifactPage
 from corral.wire.many import RemovedRun
 from corral.wire.runs import (
@@ -49,8 +49,6 @@ from corral.wire.runs import (
 from corral.wire.spec import RunSpec
 
 router = APIRouter(prefix="/v1", tags=["runs"])
-# What makes a run what it is; plain values all, so that they need not be dumped.
-_IDENTITY = ("kind", "argv", "params", "env", "secrets", "inputs", "seed", "code_digest")
 
 
 @router.post("/runs", status_code=201, responses={200: {"model": SubmitAnswer}})
@@ -89,20 +87,13 @@ async def submit_or_try(body: SubmitRequest, caller: Caller, svc: Services) -> S
 
 
 def new_run(spec: RunSpec) -> NewRun:
-    identity = {name: getattr(spec, name) for name in _IDENTITY}
-    identity["environment"] = spec.environment.digest if spec.environment else None
-    if spec.after:
-        identity["after"] = spec.model_dump(mode="json", include={"after"})["after"]
-    if spec.train is not None:
-        own = {"model", "model_revision", "train", "task", "eval", "sample"}
-        identity |= spec.model_dump(mode="json", include=own)
     return NewRun(
         project=spec.project,
         name=spec.name,
         kind=spec.kind,
         seed=spec.seed,
         spec=spec.model_dump_json(),
-        identity=digest_of(identity),
+        identity=identity_of(spec),
         requirements=spec.requirements(),
         priority=spec.priority,
         labels=spec.labels,
@@ -113,17 +104,24 @@ def new_run(spec: RunSpec) -> NewRun:
         code=None if spec.code is None else ArtifactId(spec.code),
         inputs={name: ArtifactId(value) for name, value in spec.inputs.items()},
         secrets=tuple(spec.secrets),
+        preemptible=spec.preemptible,
         after=tuple(
             After(one.run, one.input, OnFailure(one.on_failure), f"after[{index}]")
             for index, one in enumerate(spec.after)
         ),
+        digests=_digests(spec),
     )
+
+
+def _digests(spec: RunSpec) -> dict[str, str]:
+    digests = {f"inputs.{name}": digest for name, digest in spec.input_digests.items()}
+    return digests if spec.code_digest is None else {**digests, "code": spec.code_digest}
 
 
 def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec], text: str) -> SubmitAnswer:
     secrets.refuse_exposed(tx, svc.cipher, specs[0].project, text, what="the run")
-    need = specs[0].requirements()
-    found = standings(tx, need, now=svc.clock.now(), policy=svc.policy)
+    asked = Question(specs[0].requirements(), specs[0].project, specs[0].name)
+    found = standings(tx, asked, now=svc.clock.now(), policy=svc.policy)
     return SubmitAnswer(ids=[], hosts=[placement(s) for s in found])
 
 
@@ -194,12 +192,14 @@ async def why(run: str, caller: User, svc: Svc) -> WhyAnswer:
     def unit(tx: Tx) -> WhyAnswer:
         found = run_of(tx, find_run(tx, run, caller))
         now = svc.clock.now()
-        hosts = standings(tx, svc.shapes.get(tx, found.shape), now=now, policy=svc.policy)
+        asked = Question(svc.shapes.get(tx, found.shape), found.project, found.name, found)
+        hosts = standings(tx, asked, now=now, policy=svc.policy, roster=svc.roster)
         return WhyAnswer(
             run_id=found.id,
             state=found.state,
             summary=summary(found, hosts, now=now),
             hosts=[placement(s) for s in hosts],
+            queue=in_line.notes(tx, svc.board, found, now=now, policy=svc.policy),
         )
 
     return await svc.store.read(unit)

@@ -12,21 +12,26 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
+from corral.core.choose import Board
 from corral.core.lanes import Lanes
 from corral.core.outcome import Ender
 from corral.core.policy import Policy
 from corral.core.reservations import Reservations
+from corral.core.roster import Roster
 from corral.core.shapes import Shapes
 from corral.core.shares import Shares
 from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.cipher import Cipher
 from corral.ports.clock import Clock
+from corral.ports.sender import Sender
 from corral.ports.store import Store
 from corral.server.book import Book
 from corral.server.counters import Counters
 from corral.server.dispatch import Dispatcher
 from corral.server.hub import Hub
+from corral.server.known import KnownTokens
 from corral.server.results import Results
+from corral.server.trust import Trust
 from corral.server.turns import Turns
 from corral.server.waiting import Waiters
 
@@ -38,6 +43,11 @@ log = logging.getLogger("corral.server")
 class Limits:
     max_body_bytes: int = 32 << 20
     max_blob_bytes: int = 1 << 40
+    # Calls per second and token, and how many at once after a rest; 0 is without limit.
+    rate: float = 0.0
+    rate_burst: int = 1
+    # Wrong tokens per second and address.
+    wrong_token_rate: float = 0.0
 
 
 @dataclass
@@ -48,11 +58,14 @@ class Services:
     cipher: Cipher
     clock: Clock
     policy: Policy
+    sender: Sender
     limits: Limits = field(default_factory=Limits)
+    trust: Trust = field(default_factory=Trust)
     lanes: Lanes = field(default_factory=Lanes)
     shapes: Shapes = field(default_factory=Shapes)
     shares: Shares = field(default_factory=Shares)
     reservations: Reservations = field(default_factory=Reservations)
+    roster: Roster = field(default_factory=Roster)
     hub: Hub = field(default_factory=Hub)
     counters: Counters = field(default_factory=Counters)
     turns: Turns = field(default_factory=Turns)
@@ -60,8 +73,10 @@ class Services:
     io: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "corral-io"))
 
     def __post_init__(self) -> None:
+        self.board = Board(self.lanes, self.shapes, self.shares, self.reservations, self.roster)
         self.waiters = Waiters(self.shapes)
-        self.ender = Ender(self.policy, self.shares)
+        self.known = KnownTokens(lambda: self.clock.now())
+        self.ender = Ender(self.policy, self.shares, self.roster)
         self.dispatch = Dispatcher(self.clock)
         self.book = Book()
         self.results = Results()

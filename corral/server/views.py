@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from functools import lru_cache
 
 from pydantic import JsonValue as Json
 
 from corral.core.claim import Grant
+from corral.core.faults import is_aside
 from corral.core.policy import Policy
+from corral.core.shapes import declared_of, effective_of
 from corral.core.why import Standing
 from corral.domain.artifact import Artifact
 from corral.domain.canonical import canonical
+from corral.domain.declared import effective_slots
 from corral.domain.errors import InvalidInput
 from corral.domain.host import Host, Token
 from corral.domain.ids import HostId, LeaseId, is_id
@@ -189,29 +193,49 @@ def lease_json(grant: Grant, policy: Policy) -> str:
             "epoch": lease.epoch,
             "lease_s": policy.lease_s,
             "wall_left_s": grant.wall_left_s,
-            "log_quota_bytes": policy.log_quota_bytes,
+            "log_quota_bytes": grant.log_left_bytes,
             "resume": resume,
+            "gpu_bytes": lease.gpu_bytes,
         }
     )
     return f'{text[:-1]},"gpus":{lease.gpus},"spec":{grant.spec}}}'
 
 
-def host_view(host: Host, busy: int, *, now: float, policy: Policy) -> HostView:
+def host_view(
+    host: Host, busy: int, *, now: float, policy: Policy, credential_expires_at: float | None = None
+) -> HostView:
     capability = None if host.capability is None else CapabilityReport.model_validate_json(host.capability)
+    counts = capability
+    if capability is not None and host.declared is not None:
+        counts = CapabilityReport.model_validate(asdict(effective_of(host)))
+    aside = is_aside(host, now)
     return HostView(
         id=host.id,
         name=host.name,
         slots=host.slots,
         busy=busy,
         draining=host.draining,
-        alive=host.last_seen_at is not None and now - host.last_seen_at <= policy.away_s,
+        alive=host.revoked_at is None
+        and host.last_seen_at is not None
+        and now - host.last_seen_at <= policy.away_s,
         last_seen_at=host.last_seen_at,
+        revoked_at=host.revoked_at,
+        credential_expires_at=credential_expires_at,
         capability=capability,
+        declared=None if host.declared is None else json.loads(host.declared),
+        declared_by=host.declared_by,
+        effective=counts,
+        effective_slots=effective_slots(host.slots, declared_of(host)),
+        strikes=host.strikes,
+        set_aside_until=host.set_aside_until if aside else None,
+        set_aside_why=host.set_aside_why if aside else None,
     )
 
 
 def token_view(token: Token) -> TokenView:
-    return TokenView(**{key: value for key, value in token._asdict().items() if key != "hash"})
+    return TokenView(
+        **{key: value for key, value in token._asdict().items() if key in TokenView.model_fields}
+    )
 
 
 def placement(standing: Standing) -> Placement:
@@ -219,7 +243,9 @@ def placement(standing: Standing) -> Placement:
         host=standing.host.name,
         host_id=standing.host.id,
         eligible=standing.eligible,
+        place=standing.place,
         reasons=list(standing.reasons),
+        waits=list(standing.waits),
         note=standing.note,
     )
 

@@ -60,6 +60,11 @@ class CapabilityReport(Strict):
         None, max_length=32, description="Versions of what the training engine needs; null is not installed."
     )
 
+    corral: str | None = Field(None, max_length=128, description="The worker's version and commit.")
+    gpu_note: Annotated[PlainText, Field(max_length=2000)] | None = Field(
+        None, description="What went wrong when the GPUs were asked for."
+    )
+
     def capability(self) -> Capability:
         gpus = None if self.gpus is None else tuple(Gpu(**gpu.model_dump()) for gpu in self.gpus)
         return Capability(**{**self.model_dump(exclude={"gpus"}), "gpus": gpus, "labels": tuple(self.labels)})
@@ -96,6 +101,7 @@ class Lease(Answer):
     epoch: int
     lease_s: float
     gpus: list[int] = []
+    gpu_bytes: int | None = Field(None, description="How much of each GPU it holds; null is the whole.")
     wall_left_s: float | None = None
     log_quota_bytes: int
     resume: Resume | None = None

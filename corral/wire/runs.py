@@ -30,12 +30,17 @@ class SubmitRequest(Strict):
 
 
 class Placement(Answer):
-    """Whether one host could run it; if not, every reason."""
+    """Whether one host could run it; if not, every reason. `waits` is what must happen first if it could.
+
+    `place`: ready, waits, away, draining, set_aside, revoked, or no.
+    """
 
     host: str
     host_id: str
     eligible: bool
+    place: str = ""
     reasons: list[str] = []
+    waits: list[str] = []
     note: str = ""
 
 
@@ -171,6 +176,7 @@ class WhyAnswer(Answer):
     state: str
     summary: str
     hosts: list[Placement] = []
+    queue: list[str] = Field([], description="What of the queue's own rules holds it back, or helps it.")
 
 
 class CancelRequest(Strict):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from corral.domain.capability import Requirements
 from corral.domain.ids import is_name
 from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name
-from corral.wire.tables import EnvironmentFile, Input, Keep, Parents, Resources, RetryBudgets
+from corral.wire.tables import EnvironmentFile, Input, Keep, Parents, Resources, RetryBudgets, ScheduleTable
 from corral.wire.train import (
     INPUTS,
     EvalAsk,
@@ -91,6 +91,13 @@ class _Common(Exact):
     )
     grace: Duration = Field(30, ge=0, le=86400, description="How long it has between SIGTERM and SIGKILL.")
     priority: int = Field(0, ge=-1000, le=1000, description="Higher goes first.")
+    preemptible: bool = Field(
+        False,
+        description=(
+            "Whether it may be asked to make room for a run of higher priority. It gets SIGTERM and its"
+            " grace, and goes on from its checkpoint later. Costs no retry."
+        ),
+    )
     labels: dict[Name, Annotated[str, Field(max_length=256)]] = Field(
         default={},
         max_length=64,
@@ -199,6 +206,16 @@ class RunFile(_Common):
             "A single file `data/poem.txt` is `CORRAL_INPUT_DIR/NAME/poem.txt`."
         ),
     )
+    params_schema: str | None = Field(
+        None, description="A JSON Schema that the params are checked against before anything is queued."
+    )
+    params_from: str | None = Field(
+        None,
+        description=(
+            "A Python script whose own `argparse` parser the params and argv are checked against: it is run "
+            "as far as its first parse, or read where that fails."
+        ),
+    )
     seeds: list[int] = Field(default_factory=list, max_length=10_000, description="One run for each.")
     sweep: dict[Name, list[Scalar]] = Field(
         default={},
@@ -265,6 +282,10 @@ class RunFile(_Common):
             raise ValueError("has a seed that does not fit 64 bits")
         return value
 
+    schedule: ScheduleTable | None = Field(
+        None, description="When to make the runs again and again; for `corral schedules add`."
+    )
+
     @field_validator("max_running")
     @classmethod
     def _of_a_group(cls, value: int | None, info: ValidationInfo) -> int | None:
@@ -311,12 +332,7 @@ class ServiceTable(Exact):
     concurrency: int = Field(1, ge=1, le=1000)
 
 
-class RunSpec(_Common):
-    """A resolved run: one seed, no sweep; code and inputs are artifacts; the environment is locked.
-
-    Of a stored one the train table is not checked again: what was accepted once stays readable.
-    """
-
+class _Resolved(_Common):
     service: ServiceTable | None = Field(None, description="Of an instance of an endpoint: what it serves.")
     model_revision: str | None = Field(
         None, max_length=256, description="The commit or digest that `model` stood for when it was submitted."
@@ -326,12 +342,19 @@ class RunSpec(_Common):
     sample: SampleAsk | None = Field(None, description="For the task of that name.")
     code: ArtifactIdText | None = None
     code_digest: DigestText | None = None
-    environment: BuiltEnvironment | None = None
-    inputs: dict[Name, ArtifactIdText] = Field(default_factory=dict, max_length=256)
+    inputs: dict[Name, ArtifactIdText] = Field(default={}, max_length=256)
+    input_digests: dict[Name, DigestText] = Field(
+        default={}, max_length=256, description="What each input holds: the digest of its artifact."
+    )
+    origins: dict[str, list[DigestText]] = Field(
+        default={},
+        max_length=2048,
+        description="Identities of runs: those that make `inputs.NAME`, or that `after` names.",
+    )
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
 
     @model_validator(mode="after")
-    def _asked_for_the_task(self) -> RunSpec:
+    def _asked_for_the_task(self) -> Self:
         if self.task == "train" and self.eval is None and self.sample is None:
             return self
         if self.kind != "train":
@@ -344,7 +367,7 @@ class RunSpec(_Common):
         return self
 
     @model_validator(mode="after")
-    def _holes_are_filled(self) -> RunSpec:
+    def _holes_are_filled(self) -> Self:
         known = (
             {f"params.{key}" for key in self.params}
             | {"run_id"}
@@ -356,17 +379,50 @@ class RunSpec(_Common):
                     raise ValueError(f"argv[{index}] names {{{hole}}}, which the run does not have")
         return self
 
-    def requirements(self) -> Requirements:
-        # An environment that is built for the run brings the engine along.
-        engine = self.kind == "train" and self.environment is None
-        needed = self.resources.requirements()
-        return replace(needed, engine=True) if engine else needed
-
-    def checked(self) -> RunSpec:
+    def checked(self) -> Self:
         """The same with a complete train table. ValidationError names every fault of the one it has."""
         if self.train is None:
             return self
         return self.model_copy(update={"train": canonical(self.model or "?", self.train)})
+
+
+class PackedSpec(_Resolved):
+    """A resolved run beside others that share its environment, which it names by its digest."""
+
+    environment: DigestText | None = None
+
+    def unpacked(self, environments: Mapping[str, BuiltEnvironment]) -> RunSpec:
+        """KeyError where the environment is not among them."""
+        whole = None if self.environment is None else environments[self.environment]
+        # Checked already: the two differ in nothing else.
+        return RunSpec.model_construct(**{**self.__dict__, "environment": whole})
+
+
+class RunSpec(_Resolved):
+    """A resolved run: one seed, no sweep; code and inputs are artifacts; the environment is locked.
+
+    Of a stored one the train table is not checked again: what was accepted once stays readable.
+    """
+
+    environment: BuiltEnvironment | None = None
+
+    def requirements(self) -> Requirements:
+        # An environment that is built for the run brings the engine along.
+        engine = self.kind == "train" and self.environment is None
+        recipe = None if self.train is None else self.train.get("recipe")
+        return replace(
+            self.resources.requirements(),
+            engine=engine,
+            kind=self.kind,
+            recipe=recipe if isinstance(recipe, str) else None,
+            model=self.model,
+            secrets=bool(self.secrets),
+        )
+
+
+def packed(spec: RunSpec) -> PackedSpec:
+    digest = None if spec.environment is None else spec.environment.digest
+    return PackedSpec.model_construct(**{**spec.__dict__, "environment": digest})
 
 
 def render_argv(spec: RunSpec, run_id: str) -> list[str]:

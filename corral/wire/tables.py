@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from corral.domain.capability import Requirements
 from corral.domain.reasons import Retries
-from corral.wire.base import ArtifactIdText, Exact, Name, Size
+from corral.wire.base import ArtifactIdText, Duration, Exact, Name, Size
 
 
 class Resources(Exact):
@@ -21,6 +21,24 @@ class Resources(Exact):
         description='Models, any of which will do; part of the name is enough: `["H100", "A100"]`.',
     )
     min_vram: Size | None = Field(None, ge=0, le=1 << 50, description="Memory of each GPU.")
+    share_gpu: bool = Field(
+        False,
+        description=(
+            "Hold only `min_vram` of each GPU, so that others may share it. The child reads how much in "
+            "`CORRAL_GPU_MEMORY_BYTES`; keeping to it is its own affair."
+        ),
+    )
+    prefer: Literal["cuda"] | None = Field(
+        None,
+        description=(
+            "Would like one GPU and can do without. A host that has one (of `gpu`, `min_vram`, "
+            "`min_compute_capability`) and is not away, drained or set aside has first refusal for "
+            "`prefer_for`; then any host may take it."
+        ),
+    )
+    prefer_for: Duration = Field(
+        120, ge=0, le=30 * 86400, description="How long, from the moment that the run became ready."
+    )
     min_ram: Size | None = Field(None, ge=0, le=1 << 50, description="The host's memory.")
     min_cores: int | None = Field(None, ge=0, le=100_000, description="The host's physical cores.")
     min_disk: Size | None = Field(
@@ -38,8 +56,17 @@ class Resources(Exact):
 
     @model_validator(mode="after")
     def _a_gpu_need_asks_for_a_gpu(self) -> Resources:
-        if self.gpus == 0 and (self.gpu or self.min_vram or self.min_compute_capability):
-            raise ValueError("names what a GPU must have but asks for none; set gpus = 1 or more")
+        wants = self.gpus > 0 or self.prefer is not None
+        if not wants and (self.gpu or self.min_vram or self.min_compute_capability or self.share_gpu):
+            raise ValueError(
+                'names what a GPU must have but asks for none; set gpus = 1 or more, or prefer = "cuda"'
+            )
+        if self.gpus and self.prefer is not None:
+            raise ValueError(
+                f"needs {self.gpus} GPUs, so prefer has no effect; set gpus = 0, or remove prefer"
+            )
+        if self.share_gpu and not self.min_vram:
+            raise ValueError("shares a GPU without saying how much of it: set min_vram")
         return self
 
     def requirements(self) -> Requirements:
@@ -55,6 +82,9 @@ class Resources(Exact):
             arch=self.arch,
             labels=tuple(sorted(self.labels)),
             hosts=tuple(sorted(self.hosts)),
+            prefer=self.prefer,
+            prefer_for_s=self.prefer_for if self.prefer else 0.0,
+            share_gpu=self.share_gpu,
         )
 
 
@@ -135,6 +165,39 @@ Parents = Annotated[
     list[Annotated[After, BeforeValidator(_as_after, json_schema_input_type=str | After)]],
     Field(max_length=1000),
 ]
+
+
+class ScheduleTable(Exact):
+    """When runs are made, and what becomes of times that were missed or come too soon."""
+
+    cron: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description='Minute, hour, day of the month, month, day of the week: `"0 3 * * *"`.',
+    )
+    every: Duration | None = Field(
+        None, gt=0, le=366 * 86400, description='Instead of `cron`: `"6h"`; at least 10 seconds.'
+    )
+    timezone: str = Field(
+        "UTC", min_length=1, max_length=64, description="What `cron` is read in, as `Europe/Berlin`."
+    )
+    missed: Literal["skip", "once"] = Field(
+        "once", description="Times that passed while the server was away: none of them, or one run for all."
+    )
+    overlap: Literal["skip", "queue", "cancel"] = Field(
+        "skip",
+        description=(
+            "A time at which runs of the time before have not ended: left out, queued beside them, "
+            "or they are cancelled."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _one_of_the_two(self) -> ScheduleTable:
+        if (self.cron is None) == (self.every is None):
+            raise ValueError('needs exactly one of cron and every: cron = "0 3 * * *", or every = "6h"')
+        return self
 
 
 class EnvironmentFile(Exact):

@@ -20,12 +20,13 @@ from corral.settings import Settings, process_environment, read_settings
 from corral.worker.agent import Agent, default_slots
 from corral.worker.cache import Cache
 from corral.worker.child_env import base_environment, engine_environment
+from corral.worker.credential import Credential, Rotation
 from corral.worker.flock import exclusive
 from corral.worker.identity import wait_for_identity
 from corral.worker.link import Link
 from corral.worker.outbox import Outbox
 from corral.worker.prepare import Host
-from corral.worker.probe import probe
+from corral.worker.probe import look_again, probe
 from corral.worker.strays import become_subreaper
 
 BEAT_TIMEOUT_S = 10.0
@@ -80,16 +81,18 @@ def run(settings: Settings) -> int:
 def work(settings: Settings) -> int:
     signals = Signals()
     signals.install()
-    labels = _labels(settings.worker_labels)
+    own_labels = _labels(settings.worker_labels)
     become_subreaper()
     identity = wait_for_identity(settings.worker_home, signals.asked.wait)
     if identity is None:
         return 0
-    link = partial(Link, url=settings.url, home=settings.home, token=identity.token)
+    credential = Credential(settings.home, identity, url=settings.url)
+    link = partial(Link, credential)
+    labels = sorted({*own_labels, *identity.labels})
     environ = process_environment()
     look = partial(probe, settings.worker_home, labels, environ=environ)
     capability = look()
-    slots = settings.worker_slots or default_slots(capability)
+    slots = settings.worker_slots or identity.slots or default_slots(capability)
     host = Host(
         home=settings.worker_home,
         link=link(),
@@ -98,6 +101,7 @@ def work(settings: Settings) -> int:
         base_env=base_environment(environ),
         # Where that is not known, a child that was granted none had better see none.
         has_gpus=capability.gpus != (),
+        look_again=partial(look_again, settings.worker_home, labels, environ=environ),
         engine_env=engine_environment(environ),
     )
     agent = Agent(
@@ -109,6 +113,7 @@ def work(settings: Settings) -> int:
         probe=look,
     )
     logger.info("worker of host %s (%s) with %d slots", identity.name, identity.host_id, slots)
+    Rotation(credential).start()
     agent.start()
     signals.asked.wait()
     logger.info("draining; a second signal ends at once")

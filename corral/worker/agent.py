@@ -27,8 +27,6 @@ MAX_LEASES = 1_000
 # Outcomes are on disk, and the next worker delivers them: no need to wait for a server that is away.
 DRAIN_AWAY_S = 5.0
 HANG_UP_LIMIT_S = 2.0
-# A run that no longer fits would come straight back; other hosts get a chance first.
-GAVE_BACK_PAUSE_S = 5.0
 # Longer than the longest pause between two tries of a beat or an outcome.
 SPEAK_FIRST_S = 15.0
 # Every so many probes: adding up their sizes takes a while.
@@ -74,7 +72,6 @@ class Agent:
         self._changed = threading.Condition()
         self._running: dict[str, _Running] = {}
         self._draining = threading.Event()
-        self._not_before = 0.0
         self._claimer = threading.Thread(target=self._claim_for_ever, name="corral-claims", daemon=True)
 
     def start(self) -> None:
@@ -119,8 +116,8 @@ class Agent:
         while not self._draining.is_set():
             if request is None:
                 free = self._wait_for_slot()
-                if not free:
-                    continue
+                if self._draining.is_set():
+                    return
                 request = self._request(free)
             self._let_leases_speak()
             try:
@@ -132,6 +129,8 @@ class Agent:
                 self._draining.wait(pauses.next_s())
             except CorralError as error:
                 logger.error("the server refuses to give work: %s %s", error, error.hint)
+                # It may know this host by another token by now.
+                self._claims.look_again()
                 request = None
                 self._draining.wait(pauses.next_s())
             except Exception:
@@ -155,15 +154,10 @@ class Agent:
         logger.log(level, "waiting for the server: %s", error)
 
     def _wait_for_slot(self) -> int:
-        """How many slots are free, once one is; 0 after a while without, or when draining."""
+        """How many slots are free, once one is; 0 after a while without: then the host only shows itself."""
         with self._changed:
-            pause_s = self._not_before - time.monotonic()
-            if pause_s > 0:
-                self._changed.wait(pause_s)
-            elif len(self._running) >= self._slots:
+            if len(self._running) >= self._slots:
                 self._changed.wait(PROBE_EVERY_S)
-            if self._draining.is_set() or time.monotonic() < self._not_before:
-                return 0
             return min(MAX_LEASES, max(0, self._slots - len(self._running)))
 
     def _request(self, free: int) -> ClaimRequest:
@@ -174,7 +168,7 @@ class Agent:
             boot_id=self._boot_id,
             slots=self._slots,
             max_leases=free,
-            wait_s=CLAIM_WAIT_S,
+            wait_s=CLAIM_WAIT_S if free else 0,
             capability=CapabilityReport.model_validate(asdict(capability)) if news else None,
             holding=self._holding,
         )
@@ -190,7 +184,7 @@ class Agent:
             self._begin(lease)
 
     def _begin(self, lease: Lease) -> None:
-        job = Job(self._host, self._beats, lease)
+        job = Job(self._host, self._beats, lease, claimed_with=self._known_capability)
         with self._changed:
             if lease.id in self._running:
                 return
@@ -220,8 +214,6 @@ class Agent:
         finally:
             with self._changed:
                 del self._running[job.lease.id]
-                if job.gave_back:
-                    self._not_before = time.monotonic() + GAVE_BACK_PAUSE_S
                 self._changed.notify_all()
 
     def _look_after(self) -> None:

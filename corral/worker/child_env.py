@@ -87,6 +87,8 @@ def child_environment(
         "CORRAL_CHECKPOINT_DIR": str(workspace.checkpoints),
         "CORRAL_EVENTS": str(workspace.events),
     }
+    if lease.gpu_bytes is not None:
+        env["CORRAL_GPU_MEMORY_BYTES"] = str(lease.gpu_bytes)
     if lease.resume is not None:
         env["CORRAL_RESUME_DIR"] = str(workspace.resume)
     return env

@@ -10,6 +10,7 @@ from functools import partial
 from corral.client.digest import FileChanged, FileUnreadable
 from corral.client.tree import NotAFolder, SecretInTree, TreeRefused
 from corral.client.walk import TreeTooLarge
+from corral.domain.capability import Capability
 from corral.domain.errors import BlobMissing, CorralError, LeaseLost, NotFound
 from corral.domain.paths import BadPath
 from corral.domain.reasons import Reason
@@ -20,7 +21,8 @@ from corral.worker.checkpoints import Checkpoints
 from corral.worker.child import Exit
 from corral.worker.control import Control, StopWish
 from corral.worker.link import GivenUp, Link
-from corral.worker.prepare import CannotStart, Host, NoLongerFits, Preparation, Prepared
+from corral.worker.prepare import CannotStart, Host, Preparation, Prepared
+from corral.worker.recheck import NoLongerFits, recheck
 from corral.worker.recorder import Recorder
 from corral.worker.report import deliver
 from corral.worker.sender import Sender
@@ -40,14 +42,16 @@ _NO_SECRETS = Secrets({})
 class Job:
     """`run` for a new lease, `resume` for one whose child had ended under an earlier worker."""
 
-    def __init__(self, host: Host, beats: Link, lease: Lease) -> None:
+    def __init__(
+        self, host: Host, beats: Link, lease: Lease, *, claimed_with: Capability | None = None
+    ) -> None:
         self.lease = lease
-        self.gave_back = False
         self.child_ended = False
         # While uv runs in a session of its own, it must not be taken for an orphan.
         self.building = lease.spec.environment is not None
         self.control = Control(lease.id, wall_left_s=lease.wall_left_s, grace_s=lease.spec.grace)
         self._host = host
+        self._claimed_with = claimed_with
         self._workspace = Workspace(host.home, lease.id)
         self._vitals = Vitals(lease.gpus)
         self._beater = Beater(beats, lease, self.control, self._vitals)
@@ -95,6 +99,8 @@ class Job:
         recorder, sender = self._record()
         secrets, checkpoints = _NO_SECRETS, None
         try:
+            if reasons := recheck(self._host.look_again, self.lease, self._claimed_with):
+                raise NoLongerFits("; ".join(reasons))
             serving = self._serving(recorder)
             prepared = Preparation(
                 self._host, self.lease, self._workspace, self.control, recorder, serving
@@ -105,7 +111,7 @@ class Job:
         except CannotStart as error:
             outcome = failed(error.reason, error.detail)
         except NoLongerFits as error:
-            self.gave_back = True
+            logger.warning("%s is given back: %s", self.lease.run_id, error)
             outcome = stopped(StopWish(Reason.RELEASED, str(error), 0), None, 0)
         except GivenUp:
             outcome = self._stopped_early()

@@ -7,13 +7,12 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 from corral.client.api import Corral
-from corral.client.discovery import local_url
 from corral.client.http import Backoff
-from corral.domain.errors import Forbidden, ServerUnreachable, StoreUnavailable, Unauthenticated
+from corral.domain.errors import CorralError, Forbidden, ServerUnreachable, StoreUnavailable, Unauthenticated
+from corral.worker.credential import Credential
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
@@ -31,15 +30,14 @@ class GivenUp(Exception):
 class Link:
     """A client of the server, wherever it listens now. Safe to use from several threads."""
 
-    def __init__(self, *, url: str | None, home: Path, token: str, timeout_s: float = 30.0) -> None:
-        self._fixed_url = url
-        self._home = home
-        self._token = token
+    def __init__(self, credential: Credential, *, timeout_s: float = 30.0) -> None:
+        self._credential = credential
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         # Kept open until the end: another thread may be in the middle of a call.
         self._former: list[Corral] = []
         self._corral: Corral | None = None
+        self._version = 0
         self._away_since: float | None = None
 
     @property
@@ -47,7 +45,9 @@ class Link:
         """Raise ServerUnreachable while no server has ever said where it is."""
         with self._lock:
             if self._corral is None:
-                self._corral = self._connect(self._find())
+                self._corral = self._connect(self._credential.url())
+            elif self._version != self._credential.version:
+                self._corral = self._anew(self._corral, self._corral.url)
             return self._corral
 
     def answered(self) -> None:
@@ -60,17 +60,18 @@ class Link:
         return 0.0 if since is None else time.monotonic() - since
 
     def look_again(self) -> None:
-        """After a failed call: follow the server if it says that it is elsewhere now."""
+        """After a failed call: follow the server if it is elsewhere now, or knows us by another token."""
         self._away_since = self._away_since or time.monotonic()
         try:
-            url = self._find()
-        except ServerUnreachable:
+            self._credential.reload()
+            url = self._credential.url()
+        except CorralError as error:
+            logger.debug("nothing new is known: %s", error)
             return
         with self._lock:
             if self._corral is not None and self._corral.url != url.rstrip("/"):
                 logger.info("the server is at %s now", url)
-                self._former.append(self._corral)
-                self._corral = self._connect(url)
+                self._corral = self._anew(self._corral, url)
 
     def hang_up(self) -> None:
         """Break off every call under way."""
@@ -78,15 +79,15 @@ class Link:
             for corral in (*self._former, *filter(None, [self._corral])):
                 corral.transport.hang_up()
 
-    def _find(self) -> str:
-        found = self._fixed_url or local_url(self._home)
-        if found is None:
-            raise ServerUnreachable(f"no server is known: CORRAL_URL is not set and {self._home} has none")
-        return found
+    def _anew(self, former: Corral, url: str) -> Corral:
+        made = self._connect(url)
+        self._former.append(former)
+        return made
 
     def _connect(self, url: str) -> Corral:
+        self._version = self._credential.version
         # The worker's own loops are patient for ever; a second patience inside would only hide outages.
-        return Corral(url, self._token, timeout_s=self._timeout_s, backoff=Backoff(tries=2, first_s=0.2))
+        return self._credential.connect(url, timeout_s=self._timeout_s, backoff=Backoff(tries=2, first_s=0.2))
 
 
 class Pauses:

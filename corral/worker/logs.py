@@ -230,8 +230,8 @@ class Pump:
         lost = sum(source.dropped - len(source.tail) for source in self._sources.values())
         if any(source.dropped for source in self._sources.values()):
             self._recorder.say(
-                f"the log reached its limit of {self._quota_bytes} bytes; {lost} bytes are left out here, "
-                f"and the last ones follow"
+                f"log quota used up, {self._quota_bytes} bytes were left of it for this attempt; "
+                f"{lost} bytes are left out here, and the last ones follow"
             )
             for source in self._sources.values():
                 self._show_tail(source)

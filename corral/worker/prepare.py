@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from corral.client.api import Corral
 from corral.client.installer import InstallerStopped
 from corral.client.lock import Lock
 from corral.client.unpack import ContentMismatch
-from corral.domain.capability import ENGINE_PACKAGES, gib
+from corral.domain.capability import ENGINE_PACKAGES
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.domain.reasons import Reason
 from corral.domain.redaction import Secrets
@@ -26,7 +25,7 @@ from corral.worker.control import Control
 from corral.worker.environment import Environments
 from corral.worker.link import GivenUp, Link, keep_trying
 from corral.worker.outbox import Outbox
-from corral.worker.probe import free_now
+from corral.worker.probe import Now
 from corral.worker.recorder import Recorder
 from corral.worker.serving import Serving
 from corral.worker.workspace import Workspace, make_read_only
@@ -46,10 +45,6 @@ class CannotStart(Exception):
         self.detail = detail
 
 
-class NoLongerFits(Exception):
-    """What the host had when it claimed is gone; another host, or a later try, may do."""
-
-
 @dataclass(frozen=True)
 class Host:
     """What all jobs of this worker share."""
@@ -60,6 +55,7 @@ class Host:
     cache: Cache
     base_env: Mapping[str, str]
     has_gpus: bool
+    look_again: Callable[[], Now]
     engine_env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -79,9 +75,8 @@ class Preparation:
     serving: Serving | None = None
 
     def run(self) -> Prepared:
-        """Raise CannotStart, NoLongerFits, GivenUp, LeaseLost, or OSError when the disk is full."""
+        """Raise CannotStart, GivenUp, LeaseLost, or OSError when the disk is full."""
         lease, workspace = self.lease, self.workspace
-        self._recheck()
         workspace.spec.write_text(lease.spec.model_dump_json(), encoding="utf-8")
         if lease.spec.code is None:
             workspace.work.mkdir(exist_ok=True)
@@ -159,19 +154,6 @@ class Preparation:
                 f"Set it with `corral secrets set`, then requeue the run.",
             )
         return dict(answer.values)
-
-    def _recheck(self) -> None:
-        need = self.lease.spec.resources
-        free_bytes = shutil.disk_usage(self.host.home).free
-        if need.min_disk is not None and free_bytes < need.min_disk:
-            raise NoLongerFits(f"needs {gib(need.min_disk)} disk; {gib(free_bytes)} are free now")
-        if need.min_vram is None:
-            return
-        memory = free_now(self.host.home).gpu_bytes or {}
-        for index in self.lease.gpus:
-            free = memory.get(index)
-            if free is not None and free < need.min_vram:
-                raise NoLongerFits(f"needs {gib(need.min_vram)} on GPU {index}; {gib(free)} are free now")
 
     def _fetch(self, what: str, artifact_id: str, target: Path) -> None:
         try:

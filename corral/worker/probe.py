@@ -17,8 +17,9 @@ from types import MappingProxyType
 import psutil
 
 from corral.domain.capability import ENGINE_PACKAGES, Capability
+from corral.worker.build import build
 from corral.worker.cgroup import cpu_quota, memory_left, memory_limit
-from corral.worker.gpus import GpuProbe
+from corral.worker.gpus import GpuProbe, Survey
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,14 @@ class FreeNow:
     gpu_bytes: Mapping[int, int | None] | None
 
 
+@dataclass(frozen=True)
+class Now:
+    """Both at once: what there is, and what of it is free."""
+
+    capability: Capability
+    free: FreeNow
+
+
 def probe(
     data_dir: Path,
     labels: Sequence[str],
@@ -54,6 +63,23 @@ def probe(
     found = gpus.survey(environ)
     if found.note:
         log.warning("%s", found.note)
+    return _capability(found, data_dir, labels, root)
+
+
+def look_again(
+    data_dir: Path,
+    labels: Sequence[str],
+    *,
+    environ: Mapping[str, str] = _NOTHING_SET,
+    gpus: GpuProbe = _GPUS,
+    root: Path = _ROOT,
+) -> Now:
+    """For the check before a start: the driver is asked once for both."""
+    found = gpus.survey(environ)
+    return Now(_capability(found, data_dir, labels, root), _free(found, data_dir, root))
+
+
+def _capability(found: Survey, data_dir: Path, labels: Sequence[str], root: Path) -> Capability:
     machine = platform.machine().lower()
     return Capability(
         hostname=socket.gethostname(),
@@ -66,6 +92,8 @@ def probe(
         python=platform.python_version(),
         labels=tuple(labels),
         engine=engine_versions(),
+        corral=build(),
+        gpu_note=found.note,
     )
 
 
@@ -91,7 +119,11 @@ def free_now(
     gpus: GpuProbe = _GPUS,
     root: Path = _ROOT,
 ) -> FreeNow:
-    states = gpus.survey(environ).gpus
+    return _free(gpus.survey(environ), data_dir, root)
+
+
+def _free(found: Survey, data_dir: Path, root: Path) -> FreeNow:
+    states = found.gpus
     return FreeNow(
         ram_bytes=_least(_ram_available(), memory_left(root)),
         disk_bytes=_disk_free(data_dir),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from corral.client.api import Corral
+from corral.client.discovery import local_server
 from corral.client.http import Backoff
 from corral.domain.errors import CorralError
 from corral.domain.states import FINAL
@@ -99,7 +100,9 @@ class Stack:
         return (self.home / "operator.token").read_text().strip()
 
     def client(self, token: str | None = None, *, backoff: Backoff = PATIENT) -> Corral:
-        corral = Corral(self.url, token or self.token, backoff=backoff)
+        server = local_server(self.home)
+        assert server is not None
+        corral = Corral(server.url, token or self.token, backoff=backoff, tls=server.tls)
         self._clients.append(corral)
         return corral
 

@@ -226,6 +226,7 @@ def test_a_group_prints_all_ids_and_is_followed_to_its_end(corral: Machine, swee
 
 
 def test_what_a_run_leaves_can_be_read_in_every_way(corral: Machine, tmp_path: Path) -> None:
+    """FL-C09."""
     code = (
         "import json, os, pathlib\n"
         "pathlib.Path(os.environ['CORRAL_OUTPUT_DIR'], 'model.txt').write_text('weights')\n"

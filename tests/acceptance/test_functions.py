@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ def test_map_keeps_the_order_and_collects_errors() -> None:
     """RF-C27."""
     assert list(kit.with_global.map(range(300))) == [n + 1000 for n in range(300)]
     assert sorted(kit.with_global.map(range(20), order=False)) == [n + 1000 for n in range(20)]
-    found = list(kit.fails.map([1, 2], return_exceptions=True))
+    found: list[Any] = list(kit.fails.map([1, 2], return_exceptions=True))
     assert [type(one) for one in found] == [kit.Trouble, kit.Trouble]
     assert list(kit.count_arguments.starmap([(1,), (1, 2)])) == [(1, False, []), (2, False, [])]
 
@@ -222,7 +223,7 @@ def test_each_call_has_its_own_output_also_when_they_overlap() -> None:
     calls = {f"n{n}": kit.speaks.spawn(f"n{n}") for n in range(8)}
     for name, call in calls.items():
         assert call.result(60) == name
-        lines = until(lambda call=call, name=name: _whole(call, f"child of {name}"), "its output")
+        lines = until(partial(_whole, call, f"child of {name}"), "its output")
         assert [line for line in lines if "logs" not in line and "child" not in line] == [
             f"{name} {n}" for n in range(5)
         ]
@@ -245,7 +246,7 @@ def _whole(call: corral.Call[Any], last: str) -> list[str] | None:
 
 def test_instances_keep_their_state_and_parameters_make_pools() -> None:
     """RF-D13, RF-D14, RF-D17: 1, 2, 3; other parameters, another instance; loaded once."""
-    plain, other = kit.Counter(), kit.Counter(start=100)
+    plain, other = kit.Counter(), kit.Counter(start=100)  # type: ignore[call-arg]
 
     assert [plain.add.remote() for _ in range(3)] == [(1, 1), (2, 1), (3, 1)]
     assert other.add.remote(5) == (105, 1)
@@ -264,7 +265,7 @@ def test_calls_are_gathered_into_batches() -> None:
 
 def test_a_class_tells_of_wrong_parameters_here() -> None:
     with pytest.raises(TypeError, match="strat"):
-        kit.Counter(strat=1)
+        kit.Counter(strat=1)  # type: ignore[call-arg]
 
 
 def test_a_function_calls_another_of_its_app() -> None:

@@ -162,7 +162,7 @@ def test_show_and_plot_tell_what_was_trained(trained: dict[str, Any], corral: Ma
 def test_the_adapter_is_fetched_and_verified_with_one_command(
     trained: dict[str, Any], corral: Machine, tmp_path: Path
 ) -> None:
-    """MT-D49."""
+    """FL-D15, MT-D49."""
     said = corral.ok("artifacts", "get", trained["id"], str(tmp_path / "got"))
 
     assert "every file matches its digest" in said

@@ -40,6 +40,7 @@ def own(tmp_path: Path) -> Iterator[Fleet]:
 
 
 def test_a_run_leaves_its_log_its_metrics_and_its_artifact(fleet: Fleet, tmp_path: Path) -> None:
+    """FL-C08, FL-C24."""
     run = fleet.submit(
         sys.executable,
         "-c",
@@ -383,6 +384,7 @@ time.sleep(1)
 
 
 def test_sigterm_drains_and_the_next_worker_goes_on(own: Fleet) -> None:
+    """FL-D44."""
     run = own.python(
         TRAIN
         + """

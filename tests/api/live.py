@@ -7,19 +7,23 @@ import hashlib
 import itertools
 import json
 import socket
+import ssl
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import uvicorn
 
 from corral.bootstrap import build_services, ensure_identities, open_store
+from corral.bootstrap_tls import Transport, build_transport
+from corral.client.trust import context as context_for
+from corral.ports.store import Tx
 from corral.server.app import Server
 from corral.server.corked import CorkedProtocol
 from corral.server.services import Services
@@ -27,6 +31,7 @@ from corral.settings import Settings
 from corral.wire.admin import ErrorBody
 
 Json = dict[str, Any]
+T = TypeVar("T")
 _NUMBERS = itertools.count(1)
 CAPABILITY = {"hostname": "box", "os": "linux", "arch": "x86_64", "cores": 2, "ram_bytes": 1 << 34}
 
@@ -55,6 +60,14 @@ class Live:
     operator: str
     host: str
     port: int
+    tls: ssl.SSLContext | None = None
+    transport: Transport | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def write(self, unit: Callable[[Tx], T]) -> T:
+        """Change the store behind the routes' backs."""
+        assert self.loop is not None
+        return asyncio.run_coroutine_threadsafe(self.services.store.write(unit), self.loop).result(30)
 
     def call(
         self,
@@ -82,6 +95,7 @@ class Live:
             params=params,
             timeout=60,
             trust_env=False,
+            verify=self.tls or False,
         )
 
     def ok(self, method: str, path: str, body: object = None, **options: Any) -> Any:
@@ -197,28 +211,39 @@ def serve(home: Path, *, database: str | None = None, **settings: Any) -> Iterat
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     store = open_store(given)
-    services = build_services(given, store)
     clock = JumpingClock()
+    transport = build_transport(given, clock.now)
+    services = build_services(given, store, transport.trust)
     services.clock = clock
+    context = transport.tls.context if transport.tls else None
     server = uvicorn.Server(
         uvicorn.Config(
-            Server(services).app, log_level="critical", http=CorkedProtocol, timeout_graceful_shutdown=1
+            Server(services).app,
+            log_level="critical",
+            http=CorkedProtocol,
+            timeout_graceful_shutdown=1,
+            ssl_context_factory=(lambda *_: context) if context else None,
         )
     )
 
     async def main() -> None:
         await ensure_identities(given, store, clock.now())
+        loops.append(asyncio.get_running_loop())
         ready.set()
         await server.serve(sockets=[listener])
 
     ready = threading.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
     thread = threading.Thread(target=lambda: asyncio.run(main()), name="server")
     thread.start()
     assert ready.wait(30), "the server did not come up"
     operator = given.operator_token_file.read_text().strip()
     host = (given.worker_home / "token").read_text().strip()
     try:
-        yield Live(f"http://127.0.0.1:{port}", home, services, clock, operator, host, port)
+        scheme = "https" if context else "http"
+        trusted = context_for(transport.trust.ca_pem) if context else None
+        url = f"{scheme}://127.0.0.1:{port}"
+        yield Live(url, home, services, clock, operator, host, port, trusted, transport, loops[0])
     finally:
         server.should_exit = True
         thread.join(timeout=20)

@@ -123,6 +123,7 @@ def test_an_operators_calls_are_answered_as_documented(case: schemathesis.Case[A
 @schema.parametrize()
 @BOUNDED
 def test_a_hosts_calls_are_answered_as_documented(case: schemathesis.Case[Any]) -> None:
+    """FL-C01."""
     _check(case, _KNOWN["host"])
 
 

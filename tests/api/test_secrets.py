@@ -285,6 +285,7 @@ def test_a_refused_value_is_not_echoed(live: Live) -> None:
 
 
 def test_secrets_are_encrypted_with_a_key_outside_the_database(live: Live) -> None:
+    """FL-D40."""
     live.ok("PUT", "/v1/projects/sealed/secrets/CANARY", {"value": CANARY})
     stored = b"".join(path.read_bytes() for path in live.home.glob("corral.db*"))
 

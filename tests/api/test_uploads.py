@@ -63,7 +63,7 @@ def test_bytes_that_are_not_the_announced_ones_are_refused(sent: bytes, live: Li
     "digest", ["", "0" * 63, "0" * 65, "Z" * 64, sha(b"x").upper(), "sha256:" + "0" * 57]
 )
 def test_there_is_no_upload_without_a_digest(digest: str, live: Live) -> None:
-    """FL-D19: an empty or odd digest is refused, never skipped."""
+    """FL-C07, FL-D19: an empty or odd digest is refused, never skipped."""
     answer = live.call("PUT", f"{PATH}/{digest}", content=b"x")
 
     assert answer.status_code in (404, 405, 422), answer.text

@@ -182,7 +182,7 @@ def test_an_upload_begun_anew_forgets_the_partial(blobs: BlobStore) -> None:
 
 
 def test_equal_bytes_uploaded_at_once_are_one_blob_and_nobody_fails(blobs: BlobStore) -> None:
-    """FL-D16: by two uploaders, and twice by one; every stored file re-hashes to its name."""
+    """FL-C07, FL-D16: by two uploaders, and twice by one; every stored file re-hashes to its name."""
     data = secrets.token_bytes(2 * MIB)
     digest = digest_of(data)
     start = threading.Barrier(8)

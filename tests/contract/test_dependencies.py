@@ -10,10 +10,12 @@ import pytest
 
 from contract.conftest import Database
 from contract.plans import Plan, new, parent
+from contract.samples import a_run
 from corral.core.holds import MOST_AT_ONCE
+from corral.core.requeue import requeue
 from corral.core.stop import cancel
 from corral.core.submit import submit
-from corral.domain.errors import InvalidInput
+from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import RunId, new_run_id
 from corral.domain.states import RunEvent, RunState
 from corral.ports.store import Tx
@@ -253,6 +255,7 @@ def test_a_child_that_was_cancelled_stays_cancelled(plan: Plan) -> None:
     plan.sweep()
 
     assert plan.states([second]) == ["cancelled"]
+    assert plan.run(second).hold_reason is None
 
 
 def test_a_child_cancelled_while_its_parent_ends_is_one_or_the_other(plan: Plan) -> None:
@@ -271,3 +274,18 @@ def test_a_child_cancelled_while_its_parent_ends_is_one_or_the_other(plan: Plan)
 
         assert plan.states([second]) == ["cancelled"]
         plan.events(second)
+
+
+def test_a_run_of_a_manifest_has_one_next_generation(plan: Plan) -> None:
+    """FL-C03: of two that queue it again, one is told that it was done."""
+    old = a_run(manifest="fleet", state=RunState.FAILED, ended_at=1.0)
+    plan.db.write(lambda tx: tx.runs.insert(old, "{}"))
+
+    def again(tx: Tx, request: str) -> RunId:
+        return requeue(tx, old.id, request_id=request, principal="user:ada", now=plan.clock.wall).ids[0]
+
+    made = plan.db.write(lambda tx: again(tx, "request-a"))
+    assert plan.run(made).generation == 2
+    assert plan.db.write(lambda tx: again(tx, "request-a")) == made
+    with pytest.raises(Conflict, match="newer generation"):
+        plan.db.write(lambda tx: again(tx, "request-b"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -38,6 +39,14 @@ def new_call(value: bytes = b"x", **given: Any) -> NewCall:
 
 def accept(tx: Tx, *calls: NewCall, now: float = 100.0) -> list[Call]:
     return core.accept(tx, deployed(tx), 0, calls, caller=ADA, now=now)
+
+
+def accept_at(now: float, tx: Tx) -> Call:
+    return accept(tx, new_call(), now=now)[0]
+
+
+def settled(told: Told, tx: Tx) -> list[Call]:
+    return core.settle(tx, LEASE, [told], now=200.0)
 
 
 def assigned(tx: Tx, *calls: NewCall, lease: LeaseId = LEASE) -> list[Call]:
@@ -128,6 +137,7 @@ def test_a_lost_instance_s_calls_go_to_another_but_not_for_ever(db: Database) ->
         if lost < core.MOST_LOST:
             assert found.state is CallState.QUEUED
             db.write(lambda tx: tx.calls.assign([call.id], lease_id=LEASE, run_id=RUN, now=106.0))
+    assert found is not None
     assert found.state is CallState.FAILED
     assert "InstanceLost" in (found.error or "")
 
@@ -165,15 +175,12 @@ def test_chunks_are_numbered_and_replays_are_dropped(db: Database) -> None:
 
 def test_retries_are_by_type_with_growing_pauses_and_an_end(db: Database) -> None:
     """RF-C29, RF-D36."""
-    options = {"retries": 2, "retry_on": ("OSError",), "delay_s": 10.0}
+    options: dict[str, Any] = {"retries": 2, "retry_on": ("OSError",), "delay_s": 10.0}
     (call,) = db.write(lambda tx: assigned(tx, new_call(**options)))
     pauses = []
     for attempt in (1, 2):
-        (again,) = db.write(
-            lambda tx, attempt=attempt: core.settle(
-                tx, LEASE, [error(call, attempt=attempt, kind="OSError")], now=200.0
-            )
-        )
+        told = error(call, attempt=attempt, kind="OSError")
+        (again,) = db.write(partial(settled, told))
         assert again.state is CallState.QUEUED
         pauses.append(again.ready_at - 200.0)
         db.write(lambda tx: tx.calls.assign([call.id], lease_id=LEASE, run_id=RUN, now=201.0))
@@ -254,7 +261,7 @@ def test_calls_within_calls_have_a_bottom(db: Database) -> None:
 
     (call,) = db.write(lambda tx: accept(tx, new_call()))
     for _ in range(core.DEEPEST - 1):
-        call = db.write(lambda tx, call=call: deeper(tx, call))
+        call = db.write(partial(deeper, parent=call))
     with pytest.raises(Conflict, match="deep"):
         db.write(lambda tx: deeper(tx, call))
 
@@ -275,7 +282,7 @@ def test_calls_of_leases_that_are_not_live_are_found(db: Database) -> None:
 
 
 def test_pages_go_back_in_time(db: Database) -> None:
-    made = [db.write(lambda tx, n=n: accept(tx, new_call(), now=100.0 + n))[0] for n in range(5)]
+    made = [db.write(partial(accept_at, 100.0 + n)) for n in range(5)]
     where = CallFilter(project="default", endpoint_id=made[0].endpoint_id)
 
     first = db.read(lambda tx: tx.calls.page(where, after=None, limit=3))

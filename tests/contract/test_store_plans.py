@@ -71,6 +71,11 @@ HOT: list[tuple[str, dict[str, Any], str]] = [
     ("run_page", {**NEWEST, "state": "held", "project": "project-3", "limit": 50}, "runs_state"),
     ("run_page", {**NEWEST, "name": "run-7", "check_state": "held", "limit": 50}, "runs_name"),
     ("state_project_after", {"state": "held"}, "runs_state"),
+    ("group_placed", {"group_id": "g-x", "but": "", "limit": 10}, "runs_"),
+    ("group_waiting", {"group_id": "g-x", "hold_reason": "concurrency", "limit": 10}, "runs_waiting"),
+    ("group_with_held_after", {"after": "g-x"}, "runs_waiting"),
+    ("schedule_unfinished", {"schedule_id": "s-x", "limit": 10}, "runs_of_schedule"),
+    ("run_page", {**NEWEST, "schedule_id": "s-x", "check_state": "held", "limit": 50}, "runs_schedule"),
 ]
 
 

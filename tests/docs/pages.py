@@ -104,7 +104,7 @@ def _commands(block: Block) -> list[Command]:
 
 # What differs from one reader to the next: ids, times, ports, processes, digests.
 _VARYING = (
-    (re.compile(r"\b([rlhgat])-[bcdfghjkmnpqrstvwxz2-9]{12}\b"), r"\1-ID"),
+    (re.compile(r"\b([rlhgats])-[bcdfghjkmnpqrstvwxz2-9]{12}\b"), r"\1-ID"),
     (re.compile(r"\b[0-9a-f]{64}\b"), "DIGEST"),
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"), "WHEN"),
     (re.compile(r"(?<![\w.])(\d+d|\d+h|\d+m|\d+(\.\d+)?s)( (\d+h|\d+m|\d+s))?(?![\w.])"), "TIME"),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from postgres import private_postgres
 
+from corral.client.manifest import load as load_manifest
 from corral.client.runfile import load, parse
 from docs.pages import Command, Save, Step, blocks, missing, steps
 
@@ -148,9 +149,12 @@ def _check(page: Path, step: Command, note: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_toml_block_is_a_run_file_or_a_part_of_one(page: Path) -> None:
+def test_every_toml_block_is_a_run_file_or_a_part_of_one(page: Path, tmp_path: Path) -> None:
     for block in blocks(page):
-        if block.language == "toml" and block.expect == 0:
+        if block.title == "fleet.toml":
+            (tmp_path / "fleet.toml").write_text(block.text)
+            assert load_manifest(tmp_path / "fleet.toml", project="default").problems == []
+        elif block.language == "toml" and block.expect == 0:
             parse(_whole(block.text), what=f"{name_of(page)}:{block.line}")
 
 
@@ -178,12 +182,14 @@ def test_what_is_not_run_has_a_known_reason() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.toml")), ids=name_of)
 def test_every_example_is_valid(path: Path) -> None:
-    if not path.name.startswith("."):
+    if path.name == "fleet.toml":
+        assert load_manifest(path, project="default").problems == []
+    elif not path.name.startswith("."):
         load(path)
 
 
 def test_the_generated_pages_are_up_to_date() -> None:
-    """MT-C57."""
+    """MT-C57, FL-D28."""
     done = subprocess.run(
         [sys.executable, DOCS / "generate.py", "--check"], capture_output=True, text=True, check=False
     )

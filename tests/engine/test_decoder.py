@@ -12,7 +12,7 @@ from transformers import Gemma2Config, GPT2Config, Phi3Config, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from corral.engine import adapters, losses
-from corral.engine.decoder import Decoder, fits, rms_norm
+from corral.engine.decoder import Decoder, fits, fuse, rms_norm, stack_layer
 from corral.recipes.train import Lora
 
 SFT = losses.cross_entropy()
@@ -117,6 +117,25 @@ def test_fused_projections_take_no_second_copy_of_the_weights() -> None:
         attention.k_proj.weight.untyped_storage().data_ptr()
         == decoder.layers[0].qkv.weights[0].untyped_storage().data_ptr()
     )
+
+
+@pytest.mark.parametrize("name", ["o_proj", "q_proj"])
+def test_below_the_weights_is_room_for_an_adapter_and_no_second_copy(name: str) -> None:
+    model = build("qwen3")
+    adapters.attach(model, Lora(rank=3))
+    layer = Decoder(model, trained=False).layers[0]
+    linear = layer.out if name == "o_proj" else layer.qkv
+    module = getattr(model.model.layers[0].self_attn, name).base_layer
+    assert linear.stacked is not None
+    assert module.weight.untyped_storage().data_ptr() == linear.stacked.untyped_storage().data_ptr()
+    # Three or nine rows of A, up to a multiple of sixteen.
+    assert linear.stacked.shape[0] == sum(linear.sizes) + 16
+    fused = stack_layer(layer, torch.float32)[1 if name == "o_proj" else 0]
+    assert fused is not None
+    ranks = fuse(linear, torch.float32)
+    assert ranks is not None
+    assert torch.equal(fused.a[:, : ranks.a.shape[1]], ranks.a)
+    assert not fused.a[:, ranks.a.shape[1] :].any()
 
 
 def test_norms_round_as_transformers_does_in_bf16() -> None:

@@ -88,6 +88,24 @@ def test_gradients_are_gone_after_a_step_and_after_forgetting() -> None:
         assert of["a"].grad is None
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_that_are_not_finite_change_nothing_not_even_the_count(
+    bad: float, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    of, untouched = parameters(dtype), parameters(dtype)
+    ours, theirs = optimizer(of, weight_decay=0.1), optimizer(untouched, weight_decay=0.1)
+    advance(ours, of, range(2), clip=1.0)
+    advance(theirs, untouched, range(2), clip=1.0)
+    of["a"].grad = slope(of["a"], 2)
+    of["b"].grad = torch.full_like(of["b"], bad)
+    assert not ours.step(0.1, clip=1.0).isfinite()
+    assert all(p.grad is None for p in of.values())
+    advance(ours, of, range(3, 5), clip=1.0)
+    advance(theirs, untouched, range(3, 5), clip=1.0)
+    assert all(torch.equal(of[name], untouched[name]) for name in of)
+
+
 def test_a_parameter_without_gradient_stays_as_it_is() -> None:
     of = parameters()
     kept = of["b"].detach().clone()

@@ -26,6 +26,11 @@ def test_wilson_is_not_certain_of_few_trials(successes: int) -> None:
     assert high - low > 0.2
 
 
+def test_wilson_is_exact_where_none_or_all_succeed() -> None:
+    assert wilson(0, 25)[0] == 0.0
+    assert wilson(25, 25)[1] == 1.0
+
+
 def test_a_share_gets_wilson_and_other_scores_a_bootstrap() -> None:
     assert interval([0.0, 1.0, 1.0]).method == "wilson"
     assert interval([0.0, 0.5, 1.0]).method == "bootstrap"

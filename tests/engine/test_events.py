@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,31 @@ def test_the_worker_understands_every_line(file: Path) -> None:
     assert Note("memory ran out") in heard
     assert CheckpointDone("/checkpoints/step-000003", 3, 0.25) in heard
     assert not [event for event in heard if type(event).__name__ == "Bad"]
+
+
+def test_a_long_set_up_is_told_again_and_again_until_the_first_step(file: Path) -> None:
+    """MT-D15: a run that says nothing for its `stall_limit` is ended; one that loads or compiles is not."""
+    events = Events(file, Screen(io.StringIO()))
+    with events.setting_up(every_s=0.001):
+        events.phase("loading the model")
+        deadline = time.monotonic() + 30
+        while len(events_of(file)) < 4:
+            assert time.monotonic() < deadline
+        events.step(standing())
+        events._under_way.wait()
+    told = events_of(file)
+
+    assert told.count(Progress({"phase": "loading the model"})) >= 3
+    assert isinstance(told[-1], Metric | Progress)
+    assert told[-1] != Progress({"phase": "loading the model"})
+
+
+def test_the_end_of_a_job_that_made_no_step_is_not_held_up(file: Path) -> None:
+    with Events(file, Screen(io.StringIO())).setting_up(every_s=3600):
+        pass
+    with Events(None, Screen(io.StringIO())).setting_up(every_s=0.0):
+        pass
+    assert not file.exists()
 
 
 def test_progress_says_speed_use_memory_and_time_left(file: Path) -> None:

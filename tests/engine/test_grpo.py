@@ -13,7 +13,7 @@ import jobs_for_tests as jobs
 import pytest
 import torch
 
-from corral.engine import advantages, grpo
+from corral.engine import advantages, grpo, losses
 from corral.engine.environments.transcript import Sample
 from corral.engine.environments.values import Call, Description, Result
 from corral.engine.reference import without_adapter
@@ -64,11 +64,12 @@ def test_reward_rises(tmp_path: Path) -> None:
     "settings",
     [
         {"loss": "gspo"},
+        {"loss": "gspo", "iterations": 2},
         {"loss": "cispo", "iterations": 2},
         {"loss": "dr_grpo", "scale": "none", "beta": 0.05},
         {"loss": "grpo", "entropy_coef": 0.01, "mask_truncated": True, "scale": "batch"},
     ],
-    ids=lambda settings: settings["loss"],
+    ids=lambda settings: f"{settings['loss']} x{settings.get('iterations', 1)}",
 )
 def test_every_loss_and_setting_trains_and_its_mismatch_is_recorded_en_d03(
     settings: dict[str, Any], tmp_path: Path
@@ -93,13 +94,21 @@ def test_completions_that_cannot_be_scored_cost_themselves_only(tmp_path: Path) 
     assert any("could not be scored (raised)" in note for note in said["notes"])
 
 
+def test_groups_and_batches_are_large_enough_by_default() -> None:
+    """EN-C30: groups of at least 8, at least 64 completions a step."""
+    train = parse("corral/tiny", {"recipe": "grpo", "environment": "arithmetic"})
+    assert train.grpo.group_size >= 8
+    assert train.prompts_per_step * train.grpo.group_size >= 64
+
+
 # -- pieces ---------------------------------------------------------------------------------------------
 
 
 def test_an_episode_goes_through_the_journal_unchanged() -> None:
     one = episode(0, 1, 0.5)
 
-    assert grpo.restored(json.loads(json.dumps(asdict(one)))) == one
+    assert grpo.restored(json.loads(json.dumps(one.row()))) == one
+    assert one.row() == asdict(one)
 
 
 def test_the_table_shows_the_best_and_the_worst_of_each_group() -> None:
@@ -115,6 +124,20 @@ def test_the_table_shows_the_best_and_the_worst_of_each_group() -> None:
 
 def test_tokens_of_a_batch_count_each_prompt_once() -> None:
     assert grpo.size([episode(0, 0, 1.0), episode(0, 1, 1.0), episode(1, 0, 1.0)]) == 2 * 2 + 3 * 2
+
+
+def test_old_is_the_trainers_once_for_several_passes_of_gspo_and_the_samplers_otherwise() -> None:
+    engine = made.engine(made.sft_train())
+    streams = {"policy": [0.0, 1.0, 1.0], "old": [0.0, -9.0, -9.0], "sampled": [0.0, -9.0, -9.0]}
+    given = [Example([65, 66, 67], streams)]
+
+    (renewed,) = grpo.with_old(engine, given, 0.8)
+
+    assert renewed.streams["old"] == engine.logprobs(given, temperature=0.8)[0]
+    assert renewed.streams["sampled"] == streams["sampled"]
+    assert losses.renews_old(Grpo(loss="gspo", iterations=2))
+    assert not losses.renews_old(Grpo(loss="gspo", iterations=1))
+    assert not losses.renews_old(Grpo(loss="dapo", iterations=2))
 
 
 def test_the_reference_is_the_model_without_its_adapter() -> None:

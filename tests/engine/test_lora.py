@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from corral.engine.decoder import Adapter, Linear, fuse
-from corral.engine.lora import adapted
+from corral.engine.lora import adapted, stacked
 
 
 def made(dtype: torch.dtype, *, transposed: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -61,3 +61,12 @@ def test_the_adapters_of_one_input_become_one_pair() -> None:
     assert fused is not None
     parts = [s * (x @ a.t() @ b.t()) for a, b, s in (first, last)]
     torch.testing.assert_close(x @ fused.a @ fused.b, torch.cat((parts[0], torch.zeros(7, 3), parts[1]), 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_matrix_stacked_on_its_adapter_gives_the_same(dtype: torch.dtype) -> None:
+    x, w, a, b = (tensor.detach() for tensor in made(dtype))
+    whole = torch.cat((w, a.t()))
+    far = (stacked(x, whole, b) - adapted(x, w, a, b)[0]).abs().max()
+    assert far <= (1e-6 if dtype == torch.float32 else 2e-2)
+    torch.library.opcheck(stacked, (x, whole, b), rtol=2e-2, atol=2e-2)

@@ -261,18 +261,25 @@ def test_what_the_hub_refuses_is_explained(hub: str, tmp_path: Path) -> None:
     assert "HF_TOKEN" in gated[1]
     assert absent[0] == "model 'o/absent' is not on the hub, or is private"
     assert branch[0] == "model 'o/m' has no revision 'branch'"
+    assert absent[1].startswith("Check its name")
     assert odd[0] == "'a b' is neither a folder nor a name of a model"
     assert pinned == COMMIT
 
 
 def test_without_a_network_a_model_that_is_not_here_is_said_to_be(tmp_path: Path) -> None:
-    [there, known, builtin] = ask(
-        [("o/m", None), ("qwen3-0.6b", None), ("corral/tiny", None)], tmp_path, HF_HUB_OFFLINE="1"
-    )
+    refs: list[tuple[str, str | None]] = [
+        ("o/m", None),
+        ("qwen3-0.6b", None),
+        ("corral/tiny", None),
+        ("smollm2-135", None),
+    ]
+    [there, known, builtin, slip] = ask(refs, tmp_path, HF_HUB_OFFLINE="1")
 
     assert there[0] == "model 'o/m' is not on this machine, and the hub cannot be reached"
     assert "name a folder" in there[1]
     assert known[0].startswith("model 'Qwen/Qwen3-0.6B' is not on this machine")
+    assert known[1].startswith("Give this machine")
+    assert slip[1].startswith("Did you mean 'smollm2-135m'? ")
     assert builtin is None
 
 

@@ -193,7 +193,22 @@ def test_bad_rows_are_skipped_and_counted_where_asked(write: Write) -> None:
     rows = read(write(CHAT, "broken", *["also broken"] * 30, CHAT), recipe="sft", bad_rows="skip")
     assert [rows.where(i).line for i in range(len(rows))] == [1, 33]
     assert rows.skipped == 31
-    assert len(rows.problems) == 20
+    assert len(rows.problems) == 10
+
+
+def test_ten_bad_rows_are_named_one_a_line_as_the_user_calls_the_file(write: Write) -> None:
+    path = write(CHAT, *["broken"] * 30)
+    with pytest.raises(BadRows) as caught:
+        read(path, recipe="sft", called="data/mine.jsonl")
+    first, *lines = str(caught.value).split("\n  ")
+    assert first == "30 of 31 rows cannot be used:"
+    assert lines[0].startswith("data/mine.jsonl:2: not JSON")
+    assert lines[9].startswith("data/mine.jsonl:11: not JSON")
+    assert lines[10:] == ["and 20 more"]
+    with pytest.raises(BadRows, match=r"\n  folder/data\.jsonl:2: "):
+        read(path.parent, recipe="sft", called="folder")
+    with pytest.raises(DataError, match=r"^mine does not exist"):
+        read(path.parent / "elsewhere", recipe="sft", called="mine")
 
 
 def test_if_every_row_is_bad_nothing_is_skipped_to(write: Write) -> None:

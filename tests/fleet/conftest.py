@@ -24,9 +24,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if sys.platform != "linux":
-        for item in items:
-            if Path(__file__).parent in item.path.parents:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            # Seconds to a minute each on an idle machine; a dozen processes take long on a busy one.
+            item.add_marker(pytest.mark.timeout(600))
+            if sys.platform != "linux":
                 item.add_marker(pytest.mark.skip(reason="signals and /proc as Linux has them"))
 
 
@@ -71,6 +73,13 @@ def a_fleet(tmp_path: Path, network: Network) -> Iterator[Fleet]:
 def far_fleet(tmp_path: Path) -> Iterator[Fleet]:
     """On the best network that can be had, for what takes long."""
     with fleet(tmp_path, best_network()) as made:
+        yield made
+
+
+@pytest.fixture
+def secure_fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """With TLS and enrolled hosts also where there are no namespaces."""
+    with fleet(tmp_path, relay_network(), CORRAL_TLS="on") as made:
         yield made
 
 

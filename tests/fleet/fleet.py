@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,6 +18,7 @@ from typing import Any
 from acceptance.stack import Stack, Worker, marked, printed, problems, python, result, until, wait_final
 
 from corral.client.api import Corral
+from corral.domain.host import with_pin
 from corral.wire.admin import TokenRequest
 from corral.wire.runs import EventView, RunDetail
 from corral.wire.spec import RunSpec
@@ -23,6 +26,7 @@ from fleet.clock import WrongClock
 from fleet.lines import Line, Network
 
 LEASE_S = 2.5
+CORRAL = str(Path(sys.executable).with_name("corral"))
 STAND_INS = Path(__file__).with_name("stand_ins")
 
 # Each start and end of a child leaves a mark on the test's own disk, whatever the server is told.
@@ -94,6 +98,10 @@ class Fleet:
     def marks(self) -> Path:
         return self.folder / "marks"
 
+    @property
+    def secure(self) -> bool:
+        return self.plane.url.startswith("https://")
+
     def add(
         self,
         name: str,
@@ -103,31 +111,56 @@ class Fleet:
         gpus: int = 0,
         clock: WrongClock | None = None,
     ) -> Host:
-        """A new host, started."""
+        """A new host, started. Where the server speaks TLS it joins as a user's would, with one command."""
         line = self.network.join(self.plane.port)
         home = self.folder / name
-        self._enrol(home, name)
         env = self.plane.env(home) | {
-            "CORRAL_URL": line.url,
             "CORRAL_WORKER_SLOTS": str(slots),
             "CORRAL_WORKER_LABELS": ",".join(labels),
             "PYTHONPATH": str(STAND_INS),
             "STAND_IN_GPUS": str(gpus),
-            **(clock.env() if clock else {}),
         }
+        if self.secure:
+            self.enrol(name, line)
+        else:
+            self._give_token(name)
+            env["CORRAL_URL"] = f"http://{line.server}"
         argv = line.wrap([sys.executable, "-m", "corral.worker"])
-        worker = Worker(home, env, argv=argv)
+        worker = Worker(home, env | (clock.env() if clock else {}), argv=argv)
         self.plane.workers.append(worker)
         self.hosts[name] = Host(name, line, worker, tuple(labels), gpus)
         self.plane.start_worker(worker)
         return self.hosts[name]
 
-    def _enrol(self, home: Path, name: str) -> None:
+    def enrol(self, name: str, line: Line) -> None:
+        """By a join token for this name, whether it is new or was enrolled before."""
+        made = self.corral.tokens.create(TokenRequest(scope="join", name=name))
+        token = with_pin(made.token, made.ca_pin)
+        self.say(name, line, "enroll", f"https://{line.server}", "--token", token, "--no-start")
+
+    def leave(self, host: Host) -> None:
+        """Its worker has ended; its home forgets who it was."""
+        self.say(host.name, host.line, "leave")
+
+    def say(self, name: str, line: Line, *words: str) -> None:
+        """`corral host ...` on the host."""
+        home = self.folder / name
+        done = subprocess.run(
+            line.wrap([CORRAL, "host", *words, "--home", str(home)]),
+            env=self.plane.env(home),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def _give_token(self, name: str) -> None:
         made = self.corral.tokens.create(TokenRequest(scope="host", name=name))
-        (home / "worker").mkdir(parents=True)
-        described = f'{{"host_id": "{made.host_id}", "name": "{name}"}}'
-        (home / "worker" / "host.json").write_text(described)
-        (home / "worker" / "token").write_text(made.token)
+        folder = self.folder / name / "worker"
+        folder.mkdir(parents=True)
+        (folder / "host.json").write_text(json.dumps({"host_id": made.host_id, "name": name}))
+        (folder / "token").write_text(made.token)
 
     def wait_ready(self) -> None:
         """Until every host has asked for work."""

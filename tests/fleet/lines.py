@@ -10,8 +10,8 @@ class Line(Protocol):
     """One host's way to the server. Nobody is told when it is cut: what is sent is not answered."""
 
     @property
-    def url(self) -> str:
-        """The server's address as this host sees it."""
+    def server(self) -> str:
+        """HOST:PORT of the server as this host sees it."""
         ...
 
     def wrap(self, argv: Sequence[str]) -> list[str]:

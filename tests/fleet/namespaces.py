@@ -50,7 +50,7 @@ class NamespaceLine:
         self.address = f"{network}.{place}"
         self._space = f"corral-{os.getpid()}-{number}"
         self._outer, self._inner = f"cf{os.getpid()}v{number}", "eth0"
-        self._url = f"http://{network}.1:{server_port}"
+        self._server = f"{network}.1:{server_port}"
         _run("ip", "netns", "add", self._space)
         peer = ("peer", "name", self._inner, "netns", self._space)
         _run("ip", "link", "add", self._outer, "type", "veth", *peer)
@@ -62,8 +62,8 @@ class NamespaceLine:
             _run(*tc, "qdisc", "add", "dev", name, "ingress")
 
     @property
-    def url(self) -> str:
-        return self._url
+    def server(self) -> str:
+        return self._server
 
     def wrap(self, argv: Sequence[str]) -> list[str]:
         return ["nsenter", f"--net=/run/netns/{self._space}", *argv]

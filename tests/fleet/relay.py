@@ -37,7 +37,7 @@ class _Pair:
 
 class RelayLine:
     def __init__(self, server: tuple[str, int], dice: random.Random) -> None:
-        self._server = server
+        self._upstream = server
         self._dice = dice
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self._changed = threading.Condition()
@@ -50,8 +50,8 @@ class RelayLine:
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+    def server(self) -> str:
+        return f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def wrap(self, argv: Sequence[str]) -> list[str]:
         return list(argv)
@@ -120,7 +120,7 @@ class RelayLine:
         try:
             if closed:
                 raise ConnectionAbortedError
-            server = socket.create_connection(self._server, timeout=CONNECT_TIMEOUT_S)
+            server = socket.create_connection(self._upstream, timeout=CONNECT_TIMEOUT_S)
         except OSError:
             host.close()
             return

@@ -21,12 +21,13 @@ def wrong_clock(folder: Path, name: str, seconds: int) -> WrongClock:
     return clock
 
 
-def test_a_host_with_a_wrong_clock_trains_like_any_other(near_fleet: Fleet, tmp_path: Path) -> None:
+def test_a_host_with_a_wrong_clock_trains_like_any_other(secure_fleet: Fleet, tmp_path: Path) -> None:
     """FL-D01, FL-D08: by hours, either way, or set while a run trains.
 
-    No lease ends early or late, no limit is reached too soon, and each run's times are the server's.
+    No lease ends early or late, no limit is reached too soon, no certificate is refused, and each run's
+    times are the server's.
     """
-    fleet = near_fleet
+    fleet = secure_fleet
     began = time.time()
     offsets = {"ahead": 5 * HOUR_S, "behind": -5 * HOUR_S, "jumping": 0}
     clocks = {name: wrong_clock(tmp_path, name, off) for name, off in offsets.items()}

@@ -121,7 +121,6 @@ def crowd(tmp_path: Path) -> Iterator[Fleet]:
         yield made
 
 
-@pytest.mark.timeout(TROUBLE_S + SETTLE_S + 90)
 def test_every_run_ends_once_on_a_host_that_may_run_it(crowd: Fleet) -> None:
     """Promises 1 to 4 and 6; FL-C11, FL-C29, FL-C30, FL-C04, FL-D24, FL-D29, FL-D33, FL-D41, FL-D44."""
     print(f"CORRAL_FLEET_SEED={SEED}")

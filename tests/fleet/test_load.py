@@ -7,13 +7,15 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from acceptance.stack import FINAL_STATES
+import psutil
+from acceptance.stack import FINAL_STATES, until
 
 from corral.client.api import Corral
 from corral.client.http import Backoff
 from corral.wire.admin import TokenRequest
 from corral.wire.leases import BeatRequest, ClaimRequest, EventBatch, FinishRequest, LogRecord
 from corral.wire.spec import RunSpec
+from corral.wire.tables import Resources
 from fleet.fleet import Fleet
 
 HOSTS = 16
@@ -21,6 +23,8 @@ RUNS_PER_HOST = 25
 # Each is as eager as the other; luck and threads aside they take turns.
 MOST_TURNS_OF_OTHERS = 8 * HOSTS
 ONE_TRY = Backoff(tries=1)
+# Leaves most of a machine of 1 GB to others.
+SMALL_BOX_BYTES = 256 << 20
 
 
 @dataclass
@@ -101,3 +105,27 @@ def longest_waits(order: list[str], names: list[str]) -> dict[str, int]:
     for name in names:
         waits[name] = max(waits[name], len(order) - last[name])
     return {name: wait for name, wait in waits.items() if wait > MOST_TURNS_OF_OTHERS}
+
+
+def test_a_hundred_queued_runs_and_ten_hosts_fit_on_a_small_box(near_fleet: Fleet) -> None:
+    """FL-D14: the whole control plane, with its database, within a stated memory."""
+    made = near_fleet
+    nowhere = RunSpec(argv=["true"], resources=Resources(labels=["nowhere"]))
+    waiting = [made.corral.runs.submit([nowhere] * 10).ids for _ in range(10)]
+    crowd = Crowd(made)
+    names = [f"box-{n}" for n in range(10)]
+    tokens = [made.corral.tokens.create(TokenRequest(scope="host", name=name)).token for name in names]
+    with ThreadPoolExecutor(len(names)) as pool:
+        hosts = [pool.submit(crowd.work, *each) for each in zip(names, tokens, strict=True)]
+        try:
+            made.corral.runs.submit([RunSpec(argv=["true"])] * 100)
+            until(lambda: len(crowd.order) == 100, "the hosts to do the others")
+            assert made.plane.server is not None
+            used_bytes = psutil.Process(made.plane.server.pid).memory_info().rss
+        finally:
+            crowd.ended.set()
+        for host in hosts:
+            host.result(30)
+
+    assert used_bytes < SMALL_BOX_BYTES
+    assert {made.corral.runs.get(run_id).state for ids in waiting for run_id in ids} == {"queued"}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from acceptance.stack import marked, until, wait_line
+from acceptance.stack import marked, until, wait_final, wait_line
 
 from corral.wire.tables import Resources
 from fleet.conftest import relay_network
@@ -26,7 +26,7 @@ def test_an_outage_of_many_leases_costs_no_run_anything(tmp_path: Path) -> None:
     Three hosts train and finish while the server is away. What was done is accepted once, to the last
     line, and nothing is done again.
     """
-    with fleet(tmp_path, relay_network(), lease_s=LEASE_S) as made:
+    with fleet(tmp_path, relay_network(), lease_s=LEASE_S, CORRAL_TLS="on") as made:
         for name in ("one", "two", "three"):
             made.add(name, slots=3)
         made.wait_ready()
@@ -105,6 +105,19 @@ def test_a_host_that_dies_and_one_that_reboots_give_their_runs_back_free_of_char
 
 def printed_hosts(made: Fleet, run_id: str) -> list[str | None]:
     return [rank.host for attempt in made.corral.runs.get(run_id).attempts for rank in attempt.ranks]
+
+
+def test_a_cancel_reaches_a_host_before_its_next_beat(patient: Fleet) -> None:
+    """FL-D35: beats are 40 s apart here, but the answer to each is held back until there is news."""
+    host = patient.add("one")
+    (run_id,) = patient.submit(patient.work(300, grace=1))
+    wait_line(patient.corral, run_id, "begun")
+    patient.corral.runs.cancel(run_id, reason="enough")
+
+    run = wait_final(patient.corral, run_id, within_s=30)
+
+    assert run.state == "cancelled"
+    until(lambda: not marked(host.worker.data_dir), "its processes to end")
 
 
 def test_the_log_and_result_of_a_host_that_is_gone_for_good_stay(near_fleet: Fleet) -> None:

@@ -1,4 +1,7 @@
-"""Hosts that are cut off: while they claim, while they train, and after their run went to another."""
+"""Hosts that are cut off: while they claim, while they train, and after their run went to another.
+
+Each only dials out (FL-C16): nothing listens on a host, and no container or database is needed there.
+"""
 
 from __future__ import annotations
 

@@ -91,13 +91,17 @@ class Base(RuleBasedStateMachine):
         )
 
     def usable(self) -> list[Lease]:
-        return [lease for lease in self.model.leases.values() if lease.usable]
+        return [lease for lease in self._of_hosts_that_may_speak() if lease.usable]
 
     def dead(self) -> list[Lease]:
-        return [lease for lease in self.model.leases.values() if not lease.usable]
+        return [lease for lease in self._of_hosts_that_may_speak() if not lease.usable]
+
+    def _of_hosts_that_may_speak(self) -> list[Lease]:
+        return [lease for lease in self.model.leases.values() if not lease.host.revoked]
 
     @invariant()
     def the_store_is_as_the_model_says(self) -> None:
+        """FL-C30: whatever was done, and whenever the server was killed."""
         self.model.check_consistent()
         changed = self.world.read(self._compare)
         problems = self.world.read(lambda tx: [p for run_id in changed for p in check_run(tx, RunId(run_id))])

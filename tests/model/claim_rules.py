@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from model.base import Base
-from model.model import Host, Run
+from model.model import AGAIN_S, Host, Run
 
 pick = st.integers(0, 60)
 
@@ -32,10 +32,13 @@ class ClaimRules(Base):
     @rule(host=st.integers(0, 2))
     def a_host_polls(self, host: int) -> None:
         found = self.model.hosts[host]
-        self._claim(found, self._body(found, 1))
+        if found.revoked:
+            self.call("POST", "claims", self._body(found, 1), host=found, status=401)
+        else:
+            self._claim(found, self._body(found, 1))
 
     def _hungry(self) -> list[Host]:
-        return [host for host in self.model.hosts if self.model.takeable(host)]
+        return [host for host in self.model.hosts if self.model.takeable(host, self.now)]
 
     @precondition(lambda self: bool(self._hungry()))
     @rule(which=pick, most=st.integers(1, 2))
@@ -57,6 +60,8 @@ class ClaimRules(Base):
     def boot(self, host: int, most: int, keep: int) -> None:
         """A new boot of the worker lists what it holds; the rest is given back free of charge."""
         found = self.model.hosts[host]
+        if found.revoked:
+            return
         found.boot += 1
         live = self.model.live(host=found)
         holding = [lease.id for n, lease in enumerate(live) if keep >> n & 1]
@@ -67,7 +72,7 @@ class ClaimRules(Base):
     def claim_again_after_a_lost_reply(self, which: int) -> None:
         """The same request id has the same leases, if they still live, and no second effect (FL-D30)."""
         host, body = self.claims[which % len(self.claims)]
-        if body["boot_id"] == host.boot_id:
+        if body["boot_id"] == host.boot_id and not host.revoked:
             self._claim(host, body)
 
     def _claim(self, host: Host, body: dict[str, Any]) -> None:
@@ -77,6 +82,7 @@ class ClaimRules(Base):
         ready = {run.id for run in self.model.runs.values() if run.state == "queued"}
         answer = self.call("POST", "claims", body, host=host).body
         self.claims.append((host, body))
+        host.seen(self.now)
         if "holding" in body:
             released = self.model.new_boot(host, set(body["holding"]), self.now)
             # Killed after its commit, the first try released them; the second finds nothing to release.
@@ -97,10 +103,11 @@ class ClaimRules(Base):
 
         What this very call released may be given out again by it, but need not be.
         """
-        could = self.model.takeable(host)
-        must = [run for run in could if run.id in ready]
+        could = self.model.takeable(host, self.now)
+        back = {run_id for run_id, at in host.gave_back.items() if 0 <= self.now - at < AGAIN_S}
+        must = [run for run in could if run.id in ready and run.id not in back]
         # Fewer than none: a lease that ran out may come back after its slot was given away.
-        free = max(0, host.slots - len(self.model.live(host=host)))
+        free = max(0, host.room - len(self.model.live(host=host)))
         assert len(taken) >= min(most, free, len(must)), "an eligible host with a free slot was not used"
         assert len(taken) <= min(most, free)
         chosen = [run for run in could if run.id in taken]

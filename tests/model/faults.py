@@ -41,6 +41,7 @@ class FaultyStore:
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
+        self.alone = inner.alone
         self.fault: Fault | None = None
 
     async def write(self, unit: Callable[[Tx], T]) -> T:

@@ -12,7 +12,7 @@ from model.model import Lease
 from model.tables import PAYS
 
 pick = st.integers(0, 60)
-REASONS = sorted(PAYS)
+REASONS = sorted(set(PAYS) - {"poison"})
 
 
 class LeaseRules(Base):
@@ -119,11 +119,11 @@ class LeaseRules(Base):
         assert answer == self.model.end(lease, kind, body, self.now)
         lease.outcome = (kind, body, answer)
 
-    @precondition(lambda self: any(x.outcome for x in self.model.leases.values()))
+    @precondition(lambda self: any(x.outcome for x in self.dead()))
     @rule(which=pick)
     def replay_an_outcome(self, which: int) -> None:
         """Promise 4: the same body has the same answer for ever; any other is refused (FL-D30)."""
-        closed = [lease for lease in self.model.leases.values() if lease.outcome]
+        closed = [lease for lease in self.dead() if lease.outcome]
         lease = closed[which % len(closed)]
         assert lease.outcome is not None
         kind, body, answer = lease.outcome
@@ -152,7 +152,7 @@ class LeaseRules(Base):
         self.lease_call(lease, "POST", "finish", {"ran_s": 1}, status=410, epoch=lease.epoch + off)
         beat = self.lease_call(lease, "POST", "beat", {}, epoch=lease.epoch + off).body
         assert beat["action"] == "lost"
-        other = next(host for host in self.model.hosts if host is not lease.host)
+        other = next(host for host in self.model.hosts if host is not lease.host and not host.revoked)
         self.call("POST", f"leases/{lease.id}/beat?epoch={lease.epoch}", {}, status=404, host=other)
         # Refused as a whole, its taking up of a lease that ran out included.
         body = self._manifest("artifacts", b"never uploaded", 0)

@@ -7,13 +7,14 @@ from typing import ClassVar
 from postgres import PrivatePostgres
 
 from model.claim_rules import ClaimRules
+from model.host_rules import HostRules
 from model.lease_rules import LeaseRules
 from model.time_rules import TimeRules
 from model.user_rules import UserRules
 from model.world import Backend, PostgresBackend, SqliteBackend
 
 
-class Machine(UserRules, ClaimRules, LeaseRules, TimeRules):
+class Machine(UserRules, ClaimRules, LeaseRules, HostRules, TimeRules):
     """Everybody at once."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,12 @@ LONGEST_BACKOFF_S = 60.0
 # Ticks further apart than half a lease, or clocks that part by more, are a break.
 LONGEST_GAP_S = LEASE_S / 2
 TOLERANCE_S = 2.0
+SEEN_EVERY_S = 10.0
+AWAY_S = 90.0
+PREFER_S = 120.0
+AGAIN_S = 30.0
+STRIKES, QUICK_S, FIRST_ASIDE_S, LONGEST_ASIDE_S = 3, 20.0, 60.0, 3600.0
+LIKE_THE_HOST = frozenset({"code_error", "environment", "unknown", "bad_output"})
 
 
 @dataclass
@@ -28,13 +35,47 @@ class Host:
     skew_s: float = 0.0
     boot: int = 0
     draining: bool = False
+    revoked: bool = False
+    # What an operator declared of it: at most so many runs at once, and only of these projects.
+    most: int | None = None
+    projects: tuple[str, ...] | None = None
+    seen_at: float | None = None
+    seen_boot: int | None = None
+    # What is held against it (FL-D33), and until when it gets nothing for it.
+    strikes: int = 0
+    lost_at: float | None = None
+    works: set[str] = field(default_factory=set)
+    aside_until: float | None = None
+    # Runs that it gave back unstarted a moment ago: it need not be given them again.
+    gave_back: dict[str, float] = field(default_factory=dict)
 
     @property
     def boot_id(self) -> str:
         return f"boot-{self.name}-{self.boot}"
 
     def fits(self, shape: str) -> bool:
-        return {"any": True, "gpu": self.gpus > 0, "big": "big" in self.labels}[shape]
+        return {"any": True, "gpu": self.gpus > 0, "big": "big" in self.labels, "cuda": True}[shape]
+
+    @property
+    def room(self) -> int:
+        return self.slots if self.most is None else min(self.slots, self.most)
+
+    def admits(self, project: str) -> bool:
+        return self.projects is None or project in self.projects
+
+    def seen(self, now: float) -> None:
+        if self.seen_at is None or self.seen_boot != self.boot or now - self.seen_at > SEEN_EVERY_S:
+            self.seen_at, self.seen_boot = now, self.boot
+
+    def works_at(self, now: float) -> bool:
+        aside = self.aside_until is not None and now < self.aside_until
+        return not self.draining and not self.revoked and not aside
+
+    def here(self, now: float) -> bool:
+        return self.seen_at is not None and now - self.seen_at <= AWAY_S and self.works_at(now)
+
+    def forgive(self) -> None:
+        self.strikes, self.lost_at, self.works, self.aside_until = 0, None, set(), None
 
 
 @dataclass
@@ -61,6 +102,55 @@ class Run:
     not_before: float | None = None
     result: str | None = None
     logs: list[tuple[int, str]] = field(default_factory=list)
+    # The runs that it comes after, each with what becomes of it if that one does not succeed.
+    parents: list[tuple[Run, str]] = field(default_factory=list)
+    children: list[Run] = field(default_factory=list)
+    # "parents", "somebody", or None where only time holds it.
+    held_for: str | None = None
+    waits: tuple[str, int] | None = None
+    clock: Callable[[], float] = field(default=lambda: 0.0, repr=False)
+
+    def comes_after(self, parents: list[tuple[Run, str]]) -> None:
+        """As it is born: held, and settled at once if no parent is to come."""
+        self.parents = sorted(parents, key=lambda one: one[0].id)
+        for parent, _ in self.parents:
+            parent.children.append(self)
+        self.state, self.held_for = "held", "parents"
+        self.history = [("submit", "held")]
+        self.waits = self._waits() or self.waits
+        self.look()
+
+    def _waits(self) -> tuple[str, int] | None:
+        to_come = [parent.id for parent, _ in self.parents if parent.state not in FINAL]
+        return (to_come[0], len(to_come)) if to_come else None
+
+    def look(self) -> None:
+        """A parent ended, or somebody let it go: end with them, go on waiting, or be queued (FL-D06)."""
+        for parent, on_failure in self.parents:
+            if parent.state in ("failed", "cancelled") and on_failure != "run":
+                self.move("fail" if on_failure == "fail" else "cancel")
+                return
+        waits = self._waits()
+        if waits is None:
+            self.ready_at = self.clock()
+            self.held_for = None
+            self.move("release")
+        elif waits != self.waits or self.held_for != "parents":
+            self.history.append(("hold", "held"))
+        self.waits = waits
+        if waits is not None:
+            self.held_for = "parents"
+
+    def hold(self) -> bool:
+        """By somebody; False if it is too late."""
+        if self.state == "queued":
+            self.move("hold")
+        elif self.state != "held":
+            return False
+        elif self.held_for != "somebody":
+            self.history.append(("hold", "held"))
+        self.held_for, self.not_before, self.waits = "somebody", None, None
+        return True
 
     @property
     def age(self) -> tuple[float, str]:
@@ -69,6 +159,10 @@ class Run:
     def move(self, event: str) -> None:
         self.state = RUN[self.state][event]
         self.history.append((event, self.state))
+        if self.state in FINAL:
+            for child in self.children:
+                if child.state == "held" and child.held_for == "parents":
+                    child.look()
 
     def note(self, kind: str) -> None:
         self.history.append((kind, None))
@@ -100,6 +194,8 @@ class Lease:
     beaten_at: float | None = None
     seq: int = 0
     counted_s: float = 0.0
+    # Its host was lost with it, for all that is known.
+    lost: bool = False
     # What its running out was charged as, to be given back should it return.
     charged: str | None = None
     # The path and body of what closed it, and the answer it got.
@@ -156,19 +252,32 @@ class Model:
             and (host is None or lease.host is host)
         ]
 
-    def takeable(self, host: Host) -> list[Run]:
+    def takeable(self, host: Host, now: float) -> list[Run]:
         """Queued runs that this host could be given now, whatever their order."""
-        held = self.live(host=host)
-        if host.draining or len(held) >= host.slots:
+        if not host.works_at(now) or len(self.live(host=host)) >= host.room:
             return []
-        free_gpus = host.gpus - sum(lease.gpus for lease in held)
+        free = self.free_gpus(host)
         return [
             run
             for run in self.runs.values()
-            if run.state == "queued" and host.fits(run.shape) and (run.shape != "gpu" or free_gpus > 0)
+            if run.state == "queued"
+            and host.fits(run.shape)
+            and host.admits(run.project)
+            and (run.shape != "gpu" or free > 0)
+            and (run.shape != "cuda" or free > 0 or not self.first_refusal(run, now))
         ]
 
+    def free_gpus(self, host: Host) -> int:
+        return host.gpus - sum(lease.gpus for lease in self.live(host=host))
+
+    def first_refusal(self, run: Run, now: float) -> bool:
+        """FL-D34: for a stated time from when it became ready, if there is a host that it prefers."""
+        return run.ready_at <= now < run.ready_at + PREFER_S and any(
+            host.gpus > 0 and host.here(now) for host in self.hosts
+        )
+
     def claim(self, run: Run, lease_id: str, host: Host, request_id: str, now: float) -> Lease:
+        wanted = run.shape in ("gpu", "cuda") and self.free_gpus(host) > 0
         run.attempt += 1
         run.epoch += 1
         run.move("claim")
@@ -180,7 +289,7 @@ class Model:
             request_id=request_id,
             attempt=run.attempt,
             epoch=run.epoch,
-            gpus=1 if run.shape == "gpu" else 0,
+            gpus=int(wanted),
             granted_at=now,
             expires_at=now + FIRST_BEAT_S,
             active_at=now,
@@ -196,6 +305,9 @@ class Model:
         lease.run.ran_s = max(0.0, lease.run.ran_s - lease.counted_s)
         if lease.charged is not None:
             lease.run.charge(lease.charged, -1)
+        if lease.lost:
+            lease.lost = False
+            lease.host.forgive()
         lease.run.move("reattach")
 
     def beat(self, lease: Lease, now: float, active_s_ago: float | None) -> str:
@@ -209,12 +321,33 @@ class Model:
 
     def take_away(self, lease: Lease, reason: str, now: float) -> None:
         lease.state = "expired"
+        lease.lost = reason == "host_lost"
         lease.run.ran_s += lease.count()
         lease.charged = None
         if lease.run.state in STOPPING:
             lease.charged = self.settle(lease.run, "lease_expired")
         else:
-            lease.charged = self.retry_or_fail(lease.run, reason, now)
+            poison = lease.lost and len(self.lost_hosts(lease.run)) >= 3
+            lease.charged = self.retry_or_fail(lease.run, "poison" if poison else reason, now)
+        if lease.lost and (lease.host.lost_at is None or now - lease.host.lost_at > LEASE_S):
+            lease.host.lost_at = now
+            self.strike(lease.host, lease.run, now)
+
+    def lost_hosts(self, run: Run) -> set[str]:
+        return {lease.host.id for lease in self.leases.values() if lease.run is run and lease.lost}
+
+    def strike(self, host: Host, run: Run, now: float) -> None:
+        """FL-D33: three in a row that look like the host's own fault set it aside, longer each time."""
+        host.strikes += 1
+        if host.strikes >= STRIKES:
+            host.aside_until = now + min(LONGEST_ASIDE_S, FIRST_ASIDE_S * 2.0 ** (host.strikes - STRIKES))
+            run.note("host_set_aside")
+
+    def failed_at_once(self, host: Host, run: Run, now: float) -> None:
+        others = any(other is not host and other.here(now) for other in self.hosts)
+        if run.project not in host.works and (host.strikes + 1 < STRIKES or others):
+            host.works.add(run.project)
+            self.strike(host, run, now)
 
     def settle(self, run: Run, event: str) -> str | None:
         """What a stop comes to; the reason that was charged, if any."""
@@ -262,12 +395,17 @@ class Model:
             run.move("finish")
             run.result = body.get("artifact_id")
             run.stop_deadline = run.stop_reason = None
+            lease.host.forgive()
         elif kind == "fail":
             if run.state in STOPPING:
                 self.settle(run, "fail")
             else:
                 self.retry_or_fail(run, body["reason"], now)
+                if body["reason"] in LIKE_THE_HOST and body["ran_s"] <= QUICK_S:
+                    self.failed_at_once(lease.host, run, now)
         else:
+            if run.state == "running" and body["reason"] == "released" and not body["ran_s"]:
+                lease.host.gave_back[run.id] = now
             self._stopped(run, body["reason"])
         return {"run_state": run.state, "rank_state": "done" if kind == "finish" else "ended"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from model.model import LEASE_S, LONGEST_BACKOFF_S, STOP_SLACK_S, Lease, Model, Run
+from model.model import LEASE_S, LONGEST_ASIDE_S, LONGEST_BACKOFF_S, STOP_SLACK_S, Lease, Model, Run
 from model.tables import STOPPING
 
 
@@ -25,6 +25,9 @@ def begin(model: Model, wall: float, mono: float) -> None:
     if model.window.tick(wall, mono):
         for lease in model.live():
             lease.expires_at = wall + LEASE_S
+        for host in model.hosts:
+            if host.aside_until is not None:
+                host.aside_until = min(host.aside_until, wall + LONGEST_ASIDE_S)
         for run in model.runs.values():
             if run.stop_deadline is not None:
                 run.stop_deadline = min(run.stop_deadline, wall + LEASE_S + STOP_SLACK_S + run.grace_s)
@@ -49,7 +52,7 @@ def effects(model: Model, wall: float, mono: float) -> Iterator[Effect]:
                 yield _stop(model, run, "halt", "wall_limit", wall)
     for run in list(model.runs.values()):
         if run.state == "held" and run.not_before is not None and run.not_before <= wall:
-            yield Effect(run, lambda run=run: _release(run))  # type: ignore[misc]
+            yield Effect(run, lambda run=run: release(run))  # type: ignore[misc]
 
 
 def _expire(model: Model, lease: Lease, wall: float) -> None:
@@ -81,6 +84,6 @@ def _stop(model: Model, run: Run, event: str, reason: str, wall: float) -> Effec
     return Effect(run, lambda: model.ask_to_stop(run, event, reason, wall))
 
 
-def _release(run: Run) -> None:
+def release(run: Run) -> None:
     run.move("release")
     run.not_before = None

@@ -74,6 +74,7 @@ PAYS: Final[dict[str, str | None]] = {
     "no_capacity": "infrastructure",
     "stalled": "infrastructure",
     "released": None,
+    "yielded": None,
     "out_of_memory": "memory",
     "code_error": "code",
     "bad_data": "code",
@@ -83,4 +84,5 @@ PAYS: Final[dict[str, str | None]] = {
     "wall_limit": "never",
     "money_limit": "never",
     "cancelled": "never",
+    "poison": "never",
 }

@@ -67,7 +67,7 @@ def live(world: World) -> int:
 
 
 def test_the_same_claim_twice_at_once_is_one_claim(world: World) -> None:
-    """FL-D30."""
+    """FL-C04, FL-D30."""
     host = enrolled(world, slots=1)
     for n in range(8):
         world.call("POST", "claims", {**claim_body(host, f"warm-up-{n}"), "max_leases": 0}, token=host.token)

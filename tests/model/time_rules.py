@@ -34,7 +34,8 @@ class TimeRules(Base):
         """Every worker beats, but for one whose lease ran out; what its child does is another matter."""
         for n in range(ticks):
             self.world.clock.advance(TICK_S)
-            for lease in self.model.live() if n % 3 == 0 else []:
+            speaking = [lease for lease in self.model.live() if not lease.host.revoked]
+            for lease in speaking if n % 3 == 0 else []:
                 ago = min(active, n * TICK_S)
                 answer = self.lease_call(lease, "POST", "beat", {"active_s_ago": ago}).body
                 assert answer["action"] == self.model.beat(lease, self.now, ago)

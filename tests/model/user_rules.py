@@ -7,19 +7,25 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from model import sweeping
 from model.base import PROJECTS, Base
 from model.model import Run
 from model.tables import FINAL, LEASED
 
 MOST_RUNS = 9
-RESOURCES: dict[str, dict[str, Any]] = {"any": {}, "gpu": {"gpus": 1}, "big": {"labels": ["big"]}}
+RESOURCES: dict[str, dict[str, Any]] = {
+    "any": {},
+    "gpu": {"gpus": 1},
+    "big": {"labels": ["big"]},
+    "cuda": {"prefer": "cuda"},
+}
 
 pick = st.integers(0, 60)
 specs = st.fixed_dictionaries(
     {
-        "shape": st.sampled_from(["any", "any", "gpu", "big"]),
+        "shape": st.sampled_from(["any", "any", "gpu", "big", "cuda"]),
         "priority": st.sampled_from([0, 0, 5]),
-        "infrastructure": st.integers(0, 2),
+        "infrastructure": st.sampled_from([0, 1, 2, 5]),
         "memory": st.integers(0, 1),
         "code": st.integers(0, 2),
         "wall": st.sampled_from([None, None, 40, 500]),
@@ -69,6 +75,57 @@ class UserRules(Base):
         other = {**body, "runs": [render(project, {**spec, "priority": 7})] * count}
         assert self.call("POST", "runs", other, status=409).code == "conflict"
 
+    @precondition(lambda self: self._room() and self.model.runs)
+    @rule(
+        spec=specs,
+        which=st.lists(pick, min_size=1, max_size=2),
+        on_failure=st.sampled_from(["fail", "cancel", "run"]),
+    )
+    def submit_after(self, spec: dict[str, Any], which: list[int], on_failure: str) -> None:
+        """A run that comes after others starts when they have succeeded, and ends as is stated (FL-D06)."""
+        found = self._by_age()
+        first = found[which[0] % len(found)]
+        parents = {run.id: run for n in which if (run := found[n % len(found)]).project == first.project}
+        after = [{"run": run_id, "on_failure": on_failure} for run_id in parents]
+        asked = {**render(first.project, spec), "after": after}
+        body = {"request_id": self.new_request(), "runs": [asked]}
+        answer = self.call("POST", "runs", body, status=201).body
+        (run_id,) = answer["ids"]
+        self._born(run_id, first.project, spec)
+        self.model.runs[run_id].comes_after([(run, on_failure) for run in parents.values()])
+        self._no_two_of_an_age()
+        assert self.call("POST", "runs", body, status=201).body == answer
+
+    @precondition(lambda self: bool(self.model.runs))
+    @rule(which=pick)
+    def hold(self, which: int) -> None:
+        run = self._by_age()[which % len(self.model.runs)]
+        before = len(run.history)
+        done = run.hold()
+        reply = self.world.call("POST", f"runs/{run.id}/hold")
+        self.note_deaths()
+        assert reply.status == (200 if done else 409), reply
+        assert len(run.history) >= before
+
+    @precondition(lambda self: bool(self.model.runs))
+    @rule(which=pick)
+    def release(self, which: int) -> None:
+        """What somebody held, or waits between two tries; what waits for parents is refused."""
+        found = [run for run in self._by_age() if run.state == "held"] or self._by_age()
+        run = found[which % len(found)]
+        may = run.state == "held" and run.held_for != "parents"
+        deaths = self.world.deaths
+        reply = self.world.call("POST", f"runs/{run.id}/release")
+        self.note_deaths()
+        # Of a call that was cut short after its commit the second finds it done.
+        assert reply.status == (200 if may else 409) or (may and self.world.deaths > deaths), reply
+        if not may:
+            return
+        if run.held_for is None:
+            sweeping.release(run)
+        else:
+            run.look()
+
     def _born(self, run_id: str, project: str, spec: dict[str, Any]) -> None:
         self.model.runs[run_id] = Run(
             id=run_id,
@@ -80,6 +137,7 @@ class UserRules(Base):
             stall_s=spec["stall"],
             grace_s=spec["grace"],
             ready_at=self.now,
+            clock=lambda: self.now,
         )
 
     def _no_two_of_an_age(self) -> None:
@@ -124,6 +182,9 @@ class UserRules(Base):
         if old.state not in FINAL:
             assert self.call("POST", f"runs/{old.id}/requeue", body, status=409).code == "conflict"
             return
+        if any(p.state in ("failed", "cancelled") and what != "run" for p, what in old.parents):
+            assert self.call("POST", f"runs/{old.id}/requeue", body, status=409).code == "conflict"
+            return
         answer = self.call("POST", f"runs/{old.id}/requeue", body, status=201).body
         (new_id,) = answer["ids"]
         old.note("requeued_as")
@@ -138,7 +199,10 @@ class UserRules(Base):
             old.grace_s,
             ready_at=self.now,
             generation=old.generation + 1,
+            clock=lambda: self.now,
         )
+        if old.parents:
+            self.model.runs[new_id].comes_after(old.parents)
         self._no_two_of_an_age()
         assert self.call("POST", f"runs/{old.id}/requeue", body, status=201).body == answer
         assert self.call("GET", f"runs/{new_id}").body["generation"] == old.generation + 1
@@ -150,6 +214,18 @@ class UserRules(Base):
         found.draining = not found.draining
         verb = "drain" if found.draining else "resume"
         assert self.call("POST", f"hosts/{found.name}/{verb}").body["draining"] is found.draining
+        if not found.draining:
+            found.forgive()
+
+    @rule()
+    def drain_at_once(self) -> None:
+        """What runs there is asked to yield, and goes on elsewhere free of charge (FL-D05)."""
+        found = self.model.hosts[1]
+        found.draining = True
+        self.call("POST", f"hosts/{found.name}/drain?stop=all")
+        for lease in self.model.live(host=found):
+            if lease.run.state == "running":
+                self.model.ask_to_stop(lease.run, "preempt", "yielded", self.now)
 
     @precondition(_any_run)
     @rule(which=pick)

@@ -16,6 +16,7 @@ from postgres import PrivatePostgres
 from corral.adapters.cipher import FileCipher, load_key
 from corral.adapters.directory.blobs import DirectoryBlobs
 from corral.adapters.directory.segments import DirectorySegments
+from corral.adapters.sender import HttpSender
 from corral.adapters.sql.postgres import PostgresStore
 from corral.adapters.sql.sqlite import SqliteStore
 from corral.core.access import make_token
@@ -117,6 +118,7 @@ class World:
             cipher=FileCipher(load_key(self._home / "key")),
             clock=self.clock,
             policy=self._policy,
+            sender=HttpSender(),
         )
         self.server = Server(self.services)
         self._heard: list[str] = []

@@ -41,4 +41,5 @@ def test_sizes_that_memory_is_counted_in_are_the_engines() -> None:
     constants = calibration.default()
     assert constants.chunk_tokens == engine("engine")._CHUNK
     assert constants.prefill_tokens == engine("sampler")._PREFILL
+    assert constants.replay_work == engine("replay")._MOST_WORK
     assert constants.page_tokens == engine("kernels").PAGE

@@ -106,6 +106,8 @@ def test_known_parts_are_exact() -> None:
     # 128 rows of 8 pages and a spare one; keys and values of 28 layers of 8 heads of 128, in bf16.
     assert one["cache"] == (128 * 8 + 1) * 64 * 2 * 28 * 8 * 128 * 2
     assert memory.fused_elements(run.facts, 16, ("o_proj",)) == 16 * (2048 + 1024)
+    # Below each of the four frozen matrices, of each layer: what reads 1024, 2048 or 3072 numbers.
+    assert one["room"] == 28 * 16 * (3 * 1024 + 2048 + 2 * 1024 + 3072) * 2
     full = memory.parts(case("qwen3-0.6b", {**SFT, "method": "full"}), Plan(2048, "full"))
     assert full["optimizer"] == 596_049_920 * 14
 

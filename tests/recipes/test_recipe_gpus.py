@@ -38,6 +38,7 @@ def test_no_two_cards_share_a_name() -> None:
 
 
 def test_every_price_shows_its_source_and_age_mt_d41() -> None:
+    """FL-D11."""
     for card in catalogue().values():
         for price in card.prices:
             text = price.describe(date(2026, 11, 25))

@@ -369,3 +369,11 @@ def test_the_json_schema_names_every_setting() -> None:
     assert schema["properties"]["grpo"]["properties"]["group_size"]["minimum"] == 2
     assert "50 for sft, 20 for grpo" in schema["properties"]["save_every"]["description"]
     assert schema["required"] == ["recipe"]
+
+
+def test_a_slip_in_the_name_of_a_model_of_corrals_is_told() -> None:
+    with pytest.raises(TrainError, match=r"model: 'corral/tinny' is no model of Corral's \(did you mean"):
+        parse("corral/tinny", {"recipe": "sft", "data": "rows.jsonl"})
+    with pytest.raises(TrainError, match=r"known: corral/tiny"):
+        parse("corral/elephant", {"recipe": "sft", "data": "rows.jsonl"})
+    assert parse("somebody/tinny", {"recipe": "sft", "data": "rows.jsonl"}).model == "somebody/tinny"

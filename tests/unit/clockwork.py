@@ -38,6 +38,8 @@ class ManualClock:
 class Database:
     """SQLite in memory behind an event loop of its own; `on_write` is called before each unit."""
 
+    alone = True
+
     def __init__(self) -> None:
         self.inner = SqliteStore(MEMORY)
         self.on_write: Callable[[], None] | None = None

@@ -13,10 +13,10 @@ import pytest
 from pydantic import JsonValue as Json
 
 from corral.cli.follow import status_line, summary
-from corral.cli.groups import differing, in_order
 from corral.cli.processes import Processes
 from corral.cli.reasons import WORDS, told
 from corral.cli.render import count
+from corral.cli.swept import differing, in_order
 from corral.domain.reasons import Reason
 from corral.wire.runs import RunView
 

@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from corral import __version__
 from corral.domain.capability import Requirements, judge
 from corral.worker.cgroup import cpu_quota, memory_left, memory_limit
 from corral.worker.gpus import GpuProbe, Survey
@@ -203,6 +204,54 @@ def test_a_container_with_limits_reports_them(tmp_path: Path) -> None:
     assert free_now(tmp_path, gpus=NO_GPU, root=root).ram_bytes == 4 << 20
 
 
+V1 = Path("/sys/fs/cgroup")
+
+
+@pytest.fixture
+def real_groups() -> Iterator[list[Path]]:
+    """Control groups of the kernel's own, made for one test; only root can, and only where v1 is mounted."""
+    made: list[Path] = []
+    try:
+        for controller in ("cpu", "memory"):
+            if not (V1 / controller / "cgroup.procs").exists():
+                pytest.skip(f"there is no v1 hierarchy of {controller}")
+            group = V1 / controller / f"corral-test-{os.getpid()}"
+            try:
+                group.mkdir()
+            except OSError as error:
+                pytest.skip(f"control groups cannot be made here: {error}")
+            made.append(group)
+        yield made
+    finally:
+        for group in made:
+            group.rmdir()
+
+
+def test_the_limits_of_a_real_control_group_are_reported(real_groups: list[Path], tmp_path: Path) -> None:
+    """FL-D27: the kernel's own files, not a likeness of them."""
+    cpu, memory = real_groups
+    (cpu / "cpu.cfs_period_us").write_text("100000")
+    (cpu / "cpu.cfs_quota_us").write_text("100000")
+    (memory / "memory.limit_in_bytes").write_text(str(1 << 30))
+    program = (
+        "import os, sys; [open(f'{g}/cgroup.procs', 'w').write(str(os.getpid())) for g in sys.argv[1:]];"
+        "from pathlib import Path; from corral.worker.probe import probe; have = probe(Path('.'), []);"
+        "print(have.cores, have.ram_bytes)"
+    )
+    command = [sys.executable, "-c", program, str(cpu), str(memory)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["1", str(1 << 30)]
+
+
+def test_the_worker_says_which_corral_it_is(tmp_path: Path) -> None:
+    """FL-C06: its version, with the commit where that is known; and why GPUs are unknown."""
+    have = probe(tmp_path, [], gpus=answering({"error": "driver not loaded"}))
+    assert (have.corral or "").startswith(__version__)
+    assert have.gpu_note == "driver not loaded"
+    (reason,) = judge(Requirements(gpus=1), have, host="h").shortfalls
+    assert reason == "needs 1 GPU; which the host has is unknown: driver not loaded"
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity")
 def test_a_worker_bound_to_one_cpu_reports_one_core() -> None:
     """FL-D27."""
@@ -215,7 +264,7 @@ def test_a_worker_bound_to_one_cpu_reports_one_core() -> None:
 
 
 def test_this_machine_is_probed_for_real(tmp_path: Path) -> None:
-    """FL-D25 to FL-D27: totals, and nothing is zero."""
+    """FL-C06, FL-D25 to FL-D27: totals, and nothing is zero."""
     have = probe(tmp_path / "not" / "made" / "yet", ["lab", "fast"])
     now = free_now(tmp_path)
 

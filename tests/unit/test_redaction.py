@@ -197,6 +197,7 @@ def base64_of(values: list[str]) -> Iterator[bytes]:
 def test_no_value_nor_its_base64_ever_comes_out(
     data: st.DataObject, values: dict[str, str], cuts: list[int]
 ) -> None:
+    """FL-D48."""
     text = data.draw(texts_with(list(values.values()), "ab[]*#secrtABCD "))
     secrets = Secrets(values)
     out = feed_all(secrets, cut(text, cuts))

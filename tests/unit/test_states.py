@@ -150,9 +150,9 @@ def test_a_runs_state_is_a_fold_over_its_ranks(ranks: str, minimum: int, elastic
 
 
 def test_every_reason_is_paid_from_the_budget_that_the_design_names() -> None:
-    """DESIGN.md section 9; FL-D33: lost hosts, memory and code errors are counted apart."""
+    """FL-C20: DESIGN.md section 9; FL-D33: lost hosts, memory and code errors are counted apart."""
     infrastructure = {"host_lost", "preempted", "placement_lost", "no_capacity", "stalled"}
-    never = {"wall_limit", "money_limit", "cancelled", "finished", "parent_failed"}
+    never = {"wall_limit", "money_limit", "cancelled", "finished", "parent_failed", "poison"}
     assert {r for r in Reason if BUDGET_OF[r] is Budget.INFRASTRUCTURE} == infrastructure
     assert {r for r in Reason if BUDGET_OF[r] is Budget.MEMORY} == {"out_of_memory"}
     assert {r for r in Reason if BUDGET_OF[r] is Budget.NEVER} == never

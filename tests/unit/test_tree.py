@@ -74,7 +74,7 @@ def test_equal_content_has_an_equal_digest(tmp_path: Path) -> None:
 
 def test_the_digest_of_a_known_tree_never_changes() -> None:
     tree = Tree.of([FileEntry("b", 1, 0o755, "22"), FileEntry("a", 0, 0o644, "11")])
-    listing = b"corral-tree-1\n644 0 11 a\n755 1 22 b\n"
+    listing = b'[["a","11",0,420],["b","22",1,493]]'
     assert tree.digest == hashlib.sha256(listing).hexdigest()
 
 

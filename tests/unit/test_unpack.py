@@ -91,6 +91,7 @@ def test_an_occupied_target_is_refused_and_untouched(tmp_path: Path, store: Stor
     "path", ["../evil", "/tmp/evil", "a/../../evil", "", ".", "a//b", "a\x00b", "a\\..\\evil", "a\nb"]
 )
 def test_a_path_that_leads_elsewhere_is_refused(tmp_path: Path, store: Store, path: str) -> None:
+    """FL-D47."""
     with pytest.raises(BadPath):
         materialise([store.entry("ok", b""), store.entry(path, b"1")], store.fetch, tmp_path / "out")
     assert os.listdir(tmp_path) == []

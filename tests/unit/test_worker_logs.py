@@ -143,7 +143,7 @@ def test_beyond_the_quota_only_the_end_is_kept_and_the_gap_is_named(tmp_path: Pa
 
     said = [r.text for r in records if r.stream == "corral"]
     assert len(said) == 1
-    assert "limit of 100000 bytes" in said[0]
+    assert "log quota used up, 100000 bytes" in said[0]
     assert records[-1].text == "the last words"
     stored = sum(path.stat().st_size for path in (tmp_path / "spool").iterdir())
     assert stored < 1_500_000

@@ -94,6 +94,7 @@ class SqlBlobs:
         return self._db.one("blob_condemned_anywhere", {"digest": digest}) is not None
 
     def project_bytes(self, project: str) -> int:
+        self._db.one("blob_lock_project", {"project": project})
         (row,) = self._db.all("blob_project_bytes", {"project": project})
         return int(row[0])
 

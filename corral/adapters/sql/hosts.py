@@ -30,9 +30,18 @@ class SqlHosts:
     def save(self, host: Host) -> None:
         self._db.put("host_save", HOST, host)
 
+    def forgive(self, host_id: HostId) -> bool:
+        return self._db.run("host_forgive", {"id": host_id}) > 0
+
+    def pull_in(self, latest: float) -> int:
+        return self._db.run("host_pull_in", {"latest": latest})
+
     def page(self, after: HostId | None, limit: int) -> list[Host]:
         rows = self._db.all("host_page", {"after": after or "", "limit": limit})
         return [HOST.read(row) for row in rows]
+
+    def declared_by(self, manifest: str) -> list[Host]:
+        return [HOST.read(row) for row in self._db.all("host_declared_by", {"declared_by": manifest})]
 
     def busy(self) -> list[tuple[HostId, int]]:
         return [(HostId(row[0]), row[1]) for row in self._db.all("host_busy", {})]

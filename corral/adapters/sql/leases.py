@@ -41,6 +41,9 @@ class SqlLeases:
     def live_of_run(self, run_id: RunId) -> list[Lease]:
         return [LEASE.read(row) for row in self._db.all("lease_live_of_run", {"run_id": run_id})]
 
+    def held_by_host(self) -> list[tuple[HostId, Held]]:
+        return [(HostId(row[0]), Held(*row[1:])) for row in self._db.all("lease_held_by_host", {})]
+
     def live_of_project(self, project: str) -> list[Lease]:
         return [LEASE.read(row) for row in self._db.all("lease_live_of_project", {"project": project})]
 

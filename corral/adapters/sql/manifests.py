@@ -19,6 +19,9 @@ class SqlManifests:
         row = self._db.one("manifest_lock", {"project": project, "name": name})
         return None if row is None else MANIFEST.read(row)
 
+    def claim(self, manifest: Manifest) -> None:
+        self._db.put("manifest_claim", MANIFEST, manifest)
+
     def put(self, manifest: Manifest) -> None:
         self._db.put("manifest_put", MANIFEST, manifest)
 

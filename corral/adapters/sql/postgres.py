@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from corral.adapters.sql import schema
 from corral.adapters.sql.dialect import Dialect
@@ -27,7 +28,7 @@ from corral.adapters.sql.postgres_connection import (
 )
 from corral.adapters.sql.postgres_listener import CHANNEL, Listener, payload
 from corral.adapters.sql.rows import Row
-from corral.domain.errors import StoreUnavailable
+from corral.domain.errors import InvalidInput, StoreUnavailable
 from corral.ports.store import Tx
 
 T = TypeVar("T")
@@ -245,6 +246,14 @@ def _end(raw: Raw) -> None:
 
 
 def _prepare(url: str) -> None:
+    try:
+        conninfo_to_dict(url)
+    except (psycopg.Error, UnicodeError):
+        # The driver quotes what it cannot read, and that may be the password.
+        raise InvalidInput(
+            "CORRAL_DATABASE is not an address that can be read",
+            hint='Write it as "postgresql://user:password@host:5432/name", with % as %25 and @ as %40.',
+        ) from None
     try:
         with connect(url) as raw:
             _prepare_schema(raw, url)

@@ -34,6 +34,10 @@ class SqlRecords:
         *_, last_xid, last_seq = rows[-1]
         return [EVENT.read(row[:-2]) for row in rows], f"{last_xid}.{last_seq}"
 
+    def feed_end(self) -> str:
+        ((xid, seq),) = self._db.all("event_feed_end", {})
+        return f"{xid}.{seq}"
+
     def segment(self, segment: Segment) -> None:
         self._db.put("segment_put", SEGMENT, segment)
         self._db.tell("segment_mark_run", {"run_id": segment.run_id, "logged": 1})
@@ -65,6 +69,10 @@ class SqlRecords:
         beyond = prefix + _LAST_CHARACTER
         params = {"run_id": run_id, "prefix": prefix, "beyond": beyond, "after": after, "limit": limit}
         return [str(row[0]) for row in self._db.all("object_keys", params)]
+
+    def object_count(self, run_id: RunId) -> int:
+        (row,) = self._db.all("object_count", {"run_id": run_id})
+        return int(row[0])
 
     def usage(self) -> list[tuple[str, float, float]]:
         return [(row[0], row[1], row[2]) for row in self._db.all("usage_all", {})]

@@ -19,6 +19,7 @@ from corral.domain.run import Attempt, Event, Group, OnFailure, Parent, Rank, Ru
 from corral.domain.schedule import Missed, Overlap, Schedule
 from corral.domain.states import RankState, RunState
 from corral.domain.webhook import Delivery, DeliveryState, Webhook, WebhookFormat
+from corral.ports.store import Known
 
 R = TypeVar("R", bound=NamedTuple)
 Row = Sequence[Any]
@@ -68,6 +69,7 @@ RUN = Record(
     enums={"state": RunState, "reason": Reason, "stop_reason": Reason},
     truths=["elastic", "preemptible"],
 )
+KNOWN = Record(Known, enums={"state": RunState})
 SUBMISSION = Record(Submission)
 GROUP = Record(Group)
 ATTEMPT = Record(Attempt)
@@ -100,6 +102,7 @@ CHUNK = Record(Chunk)
 # What `<run>` stands for in a statement.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "run": RUN.columns,
+    "known": KNOWN.columns,
     "submission": SUBMISSION.columns,
     "group": GROUP.columns,
     "attempt": ATTEMPT.columns,

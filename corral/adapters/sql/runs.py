@@ -9,11 +9,11 @@ from itertools import islice
 from operator import itemgetter
 
 from corral.adapters.sql.connection import Connection
-from corral.adapters.sql.rows import GROUP, PARENT, RUN, SUBMISSION
+from corral.adapters.sql.rows import GROUP, KNOWN, PARENT, RUN, SUBMISSION
 from corral.domain.errors import NotFound
 from corral.domain.ids import Digest, GroupId, LeaseId, RunId, is_id
 from corral.domain.run import Group, Parent, Run, Submission
-from corral.ports.store import GroupEnd, Lane, Ready, RunFilter, Waiting
+from corral.ports.store import GroupEnd, Known, Lane, Ready, RunFilter, Waiting
 
 # Groups may share a name; nobody pages through more of them than this.
 _MAX_GROUPS = 100
@@ -45,6 +45,15 @@ class SqlRuns:
 
     def save(self, run: Run) -> None:
         self._db.put("run_save", RUN, run)
+
+    def save_policy(self, run: Run, spec: str) -> None:
+        self._db.put("run_save_policy", RUN, run)
+        self.put_spec(run.id, spec)
+
+    def of_manifest(self, project: str, manifest: str) -> dict[Digest, Known]:
+        rows = self._db.all("run_of_manifest", {"project": project, "manifest": manifest})
+        # In the order of generations, so that the newest is the one that stays.
+        return {row[1]: KNOWN.read(row) for row in rows}
 
     def spec(self, run_id: RunId) -> str:
         row = self._db.one("spec_get", {"run_id": run_id})
@@ -185,9 +194,24 @@ class SqlRuns:
     def counts(self) -> list[tuple[str, int]]:
         return [(row[0], row[1]) for row in self._db.all("run_counts", {})]
 
+    def preemptible(self, after: tuple[int, RunId] | None, limit: int) -> list[Run]:
+        params: dict[str, object] = {"limit": limit}
+        if after is not None:
+            params |= {"after_priority": after[0], "after_id": after[1]}
+        return [RUN.read(row) for row in self._db.all("run_preemptible", params)]
+
+    def unstarted(self, project: str, limit: int) -> int:
+        (row,) = self._db.all("run_unstarted", {"project": project, "limit": limit})
+        return int(row[0])
+
     def page_by_id(self, after: RunId | None, limit: int) -> list[Run]:
         rows = self._db.all("run_page_by_id", {"after": after or "", "limit": limit})
         return [RUN.read(row) for row in rows]
+
+    def newest_generation(self, run: Run) -> int:
+        params = {"project": run.project, "manifest": run.manifest, "identity": run.identity}
+        row = self._db.one("run_newest_generation", params)
+        return int(row[0]) if row is not None and row[0] is not None else 0
 
     def put_submission(self, submission: Submission) -> bool:
         return self._db.run("submission_put", SUBMISSION.params(submission)) > 0
@@ -198,6 +222,9 @@ class SqlRuns:
 
     def insert_group(self, group: Group) -> None:
         self._db.put("group_insert", GROUP, group)
+
+    def limit_group(self, group_id: GroupId, max_running: int | None) -> None:
+        self._db.tell("group_limit", {"id": group_id, "max_running": max_running})
 
     def add_parent(self, parent: Parent) -> None:
         self._db.put("parent_insert", PARENT, parent)

@@ -57,7 +57,8 @@ CREATE TABLE runs (
     logged INTEGER NOT NULL DEFAULT 0,
     preemptible INTEGER NOT NULL DEFAULT 0,
     schedule_id TEXT,
-    lost_hosts INTEGER NOT NULL DEFAULT 0
+    lost_hosts INTEGER NOT NULL DEFAULT 0,
+    policy TEXT
 );
 -- SQLite looks up the state although the condition says it: with it here, the table is not touched.
 CREATE INDEX runs_claim ON runs (shape, priority DESC, project, ready_at, id/*sqlite , state*/) WHERE state = 'queued';
@@ -81,7 +82,7 @@ CREATE INDEX runs_held_id ON runs (id) WHERE state = 'held';
 -- Who has a place in a group or is left of a schedule, without reading all that ever ended.
 CREATE INDEX runs_placed ON runs (group_id) WHERE group_id IS NOT NULL
     AND state IN ('queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
-CREATE INDEX runs_of_schedule ON runs (schedule_id) WHERE schedule_id IS NOT NULL
+CREATE INDEX runs_of_schedule ON runs (schedule_id, id) WHERE schedule_id IS NOT NULL
     AND state IN ('held', 'queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
 
 -- Apart from runs, so that an update of a run never rewrites its spec.
@@ -183,7 +184,8 @@ CREATE TABLE hosts (
     revoked_at REAL,
     strikes INTEGER NOT NULL DEFAULT 0,
     set_aside_until REAL,
-    set_aside_why TEXT
+    set_aside_why TEXT,
+    struck_by TEXT
 );
 CREATE UNIQUE INDEX hosts_name ON hosts (name);
 
@@ -440,9 +442,12 @@ CREATE TABLE deliveries (
     created_at REAL NOT NULL,
     ended_at REAL
 );
-CREATE INDEX deliveries_due ON deliveries (next_at) WHERE state = 'waiting';
+CREATE INDEX deliveries_due ON deliveries (webhook_id, next_at) WHERE state = 'waiting';
 CREATE INDEX deliveries_webhook ON deliveries (webhook_id, created_at, id);
 CREATE INDEX deliveries_ended ON deliveries (ended_at) WHERE ended_at IS NOT NULL;
+
+-- How many bytes a project has is read from this alone.
+CREATE INDEX blobs_project ON blobs (project, size);
 
 -- A deployed function, class or web app. `current` is the version that new calls get.
 CREATE TABLE endpoints (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from corral.adapters.sql.connection import Connection
 from corral.adapters.sql.rows import DELIVERY, WEBHOOK
 from corral.domain.ids import DeliveryId, WebhookId
-from corral.domain.webhook import Delivery, Webhook
+from corral.domain.webhook import Delivery, DeliveryState, Webhook
 
 
 class SqlWebhooks:
@@ -26,8 +26,12 @@ class SqlWebhooks:
     def all(self) -> list[Webhook]:
         return [WEBHOOK.read(row) for row in self._db.all("webhook_all", {})]
 
-    def save(self, webhook: Webhook) -> None:
-        self._db.put("webhook_save", WEBHOOK, webhook)
+    def advance(self, webhook_id: WebhookId, *, before: str, after: str) -> bool:
+        params = {"id": webhook_id, "before": before, "after": after}
+        return self._db.run("webhook_advance", params) > 0
+
+    def set_paused(self, webhook_id: WebhookId, paused: bool) -> None:
+        self._db.tell("webhook_set_paused", {"id": webhook_id, "paused": int(paused)})
 
     def delete(self, webhook_id: WebhookId) -> bool:
         self._db.run("webhook_delete_deliveries", {"id": webhook_id})
@@ -43,15 +47,26 @@ class SqlWebhooks:
     def save_delivery(self, delivery: Delivery) -> None:
         self._db.put("delivery_save", DELIVERY, delivery)
 
-    def due(self, now: float, limit: int) -> list[Delivery]:
-        rows = self._db.all("delivery_due", {"now": now, "limit": limit})
+    def due(self, webhook_id: WebhookId, now: float, limit: int) -> list[Delivery]:
+        rows = self._db.all("delivery_due", {"webhook_id": webhook_id, "now": now, "limit": limit})
         return [DELIVERY.read(row) for row in rows]
 
+    def waiting(self, webhook_id: WebhookId, most: int) -> int:
+        (row,) = self._db.all("delivery_waiting", {"webhook_id": webhook_id, "most": most})
+        return int(row[0])
+
     def deliveries(
-        self, webhook_id: WebhookId, *, after: tuple[float, DeliveryId] | None, limit: int
+        self,
+        webhook_id: WebhookId,
+        *,
+        after: tuple[float, DeliveryId] | None,
+        limit: int,
+        state: DeliveryState | None = None,
     ) -> list[Delivery]:
         at, last = after or (float("inf"), DeliveryId(""))
-        params = {"webhook_id": webhook_id, "at": at, "last": last, "limit": limit}
+        params: dict[str, object] = {"webhook_id": webhook_id, "at": at, "last": last, "limit": limit}
+        if state is not None:
+            params["state"] = state.value
         return [DELIVERY.read(row) for row in self._db.all("delivery_page", params)]
 
     def forget(self, before: float, limit: int) -> int:

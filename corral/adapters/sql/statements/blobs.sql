@@ -77,5 +77,8 @@ SELECT 1 FROM blobs WHERE digest = :digest AND condemned_at IS NOT NULL LIMIT 1;
 SELECT <blob> FROM blobs WHERE (project, digest) > (:after_project, :after_digest)
 ORDER BY project, digest LIMIT :limit;
 
+-- name: blob_lock_project
+SELECT 1 /*lock , pg_advisory_xact_lock(hashtextextended('corral:bytes:' || CAST(:project AS TEXT), 0)) */;
+
 -- name: blob_project_bytes
 SELECT CAST(COALESCE(SUM(size), 0) AS /*sqlite INTEGER*//*pg BIGINT*/) FROM blobs WHERE project = :project;

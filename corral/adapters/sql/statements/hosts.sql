@@ -16,11 +16,22 @@ UPDATE hosts SET
     boot_id = :boot_id, draining = :draining, last_seen_at = :last_seen_at,
     declared = :declared, declared_digest = :declared_digest, declared_by = :declared_by,
     revoked_at = :revoked_at, strikes = :strikes, set_aside_until = :set_aside_until,
-    set_aside_why = :set_aside_why
+    set_aside_why = :set_aside_why, struck_by = :struck_by
 WHERE id = :id;
+
+-- Matches nothing, and so locks nothing, in all but a few cases.
+-- name: host_forgive
+UPDATE hosts SET strikes = 0, set_aside_until = NULL, set_aside_why = NULL, struck_by = NULL
+WHERE id = :id AND strikes > 0;
+
+-- name: host_pull_in
+UPDATE hosts SET set_aside_until = :latest WHERE set_aside_until > :latest;
 
 -- name: host_page
 SELECT <host> FROM hosts WHERE id > :after ORDER BY id LIMIT :limit;
+
+-- name: host_declared_by
+SELECT <host> FROM hosts WHERE declared_by = :declared_by ORDER BY name;
 
 -- name: host_busy
 SELECT host_id, COUNT(*) FROM leases WHERE state = 'live' GROUP BY host_id ORDER BY host_id;

@@ -21,7 +21,11 @@ WHERE id = :id;
 SELECT <lease> FROM leases WHERE host_id = :host_id AND state = 'live' ORDER BY granted_at, id;
 
 -- name: lease_held
-SELECT id, request_id, gpus FROM leases WHERE host_id = :host_id AND state = 'live' ORDER BY granted_at, id;
+SELECT id, request_id, gpus, gpu_bytes FROM leases
+WHERE host_id = :host_id AND state = 'live' ORDER BY granted_at, id;
+
+-- name: lease_held_by_host
+SELECT host_id, id, request_id, gpus, gpu_bytes FROM leases WHERE state = 'live' ORDER BY host_id, id;
 
 -- name: lease_live_of_run
 SELECT <lease> FROM leases WHERE run_id = :run_id AND state = 'live' ORDER BY rank;

@@ -4,6 +4,9 @@ SELECT <manifest> FROM manifests WHERE project = :project AND name = :name;
 -- name: manifest_lock
 SELECT <manifest> FROM manifests WHERE project = :project AND name = :name /*lock FOR UPDATE */;
 
+-- name: manifest_claim
+INSERT INTO manifests (<manifest>) VALUES (<:manifest>) ON CONFLICT DO NOTHING;
+
 -- name: manifest_put
 INSERT INTO manifests (<manifest>) VALUES (<:manifest>)
 ON CONFLICT (project, name) DO UPDATE SET

@@ -14,6 +14,11 @@ SELECT <event>, /*sqlite 0, *//*pg xid, */ seq FROM events
 ORDER BY xid, seq */
 LIMIT :limit;
 
+-- On Postgres what is still under way comes after it: its transaction is not older than the oldest.
+-- name: event_feed_end
+/*sqlite SELECT 0, COALESCE(MAX(seq), 0) FROM events */
+/*pg SELECT CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS TEXT) AS BIGINT) - 1, 999999999999999999 */;
+
 -- name: segment_put
 INSERT INTO segments (<segment>) VALUES (<:segment>)
 ON CONFLICT (run_id, attempt, rank, stream, n) DO UPDATE SET
@@ -48,6 +53,9 @@ SELECT <object> FROM objects WHERE run_id = :run_id AND key = :key;
 -- name: object_keys
 SELECT key FROM objects
 WHERE run_id = :run_id AND key > :after AND key >= :prefix AND key < :beyond ORDER BY key LIMIT :limit;
+
+-- name: object_count
+SELECT COUNT(*) FROM objects WHERE run_id = :run_id;
 
 -- name: usage_all
 SELECT project, used_s, at FROM usage ORDER BY project;

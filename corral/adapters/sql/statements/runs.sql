@@ -25,6 +25,21 @@ UPDATE runs SET
     lost_hosts = :lost_hosts
 WHERE id = :id;
 
+-- name: run_save_policy
+UPDATE runs SET
+    name = :name, group_id = :group_id, shape = :shape, priority = :priority, labels = :labels,
+    retry_infrastructure = :retry_infrastructure, retry_memory = :retry_memory, retry_code = :retry_code,
+    wall_limit_s = :wall_limit_s, stall_limit_s = :stall_limit_s, grace_s = :grace_s,
+    preemptible = :preemptible, policy = :policy
+WHERE id = :id;
+
+-- name: run_of_manifest
+SELECT <known> FROM runs
+WHERE project = :project AND manifest = :manifest ORDER BY identity, generation;
+
+-- name: spec_save
+UPDATE run_specs SET spec = :spec WHERE run_id = :run_id;
+
 -- name: spec_get
 SELECT spec FROM run_specs WHERE run_id = :run_id;
 
@@ -117,6 +132,18 @@ SELECT state, COUNT(*) FROM runs
 WHERE state IN ('held', 'queued', 'placing', 'running', 'stopping', 'halting', 'yielding')
 GROUP BY state ORDER BY state;
 
+-- name: run_preemptible
+SELECT <run> FROM runs /*sqlite INDEXED BY runs_preemptible */
+WHERE state = 'running' AND preemptible = 1 /*if after_id AND (priority, id) > (:after_priority, :after_id) */
+ORDER BY priority, id LIMIT :limit;
+
+-- Counts no further than the limit.
+-- name: run_unstarted
+SELECT COUNT(*) FROM (
+    SELECT 1 FROM runs /*sqlite INDEXED BY runs_state */
+    WHERE state IN ('held', 'queued', 'placing') AND project = :project LIMIT :limit
+) AS unstarted;
+
 -- name: run_page_by_id
 SELECT <run> FROM runs WHERE id > :after ORDER BY id LIMIT :limit;
 
@@ -128,6 +155,9 @@ SELECT <submission> FROM submissions WHERE principal = :principal AND request_id
 
 -- name: group_insert
 INSERT INTO groups (<group>) VALUES (<:group>);
+
+-- name: group_limit
+UPDATE groups SET max_running = :max_running WHERE id = :id;
 
 -- name: group_get
 SELECT <group> FROM groups WHERE id = :id;
@@ -178,9 +208,6 @@ SELECT <parent> FROM run_parents WHERE run_id = :run_id ORDER BY parent_id;
 
 -- name: children
 SELECT <parent> FROM run_parents WHERE parent_id = :parent_id ORDER BY run_id;
-
--- name: spec_save
-UPDATE run_specs SET spec = :spec WHERE run_id = :run_id;
 
 -- name: group_lock
 SELECT <group> FROM groups WHERE id = :id /*lock FOR UPDATE */;
@@ -250,8 +277,9 @@ DELETE FROM ranks WHERE run_id = :run_id;
 -- name: run_delete_leases
 DELETE FROM leases WHERE run_id = :run_id;
 
+-- SQLite gives the number of the last row again once that row is gone, and readers of the feed are past it.
 -- name: run_delete_events
-DELETE FROM events WHERE run_id = :run_id;
+DELETE FROM events WHERE run_id = :run_id /*sqlite AND seq < (SELECT MAX(seq) FROM events) */;
 
 -- name: run_delete_objects
 DELETE FROM objects WHERE run_id = :run_id;
@@ -264,3 +292,7 @@ DELETE FROM unsettled WHERE run_id = :run_id;
 
 -- name: run_delete_parents
 DELETE FROM run_parents WHERE run_id = :run_id OR parent_id = :run_id;
+
+-- name: run_newest_generation
+SELECT MAX(generation) FROM runs
+WHERE project = :project AND manifest = :manifest AND identity = :identity AND manifest IS NOT NULL;

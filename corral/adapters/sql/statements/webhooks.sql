@@ -10,10 +10,12 @@ SELECT <webhook> FROM webhooks WHERE name = :name;
 -- name: webhook_all
 SELECT <webhook> FROM webhooks ORDER BY name;
 
--- name: webhook_save
-UPDATE webhooks SET
-    url = :url, format = :format, events = :events, secret = :secret, cursor = :cursor, paused = :paused
-WHERE id = :id;
+-- Compared with where it was: of two servers that read the same events, one makes the deliveries.
+-- name: webhook_advance
+UPDATE webhooks SET cursor = :after WHERE id = :id AND cursor = :before;
+
+-- name: webhook_set_paused
+UPDATE webhooks SET paused = :paused WHERE id = :id;
 
 -- name: webhook_delete
 DELETE FROM webhooks WHERE id = :id;
@@ -34,10 +36,17 @@ UPDATE deliveries SET
 WHERE id = :id;
 
 -- name: delivery_due
-SELECT <delivery> FROM deliveries WHERE state = 'waiting' AND next_at <= :now ORDER BY next_at LIMIT :limit;
+SELECT <delivery> FROM deliveries WHERE webhook_id = :webhook_id AND state = 'waiting' AND next_at <= :now
+ORDER BY next_at LIMIT :limit;
+
+-- name: delivery_waiting
+SELECT COUNT(*) FROM (
+    SELECT 1 FROM deliveries WHERE webhook_id = :webhook_id AND state = 'waiting' LIMIT :most
+) AS found;
 
 -- name: delivery_page
 SELECT <delivery> FROM deliveries WHERE webhook_id = :webhook_id AND (created_at, id) < (:at, :last)
+    /*if state AND state = :state */
 ORDER BY created_at DESC, id DESC LIMIT :limit;
 
 -- name: delivery_forget

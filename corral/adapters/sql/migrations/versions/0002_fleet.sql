@@ -3,6 +3,7 @@
 ALTER TABLE runs ADD COLUMN preemptible INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE runs ADD COLUMN schedule_id TEXT;
 ALTER TABLE runs ADD COLUMN lost_hosts INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE runs ADD COLUMN policy TEXT;
 ALTER TABLE groups ADD COLUMN max_running INTEGER;
 ALTER TABLE leases ADD COLUMN gpu_bytes INTEGER;
 ALTER TABLE hosts ADD COLUMN declared TEXT;
@@ -12,6 +13,7 @@ ALTER TABLE hosts ADD COLUMN revoked_at REAL;
 ALTER TABLE hosts ADD COLUMN strikes INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE hosts ADD COLUMN set_aside_until REAL;
 ALTER TABLE hosts ADD COLUMN set_aside_why TEXT;
+ALTER TABLE hosts ADD COLUMN struck_by TEXT;
 ALTER TABLE tokens ADD COLUMN used_at REAL;
 ALTER TABLE tokens ADD COLUMN labels TEXT;
 ALTER TABLE tokens ADD COLUMN used_by TEXT;
@@ -26,7 +28,7 @@ CREATE INDEX runs_held_id ON runs (id) WHERE state = 'held';
 -- Who has a place in a group or is left of a schedule, without reading all that ever ended.
 CREATE INDEX runs_placed ON runs (group_id) WHERE group_id IS NOT NULL
     AND state IN ('queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
-CREATE INDEX runs_of_schedule ON runs (schedule_id) WHERE schedule_id IS NOT NULL
+CREATE INDEX runs_of_schedule ON runs (schedule_id, id) WHERE schedule_id IS NOT NULL
     AND state IN ('held', 'queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
 CREATE INDEX leases_project ON leases (project, gpus, granted_at) WHERE state = 'live';
 
@@ -145,6 +147,9 @@ CREATE TABLE deliveries (
     created_at REAL NOT NULL,
     ended_at REAL
 );
-CREATE INDEX deliveries_due ON deliveries (next_at) WHERE state = 'waiting';
+CREATE INDEX deliveries_due ON deliveries (webhook_id, next_at) WHERE state = 'waiting';
 CREATE INDEX deliveries_webhook ON deliveries (webhook_id, created_at, id);
 CREATE INDEX deliveries_ended ON deliveries (ended_at) WHERE ended_at IS NOT NULL;
+
+-- How many bytes a project has is read from this alone.
+CREATE INDEX blobs_project ON blobs (project, size);

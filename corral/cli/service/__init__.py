@@ -1,0 +1,1 @@
+"""Files that make a worker start with its machine."""

@@ -1,0 +1,223 @@
+"""Add, test, pause and remove webhooks, and send again what was not received."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from corral.cli import complete, render
+from corral.cli.connect import connect
+from corral.domain.errors import CorralError
+from corral.domain.webhook import ENDS, DeliveryState
+from corral.settings import process_environment
+from corral.wire.base import explain
+from corral.wire.webhooks import DeliveryView, WebhookRequest, WebhookView
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Add, test, pause and remove webhooks, and send again what was not received.",
+)
+
+Name = Annotated[str, typer.Argument(help="The webhook's name.", autocompletion=complete.webhooks)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class Format(StrEnum):
+    CORRAL = "corral"
+    SLACK = "slack"
+
+
+class NotReceived(CorralError):
+    """A test that the receiver did not take."""
+
+    code = "not_received"
+    hint = "See that it listens there and answers with 2xx within 15 s."
+
+
+@app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="What to call it.")],
+    url: Annotated[
+        str, typer.Argument(help="Where to; `-` reads it from stdin, where others cannot see it.")
+    ],
+    events: Annotated[
+        str, typer.Option(help="Types with commas between, or `run.*` for all.", metavar="TYPES")
+    ] = ",".join(ENDS),
+    project: Annotated[str | None, typer.Option(help="Only runs of this project.")] = None,
+    form: Annotated[Format, typer.Option("--format", help="How the body is written.")] = Format.CORRAL,
+    secret_from_env: Annotated[
+        str | None, typer.Option(help="Sign with the secret in this variable, instead of a new one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send notices of what happens to runs from now on. Prints the secret that they are signed with."""
+    given = {
+        "name": name,
+        "url": sys.stdin.readline().strip() if url == "-" else url,
+        "events": [part.strip() for part in events.split(",") if part.strip()],
+        "project": project,
+        "format": form.value,
+        "secret": _secret(secret_from_env),
+    }
+    try:
+        request = WebhookRequest.model_validate(given)
+    except ValidationError as error:
+        raise explain(WebhookRequest, error, what="the webhook") from None
+    with connect() as corral:
+        made = corral.webhooks.add(request)
+    if as_json:
+        render.show_json(made)
+        return
+    if made.secret is not None:
+        typer.echo(made.secret)
+        render.note("notices are signed with this secret; it is not shown again")
+    render.note(f"{made.name} sends to {made.url}; try it with `corral webhooks test {made.name}`")
+
+
+def _secret(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    value = process_environment().get(variable)
+    if not value:
+        raise typer.BadParameter(f"{variable} is not set", param_hint="--secret-from-env")
+    return value
+
+
+@app.command("ls")
+def list_webhooks(as_json: AsJson = False) -> None:
+    """List webhooks; of their addresses only the host is shown."""
+    with connect() as corral:
+        found = corral.webhooks.all()
+    if as_json:
+        render.show_json(found)
+        return
+    rows = [
+        (hook.name, hook.url, hook.project, ", ".join(hook.events), _standing(hook), hook.waiting)
+        for hook in found
+    ]
+    render.show_table(("WEBHOOK", "URL", "PROJECT", "EVENTS", "STATE", "WAITING"), rows, empty="no webhooks")
+
+
+def _standing(hook: WebhookView) -> str:
+    return "paused" if hook.paused else "active"
+
+
+@app.command()
+def show(
+    name: Name,
+    delivery: Annotated[str | None, typer.Argument(help="One delivery, with the body that is sent.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a webhook, or one of its deliveries."""
+    with connect() as corral:
+        if delivery is not None:
+            render.show_json(corral.webhooks.delivery(name, delivery))
+            return
+        hook = corral.webhooks.get(name)
+    if as_json:
+        render.show_json(hook)
+        return
+    render.show_pairs(
+        [
+            ("name", hook.name),
+            ("id", hook.id),
+            ("url", hook.url),
+            ("format", hook.format),
+            ("events", ", ".join(hook.events)),
+            ("project", hook.project or "all"),
+            ("state", _standing(hook)),
+            ("waiting", hook.waiting),
+            ("made", render.moment(hook.created_at)),
+            ("by", hook.created_by),
+        ]
+    )
+
+
+@app.command("test")
+def send_test(name: Name, as_json: AsJson = False) -> None:
+    """Send a notice now and say what came of it; exits with 1 if it was not received."""
+    with connect() as corral:
+        done = corral.webhooks.test(name)
+    if as_json:
+        render.show_json(done)
+    elif done.state == DeliveryState.DELIVERED:
+        typer.echo(f"{name} received it: {done.status}")
+    if done.state != DeliveryState.DELIVERED:
+        raise NotReceived(f"{name} did not receive it: {done.detail or done.status}")
+
+
+@app.command()
+def pause(name: Name) -> None:
+    """Send nothing; what happens meanwhile waits."""
+    with connect() as corral:
+        typer.echo(f"{corral.webhooks.pause(name).name} is paused")
+
+
+@app.command()
+def resume(
+    name: Name,
+    skip: Annotated[bool, typer.Option("--skip", help="Leave out what happened meanwhile.")] = False,
+) -> None:
+    """Send again, also what happened meanwhile."""
+    with connect() as corral:
+        typer.echo(f"{corral.webhooks.resume(name, skip=skip).name} sends again")
+
+
+@app.command()
+def rm(name: Name) -> None:
+    """Remove a webhook, and what was to be sent by it."""
+    with connect() as corral:
+        corral.webhooks.remove(name)
+    typer.echo(f"{name} is removed")
+
+
+@app.command()
+def deliveries(
+    name: Name,
+    state: Annotated[DeliveryState | None, typer.Option(help="Only these.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List what was and is to be sent, the newest first."""
+    with connect() as corral:
+        found = list(itertools.islice(corral.webhooks.deliveries(name, state=state), limit))
+    if as_json:
+        render.show_json(found)
+        return
+    columns = ("DELIVERY", "EVENT", "STATE", "TRIES", "AGE", "NEXT TRY", "STATUS", "DETAIL")
+    render.show_table(columns, [_row(item) for item in found], empty=f"nothing was sent by {name} yet")
+
+
+def _row(item: DeliveryView) -> tuple[render.Cell, ...]:
+    return (
+        item.id,
+        item.event,
+        item.state,
+        item.attempts,
+        render.age(item.created_at),
+        render.moment(item.next_at),
+        item.status,
+        item.detail,
+    )
+
+
+@app.command()
+def replay(
+    name: Name,
+    delivery: Annotated[list[str] | None, typer.Argument(help="Deliveries by id.")] = None,
+    dead: Annotated[bool, typer.Option("--dead", help="All that were given up.")] = False,
+) -> None:
+    """Send deliveries once more, under their old ids."""
+    if bool(delivery) == dead:
+        raise typer.BadParameter("name deliveries, or give --dead", param_hint="DELIVERY")
+    with connect() as corral:
+        count = corral.webhooks.replay_dead(name) if dead else corral.webhooks.replay(name, delivery or [])
+    counted = "1 delivery is" if count == 1 else f"{count} deliveries are"
+    typer.echo(f"{counted} sent again")

@@ -1,0 +1,117 @@
+"""What projects may use: setting it, holding submits to it, stopping what would pass it; what they used."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from corral.core.audit import note
+from corral.core.fence import known_s
+from corral.core.policy import Policy
+from corral.core.transitions import TOPIC_QUOTA
+from corral.domain.errors import NotFound, QuotaExceeded
+from corral.domain.ids import RunId
+from corral.domain.lease import Lease
+from corral.domain.quota import Quota, month_of, month_start
+from corral.ports.store import Tx
+
+
+class Used(NamedTuple):
+    """What a project used in a month, of ended and of live leases."""
+
+    project: str
+    slot_s: float
+    gpu_s: float
+    running: int
+    gpus: int
+
+
+def put(tx: Tx, quota: Quota, *, origin: str) -> None:
+    tx.quotas.put(quota)
+    tx.announce(TOPIC_QUOTA, quota.project)
+    limits = {name: value for name, value in quota._asdict().items() if not name.startswith("updated_")}
+    limits.pop("project")
+    note(
+        tx,
+        "quota.set",
+        f"project:{quota.project}",
+        actor=quota.updated_by,
+        origin=origin,
+        now=quota.updated_at,
+        **limits,
+    )
+
+
+def remove(tx: Tx, project: str, *, actor: str, origin: str, now: float) -> None:
+    if not tx.quotas.delete(project):
+        raise NotFound(f"project {project} has no quota", hint="List them with `corral quotas ls`.")
+    tx.announce(TOPIC_QUOTA, project)
+    note(tx, "quota.remove", f"project:{project}", actor=actor, origin=origin, now=now)
+
+
+def check_room(tx: Tx, project: str, more: int) -> None:
+    """Refuse what would make more runs of the project wait than its quota allows."""
+    quota = tx.quotas.get(project)
+    if quota is None or quota.max_queued is None:
+        return
+    # Locked, so that two submits at once do not both take the last place.
+    quota = tx.quotas.lock(project)
+    if quota is None or quota.max_queued is None:
+        return
+    waiting = tx.runs.unstarted(project, quota.max_queued + 1)
+    if waiting + more > quota.max_queued:
+        shown = f"more than {quota.max_queued}" if waiting > quota.max_queued else str(waiting)
+        raise QuotaExceeded(
+            f"project {project} may have {quota.max_queued} runs waiting (max_queued): "
+            f"{shown} wait already, and this would add {more}"
+        )
+
+
+def used_in(tx: Tx, month: str, now: float) -> list[Used]:
+    """By project, what was used in a month; for the present one with what runs."""
+    found: dict[str, Used] = {}
+    place: tuple[str, str] | None = None
+    while page := tx.quotas.hours_page(place, 1000):
+        for hours in page:
+            if hours.month == month:
+                found[hours.project] = Used(hours.project, hours.slot_s, hours.gpu_s, 0, 0)
+        place = (page[-1].project, page[-1].month)
+    if month == month_of(now):
+        for use in tx.leases.in_use(now=now, since=month_start(now)):
+            ended = found.get(use.project, Used(use.project, 0.0, 0.0, 0, 0))
+            found[use.project] = Used(
+                use.project, ended.slot_s + use.slot_s, ended.gpu_s + use.gpu_s, use.running, use.gpus
+            )
+    return [found[project] for project in sorted(found)]
+
+
+def at_end_of_hours(tx: Tx, *, now: float, since: float, tick_s: float, policy: Policy) -> list[RunId]:
+    """Runs to stop now, so that they have ended when their project's GPU hours of the month have.
+
+    Of a live lease what its worker counted is believed, and the clock only for the time after that, and
+    after `since`: a clock that jumped ends nothing.
+    """
+    found: list[RunId] = []
+    for quota in tx.quotas.all():
+        if quota.gpu_hours is None:
+            continue
+        ended = tx.quotas.hours(quota.project, month_of(now))
+        used_s, ahead_s = (ended.gpu_s if ended else 0.0), 0.0
+        using: list[RunId] = []
+        for lease in tx.leases.live_of_project(quota.project):
+            run = tx.runs.get(lease.run_id)
+            gpus = len(json.loads(lease.gpus))
+            if run is not None and gpus:
+                used_s += gpus * _held_s(lease, now=now, since=since)
+                ahead_s += gpus * (policy.stop_s(run) + tick_s)
+                using.append(run.id)
+        if using and used_s + ahead_s >= quota.gpu_hours * 3600:
+            found += using
+    return found
+
+
+def _held_s(lease: Lease, *, now: float, since: float) -> float:
+    """In this month."""
+    heard = lease.granted_at if lease.beaten_at is None else lease.beaten_at
+    held_s = known_s(lease) + max(0.0, now - max(heard, since))
+    return min(held_s, max(0.0, now - month_start(now)))

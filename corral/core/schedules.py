@@ -1,0 +1,251 @@
+"""Schedules: making runs by the clock, one for each time, whoever watches and whatever dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from corral.core.audit import note
+from corral.core.cron import check_times, next_cron, next_period
+from corral.core.policy import Policy
+from corral.core.stop import cancel
+from corral.core.submit import NewRun, Submitted, missing_of, names_what_is_missing, submit
+from corral.domain.errors import Conflict, CorralError, NotFound, StoreUnavailable
+from corral.domain.ids import ArtifactId, RunId, ScheduleId
+from corral.domain.schedule import Missed, Overlap, Schedule
+from corral.domain.states import FINAL, STOPPING
+from corral.ports.store import Tx
+
+# Later than this, a time was missed: the server was away, or could not write.
+MISSED_AFTER_S = 60.0
+# A clock that was set back by less than this waits until it has caught up, so that no time comes twice.
+CLOCK_BACK_S = 3600.0
+_MOST_CANCELLED = 1000
+
+
+class Order(NamedTuple):
+    """What a schedule submits at each of its times."""
+
+    runs: Sequence[NewRun]
+    group: str | None
+    max_running: int | None
+
+
+class Who(NamedTuple):
+    """Whoever asked, for the audit."""
+
+    actor: str
+    origin: str
+
+
+OrderOf = Callable[[Schedule], Order]
+
+
+def add(tx: Tx, schedule: Schedule, order: Order, *, who: Who, now: float) -> Schedule:
+    """Store it; the first run is made at its first time."""
+    check_times(schedule.cron, schedule.every_s, schedule.timezone, now)
+    if tx.schedules.by_name(schedule.project, schedule.name) is not None:
+        raise Conflict(
+            f"project {schedule.project} has a schedule {schedule.name} already",
+            hint=f"Change it with --replace, or remove it with `corral schedules rm {schedule.name}`.",
+        )
+    _check_all_there(tx, order)
+    schedule = schedule._replace(next_at=following(schedule, now))
+    tx.schedules.insert(schedule)
+    _keep_artifacts(tx, schedule.id, order)
+    _note(tx, "schedule.add", schedule, who, now)
+    return schedule
+
+
+def replace(tx: Tx, schedule: Schedule, order: Order, *, who: Who, now: float) -> Schedule:
+    """The same schedule with other runs or other times; what it made so far stays."""
+    check_times(schedule.cron, schedule.every_s, schedule.timezone, now)
+    known = tx.schedules.by_name(schedule.project, schedule.name)
+    if known is None:
+        return add(tx, schedule, order, who=who, now=now)
+    _check_all_there(tx, order)
+    old = locked(tx, known.id)
+    new = schedule._replace(
+        id=old.id,
+        paused=old.paused,
+        last_at=old.last_at,
+        last_run=old.last_run,
+        fired=old.fired,
+        skipped=old.skipped,
+        created_at=old.created_at,
+        created_by=old.created_by,
+    )
+    same_times = (old.cron, old.every_s, old.timezone) == (new.cron, new.every_s, new.timezone)
+    new = new._replace(next_at=old.next_at if same_times else following(new._replace(last_at=None), now))
+    tx.schedules.save(new)
+    _keep_artifacts(tx, new.id, order)
+    _note(tx, "schedule.replace", new, who, now)
+    return new
+
+
+def pause(tx: Tx, schedule_id: ScheduleId, *, who: Who, now: float) -> Schedule:
+    schedule = locked(tx, schedule_id)
+    if schedule.paused:
+        return schedule
+    schedule = schedule._replace(paused=True)
+    tx.schedules.save(schedule)
+    _note(tx, "schedule.pause", schedule, who, now)
+    return schedule
+
+
+def resume(tx: Tx, schedule_id: ScheduleId, *, who: Who, now: float) -> Schedule:
+    """From its next time on; times that passed while it was paused were not missed."""
+    schedule = locked(tx, schedule_id)
+    if not schedule.paused:
+        return schedule
+    schedule = schedule._replace(paused=False, next_at=following(schedule, now), problem=None)
+    tx.schedules.save(schedule)
+    _note(tx, "schedule.resume", schedule, who, now)
+    return schedule
+
+
+def remove(tx: Tx, schedule_id: ScheduleId, *, who: Who, now: float) -> None:
+    """Its runs stay."""
+    schedule = locked(tx, schedule_id)
+    tx.schedules.delete(schedule_id)
+    _note(tx, "schedule.remove", schedule, who, now)
+
+
+def run_now(
+    tx: Tx, schedule_id: ScheduleId, order_of: OrderOf, *, request_id: str, who: Who, now: float
+) -> Submitted:
+    """Beside its times, and whether or not the run before has ended."""
+    schedule = locked(tx, schedule_id)
+    order = order_of(schedule)
+    done = submit(
+        tx,
+        order.runs,
+        request_id=request_id,
+        group=order.group,
+        principal=who.actor,
+        now=now,
+        max_running=order.max_running,
+        schedule_id=schedule.id,
+    )
+    if schedule.last_run != done.ids[0]:
+        tx.schedules.save(schedule._replace(last_run=done.ids[0], fired=schedule.fired + 1))
+        _note(tx, "schedule.run_now", schedule, who, now)
+    return done
+
+
+def fire(
+    tx: Tx, schedule_id: ScheduleId, order_of: OrderOf, *, now: float, policy: Policy
+) -> Submitted | None:
+    """If its time has come: make the run and move on to the next time, in this one transaction."""
+    schedule = tx.schedules.lock(schedule_id)
+    if schedule is None or schedule.paused or schedule.next_at is None or schedule.next_at > now:
+        return None
+    at = schedule.next_at
+    schedule = schedule._replace(next_at=following(schedule, now))
+    if now - at > MISSED_AFTER_S and schedule.missed is Missed.SKIP:
+        _skip(tx, schedule, "its time passed while the server was away")
+        return None
+    unfinished = tx.schedules.unfinished(schedule.id, _MOST_CANCELLED)
+    if unfinished and schedule.overlap is Overlap.SKIP:
+        _skip(tx, schedule, f"run {unfinished[0]} of the time before had not ended")
+        return None
+    try:
+        order = order_of(schedule)
+        done = submit(
+            tx,
+            order.runs,
+            # Named by its time: whatever happens, there is one submission for it.
+            request_id=f"{schedule.id}-{at:.0f}",
+            group=order.group,
+            principal=f"schedule:{schedule.name}",
+            now=now,
+            max_running=order.max_running,
+            schedule_id=schedule.id,
+        )
+    except StoreUnavailable:
+        raise
+    except CorralError as error:
+        # What it names is gone: the schedule goes on, and says so.
+        _skip(tx, schedule, error.message[:2000])
+        return None
+    if schedule.overlap is Overlap.CANCEL:
+        _cancel(tx, schedule, unfinished, now=now, policy=policy)
+    tx.schedules.save(
+        schedule._replace(last_at=at, last_run=done.ids[0], fired=schedule.fired + 1, problem=None)
+    )
+    return done
+
+
+def catch_up(tx: Tx, schedule_id: ScheduleId, *, now: float) -> None:
+    """The clock was set back by more than an hour: its times are counted from now."""
+    schedule = tx.schedules.lock(schedule_id)
+    if schedule is None or schedule.last_at is None or schedule.last_at <= now + CLOCK_BACK_S:
+        return
+    schedule = schedule._replace(last_at=now)
+    tx.schedules.save(schedule._replace(next_at=following(schedule, now)))
+
+
+def following(schedule: Schedule, now: float) -> float | None:
+    """Its first time after now."""
+    if schedule.cron is not None:
+        return next_cron(schedule.cron, schedule.timezone, now)
+    assert schedule.every_s is not None, "a schedule has one or the other"
+    began = schedule.next_at if schedule.next_at is not None and schedule.next_at <= now else now
+    return next_period(schedule.every_s, began, now)
+
+
+def locked(tx: Tx, schedule_id: ScheduleId) -> Schedule:
+    schedule = tx.schedules.lock(schedule_id)
+    if schedule is None:
+        raise NotFound(f"there is no schedule {schedule_id}", hint="List them with `corral schedules ls`.")
+    return schedule
+
+
+def _skip(tx: Tx, schedule: Schedule, why: str) -> None:
+    tx.schedules.save(schedule._replace(skipped=schedule.skipped + 1, problem=why))
+
+
+def _cancel(tx: Tx, schedule: Schedule, runs: Sequence[RunId], *, now: float, policy: Policy) -> None:
+    for run_id in runs:
+        run = tx.runs.lock(run_id)
+        if run is not None and run.state not in STOPPING | FINAL:
+            reason = "the next time of its schedule came"
+            cancel(tx, run_id, reason=reason, actor=f"schedule:{schedule.name}", now=now, policy=policy)
+
+
+def _check_all_there(tx: Tx, order: Order) -> None:
+    missing = [
+        found
+        for index, run in enumerate(order.runs)
+        for found in missing_of(
+            tx,
+            run.project,
+            code=run.code,
+            inputs=run.inputs,
+            secrets=run.secrets,
+            prefix=f"runs[{index}]." if len(order.runs) > 1 else "",
+        )
+    ]
+    if missing:
+        raise names_what_is_missing(missing)
+
+
+def _keep_artifacts(tx: Tx, schedule_id: ScheduleId, order: Order) -> None:
+    """Code and inputs stay as long as the schedule: to the collector it is one more run that reads them."""
+    used: list[ArtifactId] = []
+    for run in order.runs:
+        used += [*([run.code] if run.code else []), *run.inputs.values()]
+    tx.artifacts.use(RunId(schedule_id), dict.fromkeys(used))
+
+
+def _note(tx: Tx, action: str, schedule: Schedule, who: Who, now: float) -> None:
+    note(
+        tx,
+        action,
+        schedule.id,
+        actor=who.actor,
+        origin=who.origin,
+        now=now,
+        name=schedule.name,
+        project=schedule.project,
+    )

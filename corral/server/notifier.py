@@ -1,0 +1,108 @@
+"""Sends notices: at least once, not too many at a time, and no slow receiver holds up another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from corral.core.notices import gather
+from corral.domain.addresses import parse_url
+from corral.domain.ids import WebhookId
+from corral.domain.signature import signed_headers
+from corral.domain.webhook import Delivery, Webhook, settled
+from corral.server.services import Services
+
+log = logging.getLogger("corral.server.notices")
+AT_ONCE = 16
+AT_ONCE_EACH = 4
+# What ended longer ago is forgotten, and can no longer be sent again.
+KEEP_S = 30 * 86400.0
+_FORGET_AT_ONCE = 1000
+
+
+class Notifier:
+    def __init__(self, services: Services) -> None:
+        self._svc = services
+        self._free = asyncio.Semaphore(AT_ONCE)
+        self._draining: dict[WebhookId, asyncio.Task[None]] = {}
+
+    async def tick(self) -> None:
+        """Turn new events into deliveries, and see to it that those that are due are being sent."""
+        for hook in await self._svc.store.read(lambda tx: tx.webhooks.all()):
+            if hook.paused:
+                continue
+            await self._gather(hook)
+            running = self._draining.get(hook.id)
+            if running is None or running.done():
+                self._draining[hook.id] = asyncio.create_task(self._drain(hook.id))
+
+    async def forget(self) -> int:
+        before = self._svc.clock.now() - KEEP_S
+        return await self._svc.store.write(lambda tx: tx.webhooks.forget(before, _FORGET_AT_ONCE))
+
+    async def close(self) -> None:
+        for task in self._draining.values():
+            task.cancel()
+        await asyncio.gather(*self._draining.values(), return_exceptions=True)
+        await self._svc.sender.close()
+
+    async def deliver(self, hook: Webhook, delivery: Delivery) -> Delivery:
+        """One try, and what came of it. A crash in between leaves it waiting, so that it is sent again."""
+        svc = self._svc
+        url = svc.cipher.decrypt(hook.url, context=url_context(hook.id))
+        key = svc.cipher.decrypt(hook.secret, context=key_context(hook.id))
+        body = delivery.body.encode()
+        async with self._free:
+            headers = signed_headers(key, delivery.id, body, now=svc.clock.now())
+            sent = await svc.sender.send(parse_url(url), headers, body)
+        done = settled(delivery, sent, now=svc.clock.now(), jitter=random.random())
+        await svc.store.write(lambda tx: tx.webhooks.save_delivery(done))
+        return done
+
+    async def _gather(self, hook: Webhook) -> None:
+        # A look that costs no commit: mostly there is nothing.
+        events, _ = await self._svc.store.read(lambda tx: tx.records.feed(hook.cursor, 1))
+        while events and await self._gather_page(hook.id):
+            pass
+
+    async def _gather_page(self, webhook_id: WebhookId) -> bool:
+        svc = self._svc
+        now = svc.clock.now()
+        return await svc.store.write(lambda tx: gather(tx, webhook_id, svc.cipher, now=now))
+
+    async def _drain(self, webhook_id: WebhookId) -> None:
+        try:
+            while True:
+                hook, due = await self._due(webhook_id)
+                if hook is None or hook.paused or not due:
+                    return
+                await asyncio.gather(*(self.deliver(hook, delivery) for delivery in due))
+        except Exception:
+            log.exception("notices of %s could not be sent; they are tried again", webhook_id)
+
+    async def _due(self, webhook_id: WebhookId) -> tuple[Webhook | None, list[Delivery]]:
+        now = self._svc.clock.now()
+        return await self._svc.store.read(
+            lambda tx: (tx.webhooks.get(webhook_id), tx.webhooks.due(webhook_id, now, AT_ONCE_EACH))
+        )
+
+
+async def notifier(request: Request) -> Notifier:
+    found: Notifier = request.app.state.notifier
+    return found
+
+
+Notices = Annotated[Notifier, Depends(notifier)]
+
+
+def url_context(webhook_id: WebhookId) -> str:
+    """What the cipher binds a webhook's address to."""
+    return f"webhook/{webhook_id}/url"
+
+
+def key_context(webhook_id: WebhookId) -> str:
+    return f"webhook/{webhook_id}/key"

@@ -1,0 +1,72 @@
+"""Schedules: runs that are made by the clock."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from corral.wire.base import Answer, Name, RequestId, Strict, known_only
+from corral.wire.spec import RunSpec
+from corral.wire.tables import ScheduleTable
+from corral.wire.train import each
+
+
+class ScheduleRequest(Strict):
+    """`replace` changes the schedule of that name, if there is one; otherwise that is refused."""
+
+    name: Name
+    schedule: ScheduleTable
+    runs: list[RunSpec] = Field(min_length=1, max_length=10_000)
+    group: Name | None = None
+    max_running: int | None = Field(None, ge=1, le=10_000)
+    replace: bool = False
+
+    @field_validator("runs")
+    @classmethod
+    def _train_tables_are_valid(cls, value: list[RunSpec]) -> list[RunSpec]:
+        if all(spec.train is None for spec in value):
+            return value
+        return each(value, RunSpec.checked)
+
+
+class RunNowRequest(Strict):
+    """The same `request_id` again makes no second run."""
+
+    request_id: RequestId
+
+
+class ScheduleView(Answer):
+    """Times are Unix seconds. `problem` says why its last time made no run."""
+
+    id: str
+    project: str
+    name: str
+    cron: str | None = None
+    every: float | None = None
+    timezone: str
+    missed: str
+    overlap: str
+    paused: bool
+    next_at: float | None = None
+    last_at: float | None = None
+    last_run: str | None = None
+    fired: int
+    skipped: int
+    problem: str | None = None
+    created_at: float
+    created_by: str
+
+
+class ScheduleDetail(ScheduleView):
+    """`times` are the next ones."""
+
+    runs: Annotated[list[RunSpec], known_only(RunSpec)]
+    group: str | None = None
+    max_running: int | None = None
+    times: list[float] = []
+
+
+class SchedulePage(Answer):
+    items: list[ScheduleView]
+    next: str | None = None

@@ -1,0 +1,126 @@
+"""Acting on many runs from the command line, as a user or a script does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from acceptance.test_cli import Machine, until
+
+
+@pytest.fixture(scope="module")
+def corral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    machine = Machine(tmp_path_factory.mktemp("home"))
+    machine.ok("up", "--detach")
+    yield machine
+    machine("down", "--timeout", "5")
+
+
+def submit(corral: Machine, folder: Path, text: str) -> list[str]:
+    (folder / "run.toml").write_text(text)
+    return corral.ok("submit", str(folder / "run.toml"), "--quiet").split()
+
+
+def test_a_group_is_cancelled_after_a_look_and_a_yes(corral: Machine, tmp_path: Path) -> None:
+    """FL-C09."""
+    held = 'name = "many"\nargv = ["true"]\nseeds = [1, 2, 3]\nresources.hosts = ["nobody"]\n'
+    ids = submit(corral, tmp_path, held)
+
+    looked = corral("cancel", "--group", "many", "--dry-run")
+    assert "3 runs would cancel" in looked.stdout
+    asked = corral("cancel", "--group", "many")
+    assert asked.returncode == 1
+    assert "--yes" in asked.stderr
+    assert corral.state(ids[0]) == "queued"
+    assert "3 runs cancelled" in corral.ok("cancel", "--group", "many", "--yes")
+    assert {corral.state(one) for one in ids} == {"cancelled"}
+    again = corral("cancel", "--group", "many", "--yes")
+    assert (again.returncode, again.stdout) == (0, "")
+    assert "nothing was changed" in again.stderr
+
+
+def test_neither_run_nor_filter_is_an_error_and_so_are_both(corral: Machine) -> None:
+    for arguments in (["cancel"], ["requeue"], ["hold"], ["release"], ["rm"]):
+        done = corral(*arguments)
+        assert done.returncode == 1
+        assert "no run is named" in done.stderr
+    both = corral("cancel", "r-bcdfghjkmnpq", "--group", "g")
+    assert both.returncode == 1
+    assert "either" in both.stderr
+
+
+def test_a_failed_sweep_says_why_and_its_failures_are_queued_again(corral: Machine, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        'name = "shaky"\nargv = ["sh", "-c", "test {seed} != 2 || { echo no luck >&2; exit 7; }"]\n'
+        "seeds = [1, 2]\nmax_running = 1\n"
+    )
+    done = corral("submit", str(tmp_path / "run.toml"), "--follow")
+
+    assert done.returncode == 1
+    assert "1 failed: code_error" in done.stderr
+    shown = corral.ok("groups", "show", "shaky")
+    assert "1 failed, 1 succeeded" in shown
+    assert "code_error" in shown
+    assert "shaky" in corral.ok("groups", "ls")
+    again = corral.ok("requeue", "--group", "shaky", "--failed", "--yes").split()[-1]
+    until(lambda: corral.state(again) == "failed", "the new run to fail too")
+    assert json.loads(corral.ok("show", again, "--json"))["generation"] == 2
+
+
+def test_a_run_is_made_again_with_a_change(corral: Machine, tmp_path: Path) -> None:
+    """FL-C28."""
+    (old,) = submit(corral, tmp_path, 'argv = ["echo", "rate", "{params.rate}"]\nparams.rate = 0.1\n')
+    until(lambda: corral.state(old) == "succeeded", "the run to end")
+
+    done = corral("requeue", old, "--set", "params.rate=0.5", "--priority", "3", "--follow")
+
+    assert (done.returncode, done.stdout) == (0, "rate 0.5\n")
+    shown = json.loads(corral.ok("show", "latest", "--json"))
+    assert (shown["generation"], shown["priority"], shown["id"] == old) == (1, 3, False)
+    same = corral.ok("requeue", old, "--set", "params.rate=0.1").strip()
+    assert json.loads(corral.ok("show", same, "--json"))["generation"] == 2
+    wrong = corral("requeue", old, "--set", "params=7")
+    assert wrong.returncode == 1
+    assert "params" in wrong.stderr
+
+
+def test_a_run_is_held_released_and_removed(corral: Machine, tmp_path: Path) -> None:
+    (run,) = submit(corral, tmp_path, 'argv = ["true"]\nresources.hosts = ["nobody"]\n')
+
+    assert "held by operator" in corral.ok("hold", run)
+    assert "held by operator" in corral.ok("ls")
+    assert f"{run} is queued" in corral.ok("release", run)
+    refused = corral("rm", run, "--yes")
+    assert "has ended" in refused.stderr
+    corral.ok("cancel", run)
+    assert corral("rm", run).returncode == 1
+    assert f"{run} is removed" in corral.ok("rm", run, "--yes")
+    assert corral("show", run).returncode == 1
+
+
+def test_schedules_from_the_command_line(corral: Machine, tmp_path: Path) -> None:
+    file = tmp_path / "nightly.toml"
+    file.write_text('name = "nightly"\nargv = ["echo", "good night"]\n[schedule]\ncron = "0 3 * * *"\n')
+
+    refused = corral("submit", str(file))
+    assert refused.returncode == 1
+    assert "schedules add" in refused.stderr
+    assert "next at" in corral.ok("schedules", "add", str(file))
+    assert "already" in corral("schedules", "add", str(file)).stderr
+    corral.ok("schedules", "add", str(file), "--replace", "--set", 'schedule.timezone="Europe/Berlin"')
+    assert "Europe/Berlin" in corral.ok("schedules", "ls")
+    run = corral.ok("schedules", "run-now", "nightly").strip()
+    until(lambda: corral.state(run) == "succeeded", "the run to end")
+    assert corral.ok("ls", "--schedule", "nightly", "--json").count(run) == 1
+    corral.ok("schedules", "pause", "nightly")
+    assert "paused" in corral.ok("schedules", "show", "nightly")
+    corral.ok("schedules", "resume", "nightly")
+    assert "it made 1 run" in corral.ok("schedules", "rm", "nightly")
+    for wrong, word in ((' "0 0 31 2 *"', "day-of-month"), (' "61 * * * *"', "minute")):
+        file.write_text(f'argv = ["true"]\n[schedule]\ncron ={wrong}\n')
+        assert word in corral("schedules", "add", str(file)).stderr
+    file.write_text('argv = ["true"]\n[schedule]\nevery = "5s"\n')
+    assert "10 s" in corral("schedules", "add", str(file)).stderr

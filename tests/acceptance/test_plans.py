@@ -1,0 +1,105 @@
+"""Chains, places in a group and schedules with real processes, through kill -9 of the server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from acceptance.stack import Stack, problems, python, result, stack, until, wait_final, wait_line
+from corral.client.runs import RunFilter
+from corral.wire.tables import After, ScheduleTable
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Stack]:
+    with stack(tmp_path / "home") as made:
+        made.own_worker(slots=4)
+        yield made
+
+
+def test_the_result_of_one_run_is_the_input_of_the_next_whatever_dies(fleet: Stack) -> None:
+    """FL-D06."""
+    corral = fleet.client()
+    (first,) = corral.runs.submit(
+        [
+            python(
+                "print('made', flush=True)\nwhile not pathlib.Path(env['GO']).exists(): time.sleep(0.05)\n"
+                "(O / 'model.txt').write_text('weights')",
+                env={"GO": str(fleet.home / "go")},
+            )
+        ]
+    ).ids
+    (second,) = corral.runs.submit(
+        [
+            python(
+                "made = pathlib.Path(env['CORRAL_INPUT_DIR']) / 'model' / 'model.txt'\n"
+                "(O / 'score.txt').write_text(made.read_text() + ' are good')",
+                after=[After(run=first, input="model")],
+            )
+        ]
+    ).ids
+    (third,) = corral.runs.submit([python("pass", after=[After(run=second)])]).ids
+    wait_line(corral, first, "made")
+    assert [corral.runs.get(one).state for one in (second, third)] == ["held", "held"]
+
+    fleet.kill_server()
+    (fleet.home / "go").touch()
+    corral = fleet.start_server()
+
+    done = wait_final(corral, second)
+    assert done.state == "succeeded", done.detail
+    assert result(corral, done) == {"score.txt": b"weights are good"}
+    assert done.spec.inputs == {"model": corral.runs.get(first).artifact_id}
+    assert wait_final(corral, third).state == "succeeded"
+    assert problems(corral) == []
+
+
+def test_no_more_than_the_limit_run_at_once_also_when_the_server_is_killed(fleet: Stack) -> None:
+    corral = fleet.client()
+    marks = fleet.home / "marks"
+    marks.mkdir()
+    body = (
+        "mine = pathlib.Path(env['MARKS']) / env['CORRAL_RUN_ID']\n"
+        "mine.touch()\nothers = len(list(mine.parent.iterdir()))\ntime.sleep(0.4)\nmine.unlink()\n"
+        "(O / 'seen').write_text(str(others))"
+    )
+    answer = corral.runs.submit(
+        [python(body, env={"MARKS": str(marks)}, name=f"n{n}") for n in range(8)], group="few", max_running=2
+    )
+    for _ in range(3):
+        until(lambda: any(marks.iterdir()), "a run to begin")
+        fleet.kill_server()
+        corral = fleet.start_server()
+
+    ended = [wait_final(corral, run_id, within_s=90) for run_id in answer.ids]
+
+    assert {run.state for run in ended} == {"succeeded"}
+    assert max(int(result(corral, run)["seen"]) for run in ended) <= 2
+    assert corral.groups.get("few").states == {"succeeded": 8}
+    assert problems(corral) == []
+
+
+def test_a_schedule_makes_one_run_for_each_time_also_when_the_server_is_killed(fleet: Stack) -> None:
+    corral = fleet.client()
+    made = corral.schedules.add("often", ScheduleTable(every=10.0), [python("print('tick')", name="tick")])
+
+    def runs() -> list[str]:
+        return [run.id for run in corral.runs.iter(RunFilter(schedule="often"))]
+
+    until(runs, "the first run of the schedule", within_s=60)
+    fleet.kill_server()
+    corral = fleet.start_server()
+    until(lambda: len(runs()) >= 2, "the second run of the schedule", within_s=60)
+    corral.schedules.pause("often")
+
+    shown = corral.schedules.get("often")
+    assert shown.fired == len(runs())
+    assert shown.last_at is not None
+    assert (shown.last_at - made.created_at) % 10 == pytest.approx(0, abs=1e-3)
+    for run_id in runs():
+        done = wait_final(corral, run_id)
+        assert (done.state, done.submitted_by) == ("succeeded", "schedule:often")
+    assert time.time() >= shown.last_at

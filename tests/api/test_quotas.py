@@ -1,0 +1,120 @@
+"""Quotas over HTTP, and against two servers at once (FL-D04, FL-C15, FL-C25)."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from postgres import private_postgres
+
+from api.live import Live, Worker, error_of, fresh, named, new_worker, serve
+
+
+def test_a_quota_is_set_as_a_whole_read_listed_removed_and_audited(live: Live) -> None:
+    project = named("project")
+    made = live.ok("PUT", f"/v1/quotas/{project}", {"max_running": 2, "gpu_hours": 10, "weight": 2.5})
+    assert (made["max_running"], made["max_gpus"], made["weight"]) == (2, None, 2.5)
+    assert live.ok("GET", f"/v1/quotas/{project}") == made
+    live.ok("PUT", f"/v1/quotas/{project}", {"max_gpus": 4})
+    assert live.ok("GET", f"/v1/quotas/{project}")["max_running"] is None
+    assert project in [item["project"] for item in live.ok("GET", "/v1/quotas")["items"]]
+    live.ok("DELETE", f"/v1/quotas/{project}")
+    error_of(live.call("GET", f"/v1/quotas/{project}"), 404, "not_found")
+    error_of(live.call("DELETE", f"/v1/quotas/{project}"), 404, "not_found")
+
+    noted = live.ok("GET", "/v1/audit", params={"target": f"project:{project}"})["items"]
+    assert [entry["action"] for entry in noted] == ["quota.remove", "quota.set", "quota.set"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"max_running": -1}, {"weight": 0}, {"weight": 1e9}, {"max_run": 1}, {"gpu_hours": "many"}, []],
+)
+def test_a_quota_that_makes_no_sense_is_refused(live: Live, body: object) -> None:
+    error_of(live.call("PUT", f"/v1/quotas/{named('project')}", body), 422, "invalid_input")
+
+
+def test_only_an_operator_sets_quotas_and_a_user_sees_his_own_project_alone(live: Live) -> None:
+    mine, other = named("mine"), named("other")
+    for project in (mine, other):
+        live.ok("PUT", f"/v1/quotas/{project}", {"max_running": 1})
+    token = live.token("user", project=mine)["token"]
+    error_of(live.call("PUT", f"/v1/quotas/{mine}", {}, token=token), 403, "forbidden")
+    error_of(live.call("DELETE", f"/v1/quotas/{mine}", token=token), 403, "forbidden")
+    assert [item["project"] for item in live.ok("GET", "/v1/quotas", token=token)["items"]] == [mine]
+    error_of(live.call("GET", f"/v1/quotas/{other}", token=token), 404, "not_found")
+
+
+def test_a_submit_past_the_number_that_may_wait_is_refused_as_a_whole(live: Live) -> None:
+    project = named("project")
+    live.ok("PUT", f"/v1/quotas/{project}", {"max_queued": 2})
+    body = {"request_id": fresh(), "runs": [{"argv": ["true"], "project": project}] * 3}
+    said = error_of(live.call("POST", "/v1/runs", body), 409, "quota_exceeded")
+    assert "may have 2 runs waiting" in said.message
+    assert live.ok("GET", "/v1/runs", params={"project": project})["items"] == []
+
+
+def test_why_says_that_a_quota_holds_the_run_back(live: Live, worker: Worker) -> None:
+    project = named("project")
+    live.ok("PUT", f"/v1/quotas/{project}", {"max_running": 1})
+    worker.run(project=project)
+    waiting = live.submit(project=project, host=worker.name)
+    assert live.ok("POST", "/v1/claims", worker.ask(), token=worker.token)["leases"] == []
+    (line,) = live.ok("GET", f"/v1/runs/{waiting}/why")["queue"]
+    assert "its quota holds it back" in line
+    assert "of 1 (max_running)" in line
+
+
+def test_a_quota_that_is_raised_lets_the_waiting_run_go_at_the_next_poll(live: Live, worker: Worker) -> None:
+    project = named("project")
+    live.ok("PUT", f"/v1/quotas/{project}", {"max_running": 0})
+    run = live.submit(project=project, host=worker.name)
+    assert live.ok("POST", "/v1/claims", worker.ask(), token=worker.token)["leases"] == []
+    live.ok("PUT", f"/v1/quotas/{project}", {"max_running": 1})
+    assert worker.claim().run_id == run
+
+
+def test_usage_shows_what_ended_and_what_runs(live: Live, worker: Worker) -> None:
+    project = named("project")
+    lease = worker.run(project=project)
+    lease.ok("POST", "finish", {"ran_s": 7200.0})
+    worker.run(project=project)
+    (mine,) = [item for item in live.ok("GET", "/v1/usage")["items"] if item["project"] == project]
+    assert mine["slot_hours"] == pytest.approx(2.0, abs=0.1)
+    assert (mine["gpu_hours"], mine["running"]) == (0.0, 1)
+    assert live.ok("GET", "/v1/usage", params={"month": "2001-01"})["items"] == []
+    error_of(live.call("GET", "/v1/usage", params={"month": "2001-13"}), 422, "invalid_input")
+
+
+def test_two_servers_on_one_database_never_pass_a_quota_between_them(tmp_path: Path) -> None:
+    """Both count under the lock of the quota's row, so the last place is given once."""
+    with (
+        private_postgres() as postgres,
+        postgres.fresh() as url,
+        serve(tmp_path / "one", database=url) as one,
+        serve(tmp_path / "two", database=url) as two,
+    ):
+        one.ok("PUT", "/v1/quotas/tight", {"max_running": 3})
+        workers = [new_worker(one) for _ in range(8)]
+        for worker in workers:
+            for _ in range(2):
+                one.submit(project="tight", host=worker.name)
+        # The other server hears of the quota by announcement.
+        for _ in range(200):
+            if two.services.shares.quota("tight") is not None:
+                break
+            time.sleep(0.05)
+        assert two.services.shares.quota("tight") is not None
+
+        def claim(number: int) -> list[str]:
+            worker, server = workers[number % 8], (one, two)[number % 2]
+            answer = server.ok("POST", "/v1/claims", worker.ask(wait_s=3), token=worker.token)
+            return [lease["id"] for lease in answer["leases"]]
+
+        with ThreadPoolExecutor(16) as pool:
+            granted = [lease for leases in pool.map(claim, range(16)) for lease in leases]
+        assert len(granted) == 3
+        (used,) = one.ok("GET", "/v1/usage")["items"]
+        assert used["running"] == 3

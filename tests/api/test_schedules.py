@@ -1,0 +1,104 @@
+"""Schedules over the real API: what is refused, who may, and that the server's own loop makes the run."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+from api.live import Json, Live, error_of, fresh, named
+
+
+def body(name: str, *, project: str = "default", schedule: Json | None = None, **spec: Any) -> Json:
+    run = {"argv": ["true"], "name": name, "project": project, "resources": {"hosts": ["nobody"]}, **spec}
+    return {"name": name, "schedule": {"cron": "0 3 * * *"} if schedule is None else schedule, "runs": [run]}
+
+
+def runs(live: Live, name: str) -> list[Json]:
+    items: list[Json] = live.ok("GET", "/v1/runs", params={"schedule": name})["items"]
+    return items
+
+
+def test_the_servers_loop_makes_the_run_when_its_time_comes(live: Live) -> None:
+    name = named("nightly")
+    made = live.ok("POST", "/v1/schedules", body(name))
+    assert made["next_at"] > made["created_at"]
+    assert (made["missed"], made["overlap"], made["timezone"]) == ("once", "skip", "UTC")
+
+    live.clock.ahead_s = made["next_at"] - time.time() + 5
+    try:
+        deadline = time.monotonic() + 60
+        while not runs(live, name):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        live.clock.ahead_s = 0.0
+
+    (run,) = runs(live, name)
+    assert run["submitted_by"] == f"schedule:{name}"
+    shown = live.ok("GET", f"/v1/schedules/{name}")
+    assert (shown["fired"], shown["last_run"]) == (1, run["id"])
+    assert shown["runs"][0]["argv"] == ["true"]
+    assert run["schedule_id"] == shown["id"]
+
+
+def test_a_schedule_is_paused_resumed_run_and_removed(live: Live) -> None:
+    name = named("s")
+    live.ok("POST", "/v1/schedules", body(name, schedule={"every": "1h"}))
+    error_of(live.call("POST", "/v1/schedules", body(name)), 409, "conflict")
+    assert live.ok("POST", f"/v1/schedules/{name}/pause")["paused"] is True
+    assert live.ok("GET", f"/v1/schedules/{name}")["times"] == []
+    assert live.ok("POST", f"/v1/schedules/{name}/resume")["paused"] is False
+    times = live.ok("GET", f"/v1/schedules/{name}")["times"]
+    assert [round(b - a) for a, b in itertools.pairwise(times)] == [3600] * 4
+    request = {"request_id": fresh()}
+    first = live.ok("POST", f"/v1/schedules/{name}/run", request)
+    assert live.ok("POST", f"/v1/schedules/{name}/run", request) == first
+    assert [run["id"] for run in runs(live, name)] == first["ids"]
+    live.ok("DELETE", f"/v1/schedules/{name}")
+    error_of(live.call("GET", f"/v1/schedules/{name}"), 404, "not_found")
+    assert live.ok("GET", f"/v1/runs/{first['ids'][0]}")["state"] == "queued"
+
+
+def test_what_is_wrong_with_a_schedule_is_named(live: Live) -> None:
+    for schedule, word in (
+        ({"cron": "0 0 31 2 *"}, "day-of-month"),
+        ({"cron": "x"}, "five fields"),
+        ({"every": 5}, "10 s"),
+        ({"cron": "0 3 * * *", "every": 60}, "exactly one"),
+        ({}, "exactly one"),
+        ({"cron": "0 3 * * *", "timezone": "Mars/Base"}, "time zone"),
+    ):
+        answer = live.call("POST", "/v1/schedules", body(named("s"), schedule=schedule))
+        assert word in error_of(answer, 422, "invalid_input").message
+    absent = live.call("POST", "/v1/schedules", body(named("s"), secrets=["NOT_THERE"]))
+    assert "NOT_THERE" in error_of(absent, 422, "invalid_input").message
+
+
+def test_a_token_of_one_project_sees_and_touches_no_other(live: Live) -> None:
+    name, project = named("s"), named("p")
+    live.ok("POST", "/v1/schedules", body(name))
+    token = live.token("user", project=project)["token"]
+
+    assert live.ok("GET", "/v1/schedules", token=token)["items"] == []
+    error_of(live.call("GET", f"/v1/schedules/{name}", token=token), 404, "not_found")
+    error_of(live.call("DELETE", f"/v1/schedules/{name}", token=token), 404, "not_found")
+    error_of(live.call("POST", "/v1/schedules", body(name), token=token), 403, "forbidden")
+    error_of(live.call("GET", "/v1/schedules?project=default", token=token), 403, "forbidden")
+    mine = live.ok("POST", "/v1/schedules", body(name, project=project), token=token)
+    assert [one["id"] for one in live.ok("GET", "/v1/schedules", token=token)["items"]] == [mine["id"]]
+    ambiguous = live.call("GET", f"/v1/schedules/{name}")
+    error_of(ambiguous, 409, "ambiguous")
+    assert live.ok("GET", f"/v1/schedules/{name}", params={"project": project})["id"] == mine["id"]
+
+
+def test_a_secret_in_a_schedule_is_refused(live: Live) -> None:
+    project = named("p")
+    live.ok("PUT", f"/v1/projects/{project}/secrets/KEY", {"value": "value-of-a-test"})
+
+    answer = live.call(
+        "POST", "/v1/schedules", body(named("s"), project=project, env={"A": "value-of-a-test"})
+    )
+
+    assert answer.status_code == 422
+    assert answer.json()["code"] == "secret_exposed"

@@ -1,0 +1,154 @@
+"""FL-D23: what may not grow without end, on each database."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from contract.conftest import Database
+from contract.samples import a_host, a_lease, a_run, digest_of
+from corral.adapters.sql.postgres import PostgresStore
+from corral.core.artifacts import remember_blob
+from corral.core.logs import MAX_NOTES, Batch, Plan, commit
+from corral.core.objects import MAX_OBJECTS, put_object
+from corral.core.policy import Policy
+from corral.core.room import check_room
+from corral.core.transitions import born
+from corral.domain.artifact import Blob, NamedObject
+from corral.domain.errors import Conflict, ProjectFull
+from corral.domain.quota import Quota
+from corral.domain.states import RunState
+from corral.ports.store import Store, Tx
+
+POLICY = Policy()
+
+
+def _upload(tx: Tx, name: str, size: int) -> None:
+    sha = digest_of(name)
+    check_room(tx, "p", {sha: size})
+    remember_blob(tx, "p", sha, size, holder="user:t", expires_at=None, now=1.0)
+
+
+def test_bytes_are_counted_once_and_freed_when_they_are_gone(db: Database) -> None:
+    db.write(lambda tx: tx.quotas.put(Quota("p", max_bytes=100)))
+    db.write(lambda tx: _upload(tx, "a", 60))
+    db.write(lambda tx: _upload(tx, "a", 60))
+
+    with pytest.raises(ProjectFull, match="has 60 bytes of files, of 100"):
+        db.write(lambda tx: _upload(tx, "b", 41))
+    db.write(lambda tx: _upload(tx, "b", 40))
+    assert db.read(lambda tx: tx.blobs.project_bytes("p")) == 100
+    db.write(lambda tx: tx.blobs.unpin("user:t"))
+    for blob in db.write(lambda tx: tx.blobs.condemn(10.0, 10.0, 10)):
+        assert isinstance(blob, Blob)
+        db.write(lambda tx, sha=blob.digest: tx.blobs.drop("p", sha))  # type: ignore[misc]
+    db.write(lambda tx: _upload(tx, "c", 100))
+    db.write(lambda tx: check_room(tx, "other", {digest_of("x"): 1 << 50}))
+
+
+def test_uploads_that_race_for_the_last_room_do_not_both_get_it(pg_url: str) -> None:
+    stores = [PostgresStore(pg_url), PostgresStore(pg_url)]
+
+    async def main() -> tuple[int, int]:
+        await stores[0].write(lambda tx: tx.quotas.put(Quota("p", max_bytes=100)))
+        done = await asyncio.gather(*(_try(stores[n % 2], n) for n in range(40)))
+        used = await stores[0].read(lambda tx: tx.blobs.project_bytes("p"))
+        for store in stores:
+            await store.close()
+        return sum(done), used
+
+    async def _try(store: Store, number: int) -> bool:
+        try:
+            await store.write(lambda tx: _upload(tx, f"blob-{number}", 30))
+        except ProjectFull:
+            return False
+        return True
+
+    assert asyncio.run(main()) == (3, 90)
+
+
+def _leased(db: Database, event_n: int) -> tuple[str, str]:
+    host = a_host()
+    run = a_run(state=RunState.RUNNING, attempt=1, epoch=1, event_n=event_n)
+    lease = a_lease(run, host_id=host.id)
+
+    def unit(tx: Tx) -> None:
+        tx.hosts.insert(host)
+        tx.runs.insert(run, "{}")
+        tx.leases.insert(lease)
+
+    db.write(unit)
+    return lease.id, host.id
+
+
+def test_notes_of_a_run_are_bounded(db: Database) -> None:
+    lease_id, host_id = _leased(db, MAX_NOTES - 2)
+    batch = Batch(1, b"", 0, b"", 0, {}, tuple(f"note {n}" for n in range(5)))
+
+    def unit(tx: Tx) -> None:
+        commit(
+            tx,
+            lease_id,  # type: ignore[arg-type]
+            1,
+            Plan(None, None),
+            batch,
+            host_id=host_id,  # type: ignore[arg-type]
+            now=110.0,
+            policy=POLICY,
+        )
+
+    db.write(unit)
+    lease = db.read(lambda tx: tx.leases.get(lease_id))  # type: ignore[arg-type]
+    assert lease is not None
+    run = db.read(lambda tx: tx.runs.get(lease.run_id))
+    assert run is not None
+    assert (run.event_n, lease.event_seq) == (MAX_NOTES, 1)
+
+
+def test_objects_of_a_run_are_bounded_and_old_ones_can_be_written(db: Database) -> None:
+    lease_id, _ = _leased(db, 1)
+    lease = db.read(lambda tx: tx.leases.get(lease_id))  # type: ignore[arg-type]
+    assert lease is not None
+
+    def fill(tx: Tx) -> None:
+        for number in range(MAX_OBJECTS):
+            tx.records.put_object(NamedObject(lease.run_id, f"k{number}", '"e"', b"", 1, 1.0))
+
+    def put(tx: Tx, key: str) -> None:
+        put_object(
+            tx,
+            lease.id,
+            1,
+            key,
+            b"v",
+            if_match=None,
+            if_none_match=None,
+            host_id=lease.host_id,
+            now=110.0,
+            policy=POLICY,
+        )
+
+    db.write(fill)
+    with pytest.raises(Conflict, match="objects already"):
+        db.write(lambda tx: put(tx, "one-more"))
+    db.write(lambda tx: put(tx, "k7"))
+
+
+def test_no_event_is_missed_after_the_newest_run_was_removed(db: Database) -> None:
+    """A number is never given twice: a reader of the feed is past it."""
+
+    def submit(tx: Tx) -> str:
+        run = a_run()
+        tx.runs.insert(run, "{}")
+        born(tx, run, actor="user:ada")
+        return run.id
+
+    db.write(submit)
+    gone = db.write(submit)
+    _, cursor = db.read(lambda tx: tx.records.feed("", 100))
+    db.write(lambda tx: tx.runs.delete(gone))  # type: ignore[arg-type]
+    later = db.write(submit)
+
+    events, _ = db.read(lambda tx: tx.records.feed(cursor, 100))
+    assert [event.run_id for event in events] == [later]

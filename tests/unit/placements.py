@@ -1,0 +1,206 @@
+"""Several hosts with this and that, one queue, one clock: what the tests of placement are told with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from clockwork import Database, ManualClock
+
+from corral.core.beat import beat
+from corral.core.claim import Claim, ClaimAsk, Claimed, Grant
+from corral.core.declare import declare
+from corral.core.fence import expire
+from corral.core.lanes import Lanes
+from corral.core.outcome import Ender, Report
+from corral.core.policy import Policy
+from corral.core.roster import Roster
+from corral.core.shapes import Shapes
+from corral.core.shares import Shares
+from corral.core.submit import NewRun, submit
+from corral.core.transitions import TOPIC_HOST, TOPIC_READY, parse_ready_key
+from corral.core.why import Place, Question, Standing, standings
+from corral.domain.canonical import canonical
+from corral.domain.capability import GIB, Capability, Gpu, Requirements
+from corral.domain.declared import Declared
+from corral.domain.host import Host
+from corral.domain.ids import Digest, RunId, new_host_id
+from corral.domain.reasons import Reason, Retries
+from corral.domain.run import Event, Run
+
+POLICY = Policy(lease_s=30.0, first_beat_s=10.0)
+
+
+def machine(*, gpus: int = 0, vram: int = 80, labels: tuple[str, ...] = ()) -> Capability:
+    made = tuple(Gpu(index, "A100", memory_bytes=vram * GIB) for index in range(gpus))
+    return Capability("box", "linux", "x86_64", cores=8, ram_bytes=64 * GIB, gpus=made, labels=labels)
+
+
+class Ground:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.db = Database()
+        self.lanes, self.shapes, self.shares, self.roster = Lanes(), Shapes(), Shares(), Roster()
+        self.ender = Ender(POLICY, self.shares, self.roster)
+        self.boot = "boot-one"
+        self._capabilities: dict[str, Capability] = {}
+        self._requests = 0
+        self.db.subscribe(self._heard)
+
+    def _heard(self, topic: str, key: str) -> None:
+        if topic == TOPIC_READY:
+            self.lanes.heard(*parse_ready_key(key))
+        elif topic == TOPIC_HOST:
+            self.roster.changed()
+
+    def host(self, name: str, capability: Capability | None = None, *, slots: int = 4) -> Host:
+        """Joined, and seen once."""
+        made = Host(new_host_id(), name, None, None, slots, None, False, None, self.clock.now())
+        self.db.now_write(lambda tx: tx.hosts.insert(made))
+        self._capabilities[name] = capability or machine()
+        assert self.claim(name, most=0) == []
+        return self.row(name)
+
+    def row(self, name: str) -> Host:
+        found = self.db.now_read(lambda tx: tx.hosts.by_name(name))
+        assert found is not None
+        return found
+
+    def declare(self, name: str, declared: Declared | None) -> None:
+        self.db.now_write(lambda tx: declare(tx, self.row_in(tx, name), declared, by="fleet"))
+
+    @staticmethod
+    def row_in(tx: object, name: str) -> Host:
+        found: Host | None = tx.hosts.by_name(name)  # type: ignore[attr-defined]
+        assert found is not None
+        return found
+
+    def save(self, name: str, **changes: object) -> None:
+        row = self.row(name)
+        self.db.now_write(lambda tx: tx.hosts.save(row._replace(**changes)))  # type: ignore[arg-type]
+        self.roster.changed()
+
+    def submit(
+        self,
+        need: Requirements | None = None,
+        *,
+        name: str = "train",
+        project: str = "default",
+        lost: int = 9,
+    ) -> RunId:
+        self._requests += 1
+        request = f"submit-{self._requests}"
+        new = NewRun(
+            project=project,
+            name=name,
+            kind=(need or Requirements()).kind,
+            seed=None,
+            spec="{}",
+            identity=Digest("0" * 64),
+            requirements=need or Requirements(),
+            priority=0,
+            labels={},
+            retries=Retries(infrastructure=lost, code=0),
+            wall_limit_s=None,
+            stall_limit_s=None,
+            grace_s=5.0,
+            code=None,
+            inputs={},
+            secrets=(),
+        )
+        done = self.db.now_write(
+            lambda tx: submit(
+                tx, [new], request_id=request, group=None, principal="user:ada", now=self.clock.now()
+            )
+        )
+        # No two of an age: ties are broken by random ids.
+        self.clock.advance(1 / 1024)
+        return done.ids[0]
+
+    def poll(self, name: str, *, most: int = 1) -> Claimed:
+        self._requests += 1
+        ask = ClaimAsk(
+            host_id=self.row(name).id,
+            boot_id=self.boot,
+            request_id=f"claim-{self._requests}",
+            slots=self.row(name).slots,
+            max_leases=most,
+            draining=False,
+            capability=canonical(asdict(self._capabilities[name])),
+            holding=None,
+        )
+        unit = Claim(self.lanes, self.shapes, self.shares, POLICY, ask, self.clock.now, roster=self.roster)
+        return self.db.now_write(unit)
+
+    def claim(self, name: str, *, most: int = 1) -> list[RunId]:
+        """The runs that the host was given."""
+        return [grant.run.id for grant in self.poll(name, most=most).grants]
+
+    def grant(self, name: str) -> Grant:
+        (found,) = self.poll(name).grants
+        return found
+
+    def end(self, grant: Grant, kind: str, reason: Reason, *, ran_s: float = 1.0, detail: str = "") -> None:
+        report = Report(kind, reason, ran_s=ran_s, detail=detail)
+        lease = grant.lease
+        self.db.now_write(
+            lambda tx: self.ender.end(
+                tx, lease.id, lease.epoch, report, host_id=lease.host_id, now=self.clock.now()
+            )
+        )
+
+    def finish(self, grant: Grant) -> None:
+        self.end(grant, "finish", Reason.FINISHED)
+
+    def beat(self, grant: Grant) -> None:
+        lease = grant.lease
+        self.db.now_write(
+            lambda tx: beat(
+                tx,
+                lease.id,
+                lease.epoch,
+                host_id=lease.host_id,
+                progress=None,
+                sample="{}",
+                active_s_ago=0.0,
+                now=self.clock.now(),
+                policy=POLICY,
+            )
+        )
+
+    def lose(self, *grants: Grant) -> None:
+        """Each spoke once and then no more."""
+        for grant in grants:
+            self.beat(grant)
+        self.clock.advance(POLICY.lease_s + 1)
+        for grant in grants:
+            self.db.now_write(
+                lambda tx, grant=grant: expire(  # type: ignore[misc]
+                    tx, grant.lease.id, now=self.clock.now(), policy=POLICY, shares=self.shares
+                )
+            )
+
+    def run(self, run_id: RunId) -> Run:
+        found = self.db.now_read(lambda tx: tx.runs.get(run_id))
+        assert found is not None
+        return found
+
+    def events(self, run_id: RunId) -> list[Event]:
+        return self.db.now_read(lambda tx: tx.records.events(run_id, after=0, limit=100))
+
+    def why(self, run_id: RunId) -> dict[str, Standing]:
+        run = self.run(run_id)
+
+        def unit(tx: object) -> list[Standing]:
+            asked = Question(self.shapes.get(tx, run.shape), run.project, run.name, run)  # type: ignore[arg-type]
+            return standings(
+                tx,  # type: ignore[arg-type]
+                asked,
+                now=self.clock.now(),
+                policy=POLICY,
+                roster=self.roster,
+            )
+
+        return {standing.host.name: standing for standing in self.db.now_read(unit)}
+
+    def place(self, run_id: RunId, host: str) -> Place:
+        return self.why(run_id)[host].place

@@ -1,0 +1,155 @@
+"""FL-D33: a host that fails run after run is set aside; a run that loses host after host is stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from placements import Ground
+
+from corral.core.faults import FIRST_S, QUICK_S
+from corral.domain.reasons import Reason
+from corral.domain.run import Run
+from corral.domain.states import RunState
+
+
+@pytest.fixture
+def ground() -> Iterator[Ground]:
+    made = Ground()
+    made.host("bad")
+    made.host("good")
+    yield made
+    made.db.end()
+
+
+def fail(ground: Ground, name: str, *, ran_s: float = 1.0, reason: Reason = Reason.CODE_ERROR) -> Run:
+    run_id = ground.submit(name=name)
+    ground.end(ground.grant("bad"), "fail", reason, ran_s=ran_s)
+    return ground.run(run_id)
+
+
+def test_three_different_works_that_fail_at_once_set_the_host_aside(ground: Ground) -> None:
+    fail(ground, "one")
+    fail(ground, "two", reason=Reason.ENVIRONMENT)
+    assert ground.row("bad").set_aside_until is None
+    last = fail(ground, "three")
+    row = ground.row("bad")
+    assert row.set_aside_until == ground.clock.now() + FIRST_S
+    assert f"{last.id} failed within 20 s (code_error)" in (row.set_aside_why or "")
+    event = ground.events(last.id)[-1]
+    assert event.type == "host_set_aside"
+    assert json.loads(event.data)["host"] == "bad"
+    entry = ground.db.now_read(lambda tx: tx.audit.last())
+    assert entry is not None
+    assert (entry.action, entry.target) == ("host.set_aside", "host:bad")
+
+
+def test_a_host_that_is_set_aside_gets_nothing_until_its_time_is_over(ground: Ground) -> None:
+    for name in ("one", "two", "three"):
+        fail(ground, name)
+    run_id = ground.submit()
+    assert ground.claim("bad") == []
+    ground.clock.advance(FIRST_S)
+    assert ground.claim("bad") == [run_id]
+
+
+def test_each_further_failure_sets_it_aside_for_longer_and_a_finish_clears_it(ground: Ground) -> None:
+    for name in ("one", "two", "three"):
+        fail(ground, name)
+    ground.clock.advance(FIRST_S)
+    ground.claim("good", most=0)
+    fail(ground, "four")
+    assert ground.row("bad").set_aside_until == ground.clock.now() + 2 * FIRST_S
+    ground.clock.advance(2 * FIRST_S)
+    ground.submit()
+    ground.finish(ground.grant("bad"))
+    row = ground.row("bad")
+    assert (row.strikes, row.struck_by, row.set_aside_until) == (0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("names", "ran_s", "reason"),
+    [
+        # A sweep with a mistyped option says nothing about the host.
+        (["same"] * 5, 1.0, Reason.CODE_ERROR),
+        (["one", "two", "three"], QUICK_S + 1, Reason.CODE_ERROR),
+        (["one", "two", "three"], 1.0, Reason.BAD_DATA),
+        (["one", "two", "three"], 1.0, Reason.OUT_OF_MEMORY),
+    ],
+)
+def test_what_is_the_runs_own_fault_is_not_held_against_the_host(
+    ground: Ground, names: list[str], ran_s: float, reason: Reason
+) -> None:
+    for name in names:
+        fail(ground, name, ran_s=ran_s, reason=reason)
+    assert ground.row("bad").set_aside_until is None
+
+
+def test_the_last_host_is_not_set_aside_for_what_runs_did(ground: Ground) -> None:
+    ground.save("good", draining=True)
+    for name in ("one", "two", "three", "four"):
+        fail(ground, name)
+    assert ground.row("bad").set_aside_until is None
+
+
+def test_leases_lost_in_one_silence_are_one_strike(ground: Ground) -> None:
+    for _ in range(3):
+        ground.submit()
+    ground.lose(*ground.poll("bad", most=3).grants)
+    assert ground.row("bad").strikes == 1
+
+
+def test_three_silences_set_even_the_last_host_aside_and_a_return_clears_them(ground: Ground) -> None:
+    ground.save("good", draining=True)
+    for n in range(3):
+        ground.submit(name=f"run-{n}")
+        grant = ground.grant("bad")
+        ground.lose(grant)
+        ground.clock.advance(31)
+    assert ground.row("bad").set_aside_until is not None
+    ground.beat(grant)
+    assert ground.run(grant.run.id).state is RunState.RUNNING
+    assert (ground.row("bad").strikes, ground.row("bad").set_aside_until) == (0, None)
+
+
+def test_a_run_that_loses_three_hosts_is_stopped_and_says_so(ground: Ground) -> None:
+    ground.host("third")
+    run_id = ground.submit(lost=9)
+    for name in ("bad", "good", "third"):
+        assert ground.run(run_id).state is RunState.QUEUED
+        grant = ground.grant(name)
+        assert grant.run.id == run_id
+        ground.lose(grant)
+    run = ground.run(run_id)
+    assert (run.state, run.reason, run.lost_hosts) == (RunState.FAILED, Reason.POISON, 3)
+    assert run.detail == "3 different hosts were lost while they ran it"
+
+
+def test_the_same_host_again_is_a_matter_of_the_budget_alone(ground: Ground) -> None:
+    run_id = ground.submit(lost=9)
+    for _ in range(2):
+        ground.lose(ground.grant("bad"))
+        ground.clock.advance(31)
+    ground.save("bad", strikes=0, struck_by=None)
+    ground.lose(ground.grant("bad"))
+    run = ground.run(run_id)
+    assert (run.state, run.lost_hosts) == (RunState.QUEUED, 1)
+    assert run.used.infrastructure == 3
+
+
+def test_a_host_that_returns_was_not_lost(ground: Ground) -> None:
+    run_id = ground.submit()
+    grant = ground.grant("bad")
+    ground.lose(grant)
+    assert ground.run(run_id).lost_hosts == 1
+    ground.beat(grant)
+    assert ground.run(run_id).lost_hosts == 0
+
+
+def test_losses_preemptions_and_errors_are_counted_apart(ground: Ground) -> None:
+    run_id = ground.submit()
+    ground.lose(ground.grant("bad"))
+    ground.end(ground.grant("good"), "stopped", Reason.RELEASED, ran_s=5.0)
+    used = ground.run(run_id).used
+    assert (used.infrastructure, used.memory, used.code) == (1, 0, 0)

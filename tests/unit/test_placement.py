@@ -1,0 +1,287 @@
+"""Which host takes which run: policy, preference, shared GPUs, and what was given back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from placements import Ground, machine
+
+from corral.core.choose import PASS_OVER
+from corral.core.roster import AGAIN_S
+from corral.core.why import Place
+from corral.domain.capability import GIB, Requirements
+from corral.domain.declared import Declared
+from corral.domain.reasons import Reason
+
+CUDA = Requirements(prefer="cuda", prefer_for_s=120.0)
+HALF = Requirements(gpus=1, min_vram_bytes=40 * GIB, share_gpu=True)
+
+
+@pytest.fixture
+def ground() -> Iterator[Ground]:
+    made = Ground()
+    yield made
+    made.db.end()
+
+
+def test_a_host_takes_only_what_is_declared_of_it(ground: Ground) -> None:
+    """FL-C05: the more restrictive of reported and declared wins, at the next claim."""
+    ground.host("big", machine(gpus=2), slots=4)
+    large = ground.submit(Requirements(min_ram_bytes=32 * GIB))
+    ground.declare("big", Declared(ram_bytes=16 * GIB))
+    assert ground.claim("big") == []
+    assert ground.why(large)["big"].reasons == ("needs 32 GiB RAM; the host has 16 GiB",)
+    ground.declare("big", None)
+    assert ground.claim("big") == [large]
+
+
+def test_declared_slots_and_gpus_bound_what_runs_at_once(ground: Ground) -> None:
+    ground.host("big", machine(gpus=2), slots=4)
+    ground.declare("big", Declared(slots=2, gpus=(1,)))
+    first, second = ground.submit(Requirements(gpus=1)), ground.submit(Requirements(gpus=1))
+    (granted,) = ground.poll("big", most=4).grants
+    assert (granted.run.id, granted.lease.gpus) == (first, "[1]")
+    assert ground.why(second)["big"].waits[0] == "needs 1 free GPU; 0 are free"
+    plain = [ground.submit(), ground.submit()]
+    assert ground.claim("big", most=4) == plain[:1]
+    assert ground.why(plain[1])["big"].waits == ("every slot is busy",)
+
+
+def test_policy_is_by_project_kind_recipe_model_and_secrets(ground: Ground) -> None:
+    ground.host("box")
+    train = Requirements(kind="train", recipe="grpo", model="corral/tiny", secrets=True)
+    mine, other = ground.submit(train, project="lab"), ground.submit(project="art")
+    for declared in (
+        Declared(projects=("art",)),
+        Declared(secrets=("art",)),
+        Declared(deny=("kind:train",)),
+        Declared(deny=("recipe:gr*",)),
+        Declared(deny=("model:corral/*",)),
+        Declared(allow=("project:art",)),
+    ):
+        ground.declare("box", declared)
+        grant = ground.grant("box")
+        assert grant.run.id == other
+        assert len(ground.why(mine)["box"].reasons) == 1
+        ground.end(grant, "stopped", Reason.RELEASED)
+    ground.declare("box", Declared(projects=("art",), secrets=(), deny=("kind:train", "train")))
+    assert len(ground.why(mine)["box"].reasons) == 4
+    ground.declare("box", Declared(projects=("lab",)))
+    assert ground.claim("box") == [mine]
+
+
+def test_a_run_behind_others_is_found_by_its_name(ground: Ground) -> None:
+    """Names are not part of a shape: they are looked at one by one, in order, and others keep their place."""
+    ground.host("box")
+    ground.host("other")
+    older = [ground.submit(name="train") for _ in range(PASS_OVER // 2)]
+    wanted = ground.submit(name="eval-1")
+    ground.declare("box", Declared(allow=("eval-*",)))
+    assert ground.claim("box") == [wanted]
+    assert ground.claim("box") == []
+    assert ground.claim("other", most=2) == older[:2]
+
+
+def test_a_host_whose_policy_keeps_everything_from_it_writes_nothing(ground: Ground) -> None:
+    ground.host("box")
+    ground.declare("box", Declared(projects=("art",)))
+    run_id = ground.submit()
+    assert ground.claim("box") == []
+    assert [event.type for event in ground.events(run_id)] == ["submit"]
+
+
+def test_a_run_that_prefers_a_gpu_waits_its_time_and_then_goes_to_a_cpu(ground: Ground) -> None:
+    """FL-D34: the rule is stated, and it neither ignores the wish nor starves the run."""
+    ground.host("cpu")
+    ground.host("gpu", machine(gpus=1))
+    run_id = ground.submit(CUDA)
+    assert ground.claim("cpu") == []
+    assert ground.why(run_id)["cpu"].waits == ("hosts with a GPU have first refusal for another 120 s",)
+    assert ground.place(run_id, "gpu") is Place.READY
+    ground.clock.advance(60)
+    ground.claim("gpu", most=0)
+    assert ground.claim("cpu") == []
+    ground.clock.advance(60)
+    grant = ground.grant("cpu")
+    assert (grant.run.id, grant.lease.gpus) == (run_id, "[]")
+
+
+def test_a_run_that_prefers_a_gpu_gets_one(ground: Ground) -> None:
+    ground.host("gpu", machine(gpus=2))
+    ground.submit(CUDA)
+    assert ground.grant("gpu").lease.gpus == "[0]"
+
+
+@pytest.mark.parametrize("gone", ["away", "draining", "aside", "revoked", "small", "refused", "none"])
+def test_nobody_waits_for_a_gpu_that_cannot_come(ground: Ground, gone: str) -> None:
+    ground.host("cpu")
+    if gone != "none":
+        ground.host("gpu", machine(gpus=1, vram=8 if gone == "small" else 80))
+    now = ground.clock.now()
+    standings: dict[str, dict[str, object]] = {
+        "away": {"last_seen_at": now - 1000},
+        "draining": {"draining": True},
+        "aside": {"set_aside_until": now + 50},
+        "revoked": {"revoked_at": now},
+    }
+    if gone in standings:
+        ground.save("gpu", **standings[gone])
+    if gone == "refused":
+        ground.declare("gpu", Declared(projects=("art",)))
+    need = Requirements(prefer="cuda", prefer_for_s=120.0, min_vram_bytes=16 * GIB)
+    run_id = ground.submit(need)
+    assert ground.place(run_id, "cpu") is Place.READY
+    assert ground.claim("cpu") == [run_id]
+
+
+def test_the_wait_is_from_when_it_became_ready_and_only_once(ground: Ground) -> None:
+    ground.host("cpu")
+    ground.host("gpu", machine(gpus=1))
+    run_id = ground.submit(CUDA)
+    ground.clock.advance(119)
+    grant = ground.grant("gpu")
+    assert grant.run.id == run_id
+    ground.lose(grant)
+    ground.claim("gpu", most=0)
+    ground.claim("cpu", most=0)
+    assert ground.claim("cpu") == [run_id]
+
+
+def test_a_clock_that_went_back_does_not_make_it_wait_anew(ground: Ground) -> None:
+    ground.host("cpu")
+    ground.host("gpu", machine(gpus=1))
+    run_id = ground.submit(CUDA)
+    ground.clock.jump(-3600)
+    assert ground.claim("cpu") == [run_id]
+
+
+def test_a_gpu_that_is_too_small_is_not_given_to_a_run_that_would_like_one(ground: Ground) -> None:
+    """FL-D24: a run with min_vram never sees a smaller GPU, not even where a GPU is only a wish."""
+    ground.host("small", machine(gpus=1, vram=8))
+    ground.submit(Requirements(prefer="cuda", prefer_for_s=120.0, min_vram_bytes=16 * GIB))
+    assert ground.grant("small").lease.gpus == "[]"
+
+
+def test_a_busy_gpu_is_waited_for_and_then_done_without(ground: Ground) -> None:
+    ground.host("gpu", machine(gpus=1))
+    ground.submit(Requirements(gpus=1))
+    ground.grant("gpu")
+    run_id = ground.submit(CUDA)
+    assert ground.claim("gpu") == []
+    assert "a GPU that it prefers is to become free here" in ground.why(run_id)["gpu"].waits[0]
+    ground.clock.advance(120)
+    assert ground.grant("gpu").lease.gpus == "[]"
+
+
+def test_two_runs_share_a_gpu_and_a_third_waits_with_the_reason(ground: Ground) -> None:
+    """FL-D10."""
+    ground.host("gpu", machine(gpus=1, vram=80))
+    first, second, third = (ground.submit(HALF) for _ in range(3))
+    granted = ground.poll("gpu", most=3).grants
+    assert [grant.run.id for grant in granted] == [first, second]
+    assert [(g.lease.gpus, g.lease.gpu_bytes) for g in granted] == [("[0]", 40 * GIB)] * 2
+    standing = ground.why(third)["gpu"]
+    assert standing.place is Place.WAITS
+    assert "GPU 0 is shared by 2 runs; 0 MiB of it are left" in standing.waits
+    ground.finish(granted[0])
+    assert ground.claim("gpu") == [third]
+
+
+def test_a_whole_gpu_is_never_shared(ground: Ground) -> None:
+    ground.host("gpu", machine(gpus=2, vram=80))
+    whole = ground.submit(Requirements(gpus=1))
+    assert ground.claim("gpu") == [whole]
+    shared = ground.submit(HALF)
+    assert ground.grant("gpu").lease.gpus == "[1]"
+    another = ground.submit(Requirements(gpus=1))
+    assert ground.claim("gpu") == []
+    assert ground.why(another)["gpu"].note == (
+        "2 of 4 slots busy; GPU 0 is held by one run; GPU 1 is shared by 1 run; 40 GiB of it are left"
+    )
+    assert shared != another
+
+
+def test_sharers_are_packed_so_that_whole_gpus_stay_free(ground: Ground) -> None:
+    ground.host("gpu", machine(gpus=2, vram=80))
+    for _ in range(2):
+        ground.submit(HALF)
+    assert [grant.lease.gpus for grant in ground.poll("gpu", most=2).grants] == ["[0]", "[0]"]
+    whole = ground.submit(Requirements(gpus=1))
+    assert ground.claim("gpu") == [whole]
+
+
+def test_slots_per_gpu_bound_the_sharers(ground: Ground) -> None:
+    ground.host("gpu", machine(gpus=1, vram=80))
+    ground.declare("gpu", Declared(slots_per_gpu=1))
+    ground.submit(Requirements(gpus=1, min_vram_bytes=GIB, share_gpu=True))
+    waiting = ground.submit(Requirements(gpus=1, min_vram_bytes=GIB, share_gpu=True))
+    assert len(ground.poll("gpu", most=2).grants) == 1
+    assert "GPU 0 is shared by 1 run of at most 1; 79 GiB of it are left" in ground.why(waiting)["gpu"].waits
+
+
+def test_eligibility_goes_by_totals_and_reservations_not_by_the_moment(ground: Ground) -> None:
+    """FL-D25: a GPU that is busy now is not a reason why never."""
+    ground.host("gpu", machine(gpus=1, vram=80))
+    ground.submit(HALF)
+    ground.grant("gpu")
+    whole = ground.submit(Requirements(gpus=1, min_vram_bytes=60 * GIB))
+    standing = ground.why(whole)["gpu"]
+    assert standing.eligible
+    assert standing.place is Place.WAITS
+
+
+def test_a_run_that_was_given_back_goes_elsewhere_first_and_costs_no_attempt(ground: Ground) -> None:
+    """FL-D36: a host that finds, before the start, that it cannot do it gives it back free of charge."""
+    ground.host("one")
+    ground.host("two")
+    run_id = ground.submit(lost=0)
+    grant = ground.grant("one")
+    ground.end(grant, "stopped", Reason.RELEASED, ran_s=0, detail="GPU 0 has vanished")
+    assert ground.run(run_id).used.infrastructure == 0
+    said = [json.loads(event.data).get("detail") for event in ground.events(run_id)]
+    assert "GPU 0 has vanished" in said
+    assert ground.claim("one") == []
+    assert "it gave the run back (GPU 0 has vanished)" in ground.why(run_id)["one"].waits[0]
+    other = ground.submit()
+    assert ground.claim("one") == [other]
+    assert ground.claim("two") == [run_id]
+
+
+def test_what_was_given_back_is_offered_again_after_a_while_or_to_the_next_boot(ground: Ground) -> None:
+    ground.host("one")
+    run_id = ground.submit()
+    ground.end(ground.grant("one"), "stopped", Reason.RELEASED, ran_s=0)
+    assert ground.claim("one") == []
+    ground.clock.advance(AGAIN_S)
+    grant = ground.grant("one")
+    assert grant.run.id == run_id
+    ground.end(grant, "stopped", Reason.RELEASED, ran_s=0)
+    ground.boot = "boot-two"
+    assert ground.claim("one") == [run_id]
+
+
+def test_why_names_each_host_and_all_that_keeps_it(ground: Ground) -> None:
+    now = ground.clock.now()
+    for name in ("away", "draining", "aside", "revoked", "fine", "no"):
+        ground.host(name, machine(labels=() if name == "no" else ("lab",)))
+    ground.save("away", last_seen_at=now - 1000, draining=True)
+    ground.save("draining", draining=True)
+    ground.save("aside", set_aside_until=now + 60, set_aside_why="3 failures in a row")
+    ground.save("revoked", revoked_at=now)
+    found = ground.why(ground.submit(Requirements(labels=("lab",))))
+    assert {name: str(standing.place) for name, standing in found.items()} == {
+        "away": "away",
+        "draining": "draining",
+        "aside": "set_aside",
+        "revoked": "revoked",
+        "fine": "ready",
+        "no": "no",
+    }
+    assert found["away"].reasons == (
+        "the host is away (last seen 1000 s ago)",
+        "the host is being drained",
+    )
+    assert found["aside"].reasons == ("the host is set aside for another 60 s: 3 failures in a row",)
+    assert found["no"].reasons == ("lacks the label lab",)

@@ -1,0 +1,202 @@
+"""Several hosts with GPUs, a queue and a clock over a store: for tests of the queue."""
+
+from __future__ import annotations
+
+from clockwork import Database, ManualClock
+
+from corral.core.beat import beat
+from corral.core.choose import Board
+from corral.core.claim import Claim, ClaimAsk, Grant
+from corral.core.lanes import Lanes
+from corral.core.outcome import Ender, Outcome, Report
+from corral.core.policy import Policy
+from corral.core.preempt import Plan, Preemptor
+from corral.core.reservations import Reservations
+from corral.core.shapes import Shapes
+from corral.core.shares import Shares
+from corral.core.stop import cancel
+from corral.core.submit import NewRun, submit
+from corral.core.sweep import Sweeper
+from corral.core.transitions import TOPIC_READY, parse_ready_key
+from corral.domain.canonical import canonical
+from corral.domain.capability import Requirements
+from corral.domain.host import Host
+from corral.domain.ids import Digest, RunId, new_host_id
+from corral.domain.quota import Quota
+from corral.domain.reasons import Reason, Retries
+from corral.domain.run import Event, Run
+
+TICK_S = 5.0
+
+
+class Yard:
+    """What the server does around the core, without HTTP: hints by announcement, reconciling when told."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.clock = ManualClock()
+        self.db = Database()
+        self.policy = policy or Policy()
+        self.hosts: dict[str, Host] = {}
+        self._requests = 0
+        self.restart()
+        self.db.subscribe(self._heard)
+
+    def restart(self) -> None:
+        """A new server process: all that was in memory is gone."""
+        self.board = Board(Lanes(), Shapes(), Shares(), Reservations())
+        self.sweeper = Sweeper(self.db, self.clock, self.policy, self.board.shares)
+        self.preemptor = Preemptor(self.board, self.policy)
+        self.reconcile()
+
+    def _heard(self, topic: str, key: str) -> None:
+        if topic == TOPIC_READY:
+            self.board.lanes.heard(*parse_ready_key(key))
+
+    def reconcile(self) -> None:
+        self.db.now_read(lambda tx: self.board.shares.load(tx, self.clock.now()))
+        self.board.lanes.check(self.db.now_read(lambda tx: tx.runs.heads()))
+
+    def host(self, name: str, *, gpus: int = 0, slots: int = 4) -> str:
+        host = Host(new_host_id(), name, None, None, slots, None, False, None, 0.0)
+        has = [{"index": n, "name": "A100", "memory_bytes": 80 << 30} for n in range(gpus)]
+        capability = canonical({"hostname": name, "os": "linux", "arch": "x86_64", "cores": 8, "gpus": has})
+        self.db.now_write(lambda tx: tx.hosts.insert(host))
+        self.hosts[name] = host._replace(capability=capability)
+        # Seen once, so that it counts as here.
+        self.claim(name, max_leases=0)
+        return name
+
+    def submit(
+        self,
+        *,
+        name: str = "train",
+        project: str = "alpha",
+        priority: int = 0,
+        gpus: int = 0,
+        wall_s: float | None = None,
+        preemptible: bool = False,
+        lost: int = 3,
+        code: int = 0,
+        grace_s: float = 5.0,
+    ) -> RunId:
+        new = NewRun(
+            project=project,
+            name=name,
+            kind="command",
+            seed=None,
+            spec="{}",
+            identity=Digest("0" * 64),
+            requirements=Requirements(gpus=gpus),
+            priority=priority,
+            labels={},
+            retries=Retries(infrastructure=lost, code=code),
+            wall_limit_s=wall_s,
+            stall_limit_s=None,
+            grace_s=grace_s,
+            code=None,
+            inputs={},
+            secrets=(),
+            preemptible=preemptible,
+        )
+        # Of two runs the one that was submitted first is older.
+        self.clock.advance(0.001)
+        self._requests += 1
+        request, now = f"submit-{self._requests}", self.clock.now()
+        done = self.db.now_write(
+            lambda tx: submit(tx, [new], request_id=request, group=None, principal="user:ada", now=now)
+        )
+        return done.ids[0]
+
+    def claim(self, host: str, *, max_leases: int = 1) -> list[Grant]:
+        self._requests += 1
+        known = self.hosts[host]
+        ask = ClaimAsk(
+            host_id=known.id,
+            boot_id="boot-one",
+            request_id=f"claim-{self._requests}",
+            slots=known.slots,
+            max_leases=max_leases,
+            draining=False,
+            capability=known.capability,
+            holding=None,
+        )
+        board = self.board
+        unit = Claim(
+            board.lanes,
+            board.shapes,
+            board.shares,
+            self.policy,
+            ask,
+            self.clock.now,
+            reservations=board.reservations,
+        )
+        return list(self.db.now_write(unit).grants)
+
+    def claimed(self, host: str, *, max_leases: int = 1) -> list[RunId]:
+        return [grant.run.id for grant in self.claim(host, max_leases=max_leases)]
+
+    def end(
+        self,
+        grant: Grant,
+        kind: str = "finish",
+        reason: Reason = Reason.FINISHED,
+        *,
+        ran_s: float | None = None,
+    ) -> Outcome:
+        now = self.clock.now()
+        report = Report(kind, reason, ran_s=now - grant.lease.granted_at if ran_s is None else ran_s)
+        ender = Ender(self.policy, self.board.shares)
+        return self.db.now_write(
+            lambda tx: ender.end(
+                tx, grant.lease.id, grant.lease.epoch, report, host_id=grant.lease.host_id, now=now
+            )
+        )
+
+    def cancel(self, run_id: RunId) -> None:
+        now = self.clock.now()
+        self.db.now_write(
+            lambda tx: cancel(tx, run_id, reason="", actor="user:ada", now=now, policy=self.policy)
+        )
+
+    def beat(self, grant: Grant) -> str:
+        now = self.clock.now()
+        return self.db.now_write(
+            lambda tx: beat(
+                tx,
+                grant.lease.id,
+                grant.lease.epoch,
+                host_id=grant.lease.host_id,
+                progress=None,
+                sample="{}",
+                active_s_ago=0.0,
+                now=now,
+                policy=self.policy,
+            )
+        ).action
+
+    def sweep(self, count: int = 1, *, beating: list[Grant] | None = None) -> None:
+        for _ in range(count):
+            self.clock.advance(TICK_S)
+            for grant in beating or []:
+                self.beat(grant)
+            self.db.do(self.sweeper.sweep())
+
+    def preempt(self) -> list[Plan]:
+        now = self.clock.now()
+        plans = self.db.now_read(lambda tx: self.preemptor.plan(tx, now))
+        for plan in plans:
+            self.db.now_write(lambda tx, plan=plan: self.preemptor.carry_out(tx, plan, now))  # type: ignore[misc]
+        return plans
+
+    def quota(self, project: str, **limits: float) -> None:
+        quota = Quota(project, **limits)  # type: ignore[arg-type]
+        self.db.now_write(lambda tx: tx.quotas.put(quota))
+        self.reconcile()
+
+    def run(self, run_id: RunId) -> Run:
+        found = self.db.now_read(lambda tx: tx.runs.get(run_id))
+        assert found is not None
+        return found
+
+    def events(self, run_id: RunId) -> list[Event]:
+        return self.db.now_read(lambda tx: tx.records.events(run_id, after=0, limit=1000))
