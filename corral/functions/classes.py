@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from corral.functions import codec
 from corral.functions.handles import AsyncFunction, Function, Generator
-from corral.functions.member import Callee, Member, kind_of
+from corral.functions.member import Callee, Member, is_async, kind_of
 from corral.functions.options import Batch, Retries, Settings
 
 if TYPE_CHECKING:
@@ -105,9 +105,7 @@ class Method(Generic[P, R]):
                 timeout=base.timeout if self.timeout is None else self.timeout,
                 retries=base.retries if self.retries is None else self.retries,
             )
-        return Callee(
-            self.name, kind_of(self.fn), inspect.iscoroutinefunction(self.fn), self.batch, settings=own
-        )
+        return Callee(self.name, kind_of(self.fn), is_async(self.fn), self.batch, settings=own)
 
 
 def _one_of_batch(bound: Callable[..., Any], item: Any) -> Any:

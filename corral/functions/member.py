@@ -69,7 +69,7 @@ class Member:
         qualname = getattr(fn, "__qualname__", type(fn).__qualname__)
         plain = getattr(fn, "__name__", "function")
         called = "function" if plain == "<lambda>" else plain
-        callee = Callee(called, kind_of(fn), inspect.iscoroutinefunction(fn), batch, path, method)
+        callee = Callee(called, kind_of(fn), is_async(fn), batch, path, method)
         module = getattr(fn, "__module__", "__main__")
         own = name or (called if called != "function" or plain != "<lambda>" else "lambda")
         return cls(app, own, fn, module, qualname, settings, {called: callee}, schedule=schedule)
@@ -80,6 +80,10 @@ class Member:
 
     def functions(self) -> dict[str, Any]:
         return {name: callee.table(self.settings) for name, callee in self.callees.items()}
+
+
+def is_async(fn: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn)
 
 
 def kind_of(fn: Callable[..., Any]) -> str:

@@ -59,10 +59,11 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 class _Marked(io.RawIOBase):
-    """A stream each write of which is the current call's."""
+    """A stream each write of which is the current call's. Lines are written whole: others come between."""
 
     def __init__(self, fd: int, marks: Marks) -> None:
         self._fd, self._marks = fd, marks
+        self._begun: dict[str, bytes] = {}
 
     def writable(self) -> bool:
         return True
@@ -71,18 +72,28 @@ class _Marked(io.RawIOBase):
         return self._fd
 
     def write(self, data: Any) -> int:
-        self._marks.write(self._fd, current.get(), bytes(data))
+        call_id = current.get()
+        lines, newline, rest = (self._begun.pop(call_id, b"") + bytes(data)).rpartition(b"\n")
+        if rest:
+            self._begun[call_id] = rest
+        if newline:
+            self._marks.write(self._fd, call_id, lines + newline)
         return len(data)
+
+    def end_of(self, call_id: str) -> None:
+        if rest := self._begun.pop(call_id, b""):
+            self._marks.write(self._fd, call_id, rest + b"\n")
+
+
+_shared: list[_Marked] = []
 
 
 def share(marks: Marks) -> None:
     """For an instance whose calls overlap: every write carries its mark, children have pipes of their own."""
-    sys.stdout = io.TextIOWrapper(
-        _Marked(_STDOUT, marks), encoding="utf-8", errors="replace", write_through=True
-    )
-    sys.stderr = io.TextIOWrapper(
-        _Marked(_STDERR, marks), encoding="utf-8", errors="replace", write_through=True
-    )
+    out, err = _Marked(_STDOUT, marks), _Marked(_STDERR, marks)
+    _shared[:] = [out, err]
+    sys.stdout = io.TextIOWrapper(out, encoding="utf-8", errors="replace", write_through=True)
+    sys.stderr = io.TextIOWrapper(err, encoding="utf-8", errors="replace", write_through=True)
     original = subprocess.Popen.__init__
 
     def start(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -104,8 +115,12 @@ def share(marks: Marks) -> None:
 
 
 def _pump(read: int, fd: int, marks: Marks) -> None:
+    begun = b""
     while data := os.read(read, 65536):
-        marks.write(fd, current.get(), data)
+        lines, newline, begun = (begun + data).rpartition(b"\n")
+        marks.write(fd, current.get(), lines + newline)
+    if begun:
+        marks.write(fd, current.get(), begun + b"\n")
     os.close(read)
 
 
@@ -119,4 +134,6 @@ def output_of(call_id: str, marks: Marks, *, overlapping: bool) -> Iterator[None
     finally:
         if not overlapping:
             marks.switch("")
+        for stream in _shared:
+            stream.end_of(call_id)
         current.reset(token)

@@ -262,7 +262,9 @@ async def retry_call(call_id: str, caller: User, svc: Svc) -> CallView:
     def unit(tx: Tx) -> Call:
         return core.retry(tx, _seen(tx, call_id, caller).id, now=svc.clock.now())
 
-    return _view(await svc.store.write(unit), svc)
+    call = await svc.store.write(unit)
+    svc.dispatch.keep([call])
+    return _view(call, svc)
 
 
 def _seen(tx: Tx, text: str, caller: Caller) -> Call:
@@ -354,6 +356,7 @@ async def exchange(
     svc.dispatch.served[lease_id] = me.endpoint_id
     svc.dispatch.settled(lease_id, [one.call_id for one in told])
     svc.results.ended(call for call in changed if call.state in CALL_FINAL)
+    svc.dispatch.keep(call for call in changed if call.state is CallState.QUEUED)
     given = await _given(me, lease_id, body.want, svc)
     if not given and body.want and body.wait_s and not me.over and not me.retired:
         given = await _wait_for_calls(me, lease_id, body, svc)
@@ -401,7 +404,9 @@ async def _given(me: _Instance, lease_id: LeaseId, want: int, svc: Services) -> 
     if not taken:
         return []
     ids = [one.id for one in taken]
-    unknown = [call_id for call_id in ids if svc.dispatch.recent(call_id) is None]
+    # What another server may have changed since is read anew.
+    alone = svc.store.alone
+    unknown = [call_id for call_id in ids if not alone or svc.dispatch.recent(call_id) is None]
     if unknown:
         svc.dispatch.keep(await svc.store.read(lambda tx: tx.calls.many(unknown)))
     calls = [call for call_id in ids if (call := svc.dispatch.recent(call_id)) is not None]
@@ -409,7 +414,7 @@ async def _given(me: _Instance, lease_id: LeaseId, want: int, svc: Services) -> 
     write = svc.store.write(
         partial(_assign, [call.id for call in calls], lease_id, me.run_id, svc.clock.now())
     )
-    if svc.store.alone:
+    if alone:
         # Not waited for: should it be lost, the call is still queued, and its outcome is taken all the same.
         svc.in_background(write)
     else:

@@ -80,7 +80,9 @@ class Scaler:
         svc = self._svc
         for call_id in await svc.store.read(lambda tx: tx.calls.orphans(PAGE)):
             call = await svc.store.write(partial(lose, call_id=call_id, now=svc.clock.now()))
-            if call is not None and call.state is not CallState.QUEUED:
+            if call is not None and call.state is CallState.QUEUED:
+                svc.dispatch.keep([call])
+            elif call is not None:
                 svc.results.ended([call])
 
     async def _expire(self) -> None:
