@@ -3,81 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from corral.functions.errors import FunctionError
-from corral.functions.member import Member
-
-
-@dataclass(frozen=True)
-class Target:
-    """What is called: an endpoint of a project. `version` 0 is whichever serves."""
-
-    project: str
-    endpoint: str
-    version: int = 0
-
-
-@dataclass(frozen=True)
-class Ask:
-    """One call as it is sent; `params` are those of the class, already bytes."""
-
-    function: str
-    format: str
-    args: bytes
-    params: tuple[str, bytes] | None = None
-    key: str | None = None
-    priority: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A call as it was last seen; `result` is (format, bytes) once it succeeded."""
-
-    id: str
-    state: str
-    result: tuple[str, bytes] | None = None
-    error: dict[str, Any] | None = None
-    attempt: int = 0
-
-    @property
-    def ended(self) -> bool:
-        return self.state in ("succeeded", "failed", "cancelled", "expired")
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a generator gave: its number, format and bytes."""
-
-    n: int
-    format: str
-    data: bytes
-
-
-class Backend(Protocol):
-    def find(self, member: Member) -> Target:
-        """Where the member is served; one that is not deployed is made ready to be called."""
-        ...
-
-    def make(self, target: Target, asks: Sequence[Ask], wait_s: float) -> list[Seen]: ...
-
-    def collect(self, call_ids: Sequence[str], wait_s: float) -> list[Seen]: ...
-
-    def get(self, call_id: str, wait_s: float) -> Seen: ...
-
-    def chunks(
-        self, call_id: str, after: int, wait_s: float
-    ) -> tuple[list[Given], bool, dict[str, Any] | None]:
-        """What came after that number, whether that was all, and the error that ended it."""
-        ...
-
-    def cancel(self, call_id: str) -> None: ...
-
-    def logs(self, call_id: str) -> Iterator[tuple[float, str, str]]: ...
-
+from corral.functions.protocol import Backend
 
 _lock = threading.Lock()
 _backend: Backend | None = None

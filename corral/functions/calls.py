@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 from corral.functions import codec
-from corral.functions.backend import Seen, backend
+from corral.functions.backend import backend
 from corral.functions.errors import CallCancelled, CallExpired, NotFinished, rebuild
+from corral.functions.protocol import Seen
 
 R = TypeVar("R")
 _POLL_S = 30.0

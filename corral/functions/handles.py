@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from corral.functions import codec
-from corral.functions.backend import Ask, Given, Target, backend
+from corral.functions.backend import backend
 from corral.functions.calls import Call, tell_of_pickle, value_of
 from corral.functions.errors import FunctionError, rebuild
 from corral.functions.mapping import Mapping as _Mapping
 from corral.functions.member import Member
+from corral.functions.protocol import Ask, Given, Target
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from corral.functions.backend import Ask, Seen, Target, backend
+from corral.functions.backend import backend
+from corral.functions.protocol import Ask, Seen, Target
 
 BATCH = 250
 _WAIT_S = 30.0

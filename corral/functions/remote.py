@@ -16,10 +16,10 @@ from corral.client.lock import resolve
 from corral.client.tree import scan
 from corral.client.upload import upload
 from corral.domain.call import INLINE_BYTES
-from corral.functions.backend import Ask, Given, Seen, Target
 from corral.functions.codec import as_text, from_text
 from corral.functions.member import Member
 from corral.functions.packaging import Package, pack
+from corral.functions.protocol import Ask, Given, Seen, Target
 from corral.settings import process_environment, read_settings
 from corral.wire.calls import (
     CallAsk,

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from corral.functions.backend import Ask, Given, Seen, Target
 from corral.functions.codec import as_text, from_text
 from corral.functions.errors import FunctionError
 from corral.functions.member import Member
+from corral.functions.protocol import Ask, Given, Seen, Target
 from corral.runner.channel import Channel
 from corral.runner.output import current
 

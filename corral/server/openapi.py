@@ -91,6 +91,8 @@ def declare_scopes(api: FastAPI, routers: Iterable[APIRouter]) -> None:
 def _add_scopes(schema: dict[str, Any], routes: Iterable[APIRoute]) -> None:
     schema.setdefault("components", {})["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     for route in routes:
+        if not route.include_in_schema:
+            continue
         scopes = sorted(scopes_of(route.dependant))
         for method in route.methods or ():
             operation = schema["paths"][route.path_format][method.lower()]

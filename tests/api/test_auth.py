@@ -25,6 +25,7 @@ IDS = {
     "key": "some/key",
     "webhook": "NAME",
     "delivery_id": "d-bcdfghjkmnpq",
+    "call_id": "c-bcdfghjkmnpq",
 }
 SCOPES = ("user", "operator", "host", "join")
 OPERATORS_ONLY = {

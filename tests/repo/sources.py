@@ -39,10 +39,21 @@ def _read(path: Path) -> Module:
 
 
 def imports(module: Module) -> Iterator[str]:
-    """Every name that it imports, function-local imports too; `from a import b` gives `a.b`."""
-    for node in ast.walk(module.tree):
+    """Every name that it imports, function-local imports too; `from a import b` gives `a.b`.
+
+    What only a type checker reads is loaded by nobody, and does not count.
+    """
+    for node in _loaded(module.tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module} has a relative import"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _loaded(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        yield node
+        yield from _loaded(node)

@@ -62,7 +62,12 @@ def test_a_light_part_loads_nothing_heavy(name: str) -> None:
 
 
 # The engine is a child of its own, whose entry points read what the child contract gives them.
-READERS = ("corral.settings", "corral.engine.__main__", "corral.engine.environments.worker")
+READERS = (
+    "corral.settings",
+    "corral.engine.__main__",
+    "corral.engine.environments.worker",
+    "corral.runner.main",
+)
 
 
 def test_only_settings_reads_the_environment() -> None:

@@ -1,0 +1,40 @@
+"""What a program gets by `import corral`."""
+
+from __future__ import annotations
+
+from corral.functions.app import App
+from corral.functions.calls import Call, UnpickleNotice
+from corral.functions.classes import enter, exit, method, parameter
+from corral.functions.errors import (
+    CallCancelled,
+    CallExpired,
+    CallTimeout,
+    CannotStart,
+    ExitCalled,
+    FunctionError,
+    InstanceLost,
+    NotFinished,
+    RemoteError,
+)
+from corral.functions.options import Batch, Retries
+
+__all__ = [
+    "App",
+    "Batch",
+    "Call",
+    "CallCancelled",
+    "CallExpired",
+    "CallTimeout",
+    "CannotStart",
+    "ExitCalled",
+    "FunctionError",
+    "InstanceLost",
+    "NotFinished",
+    "RemoteError",
+    "Retries",
+    "UnpickleNotice",
+    "enter",
+    "exit",
+    "method",
+    "parameter",
+]
