@@ -64,12 +64,17 @@ async def _measure(
         "mixed": await _prepared(mixed, needs(), number, queued),
     }
     spent: dict[str, list[float]] = {f"{side}, {turn}": [] for side in sides for turn in ("first", "later")}
+    servers = {"uniform": uniform, "mixed": mixed}
     for turn in range(rounds):
+        users = {side: await connect(made.url, made.token) for side, made in servers.items()}
+        for side, (hosts, _) in sides.items():
+            await _reconnect(servers[side], hosts)
         for index in range(number):
-            for side, (hosts, user) in sides.items():
+            for side, (hosts, _) in sides.items():
+                user = users[side]
                 took_ms = await _claim(hosts[index], user)
                 spent[f"{side}, {'first' if turn == 0 else 'later'}"].append(took_ms)
-    _, user = sides["mixed"]
+    user = await connect(mixed.url, mixed.token)
     found = (await user.get(f"/v1/runs?state=queued&limit={asked}"))["items"]
     why_ms: list[float] = []
     for run in found:
@@ -78,11 +83,19 @@ async def _measure(
         why_ms.append((time.perf_counter() - began) * 1000)
         if len(answer["hosts"]) < number:
             raise RuntimeError(f"why told of {len(answer['hosts'])} hosts")
+    user.close()
     for hosts, user in sides.values():
         user.close()
         for host in hosts:
             host.connection.close()
     return spent, why_ms
+
+
+async def _reconnect(running: RunningServer, hosts: list[SimulatedHost]) -> None:
+    """The server closes a connection that is silent for long, as it is while the other side is prepared."""
+    for host in hosts:
+        host.connection.close()
+        host.connection = await connect(running.url, host.token)
 
 
 async def _prepared(

@@ -50,6 +50,8 @@ GRACE_S = 10.0
 # From so many GPUs on a run is called large.
 LARGE = 4
 RECONCILE_S = 60.0
+# Who could make room is looked for so often, over all hosts.
+PREEMPT_S = 600.0
 # An idle host asks again after so long, as a long poll does.
 POLL_S = 3600.0
 # Units of work to one commit.
@@ -130,6 +132,7 @@ class Simulation:
         self._left_s: dict[RunId, float] = {}
         self._of_lease: dict[LeaseId, SimulatedHost] = {}
         self.unfinished = work.runs
+        self._preempt_at = self.now
 
     @staticmethod
     def _open(path: Path | str) -> SqliteStore:
@@ -200,8 +203,10 @@ class Simulation:
         heads = tx.runs.heads()
         self.board.lanes.check(heads)
         self.waiters.ready_all({lane.shape for lane, _ in heads if self.board.may_start(lane)})
-        for plan in self.preemptor.plan(tx, self.now):
-            self.preemptor.carry_out(tx, plan, self.now)
+        if self.now >= self._preempt_at:
+            self._preempt_at = self.now + PREEMPT_S
+            for plan in self.preemptor.plan(tx, self.now):
+                self.preemptor.carry_out(tx, plan, self.now)
         if self.unfinished:
             self._at(RECONCILE_S, self._reconcile)
 

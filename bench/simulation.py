@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from bench.options import Options
 from bench.processes import folder
 from bench.report import Figure, Result, Table, percentile
-from bench.simulated import LARGE, LOSS, POLL_S, RECONCILE_S, Simulation
+from bench.simulated import LARGE, LOSS, POLL_S, PREEMPT_S, RECONCILE_S, Simulation
 from bench.workload import LOAD, PROJECTS, Workload
 
 NAME = "simulation"
@@ -18,7 +18,8 @@ METHOD = (
     f"one process, an injected clock, seeded work that asks for {LOAD:.0%} of all slots; submit, claim, "
     "finish, expiry, quotas, reservation, preemption and the waking of idle hosts are the server's own code, "
     f"without HTTP and beats; {LOSS:.1%} of leases end with their host; the queue is reconciled every "
-    f"{RECONCILE_S:.0f} simulated seconds (the server: 2), an idle host polls every {POLL_S:.0f}.",
+    f"{RECONCILE_S:.0f} simulated seconds, preemption looked for every {PREEMPT_S:.0f} (the server: 2); an "
+    f"idle host polls every {POLL_S:.0f}.",
     "SQLite in a file that is thrown away: synchronous=OFF, thousands of units to a commit, so nothing here "
     "is durable and the wall time is that of the code and not of a disk. Ids are random, so runs of the same "
     "moment may change places from one simulation to the next.",

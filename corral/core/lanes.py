@@ -22,6 +22,8 @@ REFILL = 256
 KEEP = 2048
 # Of how many kinds of hosts it is remembered what fits them.
 KINDS = 20_000
+# So many shapes of which no run waits are kept.
+EMPTY = 100
 
 
 class Candidate(NamedTuple):
@@ -84,8 +86,10 @@ class Lanes:
                 for lane, buffer in lanes.items():
                     if not buffer.waiting or buffer.waiting[0] != there.get(lane):
                         lanes[lane] = _Buffer()
-            if gone := [shape for shape, lanes in self._shapes.items() if not lanes]:
-                for shape in gone:
+            empty = [shape for shape, lanes in self._shapes.items() if not lanes]
+            # Some may stay: a shape that comes and goes should not have all hosts judged anew.
+            if len(empty) > EMPTY + len(self._shapes) // 2:
+                for shape in empty:
                     del self._shapes[shape]
                 self._version += 1
 

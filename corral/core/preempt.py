@@ -23,6 +23,8 @@ from corral.ports.store import Held, Lane, Tx
 # More victims than this on one host are not tried in every combination.
 _CONSIDERED = 12
 PAGE = 1000
+# After so long a run that nobody could make room for is looked at again.
+AGAIN_S = 15.0
 
 
 class Victim(NamedTuple):
@@ -85,6 +87,8 @@ class Preemptor:
             return None
         found = fleet.make_room(run, need)
         if found is None:
+            # Looking costs a walk over all hosts; what did not help now will hardly in a moment.
+            self._asked[run_id] = now + AGAIN_S
             return None
         host, victims = found
         # Kept for it, or what the first victim frees would go to the next that fits.

@@ -181,6 +181,7 @@ def test_every_problem_is_told_at_once_with_its_line(folder: Path) -> None:
         ('[runs.a]\nargv = ["x"]\nproject = "other"\n', 3, "runs.a.project", "all runs of this manifest"),
         ('[runs.a]\nargv = ["x"]\ngroup = 3\n', 3, "runs.a.group", "is not a name"),
         ("[runs.a]\nfile = 3\n", 2, "runs.a.file", "is not the path"),
+        ('[runs.a]\nargv = ["x"]\nschedule.cron = "0 3 * * *"\n', 3, "runs.a.schedule", "has no place"),
         ('[runs.a]\nfiel = "x"\n', 2, "runs.a.fiel", "did you mean `file`"),
         ('[runs.a]\nargv = ["x"]\nseeds = [1, 1]\n', 3, "runs.a.seeds", "twice"),
         ('name = "a b"\n[runs.a]\nargv = ["x"]\n', 1, "name", "is not a name"),
