@@ -97,6 +97,7 @@ class Chooser:
                 found is None
                 or found[0].state is not RunState.QUEUED
                 or (found[0].shape, found[0].priority) != candidate.lane[:2]
+                or found[0].ready_at != candidate.ready.ready_at
             ):
                 continue
             run, spec = found

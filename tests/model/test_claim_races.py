@@ -92,3 +92,22 @@ def test_runs_claimed_at_once_by_many_are_each_given_once(world: World) -> None:
     world.do(world.server.loops.reconcile())
     at_once(world, host, [claim_body(host, f"request-{n}") for n in range(20)])
     assert live(world) == 12
+
+
+def test_a_run_that_was_held_and_let_go_is_as_old_as_its_release(world: World) -> None:
+    """FL-D03: what is remembered of its first place in the queue does not let it pass others."""
+    host = enrolled(world, slots=2)
+    ids = []
+    for number in (1, 2, 3):
+        body = {"request_id": f"submit-{number}", "runs": [{"argv": ["true"]}]}
+        ids += world.call("POST", "runs", body).body["ids"]
+        world.clock.advance(1)
+    world.settle()
+    first = world.call("POST", "claims", claim_body(host, "claim-one"), token=host.token)
+    for verb in ("hold", "release"):
+        assert world.call("POST", f"runs/{ids[1]}/{verb}").status == 200
+    world.settle()
+    second = world.call("POST", "claims", claim_body(host, "claim-two"), token=host.token)
+
+    taken = [lease["run_id"] for answer in (first, second) for lease in answer.body["leases"]]
+    assert taken == [ids[0], ids[2]]
