@@ -67,7 +67,7 @@ _COMMANDS = (
     _Command("groups", "groups", "List and show groups of runs."),
     _Command("schedules", "schedules", "Make runs by the clock: add, list, pause, remove."),
     _Command("manifest", "manifest", "Declare hosts and runs in one file: plan it, apply it."),
-    _Command("fn", "fn", "Run, serve, deploy and look after functions."),
+    _Command("fn", "fn", "Run, serve and deploy functions."),
     _Command("calls", "calls", "List, show, retry and cancel calls."),
     _Command("artifacts", "artifacts", "List, fetch, verify, pin and remove artifacts."),
     _Command("hosts", "hosts", "List, show, drain, resume and revoke hosts."),

@@ -34,8 +34,6 @@ from corral.wire.train import SHIPPED, parsed, problems_of, refused
 BUNDLED = ("arithmetic",)
 _ADAPTER = "adapter_config.json"
 _PATH_BEGINNINGS = ("./", "../", "/", "~")
-# Models that Corral makes itself; nobody else has names that begin so.
-_OUR_OWN = "corral/"
 
 
 @dataclass(frozen=True)
@@ -130,8 +128,6 @@ class Gathering:
             return ModelSource(ref, folder, _folder_facts(ref, folder))
         if known is None and not hub.is_hub_id(ref):
             raise _wrong("model", f"{printable(ref)} is no listed model, no Hugging Face id and no folder")
-        if known is None and ref.startswith(_OUR_OWN):
-            raise _wrong("model", f"there is no {printable(ref)}{_nearest_model(ref)}")
         if not ask_hub:
             return ModelSource(ref, facts=known)
         name = (known.hf if known else None) or ref
@@ -255,8 +251,8 @@ def _read_table(place: str, path: Path) -> dict[str, Any]:
 
 
 def _nearest_model(given: str) -> str:
-    near = difflib.get_close_matches(given, list(models.catalogue()), 1, 0.8)
-    return f"; did you mean `{near[0]}`?" if near else ""
+    near = models.near(given)
+    return f"; did you mean `{near}`?" if near else ""
 
 
 def _nearest(name: str, given: str) -> str:

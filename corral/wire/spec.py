@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from corral.domain.capability import Requirements
 from corral.domain.ids import is_name
+from corral.recipes import models
 from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name
 from corral.wire.tables import EnvironmentFile, Input, Keep, Parents, Resources, RetryBudgets, ScheduleTable
 from corral.wire.train import (
@@ -232,6 +233,15 @@ class RunFile(_Common):
         le=10_000,
         description="How many runs of the group may be queued or running at once; the others are held.",
     )
+
+    @field_validator("model")
+    @classmethod
+    def _is_listed_if_ours(cls, value: str | None) -> str | None:
+        """The hub has no names of Corral's own: one that is not listed is a slip."""
+        if value is None or not value.lower().startswith("corral/") or models.facts(value) is not None:
+            return value
+        near = models.near(value)
+        raise ValueError(f"is no model of Corral's{f'; did you mean `{near}`?' if near else ''}")
 
     @field_validator("kind")
     @classmethod
