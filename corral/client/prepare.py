@@ -25,7 +25,7 @@ from corral.client.training import Gathering, Material, check_same_model
 from corral.client.tree import FileEntry, Tree, scan
 from corral.client.upload import upload
 from corral.client.walk import Found, Identity
-from corral.domain.errors import Conflict, FieldError, InvalidInput
+from corral.domain.errors import Conflict, FieldError, InvalidInput, NotFound
 from corral.domain.ids import is_id
 from corral.domain.paths import printable
 from corral.domain.states import FINAL
@@ -180,7 +180,7 @@ class Workshop:
         named = self._named_inputs(run_file)
         local = self._scan_inputs(run_file)
         sources |= {("input", source.tree.digest): source for source in local.values()}
-        digests = {name: self._digest_of(artifact) for name, artifact in named.inputs.items()}
+        digests = {name: self._digest_of(run_file, name, given) for name, given in named.inputs.items()}
         resolved = _Resolved(
             self._environment(run_file.environment),
             material,
@@ -319,8 +319,12 @@ class Workshop:
             check_same_model(place, made_for=found.spec.model or "", model=run_file.model or "")
         return found
 
-    def _digest_of(self, artifact_id: str) -> str:
-        return self._once(("digest", artifact_id), lambda: self.corral.artifacts.get(artifact_id).digest)
+    def _digest_of(self, run_file: RunFile, name: str, artifact_id: str) -> str:
+        try:
+            return self._once(("digest", artifact_id), lambda: self.corral.artifacts.get(artifact_id).digest)
+        except NotFound:
+            message = f"names {artifact_id}, which project {run_file.project} does not have"
+            raise _wrong(f"inputs.{name}", message) from None
 
     def _environment(self, wanted: EnvironmentFile) -> BuiltEnvironment | None:
         if wanted.host:
