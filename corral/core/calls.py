@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from corral.core.fence import fence
 from corral.core.policy import Policy
 from corral.domain.call import CALL_FINAL, Call, CallEvent, CallState, Chunk, Payload, Pool, Waiting
 from corral.domain.canonical import canonical
-from corral.domain.endpoint import Endpoint, EndpointVersion, PoolParams
+from corral.domain.endpoint import Endpoint, EndpointVersion, PoolParams, VersionState
 from corral.domain.errors import BlobMissing, Conflict, FieldError, InvalidInput, LeaseLost, NotFound
 from corral.domain.ids import CallId, Digest, EndpointId, HostId, LeaseId, RunId, new_call_id
 from corral.ports.store import Tx
@@ -88,6 +88,12 @@ def accept(
     tx: Tx, endpoint: Endpoint, version: int, calls: Sequence[NewCall], *, caller: Caller, now: float
 ) -> list[Call]:
     """Queue them, all or none. One with the key of an earlier call is that call."""
+    serving = tx.endpoints.version(endpoint.id, version or endpoint.current)
+    if serving is not None and serving.state is VersionState.BROKEN:
+        raise Conflict(
+            f"version {serving.version} of {endpoint.name} does not start: {serving.detail}",
+            hint="Correct it and deploy it again.",
+        )
     if endpoint.stopped:
         raise Conflict(
             f"{endpoint.name} is stopped", hint=f"Start it with `corral fn scale {endpoint.name}`."
@@ -106,7 +112,7 @@ def accept(
         tx.announce(TOPIC_CALL_READY, ready_key(call))
         found.append(call)
     if now - endpoint.called_at > 1.0:
-        tx.endpoints.save(endpoint._replace(called_at=now))
+        tx.endpoints.touch(endpoint.id, now)
     return found
 
 
@@ -213,12 +219,19 @@ class Told(NamedTuple):
     cancelled: bool = False
 
 
-def settle(tx: Tx, lease_id: LeaseId, told: Sequence[Told], *, now: float) -> list[Call]:
+def settle(
+    tx: Tx, lease_id: LeaseId, endpoint_id: EndpointId, told: Sequence[Told], *, now: float
+) -> list[Call]:
     """Keep the outcomes of calls that this lease had. What is stale or was told before changes nothing."""
     changed = []
     for one in told:
         call = tx.calls.lock(one.call_id)
-        if call is None or call.state in CALL_FINAL or not _is_its_own(call, lease_id, one.attempt):
+        if call is None or call.endpoint_id != endpoint_id or call.state in CALL_FINAL:
+            continue
+        if not _is_its_own(call, lease_id, one.attempt):
+            continue
+        if call.state is CallState.QUEUED and (one.gave_back or one.cancelled):
+            # It is queued again already; there is nothing to give back.
             continue
         changed.append(_settled(tx, call, one, now=now))
     return changed
@@ -249,22 +262,22 @@ def _settled(tx: Tx, call: Call, told: Told, *, now: float) -> Call:
             now=now,
         )
     if told.cancelled:
-        return end(
-            tx, call, CallEvent.CANCEL if call.state is CallState.ASSIGNED else CallEvent.FAIL, now=now
-        )
+        return end(tx, call, CallEvent.CANCEL, now=now)
     if told.gave_back:
-        return call if call.state is CallState.QUEUED else requeue(tx, call, at=now)
+        return requeue(tx, call, at=now)
     error = dict(told.error or {})
     options = CallOptions.read(call.options)
-    if call.chunks == 0 and options.again(error, told.attempt):
-        call = call._replace(error=canonical(error))
+    # What was lost with an instance is no try of the function's.
+    if call.chunks == 0 and options.again(error, told.attempt - call.lost):
         pause_s = options.pause_s(call.id, told.attempt)
-        return call if call.state is CallState.QUEUED else requeue(tx, call, at=now + pause_s)
+        return requeue(tx, call._replace(error=canonical(error)), at=now + pause_s)
     return end(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
 
 
 def requeue(tx: Tx, call: Call, *, at: float) -> Call:
-    call = call.stepped(CallEvent.REQUEUE)._replace(lease_id=None, ready_at=at)
+    if call.state is not CallState.QUEUED:
+        call = call.stepped(CallEvent.REQUEUE)
+    call = call._replace(lease_id=None, ready_at=at)
     tx.calls.save(call)
     tx.announce(TOPIC_CALL_READY, ready_key(call))
     return call
@@ -312,7 +325,10 @@ def retry(tx: Tx, call_id: CallId, *, now: float) -> Call:
             hint="Make a new call for another result.",
         )
     options = CallOptions.read(call.options)
+    tx.calls.delete_chunks(call_id)
     call = call.stepped(CallEvent.RETRY)._replace(
+        # Beyond any that an instance may still have: what it says of the old one must not fit the new one.
+        attempt=call.attempt + 2,
         lost=0,
         lease_id=None,
         ended_at=None,
@@ -340,6 +356,15 @@ def expire(tx: Tx, call_id: CallId, *, now: float) -> None:
     waited = call.expires_at - call.created_at
     error = {"type": "Expired", "message": f"it waited {waited:g} s, its whole time to live", "bases": []}
     end(tx, call._replace(error=canonical(error)), CallEvent.EXPIRE, now=now)
+
+
+def take_back(tx: Tx, lease_id: LeaseId, held: Collection[str], *, before: float, now: float) -> list[Call]:
+    """What the instance was given and does not know of: the answer that gave it was lost."""
+    return [
+        requeue(tx, call, at=now)
+        for call in tx.calls.of_lease(lease_id)
+        if call.id not in held and (call.started_at or now) < before and not call.chunks
+    ]
 
 
 def add_chunks(

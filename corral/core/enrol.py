@@ -131,7 +131,8 @@ def credential(tx: Tx, host: Host, *, now: float, policy: Policy) -> Made:
 
 def rotate(tx: Tx, host_id: HostId, *, origin: str, now: float, policy: Policy) -> Made:
     """Another credential. The present one holds on until the host has shown that it has the new one."""
-    host = tx.hosts.get(host_id)
+    # Against a revocation at the same moment, which must not miss the credential that is made here.
+    host = tx.hosts.lock(host_id)
     if host is None or host.revoked_at is not None:
         raise Forbidden("this host is revoked")
     note(tx, "host.rotate", f"host:{host.name}", actor=f"host:{host.name}", origin=origin, now=now)
@@ -148,6 +149,7 @@ def settle(tx: Tx, host_id: HostId, kept: TokenId, *, now: float, policy: Policy
 
 def revoke_host(tx: Tx, host: Host, *, now: float) -> Host:
     """It can do nothing more. Its leases run out as those of any host that is gone."""
+    host = tx.hosts.lock(host.id) or host
     end_credentials(tx, host.id, now=now)
     host = host._replace(revoked_at=host.revoked_at or now)
     tx.hosts.save(host)

@@ -56,6 +56,10 @@ class CannotStart(FunctionError):
     """No instance of the endpoint can be started; the message has the reason."""
 
 
+class EndpointGone(FunctionError):
+    """The endpoint was removed."""
+
+
 class ExitCalled(FunctionError):
     """The function called sys.exit; `code` is what it gave."""
 

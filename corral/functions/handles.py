@@ -13,10 +13,10 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from corral.functions import codec
 from corral.functions.backend import backend
 from corral.functions.calls import Call, tell_of_pickle, value_of
-from corral.functions.errors import FunctionError, rebuild
+from corral.functions.errors import EndpointGone, FunctionError, rebuild
 from corral.functions.mapping import Mapping as _Mapping
 from corral.functions.member import Member
-from corral.functions.protocol import Ask, Given, Target
+from corral.functions.protocol import Ask, Given, Seen, Target
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,12 +65,12 @@ class Function(Generic[P, R]):
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it on the fleet and wait for what it returns or raises."""
-        (seen,) = backend().make(self._target(), [self._ask(args, kwargs)], wait_s=_POLL_S)
+        (seen,) = self._make([self._ask(args, kwargs)], _POLL_S)
         return Call[R](seen.id, name=self.member.endpoint, seen=seen).result()
 
     def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Start it and go on; the handle has the result later."""
-        (seen,) = backend().make(self._target(), [self._ask(args, kwargs)], wait_s=0)
+        (seen,) = self._make([self._ask(args, kwargs)], 0)
         return Call(seen.id, name=self.member.endpoint, seen=seen)
 
     def map(
@@ -135,6 +135,15 @@ class Function(Generic[P, R]):
             return mapping.in_order(self._value, return_exceptions=return_exceptions)
         return mapping.as_they_come(self._value, return_exceptions=return_exceptions)
 
+    def _make(self, asks: list[Ask], wait_s: float) -> list[Seen]:
+        target = self._target()
+        try:
+            return backend().make(target, asks, wait_s)
+        except EndpointGone:
+            # Nobody called it for so long that it was cleared away.
+            backend().forget(target)
+            return backend().make(self._target(), asks, wait_s)
+
     def _value(self, seen: Any) -> Any:
         return value_of(seen, self.member.endpoint)
 
@@ -187,7 +196,7 @@ class Generator(Function[P, R]):
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
         """What it yields, as it comes. A broken connection is taken up where it was."""
-        (seen,) = backend().make(self._target(), [self._ask(args, kwargs)], wait_s=0)
+        (seen,) = self._make([self._ask(args, kwargs)], 0)
         return self._read(seen.id)
 
     def _read(self, call_id: str) -> Iterator[R]:

@@ -16,7 +16,9 @@ from corral.client.lock import resolve
 from corral.client.tree import scan
 from corral.client.upload import upload
 from corral.domain.call import INLINE_BYTES
+from corral.domain.errors import NotFound
 from corral.functions.codec import as_text, from_text
+from corral.functions.errors import EndpointGone
 from corral.functions.member import Member
 from corral.functions.packaging import Package, pack
 from corral.functions.protocol import Ask, Given, Seen, Target
@@ -50,8 +52,8 @@ class HttpBackend:
     @classmethod
     def from_settings(cls) -> HttpBackend:
         settings = read_settings()
-        address = discover(url=settings.url, token=settings.token, home=settings.home)
-        return cls(Corral(address.url, address.token), settings.project)
+        address = discover(url=settings.url, token=settings.token, home=settings.home, ca=settings.ca)
+        return cls(Corral(address.url, address.token, tls=address.tls), settings.project)
 
     def find(self, member: Member) -> Target:
         with self._lock:
@@ -128,6 +130,11 @@ class HttpBackend:
             python=lock.python, lock=lock.text, digest=lock.digest, find_links=str(links) if links else None
         )
 
+    def forget(self, target: Target) -> None:
+        """It is gone: nobody called it for long. The next call makes it ready again."""
+        with self._lock:
+            self._found = {key: one for key, one in self._found.items() if one[1] != target}
+
     def make(self, target: Target, asks: Sequence[Ask], wait_s: float) -> list[Seen]:
         request = CallsRequest(
             project=target.project,
@@ -136,7 +143,10 @@ class HttpBackend:
             calls=[self._call(target.project, ask) for ask in asks],
             wait_s=wait_s,
         )
-        return [self._seen(view) for view in self.corral.calls.make(request)]
+        try:
+            return [self._seen(view) for view in self.corral.calls.make(request)]
+        except NotFound as error:
+            raise EndpointGone(error.message) from error
 
     def _call(self, project: str, ask: Ask) -> CallAsk:
         return CallAsk(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from corral.domain.call import Call, Chunk, Pool, Waiting
-from corral.domain.ids import CallId, EndpointId, LeaseId, RunId
+from corral.domain.ids import CallId, Digest, EndpointId, LeaseId, RunId
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,10 @@ class Calls(Protocol):
 
     def waiting(self, pool: Pool, *, after: Waiting | None, limit: int) -> list[Waiting]: ...
 
+    def gave(self, submitted_by: str, blob: Digest) -> bool:
+        """Whether a call that this principal made has these bytes as its result or among its chunks."""
+        ...
+
     def counts(self, endpoint_id: EndpointId) -> list[tuple[str, int]]: ...
 
     def page(self, where: CallFilter, *, after: tuple[float, CallId] | None, limit: int) -> list[Call]:
@@ -76,6 +80,8 @@ class Calls(Protocol):
     def delete(self, call_id: CallId) -> None:
         """With its chunks."""
         ...
+
+    def delete_chunks(self, call_id: CallId) -> None: ...
 
     def insert_chunk(self, chunk: Chunk) -> None: ...
 

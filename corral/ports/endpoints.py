@@ -23,6 +23,10 @@ class Endpoints(Protocol):
 
     def save(self, endpoint: Endpoint) -> None: ...
 
+    def touch(self, endpoint_id: EndpointId, at: float) -> None:
+        """It was called then."""
+        ...
+
     def page(self, project: str | None, *, after: EndpointId | None, limit: int) -> list[Endpoint]: ...
 
     def delete(self, endpoint_id: EndpointId) -> None:

@@ -118,6 +118,10 @@ class Executor:
                 return
             work.cancelled = True
             thread, task = work.thread, work.task
+        if work.function in self._batches:
+            # One of a batch cannot be stopped alone; the others go on, and its own result is dropped.
+            self._finish(work, lambda: self._reporter.cancelled(work))
+            return
         if task is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(task.cancel)
         elif thread is not None and thread == self._main:
@@ -225,7 +229,8 @@ class Executor:
             work.thread, work.began = threading.get_ident(), time.monotonic()
         tells = self._batched(name, batch)
         for work, tell in zip(batch, tells, strict=True):
-            self._finish(work, tell)
+            if not work.cancelled:
+                self._finish(work, tell)
 
     def _batched(self, name: str, batch: list[Work]) -> list[Callable[[], None]]:
         try:
@@ -277,7 +282,10 @@ class Batcher:
                 deadline = time.monotonic() + self._wait_s
                 while len(self._waiting) < self._size and (left := deadline - time.monotonic()) > 0:
                     self._changed.wait(left)
-                batch, self._waiting = self._waiting[: self._size], self._waiting[self._size :]
+                wanted = [work for work in self._waiting if not work.cancelled]
+                batch, self._waiting = wanted[: self._size], wanted[self._size :]
+            if not batch:
+                continue
             contextvars.copy_context().run(self._executor.run_batch, self._name, batch)
 
 

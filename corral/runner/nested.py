@@ -34,6 +34,9 @@ class InstanceBackend:
         answer = self._ask("find", endpoint=member.endpoint)
         return Target(answer["project"], answer["endpoint"], answer["version"])
 
+    def forget(self, target: Target) -> None:
+        """Nothing is remembered here."""
+
     def make(self, target: Target, asks: Sequence[Ask], wait_s: float) -> list[Seen]:
         calls = [
             {
@@ -69,7 +72,10 @@ class InstanceBackend:
         self, call_id: str, after: int, wait_s: float
     ) -> tuple[list[Given], bool, dict[str, Any] | None]:
         answer = self._ask("chunks", id=call_id, after=after, wait_s=wait_s)
-        given = [Given(one["n"], one["format"], from_text(one["body"])) for one in answer["chunks"]]
+        given = [
+            Given(one["n"], one["payload"]["format"], from_text(one["payload"]["body"]))
+            for one in answer["chunks"]
+        ]
         return given, answer["ended"], answer["error"]
 
     def cancel(self, call_id: str) -> None:

@@ -149,7 +149,6 @@ class Server:
         elif topic == TOPIC_CALL_READY:
             self._call_is_ready(key)
         elif topic == TOPIC_CALL:
-            self.services.dispatch.ended(CallId(key))
             self.services.results.touched(CallId(key))
             self.services.hub.wake(f"call:{key}")
         elif topic == TOPIC_ENDPOINT:

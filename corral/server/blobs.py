@@ -317,8 +317,13 @@ async def _check_lease_reads(sha: Digest, token: Token, svc: Services, lease: st
 def _named_by_lease(
     tx: Tx, lease_id: LeaseId, epoch: int, host_id: HostId, sha: Digest, svc: Services
 ) -> None:
-    found, _ = fence(tx, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
+    found, run = fence(tx, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
     named = tx.artifacts.names_blob(readable_by_lease(tx, found), sha)
     # The arguments of a call that the instance was just given; the assignment may not be written yet.
-    if not named and not any(call.args_blob == sha for call in svc.dispatch.given_to(lease_id)):
+    given = [*svc.dispatch.given_to(lease_id), *tx.calls.of_lease(lease_id)] if not named else []
+    if (
+        not named
+        and not any(call.args_blob == sha for call in given)
+        and not tx.calls.gave(f"user:run:{run.id}", sha)
+    ):
         raise NotFound(f"lease {lease_id} names no blob {sha}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Annotated, NamedTuple
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request
 
 from corral.core import calls as core
 from corral.core.calls import CallOptions, NewCall, Told
@@ -50,6 +50,10 @@ from corral.wire.calls import (
 router = APIRouter(prefix="/v1", tags=["functions"])
 # How long finished calls are gathered before they are told together, where many are waited for.
 _GATHER_S = 0.004
+# A call that its instance still does not know of after this long was given in an answer that was lost.
+LOST_AFTER_S = 30.0
+
+Gone = Callable[[], Awaitable[bool]]
 
 
 async def call_path(call_id: Annotated[str, Path()]) -> CallId:
@@ -306,10 +310,10 @@ def _view(call: Call, svc: Services) -> CallView:
 
 @router.post("/leases/{lease_id}/calls")
 async def lease_calls(
-    lease_id: LeasePath, epoch: Epoch, body: LeaseCallsRequest, host_id: OwnHost, svc: Svc
+    lease_id: LeasePath, epoch: Epoch, body: LeaseCallsRequest, host_id: OwnHost, svc: Svc, request: Request
 ) -> LeaseCallsAnswer:
     """Outcomes in, work out: at once, or within `wait_s`."""
-    return await exchange(lease_id, epoch, body, host_id, svc)
+    return await exchange(lease_id, epoch, body, host_id, svc, request.is_disconnected)
 
 
 class _Instance(NamedTuple):
@@ -322,7 +326,7 @@ class _Instance(NamedTuple):
 
 
 async def exchange(
-    lease_id: LeaseId, epoch: int, body: LeaseCallsRequest, host_id: HostId, svc: Services
+    lease_id: LeaseId, epoch: int, body: LeaseCallsRequest, host_id: HostId, svc: Services, gone: Gone
 ) -> LeaseCallsAnswer:
     told = [_told(one) for one in body.outcomes]
     changed: list[Call] = []
@@ -335,7 +339,10 @@ async def exchange(
         for part in body.chunks:
             given = [_payload(one, "chunks") for one in part.chunks]
             core.add_chunks(tx, CallId(part.call_id), part.attempt, lease_id, part.first, given)
-        changed.extend(core.settle(tx, lease_id, told, now=now))
+        changed.extend(core.settle(tx, lease_id, endpoint_id, told, now=now))
+        if body.want:
+            held = {*body.holding, *(one.call_id for one in told)}
+            changed.extend(core.take_back(tx, lease_id, held, before=now - LOST_AFTER_S, now=now))
         if version.state is VersionState.ROLLING:
             became_ready(tx, endpoint_id, version.version)
         over = tx.calls.ended([CallId(one) for one in body.holding]) if body.holding else []
@@ -359,7 +366,7 @@ async def exchange(
     svc.dispatch.keep(call for call in changed if call.state is CallState.QUEUED)
     given = await _given(me, lease_id, body.want, svc)
     if not given and body.want and body.wait_s and not me.over and not me.retired:
-        given = await _wait_for_calls(me, lease_id, body, svc)
+        given = await _wait_for_calls(me, lease_id, body, svc, gone)
     idle = not given and not body.holding and svc.dispatch.is_idle(lease_id, svc.book.idle_s(me.endpoint_id))
     return LeaseCallsAnswer(
         calls=[_given_call(call) for call in given],
@@ -376,13 +383,15 @@ def _told(body: OutcomeBody) -> Told:
 
 
 async def _wait_for_calls(
-    me: _Instance, lease_id: LeaseId, body: LeaseCallsRequest, svc: Services
+    me: _Instance, lease_id: LeaseId, body: LeaseCallsRequest, svc: Services, gone: Gone
 ) -> list[Call]:
     deadline = svc.clock.monotonic() + body.wait_s
     poll = Poll(me.pools)
     try:
         while True:
             svc.dispatch.join(poll)
+            if await gone():
+                return []
             given = await _given(me, lease_id, body.want, svc)
             left = deadline - svc.clock.monotonic()
             if given or left <= 0 or svc.hub.closing:
@@ -398,8 +407,7 @@ async def _given(me: _Instance, lease_id: LeaseId, want: int, svc: Services) -> 
     if not want or not svc.dispatch.has(me.pools):
         return []
     for pool in svc.dispatch.to_fill(me.pools):
-        found = await svc.store.read(partial(_waiting, pool))
-        svc.dispatch.fill(pool, found)
+        svc.dispatch.fill(pool, await svc.store.read(partial(_waiting, pool)))
     taken = svc.dispatch.take(me.pools, want)
     if not taken:
         return []
@@ -407,9 +415,10 @@ async def _given(me: _Instance, lease_id: LeaseId, want: int, svc: Services) -> 
     # What another server may have changed since is read anew.
     alone = svc.store.alone
     unknown = [call_id for call_id in ids if not alone or svc.dispatch.recent(call_id) is None]
-    if unknown:
-        svc.dispatch.keep(await svc.store.read(lambda tx: tx.calls.many(unknown)))
-    calls = [call for call_id in ids if (call := svc.dispatch.recent(call_id)) is not None]
+    found = await svc.store.read(lambda tx: tx.calls.many(unknown)) if unknown else []
+    svc.dispatch.keep(found)
+    known = {call.id: call for call in found}
+    calls = [call for one in ids if (call := known.get(one) or svc.dispatch.recent(one)) is not None]
     calls = [call for call in calls if call.state is CallState.QUEUED]
     write = svc.store.write(
         partial(_assign, [call.id for call in calls], lease_id, me.run_id, svc.clock.now())

@@ -67,10 +67,10 @@ class Dispatcher:
         for call in calls:
             self._forget(call.id)
             self._kept[call.id] = call
-            self._kept_bytes += call.args_bytes
+            self._kept_bytes += len(call.args or b"")
         while self._kept and (self._kept_bytes > KEEP_BYTES or len(self._kept) > KEEP_CALLS):
             _, old = self._kept.popitem(last=False)
-            self._kept_bytes -= old.args_bytes
+            self._kept_bytes -= len(old.args or b"")
 
     def ended(self, call_id: CallId) -> None:
         self._forget(call_id)
@@ -162,6 +162,9 @@ class Dispatcher:
         now = self._clock.monotonic()
         return not self.given.get(lease_id) and now - self._active.setdefault(lease_id, now) >= idle_s
 
+    def leases(self) -> list[LeaseId]:
+        return list(self.served)
+
     def gone(self, lease_id: LeaseId) -> None:
         self.given.pop(lease_id, None)
         self.served.pop(lease_id, None)
@@ -224,4 +227,4 @@ class Dispatcher:
     def _forget(self, call_id: CallId) -> None:
         old = self._kept.pop(call_id, None)
         if old is not None:
-            self._kept_bytes -= old.args_bytes
+            self._kept_bytes -= len(old.args or b"")

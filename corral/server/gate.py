@@ -6,7 +6,6 @@ Plain ASGI, so that a request without a valid token is refused before its body i
 from __future__ import annotations
 
 import time
-from urllib.parse import unquote
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -202,5 +201,6 @@ def _limit(scope: Scope, receive: Receive, limit: int) -> Receive:
 
 def _is_blob(scope: Scope) -> bool:
     """Blobs are streamed to disk and have a limit of their own."""
-    parts = unquote(scope["path"]).split("/")
-    return scope["method"] == "PUT" and len(parts) == 6 and parts[4] == "blobs"
+    parts = scope["path"].split("/")
+    named = len(parts) == 6 and parts[2] in ("projects", "leases") and parts[4] == "blobs"
+    return scope["method"] == "PUT" and named

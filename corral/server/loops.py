@@ -12,6 +12,9 @@ from corral.core.preempt import Preemptor
 from corral.core.schedules import CLOCK_BACK_S, catch_up, fire
 from corral.core.shares import add_usage
 from corral.core.sweep import Sweeper
+from corral.domain.call import Pool
+from corral.domain.ids import LeaseId
+from corral.domain.lease import LeaseState
 from corral.ports.store import Lane, Ready, Tx
 from corral.server.notifier import Notifier
 from corral.server.schedules import order_of
@@ -68,11 +71,15 @@ class Loops:
     async def look(self) -> None:
         """Find lanes that no announcement told of, whom to wake for them, and what projects may use."""
 
-        def unit(tx: Tx) -> list[tuple[Lane, Ready]]:
+        def unit(tx: Tx) -> tuple[list[tuple[Lane, Ready]], list[Pool], list[LeaseId]]:
             self._svc.shares.load(tx, self._svc.clock.now())
-            return tx.runs.heads()
+            ended = [one for one in self._svc.dispatch.leases() if not _is_live(tx, one)]
+            return tx.runs.heads(), tx.calls.pools(), ended
 
-        heads = await self._svc.store.read(unit)
+        heads, pools, ended = await self._svc.store.read(unit)
+        self._svc.dispatch.reconcile(pools)
+        for lease_id in ended:
+            self._svc.dispatch.gone(lease_id)
         self._svc.lanes.check(heads)
         # Whoever has first refusal is asked anew: some may be away by now, and others back.
         self._svc.roster.changed()
@@ -105,3 +112,8 @@ class Loops:
                 self._svc.counters.sweep_failures += name == "sweeper"
                 log.exception("the %s loop failed; it goes on", name)
             await asyncio.sleep(every_s)
+
+
+def _is_live(tx: Tx, lease_id: LeaseId) -> bool:
+    lease = tx.leases.get(lease_id)
+    return lease is not None and lease.state is LeaseState.LIVE

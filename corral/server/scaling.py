@@ -16,7 +16,7 @@ from corral.core.stop import cancel as cancel_run
 from corral.core.submit import submit
 from corral.domain.call import Call, CallState, Payload, Pool
 from corral.domain.endpoint import Endpoint, EndpointVersion, Instance, PoolParams, VersionState
-from corral.domain.errors import CorralError
+from corral.domain.errors import CorralError, InvalidInput, NotFound
 from corral.domain.ids import EndpointId, RunId
 from corral.domain.run import Run
 from corral.domain.states import FINAL
@@ -49,6 +49,7 @@ class Scaler:
     def __init__(self, services: Services) -> None:
         self._svc = services
         self._failed: Counter[tuple[EndpointId, int]] = Counter()
+        self._was_ready: set[tuple[EndpointId, int]] = set()
 
     async def forever(self) -> None:
         """A round whenever something changed, and now and then in any case."""
@@ -96,7 +97,7 @@ class Scaler:
     async def _keep(self, endpoint: Endpoint) -> None:
         svc = self._svc
         instances = await self._clear_up(endpoint)
-        forsaken = self._is_forsaken(endpoint)
+        forsaken = await svc.store.read(lambda tx: self._is_forsaken(tx, endpoint))
         if endpoint.stopped or forsaken:
             for instance in instances:
                 await self._end(
@@ -108,9 +109,11 @@ class Scaler:
         for wanted in await svc.store.read(lambda tx: self._missing(tx, endpoint, instances)):
             await self._make(endpoint, wanted)
 
-    def _is_forsaken(self, endpoint: Endpoint) -> bool:
-        busy = not endpoint.stopped and self._svc.dispatch.running(endpoint.id)
-        return endpoint.live and not busy and self._svc.clock.now() - endpoint.called_at > LIVE_FOR_S
+    def _is_forsaken(self, tx: Tx, endpoint: Endpoint) -> bool:
+        """Nobody called it for long, and nothing of it waits or runs; or it is to be removed."""
+        if not endpoint.live or self._svc.clock.now() - endpoint.called_at <= LIVE_FOR_S:
+            return False
+        return endpoint.stopped or not tx.calls.counts(endpoint.id)
 
     async def _clear_up(self, endpoint: Endpoint) -> list[Instance]:
         """Forget instances whose runs have ended. A version whose instances never become ready is broken."""
@@ -127,6 +130,9 @@ class Scaler:
             return living, ended
 
         living, ended = await svc.store.read(unit)
+        for instance in [*living, *(one for one, _ in ended)]:
+            if instance.ready_at is not None:
+                self._was_ready.add((endpoint.id, instance.version))
         for instance, run in ended:
             await svc.store.write(partial(_forget_instance, instance.run_id))
             if instance.ready_at is None and run is not None and run.state == "failed":
@@ -135,6 +141,9 @@ class Scaler:
 
     async def _blame(self, endpoint: Endpoint, instance: Instance, run: Run) -> None:
         key = (endpoint.id, instance.version)
+        if key in self._was_ready:
+            # It has served before: this is the host's trouble, and another is tried.
+            return
         self._failed[key] += 1
         if self._failed[key] < MOST_BROKEN and run.reason not in ("code_error", "environment", "bad_data"):
             return
@@ -234,6 +243,9 @@ class Scaler:
         except CorralError as error:
             log.warning("no instance of %s can be made: %s", endpoint.name, error.message)
             why = error.message
+            if not isinstance(error, InvalidInput | NotFound):
+                # A quota, or a database that is away: it may be otherwise in a moment.
+                return
             await svc.store.write(lambda tx: broke(tx, endpoint.id, wanted.version, why))
 
     async def _end(self, run_id: RunId, why: str) -> None:
@@ -246,18 +258,38 @@ class Scaler:
 
         await svc.store.write(unit)
 
+    @staticmethod
+    def _is_stopped(tx: Tx, endpoint_id: EndpointId) -> bool:
+        endpoint = tx.endpoints.get(endpoint_id)
+        return endpoint is not None and endpoint.stopped
+
     async def _remove(self, endpoint_id: EndpointId) -> None:
         """Cancel what waits, then forget it."""
         svc = self._svc
 
         def unit(tx: Tx) -> list[Call]:
-            where = CallFilter(endpoint_id=endpoint_id, state="queued")
-            found = tx.calls.page(where, after=None, limit=PAGE)
-            return [cancel(tx, call.id, now=svc.clock.now()) for call in found]
+            return [
+                cancel(tx, call.id, now=svc.clock.now())
+                for state in ("queued", "assigned")
+                for call in tx.calls.page(
+                    CallFilter(endpoint_id=endpoint_id, state=state), after=None, limit=PAGE
+                )
+            ]
 
-        while ended := await svc.store.write(unit):
-            svc.results.ended(ended)
-        await svc.store.write(lambda tx: tx.endpoints.delete(endpoint_id))
+        def remove(tx: Tx) -> bool:
+            """Unless somebody called it since."""
+            endpoint = tx.endpoints.lock(endpoint_id)
+            if endpoint is None or not self._is_forsaken(tx, endpoint):
+                return False
+            tx.endpoints.delete(endpoint_id)
+            return True
+
+        if await svc.store.read(lambda tx: self._is_stopped(tx, endpoint_id)):
+            while ended := await svc.store.write(unit):
+                svc.results.ended(ended)
+        if not await svc.store.write(remove):
+            return
+        self._was_ready = {key for key in self._was_ready if key[0] != endpoint_id}
         svc.dispatch.drop_endpoint(endpoint_id)
         svc.book.forget(endpoint_id)
 

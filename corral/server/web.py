@@ -69,7 +69,11 @@ async def web(project: str, name: str, path: str, request: Request, caller: User
     if table.kind == "web" and table.streams:
         return StreamingResponse(_chunks(call.id, caller, svc), media_type="text/event-stream")
     (call,) = await wait_all([call], min(timeout_s + 5.0, 3600.0), svc, fresh=True)
-    return _answer(call)
+    result = call.result
+    if call.result_blob is not None:
+        blob = call.result_blob
+        result = await svc.in_thread(lambda: b"".join(svc.blobs.read(blob)))
+    return _answer(call, result)
 
 
 async def _accepted(
@@ -103,10 +107,10 @@ def _routed(functions: Mapping[str, Any], method: str, path: str, name: str) -> 
     raise NotFound(f"{name} serves no {path}", hint=f"It serves: {paths}.")
 
 
-def _answer(call: Call) -> Response:
+def _answer(call: Call, result: bytes | None) -> Response:
     if call.state not in CALL_FINAL:
         raise GatewayTimeout(f"call {call.id} is {call.state} still")
-    if call.state is not CallState.SUCCEEDED or call.result is None:
+    if call.state is not CallState.SUCCEEDED or result is None:
         error = json.loads(call.error or "{}")
         if error.get("type") == "CallTimeout":
             raise GatewayTimeout(f"call {call.id}: {error.get('message')}")
@@ -115,8 +119,8 @@ def _answer(call: Call) -> Response:
             hint=f"See `corral calls show {call.id}`.",
         )
     if call.result_format != WEB:
-        return Response(call.result, media_type="application/octet-stream")
-    told = json.loads(call.result)
+        return Response(result, media_type="application/octet-stream")
+    told = json.loads(result)
     headers = {str(key): str(value) for key, value in told.get("headers", {}).items()}
     return Response(base64.b64decode(told["body"]), status_code=int(told["status"]), headers=headers)
 
@@ -128,5 +132,8 @@ async def _chunks(call_id: str, caller: Caller, svc: Services) -> AsyncIterator[
         for chunk in page.chunks:
             after = chunk.n
             yield chunk.payload.payload().body or b""
+        if page.error is not None:
+            # Broken off, so that nobody takes it for the whole.
+            raise BadGateway(f"call {call_id} failed: {page.error.get('type')} {page.error.get('message')}")
         if page.ended:
             return

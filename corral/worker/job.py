@@ -168,6 +168,7 @@ class Job:
             return self._stopped_early()
         self.building = False
         if serving is not None:
+            serving.secrets = prepared.secrets
             serving.start()
         supervision = Supervision(self._workspace, self.control, recorder, self._vitals, checkpoints, serving)
         codes = ENGINE_CODES if self.lease.spec.kind == "train" else {}

@@ -20,6 +20,7 @@ from typing import Any
 import corral
 from corral.domain.call import INLINE_BYTES
 from corral.domain.errors import CorralError, LeaseLost, NotFound
+from corral.domain.redaction import Secrets
 from corral.runner.channel import INLINE_MAX, Channel
 from corral.wire.calls import (
     ChunksBody,
@@ -71,6 +72,7 @@ class Serving:
     recorder: Recorder
     kill: Callable[[], None] = field(default=lambda: None)
     broken: Mapping[str, Any] | None = None
+    secrets: Secrets = field(default_factory=lambda: Secrets({}))
     timed_out: bool = False
     mark: str = field(default_factory=lambda: random.token_hex(8))
 
@@ -150,18 +152,30 @@ class Serving:
                     self._ready = True
                     self._lock.notify_all()
             case "broken":
-                self.broken = header["error"]
+                self.broken = self._redacted(header["error"])
             case "result":
                 payload = self._stored(header["format"], body)
                 self._settle(header, result=payload)
             case "error":
-                self._settle(header, error=header["error"])
+                self._settle(header, error=self._redacted(header["error"]))
             case "cancelled":
                 self._settle_cancelled(header)
             case "chunk":
                 self._take_chunk(header, self._stored(header["format"], body))
             case "ask":
                 threading.Thread(target=self._answer, args=(header,), daemon=True).start()
+
+    def _redacted(self, error: dict[str, Any]) -> dict[str, Any]:
+        """No secret leaves the host in what an exception says, or keeps."""
+        kept = {
+            key: self.secrets.redact_text(value) if isinstance(value, str) else value
+            for key, value in error.items()
+            if key not in ("args", "state")
+        }
+        for key in ("args", "state"):
+            data = base64.b64decode(error.get(key) or "")
+            kept[key] = error.get(key) if self.secrets.redact(data) == data else None
+        return kept
 
     def _stored(self, form: str, body: bytes | Path) -> PayloadBody:
         """As it travels: small ones inline, large ones uploaded first."""
@@ -276,7 +290,10 @@ class Serving:
         for call_id in answer.cancelled:
             self._cancel(call_id)
         for call in answer.calls:
-            self._hand(call)
+            try:
+                self._hand(call)
+            except (CorralError, OSError, ValueError) as error:
+                self._cannot_begin(call, error)
         if answer.stop and not answer.calls:
             self._stop()
 
@@ -284,7 +301,10 @@ class Serving:
         now = time.monotonic()
         held = _Held(call, now, None if call.timeout_s is None else now + call.timeout_s)
         with self._lock:
-            if call.id in self._held:
+            if (known := self._held.get(call.id)) is not None:
+                if known.call.attempt != call.attempt:
+                    # The try before is still being ended here; another instance may have this one.
+                    self._outcomes.append(OutcomeBody(call_id=call.id, attempt=call.attempt, gave_back=True))
                 return
             self._held[call.id] = held
         header = {
@@ -304,6 +324,13 @@ class Serving:
             path.write_bytes(body)
             header["path"], body = str(path), b""
         self._say(header, body)
+
+    def _cannot_begin(self, call: GivenCall, error: Exception) -> None:
+        why = f"its arguments could not be brought to the instance: {error}"
+        self._settle(
+            {"id": call.id, "attempt": call.attempt},
+            error={"type": "CannotStart", "message": why, "bases": ["CannotStart"]},
+        )
 
     def _downloaded(self, digest: str) -> Path:
         path = self.folder / random.token_hex(8)
@@ -456,7 +483,27 @@ class Serving:
         except ValueError as error:
             self._say({"t": "answer", "n": number, "problem": str(error)})
             return
-        self._say({"t": "answer", "n": number, **answer.model_dump(mode="json")})
+        said = answer.model_dump(mode="json")
+        try:
+            for table in _payloads(said):
+                if table.get("body") is None and table.get("blob"):
+                    table["body"] = base64.b64encode(self._read(table["blob"])).decode("ascii")
+        except CorralError as error:
+            self._say({"t": "answer", "n": number, "problem": error.message})
+            return
+        self._say({"t": "answer", "n": number, **said})
+
+    def _read(self, digest: str) -> bytes:
+        source = self.link.corral.leases.source(self.lease.id, self.lease.epoch)
+        return b"".join(source.read(digest))
+
+
+def _payloads(said: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every result and chunk of an answer."""
+    views = [*said["calls"], *([said["call"]] if said["call"] else [])]
+    return [view["result"] for view in views if view.get("result")] + [
+        one["payload"] for one in said["chunks"]
+    ]
 
 
 def inline(form: str, data: bytes) -> PayloadBody:

@@ -17,7 +17,7 @@ from corral.domain.call import Call, CallState, Payload, Pool
 from corral.domain.endpoint import Endpoint, VersionState
 from corral.domain.errors import Conflict
 from corral.domain.ids import Digest, LeaseId, RunId, new_lease_id
-from corral.domain.lease import LeaseState
+from corral.domain.lease import Lease, LeaseState
 from corral.ports.calls import CallFilter
 from corral.ports.store import Tx
 
@@ -45,8 +45,14 @@ def accept_at(now: float, tx: Tx) -> Call:
     return accept(tx, new_call(), now=now)[0]
 
 
+def save_lease(lease: Lease, tx: Tx) -> None:
+    tx.leases.save(lease)
+
+
 def settled(told: Told, tx: Tx) -> list[Call]:
-    return core.settle(tx, LEASE, [told], now=200.0)
+    call = tx.calls.get(told.call_id)
+    assert call is not None
+    return core.settle(tx, LEASE, call.endpoint_id, [told], now=200.0)
 
 
 def assigned(tx: Tx, *calls: NewCall, lease: LeaseId = LEASE) -> list[Call]:
@@ -101,8 +107,8 @@ def test_a_key_makes_a_call_once(db: Database) -> None:
 def test_the_first_outcome_is_kept_and_a_replay_changes_nothing(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, [result(call)], now=102.0))
-    replay = db.write(lambda tx: core.settle(tx, LEASE, [result(call, b"z")], now=103.0))
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call)], now=102.0))
+    replay = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call, b"z")], now=103.0))
 
     assert (done.state, done.result, done.attempt) == (CallState.SUCCEEDED, b"y", 1)
     assert replay == []
@@ -114,8 +120,14 @@ def test_the_first_outcome_is_kept_and_a_replay_changes_nothing(db: Database) ->
 def test_an_outcome_of_a_lease_that_does_not_have_the_call_changes_nothing(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
 
-    assert db.write(lambda tx: core.settle(tx, new_lease_id(), [result(call)], now=102.0)) == []
-    assert db.write(lambda tx: core.settle(tx, LEASE, [result(call, attempt=2)], now=102.0)) == []
+    assert (
+        db.write(lambda tx: core.settle(tx, new_lease_id(), call.endpoint_id, [result(call)], now=102.0))
+        == []
+    )
+    assert (
+        db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call, attempt=2)], now=102.0))
+        == []
+    )
     assert state(db, call) is CallState.ASSIGNED
 
 
@@ -123,7 +135,7 @@ def test_an_assignment_that_was_never_written_does_not_lose_the_outcome(db: Data
     """A server that dies after it gave a call and before it wrote that down."""
     (call,) = db.write(lambda tx: accept(tx, new_call()))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, [result(call)], now=102.0))
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call)], now=102.0))
 
     assert (done.state, done.attempt) == (CallState.SUCCEEDED, 1)
 
@@ -146,7 +158,7 @@ def test_a_result_of_an_instance_that_was_thought_lost_is_taken_while_nobody_has
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
     db.write(lambda tx: core.lose(tx, call.id, now=105.0))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, [result(call)], now=106.0))
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call)], now=106.0))
 
     assert done.state is CallState.SUCCEEDED
 
@@ -184,7 +196,11 @@ def test_retries_are_by_type_with_growing_pauses_and_an_end(db: Database) -> Non
         assert again.state is CallState.QUEUED
         pauses.append(again.ready_at - 200.0)
         db.write(lambda tx: tx.calls.assign([call.id], lease_id=LEASE, run_id=RUN, now=201.0))
-    (last,) = db.write(lambda tx: core.settle(tx, LEASE, [error(call, attempt=3, kind="OSError")], now=300.0))
+    (last,) = db.write(
+        lambda tx: core.settle(
+            tx, LEASE, call.endpoint_id, [error(call, attempt=3, kind="OSError")], now=300.0
+        )
+    )
 
     assert last.state is CallState.FAILED
     assert 5.0 <= pauses[0] <= 10.0 <= pauses[1] <= 20.0
@@ -193,7 +209,7 @@ def test_retries_are_by_type_with_growing_pauses_and_an_end(db: Database) -> Non
 def test_an_error_of_another_type_is_not_tried_again(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call(retries=5, retry_on=("OSError",))))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, [error(call)], now=102.0))
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [error(call)], now=102.0))
 
     assert done.state is CallState.FAILED
 
@@ -204,7 +220,7 @@ def test_cancel_ends_it_at_once_and_a_late_result_changes_nothing(db: Database) 
     db.write(lambda tx: core.cancel(tx, call.id, now=102.0))
 
     assert state(db, call) is CallState.CANCELLED
-    assert db.write(lambda tx: core.settle(tx, LEASE, [result(call)], now=103.0)) == []
+    assert db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call)], now=103.0)) == []
     with pytest.raises(Conflict, match="cancelled already"):
         db.write(lambda tx: core.cancel(tx, call.id, now=104.0))
 
@@ -231,20 +247,20 @@ def test_a_time_to_live_ends_waiting_and_what_expired_still_answers(db: Database
 def test_a_failed_call_can_be_tried_again_by_hand_under_its_id(db: Database) -> None:
     """RF-C20."""
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
-    db.write(lambda tx: core.settle(tx, LEASE, [error(call)], now=102.0))
+    db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [error(call)], now=102.0))
 
     again = db.write(lambda tx: core.retry(tx, call.id, now=103.0))
 
     assert (again.id, again.state, again.error) == (call.id, CallState.QUEUED, None)
     db.write(lambda tx: tx.calls.assign([call.id], lease_id=LEASE, run_id=RUN, now=104.0))
-    db.write(lambda tx: core.settle(tx, LEASE, [result(call, attempt=2)], now=105.0))
+    db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call, attempt=4)], now=105.0))
     with pytest.raises(Conflict, match="succeeded"):
         db.write(lambda tx: core.retry(tx, call.id, now=106.0))
 
 
 def test_what_is_over_is_forgotten_when_its_time_is(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call(keep_s=100.0)))
-    db.write(lambda tx: core.settle(tx, LEASE, [result(call)], now=200.0))
+    db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call)], now=200.0))
     assert db.read(lambda tx: tx.calls.forgettable(299.0, 10)) == []
     assert db.read(lambda tx: tx.calls.forgettable(301.0, 10)) == [call.id]
 
@@ -277,8 +293,9 @@ def test_calls_of_leases_that_are_not_live_are_found(db: Database) -> None:
 
     call = db.write(unit)
     assert db.read(lambda tx: tx.calls.orphans(10)) == []
-    db.write(lambda tx: tx.leases.save(lease._replace(state=LeaseState.CLOSED)))
-    assert db.read(lambda tx: tx.calls.orphans(10)) == [call.id]
+    for state in (LeaseState.EXPIRED, LeaseState.CLOSED):
+        db.write(partial(save_lease, lease._replace(state=state)))
+        assert db.read(lambda tx: tx.calls.orphans(10)) == [call.id]
 
 
 def test_pages_go_back_in_time(db: Database) -> None:
@@ -371,3 +388,40 @@ def test_how_many_instances_there_should_be(load: Load, rule: Rule, count: int) 
 def test_runs_are_told_apart_from_calls() -> None:
     """RF-D60: ids have kinds."""
     assert not RunId(RUN).startswith("c-")
+
+
+def test_what_an_instance_of_another_endpoint_says_changes_nothing(db: Database) -> None:
+    (call,) = db.write(lambda tx: accept(tx, new_call()))
+    other = db.write(lambda tx: deployed(tx, name="demo.other"))
+
+    assert db.write(lambda tx: core.settle(tx, LEASE, other.id, [result(call)], now=102.0)) == []
+    assert state(db, call) is CallState.QUEUED
+
+
+def test_a_call_that_its_instance_never_got_is_taken_back(db: Database) -> None:
+    """The answer that gave it was lost on the way."""
+    known, lost = db.write(lambda tx: assigned(tx, new_call(b"1"), new_call(b"2")))
+
+    taken = db.write(lambda tx: core.take_back(tx, LEASE, {known.id}, before=150.0, now=200.0))
+
+    assert [call.id for call in taken] == [lost.id]
+    assert state(db, known) is CallState.ASSIGNED
+    assert db.write(lambda tx: core.take_back(tx, LEASE, {known.id}, before=150.0, now=200.0)) == []
+
+
+def test_the_chunks_of_a_generator_that_is_tried_again_are_new_ones(db: Database) -> None:
+    (call,) = db.write(lambda tx: assigned(tx, new_call()))
+    db.write(lambda tx: core.add_chunks(tx, call.id, 1, LEASE, 1, [Payload("plain1", b"old")]))
+    db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [error(call)], now=102.0))
+
+    db.write(lambda tx: core.retry(tx, call.id, now=103.0))
+
+    assert db.read(lambda tx: tx.calls.chunks(call.id, after=0, limit=10)) == []
+
+
+def test_calls_of_a_version_that_does_not_start_are_refused_with_the_reason(db: Database) -> None:
+    endpoint = db.write(deployed)
+    db.write(lambda tx: endpoints.broke(tx, endpoint.id, 1, "it does not import"))
+
+    with pytest.raises(Conflict, match="it does not import"):
+        db.write(lambda tx: core.accept(tx, endpoint, 0, [new_call()], caller=ADA, now=1.0))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from corral.adapters.sql.connection import Connection
 from corral.adapters.sql.rows import CALL, CHUNK
 from corral.domain.call import Call, Chunk, Pool, Waiting
-from corral.domain.ids import CallId, EndpointId, LeaseId, RunId
+from corral.domain.ids import CallId, Digest, EndpointId, LeaseId, RunId
 from corral.ports.calls import CallFilter
 
 
@@ -72,6 +72,9 @@ class SqlCalls:
         rows = self._db.all("call_waiting", params)
         return [Waiting(-row[0], row[1], CallId(row[2])) for row in rows]
 
+    def gave(self, submitted_by: str, blob: Digest) -> bool:
+        return self._db.one("call_gave", {"submitted_by": submitted_by, "blob": blob}) is not None
+
     def counts(self, endpoint_id: EndpointId) -> list[tuple[str, int]]:
         return [(row[0], row[1]) for row in self._db.all("call_counts", {"endpoint_id": endpoint_id})]
 
@@ -90,6 +93,9 @@ class SqlCalls:
     def delete(self, call_id: CallId) -> None:
         self._db.tell("chunk_delete", {"id": call_id})
         self._db.tell("call_delete", {"id": call_id})
+
+    def delete_chunks(self, call_id: CallId) -> None:
+        self._db.tell("chunk_delete", {"id": call_id})
 
     def insert_chunk(self, chunk: Chunk) -> None:
         self._db.put("chunk_insert", CHUNK, chunk)

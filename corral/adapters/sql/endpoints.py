@@ -30,6 +30,9 @@ class SqlEndpoints:
     def save(self, endpoint: Endpoint) -> None:
         self._db.put("endpoint_save", ENDPOINT, endpoint)
 
+    def touch(self, endpoint_id: EndpointId, at: float) -> None:
+        self._db.tell("endpoint_touch", {"id": endpoint_id, "at": at})
+
     def page(self, project: str | None, *, after: EndpointId | None, limit: int) -> list[Endpoint]:
         given = {} if project is None else {"project": project}
         rows = self._db.all("endpoint_page", {"after": after or "", "limit": limit, **given})

@@ -40,7 +40,7 @@ SELECT <call> FROM calls WHERE lease_id = :lease_id AND state = 'assigned' ORDER
 
 -- name: call_orphans
 SELECT c.id FROM calls AS c LEFT JOIN leases AS l ON l.id = c.lease_id
-WHERE c.state = 'assigned' AND (l.id IS NULL OR l.state = 'closed') ORDER BY c.id LIMIT :limit;
+WHERE c.state = 'assigned' AND (l.id IS NULL OR l.state <> 'live') ORDER BY c.id LIMIT :limit;
 
 -- name: pool_first
 SELECT endpoint_id, version, pool FROM calls /*sqlite INDEXED BY calls_queued */ WHERE state = 'queued'
@@ -56,6 +56,12 @@ SELECT priority, ready_at, id FROM calls /*sqlite INDEXED BY calls_queued */
 WHERE state = 'queued' AND endpoint_id = :endpoint_id AND version = :version AND pool = :key
     /*if after AND (-priority, ready_at, id) > (-:priority, :ready_at, :after) */
 ORDER BY priority DESC, ready_at, id LIMIT :limit;
+
+-- Through the pins, which name the calls that hold these bytes.
+-- name: call_gave
+SELECT 1 FROM pins AS p JOIN calls AS c ON c.id = substr(p.holder, 6)
+WHERE p.digest = :blob AND p.project = c.project AND p.holder LIKE 'call:%' AND c.submitted_by = :submitted_by
+LIMIT 1;
 
 -- name: call_counts
 SELECT state, COUNT(*) FROM calls

@@ -15,6 +15,9 @@ UPDATE endpoints SET
     live = :live, current = :current, scaling = :scaling, stopped = :stopped, called_at = :called_at
 WHERE id = :id;
 
+-- name: endpoint_touch
+UPDATE endpoints SET called_at = :at WHERE id = :id AND called_at < :at;
+
 -- name: endpoint_page
 SELECT <endpoint> FROM endpoints WHERE id > :after /*if project AND project = :project */
 ORDER BY id LIMIT :limit;
