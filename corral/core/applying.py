@@ -101,8 +101,9 @@ class Apply:
 
     def _settled(self, tx: Tx, changes: list[Change]) -> list[Change]:
         """Runs whose parents have ended go on at once, and groups with room let the next ones in."""
-        for group_id in {self._groups[name] for name in self.wanted.limits if name in self._groups}:
-            let_in(tx, group_id, now=self.by.now)
+        limits = {*self.wanted.limits, *(change.name for change in changes if change.kind == "group")}
+        for group_id in {self._groups[name] for name in limits if name in self._groups}:
+            let_in(tx, group_id, now=self.by.now, unlimited=True)
         made = []
         for change in changes:
             if change.state is RunState.HELD and change.run_id is not None:
@@ -188,6 +189,7 @@ class Apply:
         fresh = as_run(
             run.id, new, self._shape(tx, new), self._group(tx, entry), principal="", now=self.by.now
         )
+        before = run
         run = run._replace(
             name=entry.name,
             group_id=fresh.group_id,
@@ -204,6 +206,9 @@ class Apply:
             policy=entry.policy,
         )
         tx.runs.save_policy(run, new.spec)
+        if run.state is RunState.HELD and run.hold_reason == CONCURRENCY and run.group_id != before.group_id:
+            # It waited for a place in a group that it is not in any more.
+            run = release(tx, run, actor=self.by.actor, now=self.by.now)
         data = {difference.path: [difference.old, difference.new] for difference in change.differences}
         return record(tx, run, "changed", at=self.by.now, actor=self.by.actor, data=data)
 
@@ -306,7 +311,10 @@ def delete(tx: Tx, project: str, name: str, *, also: frozenset[Also], by: By, po
             hint="Nothing was changed. `--prune` cancels those that wait, `--prune --running` all of them.",
         )
     for run in live:
-        cancel(tx, run.id, reason=PRUNED, actor=by.actor, now=by.now, policy=policy)
+        now = tx.runs.lock(run.id)
+        # One that waited for another of them has ended with it.
+        if now is not None and now.state not in FINAL:
+            cancel(tx, run.id, reason=PRUNED, actor=by.actor, now=by.now, policy=policy)
     for host in tx.hosts.declared_by(found.key):
         declare(tx, tx.hosts.lock(host.id) or host, None, by=None)
     tx.manifests.delete(project, name)

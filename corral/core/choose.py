@@ -204,7 +204,8 @@ class Chooser:
         found = self.tx.leases.in_use(now=self.now, since=month_start(self.now), project=run.project)
         use = found[0] if found else InUse(run.project)
         used_gpu_s = 0.0 if quota.gpu_hours is None else month_gpu_s(self.tx, run.project, use, self.now)
-        keep_s = self.policy.stop_s(run)
+        # More than what the sweeper stops runs with: one that starts must not be stopped at once.
+        keep_s = self.policy.stop_s(run) + 2 * self.policy.lease_s
         return over_quota(quota, use, gpus=need.gpus_at_best, used_gpu_s=used_gpu_s, keep_s=keep_s) is None
 
     def _ends_in_time(self, run: Run) -> bool:

@@ -110,13 +110,17 @@ def settle_waiting(tx: Tx, run_id: RunId, *, now: float) -> None:
         left(tx, run, done, now=now)
 
 
-def let_in(tx: Tx, group_id: GroupId, *, now: float) -> None:
-    """Queue as many of the group's waiting runs as have a place, the oldest first."""
+def let_in(tx: Tx, group_id: GroupId, *, now: float, unlimited: bool = False) -> None:
+    """Queue as many of the group's waiting runs as have a place, the oldest first.
+
+    `unlimited` also looks at a group without a limit: it may have had one, and runs that wait for it.
+    """
     group = tx.runs.group(group_id)
-    if group is None or group.max_running is None:
+    if group is None or (group.max_running is None and not unlimited):
         return
     tx.runs.lock_group(group_id)
-    room = group.max_running - tx.runs.placed(group_id, but=None, limit=group.max_running)
+    most = group.max_running
+    room = MOST_AT_ONCE if most is None else most - tx.runs.placed(group_id, but=None, limit=most)
     if room <= 0:
         return
     for run_id in tx.runs.waiting_in_group(group_id, CONCURRENCY, min(room, MOST_AT_ONCE)):
@@ -136,10 +140,8 @@ def with_room(tx: Tx, after: str, limit: int) -> tuple[list[GroupId], str]:
         after = group_id
         group = tx.runs.group(group_id)
         most = group.max_running if group else None
-        if (
-            most is not None
-            and tx.runs.waiting_in_group(group_id, CONCURRENCY, 1)
-            and tx.runs.placed(group_id, but=None, limit=most) < most
+        if tx.runs.waiting_in_group(group_id, CONCURRENCY, 1) and (
+            most is None or tx.runs.placed(group_id, but=None, limit=most) < most
         ):
             found.append(group_id)
     return found, after

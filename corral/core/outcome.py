@@ -181,7 +181,8 @@ def _stopped(tx: Tx, lease: Lease, run: Run, report: Report, *, now: float) -> t
     actor = f"host:{lease.host_id}"
     if rank.state is RankState.RETIRED:
         return record(tx, run, "rank_retired", at=now, actor=actor, data={"rank": lease.rank}), rank
-    if run.state is RunState.RUNNING:
+    asked = run.state is not RunState.RUNNING
+    if not asked:
         over = report.reason in (Reason.WALL_LIMIT, Reason.MONEY_LIMIT)
         wish = RunEvent.HALT if over else RunEvent.PREEMPT
         reason = report.reason if over else Reason.RELEASED
@@ -189,5 +190,7 @@ def _stopped(tx: Tx, lease: Lease, run: Run, report: Report, *, now: float) -> t
         if report.detail:
             data["detail"] = report.detail[:2000]
         run = move(tx, run, wish, at=now, actor=actor, data=data, stop_reason=reason)
-    run = run._replace(exit_code=report.exit_code, signal=report.signal, detail=report.detail or None)
+    # Why it was asked to stop says more than that it was.
+    detail = run.detail if asked and run.detail else report.detail or None
+    run = run._replace(exit_code=report.exit_code, signal=report.signal, detail=detail)
     return settle_stop(tx, run, RunEvent.STOPPED, now=now, actor=actor), rank

@@ -169,6 +169,9 @@ def fewest(
 ) -> Sequence[Victim] | None:
     """The fewest of these that free enough: the first such set, in their order; None if all do not."""
     considered = victims[:_CONSIDERED]
+    every = {victim.held.lease_id for victim in considered}
+    if not _fits(host, [item for item in held if item.lease_id not in every], need):
+        return None
     for count in range(1, len(considered) + 1):
         for chosen in itertools.combinations(considered, count):
             gone = {victim.held.lease_id for victim in chosen}

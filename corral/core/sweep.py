@@ -118,7 +118,7 @@ class Sweeper:
         over = [one.run_id for one in waiting if one.is_over]
         await self._all(over, lambda tx, run_id: settle_waiting(tx, run_id, now=now))
         groups, self._group_seen = await self.store.read(lambda tx: with_room(tx, self._group_seen, PAGE))
-        await self._all(groups, lambda tx, group_id: let_in(tx, group_id, now=now))
+        await self._all(groups, lambda tx, group_id: let_in(tx, group_id, now=now, unlimited=True))
 
     async def _halt_over_hours(self, now: float, since: float) -> None:
         def find(tx: Tx) -> list[RunId]:

@@ -151,8 +151,9 @@ class Runs(Protocol):
     def due_stops(self, now: float, limit: int) -> list[RunId]: ...
 
     def pull_in(self, *, now: float, stop_s: float, backoff_s: float) -> int:
-        """After the clock went back: no stop may be due later than `stop_s` and its grace from now,
-        and no backoff end later than `backoff_s` from now. Return how many were changed."""
+        """For as long as the server was blind nobody could hear of a stop, and the clock may have gone back:
+        every stop is due `stop_s` and its grace from now, and no backoff ends later than `backoff_s` from
+        now. Return how many were changed."""
         ...
 
     def over_wall(self, now: float, since: float, limit: int) -> list[RunId]:

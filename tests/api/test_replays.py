@@ -209,7 +209,20 @@ def test_a_stream_taken_up_by_its_cursor_gives_each_line_once(live: Live, worker
 
 
 # Objects whose keys are the user's own.
-MAPS = {"labels", "params", "env", "inputs", "metrics", "progress", "data", "retries_used", "sample", "meta"}
+MAPS = {
+    "labels",
+    "params",
+    "env",
+    "inputs",
+    "input_digests",
+    "origins",
+    "metrics",
+    "progress",
+    "data",
+    "retries_used",
+    "sample",
+    "meta",
+}
 
 
 def _grown(value: Any) -> Any:

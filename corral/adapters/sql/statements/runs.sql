@@ -194,7 +194,7 @@ SELECT requirements FROM shapes WHERE shape = :shape;
 
 -- name: run_pull_in_stops
 UPDATE runs SET stop_deadline = :latest + grace_s
-WHERE stop_deadline IS NOT NULL AND stop_deadline > :latest + grace_s;
+WHERE stop_deadline IS NOT NULL AND stop_deadline <> :latest + grace_s;
 
 -- name: run_pull_in_backoffs
 UPDATE runs SET not_before = :latest
