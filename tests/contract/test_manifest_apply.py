@@ -538,6 +538,10 @@ def test_a_group_has_as_many_places_as_the_manifest_says_now(fleet: Fleet) -> No
     assert actions(changed) == [("changed", "g")]
     assert queued() == 4
 
+    fleet.apply(*(spec(n, group="g") for n in range(5)))
+
+    assert queued() == 5, "a limit that is taken away holds nobody"
+
 
 def test_ten_thousand_runs_are_one_apply(fleet: Fleet) -> None:
     runs = [spec(n, group="grid", labels={"n": str(n % 7)}) for n in range(10_000)]
