@@ -297,7 +297,7 @@ def test_a_flood_of_lines_stays_within_its_quota(tmp_path: Path) -> None:
         run = fleet.python("import sys\nfor _ in range(3000): sys.stdout.write('y\\n' * 1000)\nprint('end')")
         assert fleet.final(run).state == "succeeded"
         said = fleet.output(run, "corral")
-        assert "limit of 1000000 bytes" in said
+        assert "log quota used up, 1000000 bytes" in said
         assert fleet.output(run).endswith("y\nend\n")
         assert len(fleet.output(run)) < 1_000_000
     finally:
