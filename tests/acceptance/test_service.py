@@ -137,6 +137,7 @@ changed "$first"
 echo "restarted"
 second=$(pid)
 corral host service uninstall --user
+for _ in $(seq 200); do kill -0 "$second" 2>/dev/null || break; sleep 0.1; done
 if kill -0 "$second" 2>/dev/null; then echo "still there"; else echo "gone"; fi
 echo "left $(systemctl --user list-unit-files corral-worker.service --no-legend | wc -l)"
 """
