@@ -65,7 +65,9 @@ def test_a_run_longer_than_every_default_timeout_runs_once_while_its_beats_arriv
     longest_s = max(
         value
         for field in fields(Policy)
-        if field.name.endswith("_s") and (value := getattr(POLICY, field.name))
+        # A host's credential is renewed long before its end.
+        if field.name.endswith("_s") and field.name != "host_token_s"
+        if (value := getattr(POLICY, field.name))
     )
     assert longest_s < DAYS * 86400
     folder = b"what it reads"
