@@ -33,7 +33,6 @@ class App:
         python: Sequence[str] = (),
         python_version: str | None = None,
         find_links: str | None = None,
-        system: Sequence[str] = (),
         gpu: str | int | Sequence[str] | None = None,
         memory: str | int | None = None,
         secrets: Sequence[str] = (),
@@ -50,7 +49,7 @@ class App:
         self.include = tuple(include)
         self.members: dict[str, Member] = {}
         self._settings = Settings(
-            environment=Environment(tuple(python), python_version, find_links, tuple(system)),
+            environment=Environment(tuple(python), python_version, find_links),
             resources=Resources(gpu=gpu, memory=memory),
             secrets=tuple(secrets),
             env=tuple(sorted((env or {}).items())),
@@ -82,7 +81,6 @@ class App:
         batch: Batch | None = None,
         keep: float | str = "7d",
         ttl: float | str | None = None,
-        schedule: Any = None,
     ) -> _Decorator:
         """Make a function one that can be called on the fleet. Called plainly it stays what it is."""
         settings = self._with(
@@ -96,7 +94,7 @@ class App:
             keep=keep,
             ttl=ttl,
         )
-        return _Decorator(self, settings, name=name, batch=batch, schedule=schedule)
+        return _Decorator(self, settings, name=name, batch=batch)
 
     @dataclass_transform(kw_only_default=True, field_specifiers=(parameter,))
     def cls(
@@ -194,11 +192,9 @@ class App:
 class _Decorator:
     """What `@app.function(...)` gives; its overloads keep the function's own signature for type checkers."""
 
-    def __init__(
-        self, app: App, settings: Settings, *, name: str | None, batch: Batch | None, schedule: Any
-    ) -> None:
+    def __init__(self, app: App, settings: Settings, *, name: str | None, batch: Batch | None) -> None:
         self._app, self._settings, self._name = app, settings, name
-        self._batch, self._schedule = batch, schedule
+        self._batch = batch
 
     @overload
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]]) -> AsyncFunction[P, R]: ...
@@ -234,7 +230,6 @@ class _Decorator:
             batch=self._batch,
             path=path,
             method=method,
-            schedule=self._schedule,
         )
         self._app.add(member)
         kind: type[Function[..., Any]] = Function

@@ -51,7 +51,6 @@ class Member:
     settings: Settings
     callees: dict[str, Callee] = field(default_factory=dict)
     is_class: bool = False
-    schedule: Any = None
 
     @classmethod
     def of_function(
@@ -64,7 +63,6 @@ class Member:
         batch: Batch | None,
         path: str | None,
         method: str | None,
-        schedule: Any,
     ) -> Member:
         qualname = getattr(fn, "__qualname__", type(fn).__qualname__)
         plain = getattr(fn, "__name__", "function")
@@ -72,7 +70,7 @@ class Member:
         callee = Callee(called, kind_of(fn), is_async(fn), batch, path, method)
         module = getattr(fn, "__module__", "__main__")
         own = name or (called if called != "function" or plain != "<lambda>" else "lambda")
-        return cls(app, own, fn, module, qualname, settings, {called: callee}, schedule=schedule)
+        return cls(app, own, fn, module, qualname, settings, {called: callee})
 
     @property
     def endpoint(self) -> str:

@@ -79,11 +79,10 @@ class Environment:
     python: tuple[str, ...] = ()
     version: str | None = None
     find_links: str | None = None
-    system: tuple[str, ...] = ()
 
     @property
     def is_host(self) -> bool:
-        return not self.python and self.version is None and not self.system
+        return not self.python and self.version is None
 
 
 @dataclass(frozen=True)

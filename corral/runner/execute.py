@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from corral.functions import codec
 from corral.functions.errors import describe
@@ -43,20 +43,16 @@ class Work:
     web: bool = False
 
 
-class Reporter:
+class Reporter(Protocol):
     """Told how calls go; every method may be called from any thread."""
 
-    def result(self, work: Work, form: str, data: bytes) -> None:
-        raise NotImplementedError
+    def result(self, work: Work, form: str, data: bytes) -> None: ...
 
-    def error(self, work: Work, record: dict[str, Any]) -> None:
-        raise NotImplementedError
+    def error(self, work: Work, record: dict[str, Any]) -> None: ...
 
-    def cancelled(self, work: Work) -> None:
-        raise NotImplementedError
+    def cancelled(self, work: Work) -> None: ...
 
-    def chunk(self, work: Work, n: int, form: str, data: bytes) -> None:
-        raise NotImplementedError
+    def chunk(self, work: Work, n: int, form: str, data: bytes) -> None: ...
 
 
 class Executor:

@@ -16,13 +16,13 @@ from corral.functions import backend as backends
 from corral.functions import codec
 from corral.functions.errors import describe
 from corral.runner.channel import INLINE_MAX, Channel
-from corral.runner.execute import Executor, Reporter, Work
+from corral.runner.execute import Executor, Work
 from corral.runner.load import CannotLoad, Served, load
 from corral.runner.nested import InstanceBackend
 from corral.runner.output import Marks, share
 
 
-class _Reports(Reporter):
+class _Reports:
     """Large payloads go through files beside the socket."""
 
     def __init__(self, channel: Channel, folder: str) -> None:
