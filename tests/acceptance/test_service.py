@@ -124,18 +124,21 @@ manager=$!
 trap 'kill $manager; wait $manager' EXIT
 until [ -S "$XDG_RUNTIME_DIR/systemd/private" ]; do kill -0 $manager; sleep 0.1; done
 pid() { systemctl --user show -P MainPID corral-worker.service; }
-changed() { until [ "$(pid)" != 0 ] && [ "$(pid)" != "$1" ]; do sleep 0.1; done; }
+# Waits for another process than the one given, and names it; asked once a turn, since 0 is between two.
+another() {
+    now=$1
+    until [ "$now" != 0 ] && [ "$now" != "$1" ]; do sleep 0.1; now=$(pid); done
+    echo "$now"
+}
 seen() { until corral host status --json | grep -q '"alive": true'; do sleep 0.2; done; }
 
 corral host service install --user
-changed 0
-first=$(pid)
+first=$(another 0)
 seen
 echo "active $(systemctl --user is-active corral-worker.service)"
 kill -9 "$first"
-changed "$first"
+second=$(another "$first")
 echo "restarted"
-second=$(pid)
 corral host service uninstall --user
 for _ in $(seq 200); do kill -0 "$second" 2>/dev/null || break; sleep 0.1; done
 if kill -0 "$second" 2>/dev/null; then echo "still there"; else echo "gone"; fi

@@ -23,11 +23,11 @@ MARK = "LEFTOVERS_MARK"
 PATIENCE_S = 15.0
 
 
-def remaining(mark: str, since: float) -> list[psutil.Process]:
-    return [process for process in psutil.process_iter() if _is_ours(process, mark, since)]
+def remaining(mark: str, since: float, folder: str | None) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter() if _is_ours(process, mark, since, folder)]
 
 
-def _is_ours(process: psutil.Process, mark: str, since: float) -> bool:
+def _is_ours(process: psutil.Process, mark: str, since: float, folder: str | None) -> bool:
     try:
         if process.pid == os.getpid() or process.create_time() < since:
             return False
@@ -36,22 +36,30 @@ def _is_ours(process: psutil.Process, mark: str, since: float) -> bool:
         environ = process.environ()
     except psutil.Error:
         return False
-    data_dir = environ.get("CORRAL_DATA_DIR", "")
-    return environ.get(MARK) == mark or data_dir.startswith(os.path.join(tempfile.gettempdir(), "pytest-of-"))
+    in_folder = folder is not None and environ.get("CORRAL_DATA_DIR", "").startswith(folder)
+    return in_folder or environ.get(MARK) == mark
 
 
-def main(command: list[str], *, patience_s: float = PATIENCE_S) -> int:
+def main(command: list[str], *, patience_s: float = PATIENCE_S, folder: str | None = None) -> int:
+    """The status of the command, or 1 if it left something; what works below `folder` counts as its own."""
     mark = secrets.token_hex(8)
-    since = time.time() - 1
     with subprocess.Popen(command, env={**os.environ, MARK: mark}) as running:
         # Whoever ends this ends the command too; what is left after that is found below.
         before = signal.signal(signal.SIGTERM, lambda *_: running.terminate())
+        # Not the clock's time: what the kernel says of a start may be seconds off it.
+        since = psutil.Process(running.pid).create_time()
         try:
             status = running.wait()
         finally:
             signal.signal(signal.SIGTERM, before)
     deadline = time.monotonic() + patience_s
-    while (left := remaining(mark, since)) and time.monotonic() < deadline:
+    # Twice, since a process has no environment for the moment in which it becomes another program.
+    empty = 0
+    while empty < 2:
+        left = remaining(mark, since, folder)
+        empty = 0 if left else empty + 1
+        if left and time.monotonic() >= deadline:
+            break
         time.sleep(0.2)
     for process in left:
         try:
@@ -63,4 +71,4 @@ def main(command: list[str], *, patience_s: float = PATIENCE_S) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], folder=os.path.join(tempfile.gettempdir(), "pytest-of-")))
