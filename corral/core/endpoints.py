@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from corral.domain.endpoint import Endpoint, EndpointVersion, VersionState
 from corral.domain.errors import Conflict, NotFound
-from corral.domain.ids import Digest, EndpointId, new_endpoint_id
+from corral.domain.ids import ArtifactId, Digest, EndpointId, RunId, new_endpoint_id
 from corral.ports.store import Tx
 
 TOPIC_ENDPOINT = "endpoint"
@@ -49,11 +50,19 @@ def deploy(tx: Tx, new: NewVersion, *, principal: str, now: float) -> tuple[Endp
                 )
             )
     tx.endpoints.insert_version(version)
+    _keep_code(tx, version)
     current = number if first else endpoint.current
     endpoint = _save(
         tx, endpoint._replace(current=current, scaling=new.scaling, stopped=False, called_at=now)
     )
     return endpoint, version
+
+
+def _keep_code(tx: Tx, version: EndpointVersion) -> None:
+    """Its code stays as long as the endpoint: to the collector it is one more run that reads it."""
+    code = json.loads(version.spec).get("code")
+    if code is not None:
+        tx.artifacts.use(RunId(version.endpoint_id), [ArtifactId(code)])
 
 
 def _endpoint(tx: Tx, new: NewVersion, *, principal: str, now: float) -> Endpoint:

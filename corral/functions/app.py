@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, dataclass_transform, overload
 
@@ -12,6 +12,7 @@ from corral.functions.classes import Class, parameter
 from corral.functions.handles import AsyncFunction, Function, Generator
 from corral.functions.member import Member
 from corral.functions.options import Batch, Environment, Resources, Retries, Scale, Settings
+from corral.functions.volumes import Volume, mounts
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,6 +82,7 @@ class App:
         batch: Batch | None = None,
         keep: float | str = "7d",
         ttl: float | str | None = None,
+        volumes: Mapping[str, Volume] | None = None,
     ) -> _Decorator:
         """Make a function one that can be called on the fleet. Called plainly it stays what it is."""
         settings = self._with(
@@ -93,6 +95,7 @@ class App:
             env=env,
             keep=keep,
             ttl=ttl,
+            volumes=mounts(volumes or {}),
         )
         return _Decorator(self, settings, name=name, batch=batch)
 
@@ -119,6 +122,7 @@ class App:
         per_instance: int | None = None,
         keep: float | str = "7d",
         ttl: float | str | None = None,
+        volumes: Mapping[str, Volume] | None = None,
     ) -> Callable[[type[T]], type[T]]:
         """Make a class one whose instances live on the fleet, one process for each set of parameters."""
         settings = self._with(
@@ -131,6 +135,7 @@ class App:
             env=env,
             keep=keep,
             ttl=ttl,
+            volumes=mounts(volumes or {}),
         )
 
         def decorate(cls: type[T]) -> type[T]:

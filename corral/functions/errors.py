@@ -72,6 +72,15 @@ class ResultTooLarge(FunctionError):
     """The result is larger than the endpoint allows."""
 
 
+class VolumeConflict(FunctionError):
+    """Somebody else changed the same files of a volume meanwhile; nothing was committed or reloaded."""
+
+
+def problem_of(code: str | None, message: str) -> FunctionError:
+    """What the server refused, as an exception of a program."""
+    return (VolumeConflict if code == "volume_conflict" else FunctionError)(message)
+
+
 class RemoteTraceback(Exception):
     """Stands where the traceback of the other machine belongs."""
 

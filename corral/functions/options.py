@@ -160,6 +160,8 @@ class Settings:
     env: tuple[tuple[str, str], ...] = ()
     keep: float | str = "7d"
     ttl: float | str | None = None
+    # Folder and volume.
+    volumes: tuple[tuple[str, str], ...] = ()
 
     def call_options(self) -> dict[str, Any]:
         table: dict[str, Any] = {"keep_s": seconds(self.keep, "keep")}

@@ -17,8 +17,10 @@ from corral.client.tree import scan
 from corral.client.upload import upload
 from corral.domain.call import INLINE_BYTES
 from corral.domain.errors import NotFound
+from corral.domain.errors import VolumeConflict as VolumeConflictThere
 from corral.functions.codec import as_text, from_text
-from corral.functions.errors import EndpointGone
+from corral.functions.errors import EndpointGone, VolumeConflict
+from corral.functions.local_volumes import LocalVolumes
 from corral.functions.member import Member
 from corral.functions.packaging import Package, pack
 from corral.functions.protocol import Ask, Given, Seen, Target
@@ -48,6 +50,7 @@ class HttpBackend:
         self._project = project
         self._found: dict[int, tuple[Member, Target]] = {}
         self._lock = threading.Lock()
+        self._local = LocalVolumes()
 
     @classmethod
     def from_settings(cls) -> HttpBackend:
@@ -78,7 +81,7 @@ class HttpBackend:
             name=name,
             project=project,
             kind="service",
-            service=ServiceTable(entry=package.entry),
+            service=ServiceTable(entry=package.entry, volumes=dict(settings.volumes)),
             code=code,
             code_digest=digest,
             environment=self._environment(member, package),
@@ -197,6 +200,12 @@ class HttpBackend:
         for line in self.corral.runs.iter_logs(call.run):
             if line.call == call_id:
                 yield line.at, line.stream, line.text
+
+    def volume(self, name: str, project: str | None, what: str, given: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._local.do(self.corral, project or self._project, name, what, given)
+        except VolumeConflictThere as error:
+            raise VolumeConflict(f"{error.message} {error.hint}".strip()) from error
 
     def _seen(self, view: CallView) -> Seen:
         result = None

@@ -15,8 +15,10 @@ from corral.functions.errors import (
     InstanceLost,
     NotFinished,
     RemoteError,
+    VolumeConflict,
 )
 from corral.functions.options import Batch, Retries
+from corral.functions.volumes import Volume
 
 __all__ = [
     "App",
@@ -33,6 +35,8 @@ __all__ = [
     "RemoteError",
     "Retries",
     "UnpickleNotice",
+    "Volume",
+    "VolumeConflict",
     "enter",
     "exit",
     "method",

@@ -321,5 +321,6 @@ def instance_spec(
         pool=wanted.pool,
         params=given,
         concurrency=scaling_of(endpoint).concurrency,
+        volumes=spec.service.volumes,
     )
     return spec.model_copy(update={"name": endpoint.name, "service": service})

@@ -28,6 +28,7 @@ from corral.worker.outbox import Outbox
 from corral.worker.probe import Now
 from corral.worker.recorder import Recorder
 from corral.worker.serving import Serving
+from corral.worker.volumes import Mounts
 from corral.worker.workspace import Workspace, make_read_only
 
 # Not the folder that it starts in: a `corral` in the user's code would stand in for ours.
@@ -85,6 +86,8 @@ class Preparation:
         for name, artifact_id in lease.spec.inputs.items():
             self._fetch(f"input {name}", artifact_id, workspace.inputs / name)
         make_read_only(workspace.inputs)
+        if self.serving is not None:
+            self._mount(self.serving)
         if lease.resume is not None:
             self._fetch("the checkpoint to resume from", lease.resume.artifact_id, workspace.resume)
         python = self._python()
@@ -100,6 +103,8 @@ class Preparation:
         )
         if self.serving is not None:
             env |= self.serving.environment()
+            if self.serving.mounts is not None:
+                env |= self.serving.mounts.environment()
         return Prepared(Command(self._argv(python), workspace.work, env), Secrets(values))
 
     def _base_env(self) -> Mapping[str, str]:
@@ -154,6 +159,21 @@ class Preparation:
                 f"Set it with `corral secrets set`, then requeue the run.",
             )
         return dict(answer.values)
+
+    def _mount(self, serving: Serving) -> None:
+        root = self.workspace.root / "volumes"
+        mounts = Mounts(self.host.link, self.lease, self.control, root, self.host.cache)
+        serving.mounts = mounts
+        if not mounts.wanted:
+            return
+        try:
+            keep_trying(self.host.link, mounts.fill, given_up=self.control.given_up)
+        except LeaseLost:
+            raise
+        except CorralError as error:
+            raise CannotStart(
+                Reason.ENVIRONMENT, f"a volume cannot be brought here: {error.message}"
+            ) from error
 
     def _fetch(self, what: str, artifact_id: str, target: Path) -> None:
         try:

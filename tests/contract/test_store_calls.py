@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from contract.conftest import Database
-from contract.samples import a_lease, a_run
+from contract.samples import a_lease, a_run, an_artifact
 from corral.core import calls as core
 from corral.core import endpoints
 from corral.core.calls import Caller, CallOptions, NewCall, Told
 from corral.core.endpoints import Load, NewVersion, Rule, desired
+from corral.domain.artifact import ArtifactKind
 from corral.domain.call import Call, CallState, Payload, Pool
 from corral.domain.endpoint import Endpoint, VersionState
 from corral.domain.errors import Conflict
@@ -425,3 +426,14 @@ def test_calls_of_a_version_that_does_not_start_are_refused_with_the_reason(db: 
 
     with pytest.raises(Conflict, match="it does not import"):
         db.write(lambda tx: core.accept(tx, endpoint, 0, [new_call()], caller=ADA, now=1.0))
+
+
+def test_the_code_of_an_endpoint_that_nobody_calls_is_kept_as_long_as_it_is(db: Database) -> None:
+    code = an_artifact(kind=ArtifactKind.CODE, run_id=None)
+    db.write(lambda tx: tx.artifacts.insert(code, []))
+    new = NewVersion("default", "demo.f", False, Digest("1" * 64), f'{{"code": "{code.id}"}}', "{}", "{}")
+    endpoint, _ = db.write(lambda tx: endpoints.deploy(tx, new, principal="user:ada", now=100.0))
+
+    assert db.read(lambda tx: tx.artifacts.unused_uploads(1e9, 10)) == []
+    db.write(lambda tx: tx.endpoints.delete(endpoint.id))
+    assert db.read(lambda tx: tx.artifacts.unused_uploads(1e9, 10)) == [code.id]
