@@ -255,10 +255,11 @@ def list_endpoints(
             one.queued,
             one.running,
             render.age(one.called_at) if one.called_at else None,
+            render.moment(one.next_at),
         )
         for one in found
     ]
-    columns = ("ENDPOINT", "PROJECT", "VERSION", "STATE", "READY", "QUEUED", "RUNNING", "CALLED")
+    columns = ("ENDPOINT", "PROJECT", "VERSION", "STATE", "READY", "QUEUED", "RUNNING", "CALLED", "NEXT")
     render.show_table(columns, rows, empty="nothing is deployed; `corral fn deploy demo.py`")
 
 
@@ -280,6 +281,7 @@ def show(name: Endpoint, as_json: AsJson = False) -> None:
             ("scaling", json.dumps(view.scaling.model_dump(exclude_none=True))),
             ("instances", f"{view.instances}, {view.ready} ready"),
             ("calls", f"{view.queued} queued, {view.running} running"),
+            ("next by schedule", render.moment(view.next_at)),
         ]
     )
     typer.echo("")

@@ -141,6 +141,5 @@ def _tell(made: VolumeVersionView, *, as_json: bool) -> None:
     if as_json:
         render.show_json(made)
         return
-    typer.echo(
-        f"{made.volume}: version {made.version}, {render.count(made.files, 'file')}, {render.size(made.bytes)}"
-    )
+    holds = f"{render.count(made.files, 'file')}, {render.size(made.bytes)}"
+    typer.echo(f"{made.volume}: version {made.version}, {holds}")

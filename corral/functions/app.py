@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar, dataclass_transform, overload
 from corral.functions.classes import Class, parameter
 from corral.functions.handles import AsyncFunction, Function, Generator
 from corral.functions.member import Member
-from corral.functions.options import Batch, Environment, Resources, Retries, Scale, Settings
+from corral.functions.options import Batch, Cron, Environment, Period, Resources, Retries, Scale, Settings
 from corral.functions.volumes import Volume, mounts
 
 P = ParamSpec("P")
@@ -83,6 +83,7 @@ class App:
         keep: float | str = "7d",
         ttl: float | str | None = None,
         volumes: Mapping[str, Volume] | None = None,
+        schedule: Cron | Period | None = None,
     ) -> _Decorator:
         """Make a function one that can be called on the fleet. Called plainly it stays what it is."""
         settings = self._with(
@@ -96,6 +97,7 @@ class App:
             keep=keep,
             ttl=ttl,
             volumes=mounts(volumes or {}),
+            schedule=schedule,
         )
         return _Decorator(self, settings, name=name, batch=batch)
 

@@ -17,7 +17,7 @@ from corral.functions.errors import (
     RemoteError,
     VolumeConflict,
 )
-from corral.functions.options import Batch, Retries
+from corral.functions.options import Batch, Cron, Period, Retries
 from corral.functions.volumes import Volume
 
 __all__ = [
@@ -28,10 +28,12 @@ __all__ = [
     "CallExpired",
     "CallTimeout",
     "CannotStart",
+    "Cron",
     "ExitCalled",
     "FunctionError",
     "InstanceLost",
     "NotFinished",
+    "Period",
     "RemoteError",
     "Retries",
     "UnpickleNotice",

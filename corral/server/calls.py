@@ -344,7 +344,7 @@ async def exchange(
             held = {*body.holding, *(one.call_id for one in told)}
             changed.extend(core.take_back(tx, lease_id, held, before=now - LOST_AFTER_S, now=now))
         if version.state is VersionState.ROLLING:
-            became_ready(tx, endpoint_id, version.version)
+            became_ready(tx, endpoint_id, version.version, now=now)
         over = tx.calls.ended([CallId(one) for one in body.holding]) if body.holding else []
         endpoint = tx.endpoints.get(endpoint_id)
         current = endpoint is not None and not endpoint.stopped and endpoint.current == version.version

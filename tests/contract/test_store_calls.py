@@ -316,7 +316,7 @@ def test_a_new_version_serves_only_when_it_is_ready(db: Database) -> None:
     newer = db.write(lambda tx: deployed(tx, digest="2" * 64))
     assert newer.current == 1
 
-    db.write(lambda tx: endpoints.became_ready(tx, endpoint.id, 2))
+    db.write(lambda tx: endpoints.became_ready(tx, endpoint.id, 2, now=300.0))
 
     now = db.read(lambda tx: tx.endpoints.get(endpoint.id))
     assert now is not None
@@ -350,9 +350,9 @@ def test_the_same_deployed_twice_is_one_version(db: Database) -> None:
 def test_rollback_goes_to_the_version_before(db: Database) -> None:
     endpoint = db.write(deployed)
     db.write(lambda tx: deployed(tx, digest="2" * 64))
-    db.write(lambda tx: endpoints.became_ready(tx, endpoint.id, 2))
+    db.write(lambda tx: endpoints.became_ready(tx, endpoint.id, 2, now=300.0))
 
-    assert db.write(lambda tx: endpoints.rollback(tx, endpoint.id, None)).version == 1
+    assert db.write(lambda tx: endpoints.rollback(tx, endpoint.id, None, now=400.0)).version == 1
 
     now = db.read(lambda tx: tx.endpoints.get(endpoint.id))
     assert now is not None
@@ -361,7 +361,7 @@ def test_rollback_goes_to_the_version_before(db: Database) -> None:
 
 def test_a_stopped_endpoint_takes_no_calls(db: Database) -> None:
     endpoint = db.write(deployed)
-    db.write(lambda tx: endpoints.set_stopped(tx, endpoint.id, stopped=True))
+    db.write(lambda tx: endpoints.stop(tx, endpoint.id, now=300.0))
 
     with pytest.raises(Conflict, match="stopped"):
         db.write(
