@@ -75,6 +75,7 @@ def show(call: CallArgument, as_json: AsJson = False) -> None:
             ("endpoint", view.endpoint),
             ("function", view.function),
             ("state", render.state(view.state)),
+            ("waits for", view.waiting),
             ("attempts", view.attempt),
             ("lost instances", view.lost or None),
             ("made", render.moment(view.created_at)),

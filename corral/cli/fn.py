@@ -17,6 +17,7 @@ from corral.client.runs import RunFilter
 from corral.domain.errors import CorralError, InvalidInput, NotFound
 from corral.functions import backend as backends
 from corral.functions.app import App
+from corral.functions.calls import Call
 from corral.functions.check import check as checked
 from corral.functions.errors import FunctionError
 from corral.functions.finding import find
@@ -34,6 +35,7 @@ File = Annotated[str, typer.Argument(help="A file with an app: `demo.py`, or `de
 Endpoint = Annotated[str, typer.Argument(help="An endpoint: `app.function`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _WATCH_S = 0.5
+PREPARING_WORDS = "building"
 
 
 def _loaded(text: str) -> tuple[list[App], Member | None]:
@@ -82,6 +84,7 @@ def run_function(
         call = handle.spawn(*args, **kwargs)
         render.note(f"corral: call {call.id}")
         try:
+            _tell_what_it_waits_for(call)
             value = call.result()
         except KeyboardInterrupt:
             call.cancel()
@@ -97,6 +100,19 @@ def run_function(
         for line in call.logs():
             render.note(line)
         _show(value, as_json=as_json)
+
+
+def _tell_what_it_waits_for(call: Call[Any]) -> None:
+    """A build of an environment may take minutes; whoever waits sees that it goes on."""
+    told = ""
+    while not call.done():
+        waiting = call.waiting()
+        if waiting is None:
+            return
+        if waiting != told and PREPARING_WORDS in waiting:
+            render.note(f"corral: {waiting}")
+        told = waiting
+        time.sleep(_WATCH_S)
 
 
 def _arguments(given: list[str]) -> tuple[list[Any], dict[str, Any]]:
@@ -241,7 +257,10 @@ def list_endpoints(
 ) -> None:
     """List deployed functions."""
     with connect() as corral:
-        found = [one for one in corral.endpoints.all() if live or not one.live]
+        found = sorted(
+            (one for one in corral.endpoints.all() if live or not one.live),
+            key=lambda one: (one.project, one.name),
+        )
     if as_json:
         render.show_json(found)
         return

@@ -11,6 +11,8 @@ from corral.domain.ids import CallId, Digest, EndpointId, LeaseId, RunId
 
 # Larger arguments and results are blobs.
 INLINE_BYTES = 64 << 10
+# Under this name an instance that is being prepared tells how far it is.
+PREPARING = "preparing"
 
 
 class CallState(StrEnum):

@@ -51,6 +51,10 @@ class Call(Generic[R]):
     def state(self) -> str:
         return (self._seen or backend().get(self.id, 0)).state
 
+    def waiting(self) -> str | None:
+        """What it waits for, in words, as long as it has not begun."""
+        return None if self._seen is not None else backend().get(self.id, 0).waiting
+
     def done(self) -> bool:
         return self._seen is not None or backend().get(self.id, 0).ended
 
@@ -70,7 +74,7 @@ class Call(Generic[R]):
             if seen.ended:
                 self._seen = seen
             elif deadline is not None and time.monotonic() >= deadline:
-                raise NotFinished(self.id, seen.state)
+                raise NotFinished(self.id, seen.state, seen.waiting)
         return self._seen
 
 

@@ -35,8 +35,9 @@ class CallTimeout(FunctionError, TimeoutError):
 class NotFinished(FunctionError, TimeoutError):
     """The result was not there within the time that the caller was ready to wait; the call goes on."""
 
-    def __init__(self, call_id: str, state: str) -> None:
-        super().__init__(f"call {call_id} is {state}; ask again later: corral.Call.from_id({call_id!r})")
+    def __init__(self, call_id: str, state: str, waiting: str | None = None) -> None:
+        why = f" and waits for {waiting}" if waiting else ""
+        super().__init__(f"call {call_id} is {state}{why}; ask again later: corral.Call.from_id({call_id!r})")
         self.call_id = call_id
 
 

@@ -132,6 +132,7 @@ class Environment:
     python: tuple[str, ...] = ()
     version: str | None = None
     find_links: str | None = None
+    wheels: str | None = None
 
     @property
     def is_host(self) -> bool:
@@ -147,6 +148,7 @@ class Resources:
     cores: int | None = None
     labels: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    system: tuple[str, ...] = ()
 
     def table(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -160,6 +162,8 @@ class Resources:
             found["labels"] = list(self.labels)
         if self.hosts:
             found["hosts"] = list(self.hosts)
+        if self.system:
+            found["system"] = list(self.system)
         return found
 
 

@@ -40,6 +40,8 @@ class Seen:
     result: tuple[str, bytes] | None = None
     error: dict[str, Any] | None = None
     attempt: int = 0
+    # What it waits for, as long as it has not begun; only where one call was asked for.
+    waiting: str | None = None
 
     @property
     def ended(self) -> bool:

@@ -112,4 +112,5 @@ def _seen(table: dict[str, Any]) -> Seen:
         None if result is None else (result["format"], from_text(result["body"])),
         table.get("error"),
         table.get("attempt", 0),
+        table.get("waiting"),
     )

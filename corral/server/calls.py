@@ -26,6 +26,7 @@ from corral.ports.store import Tx
 from corral.server.callers import Caller, Epoch, LeasePath, Limit, OwnHost, User
 from corral.server.dispatch import REFILL, Poll
 from corral.server.hub import wait_for
+from corral.server.pending import waits_for
 from corral.server.services import Services, Svc
 from corral.server.views import parse_time_cursor, time_cursor
 from corral.wire.calls import (
@@ -208,7 +209,15 @@ async def get_call(
     call = await svc.store.read(lambda tx: _seen(tx, call_id, caller))
     if wait_s and call.state not in CALL_FINAL:
         (call,) = await wait_all([call], wait_s, svc, fresh=False)
-    return _view(call, svc)
+    if call.state in CALL_FINAL:
+        return _view(call, svc)
+
+    def unit(tx: Tx) -> CallView:
+        # It may have begun meanwhile.
+        now = tx.calls.get(call.id) or call
+        return _view(now, svc).model_copy(update={"waiting": waits_for(tx, now, svc.clock.now())})
+
+    return await svc.store.read(unit)
 
 
 @router.get("/calls/{call_id}/chunks")

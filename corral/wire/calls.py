@@ -116,6 +116,7 @@ class CallView(Answer):
     result: PayloadBody | None = None
     error: dict[str, Json] | None = None
     submitted_by: str = ""
+    waiting: str | None = Field(None, description="What it waits for; not in lists.")
 
 
 class CallsAnswer(Answer):

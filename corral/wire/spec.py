@@ -327,6 +327,7 @@ class BuiltEnvironment(Exact):
     lock: str = Field(max_length=4 << 20)
     digest: DigestText
     find_links: str | None = None
+    no_index: bool = Field(False, description="Whether `find_links` is the only source.")
 
 
 class ServiceTable(Exact):

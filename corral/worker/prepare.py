@@ -12,6 +12,7 @@ from corral.client.api import Corral
 from corral.client.installer import InstallerStopped
 from corral.client.lock import Lock
 from corral.client.unpack import ContentMismatch
+from corral.domain.call import PREPARING
 from corral.domain.capability import ENGINE_PACKAGES
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.domain.reasons import Reason
@@ -28,6 +29,7 @@ from corral.worker.outbox import Outbox
 from corral.worker.probe import Now
 from corral.worker.recorder import Recorder
 from corral.worker.serving import Serving
+from corral.worker.system_packages import SystemPackages
 from corral.worker.volumes import Mounts
 from corral.worker.workspace import Workspace, make_read_only
 
@@ -58,6 +60,7 @@ class Host:
     has_gpus: bool
     look_again: Callable[[], Now]
     engine_env: Mapping[str, str] = field(default_factory=dict)
+    system: SystemPackages = field(default_factory=SystemPackages)
 
 
 @dataclass(frozen=True)
@@ -216,9 +219,14 @@ class Preparation:
 
     def _environments(self, built: BuiltEnvironment) -> Environments:
         links = [Path(built.find_links)] if built.find_links else []
-        return Environments(self.host.home / "environments", self.host.base_env, find_links=links)
+        return Environments(
+            self.host.home / "environments", self.host.base_env, find_links=links, no_index=built.no_index
+        )
 
     def _progress(self, line: str) -> None:
         self.recorder.say(line)
+        if self.serving is not None:
+            # Whoever waits for the first call sees it.
+            self.recorder.progress({PREPARING: f"building environment: {line}"[:300]})
         self.recorder.active()
         self.recorder.tick()

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 import corral
 from corral.domain.call import INLINE_BYTES
 from corral.domain.errors import CorralError, LeaseLost, NotFound
@@ -107,6 +109,8 @@ class Serving:
             "concurrency": service.concurrency,
             "entry": service.entry,
             "params": service.params,
+            # Its Python may have none of its own.
+            "cloudpickle": os.path.dirname(cloudpickle.__file__),
         }
         return {"CORRAL_INSTANCE": json.dumps(config)}
 
