@@ -8,7 +8,7 @@ import inspect
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from corral.functions import codec
 from corral.functions.backend import backend
@@ -73,6 +73,26 @@ class Function(Generic[P, R]):
         (seen,) = self._make([self._ask(args, kwargs)], 0)
         return Call(seen.id, name=self.member.endpoint, seen=seen)
 
+    @overload
+    def map(
+        self,
+        *iterables: Iterable[Any],
+        order: bool = True,
+        return_exceptions: Literal[False] = False,
+        window: int = 1000,
+        resume: str | None = None,
+        **common: Any,
+    ) -> Iterator[R]: ...
+    @overload
+    def map(
+        self,
+        *iterables: Iterable[Any],
+        order: bool = True,
+        return_exceptions: bool,
+        window: int = 1000,
+        resume: str | None = None,
+        **common: Any,
+    ) -> Iterator[R | Exception]: ...
     def map(
         self,
         *iterables: Iterable[Any],
@@ -81,7 +101,7 @@ class Function(Generic[P, R]):
         window: int = 1000,
         resume: str | None = None,
         **common: Any,
-    ) -> Iterator[R]:
+    ) -> Iterator[Any]:
         """Call it for each item, or for the items of several iterables side by side.
 
         `resume` names a map: after a crash of the caller the same map with the same name calls only what has
@@ -98,6 +118,26 @@ class Function(Generic[P, R]):
             resume,
         )
 
+    @overload
+    def starmap(
+        self,
+        rows: Iterable[Iterable[Any]],
+        *,
+        order: bool = True,
+        return_exceptions: Literal[False] = False,
+        window: int = 1000,
+        resume: str | None = None,
+    ) -> Iterator[R]: ...
+    @overload
+    def starmap(
+        self,
+        rows: Iterable[Iterable[Any]],
+        *,
+        order: bool = True,
+        return_exceptions: bool,
+        window: int = 1000,
+        resume: str | None = None,
+    ) -> Iterator[R | Exception]: ...
     def starmap(
         self,
         rows: Iterable[Iterable[Any]],
@@ -106,7 +146,7 @@ class Function(Generic[P, R]):
         return_exceptions: bool = False,
         window: int = 1000,
         resume: str | None = None,
-    ) -> Iterator[R]:
+    ) -> Iterator[Any]:
         """Call it with the items of each row as its arguments."""
         return self._mapped(((tuple(row), {}) for row in rows), order, return_exceptions, window, resume)
 
@@ -194,6 +234,10 @@ class Generator(Function[P, R]):
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         raise FunctionError(f"{self._function}() is a generator; use .stream(...), or list(f.stream(...))")
 
+    @property
+    def aio(self) -> AioGenerator[P, R]:
+        return AioGenerator(self)
+
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
         """What it yields, as it comes. A broken connection is taken up where it was."""
         (seen,) = self._make([self._ask(args, kwargs)], 0)
@@ -242,10 +286,15 @@ class Aio(Generic[P, R]):
         async for item in _in_thread(self._function.map(*iterables, **options)):
             yield item
 
+
+class AioGenerator(Aio[P, R]):
+    def __init__(self, function: Generator[P, R]) -> None:
+        super().__init__(function)
+        self._generator = function
+
     async def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
-        if not isinstance(self._function, Generator):
-            raise FunctionError("only a generator can be streamed")
-        async for item in _in_thread(self._function.stream(*args, **kwargs)):
+        source = await asyncio.to_thread(self._generator.stream, *args, **kwargs)
+        async for item in _in_thread(source):
             yield item
 
 

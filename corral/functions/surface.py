@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corral.functions.app import App
 from corral.functions.calls import Call, UnpickleNotice
-from corral.functions.classes import enter, exit, method, parameter
+from corral.functions.classes import Parameters, enter, exit, method, parameter
 from corral.functions.errors import (
     CallCancelled,
     CallExpired,
@@ -33,6 +33,7 @@ __all__ = [
     "FunctionError",
     "InstanceLost",
     "NotFinished",
+    "Parameters",
     "Period",
     "RemoteError",
     "Retries",
