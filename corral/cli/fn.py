@@ -14,10 +14,11 @@ from corral.cli import render
 from corral.cli.connect import connect
 from corral.client.api import Corral
 from corral.client.runs import RunFilter
-from corral.domain.errors import CorralError, InvalidInput, NotFound
+from corral.domain.errors import CorralError, InvalidInput, NotFound, ServerUnreachable
 from corral.functions import backend as backends
 from corral.functions.app import App
 from corral.functions.calls import Call
+from corral.functions.check import Finding
 from corral.functions.check import check as checked
 from corral.functions.errors import FunctionError
 from corral.functions.finding import find
@@ -238,6 +239,7 @@ def check(file: File, as_json: AsJson = False) -> None:
     apps, only = _loaded(file)
     members = [only] if only else [member for one in apps for member in one.members.values()]
     found = [(member, finding) for member in members for finding in checked(member)]
+    found += [(member, finding) for member in members for finding in _system_findings(member)]
     if as_json:
         rows = [{"member": member.name, **vars(finding)} for member, finding in found]
         typer.echo(json.dumps(rows, indent=2))
@@ -248,6 +250,30 @@ def check(file: File, as_json: AsJson = False) -> None:
         )
     if any(finding.level == "error" for _, finding in found):
         raise typer.Exit(1)
+
+
+def _system_findings(member: Member) -> list[Finding]:
+    """Which hosts lack a system package; a host that was never asked for one is not known to."""
+    wanted = member.settings.resources.system
+    if not wanted:
+        return []
+    try:
+        with connect() as corral:
+            hosts = [host for host in corral.hosts.page().items if host.revoked_at is None]
+    except ServerUnreachable:
+        return [
+            Finding("warning", member.name, f"needs {', '.join(wanted)} on its host; no server was asked")
+        ]
+    found = []
+    for name in wanted:
+        has = {host.name: (host.capability.system.get(name) if host.capability else None) for host in hosts}
+        lacking = sorted(host for host, there in has.items() if there is False)
+        if hosts and len(lacking) == len(hosts):
+            why = f"needs {name}, and every host lacks it: {', '.join(lacking)}"
+            found.append(Finding("error", member.name, why))
+        elif lacking:
+            found.append(Finding("warning", member.name, f"needs {name}; {', '.join(lacking)} lacks it"))
+    return found
 
 
 @app.command("ls")

@@ -11,7 +11,7 @@ from corral.core import calls, schedules
 from corral.core.calls import Caller, CallOptions, NewCall
 from corral.core.cron import check_times
 from corral.core.policy import Policy
-from corral.core.schedules import Who
+from corral.core.schedules import Ask, Who
 from corral.core.submit import Submitted
 from corral.domain.call import CALL_FINAL, Payload
 from corral.domain.canonical import canonical
@@ -42,17 +42,20 @@ class CallOrder(NamedTuple):
     def keep(self, tx: Tx, schedule_id: ScheduleId) -> None:
         """The endpoint keeps its own code."""
 
-    def make(self, tx: Tx, schedule: Schedule, *, request_id: str, principal: str, now: float) -> Submitted:
+    def was_made(self, tx: Tx, ask: Ask) -> bool:
+        return tx.calls.by_key(self.endpoint_id, ask.request_id) is not None
+
+    def make(self, tx: Tx, schedule: Schedule, ask: Ask, *, now: float) -> Submitted:
         endpoint = tx.endpoints.get(self.endpoint_id)
         version = None if endpoint is None else tx.endpoints.version(endpoint.id, endpoint.current)
         if endpoint is None or version is None:
             raise NotFound("its function is not deployed any more")
         table = json.loads(version.functions).get(self.function, {})
         options = CallOptions.read(json.dumps(table.get("options", {})))
-        new = NewCall(self.function, self.args, request_id, 0, options, "", None)
+        new = NewCall(self.function, self.args, ask.request_id, 0, options, "", None)
         # As if called a moment ago: its row is not ours to lock here.
         asked = endpoint._replace(called_at=now)
-        (call,) = calls.accept(tx, asked, 0, [new], caller=Caller(principal), now=now)
+        (call,) = calls.accept(tx, asked, 0, [new], caller=Caller(ask.principal), now=now)
         return Submitted((RunId(call.id),), None)
 
     def unfinished(self, tx: Tx, schedule: Schedule) -> Sequence[RunId]:

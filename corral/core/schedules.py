@@ -28,6 +28,13 @@ class Who(NamedTuple):
     origin: str
 
 
+class Ask(NamedTuple):
+    """In whose name something is made, and under which key: the same again makes nothing anew."""
+
+    principal: str
+    request_id: str
+
+
 class Work(Protocol):
     """What a schedule makes at each of its times: runs, or a call of a function."""
 
@@ -39,9 +46,9 @@ class Work(Protocol):
         """Hold on to what it needs, as long as the schedule is there."""
         ...
 
-    def make(self, tx: Tx, schedule: Schedule, *, request_id: str, principal: str, now: float) -> Submitted:
-        """The same request id again makes nothing anew."""
-        ...
+    def was_made(self, tx: Tx, ask: Ask) -> bool: ...
+
+    def make(self, tx: Tx, schedule: Schedule, ask: Ask, *, now: float) -> Submitted: ...
 
     def unfinished(self, tx: Tx, schedule: Schedule) -> Sequence[RunId]:
         """What it made and has not ended."""
@@ -65,13 +72,16 @@ class Order(NamedTuple):
     def keep(self, tx: Tx, schedule_id: ScheduleId) -> None:
         _keep_artifacts(tx, schedule_id, self)
 
-    def make(self, tx: Tx, schedule: Schedule, *, request_id: str, principal: str, now: float) -> Submitted:
+    def was_made(self, tx: Tx, ask: Ask) -> bool:
+        return tx.runs.submission(ask.principal, ask.request_id) is not None
+
+    def make(self, tx: Tx, schedule: Schedule, ask: Ask, *, now: float) -> Submitted:
         return submit(
             tx,
             self.runs,
-            request_id=request_id,
+            request_id=ask.request_id,
             group=self.group,
-            principal=principal,
+            principal=ask.principal,
             now=now,
             max_running=self.max_running,
             schedule_id=schedule.id,
@@ -97,13 +107,8 @@ def add(tx: Tx, schedule: Schedule, order: Work, *, who: Who, now: float) -> Sch
             f"project {schedule.project} has a schedule {schedule.name} already",
             hint=f"Change it with --replace, or remove it with `corral schedules rm {schedule.name}`.",
         )
-<<<<<<< HEAD
     order.check(tx)
-    schedule = schedule._replace(next_at=following(schedule, now))
-=======
-    _check_all_there(tx, order)
     schedule = _counted(schedule, now)
->>>>>>> main
     tx.schedules.insert(schedule)
     order.keep(tx, schedule.id)
     _note(tx, "schedule.add", schedule, who, now)
@@ -173,7 +178,7 @@ def run_now(
 ) -> Submitted:
     """Beside its times, and whether or not the run before has ended."""
     schedule = locked(tx, schedule_id)
-    done = order_of(schedule).make(tx, schedule, request_id=request_id, principal=who.actor, now=now)
+    done = order_of(schedule).make(tx, schedule, Ask(who.actor, request_id), now=now)
     if schedule.last_run != done.ids[0]:
         tx.schedules.save(schedule._replace(last_run=done.ids[0], fired=schedule.fired + 1))
         _note(tx, "schedule.run_now", schedule, who, now)
@@ -190,35 +195,25 @@ def fire(
     first, at = schedule.next_at, _latest(schedule, schedule.next_at, now)
     schedule = _counted(schedule, now)
     # Named by its time: whatever happens, there is one submission for it.
-    principal, request_id = f"schedule:{schedule.name}", f"{schedule.id}-{at:.0f}"
-    if tx.runs.submission(principal, request_id) is not None:
+    ask = Ask(f"schedule:{schedule.name}", f"{schedule.id}-{at:.0f}")
+    try:
+        order = order_of(schedule)
+    except CorralError as error:
+        _skip(tx, schedule, error.message[:2000])
+        return None
+    if order.was_made(tx, ask):
         # The clock was set back, and this time has come before.
         tx.schedules.save(schedule)
         return None
     if now - first > MISSED_AFTER_S and schedule.missed is Missed.SKIP:
         _skip(tx, schedule, "its time passed while the server was away")
         return None
+    unfinished = order.unfinished(tx, schedule)
+    if unfinished and schedule.overlap is Overlap.SKIP:
+        _skip(tx, schedule, f"{unfinished[0]} of the time before had not ended")
+        return None
     try:
-        order = order_of(schedule)
-        unfinished = order.unfinished(tx, schedule)
-        if unfinished and schedule.overlap is Overlap.SKIP:
-            _skip(tx, schedule, f"{unfinished[0]} of the time before had not ended")
-            return None
-        done = order.make(
-            tx,
-<<<<<<< HEAD
-            schedule,
-            # Named by its time: whatever happens, there is one submission for it.
-            request_id=f"{schedule.id}-{at:.0f}",
-            principal=f"schedule:{schedule.name}",
-=======
-            order.runs,
-            request_id=request_id,
-            group=order.group,
-            principal=principal,
->>>>>>> main
-            now=now,
-        )
+        done = order.make(tx, schedule, ask, now=now)
     except StoreUnavailable:
         raise
     except CorralError as error:
