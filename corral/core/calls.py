@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from corral.core.call_notices import tell
 from corral.core.fence import fence
 from corral.core.policy import Policy
 from corral.domain.call import CALL_FINAL, Call, CallEvent, CallState, Chunk, Payload, Pool, Waiting
@@ -23,6 +24,8 @@ TOPIC_CALL_READY = "call_ready"
 MOST_LOST = 3
 # A function that calls itself without end is stopped here.
 DEEPEST = 32
+# How long there is an answer about a call that ended, also when its result is not kept any more.
+RECORD_S = 30 * 86400.0
 _LOST_TYPE = "InstanceLost"
 
 
@@ -145,6 +148,9 @@ def _earlier(tx: Tx, call: Call) -> Call:
     earlier = tx.calls.by_key(call.endpoint_id, call.key or "")
     if earlier is None:
         raise Conflict(f"the key {call.key} is being used at this moment", hint="Try again.")
+    if earlier.forgotten:
+        # With what it was called is not known any more; the key is.
+        return earlier
     same = (earlier.function, earlier.pool, earlier.args, earlier.args_blob) == (
         call.function,
         call.pool,
@@ -190,10 +196,18 @@ def _hold_blob(tx: Tx, call: Call, blob: Digest | None) -> None:
         tx.blobs.pin(call.project, [blob], holder=f"call:{call.id}", expires_at=None)
 
 
-def forget(tx: Tx, call_id: CallId) -> None:
-    """Its time is over: nothing is kept of it, and what only it named can be collected."""
+def forget(tx: Tx, call_id: CallId, *, now: float) -> None:
+    """Its time is over: first its arguments and result go, and later the record that there was one."""
+    call = tx.calls.lock(call_id)
+    if call is None or call.forget_at is None or call.forget_at > now:
+        return
+    gone_at = (call.ended_at or now) + RECORD_S
+    if call.forgotten or gone_at <= now:
+        tx.blobs.unpin(f"call:{call_id}")
+        tx.calls.delete(call_id)
+        return
     tx.blobs.unpin(f"call:{call_id}")
-    tx.calls.delete(call_id)
+    tx.calls.drop_payloads(call_id, forget_at=gone_at)
 
 
 def ready_key(call: Call) -> str:
@@ -234,6 +248,7 @@ def settle(
             # It is queued again already; there is nothing to give back.
             continue
         changed.append(_settled(tx, call, one, now=now))
+    tell(tx, changed, now=now)
     return changed
 
 
@@ -292,6 +307,12 @@ def end(tx: Tx, call: Call, event: CallEvent, *, now: float) -> Call:
     return call
 
 
+def _end_and_tell(tx: Tx, call: Call, event: CallEvent, *, now: float) -> Call:
+    call = end(tx, call, event, now=now)
+    tell(tx, [call], now=now)
+    return call
+
+
 def lose(tx: Tx, call_id: CallId, *, now: float) -> Call | None:
     """The instance that had it is gone: another gets it, unless it has cost too many or has begun to give."""
     call = tx.calls.lock(call_id)
@@ -305,7 +326,7 @@ def lose(tx: Tx, call_id: CallId, *, now: float) -> Call | None:
     else:
         return requeue(tx, call, at=now)
     error = {"type": _LOST_TYPE, "message": why, "bases": [_LOST_TYPE]}
-    return end(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
+    return _end_and_tell(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
 
 
 def cancel(tx: Tx, call_id: CallId, *, now: float) -> Call:
@@ -313,7 +334,7 @@ def cancel(tx: Tx, call_id: CallId, *, now: float) -> Call:
     call = _locked(tx, call_id)
     if call.state in CALL_FINAL:
         raise Conflict(f"call {call_id} is {call.state} already", hint="Nothing was changed.")
-    return end(tx, call, CallEvent.CANCEL, now=now)
+    return _end_and_tell(tx, call, CallEvent.CANCEL, now=now)
 
 
 def retry(tx: Tx, call_id: CallId, *, now: float) -> Call:
@@ -323,6 +344,10 @@ def retry(tx: Tx, call_id: CallId, *, now: float) -> Call:
         raise Conflict(
             f"call {call_id} is {call.state}; only one that ended without a result can be tried again",
             hint="Make a new call for another result.",
+        )
+    if call.forgotten:
+        raise Conflict(
+            f"the arguments of call {call_id} are not kept any more", hint="Make a new call with them."
         )
     options = CallOptions.read(call.options)
     tx.calls.delete_chunks(call_id)
@@ -346,7 +371,7 @@ def retry(tx: Tx, call_id: CallId, *, now: float) -> Call:
 def cannot_run(tx: Tx, call: Call, why: str, *, now: float) -> Call:
     """No instance can be started that would take it."""
     error = {"type": "CannotStart", "message": why, "bases": ["CannotStart"]}
-    return end(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
+    return _end_and_tell(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
 
 
 def expire(tx: Tx, call_id: CallId, *, now: float) -> None:
@@ -355,7 +380,7 @@ def expire(tx: Tx, call_id: CallId, *, now: float) -> None:
         return
     waited = call.expires_at - call.created_at
     error = {"type": "Expired", "message": f"it waited {waited:g} s, its whole time to live", "bases": []}
-    end(tx, call._replace(error=canonical(error)), CallEvent.EXPIRE, now=now)
+    _end_and_tell(tx, call._replace(error=canonical(error)), CallEvent.EXPIRE, now=now)
 
 
 def take_back(tx: Tx, lease_id: LeaseId, held: Collection[str], *, before: float, now: float) -> list[Call]:

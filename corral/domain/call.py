@@ -111,6 +111,11 @@ class Call(NamedTuple):
     forget_at: float | None = None
 
     @property
+    def forgotten(self) -> bool:
+        """Its arguments and its result are not kept any more; only the record is."""
+        return not self.args_format
+
+    @property
     def arguments(self) -> Payload:
         return Payload(self.args_format, self.args, self.args_blob, self.args_bytes)
 

@@ -98,5 +98,5 @@ def failure_of(seen: Seen) -> BaseException:
     if seen.state == "cancelled":
         return CallCancelled(f"call {seen.id} was cancelled")
     if seen.error is None:
-        return CallExpired(f"call {seen.id} is {seen.state}, and nothing is kept of it")
+        return CallExpired(f"call {seen.id} {seen.state}, and its result is not kept any more")
     return rebuild(seen.error)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Path, Query, Request
 
@@ -174,12 +174,12 @@ async def list_calls(
     svc: Svc,
     project: str | None = None,
     endpoint: str | None = None,
-    state: CallState | None = None,
+    state: CallState | Literal["dead"] | None = None,
     function: str | None = None,
     cursor: str | None = None,
     limit: Limit = 50,
 ) -> CallPage:
-    """Newest first, without arguments and results."""
+    """Newest first, without arguments and results. `dead` are those that failed or expired."""
     if project is not None:
         caller.check_project(project)
     after = parse_time_cursor(cursor, "c")
@@ -189,7 +189,13 @@ async def list_calls(
         found = None if endpoint is None else tx.endpoints.by_name(within or "default", endpoint)
         if endpoint is not None and found is None:
             raise NotFound(f"there is no endpoint {endpoint!r}", hint="List them with `corral fn ls`.")
-        where = CallFilter(within, found.id if found else None, state.value if state else None, function)
+        where = CallFilter(
+            within,
+            found.id if found else None,
+            state.value if isinstance(state, CallState) else None,
+            function,
+            True if state == "dead" else None,
+        )
         page = tx.calls.page(
             where, after=None if after is None else (after[0], CallId(after[1])), limit=limit
         )
@@ -241,8 +247,8 @@ async def get_chunks(
                 for c in found
             ],
             state=call.state,
-            ended=call.state in CALL_FINAL and last >= call.chunks,
-            error=None if call.error is None or call.state not in CALL_FINAL else json.loads(call.error),
+            ended=call.forgotten or (call.state in CALL_FINAL and last >= call.chunks),
+            error=_chunk_error(call, last),
         )
 
     deadline = svc.clock.monotonic() + wait_s
@@ -256,6 +262,16 @@ async def get_chunks(
                 await asyncio.wait_for(news.wait(), left)
             except TimeoutError:
                 return page
+
+
+def _chunk_error(call: Call, last: int) -> dict[str, Any] | None:
+    """Why there is no more after `last`, if that was not all."""
+    if call.forgotten and last < call.chunks:
+        return {"type": "Expired", "message": f"what call {call.id} gave is not kept any more", "bases": []}
+    if call.error is None or call.state not in CALL_FINAL:
+        return None
+    found: dict[str, Any] = json.loads(call.error)
+    return found
 
 
 @router.post("/calls/{call_id}/cancel")
@@ -314,6 +330,7 @@ def _view(call: Call, svc: Services) -> CallView:
         else PayloadBody(**payload_table(outcome)),
         error=None if call.error is None else json.loads(call.error),
         submitted_by=call.submitted_by,
+        forgotten=call.forgotten,
     )
 
 

@@ -117,6 +117,7 @@ class CallView(Answer):
     error: dict[str, Json] | None = None
     submitted_by: str = ""
     waiting: str | None = Field(None, description="What it waits for; not in lists.")
+    forgotten: bool = Field(False, description="Its arguments and its result are not kept any more.")
 
 
 class CallsAnswer(Answer):
