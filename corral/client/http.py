@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Self, TypeVar
 
 import httpx
@@ -248,9 +248,14 @@ def _kept(params: Params | None) -> dict[str, str | int | float | Sequence[str]]
 def _parse(response: httpx.Response, answer: type[M]) -> M:
     try:
         # An answer without a body is None.
-        return TypeAdapter(answer).validate_json(response.content or b"null")
+        return _reader(answer).validate_json(response.content or b"null")
     except ValidationError as error:
         raise not_an_answer(response, error) from error
+
+
+@lru_cache(maxsize=256)
+def _reader(answer: type[M]) -> TypeAdapter[M]:
+    return TypeAdapter(answer)
 
 
 def _client(url: str, token: str | None, timeout: httpx.Timeout, tls: ssl.SSLContext | None) -> httpx.Client:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from corral.core.fence import fence
@@ -39,10 +40,15 @@ class CallOptions:
     backoff: float = 2.0
     max_delay_s: float = 60.0
 
-    @classmethod
-    def read(cls, text: str) -> CallOptions:
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def read(text: str) -> CallOptions:
         table = json.loads(text)
-        return cls(**{**table, "retry_on": tuple(table.get("retry_on", ()))})
+        return CallOptions(**{**table, "retry_on": tuple(table.get("retry_on", ()))})
+
+    @lru_cache(maxsize=1024)  # noqa: B019 - options are few, and the calls that share them are many
+    def text(self) -> str:
+        return canonical(vars(self))
 
     def again(self, error: Mapping[str, Any], attempt: int) -> bool:
         if attempt > self.retries:
@@ -130,7 +136,7 @@ def _made(endpoint: Endpoint, version: int, new: NewCall, *, caller: Caller, dep
         parent_id=caller.parent,
         depth=depth,
         submitted_by=caller.principal,
-        options=canonical(vars(options)),
+        options=options.text(),
         args_format=new.args.format,
         args=new.args.body,
         args_blob=new.args.blob,
@@ -245,8 +251,11 @@ def _is_its_own(call: Call, lease_id: LeaseId, attempt: int) -> bool:
 
 
 def _settled(tx: Tx, call: Call, told: Told, *, now: float) -> Call:
+    if told.gave_back:
+        # As if it had not been given out: its place in the queue is the old one, and no try is counted.
+        return requeue(tx, call._replace(attempt=told.attempt - 1), at=call.ready_at)
     call = call._replace(attempt=told.attempt, ran_s=call.ran_s + told.ran_s)
-    if told.error is None and not told.gave_back and not told.cancelled:
+    if told.error is None and not told.cancelled:
         result = told.result or Payload("none")
         _hold_blob(tx, call, result.blob)
         return end(
@@ -263,8 +272,6 @@ def _settled(tx: Tx, call: Call, told: Told, *, now: float) -> Call:
         )
     if told.cancelled:
         return end(tx, call, CallEvent.CANCEL, now=now)
-    if told.gave_back:
-        return requeue(tx, call, at=now)
     error = dict(told.error or {})
     options = CallOptions.read(call.options)
     # What was lost with an instance is no try of the function's.
@@ -362,8 +369,8 @@ def take_back(tx: Tx, lease_id: LeaseId, held: Collection[str], *, before: float
     """What the instance was given and does not know of: the answer that gave it was lost."""
     return [
         requeue(tx, call, at=now)
-        for call in tx.calls.of_lease(lease_id)
-        if call.id not in held and (call.started_at or now) < before and not call.chunks
+        for call in tx.calls.of_lease(lease_id, before=before)
+        if call.id not in held and not call.chunks
     ]
 
 

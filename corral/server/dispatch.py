@@ -158,6 +158,11 @@ class Dispatcher:
             held.pop(CallId(call_id), None)
             self._active[lease_id] = self._clock.monotonic()
 
+    def doubtful(self, lease_id: LeaseId, call_ids: Iterable[str]) -> list[str]:
+        """Those of the calls that it is not known here to have: they may have ended otherwise."""
+        held = self.given.get(lease_id, {})
+        return [one for one in call_ids if one not in held]
+
     def is_idle(self, lease_id: LeaseId, idle_s: float) -> bool:
         now = self._clock.monotonic()
         return not self.given.get(lease_id) and now - self._active.setdefault(lease_id, now) >= idle_s
