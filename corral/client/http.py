@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Self, TypeVar
+from functools import partial
+from typing import Any, Self, TypeVar
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -253,9 +253,15 @@ def _parse(response: httpx.Response, answer: type[M]) -> M:
         raise not_an_answer(response, error) from error
 
 
-@lru_cache(maxsize=256)
+_readers: dict[type, TypeAdapter[Any]] = {}
+
+
 def _reader(answer: type[M]) -> TypeAdapter[M]:
-    return TypeAdapter(answer)
+    """Made once: that costs more than most answers."""
+    found = _readers.get(answer)
+    if found is None:
+        found = _readers[answer] = TypeAdapter(answer)
+    return found
 
 
 def _client(url: str, token: str | None, timeout: httpx.Timeout, tls: ssl.SSLContext | None) -> httpx.Client:

@@ -202,6 +202,11 @@ def forget(tx: Tx, call_id: CallId) -> None:
     tx.calls.delete(call_id)
 
 
+def place_of(call: Call) -> tuple[Pool, Waiting]:
+    """Where it stands in line."""
+    return Pool(call.endpoint_id, call.version, call.pool), Waiting(-call.priority, call.ready_at, call.id)
+
+
 def ready_key(call: Call) -> str:
     return f"{call.endpoint_id}|{call.version}|{call.priority}|{call.ready_at!r}|{call.id}|{call.pool}"
 
@@ -226,9 +231,12 @@ class Told(NamedTuple):
 
 
 def settle(
-    tx: Tx, lease_id: LeaseId, endpoint_id: EndpointId, told: Sequence[Told], *, now: float
+    tx: Tx, lease_id: LeaseId, run_id: RunId, endpoint_id: EndpointId, told: Sequence[Told], *, now: float
 ) -> list[Call]:
-    """Keep the outcomes of calls that this lease had. What is stale or was told before changes nothing."""
+    """Keep the outcomes of calls that this lease had; gives what is queued or ended by them.
+
+    What is stale or was told before changes nothing.
+    """
     changed = []
     for one in told:
         call = tx.calls.lock(one.call_id)
@@ -236,9 +244,14 @@ def settle(
             continue
         if not _is_its_own(call, lease_id, one.attempt):
             continue
-        if call.state is CallState.QUEUED and (one.gave_back or one.cancelled):
-            # It is queued again already; there is nothing to give back.
-            continue
+        if call.state is CallState.QUEUED:
+            if one.gave_back:
+                # It was not written down that it was given, or it is queued again already.
+                changed.append(call)
+                continue
+            if one.cancelled:
+                continue
+            call = call._replace(lease_id=lease_id, run_id=run_id, started_at=now - one.ran_s)
         changed.append(_settled(tx, call, one, now=now))
     return changed
 

@@ -50,6 +50,8 @@ from corral.wire.calls import (
 router = APIRouter(prefix="/v1", tags=["functions"])
 # How long finished calls are gathered before they are told together, for each of those that are waited for.
 _GATHER_S = 0.00005
+# A call that was given is written down as such after this long, unless it has ended.
+_WRITE_AFTER_S = 0.05
 # A call that its instance still does not know of after this long was given in an answer that was lost.
 LOST_AFTER_S = 30.0
 
@@ -362,7 +364,7 @@ async def exchange_as_json(
         for part in body.chunks:
             given = [_payload(one, "chunks") for one in part.chunks]
             core.add_chunks(tx, CallId(part.call_id), part.attempt, lease_id, part.first, given)
-        changed.extend(core.settle(tx, lease_id, endpoint_id, told, now=now))
+        changed.extend(core.settle(tx, lease_id, run_id, endpoint_id, told, now=now))
         if body.want:
             held = {*body.holding, *(one.call_id for one in told)}
             changed.extend(core.take_back(tx, lease_id, held, before=now - LOST_AFTER_S, now=now))
@@ -387,7 +389,10 @@ async def exchange_as_json(
     svc.dispatch.served[lease_id] = me.endpoint_id
     svc.dispatch.settled(lease_id, [one.call_id for one in told])
     svc.results.ended(call for call in changed if call.state in CALL_FINAL)
-    svc.dispatch.keep(call for call in changed if call.state is CallState.QUEUED)
+    again = [call for call in changed if call.state is CallState.QUEUED]
+    svc.dispatch.keep(again)
+    for call in again:
+        svc.dispatch.heard(*core.place_of(call))
     given = await _given(me, lease_id, body.want, svc)
     if not given and body.want and body.wait_s and not me.over and not me.retired:
         given = await _wait_for_calls(me, lease_id, body, svc, gone)
@@ -445,25 +450,32 @@ async def _given(me: _Instance, lease_id: LeaseId, want: int, svc: Services) -> 
     known = {call.id: call for call in found}
     calls = [call for one in ids if (call := known.get(one) or svc.dispatch.recent(one)) is not None]
     calls = [call for call in calls if call.state is CallState.QUEUED]
-    write = svc.store.write(
-        partial(_assign, [call.id for call in calls], lease_id, me.run_id, svc.clock.now())
-    )
+    if not alone:
+        got = await svc.store.write(_assigning([call.id for call in calls], lease_id, me.run_id, svc))
+        calls = [call for call in calls if call.id in set(got)]
+    svc.dispatch.give(lease_id, me.run_id, [call.id for call in calls], written=not alone)
     if alone:
-        # Not waited for: should it be lost, the call is still queued, and its outcome is taken all the same.
-        svc.in_background(write)
-    else:
-        got = set(await write)
-        calls = [call for call in calls if call.id in got]
-    svc.dispatch.give(lease_id, [call.id for call in calls])
+        svc.in_background(_write_down_later(svc))
     return calls
+
+
+async def _write_down_later(svc: Services) -> None:
+    """Who has which call. Should it be lost before, the call is still queued, and its outcome is taken all
+    the same; most have ended by then."""
+    await asyncio.sleep(_WRITE_AFTER_S)
+    for (lease_id, run_id), ids in svc.dispatch.unwritten().items():
+        await svc.store.write(_assigning(ids, lease_id, run_id, svc))
+
+
+def _assigning(
+    ids: list[CallId], lease_id: LeaseId, run_id: RunId, svc: Services
+) -> Callable[[Tx], list[CallId]]:
+    now = svc.clock.now()
+    return lambda tx: tx.calls.assign(ids, lease_id=lease_id, run_id=run_id, now=now)
 
 
 def _waiting(pool: Pool, tx: Tx) -> list[Waiting]:
     return tx.calls.waiting(pool, after=None, limit=REFILL)
-
-
-def _assign(ids: list[CallId], lease_id: LeaseId, run_id: RunId, now: float, tx: Tx) -> list[CallId]:
-    return tx.calls.assign(ids, lease_id=lease_id, run_id=run_id, now=now)
 
 
 def _given_table(call: Call) -> dict[str, Any]:
