@@ -16,6 +16,7 @@ from corral.functions.errors import (
     NotFinished,
     RemoteError,
 )
+from corral.functions.lookup import function
 from corral.functions.options import Batch, Retries
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "UnpickleNotice",
     "enter",
     "exit",
+    "function",
     "method",
     "parameter",
 ]

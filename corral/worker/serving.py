@@ -200,7 +200,11 @@ class Serving:
                 return
             self._outcomes.append(
                 OutcomeBody(
-                    call_id=header["id"], attempt=header["attempt"], ran_s=header.get("ran_s", 0.0), **how
+                    call_id=header["id"],
+                    attempt=header["attempt"],
+                    ran_s=header.get("ran_s", 0.0),
+                    chunks=held.chunks,
+                    **how,
                 )
             )
             self._lock.notify_all()
@@ -222,8 +226,10 @@ class Serving:
 
     def _take_chunk(self, header: dict[str, Any], payload: PayloadBody) -> None:
         with self._lock:
-            if header["id"] not in self._held:
+            held = self._held.get(header["id"])
+            if held is None:
                 return
+            held.chunks = header["n"]
             last = self._chunks[-1] if self._chunks else None
             if last is not None and last.call_id == header["id"] and len(last.chunks) < 200:
                 self._chunks[-1] = last.model_copy(update={"chunks": [*last.chunks, payload]})
