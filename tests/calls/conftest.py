@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import corral
 from acceptance.stack import Stack, Worker
 from acceptance.stack import stack as running
+
+import corral
 from calls import pier
 from corral.functions import backend
 from corral.functions.remote import HttpBackend

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from acceptance.stack import until
 
 import corral
-from acceptance.stack import until
 from calls.conftest import Scene
 from calls.pier import Boat, Stranded
 
