@@ -228,6 +228,8 @@ class Told(NamedTuple):
     # Given back unbegun, at no cost: the instance stops.
     gave_back: bool = False
     cancelled: bool = False
+    # Of a generator: how many it gave in this try.
+    chunks: int | None = None
 
 
 def settle(
@@ -269,6 +271,11 @@ def _settled(tx: Tx, call: Call, told: Told, *, now: float) -> Call:
         return requeue(tx, call._replace(attempt=told.attempt - 1), at=call.ready_at)
     call = call._replace(attempt=told.attempt, ran_s=call.ran_s + told.ran_s)
     if told.error is None and not told.cancelled:
+        if told.chunks is not None and told.chunks > call.chunks:
+            # They come in another request, which was overtaken: it is told again after that.
+            raise InvalidInput(f"chunk {call.chunks + 1} of call {call.id} is missing")
+        if told.chunks is not None and told.chunks < call.chunks:
+            return _gave_others(tx, call, told.chunks + 1, now=now)
         result = told.result or Payload("none")
         _hold_blob(tx, call, result.blob)
         return end(
@@ -288,7 +295,7 @@ def _settled(tx: Tx, call: Call, told: Told, *, now: float) -> Call:
     error = dict(told.error or {})
     options = CallOptions.read(call.options)
     # What was lost with an instance is no try of the function's.
-    if call.chunks == 0 and options.again(error, told.attempt - call.lost):
+    if options.again(error, told.attempt - call.lost):
         pause_s = options.pause_s(call.id, told.attempt)
         return requeue(tx, call._replace(error=canonical(error)), at=now + pause_s)
     return end(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
@@ -313,19 +320,27 @@ def end(tx: Tx, call: Call, event: CallEvent, *, now: float) -> Call:
 
 
 def lose(tx: Tx, call_id: CallId, *, now: float) -> Call | None:
-    """The instance that had it is gone: another gets it, unless it has cost too many or has begun to give."""
+    """The instance that had it is gone: another gets it, unless it has cost too many."""
     call = tx.calls.lock(call_id)
     if call is None or call.state is not CallState.ASSIGNED:
         return None
     call = call._replace(lost=call.lost + 1)
-    if call.chunks:
-        why = f"its instance was lost after it had given {call.chunks} chunks"
-    elif call.lost >= MOST_LOST:
-        why = f"it lost {call.lost} instances"
-    else:
+    if call.lost < MOST_LOST:
         return requeue(tx, call, at=now)
+    return _failed_as_lost(tx, call, f"it lost {call.lost} instances", now=now)
+
+
+def _failed_as_lost(tx: Tx, call: Call, why: str, *, now: float) -> Call:
     error = {"type": _LOST_TYPE, "message": why, "bases": [_LOST_TYPE]}
     return end(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
+
+
+def _gave_others(tx: Tx, call: Call, n: int, *, now: float) -> Call:
+    why = (
+        f"it had given {call.chunks} chunks when it was interrupted, and number {n} was another when it was "
+        "run again: a stream is taken up only where a generator gives the same twice"
+    )
+    return _failed_as_lost(tx, call, why, now=now)
 
 
 def cancel(tx: Tx, call_id: CallId, *, now: float) -> Call:
@@ -388,16 +403,32 @@ def take_back(tx: Tx, lease_id: LeaseId, held: Collection[str], *, before: float
 
 
 def add_chunks(
-    tx: Tx, call_id: CallId, attempt: int, lease_id: LeaseId, first: int, given: Sequence[Payload]
+    tx: Tx,
+    call_id: CallId,
+    attempt: int,
+    lease_id: LeaseId,
+    first: int,
+    given: Sequence[Payload],
+    *,
+    now: float,
 ) -> Call | None:
-    """Append what a generator gave; `first` is the number of the first of them. Replays are dropped."""
+    """Append what a generator gave; `first` is the number of the first of them. Replays are dropped.
+
+    A generator that was interrupted gives all anew. What does not equal what was given before ends the call:
+    whoever reads it must not get one half of each.
+    """
     call = tx.calls.lock(call_id)
     if call is None or call.state in CALL_FINAL or not _is_its_own(call, lease_id, attempt):
         return None
     if first > call.chunks + 1:
         raise InvalidInput(f"chunk {call.chunks + 1} of call {call_id} is missing")
+    again = tx.calls.chunks(call_id, after=first - 1, limit=len(given)) if first <= call.chunks else []
+    earlier = {chunk.n: chunk for chunk in again}
     for n, part in enumerate(given, start=first):
-        if n > call.chunks:
+        if (was := earlier.get(n)) is not None:
+            if (was.format, was.body, was.blob) != (part.format, part.body, part.blob):
+                return _gave_others(tx, call, n, now=now)
+        elif n > call.chunks:
             tx.calls.insert_chunk(Chunk(call_id, n, part.format, part.body, part.blob))
             _hold_blob(tx, call, part.blob)
             call = call._replace(chunks=n)

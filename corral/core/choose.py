@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from corral.core.free import Free, bytes_held
+from corral.core.holds import wait_for_place
 from corral.core.lanes import Candidate, Lanes
 from corral.core.policy import Policy
 from corral.core.reservations import Reservation, Reservations
@@ -112,8 +113,13 @@ class Chooser:
             elif not self._within_quota(run, need):
                 self._passed.add(candidate.lane)
             elif not self._behind or self._ends_in_time(run):
-                gpus = self.free.take(need)
-                return Choice(run, spec, gpus, bytes_held(need) if gpus else None)
+                full = self._group_is_full(run)
+                if full:
+                    wait_for_place(self.tx, run, actor="corral", now=self.now)
+                    continue
+                if full is not None:
+                    gpus = self.free.take(need)
+                    return Choice(run, spec, gpus, bytes_held(need) if gpus else None)
             self.taken.remove(candidate)
             aside.append(candidate)
         return None
@@ -207,6 +213,24 @@ class Chooser:
         # More than what the sweeper stops runs with: one that starts must not be stopped at once.
         keep_s = self.policy.stop_s(run) + 2 * self.policy.lease_s
         return over_quota(quota, use, gpus=need.gpus_at_best, used_gpu_s=used_gpu_s, keep_s=keep_s) is None
+
+    def _group_is_full(self, run: Run) -> bool | None:
+        """None if somebody else gives places in it just now.
+
+        Places are given before a run is queued; but a limit may have been lowered since, and a retry comes
+        back to the queue whatever the limit is.
+        """
+        group = None if run.group_id is None else self.tx.runs.group(run.group_id)
+        if group is None or group.max_running is None:
+            return False
+        key = f"group {group.id}"
+        alone = not self._locked or key in self._locked
+        found = self.tx.runs.lock_group(group.id) if alone else self.tx.runs.try_lock_group(group.id)
+        if found is None:
+            return None
+        self._locked.add(key)
+        most = found.max_running
+        return most is not None and self.tx.runs.running_in_group(group.id, most) >= most
 
     def _ends_in_time(self, run: Run) -> bool:
         """Backfill: by its wall limit it has ended before the run that the host is kept for could begin."""

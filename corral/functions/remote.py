@@ -63,6 +63,19 @@ class HttpBackend:
                     self._found[id(one)] = (one, self._made_ready(one))
             return self._found[id(member)][1]
 
+    def look_up(self, project: str | None, name: str) -> tuple[Target, dict[str, Any], str]:
+        project = project or self._project
+        head, _, method = name.rpartition(".")
+        try:
+            view, method = self.corral.endpoints.get(project, name), ""
+        except NotFound as error:
+            try:
+                view = self.corral.endpoints.get(project, head)
+            except NotFound:
+                raise EndpointGone(f"{error.message}; `corral fn ls` lists what is deployed") from None
+        tables = {key: table.model_dump() for key, table in view.functions.items()}
+        return Target(project, view.name), tables, method
+
     def _made_ready(self, member: Member) -> Target:
         project = member.app.project or self._project
         view = self.corral.endpoints.deploy(self.request(member, project, live=True))

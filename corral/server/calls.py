@@ -38,6 +38,7 @@ from corral.wire.calls import (
     ChunkPage,
     ChunkView,
     CollectRequest,
+    FunctionTable,
     LeaseCallsAnswer,
     LeaseCallsRequest,
     NestedAnswer,
@@ -363,7 +364,10 @@ async def exchange_as_json(
         run_id, endpoint_id, version, pool = me
         for part in body.chunks:
             given = [_payload(one, "chunks") for one in part.chunks]
-            core.add_chunks(tx, CallId(part.call_id), part.attempt, lease_id, part.first, given)
+            one = CallId(part.call_id)
+            call = core.add_chunks(tx, one, part.attempt, lease_id, part.first, given, now=now)
+            if call is not None and call.state in CALL_FINAL:
+                changed.append(call)
         changed.extend(core.settle(tx, lease_id, run_id, endpoint_id, told, now=now))
         if body.want:
             held = {*body.holding, *(one.call_id for one in told)}
@@ -408,7 +412,14 @@ async def exchange_as_json(
 def _told(body: OutcomeBody) -> Told:
     result = None if body.result is None else _payload(body.result, "result")
     return Told(
-        CallId(body.call_id), body.attempt, result, body.error, body.ran_s, body.gave_back, body.cancelled
+        CallId(body.call_id),
+        body.attempt,
+        result,
+        body.error,
+        body.ran_s,
+        body.gave_back,
+        body.cancelled,
+        body.chunks,
     )
 
 
@@ -501,7 +512,7 @@ async def nested_calls(
     caller = Caller(Token.of_run(run.id, run.project))
     match body.what:
         case "find":
-            return await svc.store.read(lambda tx: _sibling(tx, run.project, entry, body.endpoint or ""))
+            return await svc.store.read(lambda tx: _sibling(tx, run.project, entry, body.endpoint or "", svc))
         case "make":
             request = CallsRequest(
                 project=run.project,
@@ -535,12 +546,18 @@ def _own_run(
     return run, endpoint
 
 
-def _sibling(tx: Tx, project: str, own: Endpoint, name: str) -> NestedAnswer:
+def _sibling(tx: Tx, project: str, own: Endpoint, name: str, svc: Services) -> NestedAnswer:
     """Another member of the app: of a program that runs now if this one is, of the deployed app otherwise."""
     for candidate in [f"live.{name}", name] if own.live else [name]:
         found = tx.endpoints.by_name(project, candidate)
         if found is not None and found.current:
-            return NestedAnswer(project=project, endpoint=candidate, version=found.current if own.live else 0)
+            tables = svc.book.functions(tx, found.id, found.current)
+            return NestedAnswer(
+                project=project,
+                endpoint=candidate,
+                version=found.current if own.live else 0,
+                functions={key: FunctionTable.model_validate(table) for key, table in tables.items()},
+            )
     raise NotFound(
         f"project {project} has no endpoint {name!r}", hint="Deploy it, or call it once from the program."
     )

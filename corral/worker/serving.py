@@ -72,6 +72,7 @@ class _Held:
     came: float
     began: float | None = None
     ends_at: float | None = None
+    chunks: int = 0
     told_to_end: float | None = None
 
 
@@ -229,8 +230,11 @@ class Serving:
                 return
             ran_s = header.get("ran_s", 0.0)
             self._pace_s = ran_s if self._pace_s is None else 0.8 * self._pace_s + 0.2 * ran_s
-            outcome = OutcomeBody(call_id=header["id"], attempt=header["attempt"], ran_s=ran_s, **how)
-            self._outcomes.append(outcome)
+            self._outcomes.append(
+                OutcomeBody(
+                    call_id=header["id"], attempt=header["attempt"], ran_s=ran_s, chunks=held.chunks, **how
+                )
+            )
             ready = self._next_up()
             self._has_news()
         self._feed(ready)
@@ -276,8 +280,10 @@ class Serving:
 
     def _take_chunk(self, header: dict[str, Any], payload: PayloadBody) -> None:
         with self._lock:
-            if header["id"] not in self._held:
+            held = self._held.get(header["id"])
+            if held is None:
                 return
+            held.chunks = header["n"]
             last = self._chunks[-1] if self._chunks else None
             if last is not None and last.call_id == header["id"] and len(last.chunks) < 200:
                 self._chunks[-1] = last.model_copy(update={"chunks": [*last.chunks, payload]})

@@ -164,7 +164,7 @@ def dies() -> None:
 
 
 @app.cls(max_instances=4)
-class Counter:
+class Counter(corral.Parameters):
     start: int = corral.parameter(default=0)
 
     @corral.enter()

@@ -246,7 +246,7 @@ def _whole(call: corral.Call[Any], last: str) -> list[str] | None:
 
 def test_instances_keep_their_state_and_parameters_make_pools() -> None:
     """RF-D13, RF-D14, RF-D17: 1, 2, 3; other parameters, another instance; loaded once."""
-    plain, other = kit.Counter(), kit.Counter(start=100)  # type: ignore[call-arg]
+    plain, other = kit.Counter(), kit.Counter(start=100)
 
     assert [plain.add.remote() for _ in range(3)] == [(1, 1), (2, 1), (3, 1)]
     assert other.add.remote(5) == (105, 1)

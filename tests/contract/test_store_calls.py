@@ -15,7 +15,7 @@ from corral.core.calls import Caller, CallOptions, NewCall, Told
 from corral.core.endpoints import Load, NewVersion, Rule, desired
 from corral.domain.call import Call, CallState, Payload, Pool
 from corral.domain.endpoint import Endpoint, VersionState
-from corral.domain.errors import Conflict
+from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import Digest, LeaseId, RunId, new_lease_id
 from corral.domain.lease import Lease, LeaseState
 from corral.ports.calls import CallFilter
@@ -68,6 +68,11 @@ def result(call: Call, value: bytes = b"y", *, attempt: int = 1) -> Told:
 def error(call: Call, *, attempt: int = 1, kind: str = "ValueError") -> Told:
     record = {"type": kind, "message": "no", "bases": [kind, "Exception"]}
     return Told(call.id, attempt, None, record, 0.5)
+
+
+def gave(call: Call, first: int, *values: bytes, attempt: int, tx: Tx) -> Call | None:
+    parts = [Payload("plain1", value) for value in values]
+    return core.add_chunks(tx, call.id, attempt, LEASE, first, parts, now=104.0)
 
 
 def state(db: Database, call: Call) -> CallState:
@@ -178,21 +183,67 @@ def test_a_result_of_an_instance_that_was_thought_lost_is_taken_while_nobody_has
     assert done.state is CallState.SUCCEEDED
 
 
-def test_a_generator_that_has_given_something_is_not_run_again(db: Database) -> None:
-    (call,) = db.write(lambda tx: assigned(tx, new_call()))
-    db.write(lambda tx: core.add_chunks(tx, call.id, 1, LEASE, 1, [Payload("plain1", b"a")]))
+def interrupted(tx: Tx) -> Call:
+    """A generator that had given two when its instance was lost, and is run again."""
+    (call,) = assigned(tx, new_call())
+    gave(call, 1, b"a", b"b", attempt=1, tx=tx)
+    assert core.lose(tx, call.id, now=105.0) is not None
+    tx.calls.assign([call.id], lease_id=LEASE, run_id=RUN, now=106.0)
+    return call
 
-    found = db.write(lambda tx: core.lose(tx, call.id, now=105.0))
+
+def test_a_generator_whose_instance_was_lost_goes_on_where_it_was(db: Database) -> None:
+    call = db.write(interrupted)
+
+    db.write(lambda tx: gave(call, 1, b"a", attempt=2, tx=tx))
+    db.write(lambda tx: gave(call, 2, b"b", b"c", attempt=2, tx=tx))
+    told = result(call, attempt=2)._replace(chunks=3)
+
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
+    assert done.state is CallState.SUCCEEDED
+    found = db.read(lambda tx: tx.calls.chunks(call.id, after=0, limit=10))
+    assert [one.body for one in found] == [b"a", b"b", b"c"]
+
+
+def test_a_generator_that_gives_others_when_it_is_run_again_is_no_whole(db: Database) -> None:
+    call = db.write(interrupted)
+
+    found = db.write(lambda tx: gave(call, 1, b"a", b"x", b"y", attempt=2, tx=tx))
 
     assert found is not None
     assert found.state is CallState.FAILED
+    assert "number 2 was another" in (found.error or "")
+    assert len(db.read(lambda tx: tx.calls.chunks(call.id, after=0, limit=10))) == 2
+
+
+def test_a_generator_that_gives_fewer_when_it_is_run_again_is_no_whole(db: Database) -> None:
+    call = db.write(interrupted)
+    db.write(lambda tx: gave(call, 1, b"a", attempt=2, tx=tx))
+    told = result(call, attempt=2)._replace(chunks=1)
+
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
+
+    assert done.state is CallState.FAILED
+
+
+def test_an_end_that_overtakes_its_chunks_is_told_again(db: Database) -> None:
+    """It is refused and not kept: with it kept the last chunks would be dropped as late."""
+    (call,) = db.write(lambda tx: assigned(tx, new_call()))
+    told = result(call)._replace(chunks=1)
+    with pytest.raises(InvalidInput, match="chunk 1"):
+        db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
+
+    db.write(lambda tx: gave(call, 1, b"a", attempt=1, tx=tx))
+
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
+    assert done.state is CallState.SUCCEEDED
 
 
 def test_chunks_are_numbered_and_replays_are_dropped(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
-    parts = [Payload("plain1", bytes([n])) for n in range(5)]
-    db.write(lambda tx: core.add_chunks(tx, call.id, 1, LEASE, 1, parts[:3]))
-    db.write(lambda tx: core.add_chunks(tx, call.id, 1, LEASE, 2, parts[1:5]))
+    parts = [bytes([n]) for n in range(5)]
+    db.write(lambda tx: gave(call, 1, *parts[:3], attempt=1, tx=tx))
+    db.write(lambda tx: gave(call, 2, *parts[1:5], attempt=1, tx=tx))
 
     found = db.read(lambda tx: tx.calls.chunks(call.id, after=0, limit=10))
 
@@ -426,7 +477,7 @@ def test_a_call_that_its_instance_never_got_is_taken_back(db: Database) -> None:
 
 def test_the_chunks_of_a_generator_that_is_tried_again_are_new_ones(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
-    db.write(lambda tx: core.add_chunks(tx, call.id, 1, LEASE, 1, [Payload("plain1", b"old")]))
+    db.write(lambda tx: gave(call, 1, b"old", attempt=1, tx=tx))
     db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [error(call)], now=102.0))
 
     db.write(lambda tx: core.retry(tx, call.id, now=103.0))
