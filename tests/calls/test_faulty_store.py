@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import corral
 from acceptance.stack import CLEAN, marked, until
 from api.live import Live, serve
+
+import corral
 from calls import pier
 from corral.client.api import Corral
 from corral.client.http import Backoff
