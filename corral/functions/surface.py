@@ -15,6 +15,8 @@ from corral.functions.errors import (
     InstanceLost,
     NotFinished,
     RemoteError,
+    ResultLost,
+    ResultTooLarge,
 )
 from corral.functions.lookup import function
 from corral.functions.options import Batch, Retries
@@ -33,6 +35,8 @@ __all__ = [
     "NotFinished",
     "Parameters",
     "RemoteError",
+    "ResultLost",
+    "ResultTooLarge",
     "Retries",
     "UnpickleNotice",
     "enter",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
@@ -71,9 +72,8 @@ async def web(project: str, name: str, path: str, request: Request, caller: User
         return await _streamed(call, caller, svc)
     (call,) = await wait_all([call], min(timeout_s + 5.0, 3600.0), svc, fresh=True)
     result = call.result
-    if call.result_blob is not None:
-        blob = call.result_blob
-        result = await svc.in_thread(lambda: b"".join(svc.blobs.read(blob)))
+    if call.outcome is not None and call.result_blob is not None:
+        result = await svc.in_thread(partial(_bytes, svc, call.outcome))
     return _answer(call, result)
 
 
@@ -159,4 +159,12 @@ async def _pieces(call_id: str, page: ChunkPage, caller: Caller, svc: Services) 
 
 
 def _bytes(svc: Services, given: Payload) -> bytes:
-    return b"".join(svc.blobs.read(given.blob)) if given.blob is not None else given.body or b""
+    if given.blob is None:
+        return given.body or b""
+    try:
+        data = b"".join(svc.blobs.read(given.blob))
+    except KeyError:
+        data = b""
+    if hashlib.sha256(data).hexdigest() != given.blob:
+        raise BadGateway("the answer is missing or damaged", hint="Run `corral fsck` on the server.")
+    return data

@@ -20,7 +20,7 @@ from typing import Any
 
 import corral
 from corral.domain.call import INLINE_BYTES
-from corral.domain.errors import CorralError, LeaseLost, NotFound
+from corral.domain.errors import CorralError, LeaseLost, NotFound, TooLarge
 from corral.domain.redaction import Secrets
 from corral.runner.channel import INLINE_MAX, Channel
 from corral.wire.calls import (
@@ -184,14 +184,24 @@ class Serving:
             case "broken":
                 self.broken = self._redacted(header["error"])
             case "result":
-                payload = self._stored(header["format"], body)
-                self._settle(header, result=payload)
+                try:
+                    payload = self._stored(header["format"], body)
+                except (CorralError, OSError) as error:
+                    self._settle(header, error=_not_kept(error))
+                else:
+                    self._settle(header, result=payload)
             case "error":
                 self._settle(header, error=self._redacted(header["error"]))
             case "cancelled":
                 self._settle_cancelled(header)
             case "chunk":
-                self._take_chunk(header, self._stored(header["format"], body))
+                try:
+                    payload = self._stored(header["format"], body)
+                except (CorralError, OSError) as error:
+                    self._settle(header, error=_not_kept(error))
+                    self._say({"t": "cancel", "id": header["id"]})
+                else:
+                    self._take_chunk(header, payload)
             case "ask":
                 threading.Thread(target=self._answer, args=(header,), daemon=True).start()
 
@@ -215,13 +225,9 @@ class Serving:
         if len(data) <= INLINE_BYTES:
             return inline(form, data)
         digest = hashlib.sha256(data).hexdigest()
-        self._patiently(lambda: self._upload(digest, data))
-        return PayloadBody(format=form, blob=digest, size=len(data))
-
-    def _upload(self, digest: str, data: bytes) -> None:
         sink = self.link.corral.leases.sink(self.lease.id, self.lease.epoch)
-        if digest in sink.query([digest]).missing:
-            sink.put(digest, data, length=len(data), offset=None)
+        self._patiently(lambda: sink.keep(digest, data))
+        return PayloadBody(format=form, blob=digest, size=len(data))
 
     def _settle(self, header: dict[str, Any], **how: Any) -> None:
         with self._lock:
@@ -435,14 +441,8 @@ class Serving:
 
     def _downloaded(self, digest: str) -> Path:
         path = self.folder / random.token_hex(8)
-
-        def fetch() -> None:
-            source = self.link.corral.leases.source(self.lease.id, self.lease.epoch)
-            with path.open("wb") as file:
-                for chunk in source.read(digest):
-                    file.write(chunk)
-
-        self._patiently(fetch)
+        source = self.link.corral.leases.source(self.lease.id, self.lease.epoch)
+        self._patiently(lambda: source.save(digest, path))
         return path
 
     def _patiently(self, work: Callable[[], None]) -> None:
@@ -614,7 +614,7 @@ class Serving:
 
     def _read(self, digest: str) -> bytes:
         source = self.link.corral.leases.source(self.lease.id, self.lease.epoch)
-        return b"".join(source.read(digest))
+        return source.whole(digest)
 
 
 def _payloads(said: dict[str, Any]) -> list[dict[str, Any]]:
@@ -623,6 +623,12 @@ def _payloads(said: dict[str, Any]) -> list[dict[str, Any]]:
     return [view["result"] for view in views if view.get("result")] + [
         one["payload"] for one in said["chunks"]
     ]
+
+
+def _not_kept(error: Exception) -> dict[str, Any]:
+    """Why the server does not take what the function gave."""
+    kind = "ResultTooLarge" if isinstance(error, TooLarge) else "ResultLost"
+    return {"type": kind, "message": f"its result could not be stored: {error}", "bases": [kind]}
 
 
 def inline(form: str, data: bytes) -> PayloadBody:

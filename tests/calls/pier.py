@@ -123,3 +123,14 @@ class Harbour(corral.Parameters):
     @corral.exit()
     def close(self) -> None:
         print("closed with", len(self.moored))
+
+
+@app.function()
+def makes(size: int) -> bytes:
+    return bytes(n % 251 for n in range(size))
+
+
+@app.function()
+def parts(count: int, size: int) -> Iterator[bytes]:
+    for n in range(count):
+        yield bytes([n]) * size
