@@ -40,7 +40,7 @@ class Callee:
             args = {"format": form, "body": codec.as_text(data), "size": len(data)}
             found |= {"schedule": base.schedule.table(), "schedule_args": args}
         if self.path is not None:
-            found |= {"path": self.path, "method": self.method}
+            found |= {"path": self.path, "method": self.method, "streams": self.kind == "generator"}
         return found
 
 

@@ -15,8 +15,11 @@ from corral.functions.errors import (
     InstanceLost,
     NotFinished,
     RemoteError,
+    ResultLost,
+    ResultTooLarge,
     VolumeConflict,
 )
+from corral.functions.lookup import function
 from corral.functions.options import Batch, Cron, Period, Retries
 from corral.functions.volumes import Volume
 
@@ -36,12 +39,15 @@ __all__ = [
     "Parameters",
     "Period",
     "RemoteError",
+    "ResultLost",
+    "ResultTooLarge",
     "Retries",
     "UnpickleNotice",
     "Volume",
     "VolumeConflict",
     "enter",
     "exit",
+    "function",
     "method",
     "parameter",
 ]
