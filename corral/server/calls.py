@@ -428,7 +428,8 @@ async def exchange_as_json(
     given = await _given(me, lease_id, body.want, svc)
     if not given and body.want and body.wait_s and not me.over and not me.retired:
         given = await _wait_for_calls(me, lease_id, body, svc, gone)
-    idle = not given and not body.holding and svc.dispatch.is_idle(lease_id, svc.book.idle_s(me.endpoint_id))
+    idle_s = 0.0 if svc.dispatch.is_sent_away(lease_id) else svc.book.idle_s(me.endpoint_id)
+    idle = not given and not body.holding and svc.dispatch.is_idle(lease_id, idle_s)
     answer = {
         "calls": [_given_table(call) for call in given],
         "cancelled": me.over,
@@ -455,7 +456,7 @@ async def _wait_for_calls(
     me: _Instance, lease_id: LeaseId, body: LeaseCallsRequest, svc: Services, gone: Gone
 ) -> list[Call]:
     deadline = svc.clock.monotonic() + body.wait_s
-    poll = Poll(me.pools)
+    poll = Poll(lease_id, me.pools)
     try:
         while True:
             svc.dispatch.join(poll)
@@ -463,7 +464,7 @@ async def _wait_for_calls(
                 return []
             given = await _given(me, lease_id, body.want, svc)
             left = deadline - svc.clock.monotonic()
-            if given or left <= 0 or svc.hub.closing:
+            if given or left <= 0 or svc.hub.closing or svc.dispatch.is_sent_away(lease_id):
                 return given
             if not await wait_for(poll.woken, left):
                 return []
