@@ -44,6 +44,10 @@ class Board:
         need = self.shapes.known(lane.shape)
         return need is None or self.shares.held_back(lane.project, need.gpus_at_best) is None
 
+    def may_have(self, shape: Digest) -> bool:
+        """False if, for all that is known here, no run of the shape waits that may start."""
+        return self.lanes.may_have(shape, self.may_start)
+
 
 class Choice(NamedTuple):
     run: Run
@@ -72,6 +76,8 @@ class Chooser:
     _behind: bool = False
     _next_in_line: bool = False
     _tries: int = 0
+    # When the kept run could begin; worked out once, until the host is given more.
+    _begins: tuple[float | None] | None = None
 
     def __post_init__(self) -> None:
         self.free = Free(self.host, self.held)
@@ -121,6 +127,7 @@ class Chooser:
     def granted(self, lease: Lease) -> None:
         self.held.append(Held(lease.id, lease.request_id, lease.gpus, lease.gpu_bytes))
         self.board.reservations.done(lease.run_id)
+        self._begins = None
 
     def _is_for_this_host(self, run: Run, need: Requirements) -> bool:
         """What only the run itself tells: its name, and that the host gave it back a moment ago."""
@@ -135,7 +142,7 @@ class Chooser:
             self.tx,
             self._fits,
             lambda project: board.shares.weight(project, self.now),
-            key=board.shapes.key(self.host),
+            key=board.shapes.kind(self.host),
             points=None if ageing_s is None else self._points,
             may=self._may,
         )
@@ -152,6 +159,9 @@ class Chooser:
             return False
         need = self.board.shapes.get(self.tx, lane.shape)
         if self.board.shares.held_back(lane.project, need.gpus_at_best) is not None:
+            return False
+        # What is remembered of hosts of a kind may be from before a shape named this one.
+        if need.hosts and not self._fits(lane.shape):
             return False
         if not self.board.shapes.admits(self.tx, lane.shape, lane.project, self.host):
             return False
@@ -217,6 +227,11 @@ class Chooser:
 
     def _begins_at(self) -> float | None:
         """When the kept run fits by the wall limits of what runs here; None if too few of them have one."""
+        if self._begins is None:
+            self._begins = (self._work_out_begin(),)
+        return self._begins[0]
+
+    def _work_out_begin(self) -> float | None:
         large = None if self._reservation is None else self.tx.runs.get(self._reservation.run_id)
         if large is None:
             return None

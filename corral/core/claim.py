@@ -110,9 +110,12 @@ class Claim:
             new = new._replace(
                 capability=self.ask.capability, capability_digest=digest_of(json.loads(self.ask.capability))
             )
-        if new != host or host.last_seen_at is None or now - host.last_seen_at > SEEN_EVERY_S:
+        if new != host:
             new = new._replace(last_seen_at=now)
             tx.hosts.save(new)
+        elif host.last_seen_at is None or now - host.last_seen_at > SEEN_EVERY_S:
+            new = new._replace(last_seen_at=now)
+            tx.hosts.seen(host.id, now)
         self.roster.saw(new)
         return new
 

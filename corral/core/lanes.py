@@ -124,6 +124,8 @@ class Lanes:
             usage: dict[str, float] = {}
             heads: list[tuple[int, float, Ready, Lane]] = []
             for shape in self._fits(key, fits):
+                if not self._shapes[shape]:
+                    continue
                 for lane, head in self._heads(tx, shape):
                     project = lane.project
                     if project not in usage:
