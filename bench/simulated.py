@@ -8,6 +8,7 @@ beats once, then no more), and durability: the file is thrown away, so nothing w
 from __future__ import annotations
 
 import asyncio
+import gc
 import heapq
 import itertools
 import json
@@ -146,6 +147,9 @@ class Simulation:
 
     def run(self, progress: Callable[[Simulation], None] = lambda _: None) -> None:
         """Until every run has ended."""
+        # A million runs leave millions of objects: looking through all of them for cycles again and again
+        # would be a cost of this process and not of the scheduler.
+        gc.set_threshold(100_000, 50, 1000)
         with self.store.transaction() as tx:
             self._begin(tx)
         arrivals = self.work.arrivals()

@@ -122,7 +122,14 @@ class Claim:
     def _grants(self, tx: Tx, host: Host, held: list[Held], now: float) -> list[Grant]:
         if self.ask.draining or host.capability is None or not takes_work(host, now):
             return []
-        board = Board(self.lanes, self.shapes, self.shares, self.reservations, self.roster)
+        board = Board(
+            self.lanes,
+            self.shapes,
+            self.shares,
+            self.reservations,
+            self.roster,
+            margin_s=self.policy.least_margin_s,
+        )
         chooser = Chooser(board, self.policy, tx, host, held, now, self.taken)
         self.free = chooser.free
         grants: list[Grant] = []

@@ -83,7 +83,8 @@ class Preemptor:
         if run is None:
             return None
         need = self.board.shapes.get(tx, lane.shape)
-        if self.board.shares.held_back(lane.project, need.gpus_at_best) is not None:
+        margin_s = self.policy.margin_s(run)
+        if self.board.shares.held_back(lane.project, need.gpus, keep_s=margin_s) is not None:
             return None
         found = fleet.make_room(run, need)
         if found is None:

@@ -70,6 +70,14 @@ class Ready(NamedTuple):
     id: RunId
 
 
+class Named(NamedTuple):
+    """A queued run, its name and its kind."""
+
+    ready: Ready
+    name: str
+    kind: str
+
+
 class Known(NamedTuple):
     """What a manifest must know of a run that it declared before."""
 
@@ -144,6 +152,10 @@ class Runs(Protocol):
 
     def ready(self, lane: Lane, *, after: Ready | None, limit: int) -> list[Ready]:
         """The oldest queued runs of a lane, in order."""
+        ...
+
+    def ready_names(self, lane: Lane, *, after: Ready, limit: int) -> list[Named]:
+        """The next queued runs of a lane, with what only the run itself tells a policy."""
         ...
 
     def due_held(self, now: float, limit: int) -> list[RunId]: ...

@@ -98,6 +98,12 @@ WHERE state = 'queued' AND shape = :shape AND priority = :priority AND project =
     /*if after_id AND (ready_at, id) > (:after_ready_at, :after_id) */
 ORDER BY ready_at, id LIMIT :limit;
 
+-- name: run_ready_names
+SELECT ready_at, id, name, kind FROM runs /*sqlite INDEXED BY runs_claim */
+WHERE state = 'queued' AND shape = :shape AND priority = :priority AND project = :project
+    AND (ready_at, id) > (:after_ready_at, :after_id)
+ORDER BY ready_at, id LIMIT :limit;
+
 -- name: run_due_held
 SELECT id FROM runs /*sqlite INDEXED BY runs_held */
 WHERE state = 'held' AND not_before IS NOT NULL AND not_before <= :now
