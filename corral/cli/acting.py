@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, TypeVar
 
 import typer
 from pydantic import ValidationError
 
 from corral.cli import complete, render
+from corral.cli.bars import count_bar
 from corral.cli.connect import connect
 from corral.cli.follow import follow
 from corral.client.again import edited
 from corral.client.api import Corral
+from corral.client.runs import Told
 from corral.domain.errors import InvalidInput
 from corral.domain.states import RunState
 from corral.wire.base import explain
 from corral.wire.many import ManyAnswer, Which
-from corral.wire.runs import RunView
+from corral.wire.runs import RunView, SubmitAnswer
 
+T = TypeVar("T")
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 Run = Annotated[
@@ -76,7 +79,9 @@ def cancel(
     with connect() as corral:
         if which is not None:
             _all_of_them(
-                lambda dry_run: corral.runs.cancel_all(which, reason=reason, dry_run=dry_run),
+                lambda dry_run, told: corral.runs.cancel_all(
+                    which, reason=reason, dry_run=dry_run, told=told
+                ),
                 verb="cancel",
                 done="cancelled, or told to stop",
                 yes=yes,
@@ -86,7 +91,8 @@ def cancel(
             return
         if dry:
             raise InvalidInput("--dry-run is for a filter", hint="Give --group, --label or another filter.")
-        _show([corral.runs.cancel(one, reason=reason) for one in run or []], as_json=as_json)
+        done = _each(run or [], lambda one: corral.runs.cancel(one, reason=reason), "cancel")
+        _show(done, as_json=as_json)
 
 
 @app.command()
@@ -134,7 +140,7 @@ def requeue(
             if changes or follow_it:
                 raise InvalidInput("--set, --priority and --follow are for a single run")
             _all_of_them(
-                lambda dry_run: corral.runs.requeue_all(which, dry_run=dry_run),
+                lambda dry_run, told: corral.runs.requeue_all(which, dry_run=dry_run, told=told),
                 verb="queue again",
                 done="queued again",
                 yes=yes,
@@ -165,13 +171,14 @@ def _requeue_named(
         raise InvalidInput("--with-children makes the same runs again; --set and --priority a new one")
     if follow_it and len(runs) > 1:
         raise InvalidInput("--follow follows one run", hint="Name one run.")
-    answers = []
-    for one in runs:
+
+    def again(one: str) -> SubmitAnswer:
         spec = edited(corral.runs.get(one).spec, changes) if changes else None
         if spec is None:
-            answers.append(corral.runs.requeue(one, with_children=with_children))
-        else:
-            answers.append(corral.runs.submit([spec]))
+            return corral.runs.requeue(one, with_children=with_children)
+        return corral.runs.submit([spec])
+
+    answers = _each(runs, again, "queue again")
     if as_json:
         render.show_json(answers[0] if len(answers) == 1 else answers)
     elif not follow_it:
@@ -185,7 +192,7 @@ def hold(run: Runs = None, as_json: AsJson = False) -> None:
     """Keep runs that wait from starting, until they are released."""
     _need(run)
     with connect() as corral:
-        _show([corral.runs.hold(one) for one in run or []], as_json=as_json)
+        _show(_each(run or [], corral.runs.hold, "hold"), as_json=as_json)
 
 
 @app.command()
@@ -193,7 +200,7 @@ def release(run: Runs = None, as_json: AsJson = False) -> None:
     """Let runs go that were held; they are queued unless something else holds them."""
     _need(run)
     with connect() as corral:
-        _show([corral.runs.release(one) for one in run or []], as_json=as_json)
+        _show(_each(run or [], corral.runs.release, "release"), as_json=as_json)
 
 
 @app.command()
@@ -203,7 +210,7 @@ def rm(run: Runs = None, yes: Yes = False, as_json: AsJson = False) -> None:
     with connect() as corral:
         ids = [corral.runs.resolve(one) for one in run or []]
         _ask(f"remove {_listed(ids)} for good", yes=yes)
-        removed = [corral.runs.remove(one) for one in ids]
+        removed = _each(ids, corral.runs.remove, "remove")
     if as_json:
         render.show_json(removed)
         return
@@ -247,9 +254,10 @@ def _which(
 
 
 def _all_of_them(
-    act: Callable[[bool], ManyAnswer], *, verb: str, done: str, yes: bool, dry: bool, as_json: bool
+    act: Callable[[bool, Told], ManyAnswer], *, verb: str, done: str, yes: bool, dry: bool, as_json: bool
 ) -> None:
-    found = act(True)
+    with count_bar("looking for runs", None) as told:
+        found = act(True, told)
     if dry or not found.done:
         _show_many(found, f"would {verb}" if dry else None, as_json=as_json)
         return
@@ -257,7 +265,18 @@ def _all_of_them(
         named = ", ".join(one.id for one in found.done[:5]) + (", ..." if len(found.done) > 5 else "")
         render.note(f"{render.count(len(found.done), 'run')}: {named}")
     _ask(f"{verb} {render.count(len(found.done), 'run')}", yes=yes)
-    _show_many(act(False), done, as_json=as_json)
+    with count_bar(verb, len(found.done) + len(found.skipped)) as told:
+        answer = act(False, told)
+    _show_many(answer, done, as_json=as_json)
+
+
+def _each(runs: Sequence[str], act: Callable[[str], T], verb: str) -> list[T]:
+    answers: list[T] = []
+    with count_bar(verb, len(runs)) as told:
+        for one in runs:
+            answers.append(act(one))
+            told(len(answers))
+    return answers
 
 
 def _show_many(answer: ManyAnswer, done: str | None, *, as_json: bool) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from rich.console import RenderableType
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     SpinnerColumn,
     TextColumn,
@@ -43,6 +46,27 @@ def byte_bar() -> Iterator[Bar]:
         *columns, TransferSpeedColumn(), console=err, transient=True, disable=not err.is_terminal
     ) as progress:
         yield Bar(progress)
+
+
+class _Late(Progress):
+    """Shown once the work has lasted `after_s`: what is over at once needs no bar."""
+
+    show_at = 0.0
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        return super().get_renderables() if time.monotonic() >= self.show_at else ()
+
+
+@contextmanager
+def count_bar(text: str, total: int | None, *, after_s: float = 1.0) -> Iterator[Callable[[int], None]]:
+    """Gives a function to call with how many are done. Without a total it counts up."""
+    err = console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    progress = _Late(*columns, console=err, transient=True, disable=not err.is_terminal)
+    progress.show_at = time.monotonic() + after_s
+    with progress:
+        task = progress.add_task(text, total=total)
+        yield lambda done: progress.update(task, completed=done)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from corral.domain.errors import CorralError
 from corral.domain.webhook import ENDS, DeliveryState
 from corral.settings import process_environment
 from corral.wire.base import explain
-from corral.wire.webhooks import DeliveryView, WebhookRequest, WebhookView
+from corral.wire.webhooks import DeliveryView, RotateRequest, WebhookRequest, WebhookView
 
 app = typer.Typer(
     add_completion=False,
@@ -136,6 +136,7 @@ def show(
             ("waiting", hook.waiting),
             ("made", render.moment(hook.created_at)),
             ("by", hook.created_by),
+            ("old secret", hook.old_secret_until and f"good until {render.moment(hook.old_secret_until)}"),
         ]
     )
 
@@ -151,6 +152,39 @@ def send_test(name: Name, as_json: AsJson = False) -> None:
         typer.echo(f"{name} received it: {done.status}")
     if done.state != DeliveryState.DELIVERED:
         raise NotReceived(f"{name} did not receive it: {done.detail or done.status}")
+
+
+@app.command()
+def rotate(
+    name: Name,
+    keep: Annotated[
+        str, typer.Option(help="How long notices are signed with the old secret as well; `0s` for not.")
+    ] = "1d",
+    secret_from_env: Annotated[
+        str | None, typer.Option(help="Sign with the secret in this variable, instead of a new one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sign with a new secret, and for a while with the old one too. Prints the new one."""
+    given = {"keep_s": keep, "secret": _secret(secret_from_env)}
+    try:
+        request = RotateRequest.model_validate(given)
+    except ValidationError as error:
+        raise explain(RotateRequest, error, what="the rotation") from None
+    with connect() as corral:
+        made = corral.webhooks.rotate(name, request)
+    if as_json:
+        render.show_json(made)
+        return
+    if made.secret is not None:
+        typer.echo(made.secret)
+        render.note("notices are signed with this secret; it is not shown again")
+    if made.old_secret_until is None:
+        render.note("the old secret is good no more")
+    else:
+        render.note(
+            f"they are signed with the old secret as well until {render.moment(made.old_secret_until)}"
+        )
 
 
 @app.command()

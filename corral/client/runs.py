@@ -44,11 +44,16 @@ class RunFilter:
     schedule: str | None = None
 
 
-def _all_pages(page: Callable[[str | None], ManyAnswer]) -> ManyAnswer:
-    """All pages as one answer."""
+Told = Callable[[int], None]
+
+
+def _all_pages(page: Callable[[str | None], ManyAnswer], told: Told | None) -> ManyAnswer:
+    """All pages as one answer; `told` hears after each how many runs were gone through."""
     answer = page(None)
     done, skipped = list(answer.done), list(answer.skipped)
     while answer.next is not None:
+        if told is not None:
+            told(len(done) + len(skipped))
         answer = page(answer.next)
         done += answer.done
         skipped += answer.skipped
@@ -119,17 +124,24 @@ class Runs:
         body = CancelRequest(reason=reason)
         return self._transport.repeat("POST", self._path(run, "/cancel"), RunView, body=body)
 
-    def cancel_all(self, which: Which, *, reason: str = "", dry_run: bool = False) -> ManyAnswer:
+    def cancel_all(
+        self, which: Which, *, reason: str = "", dry_run: bool = False, told: Told | None = None
+    ) -> ManyAnswer:
         """Every run that fits, page by page."""
 
         def page(cursor: str | None) -> ManyAnswer:
             body = CancelManyRequest(which=which, reason=reason, dry_run=dry_run, cursor=cursor)
             return self._transport.repeat("POST", "/v1/runs/cancel", ManyAnswer, body=body)
 
-        return _all_pages(page)
+        return _all_pages(page, told)
 
     def requeue_all(
-        self, which: Which, *, dry_run: bool = False, request_id: str | None = None
+        self,
+        which: Which,
+        *,
+        dry_run: bool = False,
+        request_id: str | None = None,
+        told: Told | None = None,
     ) -> ManyAnswer:
         """Every run that fits and has ended, with those that ended because of it."""
         request_id = request_id or new_request_id()
@@ -138,7 +150,7 @@ class Runs:
             body = RequeueManyRequest(which=which, request_id=request_id, dry_run=dry_run, cursor=cursor)
             return self._transport.repeat("POST", "/v1/runs/requeue", ManyAnswer, body=body)
 
-        return _all_pages(page)
+        return _all_pages(page, told)
 
     def hold(self, run: str) -> RunView:
         """Keep it from starting until it is released."""

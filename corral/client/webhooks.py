@@ -18,6 +18,7 @@ from corral.wire.webhooks import (
     ReplayAnswer,
     ReplayRequest,
     ResumeRequest,
+    RotateRequest,
     WebhookMade,
     WebhookPage,
     WebhookRequest,
@@ -68,6 +69,10 @@ class Webhooks:
     def resume(self, name: str, *, skip: bool = False) -> WebhookView:
         body = ResumeRequest(skip=skip)
         return self._transport.repeat("POST", f"{_path(name)}/resume", WebhookView, body=body)
+
+    def rotate(self, name: str, request: RotateRequest) -> WebhookMade:
+        # Once: a lost answer would leave a secret that nobody has, and the one of before is still good.
+        return self._transport.once("POST", f"{_path(name)}/rotate", WebhookMade, body=request)
 
     def test(self, name: str) -> DeliveryView:
         return self._transport.once("POST", f"{_path(name)}/test", DeliveryView)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from typing import NamedTuple
 
 from corral.core import audit
 from corral.core.declare import declare
-from corral.core.holds import let_in, release, settle_waiting
+from corral.core.holds import hold_over_limit, let_in, release, settle_waiting
 from corral.core.planning import Groups, Plan, Wanted, plan
 from corral.core.policy import Policy
 from corral.core.quotas import check_room
@@ -75,7 +76,7 @@ class Apply:
             return Applied(made, before)
         check_room(tx, wanted.project, sum(change.makes_a_run for change in made.changes))
         self._groups = {name: group.id for name, group in Groups(tx).of(made.known).items()}
-        made.changes = [self._do(tx, change) for change in self._numbered(made)]
+        made.changes = [self._do(tx, change) for change in _children_first(tx, self._numbered(made))]
         made.changes = self._settled(tx, made.changes)
         tx.manifests.put(manifest)
         self._note(tx, made, manifest)
@@ -103,10 +104,13 @@ class Apply:
         """Runs whose parents have ended go on at once, and groups with room let the next ones in."""
         limits = {*self.wanted.limits, *(change.name for change in changes if change.kind == "group")}
         for group_id in {self._groups[name] for name in limits if name in self._groups}:
+            hold_over_limit(tx, group_id, actor=self.by.actor, now=self.by.now)
             let_in(tx, group_id, now=self.by.now, unlimited=True)
         made = []
         for change in changes:
-            if change.state is RunState.HELD and change.run_id is not None:
+            entry = self.wanted.entries.get(change.identity) if change.identity else None
+            placed = change.state is RunState.QUEUED and entry is not None and entry.group in limits
+            if (change.state is RunState.HELD or placed) and change.run_id is not None:
                 settle_waiting(tx, change.run_id, now=self.by.now)
                 run = tx.runs.get(change.run_id)
                 change = change._replace(state=run.state if run else change.state)
@@ -269,6 +273,25 @@ class Apply:
         )
 
 
+def _children_first(tx: Tx, changes: list[Change]) -> list[Change]:
+    """Those that are cancelled in such an order that none of them ends for another's sake: each was pruned,
+    and comes back when the manifest names it again. The others as they were."""
+    pruned = {
+        change.run_id: change
+        for change in changes
+        if change.run_id is not None and change.action in (Action.PRUNED, Action.STOPPED)
+    }
+    runs = [change for change in changes if change.kind == "run" and change.run_id not in pruned]
+    rest = [change for change in changes if change.kind != "run"]
+    return [*runs, *(pruned[run_id] for run_id in _from_the_leaves(tx, pruned)), *rest]
+
+
+def _from_the_leaves(tx: Tx, ids: Collection[RunId]) -> list[RunId]:
+    parents = {run_id: [link.parent_id for link in tx.runs.parents(run_id)] for run_id in ids}
+    inside = {run_id: [parent for parent in found if parent in ids] for run_id, found in parents.items()}
+    return list(reversed(list(TopologicalSorter(inside).static_order())))
+
+
 def refused(wanted: Wanted, made: Plan) -> InvalidInput:
     lines = "; ".join(f"`{f.path}` {f.message}" for f in made.problems)
     return InvalidInput(
@@ -310,9 +333,9 @@ def delete(tx: Tx, project: str, name: str, *, also: frozenset[Also], by: By, po
             f"{len(live) - len(running)} runs of the manifest {name} wait and {len(running)} run",
             hint="Nothing was changed. `--prune` cancels those that wait, `--prune --running` all of them.",
         )
-    for run in live:
+    live_by_id = {run.id: run for run in live}
+    for run in [live_by_id[run_id] for run_id in _from_the_leaves(tx, live_by_id)]:
         now = tx.runs.lock(run.id)
-        # One that waited for another of them has ended with it.
         if now is not None and now.state not in FINAL:
             cancel(tx, run.id, reason=PRUNED, actor=by.actor, now=by.now, policy=policy)
     for host in tx.hosts.declared_by(found.key):

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from corral.core.fence import fence
@@ -39,10 +40,15 @@ class CallOptions:
     backoff: float = 2.0
     max_delay_s: float = 60.0
 
-    @classmethod
-    def read(cls, text: str) -> CallOptions:
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def read(text: str) -> CallOptions:
         table = json.loads(text)
-        return cls(**{**table, "retry_on": tuple(table.get("retry_on", ()))})
+        return CallOptions(**{**table, "retry_on": tuple(table.get("retry_on", ()))})
+
+    @lru_cache(maxsize=1024)  # noqa: B019 - options are few, and the calls that share them are many
+    def text(self) -> str:
+        return canonical(vars(self))
 
     def again(self, error: Mapping[str, Any], attempt: int) -> bool:
         if attempt > self.retries:
@@ -130,7 +136,7 @@ def _made(endpoint: Endpoint, version: int, new: NewCall, *, caller: Caller, dep
         parent_id=caller.parent,
         depth=depth,
         submitted_by=caller.principal,
-        options=canonical(vars(options)),
+        options=options.text(),
         args_format=new.args.format,
         args=new.args.body,
         args_blob=new.args.blob,
@@ -196,6 +202,11 @@ def forget(tx: Tx, call_id: CallId) -> None:
     tx.calls.delete(call_id)
 
 
+def place_of(call: Call) -> tuple[Pool, Waiting]:
+    """Where it stands in line."""
+    return Pool(call.endpoint_id, call.version, call.pool), Waiting(-call.priority, call.ready_at, call.id)
+
+
 def ready_key(call: Call) -> str:
     return f"{call.endpoint_id}|{call.version}|{call.priority}|{call.ready_at!r}|{call.id}|{call.pool}"
 
@@ -217,12 +228,17 @@ class Told(NamedTuple):
     # Given back unbegun, at no cost: the instance stops.
     gave_back: bool = False
     cancelled: bool = False
+    # Of a generator: how many it gave in this try.
+    chunks: int | None = None
 
 
 def settle(
-    tx: Tx, lease_id: LeaseId, endpoint_id: EndpointId, told: Sequence[Told], *, now: float
+    tx: Tx, lease_id: LeaseId, run_id: RunId, endpoint_id: EndpointId, told: Sequence[Told], *, now: float
 ) -> list[Call]:
-    """Keep the outcomes of calls that this lease had. What is stale or was told before changes nothing."""
+    """Keep the outcomes of calls that this lease had; gives what is queued or ended by them.
+
+    What is stale or was told before changes nothing.
+    """
     changed = []
     for one in told:
         call = tx.calls.lock(one.call_id)
@@ -230,9 +246,14 @@ def settle(
             continue
         if not _is_its_own(call, lease_id, one.attempt):
             continue
-        if call.state is CallState.QUEUED and (one.gave_back or one.cancelled):
-            # It is queued again already; there is nothing to give back.
-            continue
+        if call.state is CallState.QUEUED:
+            if one.gave_back:
+                # It was not written down that it was given, or it is queued again already.
+                changed.append(call)
+                continue
+            if one.cancelled:
+                continue
+            call = call._replace(lease_id=lease_id, run_id=run_id, started_at=now - one.ran_s)
         changed.append(_settled(tx, call, one, now=now))
     return changed
 
@@ -245,8 +266,16 @@ def _is_its_own(call: Call, lease_id: LeaseId, attempt: int) -> bool:
 
 
 def _settled(tx: Tx, call: Call, told: Told, *, now: float) -> Call:
+    if told.gave_back:
+        # As if it had not been given out: its place in the queue is the old one, and no try is counted.
+        return requeue(tx, call._replace(attempt=told.attempt - 1), at=call.ready_at)
     call = call._replace(attempt=told.attempt, ran_s=call.ran_s + told.ran_s)
-    if told.error is None and not told.gave_back and not told.cancelled:
+    if told.error is None and not told.cancelled:
+        if told.chunks is not None and told.chunks > call.chunks:
+            # They come in another request, which was overtaken: it is told again after that.
+            raise InvalidInput(f"chunk {call.chunks + 1} of call {call.id} is missing")
+        if told.chunks is not None and told.chunks < call.chunks:
+            return _gave_others(tx, call, told.chunks + 1, now=now)
         result = told.result or Payload("none")
         _hold_blob(tx, call, result.blob)
         return end(
@@ -263,12 +292,10 @@ def _settled(tx: Tx, call: Call, told: Told, *, now: float) -> Call:
         )
     if told.cancelled:
         return end(tx, call, CallEvent.CANCEL, now=now)
-    if told.gave_back:
-        return requeue(tx, call, at=now)
     error = dict(told.error or {})
     options = CallOptions.read(call.options)
     # What was lost with an instance is no try of the function's.
-    if call.chunks == 0 and options.again(error, told.attempt - call.lost):
+    if options.again(error, told.attempt - call.lost):
         pause_s = options.pause_s(call.id, told.attempt)
         return requeue(tx, call._replace(error=canonical(error)), at=now + pause_s)
     return end(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
@@ -293,19 +320,27 @@ def end(tx: Tx, call: Call, event: CallEvent, *, now: float) -> Call:
 
 
 def lose(tx: Tx, call_id: CallId, *, now: float) -> Call | None:
-    """The instance that had it is gone: another gets it, unless it has cost too many or has begun to give."""
+    """The instance that had it is gone: another gets it, unless it has cost too many."""
     call = tx.calls.lock(call_id)
     if call is None or call.state is not CallState.ASSIGNED:
         return None
     call = call._replace(lost=call.lost + 1)
-    if call.chunks:
-        why = f"its instance was lost after it had given {call.chunks} chunks"
-    elif call.lost >= MOST_LOST:
-        why = f"it lost {call.lost} instances"
-    else:
+    if call.lost < MOST_LOST:
         return requeue(tx, call, at=now)
+    return _failed_as_lost(tx, call, f"it lost {call.lost} instances", now=now)
+
+
+def _failed_as_lost(tx: Tx, call: Call, why: str, *, now: float) -> Call:
     error = {"type": _LOST_TYPE, "message": why, "bases": [_LOST_TYPE]}
     return end(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
+
+
+def _gave_others(tx: Tx, call: Call, n: int, *, now: float) -> Call:
+    why = (
+        f"it had given {call.chunks} chunks when it was interrupted, and number {n} was another when it was "
+        "run again: a stream is taken up only where a generator gives the same twice"
+    )
+    return _failed_as_lost(tx, call, why, now=now)
 
 
 def cancel(tx: Tx, call_id: CallId, *, now: float) -> Call:
@@ -362,22 +397,38 @@ def take_back(tx: Tx, lease_id: LeaseId, held: Collection[str], *, before: float
     """What the instance was given and does not know of: the answer that gave it was lost."""
     return [
         requeue(tx, call, at=now)
-        for call in tx.calls.of_lease(lease_id)
-        if call.id not in held and (call.started_at or now) < before and not call.chunks
+        for call in tx.calls.of_lease(lease_id, before=before)
+        if call.id not in held and not call.chunks
     ]
 
 
 def add_chunks(
-    tx: Tx, call_id: CallId, attempt: int, lease_id: LeaseId, first: int, given: Sequence[Payload]
+    tx: Tx,
+    call_id: CallId,
+    attempt: int,
+    lease_id: LeaseId,
+    first: int,
+    given: Sequence[Payload],
+    *,
+    now: float,
 ) -> Call | None:
-    """Append what a generator gave; `first` is the number of the first of them. Replays are dropped."""
+    """Append what a generator gave; `first` is the number of the first of them. Replays are dropped.
+
+    A generator that was interrupted gives all anew. What does not equal what was given before ends the call:
+    whoever reads it must not get one half of each.
+    """
     call = tx.calls.lock(call_id)
     if call is None or call.state in CALL_FINAL or not _is_its_own(call, lease_id, attempt):
         return None
     if first > call.chunks + 1:
         raise InvalidInput(f"chunk {call.chunks + 1} of call {call_id} is missing")
+    again = tx.calls.chunks(call_id, after=first - 1, limit=len(given)) if first <= call.chunks else []
+    earlier = {chunk.n: chunk for chunk in again}
     for n, part in enumerate(given, start=first):
-        if n > call.chunks:
+        if (was := earlier.get(n)) is not None:
+            if (was.format, was.body, was.blob) != (part.format, part.body, part.blob):
+                return _gave_others(tx, call, n, now=now)
+        elif n > call.chunks:
             tx.calls.insert_chunk(Chunk(call_id, n, part.format, part.body, part.blob))
             _hold_blob(tx, call, part.blob)
             call = call._replace(chunks=n)

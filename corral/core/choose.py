@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from corral.core.free import Free, bytes_held
+from corral.core.holds import wait_for_place
 from corral.core.lanes import Candidate, Lanes
 from corral.core.policy import Policy
 from corral.core.reservations import Reservation, Reservations
@@ -27,6 +28,8 @@ from corral.ports.store import Held, Lane, Ready, Tx
 
 # How many runs of later rank are looked at for backfill in one claim.
 BACKFILL_TRIES = 8
+# So many runs that could not be taken are set aside in one claim.
+ASIDE = 256
 # So many runs that may be refused by their names are looked at in one claim; the next one goes on there.
 LOOKED_AT = 4000
 PAGE = 500
@@ -102,7 +105,7 @@ class Chooser:
             self.board.lanes.put_back(aside)
 
     def _next(self, aside: list[Candidate]) -> Choice | None:
-        while self.free.slots > 0:
+        while self.free.slots > 0 and len(aside) < ASIDE:
             candidate = self._take()
             if candidate is None:
                 return None
@@ -130,8 +133,13 @@ class Chooser:
             elif (most := self._within_quota(run, need)) is None:
                 self._passed.add(candidate.lane)
             elif not self._behind or self._ends_in_time(run):
-                gpus = self.free.take(need, most)
-                return Choice(run, spec, gpus, bytes_held(need) if gpus else None)
+                full = self._group_is_full(run)
+                if full:
+                    wait_for_place(self.tx, run, actor="corral", now=self.now)
+                    continue
+                if full is not None:
+                    gpus = self.free.take(need, most)
+                    return Choice(run, spec, gpus, bytes_held(need) if gpus else None)
             self.taken.remove(candidate)
             aside.append(candidate)
         return None
@@ -292,6 +300,24 @@ class Chooser:
             if over_quota(quota, use, gpus=gpus, used_gpu_s=used_gpu_s, keep_s=margin_s) is None:
                 return gpus
         return None
+
+    def _group_is_full(self, run: Run) -> bool | None:
+        """None if somebody else gives places in it just now.
+
+        Places are given before a run is queued; but a limit may have been lowered since, and a retry comes
+        back to the queue whatever the limit is.
+        """
+        group = None if run.group_id is None else self.tx.runs.group(run.group_id)
+        if group is None or group.max_running is None:
+            return False
+        key = f"group {group.id}"
+        alone = not self._locked or key in self._locked
+        found = self.tx.runs.lock_group(group.id) if alone else self.tx.runs.try_lock_group(group.id)
+        if found is None:
+            return None
+        self._locked.add(key)
+        most = found.max_running
+        return most is not None and self.tx.runs.running_in_group(group.id, most) >= most
 
     def _ends_in_time(self, run: Run) -> bool:
         """Backfill: by its wall limit it has ended before the run that the host is kept for could begin."""

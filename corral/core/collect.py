@@ -41,6 +41,8 @@ class Collector:
         logs = await self._old_logs(in_thread)
         uploads = await self._unused_uploads()
         await self.store.write(lambda tx: tx.blobs.expire_pins(self.clock.now()))
+        for project in await self.store.read(_limited_projects):
+            await self.store.write(partial(_count_bytes, project=project))
         blobs = await self._unkept_blobs(in_thread)
         partials = await in_thread(lambda: self.blobs.sweep_partials(self.policy.user_pin_s))
         return Collected(logs, uploads, blobs, partials)
@@ -89,6 +91,14 @@ class Collector:
         if not await self.store.read(lambda tx: tx.blobs.any_project_has(blob.digest)):
             await in_thread(partial(self.blobs.delete, blob.digest))
         await self.store.write(lambda tx: tx.blobs.drop(blob.project, blob.digest))
+
+
+def _limited_projects(tx: Tx) -> list[str]:
+    return [quota.project for quota in tx.quotas.all() if quota.max_bytes is not None]
+
+
+def _count_bytes(tx: Tx, project: str) -> None:
+    tx.blobs.count_bytes(project)
 
 
 def _segment_keys(tx: Tx, run_id: RunId) -> list[str]:

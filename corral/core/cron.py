@@ -39,9 +39,18 @@ def _times(cron: str, begin: datetime) -> Iterator[datetime]:
 
 
 def next_period(every_s: float, last: float, after: float) -> float:
-    """The first of the times that lie `every_s` apart from `last` on which is after `after`."""
-    steps = max(1, math.floor((after - last) / every_s) + 1)
-    return last + steps * every_s
+    """The first of the times that lie `every_s` apart, one of them at `last`, which is after `after`."""
+    return last + (math.floor((after - last) / every_s) + 1) * every_s
+
+
+def latest_cron(cron: str, timezone: str, first: float, until: float) -> float:
+    """The last of its times that is not after `until`; `first` is one of them. A time is a whole minute."""
+    low, high = first, until
+    while high - low >= 60.0:
+        middle = (low + high) / 2
+        found = next_cron(cron, timezone, middle)
+        low, high = (found, high) if found is not None and found <= until else (low, middle)
+    return low
 
 
 def check_times(cron: str | None, every_s: float | None, timezone: str, now: float) -> None:

@@ -25,6 +25,7 @@ from corral.ports.store import Tx
 
 # How many runs one transaction settles or lets in.
 MOST_AT_ONCE = 100
+_ALL = 1 << 31
 
 
 class _Known(NamedTuple):
@@ -128,6 +129,28 @@ def let_in(tx: Tx, group_id: GroupId, *, now: float, unlimited: bool = False) ->
         found = tx.runs.try_lock(run_id)
         if found is not None and found[0].state is RunState.HELD and found[0].hold_reason == CONCURRENCY:
             release(tx, found[0], actor="corral", now=now)
+
+
+def hold_over_limit(tx: Tx, group_id: GroupId, *, actor: str, now: float) -> None:
+    """The limit was lowered, or runs were moved here: the youngest that are queued beyond it wait again.
+
+    What runs goes on. One that somebody has locked is about to run; the claim has the last word on it.
+    """
+    group = tx.runs.lock_group(group_id)
+    if group is None or group.max_running is None:
+        return
+    over = tx.runs.placed(group_id, but=None, limit=_ALL) - group.max_running
+    if over <= 0:
+        return
+    for run_id in tx.runs.queued_in_group(group_id, over):
+        found = tx.runs.try_lock(run_id)
+        if found is not None and found[0].state is RunState.QUEUED:
+            wait_for_place(tx, found[0], actor=actor, now=now)
+
+
+def wait_for_place(tx: Tx, run: Run, *, actor: str, now: float) -> Run:
+    data = {"hold_reason": CONCURRENCY}
+    return step(tx, run, RunEvent.HOLD, at=now, actor=actor, data=data, hold_reason=CONCURRENCY)
 
 
 def with_room(tx: Tx, after: str, limit: int) -> tuple[list[GroupId], str]:

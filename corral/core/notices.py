@@ -125,7 +125,7 @@ class _Notices:
             },
             "run": self._run(run),
         }
-        redacted: dict[str, Any] = _redacted(notice, self._secrets[run.project])
+        redacted: dict[str, Any] = secrets.hidden(notice, self._secrets[run.project])
         return redacted
 
     def _actor(self, actor: str) -> str:
@@ -163,13 +163,3 @@ class _Notices:
             "artifact_id": run.artifact_id,
             "submitted_by": run.submitted_by,
         }
-
-
-def _redacted(value: Any, values: Secrets) -> Any:
-    if isinstance(value, str):
-        return values.redact_text(str(value))
-    if isinstance(value, dict):
-        return {values.redact_text(key): _redacted(inner, values) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_redacted(inner, values) for inner in value]
-    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -57,6 +58,8 @@ class Ender:
     policy: Policy
     shares: Shares
     roster: Roster = field(default_factory=Roster)
+    # Takes the project's secrets out of a text, before it is stored.
+    hide: Callable[[Tx, str, str], str] = lambda tx, project, text: text
 
     def end(
         self, tx: Tx, lease_id: LeaseId, epoch: int, report: Report, *, host_id: HostId, now: float
@@ -68,6 +71,11 @@ class Ender:
         if (earlier := _replayed(lease, body)) is not None:
             return earlier
         lease, run = check_held(tx, lease, run, epoch, now=now, policy=self.policy)
+        # Not before: a replay is known by what was sent.
+        report = report._replace(
+            detail=self.hide(tx, run.project, report.detail),
+            metrics=tuple((self.hide(tx, run.project, name), value) for name, value in report.metrics),
+        )
         run = use_time(tx, run, lease, self.shares, report.ran_s, now=now)
         if report.kind == "finish":
             run, rank = _finish(tx, lease, run, report, now=now)

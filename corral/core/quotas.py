@@ -28,6 +28,8 @@ class Used(NamedTuple):
 
 def put(tx: Tx, quota: Quota, *, origin: str) -> None:
     tx.quotas.put(quota)
+    if quota.max_bytes is not None:
+        tx.blobs.count_bytes(quota.project)
     tx.announce(TOPIC_QUOTA, quota.project)
     limits = {name: value for name, value in quota._asdict().items() if not name.startswith("updated_")}
     limits.pop("project")
@@ -51,20 +53,26 @@ def remove(tx: Tx, project: str, *, actor: str, origin: str, now: float) -> None
 
 def check_room(tx: Tx, project: str, more: int) -> None:
     """Refuse what would make more runs of the project wait than its quota allows."""
+    if (refused := no_room(tx, project, more)) is not None:
+        raise refused
+
+
+def no_room(tx: Tx, project: str, more: int) -> QuotaExceeded | None:
     quota = tx.quotas.get(project)
     if quota is None or quota.max_queued is None:
-        return
+        return None
     # Locked, so that two submits at once do not both take the last place.
     quota = tx.quotas.lock(project)
     if quota is None or quota.max_queued is None:
-        return
+        return None
     waiting = tx.runs.unstarted(project, quota.max_queued + 1)
     if waiting + more > quota.max_queued:
         shown = f"more than {quota.max_queued}" if waiting > quota.max_queued else str(waiting)
-        raise QuotaExceeded(
+        return QuotaExceeded(
             f"project {project} may have {quota.max_queued} runs waiting (max_queued): "
             f"{shown} wait already, and this would add {more}"
         )
+    return None
 
 
 def used_in(tx: Tx, month: str, now: float) -> list[Used]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from corral.core.audit import note
-from corral.core.cron import check_times, next_cron, next_period
+from corral.core.cron import check_times, latest_cron, next_cron, next_period
 from corral.core.policy import Policy
 from corral.core.stop import cancel
 from corral.core.submit import NewRun, Submitted, missing_of, names_what_is_missing, submit
@@ -18,8 +18,6 @@ from corral.ports.store import Tx
 
 # Later than this, a time was missed: the server was away, or could not write.
 MISSED_AFTER_S = 60.0
-# A clock that was set back by less than this waits until it has caught up, so that no time comes twice.
-CLOCK_BACK_S = 3600.0
 _MOST_CANCELLED = 1000
 
 
@@ -50,7 +48,7 @@ def add(tx: Tx, schedule: Schedule, order: Order, *, who: Who, now: float) -> Sc
             hint=f"Change it with --replace, or remove it with `corral schedules rm {schedule.name}`.",
         )
     _check_all_there(tx, order)
-    schedule = schedule._replace(next_at=following(schedule, now))
+    schedule = _counted(schedule, now)
     tx.schedules.insert(schedule)
     _keep_artifacts(tx, schedule.id, order)
     _note(tx, "schedule.add", schedule, who, now)
@@ -68,15 +66,18 @@ def replace(tx: Tx, schedule: Schedule, order: Order, *, who: Who, now: float) -
     new = schedule._replace(
         id=old.id,
         paused=old.paused,
+        next_at=old.next_at,
         last_at=old.last_at,
         last_run=old.last_run,
         fired=old.fired,
         skipped=old.skipped,
         created_at=old.created_at,
         created_by=old.created_by,
+        counted_at=old.counted_at,
     )
     same_times = (old.cron, old.every_s, old.timezone) == (new.cron, new.every_s, new.timezone)
-    new = new._replace(next_at=old.next_at if same_times else following(new._replace(last_at=None), now))
+    if not same_times:
+        new = _counted(new._replace(next_at=None), now)
     tx.schedules.save(new)
     _keep_artifacts(tx, new.id, order)
     _note(tx, "schedule.replace", new, who, now)
@@ -98,7 +99,7 @@ def resume(tx: Tx, schedule_id: ScheduleId, *, who: Who, now: float) -> Schedule
     schedule = locked(tx, schedule_id)
     if not schedule.paused:
         return schedule
-    schedule = schedule._replace(paused=False, next_at=following(schedule, now), problem=None)
+    schedule = _counted(schedule._replace(paused=False, problem=None), now)
     tx.schedules.save(schedule)
     _note(tx, "schedule.resume", schedule, who, now)
     return schedule
@@ -108,6 +109,7 @@ def remove(tx: Tx, schedule_id: ScheduleId, *, who: Who, now: float) -> None:
     """Its runs stay."""
     schedule = locked(tx, schedule_id)
     tx.schedules.delete(schedule_id)
+    tx.artifacts.forget_uses(RunId(schedule_id))
     _note(tx, "schedule.remove", schedule, who, now)
 
 
@@ -140,9 +142,15 @@ def fire(
     schedule = tx.schedules.lock(schedule_id)
     if schedule is None or schedule.paused or schedule.next_at is None or schedule.next_at > now:
         return None
-    at = schedule.next_at
-    schedule = schedule._replace(next_at=following(schedule, now))
-    if now - at > MISSED_AFTER_S and schedule.missed is Missed.SKIP:
+    first, at = schedule.next_at, _latest(schedule, schedule.next_at, now)
+    schedule = _counted(schedule, now)
+    # Named by its time: whatever happens, there is one submission for it.
+    principal, request_id = f"schedule:{schedule.name}", f"{schedule.id}-{at:.0f}"
+    if tx.runs.submission(principal, request_id) is not None:
+        # The clock was set back, and this time has come before.
+        tx.schedules.save(schedule)
+        return None
+    if now - first > MISSED_AFTER_S and schedule.missed is Missed.SKIP:
         _skip(tx, schedule, "its time passed while the server was away")
         return None
     unfinished = tx.schedules.unfinished(schedule.id, _MOST_CANCELLED)
@@ -154,10 +162,9 @@ def fire(
         done = submit(
             tx,
             order.runs,
-            # Named by its time: whatever happens, there is one submission for it.
-            request_id=f"{schedule.id}-{at:.0f}",
+            request_id=request_id,
             group=order.group,
-            principal=f"schedule:{schedule.name}",
+            principal=principal,
             now=now,
             max_running=order.max_running,
             schedule_id=schedule.id,
@@ -176,13 +183,11 @@ def fire(
     return done
 
 
-def catch_up(tx: Tx, schedule_id: ScheduleId, *, now: float) -> None:
-    """The clock was set back by more than an hour: its times are counted from now."""
+def count_anew(tx: Tx, schedule_id: ScheduleId, *, now: float) -> None:
+    """The clock was set back: its next time is the first one from now. One that was made stays made."""
     schedule = tx.schedules.lock(schedule_id)
-    if schedule is None or schedule.last_at is None or schedule.last_at <= now + CLOCK_BACK_S:
-        return
-    schedule = schedule._replace(last_at=now)
-    tx.schedules.save(schedule._replace(next_at=following(schedule, now)))
+    if schedule is not None and schedule.counted_at is not None and schedule.counted_at > now:
+        tx.schedules.save(_counted(schedule, now))
 
 
 def following(schedule: Schedule, now: float) -> float | None:
@@ -190,8 +195,19 @@ def following(schedule: Schedule, now: float) -> float | None:
     if schedule.cron is not None:
         return next_cron(schedule.cron, schedule.timezone, now)
     assert schedule.every_s is not None, "a schedule has one or the other"
-    began = schedule.next_at if schedule.next_at is not None and schedule.next_at <= now else now
-    return next_period(schedule.every_s, began, now)
+    return next_period(schedule.every_s, now if schedule.next_at is None else schedule.next_at, now)
+
+
+def _latest(schedule: Schedule, first: float, now: float) -> float:
+    """Of the times from `first` to now the last: the run that makes up for all of them is of that one."""
+    if schedule.cron is not None:
+        return latest_cron(schedule.cron, schedule.timezone, first, now)
+    assert schedule.every_s is not None, "a schedule has one or the other"
+    return next_period(schedule.every_s, first, now) - schedule.every_s
+
+
+def _counted(schedule: Schedule, now: float) -> Schedule:
+    return schedule._replace(next_at=following(schedule, now), counted_at=now)
 
 
 def locked(tx: Tx, schedule_id: ScheduleId) -> Schedule:
@@ -235,6 +251,7 @@ def _keep_artifacts(tx: Tx, schedule_id: ScheduleId, order: Order) -> None:
     used: list[ArtifactId] = []
     for run in order.runs:
         used += [*([run.code] if run.code else []), *run.inputs.values()]
+    tx.artifacts.forget_uses(RunId(schedule_id))
     tx.artifacts.use(RunId(schedule_id), dict.fromkeys(used))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 from corral.core.fence import fence
 from corral.core.policy import Policy
@@ -44,6 +45,41 @@ def of_project(tx: Tx, cipher: Cipher, project: str) -> Secrets:
             for s in tx.access.secrets(project)
         }
     )
+
+
+class Hider:
+    """Takes every secret of a project out of what its workers report: also one that a run does not name, and
+    has from elsewhere. What is searched for is made anew when a secret changes."""
+
+    def __init__(self, cipher: Cipher) -> None:
+        self._cipher = cipher
+        self._known: dict[str, tuple[tuple[Secret, ...], Secrets]] = {}
+
+    def of(self, tx: Tx, project: str) -> Secrets | None:
+        """None if the project has no secrets."""
+        stored = tuple(tx.access.secrets(project))
+        if not stored:
+            self._known.pop(project, None)
+            return None
+        known = self._known.get(project)
+        if known is None or known[0] != stored:
+            known = self._known[project] = (stored, of_project(tx, self._cipher, project))
+        return known[1]
+
+    def text(self, tx: Tx, project: str, text: str) -> str:
+        found = self.of(tx, project) if text else None
+        return text if found is None else found.redact_text(text)
+
+
+def hidden(value: Any, values: Secrets) -> Any:
+    """The same JSON without secrets, in keys and in texts."""
+    if isinstance(value, str):
+        return values.redact_text(str(value))
+    if isinstance(value, dict):
+        return {values.redact_text(key): hidden(inner, values) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [hidden(inner, values) for inner in value]
+    return value
 
 
 def refuse_exposed(tx: Tx, cipher: Cipher, project: str, text: str, *, what: str) -> None:

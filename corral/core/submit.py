@@ -11,12 +11,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from corral.core.holds import first_wait, settle_waiting
-from corral.core.quotas import check_room
+from corral.core.quotas import no_room
 from corral.core.transitions import born
 from corral.domain.artifact import ArtifactKind
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.capability import Requirements
-from corral.domain.errors import Conflict, FieldError, InvalidInput
+from corral.domain.errors import Conflict, CorralError, FieldError, InvalidInput
 from corral.domain.holds import CONCURRENCY
 from corral.domain.ids import (
     ArtifactId,
@@ -107,11 +107,14 @@ def submit(
     ]
     group_id = new_group_id() if group is not None or len(runs) > 1 else None
     submission = Submission(principal, request_id, body, group_id, canonical(ids), now)
-    if missing or not tx.runs.put_submission(submission):
+    # Nothing is written before all that may refuse it was asked: whoever catches the refusal may commit.
+    refused: CorralError | None = names_what_is_missing(missing) if missing else None
+    refused = refused or no_room(tx, runs[0].project, len(runs))
+    if refused is not None or not tx.runs.put_submission(submission):
         if (earlier := earlier_answer(tx, principal, request_id, body)) is not None:
             return earlier
-        raise names_what_is_missing(missing)
-    check_room(tx, runs[0].project, len(runs))
+        assert refused is not None, "a submission that is there has an answer"
+        raise refused
     if group_id is not None:
         tx.runs.insert_group(Group(group_id, runs[0].project, group or runs[0].name, now, max_running))
     places = len(runs) if group_id is None or max_running is None else max_running

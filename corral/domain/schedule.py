@@ -45,3 +45,5 @@ class Schedule(NamedTuple):
     created_by: str
     # Why its last time made no run.
     problem: str | None = None
+    # What the clock said when next_at was worked out.
+    counted_at: float | None = None

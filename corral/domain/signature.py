@@ -43,12 +43,14 @@ def key_of(secret: str) -> bytes:
     return key
 
 
-def signed_headers(secret: str, message_id: str, body: bytes, *, now: float) -> dict[str, str]:
+def signed_headers(*secrets: str, message_id: str, body: bytes, now: float) -> dict[str, str]:
+    """One signature for each secret: a receiver that knows any of them takes the notice."""
     at = str(int(now))
+    signatures = [f"v1,{_signature(key_of(secret), message_id, at, body)}" for secret in secrets]
     return {
         "webhook-id": message_id,
         "webhook-timestamp": at,
-        "webhook-signature": f"v1,{_signature(key_of(secret), message_id, at, body)}",
+        "webhook-signature": " ".join(signatures),
     }
 
 

@@ -37,6 +37,15 @@ class Webhook(NamedTuple):
     paused: bool
     created_at: float
     created_by: str
+    # The secret of before, with which notices are signed as well until then.
+    old_secret: str | None = None
+    old_secret_until: float | None = None
+
+    def secrets(self, now: float) -> tuple[str, ...]:
+        """Still encrypted; the new one first."""
+        if self.old_secret is None or self.old_secret_until is None or self.old_secret_until <= now:
+            return (self.secret,)
+        return (self.secret, self.old_secret)
 
 
 class Delivery(NamedTuple):

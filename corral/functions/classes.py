@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Self,
+    TypeVar,
+    dataclass_transform,
+    overload,
+)
 
 from corral.functions import codec
 from corral.functions.handles import AsyncFunction, Function, Generator
@@ -19,6 +29,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+H = TypeVar("H", covariant=True)
 _MISSING: Any = object()
 _HOOK = "_corral_hook"
 PLAIN_CLASS = "_corral_class"
@@ -42,6 +53,11 @@ def parameter(*, default: Any = _MISSING) -> Any:
     return Parameter(default)
 
 
+@dataclass_transform(kw_only_default=True, field_specifiers=(parameter,))
+class Parameters:
+    """A base for classes whose parameters mypy is to know: it cannot see through `@app.cls()`, others can."""
+
+
 def enter() -> Callable[[Callable[[Any], R]], Callable[[Any], R]]:
     """Run once when an instance starts, before its first call: the place to load a model."""
     return _hook("enter")
@@ -60,7 +76,7 @@ def _hook(kind: str) -> Callable[[Callable[[Any], R]], Callable[[Any], R]]:
     return decorate
 
 
-class Method(Generic[P, R]):
+class Method(Generic[H]):
     """A method that can be called on the fleet; of a made instance it is a Function."""
 
     def __init__(
@@ -81,9 +97,9 @@ class Method(Generic[P, R]):
         self.name = name
 
     @overload
-    def __get__(self, instance: None, owner: type) -> Method[P, R]: ...
+    def __get__(self, instance: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, instance: object, owner: type) -> Function[P, R]: ...
+    def __get__(self, instance: object, owner: type) -> H: ...
     def __get__(self, instance: object | None, owner: type) -> Any:
         if instance is None:
             return self
@@ -120,28 +136,58 @@ def _handle_kind(fn: Callable[..., Any]) -> type[Function[..., Any]]:
     return AsyncFunction if inspect.iscoroutinefunction(fn) else Function
 
 
-@overload
-def method(fn: Callable[..., R], /) -> Method[..., R]: ...
+class _Decorator:
+    """What `@corral.method(...)` gives; its overloads keep the method's own signature for type checkers."""
+
+    def __init__(self, **given: Any) -> None:
+        self._given = given
+
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]
+    ) -> Method[AsyncFunction[P, R]]: ...
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Any, P], AsyncIterator[R]]) -> Method[Generator[P, R]]: ...
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Any, P], Iterator[R]]) -> Method[Generator[P, R]]: ...
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Any, P], R]) -> Method[Function[P, R]]: ...
+
+    def __call__(self, fn: Callable[..., Any]) -> Method[Any]:
+        return Method(fn, **self._given)
+
+
+class _BatchDecorator(_Decorator):
+    """The method takes and gives lists; whoever calls it gives and gets one."""
+
+    @overload  # type: ignore[override]
+    def __call__(
+        self, fn: Callable[[Any, list[T]], Coroutine[Any, Any, list[R]]]
+    ) -> Method[Function[[T], R]]: ...
+    @overload
+    def __call__(self, fn: Callable[[Any, list[T]], list[R]]) -> Method[Function[[T], R]]: ...
+
+    def __call__(self, fn: Callable[..., Any]) -> Method[Any]:
+        return Method(fn, **self._given)
+
+
 @overload
 def method(
     *, batch: Batch, timeout: float | str | None = None, retries: Retries | int | None = None
-) -> Callable[[Callable[..., list[R]]], Method[..., R]]: ...
+) -> _BatchDecorator: ...
 @overload
 def method(
     *, batch: None = None, timeout: float | str | None = None, retries: Retries | int | None = None
-) -> Callable[[Callable[..., R]], Method[..., R]]: ...
+) -> _Decorator: ...
 def method(
-    fn: Any = None,
-    /,
     *,
     batch: Batch | None = None,
     timeout: float | str | None = None,
     retries: Retries | int | None = None,
-) -> Any:
+) -> _Decorator:
     """Make a method one that can be called on the fleet. With `batch` it gets and gives lists."""
-    if fn is not None:
-        return Method(fn, batch=None, timeout=None, retries=None)
-    return functools.partial(Method, batch=batch, timeout=timeout, retries=retries)
+    kind = _Decorator if batch is None else _BatchDecorator
+    return kind(batch=batch, timeout=timeout, retries=retries)
 
 
 @dataclass(frozen=True, eq=False)

@@ -69,7 +69,11 @@ class ExitCalled(FunctionError):
 
 
 class ResultTooLarge(FunctionError):
-    """The result is larger than the endpoint allows."""
+    """The result is larger than the server takes."""
+
+
+class ResultLost(FunctionError):
+    """The function ended well, but what it gave could not be kept, or is missing or damaged now."""
 
 
 class RemoteTraceback(Exception):
@@ -89,6 +93,7 @@ _OWN: dict[str, type[FunctionError]] = {
     "CannotStart": CannotStart,
     "Expired": CallExpired,
     "ResultTooLarge": ResultTooLarge,
+    "ResultLost": ResultLost,
 }
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import inspect
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from dataclasses import replace
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from corral.functions import codec
 from corral.functions.backend import backend
@@ -16,6 +16,7 @@ from corral.functions.calls import Call, tell_of_pickle, value_of
 from corral.functions.errors import EndpointGone, FunctionError, rebuild
 from corral.functions.mapping import Mapping as _Mapping
 from corral.functions.member import Member
+from corral.functions.options import options_of
 from corral.functions.protocol import Ask, Given, Seen, Target
 
 P = ParamSpec("P")
@@ -55,13 +56,17 @@ class Function(Generic[P, R]):
 
     def with_options(self, *, key: str | None = None, priority: int = 0, **options: Any) -> Function[P, R]:
         """The same with other options for its calls: key, priority, timeout, retries, ttl, keep."""
-        settings = replace(self.member.settings, **options) if options else None
         changes = {**self._changes, "key": key, "priority": priority}
-        if settings is not None:
-            changes["options"] = settings.call_options()
-        return type(self)(
-            self.member, self._fn, function=self._function, params=self._params, changes=changes
-        )
+        if options:
+            changes["options"] = {**self._options(), **options_of(options)}
+        made = copy.copy(self)
+        made._changes = changes
+        return made
+
+    def _options(self) -> dict[str, Any]:
+        callee = self.member.callees[self._function]
+        own: dict[str, Any] | None = self._changes.get("options")
+        return own or (callee.settings or self.member.settings).call_options()
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it on the fleet and wait for what it returns or raises."""
@@ -73,6 +78,26 @@ class Function(Generic[P, R]):
         (seen,) = self._make([self._ask(args, kwargs)], 0)
         return Call(seen.id, name=self.member.endpoint, seen=seen)
 
+    @overload
+    def map(
+        self,
+        *iterables: Iterable[Any],
+        order: bool = True,
+        return_exceptions: Literal[False] = False,
+        window: int = 1000,
+        resume: str | None = None,
+        **common: Any,
+    ) -> Iterator[R]: ...
+    @overload
+    def map(
+        self,
+        *iterables: Iterable[Any],
+        order: bool = True,
+        return_exceptions: bool,
+        window: int = 1000,
+        resume: str | None = None,
+        **common: Any,
+    ) -> Iterator[R | Exception]: ...
     def map(
         self,
         *iterables: Iterable[Any],
@@ -81,7 +106,7 @@ class Function(Generic[P, R]):
         window: int = 1000,
         resume: str | None = None,
         **common: Any,
-    ) -> Iterator[R]:
+    ) -> Iterator[Any]:
         """Call it for each item, or for the items of several iterables side by side.
 
         `resume` names a map: after a crash of the caller the same map with the same name calls only what has
@@ -98,6 +123,26 @@ class Function(Generic[P, R]):
             resume,
         )
 
+    @overload
+    def starmap(
+        self,
+        rows: Iterable[Iterable[Any]],
+        *,
+        order: bool = True,
+        return_exceptions: Literal[False] = False,
+        window: int = 1000,
+        resume: str | None = None,
+    ) -> Iterator[R]: ...
+    @overload
+    def starmap(
+        self,
+        rows: Iterable[Iterable[Any]],
+        *,
+        order: bool = True,
+        return_exceptions: bool,
+        window: int = 1000,
+        resume: str | None = None,
+    ) -> Iterator[R | Exception]: ...
     def starmap(
         self,
         rows: Iterable[Iterable[Any]],
@@ -106,7 +151,7 @@ class Function(Generic[P, R]):
         return_exceptions: bool = False,
         window: int = 1000,
         resume: str | None = None,
-    ) -> Iterator[R]:
+    ) -> Iterator[Any]:
         """Call it with the items of each row as its arguments."""
         return self._mapped(((tuple(row), {}) for row in rows), order, return_exceptions, window, resume)
 
@@ -153,8 +198,6 @@ class Function(Generic[P, R]):
     def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ask:
         self._check(args, kwargs)
         form, data = codec.encode([list(args), kwargs], what=f"an argument of {self._function}()")
-        callee = self.member.callees[self._function]
-        options = self._changes.get("options") or (callee.settings or self.member.settings).call_options()
         return Ask(
             self._function,
             form,
@@ -163,7 +206,7 @@ class Function(Generic[P, R]):
             # A key of its own makes a call that may be sent again without being made again.
             self._changes.get("key") or f"once:{secrets.token_hex(12)}",
             self._changes.get("priority", 0),
-            options,
+            self._options(),
         )
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -194,6 +237,10 @@ class Generator(Function[P, R]):
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         raise FunctionError(f"{self._function}() is a generator; use .stream(...), or list(f.stream(...))")
 
+    @property
+    def aio(self) -> AioGenerator[P, R]:
+        return AioGenerator(self)
+
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
         """What it yields, as it comes. A broken connection is taken up where it was."""
         (seen,) = self._make([self._ask(args, kwargs)], 0)
@@ -213,7 +260,7 @@ class Generator(Function[P, R]):
                     return
         except GeneratorExit:
             # Nobody reads on: it need not go on either.
-            backend().cancel(call_id)
+            _let_go(call_id)
             raise
 
     def _chunk(self, one: Given) -> R:
@@ -232,7 +279,7 @@ class Aio(Generic[P, R]):
         try:
             return await asyncio.to_thread(call.result)
         except asyncio.CancelledError:
-            await asyncio.to_thread(call.cancel)
+            await asyncio.to_thread(_let_go, call.id)
             raise
 
     async def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
@@ -242,11 +289,24 @@ class Aio(Generic[P, R]):
         async for item in _in_thread(self._function.map(*iterables, **options)):
             yield item
 
+
+class AioGenerator(Aio[P, R]):
+    def __init__(self, function: Generator[P, R]) -> None:
+        super().__init__(function)
+        self._generator = function
+
     async def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
-        if not isinstance(self._function, Generator):
-            raise FunctionError("only a generator can be streamed")
-        async for item in _in_thread(self._function.stream(*args, **kwargs)):
+        source = await asyncio.to_thread(self._generator.stream, *args, **kwargs)
+        async for item in _in_thread(source):
             yield item
+
+
+def _let_go(call_id: str) -> None:
+    """Cancel what nobody waits for; if it has ended, or the server is away, it needs none."""
+    try:
+        backend().cancel(call_id)
+    except Exception:  # noqa: BLE001 - the caller goes on to its own end
+        return
 
 
 async def _in_thread(source: Iterator[R]) -> AsyncIterator[R]:

@@ -35,7 +35,7 @@ class Callee:
         if self.batch is not None:
             found |= self.batch.table()
         if self.path is not None:
-            found |= {"path": self.path, "method": self.method}
+            found |= {"path": self.path, "method": self.method, "streams": self.kind == "generator"}
         return found
 
 

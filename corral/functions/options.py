@@ -170,3 +170,13 @@ class Settings:
         if self.retries is not None:
             table |= self.retries.table()
         return table
+
+
+def options_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Of some options as a user writes them, only what they say."""
+    known = {"timeout", "retries", "ttl", "keep"}
+    if unknown := sorted(set(given) - known):
+        raise TypeError(f"a call has no option {', '.join(unknown)}; it has: {', '.join(sorted(known))}")
+    retries = given.get("retries")
+    table = Settings(**{**given, "retries": Retries(retries) if isinstance(retries, int) else retries})
+    return {key: value for key, value in table.call_options().items() if key != "keep_s" or "keep" in given}

@@ -60,6 +60,11 @@ class Backend(Protocol):
         """Where the member is served; one that is not deployed is made ready to be called."""
         ...
 
+    def look_up(self, project: str | None, name: str) -> tuple[Target, dict[str, Any], str]:
+        """The endpoint of that name, its functions as they were deployed, and no method; or else of the name
+        without its last part, which is a method then."""
+        ...
+
     def forget(self, target: Target) -> None:
         """It was removed meanwhile; `find` makes it ready again."""
         ...

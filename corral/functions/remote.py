@@ -16,9 +16,9 @@ from corral.client.lock import resolve
 from corral.client.tree import scan
 from corral.client.upload import upload
 from corral.domain.call import INLINE_BYTES
-from corral.domain.errors import NotFound
+from corral.domain.errors import BlobMissing, DigestMismatch, NotFound
 from corral.functions.codec import as_text, from_text
-from corral.functions.errors import EndpointGone
+from corral.functions.errors import EndpointGone, ResultLost
 from corral.functions.member import Member
 from corral.functions.packaging import Package, pack
 from corral.functions.protocol import Ask, Given, Seen, Target
@@ -62,6 +62,19 @@ class HttpBackend:
                 for one in {id(member): member, **{id(m): m for m in member.app.members.values()}}.values():
                     self._found[id(one)] = (one, self._made_ready(one))
             return self._found[id(member)][1]
+
+    def look_up(self, project: str | None, name: str) -> tuple[Target, dict[str, Any], str]:
+        project = project or self._project
+        head, _, method = name.rpartition(".")
+        try:
+            view, method = self.corral.endpoints.get(project, name), ""
+        except NotFound as error:
+            try:
+                view = self.corral.endpoints.get(project, head)
+            except NotFound:
+                raise EndpointGone(f"{error.message}; `corral fn ls` lists what is deployed") from None
+        tables = {key: table.model_dump() for key, table in view.functions.items()}
+        return Target(project, view.name), tables, method
 
     def _made_ready(self, member: Member) -> Target:
         project = member.app.project or self._project
@@ -164,9 +177,7 @@ class HttpBackend:
         if len(data) <= INLINE_BYTES:
             return PayloadBody(format=form, body=as_text(data), size=len(data))
         digest = hashlib.sha256(data).hexdigest()
-        sink = self.corral.sink(project)
-        if digest in sink.query([digest]).missing:
-            sink.put(digest, data, length=len(data), offset=None)
+        self.corral.sink(project).keep(digest, data)
         return PayloadBody(format=form, blob=digest, size=len(data))
 
     def collect(self, call_ids: Sequence[str], wait_s: float) -> list[Seen]:
@@ -199,13 +210,20 @@ class HttpBackend:
                 yield line.at, line.stream, line.text
 
     def _seen(self, view: CallView) -> Seen:
-        result = None
+        result, error = None, view.error
         if view.result is not None:
-            result = (view.result.format, self._bytes(view.project, view.result))
-        return Seen(view.id, view.state, result, view.error, view.attempt)
+            try:
+                result = (view.result.format, self._bytes(view.project, view.result))
+            except ResultLost as lost:
+                # Of this call alone: the others that were asked for have theirs.
+                error = {"type": "ResultLost", "message": f"call {view.id}: {lost}"}
+        return Seen(view.id, view.state, result, error, view.attempt)
 
     def _bytes(self, project: str, payload: PayloadBody) -> bytes:
         if payload.body is not None:
             return from_text(payload.body)
         assert payload.blob is not None
-        return b"".join(self.corral.source(project).read(payload.blob))
+        try:
+            return self.corral.source(project).whole(payload.blob)
+        except (BlobMissing, DigestMismatch) as error:
+            raise ResultLost(error.message) from error

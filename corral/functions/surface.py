@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corral.functions.app import App
 from corral.functions.calls import Call, UnpickleNotice
-from corral.functions.classes import enter, exit, method, parameter
+from corral.functions.classes import Parameters, enter, exit, method, parameter
 from corral.functions.errors import (
     CallCancelled,
     CallExpired,
@@ -15,7 +15,10 @@ from corral.functions.errors import (
     InstanceLost,
     NotFinished,
     RemoteError,
+    ResultLost,
+    ResultTooLarge,
 )
+from corral.functions.lookup import function
 from corral.functions.options import Batch, Retries
 
 __all__ = [
@@ -30,11 +33,15 @@ __all__ = [
     "FunctionError",
     "InstanceLost",
     "NotFinished",
+    "Parameters",
     "RemoteError",
+    "ResultLost",
+    "ResultTooLarge",
     "Retries",
     "UnpickleNotice",
     "enter",
     "exit",
+    "function",
     "method",
     "parameter",
 ]

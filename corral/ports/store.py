@@ -237,6 +237,18 @@ class Runs(Protocol):
         """Like `group`, and nobody else gives places in it until this transaction ends."""
         ...
 
+    def try_lock_group(self, group_id: GroupId) -> Group | None:
+        """Like `lock_group`; None also when another transaction has it."""
+        ...
+
+    def running_in_group(self, group_id: GroupId, limit: int) -> int:
+        """How many of its runs are with a host; no further than the limit."""
+        ...
+
+    def queued_in_group(self, group_id: GroupId, limit: int) -> list[RunId]:
+        """Those that are queued, the youngest first."""
+        ...
+
     def placed(self, group_id: GroupId, *, but: RunId | None, limit: int) -> int:
         """How many of the group's runs have a place, not counting `but` and at most `limit`: those that
         are queued or further and not final, and those between two tries."""
@@ -437,6 +449,11 @@ class Blobs(Protocol):
         writes, no other one asks this until it ends: what is added to the answer stays true."""
         ...
 
+    def count_bytes(self, project: str) -> None:
+        """Count them, and keep the count: from then on `project_bytes` need not look at every file. Done
+        again now and then, since servers of before did not keep it."""
+        ...
+
 
 class Artifacts(Protocol):
     def insert(self, artifact: Artifact, files: Sequence[ArtifactFile]) -> None: ...
@@ -474,6 +491,8 @@ class Artifacts(Protocol):
     def use(self, run_id: RunId, artifact_ids: Iterable[ArtifactId]) -> None:
         """Remember which artifacts a run reads."""
         ...
+
+    def forget_uses(self, run_id: RunId) -> None: ...
 
     def used_by(self, run_id: RunId) -> list[ArtifactId]: ...
 

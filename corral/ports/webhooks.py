@@ -23,6 +23,14 @@ class Webhooks(Protocol):
 
     def set_paused(self, webhook_id: WebhookId, paused: bool) -> None: ...
 
+    def set_secret(self, webhook_id: WebhookId, secret: str, *, keep_until: float) -> None:
+        """The one of before is kept as the old one."""
+        ...
+
+    def forget_old_secrets(self, now: float) -> None:
+        """Those whose time is over."""
+        ...
+
     def delete(self, webhook_id: WebhookId) -> bool:
         """With its deliveries."""
         ...

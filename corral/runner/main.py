@@ -148,5 +148,5 @@ def _work(header: dict[str, Any], body: bytes, tables: dict[str, Any]) -> Work:
         format=header["format"],
         args=body,
         is_async=bool(table.get("is_async")),
-        generator=table.get("kind") == "generator",
+        generator=table.get("kind") == "generator" or bool(table.get("streams")),
     )

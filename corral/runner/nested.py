@@ -34,6 +34,19 @@ class InstanceBackend:
         answer = self._ask("find", endpoint=member.endpoint)
         return Target(answer["project"], answer["endpoint"], answer["version"])
 
+    def look_up(self, project: str | None, name: str) -> tuple[Target, dict[str, Any], str]:
+        """In the project of this instance, and in no other."""
+        head, _, method = name.rpartition(".")
+        try:
+            answer, method = self._ask("find", endpoint=name), ""
+        except FunctionError:
+            if not head:
+                raise
+            answer = self._ask("find", endpoint=head)
+        if project not in (None, answer["project"]):
+            raise FunctionError(f"this runs in project {answer['project']} and may call nothing of {project}")
+        return Target(answer["project"], answer["endpoint"]), answer["functions"], method
+
     def forget(self, target: Target) -> None:
         """Nothing is remembered here."""
 

@@ -18,6 +18,7 @@ from corral.domain.canonical import canonical
 from corral.domain.errors import InvalidInput, LeaseLost
 from corral.domain.ids import Digest, HostId, LeaseId
 from corral.domain.lease import LeaseState
+from corral.domain.redaction import Secrets
 from corral.ports.store import Tx
 from corral.server.callers import Epoch, LeasePath, Limit, OwnHost
 from corral.server.hub import wait_for
@@ -157,6 +158,9 @@ async def beat_lease(
     progress, sample = _small_json(body.progress), _small_json(body.sample)
 
     def unit(tx: Tx) -> Beat:
+        nonlocal progress
+        if body.progress and (values := _values(tx, lease_id, svc)) is not None:
+            progress = canonical(secrets.hidden(body.progress, values))
         return beat(
             tx,
             lease_id,
@@ -203,13 +207,19 @@ async def lease_events(
     lease_id: LeasePath, epoch: Epoch, body: EventBatch, host_id: OwnHost, svc: Svc
 ) -> EventAnswer:
     """Append logs and metrics: first the bytes, durably, then the row that makes them count."""
-    batch = _batch(body)
+    batch = _batch(body, None)
+
+    def look(tx: Tx) -> tuple[logs.Plan | None, Secrets | None]:
+        found = logs.plan(tx, lease_id, batch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
+        return found, _values(tx, lease_id, svc)
+
     async with svc.turns.of(lease_id):
-        plan = await svc.store.read(
-            lambda tx: logs.plan(tx, lease_id, batch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
-        )
+        plan, values = await svc.store.read(look)
         if plan is None:
             return await _seen_before(lease_id, body.seq, host_id, svc)
+        if values is not None:
+            # The worker took out what it gave the run; the other secrets of the project it never has.
+            batch = await svc.in_thread(lambda: _batch(body, values))
         await svc.in_thread(lambda: logs.write(plan, batch, svc.segments))
         accepted = await svc.store.write(
             lambda tx: logs.commit(
@@ -226,18 +236,29 @@ async def _seen_before(lease_id: LeaseId, seq: int, host_id: HostId, svc: Servic
     return EventAnswer(accepted=False, next_seq=lease.event_seq + 1)
 
 
-def _batch(body: EventBatch) -> logs.Batch:
-    log_lines = [json.dumps([r.at, r.stream, r.partial, r.text, *_of_call(r)]) + "\n" for r in body.logs]
-    metric_lines = [json.dumps([m.at, m.name, m.value, m.step]) + "\n" for m in body.metrics]
+def _values(tx: Tx, lease_id: LeaseId, svc: Services) -> Secrets | None:
+    lease = tx.leases.get(lease_id)
+    return None if lease is None else svc.hider.of(tx, lease.project)
+
+
+def _batch(body: EventBatch, values: Secrets | None) -> logs.Batch:
+    clean: Callable[[str], str] = str if values is None else values.redact_text
+    log_lines = [
+        json.dumps([r.at, r.stream, r.partial, clean(r.text), *_of_call(r)]) + "\n" for r in body.logs
+    ]
+    metric_lines = [json.dumps([m.at, clean(m.name), m.value, m.step]) + "\n" for m in body.metrics]
+    progress = _small_json(body.progress)
+    if values is not None:
+        progress = canonical(secrets.hidden(body.progress, values))
     return logs.Batch(
         seq=body.seq,
         logs="".join(log_lines).encode(),
         log_records=len(log_lines),
         metrics="".join(metric_lines).encode(),
         metric_records=len(metric_lines),
-        latest={m.name: m.value for m in body.metrics},
-        notes=tuple(body.notes),
-        progress=None if body.progress is None else _small_json(body.progress),
+        latest={clean(m.name): m.value for m in body.metrics},
+        notes=tuple(map(clean, body.notes)),
+        progress=None if body.progress is None else progress,
     )
 
 

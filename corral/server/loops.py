@@ -9,7 +9,7 @@ from functools import partial
 
 from corral.core.collect import Collector
 from corral.core.preempt import Preemptor
-from corral.core.schedules import CLOCK_BACK_S, catch_up, fire
+from corral.core.schedules import count_anew, fire
 from corral.core.shares import add_usage
 from corral.core.sweep import Sweeper
 from corral.domain.call import Pool
@@ -51,9 +51,9 @@ class Loops:
     async def schedules(self) -> None:
         """Make the runs whose time has come; each in a transaction that also moves the schedule on."""
         svc, now = self._svc, self._svc.clock.now()
-        ahead = await svc.store.read(lambda tx: tx.schedules.ahead(now + CLOCK_BACK_S, _SCHEDULES_PAGE))
+        ahead = await svc.store.read(lambda tx: tx.schedules.ahead(now, _SCHEDULES_PAGE))
         for schedule_id in ahead:
-            await svc.store.write(partial(catch_up, schedule_id=schedule_id, now=now))
+            await svc.store.write(partial(count_anew, schedule_id=schedule_id, now=now))
         due = await svc.store.read(lambda tx: tx.schedules.due(now, _SCHEDULES_PAGE))
         made = partial(fire, order_of=lambda one: order_of(one.spec), now=now, policy=svc.policy)
         # One that fails keeps no other from its turn.

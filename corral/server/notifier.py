@@ -41,8 +41,9 @@ class Notifier:
                 self._draining[hook.id] = asyncio.create_task(self._drain(hook.id))
 
     async def forget(self) -> int:
-        before = self._svc.clock.now() - KEEP_S
-        return await self._svc.store.write(lambda tx: tx.webhooks.forget(before, _FORGET_AT_ONCE))
+        now = self._svc.clock.now()
+        await self._svc.store.write(lambda tx: tx.webhooks.forget_old_secrets(now))
+        return await self._svc.store.write(lambda tx: tx.webhooks.forget(now - KEEP_S, _FORGET_AT_ONCE))
 
     async def close(self) -> None:
         for task in self._draining.values():
@@ -54,10 +55,11 @@ class Notifier:
         """One try, and what came of it. A crash in between leaves it waiting, so that it is sent again."""
         svc = self._svc
         url = svc.cipher.decrypt(hook.url, context=url_context(hook.id))
-        key = svc.cipher.decrypt(hook.secret, context=key_context(hook.id))
         body = delivery.body.encode()
         async with self._free:
-            headers = signed_headers(key, delivery.id, body, now=svc.clock.now())
+            now = svc.clock.now()
+            keys = [svc.cipher.decrypt(one, context=key_context(hook.id)) for one in hook.secrets(now)]
+            headers = signed_headers(*keys, message_id=delivery.id, body=body, now=now)
             sent = await svc.sender.send(parse_url(url), headers, body)
         done = settled(delivery, sent, now=svc.clock.now(), jitter=random.random())
         await svc.store.write(lambda tx: tx.webhooks.save_delivery(done))

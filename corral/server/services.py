@@ -18,6 +18,7 @@ from corral.core.outcome import Ender
 from corral.core.policy import Policy
 from corral.core.reservations import Reservations
 from corral.core.roster import Roster
+from corral.core.secrets import Hider
 from corral.core.shapes import Shapes
 from corral.core.shares import Shares
 from corral.ports.blobs import BlobStore, SegmentStore
@@ -83,7 +84,8 @@ class Services:
         )
         self.waiters = Waiters(self.shapes)
         self.known = KnownTokens(lambda: self.clock.now())
-        self.ender = Ender(self.policy, self.shares, self.roster)
+        self.hider = Hider(self.cipher)
+        self.ender = Ender(self.policy, self.shares, self.roster, self.hider.text)
         self.dispatch = Dispatcher(self.clock)
         self.book = Book()
         self.results = Results()

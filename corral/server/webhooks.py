@@ -27,6 +27,7 @@ from corral.wire.webhooks import (
     ReplayAnswer,
     ReplayRequest,
     ResumeRequest,
+    RotateRequest,
     WebhookMade,
     WebhookPage,
     WebhookRequest,
@@ -127,6 +128,24 @@ async def resume_webhook(webhook: str, body: ResumeRequest, caller: Operator, sv
         tx.webhooks.set_paused(hook.id, False)
         _note(tx, "webhook.resume", hook, caller, svc, skip=body.skip)
         return _view(tx, hook._replace(paused=False), svc)
+
+    return await svc.store.write(unit)
+
+
+@router.post("/webhooks/{webhook}/rotate")
+async def rotate_webhook(webhook: str, body: RotateRequest, caller: Operator, svc: Svc) -> WebhookMade:
+    """Sign with a new secret, and for a while with the old one as well. It is in this answer alone."""
+    key = body.secret or new_key()
+    key_of(key)
+
+    def unit(tx: Tx) -> WebhookMade:
+        hook = _find(tx, webhook)
+        until = svc.clock.now() + body.keep_s
+        secret = svc.cipher.encrypt(key, context=key_context(hook.id))
+        tx.webhooks.set_secret(hook.id, secret, keep_until=until)
+        _note(tx, "webhook.rotate", hook, caller, svc, keep_s=body.keep_s)
+        shown = _view(tx, _find(tx, hook.id), svc).model_dump()
+        return WebhookMade(**shown, secret=None if body.secret else key)
 
     return await svc.store.write(unit)
 
@@ -235,6 +254,7 @@ def _view(tx: Tx, hook: Webhook, svc: Services) -> WebhookView:
         waiting=tx.webhooks.waiting(hook.id, MOST_WAITING),
         created_at=hook.created_at,
         created_by=hook.created_by,
+        old_secret_until=hook.old_secret_until if len(hook.secrets(svc.clock.now())) > 1 else None,
     )
 
 

@@ -231,6 +231,7 @@ class OutcomeBody(Exact):
     ran_s: float = Field(0, ge=0)
     gave_back: bool = False
     cancelled: bool = False
+    chunks: int | None = Field(None, ge=0, description="Of a generator: how many it gave in this try.")
 
 
 class ChunksBody(Exact):
@@ -271,6 +272,7 @@ class NestedAnswer(Answer):
     project: str | None = None
     endpoint: str | None = None
     version: int = 0
+    functions: dict[str, Annotated[FunctionTable, known_only(FunctionTable)]] = {}
     calls: list[CallView] = []
     call: CallView | None = None
     chunks: list[ChunkView] = []

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 from pydantic import JsonValue as Json
 
 from corral.domain.webhook import ENDS, TYPES, is_pattern
-from corral.wire.base import Answer, Name, Strict
+from corral.wire.base import Answer, Duration, Name, Strict
 
 
 def _known(pattern: str) -> str:
@@ -32,8 +32,19 @@ class WebhookRequest(Strict):
     secret: str | None = Field(None, max_length=200)
 
 
+LONGEST_KEEP_S = 30 * 86_400.0
+
+
+class RotateRequest(Strict):
+    """A new secret; one is made when it is left out. For `keep_s` notices are signed with both."""
+
+    secret: str | None = Field(None, max_length=200)
+    keep_s: Duration = Field(86_400.0, ge=0, le=LONGEST_KEEP_S)
+
+
 class WebhookView(Answer):
-    """`url` without its path, which may be a secret; `waiting` is counted to 10,000."""
+    """`url` without its path, which may be a secret; `waiting` is counted to 10,000. Until
+    `old_secret_until` notices are signed with the secret of before as well."""
 
     id: str
     name: str
@@ -45,6 +56,7 @@ class WebhookView(Answer):
     waiting: int
     created_at: float
     created_by: str
+    old_secret_until: float | None = None
 
 
 class WebhookMade(WebhookView):

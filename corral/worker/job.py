@@ -30,7 +30,7 @@ from corral.worker.serving import Serving, told_of
 from corral.worker.spool import Spool
 from corral.worker.supervise import Supervision
 from corral.worker.upload import TRIES, Uploads
-from corral.worker.verdict import ENGINE_CODES, failed, stopped, verdict
+from corral.worker.verdict import ENGINE_CODES, failed, hidden, stopped, verdict
 from corral.worker.workspace import JobRecord, Outcome, Phase, Workspace
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class Job:
         self._vitals = Vitals(lease.gpus)
         self._beater = Beater(beats, lease, self.control, self._vitals)
         self._uploads = Uploads(host.link, lease, self.control)
+        self._secrets = _NO_SECRETS
 
     def run(self) -> None:
         # First of all: a lease that is not beaten soon is given to another.
@@ -97,7 +98,7 @@ class Job:
         self._workspace.create()
         self._workspace.save(JobRecord(self.lease, Phase.RUNNING))
         recorder, sender = self._record()
-        secrets, checkpoints = _NO_SECRETS, None
+        checkpoints = None
         try:
             if reasons := recheck(self._host.look_again, self.lease, self._claimed_with):
                 raise NoLongerFits("; ".join(reasons))
@@ -105,8 +106,8 @@ class Job:
             prepared = Preparation(
                 self._host, self.lease, self._workspace, self.control, recorder, serving
             ).run()
-            secrets = prepared.secrets
-            checkpoints = self._checkpoints(recorder, secrets)
+            self._secrets = prepared.secrets
+            checkpoints = self._checkpoints(recorder)
             outcome = self._supervised(prepared, recorder, checkpoints, serving)
         except CannotStart as error:
             outcome = failed(error.reason, error.detail)
@@ -117,24 +118,24 @@ class Job:
             outcome = self._stopped_early()
         except OSError as error:
             outcome = failed(Reason.ENVIRONMENT, f"this host cannot run it: {error}")
-        self._settle(outcome, recorder, sender, secrets=secrets, checkpoints=checkpoints)
+        self._settle(outcome, recorder, sender, checkpoints)
 
     def _resume(self, record: JobRecord) -> None:
         if record.outcome is None:
             return
         recorder, sender = self._record()
         preparation = Preparation(self._host, self.lease, self._workspace, self.control, recorder)
-        outcome, secrets = record.outcome, _NO_SECRETS
+        outcome = record.outcome
         try:
-            secrets = Secrets(preparation.secret_values())
-            checkpoints = self._checkpoints(recorder, secrets)
+            self._secrets = Secrets(preparation.secret_values())
+            checkpoints = self._checkpoints(recorder)
             checkpoints.recover()
         except CannotStart as error:
             checkpoints = None
             if record.phase is Phase.OUTPUT:
                 # Without the secrets nobody can say that the output holds none.
                 outcome = failed(error.reason, error.detail)
-        self._settle(outcome, recorder, sender, secrets=secrets, checkpoints=checkpoints)
+        self._settle(outcome, recorder, sender, checkpoints)
 
     def _record(self) -> tuple[Recorder, Sender]:
         spool = Spool(self._workspace.spool)
@@ -153,8 +154,10 @@ class Job:
         self._host.link.answered()
         return answer
 
-    def _checkpoints(self, recorder: Recorder, secrets: Secrets) -> Checkpoints:
-        return Checkpoints(self._workspace, self._uploads, recorder, control=self.control, secrets=secrets)
+    def _checkpoints(self, recorder: Recorder) -> Checkpoints:
+        return Checkpoints(
+            self._workspace, self._uploads, recorder, control=self.control, secrets=self._secrets
+        )
 
     def _serving(self, recorder: Recorder) -> Serving | None:
         if self.lease.spec.service is None:
@@ -187,26 +190,21 @@ class Job:
         return stopped(wish, None, 0)
 
     def _settle(
-        self,
-        outcome: Outcome,
-        recorder: Recorder,
-        sender: Sender,
-        *,
-        secrets: Secrets,
-        checkpoints: Checkpoints | None,
+        self, outcome: Outcome, recorder: Recorder, sender: Sender, checkpoints: Checkpoints | None
     ) -> None:
         """Everything that must be on the server before the outcome, then the outcome."""
         self.child_ended = True
         self.building = False
         if self.control.lost:
             raise GivenUp
+        outcome = hidden(outcome, self._secrets)
         self._save(outcome, Phase.OUTPUT if outcome.kind == "finish" else Phase.OUTCOME)
         if outcome.kind != "finish":
             self._workspace.discard()
         if checkpoints is not None:
             checkpoints.drain()
         for tries_left in reversed(range(TRIES)):
-            done = self._with_output(outcome, secrets)
+            done = hidden(self._with_output(outcome), self._secrets)
             recorder.flush()
             sender.drain()
             self._save(done, Phase.OUTCOME)
@@ -218,14 +216,14 @@ class Job:
                 if not tries_left:
                     raise
 
-    def _with_output(self, outcome: Outcome, secrets: Secrets) -> Outcome:
+    def _with_output(self, outcome: Outcome) -> Outcome:
         body = outcome.body
         if not isinstance(body, FinishRequest) or body.artifact_id is not None:
             return outcome
         try:
-            artifact_id = self._uploads.output(self._workspace.output, secrets)
+            artifact_id = self._uploads.output(self._workspace.output, self._secrets)
         except _BAD_OUTPUT as error:
-            text = secrets.redact_text(f"the output is refused: {error.message}\n{error.hint}")
+            text = f"the output is refused: {error.message}\n{error.hint}"
             return failed(Reason.BAD_OUTPUT, text, ran_s=body.ran_s)
         except (LeaseLost, NotFound):
             raise
@@ -247,6 +245,6 @@ class Job:
     def _deliver_plainly(self, outcome: Outcome) -> None:
         self._beater.end()
         try:
-            deliver(self._host, self.lease, outcome, self.control)
+            deliver(self._host, self.lease, hidden(outcome, self._secrets), self.control)
         except GivenUp:
             logger.warning("%s was lost before its failure could be reported", self.lease.id)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from corral.domain.reasons import Reason
+from corral.domain.redaction import Secrets
 from corral.wire.leases import FailRequest, FinishRequest, StoppedRequest
 from corral.worker.child import SIGKILL, Exit
 from corral.worker.control import StopWish
@@ -16,6 +17,7 @@ from corral.worker.workspace import Outcome
 # Raised by what the program itself does; anybody may send the others.
 _OWN_FAULT = {"SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS", "SIGXCPU", "SIGXFSZ"}
 
+_DETAIL_CHARS = 20_000
 _NOT_EXECUTABLE = 126
 _NOT_FOUND = 127
 
@@ -76,12 +78,20 @@ def failed(reason: Reason, detail: str, found: Exit | None = None, ran_s: float 
     return Outcome(
         FailRequest(
             reason=reason,
-            detail=detail.encode("utf-8", "replace").decode()[:20_000],
+            detail=detail.encode("utf-8", "replace").decode()[:_DETAIL_CHARS],
             exit_code=None if found is None else found.code,
             signal=None if found is None else found.signal,
             ran_s=ran_s,
         )
     )
+
+
+def hidden(outcome: Outcome, secrets: Secrets) -> Outcome:
+    """The same without the run's secrets: whatever was put into it, they do not leave the host with it."""
+    body = outcome.body
+    if isinstance(body, FinishRequest):
+        return outcome
+    return Outcome(body.model_copy(update={"detail": secrets.redact_text(body.detail)[:_DETAIL_CHARS]}))
 
 
 def _reason(found: Exit) -> Reason:

@@ -164,7 +164,7 @@ def dies() -> None:
 
 
 @app.cls(max_instances=4)
-class Counter:
+class Counter(corral.Parameters):
     start: int = corral.parameter(default=0)
 
     @corral.enter()
@@ -184,3 +184,9 @@ class Counter:
     @corral.exit()
     def close(self) -> None:
         print("closed", self.value)
+
+
+@app.function(min_instances=2, max_instances=2, idle="30s")
+def nap(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from api.live import Live, error_of, fresh, named, record, serve, sha
+from api.live import Live, error_of, fresh, named, new_worker, record, serve, sha
 from corral.wire.admin import ErrorBody
 
 CORRAL = str(Path(sys.executable).parent / "corral")
@@ -240,6 +240,42 @@ def test_a_group_and_a_request_id_are_searched_too(live: Live) -> None:
     ):
         error = error_of(live.call("POST", "/v1/runs", body), 422, "secret_exposed")
         assert CANARY not in error.model_dump_json()
+
+
+def test_what_a_worker_reports_is_stored_without_any_secret_of_the_project(live: Live) -> None:
+    """Also of a run that does not name it: the worker never had the value, and cannot take it out."""
+    project = named("p")
+    worker = new_worker(live)
+    before = worker.run(project=project)
+    live.ok("PUT", f"/v1/projects/{project}/secrets/CANARY", {"value": CANARY})
+    live.ok("PUT", f"/v1/projects/{project}/secrets/QUOTED", {"value": QUOTED})
+    both = f"cannot log in with {CANARY} nor {QUOTED}"
+    batch = {
+        "seq": 1,
+        "logs": [{"at": 1.0, "stream": "stderr", "text": both}],
+        "metrics": [{"at": 1.0, "name": CANARY, "value": 1.0}],
+        "notes": [both],
+        "progress": {"what": both, CANARY: [QUOTED]},
+    }
+    before.ok("POST", "events", batch)
+    before.ok("POST", "beat", {"progress": {"what": both}})
+    failure = {"reason": "code_error", "detail": f"the command ended with exit code 1\n{both}", "ran_s": 1}
+    first = before.ok("POST", "fail", failure)
+    assert before.ok("POST", "fail", failure) == first
+    stopping = worker.run(project=project)
+    stopping.ok("POST", "stopped", {"reason": "released", "detail": both, "ran_s": 1})
+    finished = worker.claim()
+    finished.ok("POST", "finish", {"metrics": {CANARY: 1.0}, "ran_s": 1})
+
+    shown = [
+        live.call("GET", f"/v1/runs/{lease.run_id}{part}").content
+        for lease in (before, stopping)
+        for part in ("", "/events", "/logs", "/metrics")
+    ]
+    assert b"log in with [secret CANARY] nor [secret QUOTED]" in shown[0]
+    assert all(b"[secret CANARY]" in text for text in shown[1:3])
+    stored = [path.read_bytes() for path in live.home.rglob("*") if path.is_file()]
+    assert _exposed("the answers", b"".join(shown)) + _exposed("the home", b"".join(stored)) == []
 
 
 def test_a_users_manifest_is_searched_too(live: Live) -> None:

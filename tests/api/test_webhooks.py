@@ -14,6 +14,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+import standardwebhooks
 from postgres import private_postgres
 from receiving import Came, Receiver, receiving
 
@@ -125,6 +126,49 @@ def test_what_is_not_received_is_tried_again_given_up_and_sent_again_by_hand(
     receiver.until(lambda came: len(came) > before + 1)
     assert receiver.came[-1].headers["webhook-id"] == dead["id"]
     assert receiver.came[-1].body == receiver.came[0].body
+
+
+def test_after_a_rotation_both_secrets_are_good_for_a_while(hooked: Live, receiver: Receiver) -> None:
+    """The receiver is the published library of Standard Webhooks."""
+    hook = _add(hooked, receiver)
+    path = f"/v1/webhooks/{hook['name']}"
+
+    def goods(*secrets: str) -> list[bool]:
+        before = len(receiver.came)
+        hooked.ok("POST", f"{path}/test")
+        came = receiver.until(lambda all_: len(all_) > before)[-1]
+        return [_is_good(came, secret) for secret in secrets]
+
+    rotated = hooked.ok("POST", f"{path}/rotate", {"keep_s": "10m"})
+    old, new = hook["secret"], rotated["secret"]
+    assert old != new
+    assert rotated["old_secret_until"] == pytest.approx(time.time() + 600, abs=60)
+    assert goods(old, new) == [True, True]
+    try:
+        hooked.clock.ahead_s = 700.0
+        # Signed with the server's clock, which the library would find wrong.
+        assert hooked.ok("GET", path)["old_secret_until"] is None
+        hooked.ok("POST", f"{path}/test")
+        assert receiver.came[-1].headers["webhook-signature"].count("v1,") == 1
+    finally:
+        hooked.clock.ahead_s = 0.0
+    newest = hooked.ok("POST", f"{path}/rotate", {"keep_s": 0})["secret"]
+    assert goods(old, new, newest) == [False, False, True]
+    refused = hooked.call("POST", f"{path}/rotate", {"secret": "plain"})
+    assert error_of(refused, 422, "invalid_input").message.startswith("the webhook's secret is not `whsec_`")
+    error_of(hooked.call("POST", f"{path}/rotate", {"keep_s": "31d"}), 422, "invalid_input")
+    audited = hooked.ok("GET", "/v1/audit", params={"target": f"webhook:{hook['name']}"})["items"]
+    assert [one["action"] for one in audited if one["action"] == "webhook.rotate"] == ["webhook.rotate"] * 2
+    stored = b"".join(file.read_bytes() for file in hooked.home.glob("corral.db*"))
+    assert new.removeprefix("whsec_").encode() not in stored
+
+
+def _is_good(came: Came, secret: str) -> bool:
+    try:
+        standardwebhooks.Webhook(secret).verify(came.body, came.headers)
+    except standardwebhooks.WebhookVerificationError:
+        return False
+    return True
 
 
 def test_a_paused_webhook_catches_up_or_skips(hooked: Live, receiver: Receiver) -> None:

@@ -25,7 +25,8 @@ from corral.core.stop import cancel
 from corral.domain.declared import read_declared
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.host import Host
-from corral.domain.ids import RunId, new_host_id
+from corral.domain.ids import LeaseId, RunId, new_host_id
+from corral.domain.manifest import PRUNED
 from corral.domain.manifest import Also as AlsoAction
 from corral.domain.run import Run
 from corral.domain.states import RunState
@@ -541,6 +542,84 @@ def test_a_group_has_as_many_places_as_the_manifest_says_now(fleet: Fleet) -> No
     fleet.apply(*(spec(n, group="g") for n in range(5)))
 
     assert queued() == 5, "a limit that is taken away holds nobody"
+
+
+def test_a_limit_that_is_lowered_holds_at_the_next_claim(fleet: Fleet) -> None:
+    def states() -> dict[str, str]:
+        known = fleet.db.read(lambda tx: tx.runs.of_manifest("default", "fleet"))
+        return {run.name: str(run.state) for run in known.values()}
+
+    fleet.apply(*(spec(n, group="g", max_running=4) for n in range(5)))
+    host = fleet.host()
+    first = {grant.run.name for grant in fleet.claim(host, leases=2).grants}
+    assert sorted(states().values()) == ["held", "queued", "queued", "running", "running"]
+
+    lowered = fleet.apply(*(spec(n, group="g", max_running=1) for n in range(5)))
+
+    assert actions(lowered) == [("changed", "g")]
+    assert states() == {f"run-{n}": "running" if f"run-{n}" in first else "held" for n in range(5)}
+    assert fleet.claim(host, leases=5).grants == ()
+    assert fleet.apply(*(spec(n, group="g", max_running=1) for n in range(5))).plan.changes == []
+
+
+def test_a_retry_does_not_start_beyond_a_limit_that_was_lowered_meanwhile(fleet: Fleet) -> None:
+    fleet.apply(*(spec(n, group="g", max_running=2) for n in range(3)))
+    host = fleet.host()
+    grants = fleet.claim(host, leases=5).grants
+    fleet.apply(*(spec(n, group="g", max_running=1) for n in range(3)))
+
+    def lose(lease_id: LeaseId) -> None:
+        fleet.db.write(lambda tx: expire(tx, lease_id, now=NOW + 1000, policy=Policy(), shares=fleet.shares))
+
+    lose(grants[0].lease.id)
+    assert fleet.get(grants[0].run.id).state is RunState.QUEUED
+    assert fleet.claim(host, leases=5).grants == ()
+    waiting = fleet.get(grants[0].run.id)
+    assert (waiting.state, waiting.hold_reason) == (RunState.HELD, "concurrency")
+
+    lose(grants[1].lease.id)
+    assert len(fleet.claim(host, leases=5).grants) == 1
+    assert fleet.claim(host, leases=5).grants == ()
+
+
+def test_runs_that_are_moved_into_a_limited_group_wait_for_its_places(fleet: Fleet) -> None:
+    fleet.apply(spec(0, group="g", max_running=1), *(spec(n) for n in (1, 2)), spec(3, group="other"))
+    host = fleet.host()
+
+    moved = fleet.apply(*(spec(n, group="g", max_running=1) for n in range(4)))
+
+    runs = [fleet.named(f"run-{n}") for n in range(4)]
+    assert sorted(str(run.state) for run in runs) == ["held", "held", "held", "queued"]
+    told = {change.name: change.state for change in moved.plan.changes}
+    assert told == {run.name: run.state for run in runs[1:]}
+    assert len(fleet.claim(host, leases=5).grants) == 1
+    assert fleet.claim(host, leases=5).grants == ()
+
+
+def test_a_child_pruned_with_its_parent_was_pruned_and_comes_back_with_it(fleet: Fleet) -> None:
+    chain = [spec(0), spec(1, after=["run-0"]), spec(2, after=["run-1", "run-0"]), spec(3)]
+    fleet.apply(*chain)
+
+    fleet.apply(spec(3), also=["prune"])
+
+    names = ["run-0", "run-1", "run-2"]
+    assert [(str(run.state), run.reason, run.detail) for run in map(fleet.named, names)] == [
+        ("cancelled", "cancelled", PRUNED)
+    ] * 3
+    back = fleet.apply(*chain, sending=False)
+    assert {(change.action.value, change.name) for change in back.plan.changes} == {
+        ("again", name) for name in names
+    }
+    assert [(str(run.state), run.generation) for run in map(fleet.named, names)] == [
+        ("queued", 2),
+        ("held", 2),
+        ("held", 2),
+    ]
+    # Deleting the manifest prunes the same way.
+    fleet.db.write(
+        lambda tx: delete(tx, "default", "fleet", also=frozenset({AlsoAction.PRUNE}), by=BY, policy=Policy())
+    )
+    assert {fleet.named(name).detail for name in names} == {PRUNED}
 
 
 def test_ten_thousand_runs_are_one_apply(fleet: Fleet) -> None:

@@ -9,10 +9,15 @@ import pytest
 
 from contract.conftest import Database
 from contract.plans import POLICY, Plan, new
+from contract.samples import an_artifact
 from corral.core import schedules
+from corral.core.remove import remove
 from corral.core.schedules import Order, Who
-from corral.domain.errors import Conflict, InvalidInput, NotFound
+from corral.core.submit import Submitted, submit
+from corral.domain.artifact import Artifact, ArtifactKind
+from corral.domain.errors import Conflict, InvalidInput, NotFound, QuotaExceeded
 from corral.domain.ids import RunId, ScheduleId, new_schedule_id
+from corral.domain.quota import Quota
 from corral.domain.run import Run
 from corral.domain.schedule import Missed, Overlap, Schedule
 from corral.domain.states import FINAL
@@ -66,8 +71,8 @@ class Clockwork:
     def tick(self) -> int:
         """What the server's loop does; how many runs there are then."""
         now = self.now
-        for one in self.db.read(lambda tx: tx.schedules.ahead(now + schedules.CLOCK_BACK_S, 10)):
-            self.db.write(lambda tx, one=one: schedules.catch_up(tx, one, now=now))  # type: ignore[misc]
+        for one in self.db.read(lambda tx: tx.schedules.ahead(now, 10)):
+            self.db.write(lambda tx, one=one: schedules.count_anew(tx, one, now=now))  # type: ignore[misc]
         for one in self.db.read(lambda tx: tx.schedules.due(now, 10)):
             self.db.write(self.unit(one))
         return len(self.runs())
@@ -227,6 +232,116 @@ def test_a_clock_that_was_a_year_ahead_does_not_stop_the_schedule(clock: Clockwo
     assert clock.get(often).next_at == NOON + 60
     clock.now = NOON + 15 * 3600
     assert clock.tick() == 4
+
+
+@pytest.mark.parametrize("ahead_s", [45.0, 5000.0, 400 * DAY])
+def test_after_a_jump_ahead_and_back_it_goes_on_within_a_period_and_no_time_comes_twice(
+    clock: Clockwork, ahead_s: float
+) -> None:
+    kinds: dict[str, dict[str, Any]] = {"period": {"every_s": 60.0}, "cron": {"cron": "* * * * *"}}
+    all_of_them = [
+        clock.add(f"{missed}-{kind}", overlap=Overlap.QUEUE, missed=missed, **times)
+        for missed in Missed
+        for kind, times in kinds.items()
+    ]
+    clock.now += 30
+    assert clock.tick() == 0
+
+    clock.now += ahead_s
+    clock.tick()
+    made = {one: [at] if (at := clock.get(one).last_at) else [] for one in all_of_them}
+    clock.now -= ahead_s
+    fired = {one: list(times) for one, times in made.items()}
+    for _ in range(40):
+        clock.now += 7
+        clock.tick()
+        for one, times in fired.items():
+            known = clock.get(one)
+            if known.fired > len(times):
+                assert known.last_at is not None
+                assert known.last_at <= clock.now < known.last_at + 7
+                times.append(known.last_at)
+
+    minutes = [NOON + 60 * n for n in (1, 2, 3, 4, 5)]
+    for one, times in fired.items():
+        # Every minute from then on, but for one that was made while the clock was ahead.
+        assert times == made[one] + [at for at in minutes if at not in made[one]]
+    assert len(clock.runs()) == sum(map(len, fired.values()))
+
+
+def test_the_run_that_makes_up_for_an_outage_is_of_the_last_time_that_passed(clock: Clockwork) -> None:
+    nightly, often = clock.add(), clock.add("often", every_s=60.0)
+    clock.now = NOON + 5 * DAY + 1
+
+    assert clock.tick() == 2
+
+    assert clock.get(nightly).last_at == NOON + 4 * DAY + 15 * 3600
+    assert clock.get(often).last_at == NOON + 5 * DAY
+
+
+def test_what_a_quota_refuses_leaves_nothing_and_the_next_time_is_made(clock: Clockwork) -> None:
+    nightly = clock.add(overlap=Overlap.QUEUE)
+    quota = Quota("default", None, None, 0, None, None, 1.0, clock.now, "operator:ada")
+    clock.db.write(lambda tx: tx.quotas.put(quota))
+    clock.now = NOON + DAY
+    assert clock.tick() == 0
+
+    known = clock.get(nightly)
+    assert "max_queued" in str(known.problem)
+    name = f"{nightly}-{NOON + 15 * 3600:.0f}"
+    assert clock.db.read(lambda tx: tx.runs.submission("schedule:nightly", name)) is None
+    # The clock goes back, the quota is raised: the time that made no run makes one.
+    clock.db.write(lambda tx: tx.quotas.put(quota._replace(max_queued=1)))
+    clock.now = NOON + 15 * 3600 - 1
+    assert clock.tick() == 0
+    clock.now += 2
+    assert clock.tick() == 1
+
+    def again(tx: Tx) -> Submitted:
+        return submit(
+            tx, [new("nightly")], request_id=name, group=None, principal="schedule:nightly", now=1.0
+        )
+
+    # Asked once more it gives the first answer, though there is no room now.
+    assert clock.db.write(again).ids == (clock.runs()[0].id,)
+    with pytest.raises(QuotaExceeded):
+        clock.db.write(
+            lambda tx: submit(tx, [new()], request_id="other", group=None, principal="user:ada", now=1.0)
+        )
+
+
+def test_what_a_schedule_reads_is_free_once_it_is_replaced_or_removed(clock: Clockwork) -> None:
+    code, other = an_artifact(kind=ArtifactKind.CODE), an_artifact(kind=ArtifactKind.CODE)
+    clock.db.write(lambda tx: tx.artifacts.insert(code, []))
+    clock.db.write(lambda tx: tx.artifacts.insert(other, []))
+
+    def reads(one: Artifact) -> Order:
+        return Order([new("nightly", code=one.id)], None, None)
+
+    def unused() -> set[str]:
+        return set(clock.db.read(lambda tx: tx.artifacts.unused_uploads(clock.now, 10)))
+
+    nightly = clock.add(order=reads(code))
+    assert unused() == {other.id}
+    clock.now = NOON + DAY
+    now = clock.now
+    done = clock.db.write(
+        lambda tx: schedules.fire(tx, nightly, lambda _: reads(code), now=now, policy=POLICY)
+    )
+    schedule = clock.get(nightly)._replace(id=new_schedule_id())
+    clock.db.write(lambda tx: schedules.replace(tx, schedule, reads(other), who=WHO, now=now))
+    assert clock.db.read(lambda tx: tx.artifacts.used_by(RunId(nightly))) == [other.id]
+    # The run that it made reads it still.
+    assert done is not None
+    assert unused() == set()
+    clock.end_all()
+    clock.db.write(lambda tx: remove(tx, done.ids[0], actor="user:ada", origin="", now=now))
+    assert unused() == {code.id}
+
+    clock.db.write(lambda tx: schedules.remove(tx, nightly, who=WHO, now=now))
+
+    assert unused() == {code.id, other.id}
+    assert clock.db.read(lambda tx: tx.artifacts.is_used(other.id, but=RunId(""))) is False
 
 
 def test_paused_times_are_not_made_up_for(clock: Clockwork) -> None:

@@ -9,6 +9,7 @@ import pytest
 from contract.conftest import Database
 from contract.samples import a_host, a_lease, a_run, digest_of
 from corral.adapters.sql.postgres import PostgresStore
+from corral.core import quotas
 from corral.core.artifacts import remember_blob
 from corral.core.logs import MAX_NOTES, Batch, Plan, commit
 from corral.core.objects import MAX_OBJECTS, put_object
@@ -31,7 +32,7 @@ def _upload(tx: Tx, name: str, size: int) -> None:
 
 
 def test_bytes_are_counted_once_and_freed_when_they_are_gone(db: Database) -> None:
-    db.write(lambda tx: tx.quotas.put(Quota("p", max_bytes=100)))
+    db.write(lambda tx: quotas.put(tx, Quota("p", max_bytes=100), origin="127.0.0.1"))
     db.write(lambda tx: _upload(tx, "a", 60))
     db.write(lambda tx: _upload(tx, "a", 60))
 
@@ -44,6 +45,9 @@ def test_bytes_are_counted_once_and_freed_when_they_are_gone(db: Database) -> No
         assert isinstance(blob, Blob)
         db.write(lambda tx, sha=blob.digest: tx.blobs.drop("p", sha))  # type: ignore[misc]
     db.write(lambda tx: _upload(tx, "c", 100))
+    kept = db.read(lambda tx: tx.blobs.project_bytes("p"))
+    db.write(lambda tx: tx.blobs.count_bytes("p"))
+    assert kept == db.read(lambda tx: tx.blobs.project_bytes("p")) == 100
     db.write(lambda tx: check_room(tx, "other", {digest_of("x"): 1 << 50}))
 
 
@@ -51,7 +55,7 @@ def test_uploads_that_race_for_the_last_room_do_not_both_get_it(pg_url: str) -> 
     stores = [PostgresStore(pg_url), PostgresStore(pg_url)]
 
     async def main() -> tuple[int, int]:
-        await stores[0].write(lambda tx: tx.quotas.put(Quota("p", max_bytes=100)))
+        await stores[0].write(lambda tx: quotas.put(tx, Quota("p", max_bytes=100), origin="127.0.0.1"))
         done = await asyncio.gather(*(_try(stores[n % 2], n) for n in range(40)))
         used = await stores[0].read(lambda tx: tx.blobs.project_bytes("p"))
         for store in stores:

@@ -36,6 +36,7 @@ _COLUMNS = {
     "name": "'run-' || (i % 1000)",
     "shape": "'shape-' || {shape}",
     "priority": "i / 20 % 3",
+    "group_id": "CASE WHEN i % 10 = 0 THEN 'g-big' END",
     "created_at": "i * 1.0",
     "ready_at": "i * 1.0",
     "state": "'queued'",
@@ -45,7 +46,7 @@ _COLUMNS = {
 _SQLITE_FORMS = {"number": "printf('%012d', i)", "shape": "printf('%02d', i % 20)"}
 _POSTGRES_FORMS = {"number": "lpad(i::text, 12, '0')", "shape": "lpad((i % 20)::text, 2, '0')"}
 _NULLABLE = {
-    *("group_id", "seed", "manifest", "wall_limit_s", "stall_limit_s", "hold_reason", "not_before"),
+    *("seed", "manifest", "wall_limit_s", "stall_limit_s", "hold_reason", "not_before"),
     *("started_at", "ended_at", "reason", "detail", "exit_code", "signal", "stop_deadline"),
     *("stop_reason", "last_host", "artifact_id"),
 }
@@ -74,6 +75,8 @@ HOT: list[tuple[str, dict[str, Any], str]] = [
     ("group_placed", {"group_id": "g-x", "but": "", "limit": 10}, "runs_"),
     ("group_waiting", {"group_id": "g-x", "hold_reason": "concurrency", "limit": 10}, "runs_waiting"),
     ("group_with_held_after", {"after": "g-x"}, "runs_waiting"),
+    ("group_states", {"group_id": "g-big"}, "runs_in_group"),
+    ("group_running", {"group_id": "g-x", "limit": 10}, "runs_in_group"),
     ("schedule_unfinished", {"schedule_id": "s-x", "limit": 10}, "runs_of_schedule"),
     ("run_page", {**NEWEST, "schedule_id": "s-x", "check_state": "held", "limit": 50}, "runs_schedule"),
 ]
@@ -111,7 +114,7 @@ def long_queue(postgres: PrivatePostgres) -> Iterator[str]:
     with postgres.fresh() as url:
         with psycopg.connect(url, autocommit=True) as raw:
             raw.execute(insert_statement(_POSTGRES_FORMS, "generate_series(0, 99999) AS n (i)").encode())
-            raw.execute("ANALYZE runs")
+            raw.execute("VACUUM ANALYZE runs")
         yield url
 
 
@@ -155,6 +158,39 @@ def test_on_postgres_few_pages_are_read_and_the_table_is_not_scanned(
     assert "Seq Scan" not in plan
     pages = sum(int(number) for number in re.findall(r"(?:hit|read)=(\d+)", plan.partition("Planning")[0]))
     assert pages < 1000, plan
+
+
+# What is asked for again and again must not depend on how many files and log segments there ever were.
+KEPT: list[tuple[str, dict[str, Any], str]] = [
+    ("segment_runs_gone", {"limit": 10}, "removed_logs"),
+    ("project_bytes_get", {"project": "p"}, "project_bytes"),
+    ("schedule_ahead", {"now": 1.0, "limit": 10}, "schedules"),
+]
+
+
+@pytest.mark.parametrize(("name", "params", "table"), KEPT, ids=[name for name, _, _ in KEPT])
+def test_what_is_asked_often_reads_a_table_of_its_own(
+    million: Path, name: str, params: dict[str, Any], table: str
+) -> None:
+    with closing(sqlite3.connect(million)) as raw:
+        text = Statements(Dialect.SQLITE, locks=False).text(name, params)
+        plan = [row[3] for row in raw.execute(f"EXPLAIN QUERY PLAN {text}", params)]
+
+    assert len(plan) == 1
+    assert re.match(f"(SCAN|SEARCH) {table} USING (COVERING )?INDEX", plan[0]), plan
+
+
+def test_a_group_is_counted_without_reading_its_runs(million: Path, long_queue: str) -> None:
+    params = {"group_id": "g-big"}
+    with closing(sqlite3.connect(million)) as raw:
+        text = Statements(Dialect.SQLITE, locks=False).text("group_states", params)
+        (step,) = [row[3] for row in raw.execute(f"EXPLAIN QUERY PLAN {text}", params)]
+        assert "COVERING INDEX runs_in_group" in step
+        assert raw.execute(text, params).fetchall() == [("queued", MILLION // 10)]
+    with psycopg.connect(long_queue, autocommit=True) as pg:
+        text = Statements(Dialect.POSTGRES, locks=True).text("group_states", params)
+        plan = "\n".join(row[0] for row in pg.execute(f"EXPLAIN {text}".encode(), params))
+        assert "Index Only Scan using runs_in_group" in plan
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

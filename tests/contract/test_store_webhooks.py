@@ -88,6 +88,13 @@ def test_a_webhook_and_its_deliveries_come_and_go(db: Database) -> None:
     assert db.write(lambda tx: tx.webhooks.forget(10.0, 100)) == 1
     db.write(lambda tx: tx.webhooks.set_paused(hook.id, True))
     assert db.read(lambda tx: tx.webhooks.get(hook.id)) == hook._replace(paused=True)
+    db.write(lambda tx: tx.webhooks.set_secret(hook.id, "new", keep_until=50.0))
+    both = hook._replace(paused=True, secret="new", old_secret=hook.secret, old_secret_until=50.0)
+    db.write(lambda tx: tx.webhooks.forget_old_secrets(49.0))
+    assert db.read(lambda tx: tx.webhooks.get(hook.id)) == both
+    assert (both.secrets(49.0), both.secrets(50.0)) == (("new", hook.secret), ("new",))
+    db.write(lambda tx: tx.webhooks.forget_old_secrets(50.0))
+    assert db.read(lambda tx: tx.webhooks.get(hook.id)) == hook._replace(paused=True, secret="new")
     assert db.write(lambda tx: tx.webhooks.delete(hook.id))
     assert _made(db, hook) == []
     assert len(_made(db, other)) == 1

@@ -146,7 +146,7 @@ class Base(RuleBasedStateMachine):
         events = tx.records.events(RunId(run.id), after=after, limit=1000)
         seen = [(e.n, e.type, json.loads(e.data).get("state")) for e in events]
         wanted = [(after + i + 1, kind, state) for i, (kind, state) in enumerate(run.history[after:])]
-        assert seen == wanted
+        assert seen == wanted, f"run {run.id}: the store has {seen}, the model {wanted}"
         self.checked[run.id] = len(run.history)
 
     def teardown(self) -> None:

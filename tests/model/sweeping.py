@@ -18,7 +18,7 @@ class Effect:
 
 
 def begin(model: Model, wall: float, mono: float) -> None:
-    """A committed tick. One that begins a new window gives every live lease its full time again.
+    """A committed tick. One that begins a new window gives every live lease and stop its full time again.
 
     What waits for an hour that the clock has gone back from need not wait for it again.
     """
@@ -30,7 +30,7 @@ def begin(model: Model, wall: float, mono: float) -> None:
                 host.aside_until = min(host.aside_until, wall + LONGEST_ASIDE_S)
         for run in model.runs.values():
             if run.stop_deadline is not None:
-                run.stop_deadline = min(run.stop_deadline, wall + LEASE_S + STOP_SLACK_S + run.grace_s)
+                run.stop_deadline = wall + LEASE_S + STOP_SLACK_S + run.grace_s
             if run.state == "held" and run.not_before is not None:
                 run.not_before = min(run.not_before, wall + LONGEST_BACKOFF_S)
 
@@ -39,7 +39,7 @@ def effects(model: Model, wall: float, mono: float) -> Iterator[Effect]:
     """In the order in which they are due. Each looks at what those before it left."""
     seen_s = model.window.seen_s(mono)
     if seen_s >= LEASE_S:
-        for lease in sorted(model.live(), key=lambda x: x.expires_at):
+        for lease in sorted(model.live(), key=lambda x: (x.expires_at, x.id)):
             if lease.expires_at <= wall:
                 yield Effect(lease.run, lambda lease=lease: _expire(model, lease, wall))  # type: ignore[misc]
         yield from _stops(model, wall)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral.core.cron import check_times, next_cron, next_period
+from corral.core.cron import check_times, latest_cron, next_cron, next_period
 from corral.domain.errors import InvalidInput
 
 
@@ -117,6 +117,27 @@ def test_periods_keep_their_beat_whatever_was_missed() -> None:
     assert next_period(60, last=1000, after=1059.9) == 1060
     assert next_period(60, last=1000, after=1060) == 1120
     assert next_period(60, last=1000, after=1000 + 86_400 * 3 + 5) == 1000 + 86_400 * 3 + 60
+    assert next_period(60, last=1000, after=930) == 940
+
+
+@given(
+    cron=st.sampled_from(
+        ["* * * * *", "*/7 * * * *", "0 3 * * *", "30 2 * * *", "15 */5 1,20 * *", "0 0 * * 1"]
+    ),
+    zone=st.sampled_from(["UTC", "Europe/Berlin"]),
+    passed_s=st.floats(0, 3e6),
+)
+def test_the_latest_time_that_passed_is_found_without_going_through_all(
+    cron: str, zone: str, passed_s: float
+) -> None:
+    first = next_cron(cron, zone, at("2026-10-01T00:00", zone)) or 0.0
+    until = first + passed_s
+
+    latest = latest_cron(cron, zone, first, until)
+
+    assert first <= latest <= until
+    assert latest == first or next_cron(cron, zone, latest - 60) == latest
+    assert (next_cron(cron, zone, latest) or until + 1) > until
 
 
 @pytest.mark.parametrize(

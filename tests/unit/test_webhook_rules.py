@@ -119,7 +119,7 @@ def test_any_2xx_is_a_receipt_and_nothing_else_is() -> None:
 
 def test_a_signed_body_is_genuine() -> None:
     secret = new_key()
-    headers = signed_headers(secret, "d-1", BODY, now=1000.7)
+    headers = signed_headers(secret, message_id="d-1", body=BODY, now=1000.7)
 
     assert headers["webhook-timestamp"] == "1000"
     assert verify(BODY, headers, secret, now=1001) == {"type": "run.failed"}
@@ -130,7 +130,7 @@ def test_a_signed_body_is_genuine() -> None:
 @pytest.mark.parametrize("missing", ["webhook-id", "webhook-timestamp", "webhook-signature"])
 def test_a_missing_header_is_told(missing: str) -> None:
     secret = new_key()
-    headers = signed_headers(secret, "d-1", BODY, now=1000)
+    headers = signed_headers(secret, message_id="d-1", body=BODY, now=1000)
     del headers[missing]
 
     with pytest.raises(BadSignature, match=missing):
@@ -139,14 +139,14 @@ def test_a_missing_header_is_told(missing: str) -> None:
 
 def test_what_was_changed_is_not_genuine() -> None:
     secret = new_key()
-    headers = signed_headers(secret, "d-1", BODY, now=1000)
+    headers = signed_headers(secret, message_id="d-1", body=BODY, now=1000)
     changed = [
         (BODY + b" ", headers),
         (BODY, {**headers, "webhook-id": "d-2"}),
         (BODY, {**headers, "webhook-timestamp": "1001"}),
         (BODY, {**headers, "webhook-signature": ""}),
         (BODY, {**headers, "webhook-signature": "v1,\u00fc"}),
-        (BODY, signed_headers(new_key(), "d-1", BODY, now=1000)),
+        (BODY, signed_headers(new_key(), message_id="d-1", body=BODY, now=1000)),
     ]
 
     for body, given_headers in changed:
@@ -158,7 +158,9 @@ def test_what_was_changed_is_not_genuine() -> None:
 def test_a_copy_from_another_time_is_refused(at: str) -> None:
     """Replay protection: within 300 s of now, and signed with the time that it says."""
     secret = new_key()
-    headers = signed_headers(secret, "d-1", BODY, now=float(at) if at.isdigit() and len(at) < 9 else 1000)
+    headers = signed_headers(
+        secret, message_id="d-1", body=BODY, now=float(at) if at.isdigit() and len(at) < 9 else 1000
+    )
 
     with pytest.raises(BadSignature):
         verify(BODY, {**headers, "webhook-timestamp": at}, secret, now=1000)
@@ -170,13 +172,25 @@ def test_an_independent_implementation_agrees() -> None:
     body = json.dumps({"type": "run.failed", "name": "gr\u00fc\u00dfe"}, ensure_ascii=False).encode()
     other = standard.Webhook(secret)
 
-    headers = signed_headers(secret, "d-bcdfghjkmnpq", body, now=time.time())
+    headers = signed_headers(secret, message_id="d-bcdfghjkmnpq", body=body, now=time.time())
     assert other.verify(body, headers)["name"] == "gr\u00fc\u00dfe"
     with pytest.raises(standard.WebhookVerificationError):
         other.verify(body + b" ", headers)
     with pytest.raises(standard.WebhookVerificationError):
-        other.verify(body, signed_headers(secret, "d-1", body, now=time.time() - 400))
+        other.verify(body, signed_headers(secret, message_id="d-1", body=body, now=time.time() - 400))
     assert verify(body, headers, secret) == other.verify(body, headers)
+
+
+def test_a_notice_signed_with_two_secrets_is_taken_by_who_knows_either() -> None:
+    standard = pytest.importorskip("standardwebhooks")
+    new, old, other = new_key(), new_key(), new_key()
+    headers = signed_headers(new, old, message_id="d-1", body=BODY, now=time.time())
+
+    assert headers["webhook-signature"].count("v1,") == 2
+    for secret in (new, old):
+        assert standard.Webhook(secret).verify(BODY, headers) == verify(BODY, headers, secret)
+    with pytest.raises(standard.WebhookVerificationError):
+        standard.Webhook(other).verify(BODY, headers)
 
 
 def test_a_known_signature_stays_what_it_is() -> None:
@@ -184,7 +198,7 @@ def test_a_known_signature_stays_what_it_is() -> None:
     secret = "whsec_" + "a2V5" * 8
 
     assert key_of(secret) == b"key" * 8
-    headers = signed_headers(secret, "d-1", b"{}", now=1000)
+    headers = signed_headers(secret, message_id="d-1", body=b"{}", now=1000)
     assert headers["webhook-signature"] == "v1,vODk2NuO5VBTqo+HtHG5G8vqtjzq0Rpc7vhiT8vwKj0="
 
 

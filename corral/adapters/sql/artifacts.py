@@ -79,6 +79,9 @@ class SqlArtifacts:
         for artifact_id in artifact_ids:
             self._db.tell("artifact_use", {"run_id": run_id, "artifact_id": artifact_id})
 
+    def forget_uses(self, run_id: RunId) -> None:
+        self._db.tell("run_delete_run_inputs", {"run_id": run_id})
+
     def is_used(self, artifact_id: ArtifactId, *, but: RunId) -> bool:
         return self._db.one("artifact_is_used", {"artifact_id": artifact_id, "but": but}) is not None
 

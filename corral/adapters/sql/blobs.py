@@ -30,6 +30,8 @@ class SqlBlobs:
         return None if row is None else BLOB.read(row)
 
     def put(self, blob: Blob) -> None:
+        new = {"project": blob.project, "digest": blob.digest, "size": blob.size}
+        self._db.tell("project_bytes_add", new)
         self._db.put("blob_put", BLOB, blob)
 
     def present(self, project: str, digests: Sequence[Digest]) -> dict[Digest, int]:
@@ -79,6 +81,9 @@ class SqlBlobs:
         return True
 
     def drop(self, project: str, digest: Digest) -> bool:
+        # As for an upload: nobody counts the project's bytes in between.
+        self._db.one("blob_lock_project", {"project": project})
+        self._db.tell("project_bytes_take", {"project": project, "digest": digest})
         self._db.tell("blob_drop", {"project": project, "digest": digest})
         return self._db.one("blob_elsewhere", {"digest": digest}) is None
 
@@ -95,8 +100,14 @@ class SqlBlobs:
 
     def project_bytes(self, project: str) -> int:
         self._db.one("blob_lock_project", {"project": project})
-        (row,) = self._db.all("blob_project_bytes", {"project": project})
+        known = self._db.one("project_bytes_get", {"project": project})
+        (row,) = [known] if known is not None else self._db.all("blob_project_bytes", {"project": project})
         return int(row[0])
+
+    def count_bytes(self, project: str) -> None:
+        self._db.one("blob_lock_project", {"project": project})
+        (row,) = self._db.all("blob_project_bytes", {"project": project})
+        self._db.tell("project_bytes_put", {"project": project, "bytes": int(row[0])})
 
     def _loosen(self, blobs: Iterable[tuple[str, str]]) -> None:
         by_project: defaultdict[str, list[str]] = defaultdict(list)

@@ -56,6 +56,7 @@ class SqlRecords:
 
     def delete_segments(self, run_id: RunId) -> int:
         self._db.tell("segment_mark_run", {"run_id": run_id, "logged": 0})
+        self._db.tell("segment_run_gone_delete", {"run_id": run_id})
         return self._db.run("segment_delete", {"run_id": run_id})
 
     def put_object(self, item: NamedObject) -> None:

@@ -19,7 +19,8 @@ from corral.ports.store import GroupEnd, Known, Lane, Named, Ready, RunFilter, W
 _MAX_GROUPS = 100
 _TABLES_OF_A_RUN = (
     *("run_specs", "attempts", "ranks", "leases", "events", "objects", "run_inputs", "parents"),
-    *("unsettled", "runs"),
+    # Its segments stay until their files are deleted.
+    *("unsettled", "logs", "runs"),
 )
 
 
@@ -260,6 +261,17 @@ class SqlRuns:
     def lock_group(self, group_id: GroupId) -> Group | None:
         row = self._db.one("group_lock", {"id": group_id})
         return None if row is None else GROUP.read(row)
+
+    def try_lock_group(self, group_id: GroupId) -> Group | None:
+        row = self._db.one("group_try_lock", {"id": group_id})
+        return None if row is None else GROUP.read(row)
+
+    def running_in_group(self, group_id: GroupId, limit: int) -> int:
+        (row,) = self._db.all("group_running", {"group_id": group_id, "limit": limit})
+        return int(row[0])
+
+    def queued_in_group(self, group_id: GroupId, limit: int) -> list[RunId]:
+        return [RunId(row[0]) for row in self._db.all("group_queued", {"group_id": group_id, "limit": limit})]
 
     def placed(self, group_id: GroupId, *, but: RunId | None, limit: int) -> int:
         row = self._db.one("group_placed", {"group_id": group_id, "but": but or "", "limit": limit})

@@ -33,6 +33,13 @@ class SqlWebhooks:
     def set_paused(self, webhook_id: WebhookId, paused: bool) -> None:
         self._db.tell("webhook_set_paused", {"id": webhook_id, "paused": int(paused)})
 
+    def set_secret(self, webhook_id: WebhookId, secret: str, *, keep_until: float) -> None:
+        params = {"id": webhook_id, "secret": secret, "until": keep_until}
+        self._db.tell("webhook_set_secret", params)
+
+    def forget_old_secrets(self, now: float) -> None:
+        self._db.tell("webhook_forget_old_secrets", {"now": now})
+
     def delete(self, webhook_id: WebhookId) -> bool:
         self._db.run("webhook_delete_deliveries", {"id": webhook_id})
         return self._db.run("webhook_delete", {"id": webhook_id}) > 0

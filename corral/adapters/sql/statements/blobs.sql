@@ -80,5 +80,25 @@ ORDER BY project, digest LIMIT :limit;
 -- name: blob_lock_project
 SELECT 1 /*lock , pg_advisory_xact_lock(hashtextextended('corral:bytes:' || CAST(:project AS TEXT), 0)) */;
 
+-- name: project_bytes_get
+SELECT bytes FROM project_bytes WHERE project = :project;
+
+-- name: project_bytes_put
+INSERT INTO project_bytes (project, bytes) VALUES (:project, :bytes)
+ON CONFLICT (project) DO UPDATE SET bytes = excluded.bytes;
+
+-- Before the blob is put: where there is a count, it grows by what is new.
+-- name: project_bytes_add
+UPDATE project_bytes SET bytes = bytes + :size
+WHERE project = :project AND NOT EXISTS (SELECT 1 FROM blobs WHERE project = :project AND digest = :digest);
+
+-- Before the blob is dropped.
+-- name: project_bytes_take
+UPDATE project_bytes SET bytes = bytes - (
+    SELECT COALESCE(SUM(size), 0) FROM blobs
+    WHERE project = :project AND digest = :digest AND condemned_at IS NOT NULL
+)
+WHERE project = :project;
+
 -- name: blob_project_bytes
 SELECT CAST(COALESCE(SUM(size), 0) AS /*sqlite INTEGER*//*pg BIGINT*/) FROM blobs WHERE project = :project;

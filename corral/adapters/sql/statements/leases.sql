@@ -31,7 +31,7 @@ SELECT host_id, id, request_id, gpus, gpu_bytes FROM leases WHERE state = 'live'
 SELECT <lease> FROM leases WHERE run_id = :run_id AND state = 'live' ORDER BY rank;
 
 -- name: lease_expired
-SELECT id FROM leases WHERE state = 'live' AND expires_at <= :now ORDER BY expires_at LIMIT :limit;
+SELECT id FROM leases WHERE state = 'live' AND expires_at <= :now ORDER BY expires_at, id LIMIT :limit;
 
 -- name: lease_restamp
 UPDATE leases SET expires_at = :expires_at WHERE state = 'live';

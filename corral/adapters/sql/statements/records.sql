@@ -36,8 +36,10 @@ WHERE run_id = :run_id AND attempt = :attempt AND rank = :rank AND stream = :str
 ORDER BY n DESC LIMIT 1;
 
 -- name: segment_runs_gone
-SELECT DISTINCT s.run_id FROM segments AS s
-WHERE NOT EXISTS (SELECT 1 FROM runs AS r WHERE r.id = s.run_id) LIMIT :limit;
+SELECT run_id FROM removed_logs ORDER BY run_id LIMIT :limit;
+
+-- name: segment_run_gone_delete
+DELETE FROM removed_logs WHERE run_id = :run_id;
 
 -- name: segment_delete
 DELETE FROM segments WHERE run_id = :run_id;

@@ -178,7 +178,8 @@ WHERE (created_at, id) < (:after_created_at, :after_id) /*if project AND project
 ORDER BY created_at DESC, id DESC LIMIT :limit;
 
 -- name: group_states
-SELECT state, COUNT(*) FROM runs WHERE group_id = :group_id GROUP BY state ORDER BY state;
+SELECT state, COUNT(*) FROM runs /*sqlite INDEXED BY runs_in_group */
+WHERE group_id = :group_id AND group_id IS NOT NULL GROUP BY state ORDER BY state;
 
 -- name: group_ends
 SELECT state, reason, detail, COUNT(*) AS runs, MIN(id) FROM runs
@@ -218,10 +219,13 @@ SELECT <parent> FROM run_parents WHERE parent_id = :parent_id ORDER BY run_id;
 -- name: group_lock
 SELECT <group> FROM groups WHERE id = :id /*lock FOR UPDATE */;
 
+-- name: group_try_lock
+SELECT <group> FROM groups WHERE id = :id /*lock FOR UPDATE SKIP LOCKED */;
+
 -- Those that have a place: queued or further, or between two tries.
 -- name: group_placed
 SELECT COUNT(*) FROM (
-    SELECT id FROM runs /*sqlite INDEXED BY runs_placed */
+    SELECT id FROM runs /*sqlite INDEXED BY runs_in_group */
     WHERE group_id = :group_id AND group_id IS NOT NULL AND id <> :but
         AND state IN ('queued', 'placing', 'running', 'stopping', 'halting', 'yielding')
     UNION ALL
@@ -229,6 +233,21 @@ SELECT COUNT(*) FROM (
     WHERE group_id = :group_id AND state = 'held' AND hold_reason = 'backoff' AND id <> :but
     LIMIT :limit
 ) AS placed;
+
+-- Those that run, counted no further than the limit.
+-- name: group_running
+SELECT COUNT(*) FROM (
+    SELECT 1 FROM runs /*sqlite INDEXED BY runs_in_group */
+    WHERE group_id = :group_id AND group_id IS NOT NULL
+        AND state IN ('placing', 'running', 'stopping', 'halting', 'yielding')
+    LIMIT :limit
+) AS running;
+
+-- The youngest first: they give up their places.
+-- name: group_queued
+SELECT id FROM runs /*sqlite INDEXED BY runs_in_group */
+WHERE group_id = :group_id AND group_id IS NOT NULL AND state = 'queued'
+ORDER BY ready_at DESC, id DESC LIMIT :limit;
 
 -- name: group_waiting
 SELECT id FROM runs /*sqlite INDEXED BY runs_waiting */
@@ -267,6 +286,10 @@ SELECT run_id, after_id FROM unsettled ORDER BY run_id LIMIT :limit;
 
 -- name: unsettled_delete
 DELETE FROM unsettled WHERE run_id = :run_id;
+
+-- name: run_delete_logs
+INSERT INTO removed_logs (run_id) SELECT run_id FROM segments WHERE run_id = :run_id LIMIT 1
+ON CONFLICT DO NOTHING;
 
 -- name: run_delete_runs
 DELETE FROM runs WHERE id = :run_id;

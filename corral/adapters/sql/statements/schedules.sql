@@ -15,7 +15,7 @@ SELECT id FROM schedules WHERE (id = :text OR name = :text) /*if project AND pro
 ORDER BY id LIMIT :limit;
 
 -- name: schedule_ahead
-SELECT id FROM schedules WHERE last_at IS NOT NULL AND last_at > :now ORDER BY id LIMIT :limit;
+SELECT id FROM schedules WHERE counted_at IS NOT NULL AND counted_at > :now ORDER BY counted_at LIMIT :limit;
 
 -- name: schedule_unfinished
 SELECT id FROM runs /*sqlite INDEXED BY runs_of_schedule */
@@ -27,7 +27,7 @@ ORDER BY id LIMIT :limit;
 UPDATE schedules SET
     spec = :spec, cron = :cron, every_s = :every_s, timezone = :timezone, missed = :missed,
     overlap = :overlap, paused = :paused, next_at = :next_at, last_at = :last_at, last_run = :last_run,
-    fired = :fired, skipped = :skipped, problem = :problem
+    fired = :fired, skipped = :skipped, problem = :problem, counted_at = :counted_at
 WHERE id = :id;
 
 -- name: schedule_page

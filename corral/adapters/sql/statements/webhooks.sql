@@ -17,6 +17,13 @@ UPDATE webhooks SET cursor = :after WHERE id = :id AND cursor = :before;
 -- name: webhook_set_paused
 UPDATE webhooks SET paused = :paused WHERE id = :id;
 
+-- name: webhook_set_secret
+UPDATE webhooks SET old_secret = secret, old_secret_until = :until, secret = :secret WHERE id = :id;
+
+-- name: webhook_forget_old_secrets
+UPDATE webhooks SET old_secret = NULL, old_secret_until = NULL
+WHERE old_secret_until IS NOT NULL AND old_secret_until <= :now;
+
 -- name: webhook_delete
 DELETE FROM webhooks WHERE id = :id;
 

@@ -25,9 +25,9 @@ CREATE INDEX runs_waiting ON runs (group_id, hold_reason, ready_at, id) WHERE st
 CREATE INDEX runs_schedule ON runs (schedule_id, created_at, id) WHERE schedule_id IS NOT NULL;
 CREATE INDEX runs_preemptible ON runs (priority, id) WHERE state = 'running' AND preemptible = 1;
 CREATE INDEX runs_held_id ON runs (id) WHERE state = 'held';
--- Who has a place in a group or is left of a schedule, without reading all that ever ended.
-CREATE INDEX runs_placed ON runs (group_id) WHERE group_id IS NOT NULL
-    AND state IN ('queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
+-- Who has a place in a group, and how many are in which state, without reading the runs.
+CREATE INDEX runs_in_group ON runs (group_id, state, id) WHERE group_id IS NOT NULL;
+-- Who is left of a schedule, without reading all that ever ended.
 CREATE INDEX runs_of_schedule ON runs (schedule_id, id) WHERE schedule_id IS NOT NULL
     AND state IN ('held', 'queued', 'placing', 'running', 'stopping', 'halting', 'yielding');
 CREATE INDEX leases_project ON leases (project, gpus, granted_at) WHERE state = 'live';
@@ -79,9 +79,12 @@ CREATE TABLE schedules (
     created_at REAL NOT NULL,
     created_by TEXT NOT NULL,
     -- Why its last time made no run.
-    problem TEXT
+    problem TEXT,
+    -- What the clock said when next_at was worked out: if it says less now, it was set back.
+    counted_at REAL
 );
 CREATE UNIQUE INDEX schedules_name ON schedules (project, name);
+CREATE INDEX schedules_counted ON schedules (counted_at) WHERE counted_at IS NOT NULL;
 CREATE INDEX schedules_due ON schedules (next_at) WHERE paused = 0 AND next_at IS NOT NULL;
 
 -- What a project may use at once or in a month; NULL is without limit.
@@ -130,7 +133,10 @@ CREATE TABLE webhooks (
     cursor TEXT NOT NULL,
     paused INTEGER NOT NULL,
     created_at REAL NOT NULL,
-    created_by TEXT NOT NULL
+    created_by TEXT NOT NULL,
+    -- While a new secret is handed out, what is sent is signed with the one before as well.
+    old_secret TEXT,
+    old_secret_until REAL
 );
 CREATE UNIQUE INDEX webhooks_name ON webhooks (name);
 
@@ -151,5 +157,16 @@ CREATE INDEX deliveries_due ON deliveries (webhook_id, next_at) WHERE state = 'w
 CREATE INDEX deliveries_webhook ON deliveries (webhook_id, created_at, id);
 CREATE INDEX deliveries_ended ON deliveries (ended_at) WHERE ended_at IS NOT NULL;
 
--- How many bytes a project has is read from this alone.
+-- How many bytes a project has is counted from this alone.
 CREATE INDEX blobs_project ON blobs (project, size);
+-- The count, of projects whose quota asks for it.
+CREATE TABLE project_bytes (
+    project TEXT NOT NULL PRIMARY KEY,
+    bytes INTEGER NOT NULL
+);
+-- Runs that were removed and whose log files the collector has yet to delete.
+CREATE TABLE removed_logs (
+    run_id TEXT NOT NULL PRIMARY KEY
+);
+INSERT INTO removed_logs (run_id)
+    SELECT DISTINCT s.run_id FROM segments AS s WHERE NOT EXISTS (SELECT 1 FROM runs AS r WHERE r.id = s.run_id);
