@@ -111,6 +111,10 @@ class Runs(Protocol):
         """Like `get`, and no other transaction changes the run until this one ends."""
         ...
 
+    def lock_all(self, ids: Iterable[RunId]) -> None:
+        """Hold them against change, in the one order in which whoever locks several must."""
+        ...
+
     def try_lock(self, run_id: RunId) -> tuple[Run, str] | None:
         """Like `lock`, with the spec, but None as well if another transaction holds the run: nobody waits
         in a circle."""
@@ -311,6 +315,10 @@ class Leases(Protocol):
     def insert(self, lease: Lease) -> None: ...
 
     def get(self, lease_id: LeaseId) -> Lease | None: ...
+
+    def lock_runs(self, ids: Iterable[LeaseId]) -> None:
+        """Hold the runs of these leases, in the order of `runs.lock_all`."""
+        ...
 
     def hold(self, lease_id: LeaseId) -> tuple[Run, Lease] | None:
         """The lease with its run; no other transaction changes either until this one ends."""

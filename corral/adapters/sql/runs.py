@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from operator import itemgetter
 
@@ -39,6 +40,9 @@ class SqlRuns:
     def lock(self, run_id: RunId) -> Run | None:
         row = self._db.one("run_lock", {"id": run_id})
         return None if row is None else RUN.read(row)
+
+    def lock_all(self, ids: Iterable[RunId]) -> None:
+        self._db.one("run_lock_all", {"ids": json.dumps([*ids])})
 
     def try_lock(self, run_id: RunId) -> tuple[Run, str] | None:
         row = self._db.one("run_try_lock", {"id": run_id})
