@@ -45,6 +45,7 @@ class _Queue:
 class Poll:
     """An instance that waits for calls."""
 
+    lease_id: LeaseId
     pools: tuple[Pool, ...]
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -65,6 +66,8 @@ class Dispatcher:
         self._touched: set[CallId] = set()
         self.served: dict[LeaseId, EndpointId] = {}
         self._active: dict[LeaseId, float] = {}
+        # Those that are to end as soon as they have nothing to do.
+        self._away: set[LeaseId] = set()
 
     def keep(self, calls: Iterable[Call]) -> None:
         """Remember what was just accepted: its arguments need not be read again a moment later."""
@@ -75,6 +78,11 @@ class Dispatcher:
         while self._kept and (self._kept_bytes > KEEP_BYTES or len(self._kept) > KEEP_CALLS):
             _, old = self._kept.popitem(last=False)
             self._kept_bytes -= len(old.args or b"")
+
+    def forget(self, call_ids: Iterable[CallId]) -> None:
+        """They have ended. A queue that was read just before may still name them; then they are read anew."""
+        for call_id in call_ids:
+            self._forget(call_id)
 
     def touched(self, call_id: CallId) -> None:
         """Something became of it that its instance may not know of."""
@@ -190,6 +198,22 @@ class Dispatcher:
         now = self._clock.monotonic()
         return not self.given.get(lease_id) and now - self._active.setdefault(lease_id, now) >= idle_s
 
+    def unused(self, for_s: float) -> list[LeaseId]:
+        """Those that wait for calls and have had none for so long, the longest unused first."""
+        waiting = {poll.lease_id for polls in self._polls.values() for poll in polls} - self._away
+        found = [lease_id for lease_id in waiting if self.is_idle(lease_id, for_s)]
+        return sorted(found, key=lambda lease_id: self._active[lease_id])
+
+    def send_away(self, lease_id: LeaseId) -> None:
+        self._away.add(lease_id)
+        for polls in list(self._polls.values()):
+            for poll in polls:
+                if poll.lease_id == lease_id:
+                    poll.woken.set()
+
+    def is_sent_away(self, lease_id: LeaseId) -> bool:
+        return lease_id in self._away
+
     def leases(self) -> list[LeaseId]:
         return list(self.served)
 
@@ -201,6 +225,7 @@ class Dispatcher:
                 self._touched.discard(call_id)
         endpoint_id = self.served.pop(lease_id, None)
         self._active.pop(lease_id, None)
+        self._away.discard(lease_id)
         self.reconcile([pool for pool in self._queues if pool.endpoint_id == endpoint_id])
 
     def given_to(self, lease_id: LeaseId) -> list[Call]:
