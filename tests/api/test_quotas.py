@@ -70,8 +70,8 @@ def test_why_says_that_a_quota_holds_the_run_back(live: Live, worker: Worker) ->
 
 
 def test_why_says_that_the_limit_of_its_group_holds_the_run(live: Live) -> None:
-    runs = [{"argv": ["true"], "project": named("project")}] * 2
-    body = {"request_id": fresh(), "runs": runs, "group": "sweep", "max_running": 1}
+    run = {"argv": ["true"], "project": named("project"), "resources": {"hosts": ["nowhere"]}}
+    body = {"request_id": fresh(), "runs": [run] * 2, "group": "sweep", "max_running": 1}
     _, second = live.ok("POST", "/v1/runs", body)["ids"]
     summary = live.ok("GET", f"/v1/runs/{second}/why")["summary"]
     assert summary == "held: it waits for a place; 1 runs of group sweep have one, of 1 (max_running)"
