@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -248,9 +248,20 @@ def _kept(params: Params | None) -> dict[str, str | int | float | Sequence[str]]
 def _parse(response: httpx.Response, answer: type[M]) -> M:
     try:
         # An answer without a body is None.
-        return TypeAdapter(answer).validate_json(response.content or b"null")
+        return _reader(answer).validate_json(response.content or b"null")
     except ValidationError as error:
         raise not_an_answer(response, error) from error
+
+
+_readers: dict[type, TypeAdapter[Any]] = {}
+
+
+def _reader(answer: type[M]) -> TypeAdapter[M]:
+    """Made once: that costs more than most answers."""
+    found = _readers.get(answer)
+    if found is None:
+        found = _readers[answer] = TypeAdapter(answer)
+    return found
 
 
 def _client(url: str, token: str | None, timeout: httpx.Timeout, tls: ssl.SSLContext | None) -> httpx.Client:

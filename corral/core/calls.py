@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from corral.core.fence import fence
@@ -39,10 +40,15 @@ class CallOptions:
     backoff: float = 2.0
     max_delay_s: float = 60.0
 
-    @classmethod
-    def read(cls, text: str) -> CallOptions:
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def read(text: str) -> CallOptions:
         table = json.loads(text)
-        return cls(**{**table, "retry_on": tuple(table.get("retry_on", ()))})
+        return CallOptions(**{**table, "retry_on": tuple(table.get("retry_on", ()))})
+
+    @lru_cache(maxsize=1024)  # noqa: B019 - options are few, and the calls that share them are many
+    def text(self) -> str:
+        return canonical(vars(self))
 
     def again(self, error: Mapping[str, Any], attempt: int) -> bool:
         if attempt > self.retries:
@@ -130,7 +136,7 @@ def _made(endpoint: Endpoint, version: int, new: NewCall, *, caller: Caller, dep
         parent_id=caller.parent,
         depth=depth,
         submitted_by=caller.principal,
-        options=canonical(vars(options)),
+        options=options.text(),
         args_format=new.args.format,
         args=new.args.body,
         args_blob=new.args.blob,
@@ -196,6 +202,11 @@ def forget(tx: Tx, call_id: CallId) -> None:
     tx.calls.delete(call_id)
 
 
+def place_of(call: Call) -> tuple[Pool, Waiting]:
+    """Where it stands in line."""
+    return Pool(call.endpoint_id, call.version, call.pool), Waiting(-call.priority, call.ready_at, call.id)
+
+
 def ready_key(call: Call) -> str:
     return f"{call.endpoint_id}|{call.version}|{call.priority}|{call.ready_at!r}|{call.id}|{call.pool}"
 
@@ -222,9 +233,12 @@ class Told(NamedTuple):
 
 
 def settle(
-    tx: Tx, lease_id: LeaseId, endpoint_id: EndpointId, told: Sequence[Told], *, now: float
+    tx: Tx, lease_id: LeaseId, run_id: RunId, endpoint_id: EndpointId, told: Sequence[Told], *, now: float
 ) -> list[Call]:
-    """Keep the outcomes of calls that this lease had. What is stale or was told before changes nothing."""
+    """Keep the outcomes of calls that this lease had; gives what is queued or ended by them.
+
+    What is stale or was told before changes nothing.
+    """
     changed = []
     for one in told:
         call = tx.calls.lock(one.call_id)
@@ -232,9 +246,14 @@ def settle(
             continue
         if not _is_its_own(call, lease_id, one.attempt):
             continue
-        if call.state is CallState.QUEUED and (one.gave_back or one.cancelled):
-            # It is queued again already; there is nothing to give back.
-            continue
+        if call.state is CallState.QUEUED:
+            if one.gave_back:
+                # It was not written down that it was given, or it is queued again already.
+                changed.append(call)
+                continue
+            if one.cancelled:
+                continue
+            call = call._replace(lease_id=lease_id, run_id=run_id, started_at=now - one.ran_s)
         changed.append(_settled(tx, call, one, now=now))
     return changed
 
@@ -247,8 +266,11 @@ def _is_its_own(call: Call, lease_id: LeaseId, attempt: int) -> bool:
 
 
 def _settled(tx: Tx, call: Call, told: Told, *, now: float) -> Call:
+    if told.gave_back:
+        # As if it had not been given out: its place in the queue is the old one, and no try is counted.
+        return requeue(tx, call._replace(attempt=told.attempt - 1), at=call.ready_at)
     call = call._replace(attempt=told.attempt, ran_s=call.ran_s + told.ran_s)
-    if told.error is None and not told.gave_back and not told.cancelled:
+    if told.error is None and not told.cancelled:
         if told.chunks is not None and told.chunks > call.chunks:
             # They come in another request, which was overtaken: it is told again after that.
             raise InvalidInput(f"chunk {call.chunks + 1} of call {call.id} is missing")
@@ -270,8 +292,6 @@ def _settled(tx: Tx, call: Call, told: Told, *, now: float) -> Call:
         )
     if told.cancelled:
         return end(tx, call, CallEvent.CANCEL, now=now)
-    if told.gave_back:
-        return requeue(tx, call, at=now)
     error = dict(told.error or {})
     options = CallOptions.read(call.options)
     # What was lost with an instance is no try of the function's.
@@ -377,8 +397,8 @@ def take_back(tx: Tx, lease_id: LeaseId, held: Collection[str], *, before: float
     """What the instance was given and does not know of: the answer that gave it was lost."""
     return [
         requeue(tx, call, at=now)
-        for call in tx.calls.of_lease(lease_id)
-        if call.id not in held and (call.started_at or now) < before and not call.chunks
+        for call in tx.calls.of_lease(lease_id, before=before)
+        if call.id not in held and not call.chunks
     ]
 
 

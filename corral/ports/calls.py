@@ -47,8 +47,8 @@ class Calls(Protocol):
         """Give queued calls to a lease, each as its next attempt; return those that still were queued."""
         ...
 
-    def of_lease(self, lease_id: LeaseId) -> list[Call]:
-        """The assigned ones."""
+    def of_lease(self, lease_id: LeaseId, *, before: float = ...) -> list[Call]:
+        """The assigned ones; with `before`, those that were assigned earlier than that."""
         ...
 
     def orphans(self, limit: int) -> list[CallId]:

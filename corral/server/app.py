@@ -150,6 +150,7 @@ class Server:
             self._call_is_ready(key)
         elif topic == TOPIC_CALL:
             self.services.results.touched(CallId(key))
+            self.services.dispatch.touched(CallId(key))
             self.services.hub.wake(f"call:{key}")
         elif topic == TOPIC_ENDPOINT:
             self.services.hub.wake(f"endpoint:{key}")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from corral.domain.call import Call, Pool, Waiting
-from corral.domain.ids import CallId, EndpointId, LeaseId
+from corral.domain.ids import CallId, EndpointId, LeaseId, RunId
 from corral.ports.clock import Clock
 
 REFILL = 512
@@ -59,6 +59,10 @@ class Dispatcher:
         self._kept: OrderedDict[CallId, Call] = OrderedDict()
         self._kept_bytes = 0
         self.given: dict[LeaseId, dict[CallId, float]] = {}
+        self._holder: dict[CallId, LeaseId] = {}
+        # Given, and not written down yet: most end before it is worth it.
+        self._unwritten: dict[CallId, tuple[LeaseId, RunId]] = {}
+        self._touched: set[CallId] = set()
         self.served: dict[LeaseId, EndpointId] = {}
         self._active: dict[LeaseId, float] = {}
 
@@ -72,10 +76,10 @@ class Dispatcher:
             _, old = self._kept.popitem(last=False)
             self._kept_bytes -= len(old.args or b"")
 
-    def ended(self, call_id: CallId) -> None:
-        self._forget(call_id)
-        for held in self.given.values():
-            held.pop(call_id, None)
+    def touched(self, call_id: CallId) -> None:
+        """Something became of it that its instance may not know of."""
+        if call_id in self._holder:
+            self._touched.add(call_id)
 
     def heard(self, pool: Pool, waiting: Waiting) -> bool:
         """A call was queued. False if nobody was waiting for it."""
@@ -127,10 +131,9 @@ class Dispatcher:
     def fill(self, pool: Pool, found: Sequence[Waiting]) -> None:
         queue = self._queues.setdefault(pool, _Queue())
         queue.complete = len(found) < REFILL
-        taken = {call_id for held in self.given.values() for call_id in held}
         for waiting in found:
             # What was given a moment ago may still look queued.
-            if waiting.id not in taken:
+            if waiting.id not in self._holder:
                 self.heard(pool, waiting)
 
     def take(self, pools: Sequence[Pool], want: int) -> list[Waiting]:
@@ -147,16 +150,41 @@ class Dispatcher:
             taken.append(self._queues[min(heads)[1]].pop())
         return taken
 
-    def give(self, lease_id: LeaseId, call_ids: Iterable[CallId]) -> None:
+    def give(self, lease_id: LeaseId, run_id: RunId, call_ids: Sequence[CallId], *, written: bool) -> None:
         now = self._clock.monotonic()
         self.given.setdefault(lease_id, {}).update(dict.fromkeys(call_ids, now))
         self._active[lease_id] = now
+        self._holder.update(dict.fromkeys(call_ids, lease_id))
+        if not written:
+            self._unwritten.update(dict.fromkeys(call_ids, (lease_id, run_id)))
+
+    def unwritten(self) -> dict[tuple[LeaseId, RunId], list[CallId]]:
+        """What was given and must be written down now; it is taken to be."""
+        found: dict[tuple[LeaseId, RunId], list[CallId]] = {}
+        for call_id, holder in self._unwritten.items():
+            found.setdefault(holder, []).append(call_id)
+        self._unwritten.clear()
+        return found
 
     def settled(self, lease_id: LeaseId, call_ids: Iterable[str]) -> None:
-        held = self.given.setdefault(lease_id, {})
-        for call_id in call_ids:
-            held.pop(CallId(call_id), None)
+        self.given.setdefault(lease_id, {})
+        for text in call_ids:
+            call_id = CallId(text)
+            if self._holder.get(call_id) == lease_id:
+                self.let_go(call_id)
             self._active[lease_id] = self._clock.monotonic()
+
+    def let_go(self, call_id: CallId) -> None:
+        lease_id = self._holder.pop(call_id, None)
+        self._unwritten.pop(call_id, None)
+        self._touched.discard(call_id)
+        if lease_id is not None:
+            self.given.get(lease_id, {}).pop(call_id, None)
+
+    def doubtful(self, lease_id: LeaseId, call_ids: Iterable[str]) -> list[str]:
+        """Those of the calls that it is not known here to have: they may have ended otherwise."""
+        held = self.given.get(lease_id, {})
+        return [one for one in call_ids if one not in held or one in self._touched]
 
     def is_idle(self, lease_id: LeaseId, idle_s: float) -> bool:
         now = self._clock.monotonic()
@@ -166,13 +194,14 @@ class Dispatcher:
         return list(self.served)
 
     def gone(self, lease_id: LeaseId) -> None:
-        self.given.pop(lease_id, None)
-        self.served.pop(lease_id, None)
+        """What it had is queued again, as the database says."""
+        for call_id in self.given.pop(lease_id, {}):
+            if self._holder.get(call_id) == lease_id:
+                del self._holder[call_id]
+                self._touched.discard(call_id)
+        endpoint_id = self.served.pop(lease_id, None)
         self._active.pop(lease_id, None)
-
-    def put_back(self, pool: Pool, waiting: Iterable[Waiting]) -> None:
-        for one in waiting:
-            self._push(pool, one)
+        self.reconcile([pool for pool in self._queues if pool.endpoint_id == endpoint_id])
 
     def given_to(self, lease_id: LeaseId) -> list[Call]:
         """What the lease has, as far as it is remembered here."""
@@ -208,6 +237,10 @@ class Dispatcher:
         queue = self._queues.get(pool)
         if queue is None:
             queue = self._queues[pool] = _Queue()
+        if waiting.id in self._holder:
+            # Whoever has it has not let it go yet.
+            queue.complete = False
+            return True
         if len(queue.heap) >= MOST_WAITING:
             # The rest is in the database, and is read when these are done.
             queue.complete = False

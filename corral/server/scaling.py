@@ -81,8 +81,10 @@ class Scaler:
         svc = self._svc
         for call_id in await svc.store.read(lambda tx: tx.calls.orphans(PAGE)):
             call = await svc.store.write(partial(lose, call_id=call_id, now=svc.clock.now()))
+            svc.dispatch.let_go(call_id)
             if call is not None and call.state is CallState.QUEUED:
                 svc.dispatch.keep([call])
+                svc.dispatch.heard(*core_calls.place_of(call))
             elif call is not None:
                 svc.results.ended([call])
 

@@ -184,3 +184,9 @@ class Counter(corral.Parameters):
     @corral.exit()
     def close(self) -> None:
         print("closed", self.value)
+
+
+@app.function(min_instances=2, max_instances=2, idle="30s")
+def nap(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()

@@ -339,3 +339,15 @@ def test_many_threads_may_call_at_once() -> None:
         thread.join(60)
 
     assert sorted(found) == [n + 1000 for n in range(16)]
+
+
+def test_short_calls_given_ahead_do_not_wait_behind_a_long_one() -> None:
+    """An instance that is quick gets calls ahead of their turn, and gives back what it cannot begin."""
+    # Two instances, both known to be quick.
+    until(lambda: len(set(kit.nap.map([0.002] * 200))) == 2, "both instances", within_s=60)
+    long = kit.nap.spawn(60.0)
+    until(lambda: long.state() == "assigned", "it begins")
+
+    assert len(list(kit.nap.map([0.0] * 300))) == 300
+    assert long.state() == "assigned"
+    long.cancel()

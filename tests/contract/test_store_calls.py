@@ -52,7 +52,7 @@ def save_lease(lease: Lease, tx: Tx) -> None:
 def settled(told: Told, tx: Tx) -> list[Call]:
     call = tx.calls.get(told.call_id)
     assert call is not None
-    return core.settle(tx, LEASE, call.endpoint_id, [told], now=200.0)
+    return core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=200.0)
 
 
 def assigned(tx: Tx, *calls: NewCall, lease: LeaseId = LEASE) -> list[Call]:
@@ -112,8 +112,10 @@ def test_a_key_makes_a_call_once(db: Database) -> None:
 def test_the_first_outcome_is_kept_and_a_replay_changes_nothing(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call)], now=102.0))
-    replay = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call, b"z")], now=103.0))
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=102.0))
+    replay = db.write(
+        lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call, b"z")], now=103.0)
+    )
 
     assert (done.state, done.result, done.attempt) == (CallState.SUCCEEDED, b"y", 1)
     assert replay == []
@@ -126,21 +128,34 @@ def test_an_outcome_of_a_lease_that_does_not_have_the_call_changes_nothing(db: D
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
 
     assert (
-        db.write(lambda tx: core.settle(tx, new_lease_id(), call.endpoint_id, [result(call)], now=102.0))
+        db.write(lambda tx: core.settle(tx, new_lease_id(), RUN, call.endpoint_id, [result(call)], now=102.0))
         == []
     )
     assert (
-        db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call, attempt=2)], now=102.0))
+        db.write(
+            lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call, attempt=2)], now=102.0)
+        )
         == []
     )
     assert state(db, call) is CallState.ASSIGNED
+
+
+def test_what_is_given_back_unbegun_keeps_its_place_and_its_tries(db: Database) -> None:
+    """Calls are given ahead of their turn; one that a long one keeps waiting goes to another instance."""
+    (call,) = db.write(lambda tx: assigned(tx, new_call()))
+    (back,) = db.write(partial(settled, Told(call.id, 1, None, None, 0.0, gave_back=True)))
+
+    assert (back.state, back.attempt, back.ready_at, back.lost) == (CallState.QUEUED, 0, call.ready_at, 0)
+    # Nobody wrote down that it was given: it is named all the same, for it must be given to somebody else.
+    (named,) = db.write(partial(settled, Told(call.id, 1, None, None, 0.0, gave_back=True)))
+    assert named == back
 
 
 def test_an_assignment_that_was_never_written_does_not_lose_the_outcome(db: Database) -> None:
     """A server that dies after it gave a call and before it wrote that down."""
     (call,) = db.write(lambda tx: accept(tx, new_call()))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call)], now=102.0))
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=102.0))
 
     assert (done.state, done.attempt) == (CallState.SUCCEEDED, 1)
 
@@ -163,7 +178,7 @@ def test_a_result_of_an_instance_that_was_thought_lost_is_taken_while_nobody_has
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
     db.write(lambda tx: core.lose(tx, call.id, now=105.0))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call)], now=106.0))
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=106.0))
 
     assert done.state is CallState.SUCCEEDED
 
@@ -184,7 +199,7 @@ def test_a_generator_whose_instance_was_lost_goes_on_where_it_was(db: Database) 
     db.write(lambda tx: gave(call, 2, b"b", b"c", attempt=2, tx=tx))
     told = result(call, attempt=2)._replace(chunks=3)
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [told], now=107.0))
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
     assert done.state is CallState.SUCCEEDED
     found = db.read(lambda tx: tx.calls.chunks(call.id, after=0, limit=10))
     assert [one.body for one in found] == [b"a", b"b", b"c"]
@@ -206,7 +221,7 @@ def test_a_generator_that_gives_fewer_when_it_is_run_again_is_no_whole(db: Datab
     db.write(lambda tx: gave(call, 1, b"a", attempt=2, tx=tx))
     told = result(call, attempt=2)._replace(chunks=1)
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [told], now=107.0))
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
 
     assert done.state is CallState.FAILED
 
@@ -216,11 +231,11 @@ def test_an_end_that_overtakes_its_chunks_is_told_again(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
     told = result(call)._replace(chunks=1)
     with pytest.raises(InvalidInput, match="chunk 1"):
-        db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [told], now=107.0))
+        db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
 
     db.write(lambda tx: gave(call, 1, b"a", attempt=1, tx=tx))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [told], now=107.0))
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
     assert done.state is CallState.SUCCEEDED
 
 
@@ -249,7 +264,7 @@ def test_retries_are_by_type_with_growing_pauses_and_an_end(db: Database) -> Non
         db.write(lambda tx: tx.calls.assign([call.id], lease_id=LEASE, run_id=RUN, now=201.0))
     (last,) = db.write(
         lambda tx: core.settle(
-            tx, LEASE, call.endpoint_id, [error(call, attempt=3, kind="OSError")], now=300.0
+            tx, LEASE, RUN, call.endpoint_id, [error(call, attempt=3, kind="OSError")], now=300.0
         )
     )
 
@@ -260,7 +275,7 @@ def test_retries_are_by_type_with_growing_pauses_and_an_end(db: Database) -> Non
 def test_an_error_of_another_type_is_not_tried_again(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call(retries=5, retry_on=("OSError",))))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [error(call)], now=102.0))
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [error(call)], now=102.0))
 
     assert done.state is CallState.FAILED
 
@@ -271,7 +286,7 @@ def test_cancel_ends_it_at_once_and_a_late_result_changes_nothing(db: Database) 
     db.write(lambda tx: core.cancel(tx, call.id, now=102.0))
 
     assert state(db, call) is CallState.CANCELLED
-    assert db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call)], now=103.0)) == []
+    assert db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=103.0)) == []
     with pytest.raises(Conflict, match="cancelled already"):
         db.write(lambda tx: core.cancel(tx, call.id, now=104.0))
 
@@ -298,20 +313,20 @@ def test_a_time_to_live_ends_waiting_and_what_expired_still_answers(db: Database
 def test_a_failed_call_can_be_tried_again_by_hand_under_its_id(db: Database) -> None:
     """RF-C20."""
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
-    db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [error(call)], now=102.0))
+    db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [error(call)], now=102.0))
 
     again = db.write(lambda tx: core.retry(tx, call.id, now=103.0))
 
     assert (again.id, again.state, again.error) == (call.id, CallState.QUEUED, None)
     db.write(lambda tx: tx.calls.assign([call.id], lease_id=LEASE, run_id=RUN, now=104.0))
-    db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call, attempt=4)], now=105.0))
+    db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call, attempt=4)], now=105.0))
     with pytest.raises(Conflict, match="succeeded"):
         db.write(lambda tx: core.retry(tx, call.id, now=106.0))
 
 
 def test_what_is_over_is_forgotten_when_its_time_is(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call(keep_s=100.0)))
-    db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call)], now=200.0))
+    db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=200.0))
     assert db.read(lambda tx: tx.calls.forgettable(299.0, 10)) == []
     assert db.read(lambda tx: tx.calls.forgettable(301.0, 10)) == [call.id]
 
@@ -445,7 +460,7 @@ def test_what_an_instance_of_another_endpoint_says_changes_nothing(db: Database)
     (call,) = db.write(lambda tx: accept(tx, new_call()))
     other = db.write(lambda tx: deployed(tx, name="demo.other"))
 
-    assert db.write(lambda tx: core.settle(tx, LEASE, other.id, [result(call)], now=102.0)) == []
+    assert db.write(lambda tx: core.settle(tx, LEASE, RUN, other.id, [result(call)], now=102.0)) == []
     assert state(db, call) is CallState.QUEUED
 
 
@@ -463,7 +478,7 @@ def test_a_call_that_its_instance_never_got_is_taken_back(db: Database) -> None:
 def test_the_chunks_of_a_generator_that_is_tried_again_are_new_ones(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
     db.write(lambda tx: gave(call, 1, b"old", attempt=1, tx=tx))
-    db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [error(call)], now=102.0))
+    db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [error(call)], now=102.0))
 
     db.write(lambda tx: core.retry(tx, call.id, now=103.0))
 

@@ -36,7 +36,7 @@ UPDATE calls SET
 WHERE id IN (<list ids>) AND /*sqlite +*/state = 'queued' RETURNING id;
 
 -- name: call_of_lease
-SELECT <call> FROM calls WHERE lease_id = :lease_id AND state = 'assigned' ORDER BY id;
+SELECT <call> FROM calls WHERE lease_id = :lease_id AND state = 'assigned' AND started_at < :before ORDER BY id;
 
 -- name: call_orphans
 SELECT c.id FROM calls AS c LEFT JOIN leases AS l ON l.id = c.lease_id
