@@ -134,3 +134,17 @@ def makes(size: int) -> bytes:
 def parts(count: int, size: int) -> Iterator[bytes]:
     for n in range(count):
         yield bytes([n]) * size
+
+
+@app.cls(max_instances=2, idle="1h")
+class Berth(corral.Parameters):
+    number: int = corral.parameter()
+    log: str = corral.parameter()
+
+    @corral.method()
+    def use(self) -> int:
+        return self.number
+
+    @corral.exit()
+    def leave(self) -> None:
+        record(self.log, f"left {self.number}")
