@@ -60,7 +60,7 @@ def test_wrong_arguments_are_told_and_nothing_is_sent(scene: Scene) -> None:
     with pytest.raises(TypeError, match=r"work\(\): missing a required argument: 'name'"):
         work.remote("x")
     with pytest.raises(TypeError, match="nmae"):
-        work.spawn("x", nmae="y")
+        work.spawn("x", "y", nmae="z")
     with pytest.raises(TypeError, match="too many"):
         list(work.map([1], [2], [3], [4]))
     with pytest.raises(TypeError, match="brths"):
