@@ -396,7 +396,9 @@ async def exchange_as_json(
     me = await svc.store.write(unit)
     svc.dispatch.serves(lease_id, me.pools[0])
     svc.dispatch.settled(lease_id, [one.call_id for one in told])
-    svc.results.ended(call for call in changed if call.state in CALL_FINAL)
+    ended = [call for call in changed if call.state in CALL_FINAL]
+    svc.results.ended(ended)
+    svc.dispatch.forget(call.id for call in ended)
     again = [call for call in changed if call.state is CallState.QUEUED]
     svc.dispatch.keep(again)
     for call in again:

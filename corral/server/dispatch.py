@@ -79,6 +79,11 @@ class Dispatcher:
             _, old = self._kept.popitem(last=False)
             self._kept_bytes -= len(old.args or b"")
 
+    def forget(self, call_ids: Iterable[CallId]) -> None:
+        """They have ended. A queue that was read just before may still name them; then they are read anew."""
+        for call_id in call_ids:
+            self._forget(call_id)
+
     def touched(self, call_id: CallId) -> None:
         """Something became of it that its instance may not know of."""
         if call_id in self._holder:

@@ -65,7 +65,10 @@ def test_calls_whose_host_is_killed_end_once(scene: Scene, tmp_path: Path) -> No
     calls = [work.spawn(str(log), name, 0.1) for name in names]
     until(once(log, 8), "some of them to have begun")
 
-    kill_the_host_of(scene, next(one.id for one in calls_of(scene, "work") if one.state == "assigned"))
+    found = until(
+        lambda: [one.id for one in calls_of(scene, "work") if one.state == "assigned"], "one to run"
+    )
+    kill_the_host_of(scene, found[0])
 
     assert [call.result(100) for call in calls] == [name.upper() for name in names]
     ran = runs_of(log)
@@ -82,7 +85,7 @@ def test_a_stream_goes_on_on_another_host_with_no_chunk_lost_or_doubled(scene: S
     stream = scene.function("count").stream(str(log), 40, 0.05)
     for _ in range(5):
         given.append(next(stream))
-    (call,) = [one for one in calls_of(scene, "count") if one.state == "assigned"]
+    (call,) = until(lambda: [one for one in calls_of(scene, "count") if one.state == "assigned"], "it to run")
 
     kill_the_host_of(scene, call.id)
     given.extend(stream)
@@ -101,7 +104,8 @@ def test_a_map_whose_host_is_killed_gives_everything_in_order(scene: Scene, tmp_
     mapped.start()
     until(once(log, 20), "a fifth of it")
 
-    kill_the_host_of(scene, next(one.id for one in calls_of(scene, "work") if one.state == "assigned"))
+    ended = [one for one in calls_of(scene, "work") if one.ended_at is not None]
+    kill_the_host_of(scene, max(ended, key=lambda one: one.ended_at or 0).id)
     mapped.join(120)
 
     assert found == [name.upper() for name in names]
