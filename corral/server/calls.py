@@ -417,6 +417,8 @@ async def exchange_as_json(
 
 def _may_end(lease_id: LeaseId, me: _Instance, svc: Services) -> bool:
     """Whether it has had nothing to do for long, and is not one of those that are always there."""
+    if svc.dispatch.is_sent_away(lease_id):
+        return svc.dispatch.is_idle(lease_id, 0.0)
     if not me.pools[0].key and svc.dispatch.count(me.endpoint_id) <= svc.book.least(me.endpoint_id):
         return False
     return svc.dispatch.is_idle(lease_id, svc.book.idle_s(me.endpoint_id))
@@ -440,7 +442,7 @@ async def _wait_for_calls(
     me: _Instance, lease_id: LeaseId, body: LeaseCallsRequest, svc: Services, gone: Gone
 ) -> list[Call]:
     deadline = svc.clock.monotonic() + body.wait_s
-    poll = Poll(me.pools)
+    poll = Poll(lease_id, me.pools)
     try:
         while True:
             svc.dispatch.join(poll)
@@ -448,10 +450,9 @@ async def _wait_for_calls(
                 return []
             given = await _given(me, lease_id, body.want, svc)
             left = deadline - svc.clock.monotonic()
-            if given or left <= 0 or svc.hub.closing or me.changes != svc.dispatch.changes:
+            over = me.changes != svc.dispatch.changes or svc.dispatch.is_sent_away(lease_id)
+            if given or left <= 0 or svc.hub.closing or over:
                 return given
-            if svc.dispatch.is_unwanted(lease_id):
-                return []
             if not await wait_for(poll.woken, left):
                 return []
     finally:

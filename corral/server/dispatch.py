@@ -45,6 +45,7 @@ class _Queue:
 class Poll:
     """An instance that waits for calls."""
 
+    lease_id: LeaseId
     pools: tuple[Pool, ...]
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -66,8 +67,9 @@ class Dispatcher:
         self._touched: set[CallId] = set()
         self.served: dict[LeaseId, EndpointId] = {}
         self._place: dict[LeaseId, Pool] = {}
-        self._unwanted: set[LeaseId] = set()
         self._active: dict[LeaseId, float] = {}
+        # Those that are to end as soon as they have nothing to do.
+        self._away: set[LeaseId] = set()
 
     def keep(self, calls: Iterable[Call]) -> None:
         """Remember what was just accepted: its arguments need not be read again a moment later."""
@@ -212,30 +214,37 @@ class Dispatcher:
         None of the pools `but` is touched, and none for which something waits.
         """
         mine = {lease: pool for lease, pool in self._place.items() if pool.endpoint_id == endpoint_id}
-        count -= len(self._unwanted & set(mine))
+        count -= len(self._away & set(mine))
         spare = [
             (self._active.get(lease, 0.0), lease)
             for lease, pool in mine.items()
-            if pool.key not in but and lease not in self._unwanted and not self.given.get(lease)
+            if pool.key not in but and lease not in self._away and not self.given.get(lease)
         ]
         for _, lease in sorted(spare)[: max(0, count)]:
-            self._unwanted.add(lease)
-            for pool, polls in self._polls.items():
-                if (pool.endpoint_id, pool.key) == (endpoint_id, mine[lease].key):
-                    for poll in polls:
-                        poll.woken.set()
-
-    def is_unwanted(self, lease_id: LeaseId) -> bool:
-        return lease_id in self._unwanted
+            self.send_away(lease)
 
     def count(self, endpoint_id: EndpointId) -> int:
         return sum(one == endpoint_id for one in self.served.values())
 
     def is_idle(self, lease_id: LeaseId, idle_s: float) -> bool:
         now = self._clock.monotonic()
-        if lease_id in self._unwanted:
-            idle_s = 0.0
         return not self.given.get(lease_id) and now - self._active.setdefault(lease_id, now) >= idle_s
+
+    def unused(self, for_s: float) -> list[LeaseId]:
+        """Those that wait for calls and have had none for so long, the longest unused first."""
+        waiting = {poll.lease_id for polls in self._polls.values() for poll in polls} - self._away
+        found = [lease_id for lease_id in waiting if self.is_idle(lease_id, for_s)]
+        return sorted(found, key=lambda lease_id: self._active[lease_id])
+
+    def send_away(self, lease_id: LeaseId) -> None:
+        self._away.add(lease_id)
+        for polls in list(self._polls.values()):
+            for poll in polls:
+                if poll.lease_id == lease_id:
+                    poll.woken.set()
+
+    def is_sent_away(self, lease_id: LeaseId) -> bool:
+        return lease_id in self._away
 
     def leases(self) -> list[LeaseId]:
         return list(self.served)
@@ -249,7 +258,7 @@ class Dispatcher:
         endpoint_id = self.served.pop(lease_id, None)
         self._active.pop(lease_id, None)
         self._place.pop(lease_id, None)
-        self._unwanted.discard(lease_id)
+        self._away.discard(lease_id)
         self.reconcile([pool for pool in self._queues if pool.endpoint_id == endpoint_id])
 
     def given_to(self, lease_id: LeaseId) -> list[Call]:

@@ -24,6 +24,7 @@ from corral.ports.calls import CallFilter
 from corral.ports.store import Tx
 from corral.server.book import scaling_of
 from corral.server.hub import SCALE, wait_for
+from corral.server.making_room import RoomMaker
 from corral.server.runs import new_run
 from corral.server.services import Services
 from corral.wire.calls import payload_table
@@ -50,6 +51,7 @@ class Scaler:
         self._svc = services
         self._failed: Counter[tuple[EndpointId, int]] = Counter()
         self._was_ready: set[tuple[EndpointId, int]] = set()
+        self._room = RoomMaker(services)
 
     async def forever(self) -> None:
         """A round whenever something changed, and now and then in any case."""
@@ -74,8 +76,9 @@ class Scaler:
                 svc.book.learn(endpoint)
                 await self._keep(endpoint)
             if len(page) < PAGE:
-                return
+                break
             after = page[-1].id
+        await self._room.look()
 
     async def _requeue_lost(self) -> None:
         svc = self._svc

@@ -21,6 +21,7 @@ from acceptance.stack import Stack, until
 from acceptance.stack import stack as running
 from corral.functions import backend
 from corral.functions.remote import HttpBackend
+from corral.wire.spec import RunSpec
 
 pytestmark = pytest.mark.timeout(170)
 
@@ -351,3 +352,20 @@ def test_short_calls_given_ahead_do_not_wait_behind_a_long_one() -> None:
     assert len(list(kit.nap.map([0.0] * 300))) == 300
     assert long.state() == "assigned"
     long.cancel()
+
+
+def test_an_instance_that_nobody_calls_gives_its_place_to_what_waits(tmp_path: Path) -> None:
+    """One slot, three functions and a run: the longest unused ends first, with its hooks (RF-D15)."""
+    with running(tmp_path / "home", lease_s=5.0) as small:
+        small.own_worker(slots=1)
+        before = backend.set_backend(HttpBackend(small.client(), "default"))
+        try:
+            closed = tmp_path / "closed"
+            assert kit.Closer(note=str(closed)).ping.remote() == "pong"  # type: ignore[call-arg]
+            assert kit.one_more.remote(1) == 2
+            assert closed.exists()
+            (run_id,) = small.client().runs.submit([RunSpec(name="plain", argv=["true"])]).ids
+            until(lambda: small.client().runs.get(run_id).state == "succeeded", "the run")
+            assert kit.one_more.remote(2) == 3
+        finally:
+            backend.set_backend(before)
