@@ -16,9 +16,10 @@ from corral.cli import render
 from corral.cli.connect import connect
 from corral.client.api import Corral
 from corral.client.runs import RunFilter
-from corral.domain.errors import CorralError, InvalidInput, NotFound
+from corral.domain.errors import CorralError, InvalidInput, NotFound, ServerUnreachable
 from corral.functions import backend as backends
 from corral.functions.app import App
+from corral.functions.calls import Call
 from corral.functions.check import Finding
 from corral.functions.check import check as checked
 from corral.functions.errors import FunctionError
@@ -38,6 +39,7 @@ File = Annotated[str, typer.Argument(help="A file with an app: `demo.py`, or `de
 Endpoint = Annotated[str, typer.Argument(help="An endpoint: `app.function`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _WATCH_S = 0.5
+PREPARING_WORDS = "building"
 
 
 def _loaded(text: str) -> tuple[list[App], Member | None]:
@@ -91,6 +93,7 @@ def run_function(
         call = handle.spawn(*args, **kwargs)
         render.note(f"corral: call {call.id}")
         try:
+            _tell_what_it_waits_for(call)
             value = call.result()
         except KeyboardInterrupt:
             call.cancel()
@@ -131,6 +134,19 @@ def _deployed_one(name: str) -> Function[..., Any]:
         raise NotFound(
             str(error), hint="Name an endpoint, or a function of a file: `demo.py::embed`."
         ) from None
+
+
+def _tell_what_it_waits_for(call: Call[Any]) -> None:
+    """A build of an environment may take minutes; whoever waits sees that it goes on."""
+    told = ""
+    while not call.done():
+        waiting = call.waiting()
+        if waiting is None:
+            return
+        if waiting != told and PREPARING_WORDS in waiting:
+            render.note(f"corral: {waiting}")
+        told = waiting
+        time.sleep(_WATCH_S)
 
 
 def _arguments(given: list[str]) -> tuple[list[Any], dict[str, Any]]:
@@ -268,6 +284,7 @@ def check(file: File, as_json: AsJson = False) -> None:
     apps, only = _loaded(file)
     members = [only] if only else [member for one in apps for member in one.members.values()]
     found = [(member, finding) for member in members for finding in checked(member)]
+    found += [(member, finding) for member in members for finding in _system_findings(member)]
     if as_json:
         rows = [{"member": member.name, **vars(finding)} for member, finding in found]
         typer.echo(json.dumps(rows, indent=2))
@@ -283,6 +300,30 @@ def check(file: File, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
+def _system_findings(member: Member) -> list[Finding]:
+    """Which hosts lack a system package; a host that was never asked for one is not known to."""
+    wanted = member.settings.resources.system
+    if not wanted:
+        return []
+    try:
+        with connect() as corral:
+            hosts = [host for host in corral.hosts.page().items if host.revoked_at is None]
+    except ServerUnreachable:
+        return [
+            Finding("warning", member.name, f"needs {', '.join(wanted)} on its host; no server was asked")
+        ]
+    found = []
+    for name in wanted:
+        has = {host.name: (host.capability.system.get(name) if host.capability else None) for host in hosts}
+        lacking = sorted(host for host, there in has.items() if there is False)
+        if hosts and len(lacking) == len(hosts):
+            why = f"needs {name}, and every host lacks it: {', '.join(lacking)}"
+            found.append(Finding("error", member.name, why))
+        elif lacking:
+            found.append(Finding("warning", member.name, f"needs {name}; {', '.join(lacking)} lacks it"))
+    return found
+
+
 @app.command("ls")
 def list_endpoints(
     live: Annotated[bool, typer.Option("--all", "-a", help="Also those that running programs made.")] = False,
@@ -290,7 +331,10 @@ def list_endpoints(
 ) -> None:
     """List deployed functions."""
     with connect() as corral:
-        found = [one for one in corral.endpoints.all() if live or not one.live]
+        found = sorted(
+            (one for one in corral.endpoints.all() if live or not one.live),
+            key=lambda one: (one.project, one.name),
+        )
     if as_json:
         render.show_json(found)
         return
@@ -304,10 +348,11 @@ def list_endpoints(
             one.queued,
             one.running,
             render.age(one.called_at) if one.called_at else None,
+            render.moment(one.next_at),
         )
         for one in found
     ]
-    columns = ("ENDPOINT", "PROJECT", "VERSION", "STATE", "READY", "QUEUED", "RUNNING", "CALLED")
+    columns = ("ENDPOINT", "PROJECT", "VERSION", "STATE", "READY", "QUEUED", "RUNNING", "CALLED", "NEXT")
     render.show_table(columns, rows, empty="nothing is deployed; `corral fn deploy demo.py`")
 
 
@@ -329,6 +374,7 @@ def show(name: Endpoint, as_json: AsJson = False) -> None:
             ("scaling", json.dumps(view.scaling.model_dump(exclude_none=True))),
             ("instances", f"{view.instances}, {view.ready} ready"),
             ("calls", f"{view.queued} queued, {view.running} running"),
+            ("next by schedule", render.moment(view.next_at)),
         ]
     )
     typer.echo("")

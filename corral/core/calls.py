@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from corral.core.call_notices import tell
 from corral.core.fence import fence
 from corral.core.policy import Policy
 from corral.domain.call import CALL_FINAL, Call, CallEvent, CallState, Chunk, Payload, Pool, Waiting
@@ -24,6 +25,8 @@ TOPIC_CALL_READY = "call_ready"
 MOST_LOST = 3
 # A function that calls itself without end is stopped here.
 DEEPEST = 32
+# How long there is an answer about a call that ended, also when its result is not kept any more.
+RECORD_S = 30 * 86400.0
 _LOST_TYPE = "InstanceLost"
 
 
@@ -151,6 +154,9 @@ def _earlier(tx: Tx, call: Call) -> Call:
     earlier = tx.calls.by_key(call.endpoint_id, call.key or "")
     if earlier is None:
         raise Conflict(f"the key {call.key} is being used at this moment", hint="Try again.")
+    if earlier.forgotten:
+        # With what it was called is not known any more; the key is.
+        return earlier
     same = (earlier.function, earlier.pool, earlier.args, earlier.args_blob) == (
         call.function,
         call.pool,
@@ -196,10 +202,18 @@ def _hold_blob(tx: Tx, call: Call, blob: Digest | None) -> None:
         tx.blobs.pin(call.project, [blob], holder=f"call:{call.id}", expires_at=None)
 
 
-def forget(tx: Tx, call_id: CallId) -> None:
-    """Its time is over: nothing is kept of it, and what only it named can be collected."""
+def forget(tx: Tx, call_id: CallId, *, now: float) -> None:
+    """Its time is over: first its arguments and result go, and later the record that there was one."""
+    call = tx.calls.lock(call_id)
+    if call is None or call.forget_at is None or call.forget_at > now:
+        return
+    gone_at = (call.ended_at or now) + RECORD_S
+    if call.forgotten or gone_at <= now:
+        tx.blobs.unpin(f"call:{call_id}")
+        tx.calls.delete(call_id)
+        return
     tx.blobs.unpin(f"call:{call_id}")
-    tx.calls.delete(call_id)
+    tx.calls.drop_payloads(call_id, forget_at=gone_at)
 
 
 def place_of(call: Call) -> tuple[Pool, Waiting]:
@@ -255,6 +269,7 @@ def settle(
                 continue
             call = call._replace(lease_id=lease_id, run_id=run_id, started_at=now - one.ran_s)
         changed.append(_settled(tx, call, one, now=now))
+    tell(tx, changed, now=now)
     return changed
 
 
@@ -319,6 +334,12 @@ def end(tx: Tx, call: Call, event: CallEvent, *, now: float) -> Call:
     return call
 
 
+def _end_and_tell(tx: Tx, call: Call, event: CallEvent, *, now: float) -> Call:
+    call = end(tx, call, event, now=now)
+    tell(tx, [call], now=now)
+    return call
+
+
 def lose(tx: Tx, call_id: CallId, *, now: float) -> Call | None:
     """The instance that had it is gone: another gets it, unless it has cost too many."""
     call = tx.calls.lock(call_id)
@@ -332,7 +353,7 @@ def lose(tx: Tx, call_id: CallId, *, now: float) -> Call | None:
 
 def _failed_as_lost(tx: Tx, call: Call, why: str, *, now: float) -> Call:
     error = {"type": _LOST_TYPE, "message": why, "bases": [_LOST_TYPE]}
-    return end(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
+    return _end_and_tell(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
 
 
 def _gave_others(tx: Tx, call: Call, n: int, *, now: float) -> Call:
@@ -348,7 +369,7 @@ def cancel(tx: Tx, call_id: CallId, *, now: float) -> Call:
     call = _locked(tx, call_id)
     if call.state in CALL_FINAL:
         raise Conflict(f"call {call_id} is {call.state} already", hint="Nothing was changed.")
-    return end(tx, call, CallEvent.CANCEL, now=now)
+    return _end_and_tell(tx, call, CallEvent.CANCEL, now=now)
 
 
 def retry(tx: Tx, call_id: CallId, *, now: float) -> Call:
@@ -358,6 +379,10 @@ def retry(tx: Tx, call_id: CallId, *, now: float) -> Call:
         raise Conflict(
             f"call {call_id} is {call.state}; only one that ended without a result can be tried again",
             hint="Make a new call for another result.",
+        )
+    if call.forgotten:
+        raise Conflict(
+            f"the arguments of call {call_id} are not kept any more", hint="Make a new call with them."
         )
     options = CallOptions.read(call.options)
     tx.calls.delete_chunks(call_id)
@@ -381,7 +406,7 @@ def retry(tx: Tx, call_id: CallId, *, now: float) -> Call:
 def cannot_run(tx: Tx, call: Call, why: str, *, now: float) -> Call:
     """No instance can be started that would take it."""
     error = {"type": "CannotStart", "message": why, "bases": ["CannotStart"]}
-    return end(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
+    return _end_and_tell(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
 
 
 def expire(tx: Tx, call_id: CallId, *, now: float) -> None:
@@ -390,7 +415,7 @@ def expire(tx: Tx, call_id: CallId, *, now: float) -> None:
         return
     waited = call.expires_at - call.created_at
     error = {"type": "Expired", "message": f"it waited {waited:g} s, its whole time to live", "bases": []}
-    end(tx, call._replace(error=canonical(error)), CallEvent.EXPIRE, now=now)
+    _end_and_tell(tx, call._replace(error=canonical(error)), CallEvent.EXPIRE, now=now)
 
 
 def take_back(tx: Tx, lease_id: LeaseId, held: Collection[str], *, before: float, now: float) -> list[Call]:

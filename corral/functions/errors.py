@@ -35,8 +35,9 @@ class CallTimeout(FunctionError, TimeoutError):
 class NotFinished(FunctionError, TimeoutError):
     """The result was not there within the time that the caller was ready to wait; the call goes on."""
 
-    def __init__(self, call_id: str, state: str) -> None:
-        super().__init__(f"call {call_id} is {state}; ask again later: corral.Call.from_id({call_id!r})")
+    def __init__(self, call_id: str, state: str, waiting: str | None = None) -> None:
+        why = f" and waits for {waiting}" if waiting else ""
+        super().__init__(f"call {call_id} is {state}{why}; ask again later: corral.Call.from_id({call_id!r})")
         self.call_id = call_id
 
 
@@ -74,6 +75,15 @@ class ResultTooLarge(FunctionError):
 
 class ResultLost(FunctionError):
     """The function ended well, but what it gave could not be kept, or is missing or damaged now."""
+
+
+class VolumeConflict(FunctionError):
+    """Somebody else changed the same files of a volume meanwhile; nothing was committed or reloaded."""
+
+
+def problem_of(code: str | None, message: str) -> FunctionError:
+    """What the server refused, as an exception of a program."""
+    return (VolumeConflict if code == "volume_conflict" else FunctionError)(message)
 
 
 class RemoteTraceback(Exception):

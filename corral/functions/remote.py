@@ -12,13 +12,15 @@ from typing import Any
 
 from corral.client.api import Corral
 from corral.client.discovery import discover
-from corral.client.lock import resolve
+from corral.client.lock import Lock, resolve
 from corral.client.tree import scan
 from corral.client.upload import upload
 from corral.domain.call import INLINE_BYTES
 from corral.domain.errors import BlobMissing, DigestMismatch, NotFound
+from corral.domain.errors import VolumeConflict as VolumeConflictThere
 from corral.functions.codec import as_text, from_text
-from corral.functions.errors import EndpointGone, ResultLost
+from corral.functions.errors import EndpointGone, ResultLost, VolumeConflict
+from corral.functions.local_volumes import LocalVolumes
 from corral.functions.member import Member
 from corral.functions.packaging import Package, pack
 from corral.functions.protocol import Ask, Given, Seen, Target
@@ -36,9 +38,6 @@ from corral.wire.calls import (
 from corral.wire.spec import BuiltEnvironment, RunSpec, ServiceTable
 from corral.wire.tables import Resources, RetryBudgets
 
-# What a call by value needs where the host's own Python is not used.
-_PICKLER = "cloudpickle"
-
 
 class HttpBackend:
     """Safe to use from several threads."""
@@ -48,6 +47,8 @@ class HttpBackend:
         self._project = project
         self._found: dict[int, tuple[Member, Target]] = {}
         self._lock = threading.Lock()
+        self._local = LocalVolumes()
+        self._locks: dict[tuple[Any, ...], Lock] = {}
 
     @classmethod
     def from_settings(cls) -> HttpBackend:
@@ -91,10 +92,10 @@ class HttpBackend:
             name=name,
             project=project,
             kind="service",
-            service=ServiceTable(entry=package.entry),
+            service=ServiceTable(entry=package.entry, volumes=dict(settings.volumes)),
             code=code,
             code_digest=digest,
-            environment=self._environment(member, package),
+            environment=self._environment(member),
             resources=Resources.model_validate(settings.resources.table()),
             secrets=list(settings.secrets),
             env=dict(settings.env),
@@ -122,25 +123,31 @@ class HttpBackend:
             made = self.corral.artifacts.commit(project, kind="code", tree=tree)
         return made.id, made.digest
 
-    def _environment(self, member: Member, package: Package) -> BuiltEnvironment | None:
+    def _environment(self, member: Member) -> BuiltEnvironment | None:
         wanted = member.settings.environment
         if not wanted.python and wanted.version is None:
             return None
-        lines = list(wanted.python)
-        if not any(line.startswith(_PICKLER) for line in lines):
-            lines.append(_PICKLER)
         python = wanted.version or f"{sys.version_info.major}.{sys.version_info.minor}"
-        links = Path(wanted.find_links).expanduser().absolute() if wanted.find_links else None
-        lock = resolve(
-            lines,
-            python=python,
-            env=process_environment(),
-            progress=lambda _: None,
-            find_links=[links] if links else [],
-            folder=Path.cwd(),
-        )
+        folder = wanted.find_links or wanted.wheels
+        links = Path(folder).expanduser().absolute() if folder else None
+        asked = (wanted.python, python, links, wanted.wheels is not None)
+        if asked not in self._locks:
+            # Once for all functions of a program that ask for the same.
+            self._locks[asked] = resolve(
+                wanted.python,
+                python=python,
+                env=process_environment(),
+                find_links=[links] if links else [],
+                no_index=wanted.wheels is not None,
+                folder=Path.cwd(),
+            )
+        lock = self._locks[asked]
         return BuiltEnvironment(
-            python=lock.python, lock=lock.text, digest=lock.digest, find_links=str(links) if links else None
+            python=lock.python,
+            lock=lock.text,
+            digest=lock.digest,
+            find_links=str(links) if links else None,
+            no_index=wanted.wheels is not None,
         )
 
     def forget(self, target: Target) -> None:
@@ -209,6 +216,12 @@ class HttpBackend:
             if line.call == call_id:
                 yield line.at, line.stream, line.text
 
+    def volume(self, name: str, project: str | None, what: str, given: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._local.do(self.corral, project or self._project, name, what, given)
+        except VolumeConflictThere as error:
+            raise VolumeConflict(f"{error.message} {error.hint}".strip()) from error
+
     def _seen(self, view: CallView) -> Seen:
         result, error = None, view.error
         if view.result is not None:
@@ -217,7 +230,7 @@ class HttpBackend:
             except ResultLost as lost:
                 # Of this call alone: the others that were asked for have theirs.
                 error = {"type": "ResultLost", "message": f"call {view.id}: {lost}"}
-        return Seen(view.id, view.state, result, error, view.attempt)
+        return Seen(view.id, view.state, result, error, view.attempt, view.waiting)
 
     def _bytes(self, project: str, payload: PayloadBody) -> bytes:
         if payload.body is not None:

@@ -17,9 +17,11 @@ from corral.functions.errors import (
     RemoteError,
     ResultLost,
     ResultTooLarge,
+    VolumeConflict,
 )
 from corral.functions.lookup import function
-from corral.functions.options import Batch, Retries
+from corral.functions.options import Batch, Cron, Period, Retries
+from corral.functions.volumes import Volume
 
 __all__ = [
     "App",
@@ -29,16 +31,20 @@ __all__ = [
     "CallExpired",
     "CallTimeout",
     "CannotStart",
+    "Cron",
     "ExitCalled",
     "FunctionError",
     "InstanceLost",
     "NotFinished",
     "Parameters",
+    "Period",
     "RemoteError",
     "ResultLost",
     "ResultTooLarge",
     "Retries",
     "UnpickleNotice",
+    "Volume",
+    "VolumeConflict",
     "enter",
     "exit",
     "function",

@@ -23,6 +23,7 @@ from corral.ports.endpoints import Endpoints
 from corral.ports.manifests import Manifests
 from corral.ports.quotas import Quotas
 from corral.ports.schedules import Schedules
+from corral.ports.volumes import Volumes
 from corral.ports.webhooks import Webhooks
 
 T = TypeVar("T")
@@ -471,7 +472,7 @@ class Artifacts(Protocol):
     def delete(self, artifact_id: ArtifactId) -> None: ...
 
     def unused_uploads(self, before: float, limit: int) -> list[ArtifactId]:
-        """Code and inputs that no unfinished or kept run names, made before then."""
+        """Code and inputs that no run, schedule or endpoint names, made before then."""
         ...
 
     def use(self, run_id: RunId, artifact_ids: Iterable[ArtifactId]) -> None:
@@ -483,7 +484,7 @@ class Artifacts(Protocol):
     def used_by(self, run_id: RunId) -> list[ArtifactId]: ...
 
     def is_used(self, artifact_id: ArtifactId, *, but: RunId) -> bool:
-        """Whether another run, or a schedule, reads it."""
+        """Whether another run, a schedule or an endpoint reads it."""
         ...
 
 
@@ -569,6 +570,8 @@ class Tx(Protocol):
     def endpoints(self) -> Endpoints: ...
     @property
     def calls(self) -> Calls: ...
+    @property
+    def volumes(self) -> Volumes: ...
 
     def announce(self, topic: str, key: str) -> None:
         """Told to every subscriber of every server after the commit, and only then."""

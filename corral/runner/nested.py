@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from corral.functions.codec import as_text, from_text
-from corral.functions.errors import FunctionError
+from corral.functions.errors import FunctionError, problem_of
 from corral.functions.member import Member
 from corral.functions.protocol import Ask, Given, Seen, Target
 from corral.runner.channel import Channel
@@ -97,6 +97,14 @@ class InstanceBackend:
     def logs(self, call_id: str) -> Iterator[tuple[float, str, str]]:
         raise FunctionError("logs are read from outside: `corral calls logs`")
 
+    def volume(self, name: str, project: str | None, what: str, given: dict[str, Any]) -> dict[str, Any]:
+        """The worker keeps the folders, and speaks with the server."""
+        if what not in ("path", "commit", "reload"):
+            raise FunctionError(
+                f"inside a function, a volume is its folder: use vol.path instead of {what}()"
+            )
+        return self._ask("volume", volume=name, do=what, **given)
+
     def _ask(self, what: str, **given: Any) -> dict[str, Any]:
         number = next(self._numbers)
         answered, box = threading.Event(), []  # type: ignore[var-annotated]
@@ -105,7 +113,7 @@ class InstanceBackend:
         answered.wait()
         answer: dict[str, Any] = box[0]
         if problem := answer.get("problem"):
-            raise FunctionError(problem)
+            raise problem_of(answer.get("code"), problem)
         return answer
 
 
@@ -117,4 +125,5 @@ def _seen(table: dict[str, Any]) -> Seen:
         None if result is None else (result["format"], from_text(result["body"])),
         table.get("error"),
         table.get("attempt", 0),
+        table.get("waiting"),
     )

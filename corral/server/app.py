@@ -40,6 +40,7 @@ from corral.server import (
     runs,
     schedules,
     streams,
+    volumes,
     web,
     webhooks,
 )
@@ -70,6 +71,7 @@ _ROUTES = (
     quotas,
     endpoints,
     calls,
+    volumes,
     web,
 )
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
@@ -27,6 +27,7 @@ from corral.ports.store import Tx
 from corral.server.callers import Caller, Epoch, LeasePath, Limit, OwnHost, User
 from corral.server.dispatch import REFILL, Poll
 from corral.server.hub import wait_for
+from corral.server.pending import waits_for
 from corral.server.services import Services, Svc
 from corral.server.views import parse_time_cursor, time_cursor
 from corral.wire.calls import (
@@ -193,12 +194,12 @@ async def list_calls(
     svc: Svc,
     project: str | None = None,
     endpoint: str | None = None,
-    state: CallState | None = None,
+    state: CallState | Literal["dead"] | None = None,
     function: str | None = None,
     cursor: str | None = None,
     limit: Limit = 50,
 ) -> CallPage:
-    """Newest first, without arguments and results."""
+    """Newest first, without arguments and results. `dead` are those that failed or expired."""
     if project is not None:
         caller.check_project(project)
     after = parse_time_cursor(cursor, "c")
@@ -208,7 +209,13 @@ async def list_calls(
         found = None if endpoint is None else tx.endpoints.by_name(within or "default", endpoint)
         if endpoint is not None and found is None:
             raise NotFound(f"there is no endpoint {endpoint!r}", hint="List them with `corral fn ls`.")
-        where = CallFilter(within, found.id if found else None, state.value if state else None, function)
+        where = CallFilter(
+            within,
+            found.id if found else None,
+            state.value if isinstance(state, CallState) else None,
+            function,
+            True if state == "dead" else None,
+        )
         page = tx.calls.page(
             where, after=None if after is None else (after[0], CallId(after[1])), limit=limit
         )
@@ -228,7 +235,15 @@ async def get_call(
     call = await svc.store.read(lambda tx: _seen(tx, call_id, caller))
     if wait_s and call.state not in CALL_FINAL:
         (call,) = await wait_all([call], wait_s, svc, fresh=False)
-    return _view(call, svc)
+    if call.state in CALL_FINAL:
+        return _view(call, svc)
+
+    def unit(tx: Tx) -> CallView:
+        # It may have begun meanwhile.
+        now = tx.calls.get(call.id) or call
+        return _view(now, svc).model_copy(update={"waiting": waits_for(tx, now, svc.clock.now())})
+
+    return await svc.store.read(unit)
 
 
 @router.get("/calls/{call_id}/chunks")
@@ -252,8 +267,8 @@ async def get_chunks(
                 for c in found
             ],
             state=call.state,
-            ended=call.state in CALL_FINAL and last >= call.chunks,
-            error=None if call.error is None or call.state not in CALL_FINAL else json.loads(call.error),
+            ended=call.forgotten or (call.state in CALL_FINAL and last >= call.chunks),
+            error=_chunk_error(call, last),
         )
 
     deadline = svc.clock.monotonic() + wait_s
@@ -267,6 +282,16 @@ async def get_chunks(
                 await asyncio.wait_for(news.wait(), left)
             except TimeoutError:
                 return page
+
+
+def _chunk_error(call: Call, last: int) -> dict[str, Any] | None:
+    """Why there is no more after `last`, if that was not all."""
+    if call.forgotten and last < call.chunks:
+        return {"type": "Expired", "message": f"what call {call.id} gave is not kept any more", "bases": []}
+    if call.error is None or call.state not in CALL_FINAL:
+        return None
+    found: dict[str, Any] = json.loads(call.error)
+    return found
 
 
 @router.post("/calls/{call_id}/cancel")
@@ -329,6 +354,7 @@ def _table(call: Call, svc: Services) -> dict[str, Any]:
         "result": None if outcome is None or empty else payload_table(outcome),
         "error": None if call.error is None else json.loads(call.error),
         "submitted_by": call.submitted_by,
+        "forgotten": call.forgotten,
     }
 
 
@@ -376,7 +402,7 @@ async def exchange_as_json(
             held = {*body.holding, *(one.call_id for one in told)}
             changed.extend(core.take_back(tx, lease_id, held, before=now - LOST_AFTER_S, now=now))
         if version.state is VersionState.ROLLING:
-            became_ready(tx, endpoint_id, version.version)
+            became_ready(tx, endpoint_id, version.version, now=now)
         doubtful = svc.dispatch.doubtful(lease_id, body.holding) if svc.store.alone else body.holding
         over = tx.calls.ended([CallId(one) for one in doubtful]) if doubtful else []
         endpoint = tx.endpoints.get(endpoint_id)

@@ -97,7 +97,8 @@ class Scaler:
         for call_id in await svc.store.read(lambda tx: tx.calls.due(now, PAGE)):
             await svc.store.write(partial(core_calls.expire, call_id=call_id, now=now))
         for call_id in await svc.store.read(lambda tx: tx.calls.forgettable(now, PAGE)):
-            await svc.store.write(partial(core_calls.forget, call_id=call_id))
+            await svc.store.write(partial(core_calls.forget, call_id=call_id, now=now))
+            svc.results.again(call_id)
 
     async def _keep(self, endpoint: Endpoint) -> None:
         svc = self._svc
@@ -331,5 +332,6 @@ def instance_spec(
         pool=wanted.pool,
         params=given,
         concurrency=scaling_of(endpoint).concurrency,
+        volumes=spec.service.volumes,
     )
     return spec.model_copy(update={"name": endpoint.name, "service": service})

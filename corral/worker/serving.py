@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 import corral
 from corral.domain.call import INLINE_BYTES
 from corral.domain.errors import CorralError, LeaseLost, NotFound, TooLarge
@@ -34,8 +36,9 @@ from corral.wire.calls import (
 )
 from corral.wire.leases import Lease
 from corral.worker.control import Control
-from corral.worker.link import PASSING, Link, Pauses
+from corral.worker.link import PASSING, GivenUp, Link, Pauses
 from corral.worker.recorder import Recorder
+from corral.worker.volumes import Mounts
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +92,7 @@ class Serving:
     broken: Mapping[str, Any] | None = None
     secrets: Secrets = field(default_factory=lambda: Secrets({}))
     timed_out: bool = False
+    mounts: Mounts | None = None
     mark: str = field(default_factory=lambda: random.token_hex(8))
 
     def __post_init__(self) -> None:
@@ -130,6 +134,8 @@ class Serving:
             "concurrency": service.concurrency,
             "entry": service.entry,
             "params": service.params,
+            # Its Python may have none of its own.
+            "cloudpickle": os.path.dirname(cloudpickle.__file__),
         }
         return {"CORRAL_INSTANCE": json.dumps(config)}
 
@@ -593,6 +599,9 @@ class Serving:
         """A call from within a call."""
         number = header.pop("n")
         header.pop("t")
+        if header.get("what") == "volume":
+            self._say({"t": "answer", "n": number, **self._volume(header)})
+            return
         try:
             request = NestedRequest.model_validate(header)
             answer = self.link.corral.calls.nested(self.lease.id, self.lease.epoch, request)
@@ -611,6 +620,17 @@ class Serving:
             self._say({"t": "answer", "n": number, "problem": error.message})
             return
         self._say({"t": "answer", "n": number, **said})
+
+    def _volume(self, header: dict[str, Any]) -> dict[str, Any]:
+        assert self.mounts is not None, "it is made with the instance"
+        try:
+            self.mounts.secrets = self.secrets
+            return self.mounts.do(header["volume"], header["do"], discard=bool(header.get("discard")))
+        except CorralError as error:
+            problem = self.secrets.redact_text(f"{error.message} {error.hint}".strip())
+            return {"problem": problem, "code": error.code}
+        except (OSError, GivenUp) as error:
+            return {"problem": f"the volume cannot be written or read: {error}"}
 
     def _read(self, digest: str) -> bytes:
         source = self.link.corral.leases.source(self.lease.id, self.lease.epoch)

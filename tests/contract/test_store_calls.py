@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import Any
 
 import pytest
 
 from contract.conftest import Database
-from contract.samples import a_lease, a_run
+from contract.samples import a_lease, a_run, an_artifact
+from contract.test_store_webhooks import a_hook
 from corral.core import calls as core
 from corral.core import endpoints
 from corral.core.calls import Caller, CallOptions, NewCall, Told
 from corral.core.endpoints import Load, NewVersion, Rule, desired
+from corral.domain.artifact import ArtifactKind
 from corral.domain.call import Call, CallState, Payload, Pool
 from corral.domain.endpoint import Endpoint, VersionState
 from corral.domain.errors import Conflict, InvalidInput
@@ -324,15 +327,73 @@ def test_a_failed_call_can_be_tried_again_by_hand_under_its_id(db: Database) -> 
         db.write(lambda tx: core.retry(tx, call.id, now=106.0))
 
 
-def test_what_is_over_is_forgotten_when_its_time_is(db: Database) -> None:
-    (call,) = db.write(lambda tx: assigned(tx, new_call(keep_s=100.0)))
+def test_a_result_goes_when_its_time_is_over_and_the_record_of_it_later(db: Database) -> None:
+    """RF-C22, RF-D27: what expired still answers, and says so."""
+    (call,) = db.write(lambda tx: assigned(tx, new_call(keep_s=100.0, key="k")))
     db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=200.0))
     assert db.read(lambda tx: tx.calls.forgettable(299.0, 10)) == []
     assert db.read(lambda tx: tx.calls.forgettable(301.0, 10)) == [call.id]
 
-    db.write(lambda tx: core.forget(tx, call.id))
+    db.write(lambda tx: core.forget(tx, call.id, now=301.0))
 
+    kept = db.read(lambda tx: tx.calls.get(call.id))
+    assert kept is not None
+    assert (kept.state, kept.outcome, kept.args, kept.forgotten) == (CallState.SUCCEEDED, None, None, True)
+    assert db.read(lambda tx: tx.calls.forgettable(302.0, 10)) == []
+    (again,) = db.write(lambda tx: accept(tx, new_call(key="k")))
+    assert again.id == call.id, "the key is still the call's"
+
+    later = 200.0 + core.RECORD_S + 1
+    assert db.read(lambda tx: tx.calls.forgettable(later, 10)) == [call.id]
+    db.write(lambda tx: core.forget(tx, call.id, now=later))
     assert db.read(lambda tx: tx.calls.get(call.id)) is None
+
+
+def test_dead_letters_are_listed_and_tried_again_as_long_as_their_arguments_are_kept(db: Database) -> None:
+    """RF-D36."""
+    calls = db.write(lambda tx: assigned(tx, *(new_call(keep_s=100.0) for _ in range(3))))
+    late = db.write(lambda tx: accept(tx, new_call(ttl_s=5.0)))[0]
+    told = [error(calls[0]), result(calls[1])]
+    db.write(lambda tx: core.settle(tx, LEASE, RUN, calls[0].endpoint_id, told, now=200.0))
+    db.write(lambda tx: core.cancel(tx, calls[2].id, now=200.0))
+    db.write(lambda tx: core.expire(tx, late.id, now=200.0))
+
+    dead = db.read(lambda tx: tx.calls.page(CallFilter(dead=True), after=None, limit=10))
+    assert {call.id for call in dead} == {calls[0].id, late.id}
+    assert db.write(lambda tx: core.retry(tx, late.id, now=201.0)).state is CallState.QUEUED
+    db.write(lambda tx: core.forget(tx, calls[0].id, now=301.0))
+    with pytest.raises(Conflict, match="arguments"):
+        db.write(lambda tx: core.retry(tx, calls[0].id, now=302.0))
+
+
+def test_whoever_asked_is_told_of_each_end_once_in_the_transaction_that_ends_it(db: Database) -> None:
+    """RF-C05, RF-C21: and of no try in between."""
+    patterns = {"failed": '["call.failed"]', "all": '["*"]', "runs": '["run.*"]', "other": '["call.*"]'}
+    hooks = {
+        name: a_hook(name=name, events=events, project="other" if name == "other" else None)
+        for name, events in patterns.items()
+    }
+    db.each(hooks.values(), lambda tx, hook: tx.webhooks.insert(hook))
+    calls = [
+        *db.write(lambda tx: assigned(tx, new_call(retries=1))),
+        *db.write(lambda tx: assigned(tx, new_call())),
+    ]
+    told = [error(calls[0]), result(calls[1])]
+    db.write(lambda tx: core.settle(tx, LEASE, RUN, calls[0].endpoint_id, told, now=200.0))
+    db.write(lambda tx: core.settle(tx, LEASE, RUN, calls[0].endpoint_id, told, now=201.0))
+
+    def made(name: str) -> list[tuple[str, str]]:
+        found = db.read(lambda tx: tx.webhooks.deliveries(hooks[name].id, after=None, limit=10))
+        return sorted((one.event, json.loads(one.body)["call"]["id"]) for one in found)
+
+    assert made("all") == [("call.succeeded", calls[1].id)], "one that is tried again has not ended"
+    db.write(lambda tx: core.cancel(tx, calls[0].id, now=202.0))
+    assert made("all") == sorted([("call.cancelled", calls[0].id), ("call.succeeded", calls[1].id)])
+    assert made("failed") == made("runs") == made("other") == []
+
+    lost = db.write(lambda tx: assigned(tx, new_call()))[0]
+    db.write(lambda tx: core.settle(tx, LEASE, RUN, lost.endpoint_id, [error(lost)], now=203.0))
+    assert made("failed") == [("call.failed", lost.id)]
 
 
 def test_calls_within_calls_have_a_bottom(db: Database) -> None:
@@ -381,7 +442,7 @@ def test_a_new_version_serves_only_when_it_is_ready(db: Database) -> None:
     newer = db.write(lambda tx: deployed(tx, digest="2" * 64))
     assert newer.current == 1
 
-    db.write(lambda tx: endpoints.became_ready(tx, endpoint.id, 2))
+    db.write(lambda tx: endpoints.became_ready(tx, endpoint.id, 2, now=300.0))
 
     now = db.read(lambda tx: tx.endpoints.get(endpoint.id))
     assert now is not None
@@ -415,9 +476,9 @@ def test_the_same_deployed_twice_is_one_version(db: Database) -> None:
 def test_rollback_goes_to_the_version_before(db: Database) -> None:
     endpoint = db.write(deployed)
     db.write(lambda tx: deployed(tx, digest="2" * 64))
-    db.write(lambda tx: endpoints.became_ready(tx, endpoint.id, 2))
+    db.write(lambda tx: endpoints.became_ready(tx, endpoint.id, 2, now=300.0))
 
-    assert db.write(lambda tx: endpoints.rollback(tx, endpoint.id, None)).version == 1
+    assert db.write(lambda tx: endpoints.rollback(tx, endpoint.id, None, now=400.0)).version == 1
 
     now = db.read(lambda tx: tx.endpoints.get(endpoint.id))
     assert now is not None
@@ -426,7 +487,7 @@ def test_rollback_goes_to_the_version_before(db: Database) -> None:
 
 def test_a_stopped_endpoint_takes_no_calls(db: Database) -> None:
     endpoint = db.write(deployed)
-    db.write(lambda tx: endpoints.set_stopped(tx, endpoint.id, stopped=True))
+    db.write(lambda tx: endpoints.stop(tx, endpoint.id, now=300.0))
 
     with pytest.raises(Conflict, match="stopped"):
         db.write(
@@ -491,3 +552,14 @@ def test_calls_of_a_version_that_does_not_start_are_refused_with_the_reason(db: 
 
     with pytest.raises(Conflict, match="it does not import"):
         db.write(lambda tx: core.accept(tx, endpoint, 0, [new_call()], caller=ADA, now=1.0))
+
+
+def test_the_code_of_an_endpoint_that_nobody_calls_is_kept_as_long_as_it_is(db: Database) -> None:
+    code = an_artifact(kind=ArtifactKind.CODE, run_id=None)
+    db.write(lambda tx: tx.artifacts.insert(code, []))
+    new = NewVersion("default", "demo.f", False, Digest("1" * 64), f'{{"code": "{code.id}"}}', "{}", "{}")
+    endpoint, _ = db.write(lambda tx: endpoints.deploy(tx, new, principal="user:ada", now=100.0))
+
+    assert db.read(lambda tx: tx.artifacts.unused_uploads(1e9, 10)) == []
+    db.write(lambda tx: tx.endpoints.delete(endpoint.id))
+    assert db.read(lambda tx: tx.artifacts.unused_uploads(1e9, 10)) == [code.id]

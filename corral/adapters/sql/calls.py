@@ -96,6 +96,10 @@ class SqlCalls:
         self._db.tell("chunk_delete", {"id": call_id})
         self._db.tell("call_delete", {"id": call_id})
 
+    def drop_payloads(self, call_id: CallId, *, forget_at: float) -> None:
+        self._db.tell("chunk_delete", {"id": call_id})
+        self._db.tell("call_drop_payloads", {"id": call_id, "forget_at": forget_at})
+
     def delete_chunks(self, call_id: CallId) -> None:
         self._db.tell("chunk_delete", {"id": call_id})
 
