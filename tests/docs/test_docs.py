@@ -56,7 +56,7 @@ class Reader:
             "CORRAL_PORT": "0",
             "CORRAL_WORKER_NAME": "laptop",
             # Beats every second: what a page waits for comes soon.
-            "CORRAL_LEASE_S": "3",
+            "CORRAL_LEASE_S": "8",
             "NO_COLOR": "1",
             "TERM": "dumb",
             # Two threads fight for the cores that the tests share, and are far slower than one.
