@@ -9,14 +9,29 @@ from corral.domain.states import RunState
 from corral.ports.store import Tx
 
 
+def held_back(tx: Tx, board: Board, run: Run, *, policy: Policy) -> str | None:
+    """Why its project's quota keeps a queued run from starting, as a claim would judge it."""
+    if run.state is not RunState.QUEUED:
+        return None
+    need = board.shapes.get(tx, run.shape)
+    return board.shares.held_back(run.project, need.gpus, keep_s=policy.margin_s(run))
+
+
+def _without_gpu(tx: Tx, board: Board, run: Run, *, policy: Policy) -> str | None:
+    """A run that would like a GPU and can do without counts only what it is given."""
+    need = board.shapes.get(tx, run.shape)
+    return board.shares.held_back(run.project, need.gpus_at_best, keep_s=policy.margin_s(run))
+
+
 def notes(tx: Tx, board: Board, run: Run, *, now: float, policy: Policy) -> list[str]:
     """Sentences for a queued run: its quota, the host that is kept for it, what ageing gives it."""
     if run.state is not RunState.QUEUED:
         return []
     found: list[str] = []
-    need = board.shapes.get(tx, run.shape)
-    if (held := board.shares.held_back(run.project, need.gpus_at_best)) is not None:
+    if (held := held_back(tx, board, run, policy=policy)) is not None:
         found.append(f"its quota holds it back: {held}")
+    elif (without := _without_gpu(tx, board, run, policy=policy)) is not None:
+        found.append(f"its quota gives it no GPU, and it goes without one: {without}")
     if (kept := board.reservations.of_run(run.id, now, policy.away_s)) is not None:
         host = tx.hosts.get(kept.host_id)
         name = host.name if host is not None else kept.host_id
