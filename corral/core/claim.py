@@ -110,16 +110,26 @@ class Claim:
             new = new._replace(
                 capability=self.ask.capability, capability_digest=digest_of(json.loads(self.ask.capability))
             )
-        if new != host or host.last_seen_at is None or now - host.last_seen_at > SEEN_EVERY_S:
+        if new != host:
             new = new._replace(last_seen_at=now)
             tx.hosts.save(new)
+        elif host.last_seen_at is None or now - host.last_seen_at > SEEN_EVERY_S:
+            new = new._replace(last_seen_at=now)
+            tx.hosts.seen(host.id, now)
         self.roster.saw(new)
         return new
 
     def _grants(self, tx: Tx, host: Host, held: list[Held], now: float) -> list[Grant]:
         if self.ask.draining or host.capability is None or not takes_work(host, now):
             return []
-        board = Board(self.lanes, self.shapes, self.shares, self.reservations, self.roster)
+        board = Board(
+            self.lanes,
+            self.shapes,
+            self.shares,
+            self.reservations,
+            self.roster,
+            margin_s=self.policy.least_margin_s,
+        )
         chooser = Chooser(board, self.policy, tx, host, held, now, self.taken)
         self.free = chooser.free
         grants: list[Grant] = []

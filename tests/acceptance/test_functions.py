@@ -23,8 +23,6 @@ from corral.functions import backend
 from corral.functions.remote import HttpBackend
 from corral.wire.spec import RunSpec
 
-pytestmark = pytest.mark.timeout(170)
-
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:

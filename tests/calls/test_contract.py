@@ -17,7 +17,7 @@ import corral
 from calls.conftest import Scene
 from calls.pier import Boat, Stranded
 
-pytestmark = [pytest.mark.timeout(170), pytest.mark.filterwarnings("ignore::corral.UnpickleNotice")]
+pytestmark = [pytest.mark.filterwarnings("ignore::corral.UnpickleNotice")]
 
 VALUES: list[Any] = [
     None,

@@ -25,7 +25,6 @@ from corral.functions import backend
 from corral.functions.remote import HttpBackend
 from corral.ports.blobs import BlobStore, Upload
 
-pytestmark = pytest.mark.timeout(170)
 LARGE = bytes(range(256)) * 2000
 
 

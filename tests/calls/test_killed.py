@@ -20,8 +20,6 @@ from calls.conftest import Scene
 from corral.functions import backend
 from corral.wire.calls import CallView
 
-pytestmark = pytest.mark.timeout(170)
-
 
 @pytest.fixture(autouse=True)
 def scene(three_hosts: Scene) -> Scene:
