@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from corral.core.choose import Board
 from corral.core.policy import Policy
+from corral.domain.holds import CONCURRENCY
 from corral.domain.run import Run
 from corral.domain.states import RunState
 from corral.ports.store import Tx
@@ -15,6 +16,15 @@ def held_back(tx: Tx, board: Board, run: Run, *, policy: Policy) -> str | None:
         return None
     need = board.shapes.get(tx, run.shape)
     return board.shares.held_back(run.project, need.gpus, keep_s=policy.margin_s(run))
+
+
+def group_is_full(tx: Tx, run: Run) -> str | None:
+    """How full the group is whose limit holds the run."""
+    group = None if run.group_id is None else tx.runs.group(run.group_id)
+    if run.hold_reason != CONCURRENCY or group is None or group.max_running is None:
+        return None
+    placed = tx.runs.placed(group.id, but=run.id, limit=group.max_running)
+    return f"{placed} runs of group {group.name} have one, of {group.max_running} (max_running)"
 
 
 def _without_gpu(tx: Tx, board: Board, run: Run, *, policy: Policy) -> str | None:

@@ -256,6 +256,7 @@ class Ground:
                 asked,
                 now=self.clock.now(),
                 policy=POLICY,
+                shapes=self.shapes,
                 roster=self.roster,
             )
 
