@@ -167,7 +167,7 @@ def test_an_unfinished_call_is_never_a_result() -> None:
 
 
 def test_cancelling_reaches_code_that_sleeps(stack: Stack) -> None:
-    """RF-D33: a sync function that sleeps hears it, and whoever waits is told at once."""
+    """RF-C24, RF-D33: a sync function that sleeps hears it, and whoever waits is told at once."""
     call = kit.sleeps.spawn(600)
     until(lambda: call.state() == "assigned" or None, "it to begin")
 
