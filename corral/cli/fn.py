@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import time
 import traceback
@@ -13,6 +15,7 @@ import typer
 from corral.cli import render
 from corral.cli.connect import connect
 from corral.client.api import Corral
+from corral.client.locks import Locks
 from corral.client.runs import RunFilter
 from corral.domain.errors import CorralError, InvalidInput, NotFound, ServerUnreachable
 from corral.functions import backend as backends
@@ -23,6 +26,7 @@ from corral.functions.check import check as checked
 from corral.functions.errors import FunctionError
 from corral.functions.finding import find
 from corral.functions.handles import Function, Generator
+from corral.functions.lookup import function as lookup
 from corral.functions.member import Member
 from corral.functions.remote import HttpBackend
 from corral.settings import read_settings
@@ -37,6 +41,11 @@ Endpoint = Annotated[str, typer.Argument(help="An endpoint: `app.function`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _WATCH_S = 0.5
 PREPARING_WORDS = "building"
+
+
+def _backend(corral: Corral) -> HttpBackend:
+    settings = read_settings()
+    return HttpBackend(corral, settings.project, locks=Locks(settings.home / "locks"))
 
 
 def _loaded(text: str) -> tuple[list[App], Member | None]:
@@ -65,20 +74,25 @@ def run_function(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Call one function and print what it returns."""
-    _, member = _loaded(file)
-    if member is None or member.is_class:
-        raise InvalidInput("name one function: `corral fn run demo.py::embed`")
+    """Call one function, of a file or of an endpoint, and print what it returns."""
     args, kwargs = _arguments(arg or [])
-    kind = Generator if next(iter(member.callees.values())).kind == "generator" else Function
-    handle: Any = kind(member, getattr(member.target, "local", member.target))
     if here:
-        value = handle(*args, **kwargs)
-        _show(list(value) if kind is Generator else value, as_json=as_json)
+        found: Any = _own(file)
+        value = found(*args, **kwargs)
+        if inspect.iscoroutine(value):
+            value = asyncio.run(value)
+        _show(list(value) if isinstance(found, Generator) else value, as_json=as_json)
         return
     with connect() as corral:
-        backends.set_backend(HttpBackend(corral, read_settings().project))
-        if kind is Generator:
+        backends.set_backend(_backend(corral))
+        handle: Any = _own(file) if ".py" in file else _deployed_one(file)
+        try:
+            handle.check(args, kwargs)
+        except TypeError as error:
+            raise InvalidInput(
+                str(error), hint="Give arguments as `--arg VALUE` or `--arg NAME=VALUE`."
+            ) from None
+        if isinstance(handle, Generator):
             for item in handle.stream(*args, **kwargs):
                 _show(item, as_json=as_json)
             return
@@ -101,6 +115,31 @@ def run_function(
         for line in call.logs():
             render.note(line)
         _show(value, as_json=as_json)
+
+
+def _own(file: str) -> Function[..., Any]:
+    """A function of a file, or a method of a class with the parameters that are its defaults."""
+    _, member = _loaded(file)
+    method = file.partition("::")[2].partition(".")[2]
+    if member is None or (member.is_class and not method):
+        raise InvalidInput("name one function: `corral fn run demo.py::embed`, or `demo.py::Model.predict`")
+    if member.is_class:
+        try:
+            found: Function[..., Any] = getattr(member.target(), method)
+        except TypeError as error:
+            raise InvalidInput(str(error), hint="Call it from a program, with its parameters.") from None
+        return found
+    kind = Generator if next(iter(member.callees.values())).kind == "generator" else Function
+    return kind(member, getattr(member.target, "local", member.target))
+
+
+def _deployed_one(name: str) -> Function[..., Any]:
+    try:
+        return lookup(name)
+    except FunctionError as error:
+        raise NotFound(
+            str(error), hint="Name an endpoint, or a function of a file: `demo.py::embed`."
+        ) from None
 
 
 def _tell_what_it_waits_for(call: Call[Any]) -> None:
@@ -141,6 +180,18 @@ def _show(value: Any, *, as_json: bool) -> None:
     )
 
 
+@app.command("url")
+def url(name: Endpoint) -> None:
+    """Print where a web function is reached."""
+    with connect() as corral:
+        view = corral.endpoints.get(read_settings().project, name)
+        paths = [table.path for table in view.functions.values() if table.path]
+        if not paths:
+            raise InvalidInput(f"{name} is no web function", hint="Make it one with `@app.web(...)`.")
+        for path in paths:
+            typer.echo(f"{corral.url}/v1/web/{view.project}/{view.name}{path}")
+
+
 @app.command("deploy")
 def deploy(
     file: File,
@@ -153,7 +204,7 @@ def deploy(
     if not members:
         raise InvalidInput("the app has no functions")
     with connect() as corral:
-        backend = HttpBackend(corral, read_settings().project)
+        backend = _backend(corral)
         views = [_deployed(corral, backend, member, wait) for member in members]
     if as_json:
         render.show_json(views)
@@ -219,7 +270,7 @@ def _serve_once(file: str) -> set[tuple[str, str]]:
         apps, only = _loaded(file)
         members = [only] if only else [member for one in apps for member in one.members.values()]
         with connect() as corral:
-            backend = HttpBackend(corral, read_settings().project)
+            backend = _backend(corral)
             views = [_deployed(corral, backend, member, 0) for member in members]
     except CorralError as error:
         # What served before goes on.
@@ -244,7 +295,10 @@ def check(file: File, as_json: AsJson = False) -> None:
         rows = [{"member": member.name, **vars(finding)} for member, finding in found]
         typer.echo(json.dumps(rows, indent=2))
     else:
-        table = [(one.level, member.name, one.where, one.message) for member, one in found]
+        said: dict[Finding, list[str]] = {}
+        for member, finding in found:
+            said.setdefault(finding, []).append(member.name)
+        table = [(one.level, ", ".join(names), one.where, one.message) for one, names in said.items()]
         render.show_table(
             ("", "FUNCTION", "WHERE", "WHAT"), table, empty=f"{len(members)} checked: nothing is missing"
         )

@@ -196,7 +196,7 @@ class Function(Generic[P, R]):
         return backend().find(self.member)
 
     def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ask:
-        self._check(args, kwargs)
+        self.check(args, kwargs)
         form, data = codec.encode([list(args), kwargs], what=f"an argument of {self._function}()")
         return Ask(
             self._function,
@@ -209,7 +209,7 @@ class Function(Generic[P, R]):
             self._options(),
         )
 
-    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Wrong arguments are told before anything is sent."""
         try:
             signature = inspect.signature(self._fn)

@@ -71,6 +71,14 @@ class Ready(NamedTuple):
     id: RunId
 
 
+class Named(NamedTuple):
+    """A queued run, its name and its kind."""
+
+    ready: Ready
+    name: str
+    kind: str
+
+
 class Known(NamedTuple):
     """What a manifest must know of a run that it declared before."""
 
@@ -102,6 +110,10 @@ class Runs(Protocol):
 
     def lock(self, run_id: RunId) -> Run | None:
         """Like `get`, and no other transaction changes the run until this one ends."""
+        ...
+
+    def lock_all(self, ids: Iterable[RunId]) -> None:
+        """Hold them against change, in the one order in which whoever locks several must."""
         ...
 
     def try_lock(self, run_id: RunId) -> tuple[Run, str] | None:
@@ -145,6 +157,10 @@ class Runs(Protocol):
 
     def ready(self, lane: Lane, *, after: Ready | None, limit: int) -> list[Ready]:
         """The oldest queued runs of a lane, in order."""
+        ...
+
+    def ready_names(self, lane: Lane, *, after: Ready, limit: int) -> list[Named]:
+        """The next queued runs of a lane, with what only the run itself tells a policy."""
         ...
 
     def due_held(self, now: float, limit: int) -> list[RunId]: ...
@@ -301,6 +317,10 @@ class Leases(Protocol):
 
     def get(self, lease_id: LeaseId) -> Lease | None: ...
 
+    def lock_runs(self, ids: Iterable[LeaseId]) -> None:
+        """Hold the runs of these leases, in the order of `runs.lock_all`."""
+        ...
+
     def hold(self, lease_id: LeaseId) -> tuple[Run, Lease] | None:
         """The lease with its run; no other transaction changes either until this one ends."""
         ...
@@ -346,6 +366,8 @@ class Hosts(Protocol):
     def by_name(self, name: str) -> Host | None: ...
 
     def save(self, host: Host) -> None: ...
+
+    def seen(self, host_id: HostId, at: float) -> None: ...
 
     def page(self, after: HostId | None, limit: int) -> list[Host]: ...
 

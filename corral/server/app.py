@@ -21,7 +21,7 @@ from corral.core.transitions import (
     TOPIC_STOP,
     parse_ready_key,
 )
-from corral.domain.ids import CallId, HostId
+from corral.domain.ids import CallId, EndpointId, HostId
 from corral.server import (
     admin,
     artifacts,
@@ -155,6 +155,7 @@ class Server:
             self.services.dispatch.touched(CallId(key))
             self.services.hub.wake(f"call:{key}")
         elif topic == TOPIC_ENDPOINT:
+            self.services.dispatch.changed(EndpointId(key))
             self.services.hub.wake(f"endpoint:{key}")
             self.services.hub.wake(SCALE)
         elif topic == TOPIC_HOST:

@@ -374,6 +374,8 @@ class _Instance(NamedTuple):
     # Of the calls that it says it has, those that it need not finish.
     over: tuple[str, ...]
     retired: bool
+    # How often endpoints had changed when this was read: an old version must take no calls of a new one.
+    changes: int
 
 
 async def exchange_as_json(
@@ -382,6 +384,7 @@ async def exchange_as_json(
     """A `LeaseCallsAnswer`."""
     told = [_told(one) for one in body.outcomes]
     changed: list[Call] = []
+    changes = svc.dispatch.changes
 
     def unit(tx: Tx) -> _Instance:
         now = svc.clock.now()
@@ -413,10 +416,11 @@ async def exchange_as_json(
             tuple(Pool(endpoint_id, number, pool) for number in numbers),
             tuple(call.id for call in over),
             not current and version.state is not VersionState.ROLLING,
+            changes,
         )
 
     me = await svc.store.write(unit)
-    svc.dispatch.served[lease_id] = me.endpoint_id
+    svc.dispatch.serves(lease_id, me.pools[0])
     svc.dispatch.settled(lease_id, [one.call_id for one in told])
     ended = [call for call in changed if call.state in CALL_FINAL]
     svc.results.ended(ended)
@@ -428,14 +432,22 @@ async def exchange_as_json(
     given = await _given(me, lease_id, body.want, svc)
     if not given and body.want and body.wait_s and not me.over and not me.retired:
         given = await _wait_for_calls(me, lease_id, body, svc, gone)
-    idle_s = 0.0 if svc.dispatch.is_sent_away(lease_id) else svc.book.idle_s(me.endpoint_id)
-    idle = not given and not body.holding and svc.dispatch.is_idle(lease_id, idle_s)
+    idle = not given and not body.holding and _may_end(lease_id, me, svc)
     answer = {
         "calls": [_given_table(call) for call in given],
         "cancelled": me.over,
         "stop": (me.retired and not given) or idle,
     }
     return json.dumps(answer, separators=(",", ":"))
+
+
+def _may_end(lease_id: LeaseId, me: _Instance, svc: Services) -> bool:
+    """Whether it has had nothing to do for long, and is not one of those that are always there."""
+    if svc.dispatch.is_sent_away(lease_id):
+        return svc.dispatch.is_idle(lease_id, 0.0)
+    if not me.pools[0].key and svc.dispatch.count(me.endpoint_id) <= svc.book.least(me.endpoint_id):
+        return False
+    return svc.dispatch.is_idle(lease_id, svc.book.idle_s(me.endpoint_id))
 
 
 def _told(body: OutcomeBody) -> Told:
@@ -464,7 +476,8 @@ async def _wait_for_calls(
                 return []
             given = await _given(me, lease_id, body.want, svc)
             left = deadline - svc.clock.monotonic()
-            if given or left <= 0 or svc.hub.closing or svc.dispatch.is_sent_away(lease_id):
+            over = me.changes != svc.dispatch.changes or svc.dispatch.is_sent_away(lease_id)
+            if given or left <= 0 or svc.hub.closing or over:
                 return given
             if not await wait_for(poll.woken, left):
                 return []
@@ -478,7 +491,7 @@ async def _given(me: _Instance, lease_id: LeaseId, want: int, svc: Services) -> 
         return []
     for pool in svc.dispatch.to_fill(me.pools):
         svc.dispatch.fill(pool, await svc.store.read(partial(_waiting, pool)))
-    taken = svc.dispatch.take(me.pools, want)
+    taken = svc.dispatch.take(me.pools, want) if me.changes == svc.dispatch.changes else []
     if not taken:
         return []
     ids = [one.id for one in taken]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from corral.domain.call import Call, Pool, Waiting
@@ -59,12 +59,14 @@ class Dispatcher:
         self._polls: dict[Pool, deque[Poll]] = {}
         self._kept: OrderedDict[CallId, Call] = OrderedDict()
         self._kept_bytes = 0
+        self.changes = 0
         self.given: dict[LeaseId, dict[CallId, float]] = {}
         self._holder: dict[CallId, LeaseId] = {}
         # Given, and not written down yet: most end before it is worth it.
         self._unwritten: dict[CallId, tuple[LeaseId, RunId]] = {}
         self._touched: set[CallId] = set()
         self.served: dict[LeaseId, EndpointId] = {}
+        self._place: dict[LeaseId, Pool] = {}
         self._active: dict[LeaseId, float] = {}
         # Those that are to end as soon as they have nothing to do.
         self._away: set[LeaseId] = set()
@@ -85,9 +87,11 @@ class Dispatcher:
             self._forget(call_id)
 
     def touched(self, call_id: CallId) -> None:
-        """Something became of it that its instance may not know of."""
+        """Something became of it that its instance may not know of; or it ended, and must not be given."""
         if call_id in self._holder:
             self._touched.add(call_id)
+        else:
+            self._forget(call_id)
 
     def heard(self, pool: Pool, waiting: Waiting) -> bool:
         """A call was queued. False if nobody was waiting for it."""
@@ -115,6 +119,14 @@ class Dispatcher:
                 polls.remove(poll)
             if not polls:
                 self._polls.pop(pool, None)
+
+    def changed(self, endpoint_id: EndpointId) -> None:
+        """Another version may serve: whoever waits for calls of this endpoint asks anew."""
+        self.changes += 1
+        for pool, polls in self._polls.items():
+            if pool.endpoint_id == endpoint_id:
+                for poll in polls:
+                    poll.woken.set()
 
     def close(self) -> None:
         for polls in self._polls.values():
@@ -194,6 +206,28 @@ class Dispatcher:
         held = self.given.get(lease_id, {})
         return [one for one in call_ids if one not in held or one in self._touched]
 
+    def serves(self, lease_id: LeaseId, pool: Pool) -> None:
+        self.served[lease_id] = pool.endpoint_id
+        self._place[lease_id] = pool
+
+    def make_room(self, endpoint_id: EndpointId, count: int, *, but: Collection[str]) -> None:
+        """Let the instances that did nothing for longest end, so that `count` others can start.
+
+        None of the pools `but` is touched, and none for which something waits.
+        """
+        mine = {lease: pool for lease, pool in self._place.items() if pool.endpoint_id == endpoint_id}
+        count -= len(self._away & set(mine))
+        spare = [
+            (self._active.get(lease, 0.0), lease)
+            for lease, pool in mine.items()
+            if pool.key not in but and lease not in self._away and not self.given.get(lease)
+        ]
+        for _, lease in sorted(spare)[: max(0, count)]:
+            self.send_away(lease)
+
+    def count(self, endpoint_id: EndpointId) -> int:
+        return sum(one == endpoint_id for one in self.served.values())
+
     def is_idle(self, lease_id: LeaseId, idle_s: float) -> bool:
         now = self._clock.monotonic()
         return not self.given.get(lease_id) and now - self._active.setdefault(lease_id, now) >= idle_s
@@ -225,6 +259,7 @@ class Dispatcher:
                 self._touched.discard(call_id)
         endpoint_id = self.served.pop(lease_id, None)
         self._active.pop(lease_id, None)
+        self._place.pop(lease_id, None)
         self._away.discard(lease_id)
         self.reconcile([pool for pool in self._queues if pool.endpoint_id == endpoint_id])
 

@@ -192,6 +192,11 @@ class Scaler:
         # A new version may start beside the old one even where there is room for one alone.
         rolling = [one for one in wanted if one.version != endpoint.current][:1]
         rest = [one for one in wanted if one.version == endpoint.current]
+        if len(rest) > room:
+            # Those that are kept in any case have no parameters.
+            kept = {""} if scaling_of(endpoint).min else set()
+            busy = {one.pool for one in rest} | kept
+            self._svc.dispatch.make_room(endpoint.id, len(rest) - max(0, room), but=busy)
         return [*rolling, *rest[: max(0, room)]]
 
     def _pools(self, tx: Tx, endpoint: Endpoint) -> set[tuple[int, str]]:

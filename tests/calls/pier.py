@@ -134,3 +134,37 @@ def makes(size: int) -> bytes:
 def parts(count: int, size: int) -> Iterator[bytes]:
     for n in range(count):
         yield bytes([n]) * size
+
+
+@app.cls(max_instances=2, idle="1h")
+class Berth(corral.Parameters):
+    number: int = corral.parameter()
+    log: str = corral.parameter()
+
+    @corral.method()
+    def use(self) -> int:
+        return self.number
+
+    @corral.exit()
+    def leave(self) -> None:
+        record(self.log, f"left {self.number}")
+
+
+@app.function()
+def waits_for(path: str) -> str:
+    print("waiting", flush=True)
+    while not os.path.exists(path):
+        time.sleep(0.02)
+    print("there it is")
+    print("there it is")
+    return "done"
+
+
+@app.function()
+def looks_around(project: str) -> tuple[list[str], str]:
+    """What its process knows, and what becomes of a call to another project."""
+    try:
+        corral.function("pier.soon", project=project)
+    except corral.FunctionError as error:
+        said = str(error)
+    return [f"{key}={value}" for key, value in os.environ.items()], said

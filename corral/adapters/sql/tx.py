@@ -38,7 +38,7 @@ class SqlTx:
         self.records = SqlRecords(connection)
         self.manifests = SqlManifests(connection)
         self.schedules = SqlSchedules(connection)
-        self.quotas = SqlQuotas(connection)
+        self.quotas: SqlQuotas = SqlQuotas(connection)
         self.audit = SqlAudit(connection)
         self.webhooks = SqlWebhooks(connection)
         self.endpoints = SqlEndpoints(connection)
