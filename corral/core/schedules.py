@@ -240,6 +240,7 @@ def _check_all_there(tx: Tx, order: Order) -> None:
             inputs=run.inputs,
             secrets=run.secrets,
             prefix=f"runs[{index}]." if len(order.runs) > 1 else "",
+            parts=run.parts,
         )
     ]
     if missing:

@@ -452,6 +452,10 @@ class Artifacts(Protocol):
 
     def files(self, artifact_id: ArtifactId, *, after: str, limit: int) -> list[ArtifactFile]: ...
 
+    def has(self, artifact_id: ArtifactId, path: str) -> bool:
+        """Whether it has a file or a folder of this path."""
+        ...
+
     def of_run(self, run_id: RunId) -> list[Artifact]: ...
 
     def page(
