@@ -106,10 +106,12 @@ def resume(tx: Tx, schedule_id: ScheduleId, *, who: Who, now: float) -> Schedule
 
 
 def remove(tx: Tx, schedule_id: ScheduleId, *, who: Who, now: float) -> None:
-    """Its runs stay."""
+    """Its runs stay; of the times that it made nothing does."""
     schedule = locked(tx, schedule_id)
     tx.schedules.delete(schedule_id)
     tx.artifacts.forget_uses(RunId(schedule_id))
+    principal, prefix = _name_of_time(schedule)
+    tx.runs.forget_submissions(principal, prefix)
     _note(tx, "schedule.remove", schedule, who, now)
 
 
@@ -145,7 +147,8 @@ def fire(
     first, at = schedule.next_at, _latest(schedule, schedule.next_at, now)
     schedule = _counted(schedule, now)
     # Named by its time: whatever happens, there is one submission for it.
-    principal, request_id = f"schedule:{schedule.name}", f"{schedule.id}-{at:.0f}"
+    principal, prefix = _name_of_time(schedule)
+    request_id = f"{prefix}{at:.0f}"
     if tx.runs.submission(principal, request_id) is not None:
         # The clock was set back, and this time has come before.
         tx.schedules.save(schedule)
@@ -204,6 +207,11 @@ def _latest(schedule: Schedule, first: float, now: float) -> float:
         return latest_cron(schedule.cron, schedule.timezone, first, now)
     assert schedule.every_s is not None, "a schedule has one or the other"
     return next_period(schedule.every_s, first, now) - schedule.every_s
+
+
+def _name_of_time(schedule: Schedule) -> tuple[str, str]:
+    """Who submits, and how the request ids of its times begin."""
+    return f"schedule:{schedule.name}", f"{schedule.id}-"
 
 
 def _counted(schedule: Schedule, now: float) -> Schedule:
