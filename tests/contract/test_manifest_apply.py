@@ -552,6 +552,7 @@ def test_a_limit_that_is_lowered_holds_at_the_next_claim(fleet: Fleet) -> None:
     fleet.apply(*(spec(n, group="g", max_running=4) for n in range(5)))
     host = fleet.host()
     first = {grant.run.name for grant in fleet.claim(host, leases=2).grants}
+    assert first == {"run-0", "run-1"}, "in the order of the manifest"
     assert sorted(states().values()) == ["held", "queued", "queued", "running", "running"]
 
     lowered = fleet.apply(*(spec(n, group="g", max_running=1) for n in range(5)))

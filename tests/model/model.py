@@ -95,8 +95,10 @@ class Group:
 
     def let_in(self) -> None:
         waiting = [run for run in self.runs if run.state == "held" and run.held_for == "group"]
-        for run in sorted(waiting, key=lambda run: run.age)[: max(0, self.most - self.placed())]:
+        room = max(0, self.most - self.placed())
+        for index, run in enumerate(sorted(waiting, key=lambda run: run.age)[:room]):
             run.look()
+            run.ready_at += index * 1e-6
 
     def limit(self, most: int) -> None:
         """What runs goes on; of those that are queued the youngest wait again."""
