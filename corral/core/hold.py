@@ -43,7 +43,10 @@ def let_go(tx: Tx, run_id: RunId, *, actor: str, now: float) -> Run:
     if run.state is not RunState.HELD:
         raise Conflict(f"run {run_id} is {run.state}, not held", hint="Nothing was changed.")
     if is_held_by_somebody(run) or run.hold_reason == BACKOFF:
-        return release(tx, run, actor=actor, now=now)
+        done = release(tx, run, actor=actor, now=now)
+        # A parent may have failed meanwhile: then it ended, and its own children with it.
+        left(tx, run, done, now=now)
+        return done
     if run.hold_reason == REMOVED:
         raise Conflict(
             f"run {run_id} was removed from its manifest",

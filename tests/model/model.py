@@ -161,7 +161,7 @@ class Run:
         """A parent ended, or somebody let it go: end with them, go on waiting, or be queued (FL-D06)."""
         for parent, on_failure in self.parents:
             if parent.state in ("failed", "cancelled") and on_failure != "run":
-                self.move("fail" if on_failure == "fail" else "cancel")
+                self._step("fail" if on_failure == "fail" else "cancel")
                 return
         waits = self._waits()
         if waits is None and self.group is not None and self.group.placed() >= self.group.most:
@@ -171,7 +171,7 @@ class Run:
         elif waits is None:
             self.ready_at = self.clock()
             self.held_for = None
-            self.move("release")
+            self._step("release")
         elif waits != self.waits or self.held_for != "parents":
             self.history.append(("hold", "held"))
         self.waits = waits
@@ -214,14 +214,24 @@ class Run:
         return (self.ready_at, self.id)
 
     def move(self, event: str) -> None:
-        self.state = RUN[self.state][event]
-        self.history.append((event, self.state))
+        self._step(event)
         if self.state in FINAL:
-            for child in self.children:
-                if child.state == "held" and child.held_for == "parents":
-                    child.look()
+            self.settle_children()
             if self.group is not None:
                 self.group.let_in()
+
+    def settle_children(self) -> None:
+        """Children, then theirs where they ended with it; of one parent by their ids."""
+        todo = [self]
+        for ended in todo:
+            for child in sorted(ended.children, key=lambda run: run.id):
+                if child.state == "held" and child.held_for == "parents":
+                    child.look()
+                    todo += [child] if child.state in FINAL else []
+
+    def _step(self, event: str) -> None:
+        self.state = RUN[self.state][event]
+        self.history.append((event, self.state))
 
     def note(self, kind: str) -> None:
         self.history.append((kind, None))

@@ -165,6 +165,8 @@ class UserRules(Base):
             sweeping.release(run)
         else:
             run.look()
+            if run.state in FINAL:
+                run.settle_children()
 
     def _born(self, run_id: str, project: str, spec: dict[str, Any]) -> None:
         self.model.runs[run_id] = Run(
