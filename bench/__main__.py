@@ -23,6 +23,7 @@ from bench import (
     start,
     upload,
 )
+from bench.functions import measure as functions
 from bench.machine import look, others_busy
 from bench.options import Options
 from bench.report import RESULTS, Result, show, write, write_summary
@@ -32,6 +33,7 @@ SCRIPTS: Mapping[str, Callable[[Options], Result]] = {
     for module in (
         cycles,
         start,
+        functions,
         deep_queue,
         eligibility,
         polling,

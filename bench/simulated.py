@@ -8,6 +8,7 @@ beats once, then no more), and durability: the file is thrown away, so nothing w
 from __future__ import annotations
 
 import asyncio
+import gc
 import heapq
 import itertools
 import json
@@ -130,6 +131,7 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[[Tx], None]]] = []
         self._numbers = itertools.count()
         self._left_s: dict[RunId, float] = {}
+        self._running: set[RunId] = set()
         self._of_lease: dict[LeaseId, SimulatedHost] = {}
         self.unfinished = work.runs
         self._preempt_at = self.now
@@ -139,12 +141,15 @@ class Simulation:
         """The file is thrown away, so nothing waits for the disk."""
         store = SqliteStore(path)
         raw: sqlite3.Connection = store._raw
-        for pragma in ("synchronous = OFF", "wal_autocheckpoint = 20000", "cache_size = -400000"):
+        for pragma in ("journal_mode = OFF", "synchronous = OFF", "cache_size = -1000000"):
             raw.execute(f"PRAGMA {pragma}")
         return store
 
     def run(self, progress: Callable[[Simulation], None] = lambda _: None) -> None:
         """Until every run has ended."""
+        # A million runs leave millions of objects: looking through all of them for cycles again and again
+        # would be a cost of this process and not of the scheduler.
+        gc.set_threshold(100_000, 50, 1000)
         with self.store.transaction() as tx:
             self._begin(tx)
         arrivals = self.work.arrivals()
@@ -247,14 +252,14 @@ class Simulation:
         self.waiters.join(host.waiter)
         done = unit(tx)
         host.host = unit.host or host.host
-        host.waiter.saw(unit.host, unit.free)
+        self.waiters.saw(host.waiter, unit.host, unit.free)
         self.seen.counts["claims"] += 1
         for grant in done.grants:
             self._started(host, grant)
         if len(host.grants) == host.machine.slots:
             self.waiters.leave(host.waiter)
         baton = host.waiter.baton
-        if baton is not None and board.lanes.may_have(baton.shape, board.may_start):
+        if baton is not None and board.may_have(baton.shape):
             self.waiters.pass_on(host.waiter)
         host.waiter.baton = None
 
@@ -273,15 +278,25 @@ class Simulation:
     def _serve_woken(self, tx: Tx) -> None:
         while self._woken:
             host = self._woken.popleft()
-            if host.here:
+            if host.here and not self._waits_on(host):
                 self._claim(tx, host)
                 self._hear(tx)
+
+    def _waits_on(self, host: SimulatedHost) -> bool:
+        """As on the server: who is woken for what others took already does not look."""
+        baton = host.waiter.baton
+        gone = baton is not None and not self.board.may_have(baton.shape)
+        return gone and self.waiters.wait_on(host.waiter)
 
     # Runs
 
     def _started(self, host: SimulatedHost, grant: Grant) -> None:
         run, lease = grant.run, grant.lease
         gpus = len(json.loads(lease.gpus))
+        # Kept apart from the database, so that it can contradict it.
+        self.seen.counts["started while running"] += run.id in self._running
+        self.seen.counts["started after its end"] += run.id not in self._left_s
+        self._running.add(run.id)
         host.grants[lease.id] = grant
         self._of_lease[lease.id] = host
         self.seen.counts["granted"] += 1
@@ -296,7 +311,7 @@ class Simulation:
             self.seen.starts.append(
                 Start(self.now, run.id, run.project, run.priority, run.shape, gpus, run.attempt, run.ready_at)
             )
-        left_s = self._left_s[run.id]
+        left_s = self._left_s.get(run.id, 0.0)
         if self._chance.random() < LOSS:
             self._at(self._chance.uniform(0, left_s), lambda tx: self._lose(tx, host, lease.id))
         self._at(left_s, lambda tx: self._end(tx, host, lease.id, "finish", Reason.FINISHED))
@@ -311,7 +326,7 @@ class Simulation:
         self.seen.counts[f"{kind} -> {outcome.run_state}"] += 1
         if outcome.run_state in ("succeeded", "failed"):
             self.unfinished -= 1
-            del self._left_s[grant.run.id]
+            self._left_s.pop(grant.run.id, None)
         else:
             # It goes on from its checkpoint.
             self._left_s[grant.run.id] = max(1.0, self._left_s[grant.run.id] - ran_s)
@@ -322,6 +337,7 @@ class Simulation:
         """The host holds it no longer; how long it ran."""
         del host.grants[grant.lease.id]
         del self._of_lease[grant.lease.id]
+        self._running.discard(grant.run.id)
         ran_s, gpus = self.now - grant.lease.granted_at, len(json.loads(grant.lease.gpus))
         self.seen.slot_s[grant.run.project] += ran_s
         self.seen.gpu_s[grant.run.project] += ran_s * gpus
@@ -364,6 +380,7 @@ class Simulation:
             self.seen.counts[f"lost -> {run.state}"] += 1
             if run.state is RunState.FAILED:
                 self.unfinished -= 1
+                self._left_s.pop(run.id, None)
         self._at(AWAY_S, lambda tx: self._return(tx, host))
 
     def _return(self, tx: Tx, host: SimulatedHost) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from bench.options import Options
 from bench.processes import folder
@@ -14,15 +15,16 @@ from bench.workload import LOAD, PROJECTS, Workload
 
 NAME = "simulation"
 TARGET_S = 600.0
+SAY_EVERY_S = 30.0
 METHOD = (
     f"one process, an injected clock, seeded work that asks for {LOAD:.0%} of all slots; submit, claim, "
     "finish, expiry, quotas, reservation, preemption and the waking of idle hosts are the server's own code, "
     f"without HTTP and beats; {LOSS:.1%} of leases end with their host; the queue is reconciled every "
     f"{RECONCILE_S:.0f} simulated seconds, preemption looked for every {PREEMPT_S:.0f} (the server: 2); an "
     f"idle host polls every {POLL_S:.0f}.",
-    "SQLite in a file that is thrown away: synchronous=OFF, thousands of units to a commit, so nothing here "
-    "is durable and the wall time is that of the code and not of a disk. Ids are random, so runs of the same "
-    "moment may change places from one simulation to the next.",
+    "SQLite in a file that is thrown away (4 GB of it): no journal, no fsync, thousands of units to a "
+    "commit, so nothing here is durable and the time is that of the code and not of a disk. Ids are random, "
+    "so runs of the same moment may change places from one simulation to the next.",
 )
 
 
@@ -32,11 +34,20 @@ def measure(options: Options) -> Result:
     with folder() as home:
         simulation = Simulation(work, home / "simulation.db")
         wall, cpu = time.perf_counter(), time.process_time()
-        simulation.run(_say)
+        simulation.run(_Progress())
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         problems = check(simulation)
     _report(result, simulation, wall, cpu, problems)
     return result
+
+
+# By the database's own account: of each rank the leases, one after the other.
+OVERLAPPING = """
+SELECT COUNT(*) FROM (
+    SELECT granted_at, LAG(closed_at, 1, 0) OVER (PARTITION BY run_id, rank ORDER BY epoch) AS before
+    FROM leases
+) WHERE before IS NULL OR before > granted_at
+"""
 
 
 def check(simulation: Simulation) -> list[str]:
@@ -49,6 +60,11 @@ def check(simulation: Simulation) -> list[str]:
     ended = counts["finish -> succeeded"] + counts["lost -> failed"]
     if ended != simulation.work.runs:
         problems.append(f"{simulation.work.runs - ended} runs have no end")
+    for twice in ("started while running", "started after its end"):
+        if counts[twice]:
+            problems.append(f"{counts[twice]} runs were {twice}")
+    if overlapping := _overlapping(simulation):
+        problems.append(f"{overlapping} leases began before the one before them had ended")
     for quota in simulation.work.quotas():
         most = simulation.seen.most_held[quota.project]
         if quota.max_gpus is not None and most > quota.max_gpus:
@@ -56,10 +72,30 @@ def check(simulation: Simulation) -> list[str]:
     return problems
 
 
-def _say(simulation: Simulation) -> None:
-    if sys.stderr.isatty():
+def _overlapping(simulation: Simulation) -> int:
+    (count,) = simulation.store._raw.execute(OVERLAPPING).fetchone()
+    return int(count)
+
+
+@dataclass
+class _Progress:
+    """On a terminal one line that changes; elsewhere a line now and then."""
+
+    began: float = field(default_factory=time.monotonic)
+    said: float = field(default_factory=time.monotonic)
+
+    def __call__(self, simulation: Simulation) -> None:
+        now, alone = time.monotonic(), sys.stderr.isatty()
+        if not alone and now - self.said < SAY_EVERY_S:
+            return
+        self.said = now
         done = simulation.work.runs - simulation.unfinished
-        print(f"\r{done:,} of {simulation.work.runs:,} runs", end="", file=sys.stderr, flush=True)
+        text = (
+            f"{NAME}: {done:,} of {simulation.work.runs:,} runs after {now - self.began:.0f} s,"
+            f" {time.process_time():.0f} s of CPU;"
+            f" {(simulation.now - simulation.began) / 3600:.1f} h simulated"
+        )
+        print(f"\r{text}" if alone else text, end="" if alone else "\n", file=sys.stderr, flush=True)
 
 
 def _report(result: Result, simulation: Simulation, wall: float, cpu: float, problems: list[str]) -> None:
@@ -68,9 +104,9 @@ def _report(result: Result, simulation: Simulation, wall: float, cpu: float, pro
     span_s = seen.last_arrival - simulation.began
     slots, gpus = sum(m.slots for m in machines), sum(m.gpus for m in machines)
     result.figures += [
-        Figure("wall time", f"{wall:.0f} s", f"<= {TARGET_S:.0f} s", wall <= TARGET_S),
-        Figure("CPU time of it", f"{cpu:.0f} s", "", None),
-        Figure("invariants", "; ".join(problems) or "all hold", "all hold", not problems),
+        Figure("wall time", f"{wall:.0f} s", "", None),
+        Figure("CPU time of it", f"{cpu:.0f} s", f"<= {TARGET_S:.0f} s", cpu <= TARGET_S),
+        Figure("nothing lost, nothing run twice", "; ".join(problems) or "holds", "holds", not problems),
     ]
     whole_s = simulation.now - simulation.began
     facts = {
@@ -79,6 +115,7 @@ def _report(result: Result, simulation: Simulation, wall: float, cpu: float, pro
         "slots in use, with the emptying": f"{sum(seen.slot_s.values()) / (slots * whole_s):.1%}",
         "GPUs in use, with the emptying": f"{sum(seen.gpu_s.values()) / (gpus * whole_s):.1%}",
         "claims, with those that found nothing": f"{seen.counts['claims']:,}",
+        "claims a second of CPU": f"{seen.counts['claims'] / cpu:,.0f}",
         "leases": f"{seen.counts['granted']:,}",
         "hosts lost": f"{seen.counts['hosts lost']:,}",
         "runs lost with them and queued again": f"{seen.counts['lost -> queued']:,}",

@@ -9,6 +9,7 @@ import typer
 
 from corral.cli import render
 from corral.cli.connect import connect
+from corral.domain.errors import InvalidInput
 from corral.wire.calls import CallView
 
 app = typer.Typer(
@@ -26,12 +27,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def list_calls(
     endpoint: Annotated[str | None, typer.Option("--endpoint", "-e", help="Only of this endpoint.")] = None,
     state: Annotated[
-        str | None, typer.Option(help="queued, assigned, succeeded, failed, cancelled, expired.")
+        str | None,
+        typer.Option(
+            help="queued, assigned, succeeded, failed, cancelled, expired; dead: failed or expired."
+        ),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000)] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List calls, the newest first. `--state failed` are the dead letters."""
+    """List calls, the newest first. `--state dead` are the dead letters."""
     with connect() as corral:
         page = corral.calls.page(endpoint=endpoint, state=state, limit=limit)
     if as_json:
@@ -75,6 +79,7 @@ def show(call: CallArgument, as_json: AsJson = False) -> None:
             ("endpoint", view.endpoint),
             ("function", view.function),
             ("state", render.state(view.state)),
+            ("waits for", view.waiting),
             ("attempts", view.attempt),
             ("lost instances", view.lost or None),
             ("made", render.moment(view.created_at)),
@@ -87,13 +92,19 @@ def show(call: CallArgument, as_json: AsJson = False) -> None:
             ("within", view.parent),
             ("key", view.key if view.key and not view.key.startswith("once:") else None),
             ("arguments", f"{view.args_bytes} bytes"),
-            ("result", f"{view.result_bytes} bytes" if view.result_bytes else None),
+            ("result", _result(view)),
             ("chunks", view.chunks or None),
             ("error", _why(view)),
         ]
     )
     if view.error is not None and view.error.get("traceback"):
         typer.echo(f"\n{str(view.error['traceback']).rstrip()}")
+
+
+def _result(view: CallView) -> str | None:
+    if view.forgotten:
+        return "expired: arguments and result are not kept any more"
+    return f"{view.result_bytes} bytes" if view.result_bytes else None
 
 
 @app.command("logs")
@@ -114,12 +125,26 @@ def logs(call: CallArgument, as_json: AsJson = False) -> None:
 
 @app.command("retry")
 def retry(
-    calls: Annotated[list[str], typer.Argument(help="Ids of calls that ended without a result.")],
+    calls: Annotated[
+        list[str] | None, typer.Argument(help="Ids of calls that ended without a result.")
+    ] = None,
+    dead: Annotated[bool, typer.Option("--dead", help="All that failed or expired, 1000 at most.")] = False,
+    endpoint: Annotated[
+        str | None, typer.Option("--endpoint", "-e", help="With --dead: only of this endpoint.")
+    ] = None,
 ) -> None:
     """Queue calls once more, under their own ids."""
+    if dead == bool(calls):
+        raise InvalidInput("name calls, or give --dead", hint="`corral calls ls --state dead` lists them.")
     with connect() as corral:
-        for call in calls:
+        given = calls or []
+        if dead:
+            found = corral.calls.page(state="dead", endpoint=endpoint, limit=1000).items
+            given = [call.id for call in found if not call.forgotten]
+        for call in given:
             typer.echo(f"{corral.calls.retry(call).id}: queued")
+        if not given:
+            typer.echo("no dead calls")
 
 
 @app.command("cancel")

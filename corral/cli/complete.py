@@ -79,3 +79,12 @@ def schedules(incomplete: str) -> list[tuple[str, str]]:
         return []
     found = [(one.name, one.cron or f"every {one.every:g} s") for one in page.items]
     return [item for item in found if item[0].startswith(incomplete)]
+
+
+def volumes(incomplete: str) -> list[tuple[str, str]]:
+    try:
+        with connect() as corral:
+            found = list(corral.volumes.all())
+    except CorralError:
+        return []
+    return [(one.name, f"version {one.head}") for one in found if one.name.startswith(incomplete)]

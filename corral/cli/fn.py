@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import time
 import traceback
@@ -14,13 +16,16 @@ from corral.cli import render
 from corral.cli.connect import connect
 from corral.client.api import Corral
 from corral.client.runs import RunFilter
-from corral.domain.errors import CorralError, InvalidInput, NotFound
+from corral.domain.errors import CorralError, InvalidInput, NotFound, ServerUnreachable
 from corral.functions import backend as backends
 from corral.functions.app import App
+from corral.functions.calls import Call
+from corral.functions.check import Finding
 from corral.functions.check import check as checked
 from corral.functions.errors import FunctionError
 from corral.functions.finding import find
 from corral.functions.handles import Function, Generator
+from corral.functions.lookup import function as lookup
 from corral.functions.member import Member
 from corral.functions.remote import HttpBackend
 from corral.settings import read_settings
@@ -34,6 +39,7 @@ File = Annotated[str, typer.Argument(help="A file with an app: `demo.py`, or `de
 Endpoint = Annotated[str, typer.Argument(help="An endpoint: `app.function`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _WATCH_S = 0.5
+PREPARING_WORDS = "building"
 
 
 def _loaded(text: str) -> tuple[list[App], Member | None]:
@@ -62,26 +68,32 @@ def run_function(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Call one function and print what it returns."""
-    _, member = _loaded(file)
-    if member is None or member.is_class:
-        raise InvalidInput("name one function: `corral fn run demo.py::embed`")
+    """Call one function, of a file or of an endpoint, and print what it returns."""
     args, kwargs = _arguments(arg or [])
-    kind = Generator if next(iter(member.callees.values())).kind == "generator" else Function
-    handle: Any = kind(member, getattr(member.target, "local", member.target))
     if here:
-        value = handle(*args, **kwargs)
-        _show(list(value) if kind is Generator else value, as_json=as_json)
+        found: Any = _own(file)
+        value = found(*args, **kwargs)
+        if inspect.iscoroutine(value):
+            value = asyncio.run(value)
+        _show(list(value) if isinstance(found, Generator) else value, as_json=as_json)
         return
     with connect() as corral:
         backends.set_backend(HttpBackend(corral, read_settings().project))
-        if kind is Generator:
+        handle: Any = _own(file) if ".py" in file else _deployed_one(file)
+        try:
+            handle.check(args, kwargs)
+        except TypeError as error:
+            raise InvalidInput(
+                str(error), hint="Give arguments as `--arg VALUE` or `--arg NAME=VALUE`."
+            ) from None
+        if isinstance(handle, Generator):
             for item in handle.stream(*args, **kwargs):
                 _show(item, as_json=as_json)
             return
         call = handle.spawn(*args, **kwargs)
         render.note(f"corral: call {call.id}")
         try:
+            _tell_what_it_waits_for(call)
             value = call.result()
         except KeyboardInterrupt:
             call.cancel()
@@ -97,6 +109,44 @@ def run_function(
         for line in call.logs():
             render.note(line)
         _show(value, as_json=as_json)
+
+
+def _own(file: str) -> Function[..., Any]:
+    """A function of a file, or a method of a class with the parameters that are its defaults."""
+    _, member = _loaded(file)
+    method = file.partition("::")[2].partition(".")[2]
+    if member is None or (member.is_class and not method):
+        raise InvalidInput("name one function: `corral fn run demo.py::embed`, or `demo.py::Model.predict`")
+    if member.is_class:
+        try:
+            found: Function[..., Any] = getattr(member.target(), method)
+        except TypeError as error:
+            raise InvalidInput(str(error), hint="Call it from a program, with its parameters.") from None
+        return found
+    kind = Generator if next(iter(member.callees.values())).kind == "generator" else Function
+    return kind(member, getattr(member.target, "local", member.target))
+
+
+def _deployed_one(name: str) -> Function[..., Any]:
+    try:
+        return lookup(name)
+    except FunctionError as error:
+        raise NotFound(
+            str(error), hint="Name an endpoint, or a function of a file: `demo.py::embed`."
+        ) from None
+
+
+def _tell_what_it_waits_for(call: Call[Any]) -> None:
+    """A build of an environment may take minutes; whoever waits sees that it goes on."""
+    told = ""
+    while not call.done():
+        waiting = call.waiting()
+        if waiting is None:
+            return
+        if waiting != told and PREPARING_WORDS in waiting:
+            render.note(f"corral: {waiting}")
+        told = waiting
+        time.sleep(_WATCH_S)
 
 
 def _arguments(given: list[str]) -> tuple[list[Any], dict[str, Any]]:
@@ -122,6 +172,18 @@ def _show(value: Any, *, as_json: bool) -> None:
     typer.echo(
         json.dumps(value, default=repr) if as_json else value if isinstance(value, str) else repr(value)
     )
+
+
+@app.command("url")
+def url(name: Endpoint) -> None:
+    """Print where a web function is reached."""
+    with connect() as corral:
+        view = corral.endpoints.get(read_settings().project, name)
+        paths = [table.path for table in view.functions.values() if table.path]
+        if not paths:
+            raise InvalidInput(f"{name} is no web function", hint="Make it one with `@app.web(...)`.")
+        for path in paths:
+            typer.echo(f"{corral.url}/v1/web/{view.project}/{view.name}{path}")
 
 
 @app.command("deploy")
@@ -222,16 +284,44 @@ def check(file: File, as_json: AsJson = False) -> None:
     apps, only = _loaded(file)
     members = [only] if only else [member for one in apps for member in one.members.values()]
     found = [(member, finding) for member in members for finding in checked(member)]
+    found += [(member, finding) for member in members for finding in _system_findings(member)]
     if as_json:
         rows = [{"member": member.name, **vars(finding)} for member, finding in found]
         typer.echo(json.dumps(rows, indent=2))
     else:
-        table = [(one.level, member.name, one.where, one.message) for member, one in found]
+        said: dict[Finding, list[str]] = {}
+        for member, finding in found:
+            said.setdefault(finding, []).append(member.name)
+        table = [(one.level, ", ".join(names), one.where, one.message) for one, names in said.items()]
         render.show_table(
             ("", "FUNCTION", "WHERE", "WHAT"), table, empty=f"{len(members)} checked: nothing is missing"
         )
     if any(finding.level == "error" for _, finding in found):
         raise typer.Exit(1)
+
+
+def _system_findings(member: Member) -> list[Finding]:
+    """Which hosts lack a system package; a host that was never asked for one is not known to."""
+    wanted = member.settings.resources.system
+    if not wanted:
+        return []
+    try:
+        with connect() as corral:
+            hosts = [host for host in corral.hosts.page().items if host.revoked_at is None]
+    except ServerUnreachable:
+        return [
+            Finding("warning", member.name, f"needs {', '.join(wanted)} on its host; no server was asked")
+        ]
+    found = []
+    for name in wanted:
+        has = {host.name: (host.capability.system.get(name) if host.capability else None) for host in hosts}
+        lacking = sorted(host for host, there in has.items() if there is False)
+        if hosts and len(lacking) == len(hosts):
+            why = f"needs {name}, and every host lacks it: {', '.join(lacking)}"
+            found.append(Finding("error", member.name, why))
+        elif lacking:
+            found.append(Finding("warning", member.name, f"needs {name}; {', '.join(lacking)} lacks it"))
+    return found
 
 
 @app.command("ls")
@@ -241,7 +331,10 @@ def list_endpoints(
 ) -> None:
     """List deployed functions."""
     with connect() as corral:
-        found = [one for one in corral.endpoints.all() if live or not one.live]
+        found = sorted(
+            (one for one in corral.endpoints.all() if live or not one.live),
+            key=lambda one: (one.project, one.name),
+        )
     if as_json:
         render.show_json(found)
         return
@@ -255,10 +348,11 @@ def list_endpoints(
             one.queued,
             one.running,
             render.age(one.called_at) if one.called_at else None,
+            render.moment(one.next_at),
         )
         for one in found
     ]
-    columns = ("ENDPOINT", "PROJECT", "VERSION", "STATE", "READY", "QUEUED", "RUNNING", "CALLED")
+    columns = ("ENDPOINT", "PROJECT", "VERSION", "STATE", "READY", "QUEUED", "RUNNING", "CALLED", "NEXT")
     render.show_table(columns, rows, empty="nothing is deployed; `corral fn deploy demo.py`")
 
 
@@ -280,6 +374,7 @@ def show(name: Endpoint, as_json: AsJson = False) -> None:
             ("scaling", json.dumps(view.scaling.model_dump(exclude_none=True))),
             ("instances", f"{view.instances}, {view.ready} ready"),
             ("calls", f"{view.queued} queued, {view.running} running"),
+            ("next by schedule", render.moment(view.next_at)),
         ]
     )
     typer.echo("")

@@ -69,6 +69,7 @@ _COMMANDS = (
     _Command("manifest", "manifest", "Declare hosts and runs in one file: plan it, apply it."),
     _Command("fn", "fn", "Run, serve and deploy functions."),
     _Command("calls", "calls", "List, show, retry and cancel calls."),
+    _Command("volumes", "volumes", "List, show, fill, fetch and remove volumes."),
     _Command("artifacts", "artifacts", "List, fetch, verify, pin and remove artifacts."),
     _Command("hosts", "hosts", "List, show, drain, resume and revoke hosts."),
     _Command("host", "host", "Make this machine a host of a server elsewhere."),

@@ -89,7 +89,7 @@ def list_schedules(
         )
         for one in sorted(items, key=lambda one: (one.project, one.name))
     ]
-    columns = ("SCHEDULE", "PROJECT", "WHEN", "NEXT", "LAST RUN", "MADE", "SKIPPED", "PROBLEM")
+    columns = ("SCHEDULE", "PROJECT", "WHEN", "NEXT", "LAST", "MADE", "SKIPPED", "PROBLEM")
     render.show_table(columns, rows, empty="no schedules; add one with `corral schedules add FILE`")
 
 
@@ -157,11 +157,12 @@ def _show(found: ScheduleDetail) -> None:
             ("paused", "yes" if found.paused else None),
             ("next", "  ".join(render.moment(at) or "" for at in found.times)),
             ("last time", render.moment(found.last_at)),
-            ("last run", found.last_run),
+            ("last made", found.last_run),
             ("made", found.fired),
             ("skipped", found.skipped or None),
             ("problem", found.problem),
-            ("submits", render.count(len(found.runs), "run")),
+            ("calls", found.function and f"{found.name} ({found.function})"),
+            ("submits", None if found.function else render.count(len(found.runs), "run")),
             ("at once", found.max_running and f"at most {found.max_running}"),
             ("added", f"{render.moment(found.created_at)} by {found.created_by}"),
         ]

@@ -19,6 +19,7 @@ from corral.client.quotas import Quotas
 from corral.client.runs import Runs
 from corral.client.schedules import Schedules
 from corral.client.stream import lines
+from corral.client.volumes import Volumes
 from corral.client.webhooks import Webhooks
 from corral.wire.admin import FsckLine, Health
 from corral.wire.runs import EventPage
@@ -56,6 +57,7 @@ class Corral:
         self.leases = Leases(self.transport)
         self.endpoints = Endpoints(self.transport)
         self.calls = Calls(self.transport)
+        self.volumes = Volumes(self.transport)
 
     @property
     def url(self) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from corral.client.http import Content, Transport, quoted
-from corral.domain.errors import CorralError, ServerUnreachable, StoreUnavailable
+from corral.domain.errors import CorralError, DigestMismatch, ServerUnreachable, StoreUnavailable
 from corral.wire.leases import BlobAnswer, BlobQuery, BlobStored
 
 READ_BYTES = 1 << 20
@@ -49,6 +51,19 @@ class BlobSink:
             timeout_s=WRITE_TIMEOUT_S,
         )
 
+    def keep(self, digest: str, data: bytes) -> None:
+        """One blob that is in memory, unless the server has it; tried again while the store is away."""
+        backoff = self.transport.backoff
+        for failures in range(1, backoff.tries + 1):
+            try:
+                if digest in self.query([digest]).missing:
+                    self.put(digest, data, length=len(data), offset=None)
+                return
+            except (ServerUnreachable, StoreUnavailable):
+                if failures == backoff.tries:
+                    raise
+                self.transport.sleep(backoff.delay_s(failures))
+
     def pack(self, blobs: Sequence[tuple[str, bytes]]) -> list[BlobStored]:
         """Many small blobs at once, at most PACK_MAX_BYTES with their headers."""
         body = b"".join(f"{digest}{len(data):016x}".encode() + data for digest, data in blobs)
@@ -59,6 +74,14 @@ class BlobSink:
             content=body,
             params=self.params,
             timeout_s=WRITE_TIMEOUT_S,
+        )
+
+
+def check_digest(digest: str, found: str, size: int) -> None:
+    if found != digest:
+        raise DigestMismatch(
+            f"blob {digest} is damaged: the {size} bytes received have {found}",
+            hint="Run `corral fsck` on the server.",
         )
 
 
@@ -94,6 +117,21 @@ class BlobSource:
                 if failures >= self.transport.backoff.tries:
                     raise
                 self.transport.sleep(self.transport.backoff.delay_s(failures))
+
+    def whole(self, digest: str) -> bytes:
+        """All bytes of a blob, which are those that its name says. DigestMismatch otherwise."""
+        data = b"".join(self.read(digest))
+        check_digest(digest, hashlib.sha256(data).hexdigest(), len(data))
+        return data
+
+    def save(self, digest: str, path: Path) -> None:
+        """The same into a file, which is not to be used after an error."""
+        sha, size = hashlib.sha256(), 0
+        with path.open("wb") as file:
+            for chunk in self.read(digest):
+                sha.update(chunk)
+                size += file.write(chunk)
+        check_digest(digest, sha.hexdigest(), size)
 
     def _from(self, digest: str, start: int) -> Iterator[bytes]:
         headers = {"Range": f"bytes={start}-"} if start else {}

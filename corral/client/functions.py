@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from corral.client.http import Transport, quoted
 from corral.wire.calls import (
@@ -75,16 +76,18 @@ class Calls:
 
     def make(self, request: CallsRequest) -> list[CallView]:
         """Repeated while the server is away, if every call has a key; tried once otherwise."""
+        send = partial(
+            self._transport.post, "/v1/calls", CallsAnswer, request, timeout_s=request.wait_s + _SLACK_S
+        )
         keyed = all(call.key is not None for call in request.calls)
-        send = self._transport.repeat if keyed else self._transport.once
-        timeout_s = request.wait_s + _SLACK_S
-        return send("POST", "/v1/calls", CallsAnswer, body=request, timeout_s=timeout_s).calls
+        return (self._transport.patiently(send) if keyed else send()).calls
 
     def collect(self, ids: Sequence[str], wait_s: float) -> list[CallView]:
         body = CollectRequest(ids=list(ids), wait_s=wait_s)
-        return self._transport.repeat(
-            "POST", "/v1/calls/collect", CallsAnswer, body=body, timeout_s=wait_s + _SLACK_S
-        ).calls
+        send = partial(
+            self._transport.post, "/v1/calls/collect", CallsAnswer, body, timeout_s=wait_s + _SLACK_S
+        )
+        return self._transport.patiently(send).calls
 
     def get(self, call_id: str, wait_s: float = 0) -> CallView:
         return self._transport.repeat(
@@ -117,12 +120,10 @@ class Calls:
 
     def exchange(self, lease_id: str, epoch: int, request: LeaseCallsRequest) -> LeaseCallsAnswer:
         """Of an instance: outcomes in, work out. One try; the caller has a patience of its own."""
-        return self._transport.once(
-            "POST",
-            f"/v1/leases/{quoted(lease_id)}/calls",
+        return self._transport.post(
+            f"/v1/leases/{quoted(lease_id)}/calls?epoch={epoch}",
             LeaseCallsAnswer,
-            body=request,
-            params={"epoch": epoch},
+            request,
             timeout_s=request.wait_s + _SLACK_S,
         )
 

@@ -29,7 +29,7 @@ class ResolveFailed(CorralError):
     """uv could not turn the requirements into a lock; the message holds its words."""
 
     code = "resolve_failed"
-    hint = "Read uv's words above, then correct [environment] in the run file."
+    hint = "Read uv's words above, then correct the requirements."
 
 
 class InvalidRequirement(ResolveFailed):
@@ -88,13 +88,15 @@ def resolve(
     env: Mapping[str, str],
     progress: Progress | None = None,
     find_links: Sequence[Path] = (),
+    no_index: bool = False,
     folder: Path | None = None,
     uv: Path | None = None,
     timeout_s: float = RESOLVE_TIMEOUT_S,
 ) -> Lock:
     """Pin `requirements` (lines of a requirements file) and all they need.
 
-    `find_links` are folders of wheels to look in besides the index; the hosts need them as well.
+    `find_links` are folders of wheels to look in besides the index, or instead of it with `no_index`; the
+    hosts need them as well.
     `folder` is where `-r` and `-c` lines look for their files.
     """
     empty = Lock("", python)
@@ -106,7 +108,7 @@ def resolve(
         source = Path(scratch) / "requirements.in"
         source.write_text(_absolute_files(requirements, folder or Path.cwd()), encoding="utf-8")
         finished = Installer(env, uv).run(
-            _compile_arguments(source, output, python=python, find_links=find_links),
+            _compile_arguments(source, output, python=python, find_links=find_links, no_index=no_index),
             cwd=folder or Path.cwd(),
             progress=progress or silent,
             timeout_s=timeout_s,
@@ -119,7 +121,7 @@ def resolve(
 
 
 def _compile_arguments(
-    source: Path, output: Path, *, python: str, find_links: Sequence[Path]
+    source: Path, output: Path, *, python: str, find_links: Sequence[Path], no_index: bool
 ) -> list[str | Path]:
     links = [part for folder in find_links for part in ("--find-links", folder.absolute())]
     return [
@@ -130,6 +132,7 @@ def _compile_arguments(
         # This interpreter only runs build scripts; saying so spares a search through PATH.
         *("--python", sys.executable, "--python-version", python),
         *links,
+        *(["--no-index"] if no_index else []),
     ]
 
 

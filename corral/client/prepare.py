@@ -338,7 +338,8 @@ class Workshop:
 
     def _resolve(self, wanted: EnvironmentFile) -> BuiltEnvironment:
         python = wanted.python or f"{sys.version_info.major}.{sys.version_info.minor}"
-        links = self._path(wanted.find_links) if wanted.find_links else None
+        folder_of_wheels = wanted.find_links or wanted.wheels
+        links = self._path(folder_of_wheels) if folder_of_wheels else None
         lines, folder = self._requirements(wanted.requirements)
         self.listener.step("resolving requirements")
         lock = resolve(
@@ -347,10 +348,15 @@ class Workshop:
             env=self.environ,
             progress=self.listener.step,
             find_links=[links] if links else [],
+            no_index=wanted.wheels is not None,
             folder=folder,
         )
         return BuiltEnvironment(
-            python=lock.python, lock=lock.text, digest=lock.digest, find_links=str(links) if links else None
+            python=lock.python,
+            lock=lock.text,
+            digest=lock.digest,
+            find_links=str(links) if links else None,
+            no_index=wanted.wheels is not None,
         )
 
     def _requirements(self, given: list[str] | str) -> tuple[list[str], Path]:

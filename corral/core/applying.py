@@ -13,7 +13,7 @@ from corral.core.declare import declare
 from corral.core.holds import hold_over_limit, let_in, release, settle_waiting
 from corral.core.planning import Groups, Plan, Wanted, plan
 from corral.core.policy import Policy
-from corral.core.quotas import check_room
+from corral.core.quotas import no_room
 from corral.core.stop import cancel
 from corral.core.submit import NewRun, as_run, put_run, put_shape
 from corral.core.transitions import move, record
@@ -74,10 +74,14 @@ class Apply:
         manifest = _as_manifest(wanted, before, self.by)
         if not made.changes and before is not None and before.digest == manifest.digest:
             return Applied(made, before)
-        check_room(tx, wanted.project, sum(change.makes_a_run for change in made.changes))
+        tx.runs.lock_all(change.run_id for change in made.changes if change.run_id is not None)
         self._groups = {name: group.id for name, group in Groups(tx).of(made.known).items()}
         made.changes = [self._do(tx, change) for change in _children_first(tx, self._numbered(made))]
         made.changes = self._settled(tx, made.changes)
+        # At the end: a claim has runs locked when it comes to the quota, and so must whoever else locks both.
+        more = sum(change.makes_a_run for change in made.changes)
+        if more and (refusal := no_room(tx, wanted.project, more, written=more)) is not None:
+            raise refusal
         tx.manifests.put(manifest)
         self._note(tx, made, manifest)
         return Applied(made, manifest)
@@ -334,6 +338,7 @@ def delete(tx: Tx, project: str, name: str, *, also: frozenset[Also], by: By, po
             hint="Nothing was changed. `--prune` cancels those that wait, `--prune --running` all of them.",
         )
     live_by_id = {run.id: run for run in live}
+    tx.runs.lock_all(live_by_id)
     for run in [live_by_id[run_id] for run_id in _from_the_leaves(tx, live_by_id)]:
         now = tx.runs.lock(run.id)
         if now is not None and now.state not in FINAL:

@@ -46,8 +46,8 @@ def commit_from_lease(
         made_by = (known.epoch, known.kind, known.digest, known.step)
         if made_by == (lease.epoch, manifest.kind, digest, manifest.step):
             return known
-    _check_blobs(tx, run.project, manifest.files)
-    artifact = _insert(tx, manifest, digest, project=run.project, lease=lease, by=f"host:{host_id}", now=now)
+    check_blobs(tx, run.project, manifest.files)
+    artifact = insert(tx, manifest, digest, project=run.project, lease=lease, by=f"host:{host_id}", now=now)
     data = {"artifact": artifact.id, "kind": artifact.kind, "step": artifact.step, "metric": artifact.metric}
     run = record(tx, run, "artifact", at=now, actor=f"host:{host_id}", data=data)
     if manifest.kind is ArtifactKind.CHECKPOINT:
@@ -64,11 +64,11 @@ def commit_upload(tx: Tx, project: str, manifest: Manifest, *, principal: str, n
     known = tx.artifacts.by_digest(project, manifest.kind, digest)
     if known is not None:
         return known
-    _check_blobs(tx, project, manifest.files)
-    return _insert(tx, manifest, digest, project=project, lease=None, by=principal, now=now)
+    check_blobs(tx, project, manifest.files)
+    return insert(tx, manifest, digest, project=project, lease=None, by=principal, now=now)
 
 
-def _check_blobs(tx: Tx, project: str, files: Sequence[ArtifactFile]) -> None:
+def check_blobs(tx: Tx, project: str, files: Sequence[ArtifactFile]) -> None:
     """In the commit's own transaction: each blob is there, has this size and is not on its way out."""
     wanted = {f.digest: f.size for f in files}
     have = tx.blobs.present(project, list(wanted))
@@ -83,7 +83,7 @@ def _check_blobs(tx: Tx, project: str, files: Sequence[ArtifactFile]) -> None:
         raise InvalidInput(f"the size given for {wrong[0]!r} is not that of its blob")
 
 
-def _insert(
+def insert(
     tx: Tx, manifest: Manifest, digest: Digest, *, project: str, lease: Lease | None, by: str, now: float
 ) -> Artifact:
     artifact = Artifact(
@@ -143,6 +143,10 @@ def delete(tx: Tx, artifact_id: ArtifactId) -> None:
     artifact = get(tx, artifact_id)
     if artifact.pinned:
         raise Conflict(f"artifact {artifact_id} is pinned", hint=f"`corral artifacts unpin {artifact_id}`")
+    if artifact.kind is ArtifactKind.VOLUME:
+        raise Conflict(
+            f"artifact {artifact_id} is a version of a volume", hint="It goes with it: `corral volumes rm`."
+        )
     if artifact.run_id is not None:
         run = tx.runs.lock(artifact.run_id)
         if run is not None and run.artifact_id == artifact_id:

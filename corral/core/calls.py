@@ -6,8 +6,10 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+from corral.core.call_notices import tell
 from corral.core.fence import fence
 from corral.core.policy import Policy
 from corral.domain.call import CALL_FINAL, Call, CallEvent, CallState, Chunk, Payload, Pool, Waiting
@@ -23,6 +25,8 @@ TOPIC_CALL_READY = "call_ready"
 MOST_LOST = 3
 # A function that calls itself without end is stopped here.
 DEEPEST = 32
+# How long there is an answer about a call that ended, also when its result is not kept any more.
+RECORD_S = 30 * 86400.0
 _LOST_TYPE = "InstanceLost"
 
 
@@ -39,10 +43,15 @@ class CallOptions:
     backoff: float = 2.0
     max_delay_s: float = 60.0
 
-    @classmethod
-    def read(cls, text: str) -> CallOptions:
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def read(text: str) -> CallOptions:
         table = json.loads(text)
-        return cls(**{**table, "retry_on": tuple(table.get("retry_on", ()))})
+        return CallOptions(**{**table, "retry_on": tuple(table.get("retry_on", ()))})
+
+    @lru_cache(maxsize=1024)  # noqa: B019 - options are few, and the calls that share them are many
+    def text(self) -> str:
+        return canonical(vars(self))
 
     def again(self, error: Mapping[str, Any], attempt: int) -> bool:
         if attempt > self.retries:
@@ -130,7 +139,7 @@ def _made(endpoint: Endpoint, version: int, new: NewCall, *, caller: Caller, dep
         parent_id=caller.parent,
         depth=depth,
         submitted_by=caller.principal,
-        options=canonical(vars(options)),
+        options=options.text(),
         args_format=new.args.format,
         args=new.args.body,
         args_blob=new.args.blob,
@@ -145,6 +154,9 @@ def _earlier(tx: Tx, call: Call) -> Call:
     earlier = tx.calls.by_key(call.endpoint_id, call.key or "")
     if earlier is None:
         raise Conflict(f"the key {call.key} is being used at this moment", hint="Try again.")
+    if earlier.forgotten:
+        # With what it was called is not known any more; the key is.
+        return earlier
     same = (earlier.function, earlier.pool, earlier.args, earlier.args_blob) == (
         call.function,
         call.pool,
@@ -190,10 +202,23 @@ def _hold_blob(tx: Tx, call: Call, blob: Digest | None) -> None:
         tx.blobs.pin(call.project, [blob], holder=f"call:{call.id}", expires_at=None)
 
 
-def forget(tx: Tx, call_id: CallId) -> None:
-    """Its time is over: nothing is kept of it, and what only it named can be collected."""
+def forget(tx: Tx, call_id: CallId, *, now: float) -> None:
+    """Its time is over: first its arguments and result go, and later the record that there was one."""
+    call = tx.calls.lock(call_id)
+    if call is None or call.forget_at is None or call.forget_at > now:
+        return
+    gone_at = (call.ended_at or now) + RECORD_S
+    if call.forgotten or gone_at <= now:
+        tx.blobs.unpin(f"call:{call_id}")
+        tx.calls.delete(call_id)
+        return
     tx.blobs.unpin(f"call:{call_id}")
-    tx.calls.delete(call_id)
+    tx.calls.drop_payloads(call_id, forget_at=gone_at)
+
+
+def place_of(call: Call) -> tuple[Pool, Waiting]:
+    """Where it stands in line."""
+    return Pool(call.endpoint_id, call.version, call.pool), Waiting(-call.priority, call.ready_at, call.id)
 
 
 def ready_key(call: Call) -> str:
@@ -217,12 +242,17 @@ class Told(NamedTuple):
     # Given back unbegun, at no cost: the instance stops.
     gave_back: bool = False
     cancelled: bool = False
+    # Of a generator: how many it gave in this try.
+    chunks: int | None = None
 
 
 def settle(
-    tx: Tx, lease_id: LeaseId, endpoint_id: EndpointId, told: Sequence[Told], *, now: float
+    tx: Tx, lease_id: LeaseId, run_id: RunId, endpoint_id: EndpointId, told: Sequence[Told], *, now: float
 ) -> list[Call]:
-    """Keep the outcomes of calls that this lease had. What is stale or was told before changes nothing."""
+    """Keep the outcomes of calls that this lease had; gives what is queued or ended by them.
+
+    What is stale or was told before changes nothing.
+    """
     changed = []
     for one in told:
         call = tx.calls.lock(one.call_id)
@@ -230,10 +260,16 @@ def settle(
             continue
         if not _is_its_own(call, lease_id, one.attempt):
             continue
-        if call.state is CallState.QUEUED and (one.gave_back or one.cancelled):
-            # It is queued again already; there is nothing to give back.
-            continue
+        if call.state is CallState.QUEUED:
+            if one.gave_back:
+                # It was not written down that it was given, or it is queued again already.
+                changed.append(call)
+                continue
+            if one.cancelled:
+                continue
+            call = call._replace(lease_id=lease_id, run_id=run_id, started_at=now - one.ran_s)
         changed.append(_settled(tx, call, one, now=now))
+    tell(tx, changed, now=now)
     return changed
 
 
@@ -245,8 +281,16 @@ def _is_its_own(call: Call, lease_id: LeaseId, attempt: int) -> bool:
 
 
 def _settled(tx: Tx, call: Call, told: Told, *, now: float) -> Call:
+    if told.gave_back:
+        # As if it had not been given out: its place in the queue is the old one, and no try is counted.
+        return requeue(tx, call._replace(attempt=told.attempt - 1), at=call.ready_at)
     call = call._replace(attempt=told.attempt, ran_s=call.ran_s + told.ran_s)
-    if told.error is None and not told.gave_back and not told.cancelled:
+    if told.error is None and not told.cancelled:
+        if told.chunks is not None and told.chunks > call.chunks:
+            # They come in another request, which was overtaken: it is told again after that.
+            raise InvalidInput(f"chunk {call.chunks + 1} of call {call.id} is missing")
+        if told.chunks is not None and told.chunks < call.chunks:
+            return _gave_others(tx, call, told.chunks + 1, now=now)
         result = told.result or Payload("none")
         _hold_blob(tx, call, result.blob)
         return end(
@@ -263,12 +307,10 @@ def _settled(tx: Tx, call: Call, told: Told, *, now: float) -> Call:
         )
     if told.cancelled:
         return end(tx, call, CallEvent.CANCEL, now=now)
-    if told.gave_back:
-        return requeue(tx, call, at=now)
     error = dict(told.error or {})
     options = CallOptions.read(call.options)
     # What was lost with an instance is no try of the function's.
-    if call.chunks == 0 and options.again(error, told.attempt - call.lost):
+    if options.again(error, told.attempt - call.lost):
         pause_s = options.pause_s(call.id, told.attempt)
         return requeue(tx, call._replace(error=canonical(error)), at=now + pause_s)
     return end(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
@@ -292,20 +334,34 @@ def end(tx: Tx, call: Call, event: CallEvent, *, now: float) -> Call:
     return call
 
 
+def _end_and_tell(tx: Tx, call: Call, event: CallEvent, *, now: float) -> Call:
+    call = end(tx, call, event, now=now)
+    tell(tx, [call], now=now)
+    return call
+
+
 def lose(tx: Tx, call_id: CallId, *, now: float) -> Call | None:
-    """The instance that had it is gone: another gets it, unless it has cost too many or has begun to give."""
+    """The instance that had it is gone: another gets it, unless it has cost too many."""
     call = tx.calls.lock(call_id)
     if call is None or call.state is not CallState.ASSIGNED:
         return None
     call = call._replace(lost=call.lost + 1)
-    if call.chunks:
-        why = f"its instance was lost after it had given {call.chunks} chunks"
-    elif call.lost >= MOST_LOST:
-        why = f"it lost {call.lost} instances"
-    else:
+    if call.lost < MOST_LOST:
         return requeue(tx, call, at=now)
+    return _failed_as_lost(tx, call, f"it lost {call.lost} instances", now=now)
+
+
+def _failed_as_lost(tx: Tx, call: Call, why: str, *, now: float) -> Call:
     error = {"type": _LOST_TYPE, "message": why, "bases": [_LOST_TYPE]}
-    return end(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
+    return _end_and_tell(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
+
+
+def _gave_others(tx: Tx, call: Call, n: int, *, now: float) -> Call:
+    why = (
+        f"it had given {call.chunks} chunks when it was interrupted, and number {n} was another when it was "
+        "run again: a stream is taken up only where a generator gives the same twice"
+    )
+    return _failed_as_lost(tx, call, why, now=now)
 
 
 def cancel(tx: Tx, call_id: CallId, *, now: float) -> Call:
@@ -313,7 +369,7 @@ def cancel(tx: Tx, call_id: CallId, *, now: float) -> Call:
     call = _locked(tx, call_id)
     if call.state in CALL_FINAL:
         raise Conflict(f"call {call_id} is {call.state} already", hint="Nothing was changed.")
-    return end(tx, call, CallEvent.CANCEL, now=now)
+    return _end_and_tell(tx, call, CallEvent.CANCEL, now=now)
 
 
 def retry(tx: Tx, call_id: CallId, *, now: float) -> Call:
@@ -323,6 +379,10 @@ def retry(tx: Tx, call_id: CallId, *, now: float) -> Call:
         raise Conflict(
             f"call {call_id} is {call.state}; only one that ended without a result can be tried again",
             hint="Make a new call for another result.",
+        )
+    if call.forgotten:
+        raise Conflict(
+            f"the arguments of call {call_id} are not kept any more", hint="Make a new call with them."
         )
     options = CallOptions.read(call.options)
     tx.calls.delete_chunks(call_id)
@@ -346,7 +406,7 @@ def retry(tx: Tx, call_id: CallId, *, now: float) -> Call:
 def cannot_run(tx: Tx, call: Call, why: str, *, now: float) -> Call:
     """No instance can be started that would take it."""
     error = {"type": "CannotStart", "message": why, "bases": ["CannotStart"]}
-    return end(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
+    return _end_and_tell(tx, call._replace(error=canonical(error)), CallEvent.FAIL, now=now)
 
 
 def expire(tx: Tx, call_id: CallId, *, now: float) -> None:
@@ -355,29 +415,45 @@ def expire(tx: Tx, call_id: CallId, *, now: float) -> None:
         return
     waited = call.expires_at - call.created_at
     error = {"type": "Expired", "message": f"it waited {waited:g} s, its whole time to live", "bases": []}
-    end(tx, call._replace(error=canonical(error)), CallEvent.EXPIRE, now=now)
+    _end_and_tell(tx, call._replace(error=canonical(error)), CallEvent.EXPIRE, now=now)
 
 
 def take_back(tx: Tx, lease_id: LeaseId, held: Collection[str], *, before: float, now: float) -> list[Call]:
     """What the instance was given and does not know of: the answer that gave it was lost."""
     return [
         requeue(tx, call, at=now)
-        for call in tx.calls.of_lease(lease_id)
-        if call.id not in held and (call.started_at or now) < before and not call.chunks
+        for call in tx.calls.of_lease(lease_id, before=before)
+        if call.id not in held and not call.chunks
     ]
 
 
 def add_chunks(
-    tx: Tx, call_id: CallId, attempt: int, lease_id: LeaseId, first: int, given: Sequence[Payload]
+    tx: Tx,
+    call_id: CallId,
+    attempt: int,
+    lease_id: LeaseId,
+    first: int,
+    given: Sequence[Payload],
+    *,
+    now: float,
 ) -> Call | None:
-    """Append what a generator gave; `first` is the number of the first of them. Replays are dropped."""
+    """Append what a generator gave; `first` is the number of the first of them. Replays are dropped.
+
+    A generator that was interrupted gives all anew. What does not equal what was given before ends the call:
+    whoever reads it must not get one half of each.
+    """
     call = tx.calls.lock(call_id)
     if call is None or call.state in CALL_FINAL or not _is_its_own(call, lease_id, attempt):
         return None
     if first > call.chunks + 1:
         raise InvalidInput(f"chunk {call.chunks + 1} of call {call_id} is missing")
+    again = tx.calls.chunks(call_id, after=first - 1, limit=len(given)) if first <= call.chunks else []
+    earlier = {chunk.n: chunk for chunk in again}
     for n, part in enumerate(given, start=first):
-        if n > call.chunks:
+        if (was := earlier.get(n)) is not None:
+            if (was.format, was.body, was.blob) != (part.format, part.body, part.blob):
+                return _gave_others(tx, call, n, now=now)
+        elif n > call.chunks:
             tx.calls.insert_chunk(Chunk(call_id, n, part.format, part.body, part.blob))
             _hold_blob(tx, call, part.blob)
             call = call._replace(chunks=n)

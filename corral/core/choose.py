@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,10 +12,11 @@ from corral.core.lanes import Candidate, Lanes
 from corral.core.policy import Policy
 from corral.core.reservations import Reservation, Reservations
 from corral.core.roster import Roster
-from corral.core.shapes import Shapes, policy_refusals
+from corral.core.shapes import Shapes, declared_of, policy_refusals, work_of
 from corral.core.shares import Shares, month_gpu_s
 from corral.core.transitions import move
 from corral.domain.capability import Requirements
+from corral.domain.declared import refusals
 from corral.domain.holds import REMOVED
 from corral.domain.host import Host
 from corral.domain.ids import Digest
@@ -26,8 +28,11 @@ from corral.ports.store import Held, Lane, Ready, Tx
 
 # How many runs of later rank are looked at for backfill in one claim.
 BACKFILL_TRIES = 8
-# So many runs that only their names keep from the host are looked at in one claim.
-PASS_OVER = 256
+# So many runs that could not be taken are set aside in one claim.
+ASIDE = 256
+# So many runs that may be refused by their names are looked at in one claim; the next one goes on there.
+LOOKED_AT = 4000
+PAGE = 500
 
 
 @dataclass
@@ -39,11 +44,17 @@ class Board:
     shares: Shares
     reservations: Reservations
     roster: Roster = field(default_factory=Roster)
+    # The least margin before the end of a project's GPU hours that the policy keeps for any run.
+    margin_s: float = 0.0
 
     def may_start(self, lane: Lane) -> bool:
         """Whether it is worth a host's while to look at the lane: not if its quota lets nothing start."""
         need = self.shapes.known(lane.shape)
-        return need is None or self.shares.held_back(lane.project, need.gpus_at_best) is None
+        return need is None or self.shares.held_back(lane.project, need.gpus, keep_s=self.margin_s) is None
+
+    def may_have(self, shape: Digest) -> bool:
+        """False if, for all that is known here, no run of the shape waits that may start."""
+        return self.lanes.may_have(shape, self.may_start)
 
 
 class Choice(NamedTuple):
@@ -69,10 +80,17 @@ class Chooser:
     free: Free = field(init=False)
     _passed: set[Lane] = field(default_factory=set)
     _locked: set[str] = field(default_factory=set)
+    # Lanes whose oldest run is not for this host: those behind it that are, and the next of them.
+    _behind_refused: dict[Lane, Iterator[Ready]] = field(default_factory=dict)
+    _instead: dict[Lane, Ready | None] = field(default_factory=dict)
+    _refused: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    _left_to_look_at: int = LOOKED_AT
     _reservation: Reservation | None = None
     _behind: bool = False
     _next_in_line: bool = False
     _tries: int = 0
+    # When the kept run could begin; worked out once, until the host is given more.
+    _begins: tuple[float | None] | None = None
 
     def __post_init__(self) -> None:
         self.free = Free(self.host, self.held)
@@ -87,11 +105,13 @@ class Chooser:
             self.board.lanes.put_back(aside)
 
     def _next(self, aside: list[Candidate]) -> Choice | None:
-        while self.free.slots > 0 and len(aside) < PASS_OVER:
+        while self.free.slots > 0 and len(aside) < ASIDE:
             candidate = self._take()
             if candidate is None:
                 return None
             self.taken.append(candidate)
+            if candidate.lane in self._behind_refused:
+                self._instead[candidate.lane] = next(self._behind_refused[candidate.lane], None)
             found = self.tx.runs.try_lock(candidate.ready.id)
             # The hint may be stale: claimed by another server, cancelled, held, or queued anew.
             if (
@@ -109,8 +129,8 @@ class Chooser:
                 continue
             need = self.board.shapes.get(self.tx, run.shape)
             if not self._is_for_this_host(run, need):
-                pass
-            elif not self._within_quota(run, need):
+                self._look_behind(candidate, need, run)
+            elif (most := self._within_quota(run, need)) is None:
                 self._passed.add(candidate.lane)
             elif not self._behind or self._ends_in_time(run):
                 full = self._group_is_full(run)
@@ -118,7 +138,7 @@ class Chooser:
                     wait_for_place(self.tx, run, actor="corral", now=self.now)
                     continue
                 if full is not None:
-                    gpus = self.free.take(need)
+                    gpus = self.free.take(need, most)
                     return Choice(run, spec, gpus, bytes_held(need) if gpus else None)
             self.taken.remove(candidate)
             aside.append(candidate)
@@ -127,12 +147,53 @@ class Chooser:
     def granted(self, lease: Lease) -> None:
         self.held.append(Held(lease.id, lease.request_id, lease.gpus, lease.gpu_bytes))
         self.board.reservations.done(lease.run_id)
+        self._begins = None
 
     def _is_for_this_host(self, run: Run, need: Requirements) -> bool:
         """What only the run itself tells: its name, and that the host gave it back a moment ago."""
         if self.host.declared is not None and policy_refusals(need, self.host, run):
             return False
         return self.board.roster.had(self.host, run.id, self.now) is None
+
+    def _look_behind(self, candidate: Candidate, need: Requirements, run: Run) -> None:
+        """The lane's oldest run is not for this host: from now on the next that is stands for the lane."""
+        lane = candidate.lane
+        if lane not in self._behind_refused:
+            found = self._behind_refused[lane] = self._not_refused(candidate, need, run)
+            self._instead[lane] = next(found, None)
+
+    def _not_refused(self, candidate: Candidate, need: Requirements, run: Run) -> Iterator[Ready]:
+        """Those behind the lane's oldest that are for this host, as far as this claim may look.
+
+        Up to where all names are refused is remembered, so that the next claim goes on from there.
+        """
+        lane, lanes, who = candidate.lane, self.board.lanes, self.host.declared_digest
+        place = max(candidate.ready, lanes.refused_to(lane, who) or candidate.ready)
+        only_refused = self._refuses(lane, need, run.name, run.kind)
+        while (limit := min(PAGE, self._left_to_look_at)) > 0:
+            page = self.tx.runs.ready_names(lane, after=place, limit=limit)
+            self._left_to_look_at -= len(page)
+            for named in page:
+                if self._refuses(lane, need, named.name, named.kind):
+                    place = named.ready
+                    continue
+                if only_refused:
+                    lanes.refuses(lane, who, place)
+                    only_refused = False
+                place = named.ready
+                if self.board.roster.had(self.host, named.ready.id, self.now) is None:
+                    yield named.ready
+            if only_refused:
+                lanes.refuses(lane, who, place)
+            if len(page) < limit:
+                return
+
+    def _refuses(self, lane: Lane, need: Requirements, name: str, kind: str) -> bool:
+        key = (lane.shape, lane.project, name, kind)
+        if key not in self._refused:
+            work = work_of(need, lane.project)._replace(name=name, kind=kind)
+            self._refused[key] = bool(refusals(declared_of(self.host), work))
+        return self._refused[key]
 
     def _take(self) -> Candidate | None:
         self._behind = self._next_in_line = False
@@ -141,9 +202,10 @@ class Chooser:
             self.tx,
             self._fits,
             lambda project: board.shares.weight(project, self.now),
-            key=board.shapes.key(self.host),
+            key=board.shapes.kind(self.host),
             points=None if ageing_s is None else self._points,
             may=self._may,
+            instead=self._instead,
         )
 
     def _fits(self, shape: Digest) -> bool:
@@ -157,7 +219,10 @@ class Chooser:
         if lane in self._passed:
             return False
         need = self.board.shapes.get(self.tx, lane.shape)
-        if self.board.shares.held_back(lane.project, need.gpus_at_best) is not None:
+        if self.board.shares.held_back(lane.project, need.gpus, keep_s=self.board.margin_s) is not None:
+            return False
+        # What is remembered of hosts of a kind may be from before a shape named this one.
+        if need.hosts and not self._fits(lane.shape):
             return False
         if not self.board.shapes.admits(self.tx, lane.shape, lane.project, self.host):
             return False
@@ -174,7 +239,13 @@ class Chooser:
     def _another_may_refuse_first(self, candidate: Candidate, need: Requirements) -> bool:
         """For a while from when it became ready, a run goes only to where it gets what it prefers."""
         lane, ready_at = candidate.lane, candidate.ready.ready_at
-        if not ready_at <= self.now < ready_at + need.prefer_for_s or self.free.holds_best(need):
+        if not ready_at <= self.now < ready_at + need.prefer_for_s:
+            return False
+        # Where its project may hold no more GPUs, one that is free here does not help it.
+        if (
+            self.free.holds_best(need)
+            and self.board.shares.held_back(lane.project, need.gpus_at_best) is None
+        ):
             return False
         return self.board.roster.has_preferred(
             self.tx, self.board.shapes, lane, need, now=self.now, policy=self.policy
@@ -187,32 +258,48 @@ class Chooser:
             reservations.seen(self._reservation, self.now)
             self._behind = True
         elif not self._next_in_line and reservations.of_run(run_id, self.now, self.policy.away_s) is None:
+            if self._refuses_run(candidate):
+                return
             self._next_in_line = True
             waited_s = reservations.waited(run_id, self.now)
             if self._reservation is None and waited_s >= self.policy.reserve_after_s:
                 self._reservation = reservations.reserve(self.host.id, run_id, self.now)
                 self._behind = True
 
-    def _within_quota(self, run: Run, need: Requirements) -> bool:
-        """Counted under the lock of the quota, so that two servers cannot both take the last place."""
+    def _refuses_run(self, candidate: Candidate) -> bool:
+        """By its name, of which a lane knows nothing."""
+        if self.host.declared is None or not declared_of(self.host).asks_for_names:
+            return False
+        run = self.tx.runs.get(candidate.ready.id)
+        need = self.board.shapes.get(self.tx, candidate.lane.shape)
+        return run is not None and self._refuses(candidate.lane, need, run.name, run.kind)
+
+    def _within_quota(self, run: Run, need: Requirements) -> int | None:
+        """How many GPUs it may be given here, of those it would like; None if it may not start at all.
+
+        Counted under the lock of the quota, so that two servers cannot both take the last place.
+        """
+        best = self.free.best(need)
         known = self.board.shares.quota(run.project)
         if known is None or not known.limits_running:
-            return True
+            return best
         # Only the first lock may wait: whoever holds one already would wait in a circle.
         alone = not self._locked or run.project in self._locked
         quotas = self.tx.quotas
         quota = quotas.lock(run.project) if alone else quotas.try_lock(run.project)
         if quota is None:
-            return alone
+            return best if alone else None
         self._locked.add(run.project)
         if not quota.limits_running:
-            return True
+            return best
         found = self.tx.leases.in_use(now=self.now, since=month_start(self.now), project=run.project)
         use = found[0] if found else InUse(run.project)
         used_gpu_s = 0.0 if quota.gpu_hours is None else month_gpu_s(self.tx, run.project, use, self.now)
-        # More than what the sweeper stops runs with: one that starts must not be stopped at once.
-        keep_s = self.policy.stop_s(run) + 2 * self.policy.lease_s
-        return over_quota(quota, use, gpus=need.gpus_at_best, used_gpu_s=used_gpu_s, keep_s=keep_s) is None
+        margin_s = self.policy.margin_s(run)
+        for gpus in dict.fromkeys((best, need.gpus)):
+            if over_quota(quota, use, gpus=gpus, used_gpu_s=used_gpu_s, keep_s=margin_s) is None:
+                return gpus
+        return None
 
     def _group_is_full(self, run: Run) -> bool | None:
         """None if somebody else gives places in it just now.
@@ -241,6 +328,11 @@ class Chooser:
 
     def _begins_at(self) -> float | None:
         """When the kept run fits by the wall limits of what runs here; None if too few of them have one."""
+        if self._begins is None:
+            self._begins = (self._work_out_begin(),)
+        return self._begins[0]
+
+    def _work_out_begin(self) -> float | None:
         large = None if self._reservation is None else self.tx.runs.get(self._reservation.run_id)
         if large is None:
             return None

@@ -110,16 +110,26 @@ class Claim:
             new = new._replace(
                 capability=self.ask.capability, capability_digest=digest_of(json.loads(self.ask.capability))
             )
-        if new != host or host.last_seen_at is None or now - host.last_seen_at > SEEN_EVERY_S:
+        if new != host:
             new = new._replace(last_seen_at=now)
             tx.hosts.save(new)
+        elif host.last_seen_at is None or now - host.last_seen_at > SEEN_EVERY_S:
+            new = new._replace(last_seen_at=now)
+            tx.hosts.seen(host.id, now)
         self.roster.saw(new)
         return new
 
     def _grants(self, tx: Tx, host: Host, held: list[Held], now: float) -> list[Grant]:
         if self.ask.draining or host.capability is None or not takes_work(host, now):
             return []
-        board = Board(self.lanes, self.shapes, self.shares, self.reservations, self.roster)
+        board = Board(
+            self.lanes,
+            self.shapes,
+            self.shares,
+            self.reservations,
+            self.roster,
+            margin_s=self.policy.least_margin_s,
+        )
         chooser = Chooser(board, self.policy, tx, host, held, now, self.taken)
         self.free = chooser.free
         grants: list[Grant] = []
@@ -166,7 +176,13 @@ class Claim:
             RunEvent.CLAIM,
             at=now,
             actor=f"host:{host.id}",
-            data={"attempt": lease.attempt, "rank": lease.rank, "epoch": lease.epoch, "lease": lease.id},
+            data={
+                "attempt": lease.attempt,
+                "rank": lease.rank,
+                "epoch": lease.epoch,
+                "lease": lease.id,
+                **_cards(host, gpus),
+            },
             attempt=lease.attempt,
             epoch=lease.epoch,
             started_at=run.started_at if run.started_at is not None else now,
@@ -184,6 +200,14 @@ class Claim:
         if lease is None or run is None or run.state not in LEASED:
             raise NotFound(f"lease {lease_id} has no running run")
         return Grant(lease, run, tx.runs.spec(run.id), _resume(tx, run), left_bytes(tx, run, self.policy))
+
+
+def _cards(host: Host, gpus: tuple[int, ...]) -> dict[str, list[str]]:
+    """Which GPUs it got, for whoever asks later what a result was made on."""
+    if not gpus:
+        return {}
+    known = {gpu["index"]: gpu["name"] for gpu in json.loads(host.capability or "{}").get("gpus") or ()}
+    return {"gpus": [f"{index}: {known.get(index, 'unknown')}" for index in gpus]}
 
 
 def _resume(tx: Tx, run: Run) -> Artifact | None:

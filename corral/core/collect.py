@@ -9,6 +9,7 @@ from typing import Any
 
 from corral.core.logs import segment_key
 from corral.core.policy import Policy
+from corral.core.volumes import drop_old
 from corral.domain.artifact import Blob
 from corral.domain.ids import RunId
 from corral.ports.blobs import BlobStore, SegmentStore
@@ -40,6 +41,7 @@ class Collector:
     async def collect(self, in_thread: InThread) -> Collected:
         logs = await self._old_logs(in_thread)
         uploads = await self._unused_uploads()
+        await self._old_volume_versions()
         await self.store.write(lambda tx: tx.blobs.expire_pins(self.clock.now()))
         for project in await self.store.read(_limited_projects):
             await self.store.write(partial(_count_bytes, project=project))
@@ -71,6 +73,11 @@ class Collector:
             return len(unused)
 
         return await self.store.write(delete_unused)
+
+    async def _old_volume_versions(self) -> None:
+        now = self.clock.now()
+        while await self.store.write(lambda tx: drop_old(tx, now=now, limit=PAGE)) == PAGE:
+            pass
 
     async def _unkept_blobs(self, in_thread: InThread) -> int:
         total = 0

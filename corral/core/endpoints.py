@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from corral.core.function_schedules import check as check_schedule
+from corral.core.function_schedules import keep as keep_schedule
 from corral.domain.endpoint import Endpoint, EndpointVersion, VersionState
 from corral.domain.errors import Conflict, NotFound
-from corral.domain.ids import Digest, EndpointId, new_endpoint_id
+from corral.domain.ids import ArtifactId, Digest, EndpointId, RunId, new_endpoint_id
 from corral.ports.store import Tx
 
 TOPIC_ENDPOINT = "endpoint"
@@ -33,6 +36,8 @@ def deploy(tx: Tx, new: NewVersion, *, principal: str, now: float) -> tuple[Endp
     if versions and versions[0].digest == new.digest and versions[0].state is not VersionState.BROKEN:
         if (endpoint.scaling, endpoint.stopped) != (new.scaling, False):
             endpoint = _save(tx, endpoint._replace(scaling=new.scaling, stopped=False))
+        # Also where somebody removed it by hand.
+        keep_schedule(tx, endpoint, tx.endpoints.version(endpoint.id, endpoint.current), now=now)
         return endpoint, versions[0]
     number = versions[0].version + 1 if versions else 1
     # One that nobody could call before has nothing to take over from, and so is its own first try.
@@ -41,6 +46,7 @@ def deploy(tx: Tx, new: NewVersion, *, principal: str, now: float) -> tuple[Endp
     version = EndpointVersion(
         endpoint.id, number, new.digest, new.spec, new.functions, state, None, now, principal
     )
+    check_schedule(tx, endpoint, version, now=now)
     for old in versions:
         if old.state is VersionState.ROLLING:
             tx.endpoints.save_version(
@@ -49,11 +55,21 @@ def deploy(tx: Tx, new: NewVersion, *, principal: str, now: float) -> tuple[Endp
                 )
             )
     tx.endpoints.insert_version(version)
+    _keep_code(tx, version)
     current = number if first else endpoint.current
     endpoint = _save(
         tx, endpoint._replace(current=current, scaling=new.scaling, stopped=False, called_at=now)
     )
+    if first:
+        keep_schedule(tx, endpoint, version, now=now)
     return endpoint, version
+
+
+def _keep_code(tx: Tx, version: EndpointVersion) -> None:
+    """Its code stays as long as the endpoint: to the collector it is one more run that reads it."""
+    code = json.loads(version.spec).get("code")
+    if code is not None:
+        tx.artifacts.use(RunId(version.endpoint_id), [ArtifactId(code)])
 
 
 def _endpoint(tx: Tx, new: NewVersion, *, principal: str, now: float) -> Endpoint:
@@ -76,13 +92,13 @@ def _endpoint(tx: Tx, new: NewVersion, *, principal: str, now: float) -> Endpoin
     return locked._replace(live=new.live)
 
 
-def became_ready(tx: Tx, endpoint_id: EndpointId, number: int) -> None:
+def became_ready(tx: Tx, endpoint_id: EndpointId, number: int, *, now: float) -> None:
     """The first instance of a version asks for calls: it takes over."""
     endpoint = tx.endpoints.lock(endpoint_id)
     version = tx.endpoints.version(endpoint_id, number)
     if endpoint is None or version is None or version.state is not VersionState.ROLLING:
         return
-    _take_over(tx, endpoint, version)
+    _take_over(tx, endpoint, version, now=now)
 
 
 def broke(tx: Tx, endpoint_id: EndpointId, number: int, why: str) -> None:
@@ -94,7 +110,7 @@ def broke(tx: Tx, endpoint_id: EndpointId, number: int, why: str) -> None:
     tx.announce(TOPIC_ENDPOINT, endpoint_id)
 
 
-def rollback(tx: Tx, endpoint_id: EndpointId, to: int | None) -> EndpointVersion:
+def rollback(tx: Tx, endpoint_id: EndpointId, to: int | None, *, now: float) -> EndpointVersion:
     """Let an earlier version serve again; without `to` the one before the present."""
     endpoint = _locked(tx, endpoint_id)
     versions = tx.endpoints.versions(endpoint_id)
@@ -109,30 +125,38 @@ def rollback(tx: Tx, endpoint_id: EndpointId, to: int | None) -> EndpointVersion
         raise NotFound(f"{endpoint.name} has not {what} that could serve", hint="See `corral fn show`.")
     if choice[0].version == endpoint.current:
         return choice[0]
-    return _take_over(tx, endpoint, choice[0])
+    return _take_over(tx, endpoint, choice[0], now=now)
 
 
-def _take_over(tx: Tx, endpoint: Endpoint, version: EndpointVersion) -> EndpointVersion:
+def _take_over(tx: Tx, endpoint: Endpoint, version: EndpointVersion, *, now: float) -> EndpointVersion:
     for other in tx.endpoints.versions(endpoint.id):
         if other.version != version.version and other.state in (VersionState.SERVING, VersionState.ROLLING):
             tx.endpoints.save_version(other._replace(state=VersionState.RETIRED))
     version = version._replace(state=VersionState.SERVING)
     tx.endpoints.save_version(version)
-    _save(tx, endpoint._replace(current=version.version))
+    endpoint = _save(tx, endpoint._replace(current=version.version))
+    keep_schedule(tx, endpoint, version, now=now)
     return version
 
 
-def set_stopped(tx: Tx, endpoint_id: EndpointId, *, stopped: bool) -> Endpoint:
-    return _save(tx, _locked(tx, endpoint_id)._replace(stopped=stopped))
+def stop(tx: Tx, endpoint_id: EndpointId, *, now: float) -> Endpoint:
+    """No new calls, also none of its schedule."""
+    endpoint = _save(tx, _locked(tx, endpoint_id)._replace(stopped=True))
+    keep_schedule(tx, endpoint, None, now=now)
+    return endpoint
 
 
-def forsake(tx: Tx, endpoint_id: EndpointId) -> Endpoint:
+def forsake(tx: Tx, endpoint_id: EndpointId, *, now: float) -> Endpoint:
     """Mark it for removal: as one that a program made and nobody has called for ages."""
-    return _save(tx, _locked(tx, endpoint_id)._replace(live=True, stopped=True, called_at=0.0))
+    endpoint = _locked(tx, endpoint_id)
+    keep_schedule(tx, endpoint, None, now=now)
+    return _save(tx, endpoint._replace(live=True, stopped=True, called_at=0.0))
 
 
-def set_scaling(tx: Tx, endpoint_id: EndpointId, scaling: str) -> Endpoint:
-    return _save(tx, _locked(tx, endpoint_id)._replace(scaling=scaling, stopped=False))
+def set_scaling(tx: Tx, endpoint_id: EndpointId, scaling: str, *, now: float) -> Endpoint:
+    endpoint = _save(tx, _locked(tx, endpoint_id)._replace(scaling=scaling, stopped=False))
+    keep_schedule(tx, endpoint, tx.endpoints.version(endpoint.id, endpoint.current), now=now)
+    return endpoint
 
 
 def _locked(tx: Tx, endpoint_id: EndpointId) -> Endpoint:

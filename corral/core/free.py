@@ -47,8 +47,11 @@ class Free:
         wanted = need.gpus_at_best
         return not wanted or len(self._usable(need)) >= wanted
 
-    def take(self, need: Requirements) -> tuple[int, ...]:
-        wanted = need.gpus_at_best if self.holds_best(need) else need.gpus
+    def best(self, need: Requirements) -> int:
+        """How many GPUs it could be given now."""
+        return need.gpus_at_best if self.holds_best(need) else need.gpus
+
+    def take(self, need: Requirements, wanted: int) -> tuple[int, ...]:
         chosen = tuple(gpu.index for gpu in self._usable(need)[:wanted]) if wanted else ()
         self._hold(chosen, bytes_held(need))
         return chosen

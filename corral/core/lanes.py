@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop
+from types import MappingProxyType
 from typing import NamedTuple
 
-from corral.domain.ids import Digest
+from corral.domain.ids import Digest, RunId
 from corral.ports.store import Lane, Ready, Tx
 
 REFILL = 256
@@ -24,6 +25,8 @@ KEEP = 2048
 KINDS = 20_000
 # So many shapes of which no run waits are kept.
 EMPTY = 100
+# Of so many policies it is remembered which runs of a lane they refuse.
+POLICIES = 1000
 
 
 class Candidate(NamedTuple):
@@ -49,6 +52,11 @@ class _Buffer:
             del self.waiting[KEEP // 2 :]
             self.complete = False
 
+    def remove(self, ready: Ready) -> None:
+        at = bisect_left(self.waiting, ready)
+        if at < len(self.waiting) and self.waiting[at] == ready:
+            del self.waiting[at]
+
 
 class Lanes:
     """Thread-safe: on Postgres several units run at once."""
@@ -58,23 +66,44 @@ class Lanes:
         # Which of the shapes fit hosts of a kind, as of a version of the set of shapes.
         self._fitting: dict[Hashable, tuple[int, list[Digest]]] = {}
         self._version = 0
+        # Up to where a lane's runs are refused by name, by what refuses them.
+        self._refused: dict[Lane, dict[Hashable, Ready]] = {}
         self._lock = threading.Lock()
 
     def heard(self, lane: Lane, ready: Ready) -> None:
         """A run was queued."""
         with self._lock:
             self._buffer(lane).add(ready)
+            refused = self._refused.get(lane)
+            if refused:
+                # It may be one that kept its age, or has another name now.
+                before = Ready(ready.ready_at, RunId(""))
+                self._refused[lane] = {who: min(place, before) for who, place in refused.items()}
 
     def put_back(self, candidates: Iterable[Candidate]) -> None:
         """What was taken by a unit that did not commit."""
-        for candidate in candidates:
-            self.heard(candidate.lane, candidate.ready)
+        with self._lock:
+            for candidate in candidates:
+                self._buffer(candidate.lane).add(candidate.ready)
+
+    def refused_to(self, lane: Lane, who: Hashable) -> Ready | None:
+        """Up to where all runs of the lane have names that `who` refuses."""
+        with self._lock:
+            return self._refused.get(lane, {}).get(who)
+
+    def refuses(self, lane: Lane, who: Hashable, to: Ready) -> None:
+        with self._lock:
+            known = self._refused.setdefault(lane, {})
+            if len(known) > POLICIES:
+                known.clear()
+            known[who] = to
 
     def reconcile(self, lanes: Iterable[Lane]) -> None:
         """Make sure that every lane of the database is known, and distrust what is held of it."""
         with self._lock:
             for lane in lanes:
                 self._lanes_of(lane.shape)[lane] = _Buffer()
+            self._refused.clear()
 
     def check(self, heads: Iterable[tuple[Lane, Ready]]) -> None:
         """Make sure that every lane of the database is known; distrust what begins otherwise there."""
@@ -86,6 +115,7 @@ class Lanes:
                 for lane, buffer in lanes.items():
                     if not buffer.waiting or buffer.waiting[0] != there.get(lane):
                         lanes[lane] = _Buffer()
+                        self._refused.pop(lane, None)
             empty = [shape for shape, lanes in self._shapes.items() if not lanes]
             # Some may stay: a shape that comes and goes should not have all hosts judged anew.
             if len(empty) > EMPTY + len(self._shapes) // 2:
@@ -114,17 +144,24 @@ class Lanes:
         key: Hashable | None = None,
         points: Callable[[Ready], int] | None = None,
         may: Callable[[Candidate], bool] | None = None,
+        instead: Mapping[Lane, Ready | None] = MappingProxyType({}),
     ) -> Candidate | None:
         """The next run of a shape that fits: by priority, then the project that used least, then age.
 
         What fits is remembered under `key`. `points` are added to a priority for the time waited. `may` is
         asked for one candidate after the other, in their order; the first that it lets pass is taken.
+        `instead` gives a lane another run than its oldest to stand for it, or none.
         """
         with self._lock:
             usage: dict[str, float] = {}
             heads: list[tuple[int, float, Ready, Lane]] = []
             for shape in self._fits(key, fits):
-                for lane, head in self._heads(tx, shape):
+                if not self._shapes[shape]:
+                    continue
+                for lane, oldest in self._heads(tx, shape):
+                    head = instead.get(lane, oldest)
+                    if head is None:
+                        continue
                     project = lane.project
                     if project not in usage:
                         usage[project] = used(project)
@@ -134,7 +171,8 @@ class Lanes:
             while heads:
                 _, _, head, lane = heappop(heads)
                 if may is None or may(Candidate(lane, head)):
-                    return Candidate(lane, self._shapes[lane.shape][lane].waiting.pop(0))
+                    self._shapes[lane.shape][lane].remove(head)
+                    return Candidate(lane, head)
             return None
 
     def _fits(self, key: Hashable | None, fits: Callable[[Digest], bool]) -> list[Digest]:
@@ -169,4 +207,5 @@ class Lanes:
                 gone.append(lane)
         for lane in gone:
             del lanes[lane]
+            self._refused.pop(lane, None)
         return heads

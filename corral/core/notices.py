@@ -47,7 +47,7 @@ def gather(tx: Tx, webhook_id: WebhookId, cipher: Cipher, *, now: float) -> bool
     for event, kind in _wanted(hook, events):
         run = tx.runs.get(event.run_id)
         if run is not None and hook.project in (None, run.project):
-            _keep(tx, hook, kind, notices.of_run(kind, event, run), next_at=now, now=now)
+            keep(tx, hook, kind, notices.of_run(kind, event, run), next_at=now, now=now)
     return len(events) == PAGE
 
 
@@ -61,7 +61,7 @@ def make_test(tx: Tx, hook: Webhook, *, actor: str, now: float) -> Delivery:
     """A notice that says nothing but that it came; the caller sends it."""
     notice: dict[str, Any] = {"version": VERSION, "type": TEST, "at": now, "number": 0, "run": None}
     notice["event"] = {"type": "test", "actor": actor, "data": {"webhook": hook.name}}
-    return _keep(tx, hook, TEST, notice, next_at=now + _TEST_S, now=now)
+    return keep(tx, hook, TEST, notice, next_at=now + _TEST_S, now=now)
 
 
 def replay(tx: Tx, hook: Webhook, ids: Sequence[DeliveryId], *, now: float) -> int:
@@ -80,9 +80,7 @@ def replay_dead(tx: Tx, hook: Webhook, *, limit: int, now: float) -> int:
     return len(dead)
 
 
-def _keep(
-    tx: Tx, hook: Webhook, kind: str, notice: dict[str, Any], *, next_at: float, now: float
-) -> Delivery:
+def keep(tx: Tx, hook: Webhook, kind: str, notice: dict[str, Any], *, next_at: float, now: float) -> Delivery:
     body = slack_message(notice) if hook.format is WebhookFormat.SLACK else notice
     delivery = Delivery(
         id=new_delivery_id(),

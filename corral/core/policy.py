@@ -36,3 +36,12 @@ class Policy:
     def stop_s(self, run: Run) -> float:
         """The longest that a stop may take: a lease to hear of it, the grace to do it, slack to report it."""
         return self.lease_s + run.grace_s + self.stop_slack_s
+
+    def margin_s(self, run: Run) -> float:
+        """So long before a project's GPU hours end, none is begun: one that starts must not be stopped at
+        once, so it is more than what the sweeper stops runs with."""
+        return self.least_margin_s + run.grace_s
+
+    @property
+    def least_margin_s(self) -> float:
+        return 3 * self.lease_s + self.stop_slack_s

@@ -83,7 +83,8 @@ class Preemptor:
         if run is None:
             return None
         need = self.board.shapes.get(tx, lane.shape)
-        if self.board.shares.held_back(lane.project, need.gpus_at_best) is not None:
+        margin_s = self.policy.margin_s(run)
+        if self.board.shares.held_back(lane.project, need.gpus, keep_s=margin_s) is not None:
             return None
         found = fleet.make_room(run, need)
         if found is None:
@@ -119,6 +120,7 @@ class _Fleet:
         for host_id, held in tx.leases.held_by_host():
             self._held[host_id].append(held)
             self._of_lease[held.lease_id] = held
+        self._free = {host.id: Free(host, self._held[host.id]) for host in self._hosts}
         self._victims: dict[HostId, list[Victim]] = defaultdict(list)
         for run in _all_preemptible(tx):
             self._add_victim(run)
@@ -143,10 +145,10 @@ class _Fleet:
         for host in self._hosts:
             if not self._may_take(host, run, need):
                 continue
-            if _fits(host, self._held[host.id], need):
+            if _has_room(self._free[host.id], need):
                 return None
             lower = sorted(victim for victim in self._victims[host.id] if victim.priority < run.priority)
-            victims = fewest(host, self._held[host.id], lower, need)
+            victims = fewest(host, self._held[host.id], lower, need) if lower else None
             if victims is None:
                 continue
             cost = (
@@ -181,7 +183,10 @@ def fewest(
 
 
 def _fits(host: Host, held: Iterable[Held], need: Requirements) -> bool:
-    free = Free(host, held)
+    return _has_room(Free(host, held), need)
+
+
+def _has_room(free: Free, need: Requirements) -> bool:
     return free.slots > 0 and free.holds(need)
 
 

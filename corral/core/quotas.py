@@ -57,7 +57,8 @@ def check_room(tx: Tx, project: str, more: int) -> None:
         raise refused
 
 
-def no_room(tx: Tx, project: str, more: int) -> QuotaExceeded | None:
+def no_room(tx: Tx, project: str, more: int, *, written: int = 0) -> QuotaExceeded | None:
+    """`written` is how many of them are in the database already."""
     quota = tx.quotas.get(project)
     if quota is None or quota.max_queued is None:
         return None
@@ -65,7 +66,7 @@ def no_room(tx: Tx, project: str, more: int) -> QuotaExceeded | None:
     quota = tx.quotas.lock(project)
     if quota is None or quota.max_queued is None:
         return None
-    waiting = tx.runs.unstarted(project, quota.max_queued + 1)
+    waiting = tx.runs.unstarted(project, quota.max_queued + 1 + written) - written
     if waiting + more > quota.max_queued:
         shown = f"more than {quota.max_queued}" if waiting > quota.max_queued else str(waiting)
         return QuotaExceeded(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from corral.core.audit import note
 from corral.core.cron import check_times, latest_cron, next_cron, next_period
@@ -21,14 +21,6 @@ MISSED_AFTER_S = 60.0
 _MOST_CANCELLED = 1000
 
 
-class Order(NamedTuple):
-    """What a schedule submits at each of its times."""
-
-    runs: Sequence[NewRun]
-    group: str | None
-    max_running: int | None
-
-
 class Who(NamedTuple):
     """Whoever asked, for the audit."""
 
@@ -36,10 +28,78 @@ class Who(NamedTuple):
     origin: str
 
 
-OrderOf = Callable[[Schedule], Order]
+class Ask(NamedTuple):
+    """In whose name something is made, and under which key: the same again makes nothing anew."""
+
+    principal: str
+    request_id: str
 
 
-def add(tx: Tx, schedule: Schedule, order: Order, *, who: Who, now: float) -> Schedule:
+class Work(Protocol):
+    """What a schedule makes at each of its times: runs, or a call of a function."""
+
+    def check(self, tx: Tx) -> None:
+        """Raise if something that it names is not there."""
+        ...
+
+    def keep(self, tx: Tx, schedule_id: ScheduleId) -> None:
+        """Hold on to what it needs, as long as the schedule is there."""
+        ...
+
+    def was_made(self, tx: Tx, ask: Ask) -> bool: ...
+
+    def make(self, tx: Tx, schedule: Schedule, ask: Ask, *, now: float) -> Submitted: ...
+
+    def unfinished(self, tx: Tx, schedule: Schedule) -> Sequence[RunId]:
+        """What it made and has not ended."""
+        ...
+
+    def cancel(
+        self, tx: Tx, schedule: Schedule, made: Sequence[RunId], *, now: float, policy: Policy
+    ) -> None: ...
+
+
+class Order(NamedTuple):
+    """Runs that a schedule submits at each of its times."""
+
+    runs: Sequence[NewRun]
+    group: str | None
+    max_running: int | None
+
+    def check(self, tx: Tx) -> None:
+        _check_all_there(tx, self)
+
+    def keep(self, tx: Tx, schedule_id: ScheduleId) -> None:
+        _keep_artifacts(tx, schedule_id, self)
+
+    def was_made(self, tx: Tx, ask: Ask) -> bool:
+        return tx.runs.submission(ask.principal, ask.request_id) is not None
+
+    def make(self, tx: Tx, schedule: Schedule, ask: Ask, *, now: float) -> Submitted:
+        return submit(
+            tx,
+            self.runs,
+            request_id=ask.request_id,
+            group=self.group,
+            principal=ask.principal,
+            now=now,
+            max_running=self.max_running,
+            schedule_id=schedule.id,
+        )
+
+    def unfinished(self, tx: Tx, schedule: Schedule) -> Sequence[RunId]:
+        return tx.schedules.unfinished(schedule.id, _MOST_CANCELLED)
+
+    def cancel(
+        self, tx: Tx, schedule: Schedule, made: Sequence[RunId], *, now: float, policy: Policy
+    ) -> None:
+        _cancel(tx, schedule, made, now=now, policy=policy)
+
+
+OrderOf = Callable[[Schedule], Work]
+
+
+def add(tx: Tx, schedule: Schedule, order: Work, *, who: Who, now: float) -> Schedule:
     """Store it; the first run is made at its first time."""
     check_times(schedule.cron, schedule.every_s, schedule.timezone, now)
     if tx.schedules.by_name(schedule.project, schedule.name) is not None:
@@ -47,21 +107,21 @@ def add(tx: Tx, schedule: Schedule, order: Order, *, who: Who, now: float) -> Sc
             f"project {schedule.project} has a schedule {schedule.name} already",
             hint=f"Change it with --replace, or remove it with `corral schedules rm {schedule.name}`.",
         )
-    _check_all_there(tx, order)
+    order.check(tx)
     schedule = _counted(schedule, now)
     tx.schedules.insert(schedule)
-    _keep_artifacts(tx, schedule.id, order)
+    order.keep(tx, schedule.id)
     _note(tx, "schedule.add", schedule, who, now)
     return schedule
 
 
-def replace(tx: Tx, schedule: Schedule, order: Order, *, who: Who, now: float) -> Schedule:
+def replace(tx: Tx, schedule: Schedule, order: Work, *, who: Who, now: float) -> Schedule:
     """The same schedule with other runs or other times; what it made so far stays."""
     check_times(schedule.cron, schedule.every_s, schedule.timezone, now)
     known = tx.schedules.by_name(schedule.project, schedule.name)
     if known is None:
         return add(tx, schedule, order, who=who, now=now)
-    _check_all_there(tx, order)
+    order.check(tx)
     old = locked(tx, known.id)
     new = schedule._replace(
         id=old.id,
@@ -79,7 +139,7 @@ def replace(tx: Tx, schedule: Schedule, order: Order, *, who: Who, now: float) -
     if not same_times:
         new = _counted(new._replace(next_at=None), now)
     tx.schedules.save(new)
-    _keep_artifacts(tx, new.id, order)
+    order.keep(tx, new.id)
     _note(tx, "schedule.replace", new, who, now)
     return new
 
@@ -120,17 +180,7 @@ def run_now(
 ) -> Submitted:
     """Beside its times, and whether or not the run before has ended."""
     schedule = locked(tx, schedule_id)
-    order = order_of(schedule)
-    done = submit(
-        tx,
-        order.runs,
-        request_id=request_id,
-        group=order.group,
-        principal=who.actor,
-        now=now,
-        max_running=order.max_running,
-        schedule_id=schedule.id,
-    )
+    done = order_of(schedule).make(tx, schedule, Ask(who.actor, request_id), now=now)
     if schedule.last_run != done.ids[0]:
         tx.schedules.save(schedule._replace(last_run=done.ids[0], fired=schedule.fired + 1))
         _note(tx, "schedule.run_now", schedule, who, now)
@@ -148,30 +198,25 @@ def fire(
     schedule = _counted(schedule, now)
     # Named by its time: whatever happens, there is one submission for it.
     principal, prefix = _name_of_time(schedule)
-    request_id = f"{prefix}{at:.0f}"
-    if tx.runs.submission(principal, request_id) is not None:
+    ask = Ask(principal, f"{prefix}{at:.0f}")
+    try:
+        order = order_of(schedule)
+    except CorralError as error:
+        _skip(tx, schedule, error.message[:2000])
+        return None
+    if order.was_made(tx, ask):
         # The clock was set back, and this time has come before.
         tx.schedules.save(schedule)
         return None
     if now - first > MISSED_AFTER_S and schedule.missed is Missed.SKIP:
         _skip(tx, schedule, "its time passed while the server was away")
         return None
-    unfinished = tx.schedules.unfinished(schedule.id, _MOST_CANCELLED)
+    unfinished = order.unfinished(tx, schedule)
     if unfinished and schedule.overlap is Overlap.SKIP:
-        _skip(tx, schedule, f"run {unfinished[0]} of the time before had not ended")
+        _skip(tx, schedule, f"{unfinished[0]} of the time before had not ended")
         return None
     try:
-        order = order_of(schedule)
-        done = submit(
-            tx,
-            order.runs,
-            request_id=request_id,
-            group=order.group,
-            principal=principal,
-            now=now,
-            max_running=order.max_running,
-            schedule_id=schedule.id,
-        )
+        done = order.make(tx, schedule, ask, now=now)
     except StoreUnavailable:
         raise
     except CorralError as error:
@@ -179,7 +224,7 @@ def fire(
         _skip(tx, schedule, error.message[:2000])
         return None
     if schedule.overlap is Overlap.CANCEL:
-        _cancel(tx, schedule, unfinished, now=now, policy=policy)
+        order.cancel(tx, schedule, unfinished, now=now, policy=policy)
     tx.schedules.save(
         schedule._replace(last_at=at, last_run=done.ids[0], fired=schedule.fired + 1, problem=None)
     )

@@ -6,7 +6,9 @@ and which work it may take is its policy, judged apart: that needs the run's pro
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Hashable
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +21,10 @@ from corral.domain.run import Run
 from corral.ports.store import Tx
 
 _PAIRS = 200_000
+_HOSTS = 50_000
+
+# Hosts of one kind fit the same shapes: the number of what they have, and the name where a shape names it.
+Kind = tuple[int, str | None]
 
 
 class Shapes:
@@ -26,7 +32,11 @@ class Shapes:
 
     def __init__(self) -> None:
         self._needs: dict[Digest, Requirements] = {}
-        self._fits: dict[tuple[Digest, tuple[str | None, ...]], bool] = {}
+        self._named: set[str] = set()
+        self._numbered: dict[tuple[str | None, ...], tuple[int, str]] = {}
+        self._number_of: dict[Hashable, int] = {}
+        self._next_number = itertools.count()
+        self._fits: dict[tuple[Digest, Kind], bool] = {}
         self._admits: dict[tuple[str | None, Digest, str], bool] = {}
 
     def get(self, tx: Tx, shape: Digest) -> Requirements:
@@ -35,30 +45,50 @@ class Shapes:
             text = tx.runs.shape(shape)
             if text is None:
                 raise NotFound(f"there is no shape {shape}")
-            need = self._needs[shape] = parse_requirements(text)
+            need = parse_requirements(text)
+            self._named.update(need.hosts)
+            self._needs[shape] = need
         return need
 
     def known(self, shape: Digest) -> Requirements | None:
         """Like `get`, from memory alone."""
         return self._needs.get(shape)
 
-    def key(self, host: Host) -> tuple[str | None, ...]:
-        """All that `fits` looks at in a host: hosts with the same key fit the same shapes."""
-        return host.capability_digest, host.declared_digest, host.name
+    def kind(self, host: Host) -> Kind:
+        """All that `fits` looks at in a host."""
+        number, hostname = self._number(host)
+        named = host.name in self._named or hostname in self._named
+        return number, f"{host.name}/{hostname}" if named else None
 
     def fits(self, tx: Tx, shape: Digest, host: Host) -> bool:
         """By totals, whether the host could ever run this shape."""
-        key = (shape, self.key(host))
+        # Read before the kind is asked for: it may name the host.
+        need = self.get(tx, shape)
+        key = (shape, self.kind(host))
         known = self._fits.get(key)
         if known is None:
             if len(self._fits) > _PAIRS:
                 self._fits.clear()
-            known = self._fits[key] = verdict(self.get(tx, shape), host).eligible
+            known = self._fits[key] = verdict(need, host).eligible
         return known
 
     def fits_if_known(self, shape: Digest, host: Host) -> bool | None:
         """Like `fits`, from memory alone."""
-        return self._fits.get((shape, self.key(host)))
+        return self._fits.get((shape, self.kind(host)))
+
+    def _number(self, host: Host) -> tuple[int, str]:
+        key = (host.capability_digest, host.declared_digest, host.name)
+        found = self._numbered.get(key)
+        if found is None:
+            if len(self._numbered) > _HOSTS:
+                # Numbers are not given twice: what is remembered under the old ones is never asked for again.
+                self._numbered.clear()
+                self._number_of.clear()
+            have = effective_of(host)
+            what = _what_counts(have) if host.capability is not None else None
+            number = self._number_of.setdefault(what, next(self._next_number))
+            found = self._numbered[key] = (number, have.hostname)
+        return found
 
     def admits(self, tx: Tx, shape: Digest, project: str, host: Host) -> bool:
         """Whether the host's policy lets runs of this shape and project in, some of them at least."""
@@ -102,6 +132,14 @@ def effective_of(host: Host) -> Capability:
 @lru_cache(maxsize=16_384)
 def _effective(capability: str, name: str, declared: str | None) -> Capability:
     return effective(_capability(capability, name), read_declared(declared))
+
+
+def _what_counts(have: Capability) -> Hashable:
+    """All that a verdict looks at but the names."""
+    gpus = [(gpu.name, gpu.memory_bytes, gpu.compute_capability) for gpu in have.gpus or ()]
+    engine = None if have.engine is None else tuple(sorted(have.engine.items()))
+    machine = (have.os, have.arch, have.cores, have.ram_bytes, have.disk_bytes, have.labels)
+    return machine, have.gpus is None, tuple(gpus), engine
 
 
 def parse_requirements(text: str) -> Requirements:

@@ -61,13 +61,17 @@ class Shares:
     def quota(self, project: str) -> Quota | None:
         return self._quotas.get(project)
 
-    def held_back(self, project: str, gpus: int) -> str | None:
-        """Why the project's quota lets no run with so many GPUs start; a hint that the claim checks."""
+    def held_back(self, project: str, gpus: int, *, keep_s: float = 0.0) -> str | None:
+        """Why the project's quota lets no run with so many GPUs start; a hint that the claim checks.
+
+        `keep_s` is the policy's margin for the run; without it, what holds for every run is told.
+        """
         quota = self._quotas.get(project)
         if quota is None:
             return None
         use = self._in_use.get(project, InUse(project))
-        return over_quota(quota, use, gpus=gpus, used_gpu_s=self._gpu_s.get(project, 0.0))
+        used_gpu_s = self._gpu_s.get(project, 0.0)
+        return over_quota(quota, use, gpus=gpus, used_gpu_s=used_gpu_s, keep_s=keep_s)
 
     def claimed(self, project: str, gpus: int = 0) -> None:
         with self._lock:

@@ -18,12 +18,18 @@ _SIGNS = {
     "run.failed": ":x:",
     "run.cancelled": ":no_entry_sign:",
     "run.retried": ":repeat:",
+    "call.succeeded": ":white_check_mark:",
+    "call.failed": ":x:",
+    "call.cancelled": ":no_entry_sign:",
+    "call.expired": ":hourglass:",
 }
 
 
 def slack_message(notice: Mapping[str, Any]) -> dict[str, Any]:
     """`text` for notifications, `blocks` for the channel."""
     run = notice["run"]
+    if notice.get("call") is not None:
+        return _call_message(notice)
     if run is None:
         text = "Corral can reach this channel."
         return {"text": text, "blocks": [_section(text)]}
@@ -40,11 +46,7 @@ def slack_message(notice: Mapping[str, Any]) -> dict[str, Any]:
         "Took": _took(run),
         "By": run["submitted_by"],
     }
-    fields = [_mrkdwn(f"*{name}*\n{_plain(value)}", FIELD_CHARS) for name, value in about.items() if value]
-    blocks: list[dict[str, Any]] = [
-        {"type": "header", "text": {"type": "plain_text", "text": _cut(title, HEADER_CHARS), "emoji": False}},
-        {"type": "section", "fields": fields[:FIELDS]},
-    ]
+    blocks = _head_blocks(title, about)
     if run["detail"]:
         blocks.append(_section(f"```{_cut(_plain(run['detail']).replace('```', ''), 2500)}```"))
     if run["hint"]:
@@ -54,6 +56,34 @@ def slack_message(notice: Mapping[str, Any]) -> dict[str, Any]:
     if run["detail"]:
         text += f": {_plain(run['detail'])}"
     return {"text": _cut(text, TEXT_CHARS), "blocks": blocks}
+
+
+def _call_message(notice: Mapping[str, Any]) -> dict[str, Any]:
+    call = notice["call"]
+    title = f"{call['endpoint'] or call['function']} {str(notice['type']).removeprefix('call.')}"
+    about = {
+        "Call": call["id"],
+        "Project": call["project"],
+        "Function": call["function"],
+        "Attempt": call["attempt"] or None,
+        "Error": call["error"],
+        "Took": _took(call),
+        "By": call["submitted_by"],
+    }
+    text = f"{_SIGNS.get(str(notice['type']), ':information_source:')} {_plain(title)} ({call['id']})"
+    blocks = _head_blocks(title, about)
+    if call["message"]:
+        blocks.append(_section(f"```{_cut(_plain(call['message']).replace('```', ''), 2500)}```"))
+        text += f": {_plain(call['message'])}"
+    return {"text": _cut(text, TEXT_CHARS), "blocks": blocks}
+
+
+def _head_blocks(title: str, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    fields = [_mrkdwn(f"*{name}*\n{_plain(value)}", FIELD_CHARS) for name, value in about.items() if value]
+    return [
+        {"type": "header", "text": {"type": "plain_text", "text": _cut(title, HEADER_CHARS), "emoji": False}},
+        {"type": "section", "fields": fields[:FIELDS]},
+    ]
 
 
 def _took(run: Mapping[str, Any]) -> str | None:

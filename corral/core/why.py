@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -12,9 +12,10 @@ from corral.core.faults import is_aside
 from corral.core.free import Free
 from corral.core.policy import Policy
 from corral.core.roster import AGAIN_S, Roster, is_away
-from corral.core.shapes import declared_of, effective_of, policy_refusals, verdict, work_of
+from corral.core.shapes import Kind, Shapes, declared_of, effective_of, policy_refusals, verdict, work_of
 from corral.domain.capability import Requirements, preferred
 from corral.domain.declared import effective_slots, refusals
+from corral.domain.holds import CONCURRENCY
 from corral.domain.host import Host
 from corral.domain.ids import HostId
 from corral.domain.run import Run
@@ -67,14 +68,50 @@ class Question:
         return policy_refusals(self.need, host, self.run)
 
 
+@dataclass
+class _Never:
+    """Why a host could never take it, worked out once for hosts that are alike."""
+
+    asked: Question
+    shapes: Shapes
+    _shortfalls: dict[Kind, tuple[str, ...]] = field(default_factory=dict)
+    _refusals: dict[str | None, tuple[str, ...]] = field(default_factory=dict)
+
+    def of(self, host: Host) -> tuple[str, ...]:
+        return (*self._of_what_it_has(host), *self._of_its_policy(host))
+
+    def _of_what_it_has(self, host: Host) -> tuple[str, ...]:
+        # A reason may say the host's name only where the run names hosts.
+        if host.capability is None or self.asked.need.hosts:
+            return verdict(self.asked.need, host).shortfalls
+        kind = self.shapes.kind(host)
+        if kind not in self._shortfalls:
+            self._shortfalls[kind] = verdict(self.asked.need, host).shortfalls
+        return self._shortfalls[kind]
+
+    def _of_its_policy(self, host: Host) -> tuple[str, ...]:
+        if host.declared not in self._refusals:
+            self._refusals[host.declared] = self.asked.refusals(host)
+        return self._refusals[host.declared]
+
+
 def standings(
-    tx: Tx, asked: Question, *, now: float, policy: Policy, roster: Roster | None = None
+    tx: Tx,
+    asked: Question,
+    *,
+    now: float,
+    policy: Policy,
+    shapes: Shapes,
+    roster: Roster | None = None,
 ) -> list[Standing]:
     held: defaultdict[HostId, list[Held]] = defaultdict(list)
     for host_id, item in tx.leases.held_by_host():
         held[host_id].append(item)
-    hosts = tx.hosts.page(None, 10_000)
-    found = [_standing(asked, host, held[host.id], now=now, policy=policy, roster=roster) for host in hosts]
+    never = _Never(asked, shapes)
+    found = [
+        _standing(asked, host, held[host.id], never.of(host), now=now, policy=policy, roster=roster)
+        for host in tx.hosts.page(None, 10_000)
+    ]
     left_s = _first_refusal_left_s(asked, found, now)
     if left_s <= 0:
         return found
@@ -85,12 +122,12 @@ def _standing(
     asked: Question,
     host: Host,
     held: list[Held],
+    never: tuple[str, ...],
     *,
     now: float,
     policy: Policy,
     roster: Roster | None,
 ) -> Standing:
-    never = [*verdict(asked.need, host).shortfalls, *asked.refusals(host)]
     kept = list(_kept_from_work(host, now=now, policy=policy))
     free = Free(host, held)
     slots = effective_slots(host.slots, declared_of(host))
@@ -139,12 +176,24 @@ def _second(asked: Question, standing: Standing, held: list[Held], left_s: float
     return standing._replace(place=Place.WAITS, waits=(*standing.waits, said))
 
 
-def summary(run: Run, hosts: list[Standing], *, now: float) -> str:
-    """One sentence: what the run waits for, or why it is where it is."""
+def summary(
+    run: Run,
+    hosts: list[Standing],
+    *,
+    now: float,
+    held_back: str | None = None,
+    group: str | None = None,
+) -> str:
+    """One sentence: what the run waits for, or why it is where it is.
+
+    `held_back` is what its quota says, `group` how full its group is.
+    """
     if run.state in FINAL:
         return f"the run has ended: {run.state}" + (f" ({run.reason})" if run.reason else "")
     if run.state is RunState.HELD:
         left = f", {max(0.0, run.not_before - now):.0f} s left" if run.not_before is not None else ""
+        if run.hold_reason == CONCURRENCY and group is not None:
+            return f"held: it waits for a place; {group}"
         return f"held: {run.hold_reason or 'not ready'}{left}"
     if run.state is not RunState.QUEUED:
         return f"the run is {run.state} on {run.last_host}"
@@ -153,6 +202,8 @@ def summary(run: Run, hosts: list[Standing], *, now: float) -> str:
     eligible = [s for s in hosts if s.eligible]
     if not eligible:
         return f"queued: no host of {len(hosts)} can take it; the reasons are below"
+    if held_back is not None:
+        return f"queued: its project's quota holds it back, whatever is free; {held_back}"
     word = "host" if len(eligible) == 1 else "hosts"
     ready = [s for s in eligible if s.place is Place.READY]
     when = "at its next poll, unless other runs go first" if ready else "once there is room"

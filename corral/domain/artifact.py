@@ -15,6 +15,8 @@ class ArtifactKind(StrEnum):
     CHECKPOINT = "checkpoint"
     CODE = "code"
     INPUT = "input"
+    # One version of a volume; lives and goes with it.
+    VOLUME = "volume"
 
 
 class Artifact(NamedTuple):

@@ -11,6 +11,8 @@ from corral.domain.ids import CallId, Digest, EndpointId, LeaseId, RunId
 
 # Larger arguments and results are blobs.
 INLINE_BYTES = 64 << 10
+# Under this name an instance that is being prepared tells how far it is.
+PREPARING = "preparing"
 
 
 class CallState(StrEnum):
@@ -107,6 +109,11 @@ class Call(NamedTuple):
     error: str | None = None
     chunks: int = 0
     forget_at: float | None = None
+
+    @property
+    def forgotten(self) -> bool:
+        """Its arguments and its result are not kept any more; only the record is."""
+        return not self.args_format
 
     @property
     def arguments(self) -> Payload:

@@ -42,6 +42,9 @@ class Capability:
     corral: str | None = None
     # What went wrong when the GPUs were asked for: why they are unknown, or which were left out.
     gpu_note: str | None = None
+    # Programs and system packages that runs have asked for, and whether they are there. One that nobody has
+    # asked for is not in it: the host looks when it is given such a run, and gives that back if need be.
+    system: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Requirements:
     arch: str | None = None
     labels: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    system: tuple[str, ...] = ()
     engine: bool = False
     prefer: str | None = None
     prefer_for_s: float = 0.0
@@ -109,6 +113,7 @@ def judge(need: Requirements, have: Capability, *, host: str) -> Verdict:
             [
                 *_machine_shortfalls(need, have, host),
                 *_engine_shortfalls(need, have),
+                *_system_shortfalls(need, have),
                 *_size("RAM", need.min_ram_bytes, have.ram_bytes),
                 *_size("disk", need.min_disk_bytes, have.disk_bytes),
                 *_gpu_shortfalls(need, have),
@@ -156,6 +161,13 @@ def _engine_shortfalls(need: Requirements, have: Capability) -> list[str]:
     if not missing:
         return []
     return [f"needs the training engine; the host lacks {', '.join(missing)}: {install}"]
+
+
+def _system_shortfalls(need: Requirements, have: Capability) -> list[str]:
+    missing = [name for name in need.system if have.system.get(name) is False]
+    if not missing:
+        return []
+    return [f"lacks {', '.join(missing)}, which only its administrator can install"]
 
 
 def _size(what: str, need: int | None, have: int | None) -> list[str]:

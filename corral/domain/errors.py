@@ -59,6 +59,13 @@ class Conflict(CorralError):
     code = "conflict"
 
 
+class VolumeConflict(CorralError):
+    """Somebody else committed changes of the same files since; nothing was changed. `fields` names them."""
+
+    code = "volume_conflict"
+    hint = "Keep a copy of yours under another name, reload the volume, and commit again."
+
+
 class LeaseLost(CorralError):
     """The caller's epoch is no longer the newest, or its rank is not live: it must stop its child."""
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NamedTuple
+
+_DAY_S = 86_400
 
 
 class Quota(NamedTuple):
@@ -46,13 +49,20 @@ class InUse(NamedTuple):
 
 
 def month_of(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m")
+    return _month(at // _DAY_S)[0]
 
 
 def month_start(at: float) -> float:
     """When the month that this moment is in began."""
-    moment = datetime.fromtimestamp(at, UTC)
-    return moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+    return _month(at // _DAY_S)[1]
+
+
+@lru_cache(maxsize=64)
+def _month(day: float) -> tuple[str, float]:
+    """Of a day since the epoch, the month and when it began: asked for at the end of every lease."""
+    moment = datetime.fromtimestamp(day * _DAY_S, UTC)
+    begun = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return begun.strftime("%Y-%m"), begun.timestamp()
 
 
 def by_month(until: float, seconds: float) -> Iterator[tuple[str, float]]:
@@ -84,7 +94,11 @@ def over_quota(
         return None
     if used_gpu_s + (use.gpus + gpus) * keep_s < quota.gpu_hours * 3600:
         return None
-    return (
+    said = (
         f"project {quota.project} has used {used_gpu_s / 3600:.1f} GPU hours this month,"
         f" of {quota.gpu_hours} (gpu_hours)"
     )
+    if used_gpu_s >= quota.gpu_hours * 3600:
+        return said
+    kept_h = (use.gpus + gpus) * keep_s / 3600
+    return f"{said}; the last {kept_h:.2g} are kept so that what runs can be stopped in time"

@@ -71,6 +71,10 @@ TYPES: Mapping[str, str] = {
     "run.succeeded": "It ended well.",
     "run.failed": "It ended badly, and is not tried again.",
     "run.cancelled": "It was cancelled.",
+    "call.succeeded": "A call of a function returned.",
+    "call.failed": "It raised, or could not be run, and is not tried again.",
+    "call.cancelled": "It was cancelled.",
+    "call.expired": "Nobody took it within its time to live.",
 }
 ENDS = ("run.succeeded", "run.failed", "run.cancelled")
 _GIVES_UP_AN_ATTEMPT = frozenset(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar, dataclass_transform, overload
 
 from corral.functions.classes import Class, parameter
 from corral.functions.handles import AsyncFunction, Function, Generator
 from corral.functions.member import Member
-from corral.functions.options import Batch, Environment, Resources, Retries, Scale, Settings
+from corral.functions.options import Batch, Cron, Environment, Period, Resources, Retries, Scale, Settings
+from corral.functions.volumes import Volume, mounts
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,7 +24,9 @@ _WEB_METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH")
 class App:
     """A set of functions that belong together. What is said here holds for all of them unless they differ.
 
-    `python` are requirements as pip takes them; none of it means the Python of the host.
+    `python` are requirements as pip takes them; none of it means the Python of the host. `find_links` is a
+    folder of wheels beside the index, `wheels` one instead of it. `system` are programs or packages that a
+    host must have already.
     """
 
     def __init__(
@@ -33,6 +36,8 @@ class App:
         python: Sequence[str] = (),
         python_version: str | None = None,
         find_links: str | None = None,
+        wheels: str | None = None,
+        system: Sequence[str] = (),
         gpu: str | int | Sequence[str] | None = None,
         memory: str | int | None = None,
         secrets: Sequence[str] = (),
@@ -44,13 +49,15 @@ class App:
             raise ValueError(f"{name!r} is no name for an app: letters, digits, `.`, `_` and `-`")
         if isinstance(python, str):
             raise TypeError('python takes a list of requirements, as ["numpy==2.2.*"]')
+        if find_links and wheels:
+            raise ValueError("find_links is beside the index, wheels instead of it; give one of them")
         self.name = name
         self.project = project
         self.include = tuple(include)
         self.members: dict[str, Member] = {}
         self._settings = Settings(
-            environment=Environment(tuple(python), python_version, find_links),
-            resources=Resources(gpu=gpu, memory=memory),
+            environment=Environment(tuple(python), python_version, find_links, wheels),
+            resources=Resources(gpu=gpu, memory=memory, system=_names(system)),
             secrets=tuple(secrets),
             env=tuple(sorted((env or {}).items())),
         )
@@ -68,6 +75,7 @@ class App:
         cores: int | None = None,
         labels: Sequence[str] = (),
         hosts: Sequence[str] = (),
+        system: Sequence[str] = (),
         retries: Retries | int | None = None,
         timeout: float | str | None = None,
         secrets: Sequence[str] = (),
@@ -81,11 +89,13 @@ class App:
         batch: Batch | None = None,
         keep: float | str = "7d",
         ttl: float | str | None = None,
+        volumes: Mapping[str, Volume] | None = None,
+        schedule: Cron | Period | None = None,
     ) -> _Decorator:
         """Make a function one that can be called on the fleet. Called plainly it stays what it is."""
         settings = self._with(
             python=python,
-            resources=Resources(gpu, memory, cores, tuple(labels), tuple(hosts)),
+            resources=Resources(gpu, memory, cores, tuple(labels), tuple(hosts), _names(system)),
             scale=Scale(min_instances, max_instances, idle, concurrency, queue_delay, per_instance),
             retries=Retries(retries) if isinstance(retries, int) else retries,
             timeout=timeout,
@@ -93,6 +103,8 @@ class App:
             env=env,
             keep=keep,
             ttl=ttl,
+            volumes=mounts(volumes or {}),
+            schedule=schedule,
         )
         return _Decorator(self, settings, name=name, batch=batch)
 
@@ -107,6 +119,7 @@ class App:
         cores: int | None = None,
         labels: Sequence[str] = (),
         hosts: Sequence[str] = (),
+        system: Sequence[str] = (),
         retries: Retries | int | None = None,
         timeout: float | str | None = None,
         secrets: Sequence[str] = (),
@@ -119,11 +132,12 @@ class App:
         per_instance: int | None = None,
         keep: float | str = "7d",
         ttl: float | str | None = None,
+        volumes: Mapping[str, Volume] | None = None,
     ) -> Callable[[type[T]], type[T]]:
         """Make a class one whose instances live on the fleet, one process for each set of parameters."""
         settings = self._with(
             python=python,
-            resources=Resources(gpu, memory, cores, tuple(labels), tuple(hosts)),
+            resources=Resources(gpu, memory, cores, tuple(labels), tuple(hosts), _names(system)),
             scale=Scale(min_instances, max_instances, idle, concurrency, queue_delay, per_instance),
             retries=Retries(retries) if isinstance(retries, int) else retries,
             timeout=timeout,
@@ -131,6 +145,7 @@ class App:
             env=env,
             keep=keep,
             ttl=ttl,
+            volumes=mounts(volumes or {}),
         )
 
         def decorate(cls: type[T]) -> type[T]:
@@ -173,6 +188,7 @@ class App:
             cores=resources.cores,
             labels=resources.labels,
             hosts=resources.hosts,
+            system=tuple(dict.fromkeys([*base.resources.system, *resources.system])),
         )
         # Told here and not when the first call is made.
         mixed.table()
@@ -238,3 +254,9 @@ class _Decorator:
         elif inspect.iscoroutinefunction(fn):
             kind = AsyncFunction
         return kind(member, fn)
+
+
+def _names(given: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise TypeError('system takes a list of names, as ["ffmpeg"]')
+    return tuple(given)

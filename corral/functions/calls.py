@@ -51,6 +51,10 @@ class Call(Generic[R]):
     def state(self) -> str:
         return (self._seen or backend().get(self.id, 0)).state
 
+    def waiting(self) -> str | None:
+        """What it waits for, in words, as long as it has not begun."""
+        return None if self._seen is not None else backend().get(self.id, 0).waiting
+
     def done(self) -> bool:
         return self._seen is not None or backend().get(self.id, 0).ended
 
@@ -70,7 +74,7 @@ class Call(Generic[R]):
             if seen.ended:
                 self._seen = seen
             elif deadline is not None and time.monotonic() >= deadline:
-                raise NotFinished(self.id, seen.state)
+                raise NotFinished(self.id, seen.state, seen.waiting)
         return self._seen
 
 
@@ -94,5 +98,5 @@ def failure_of(seen: Seen) -> BaseException:
     if seen.state == "cancelled":
         return CallCancelled(f"call {seen.id} was cancelled")
     if seen.error is None:
-        return CallExpired(f"call {seen.id} is {seen.state}, and nothing is kept of it")
+        return CallExpired(f"call {seen.id} {seen.state}, and its result is not kept any more")
     return rebuild(seen.error)

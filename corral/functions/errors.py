@@ -35,8 +35,9 @@ class CallTimeout(FunctionError, TimeoutError):
 class NotFinished(FunctionError, TimeoutError):
     """The result was not there within the time that the caller was ready to wait; the call goes on."""
 
-    def __init__(self, call_id: str, state: str) -> None:
-        super().__init__(f"call {call_id} is {state}; ask again later: corral.Call.from_id({call_id!r})")
+    def __init__(self, call_id: str, state: str, waiting: str | None = None) -> None:
+        why = f" and waits for {waiting}" if waiting else ""
+        super().__init__(f"call {call_id} is {state}{why}; ask again later: corral.Call.from_id({call_id!r})")
         self.call_id = call_id
 
 
@@ -69,7 +70,20 @@ class ExitCalled(FunctionError):
 
 
 class ResultTooLarge(FunctionError):
-    """The result is larger than the endpoint allows."""
+    """The result is larger than the server takes."""
+
+
+class ResultLost(FunctionError):
+    """The function ended well, but what it gave could not be kept, or is missing or damaged now."""
+
+
+class VolumeConflict(FunctionError):
+    """Somebody else changed the same files of a volume meanwhile; nothing was committed or reloaded."""
+
+
+def problem_of(code: str | None, message: str) -> FunctionError:
+    """What the server refused, as an exception of a program."""
+    return (VolumeConflict if code == "volume_conflict" else FunctionError)(message)
 
 
 class RemoteTraceback(Exception):
@@ -89,6 +103,7 @@ _OWN: dict[str, type[FunctionError]] = {
     "CannotStart": CannotStart,
     "Expired": CallExpired,
     "ResultTooLarge": ResultTooLarge,
+    "ResultLost": ResultLost,
 }
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import inspect
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from dataclasses import replace
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from corral.functions import codec
@@ -16,6 +16,7 @@ from corral.functions.calls import Call, tell_of_pickle, value_of
 from corral.functions.errors import EndpointGone, FunctionError, rebuild
 from corral.functions.mapping import Mapping as _Mapping
 from corral.functions.member import Member
+from corral.functions.options import options_of
 from corral.functions.protocol import Ask, Given, Seen, Target
 
 P = ParamSpec("P")
@@ -55,13 +56,17 @@ class Function(Generic[P, R]):
 
     def with_options(self, *, key: str | None = None, priority: int = 0, **options: Any) -> Function[P, R]:
         """The same with other options for its calls: key, priority, timeout, retries, ttl, keep."""
-        settings = replace(self.member.settings, **options) if options else None
         changes = {**self._changes, "key": key, "priority": priority}
-        if settings is not None:
-            changes["options"] = settings.call_options()
-        return type(self)(
-            self.member, self._fn, function=self._function, params=self._params, changes=changes
-        )
+        if options:
+            changes["options"] = {**self._options(), **options_of(options)}
+        made = copy.copy(self)
+        made._changes = changes
+        return made
+
+    def _options(self) -> dict[str, Any]:
+        callee = self.member.callees[self._function]
+        own: dict[str, Any] | None = self._changes.get("options")
+        return own or (callee.settings or self.member.settings).call_options()
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it on the fleet and wait for what it returns or raises."""
@@ -191,10 +196,8 @@ class Function(Generic[P, R]):
         return backend().find(self.member)
 
     def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ask:
-        self._check(args, kwargs)
+        self.check(args, kwargs)
         form, data = codec.encode([list(args), kwargs], what=f"an argument of {self._function}()")
-        callee = self.member.callees[self._function]
-        options = self._changes.get("options") or (callee.settings or self.member.settings).call_options()
         return Ask(
             self._function,
             form,
@@ -203,10 +206,10 @@ class Function(Generic[P, R]):
             # A key of its own makes a call that may be sent again without being made again.
             self._changes.get("key") or f"once:{secrets.token_hex(12)}",
             self._changes.get("priority", 0),
-            options,
+            self._options(),
         )
 
-    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Wrong arguments are told before anything is sent."""
         try:
             signature = inspect.signature(self._fn)
@@ -257,7 +260,7 @@ class Generator(Function[P, R]):
                     return
         except GeneratorExit:
             # Nobody reads on: it need not go on either.
-            backend().cancel(call_id)
+            _let_go(call_id)
             raise
 
     def _chunk(self, one: Given) -> R:
@@ -276,7 +279,7 @@ class Aio(Generic[P, R]):
         try:
             return await asyncio.to_thread(call.result)
         except asyncio.CancelledError:
-            await asyncio.to_thread(call.cancel)
+            await asyncio.to_thread(_let_go, call.id)
             raise
 
     async def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
@@ -296,6 +299,14 @@ class AioGenerator(Aio[P, R]):
         source = await asyncio.to_thread(self._generator.stream, *args, **kwargs)
         async for item in _in_thread(source):
             yield item
+
+
+def _let_go(call_id: str) -> None:
+    """Cancel what nobody waits for; if it has ended, or the server is away, it needs none."""
+    try:
+        backend().cancel(call_id)
+    except Exception:  # noqa: BLE001 - the caller goes on to its own end
+        return
 
 
 async def _in_thread(source: Iterator[R]) -> AsyncIterator[R]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from corral.functions import codec
 from corral.functions.options import Batch, Settings
 
 if TYPE_CHECKING:
@@ -34,8 +35,12 @@ class Callee:
         }
         if self.batch is not None:
             found |= self.batch.table()
+        if base.schedule is not None:
+            form, data = codec.encode([[], {}])
+            args = {"format": form, "body": codec.as_text(data), "size": len(data)}
+            found |= {"schedule": base.schedule.table(), "schedule_args": args}
         if self.path is not None:
-            found |= {"path": self.path, "method": self.method}
+            found |= {"path": self.path, "method": self.method, "streams": self.kind == "generator"}
         return found
 
 
@@ -64,6 +69,8 @@ class Member:
         path: str | None,
         method: str | None,
     ) -> Member:
+        if settings.schedule is not None:
+            check_scheduled(fn, batch)
         qualname = getattr(fn, "__qualname__", type(fn).__qualname__)
         plain = getattr(fn, "__name__", "function")
         called = "function" if plain == "<lambda>" else plain
@@ -78,6 +85,21 @@ class Member:
 
     def functions(self) -> dict[str, Any]:
         return {name: callee.table(self.settings) for name, callee in self.callees.items()}
+
+
+def check_scheduled(fn: Callable[..., Any], batch: Batch | None) -> None:
+    """A clock gives no arguments."""
+    needs = [
+        one.name
+        for one in inspect.signature(fn).parameters.values()
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if needs or batch is not None:
+        name = getattr(fn, "__name__", "the function")
+        raise TypeError(
+            f"{name}() has a schedule, which calls it without arguments, and needs "
+            f"{', '.join(needs) or 'items of a batch'}; give its parameters defaults"
+        )
 
 
 def is_async(fn: Callable[..., Any]) -> bool:

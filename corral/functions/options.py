@@ -9,6 +9,7 @@ from typing import Any
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_SHORTEST_PERIOD_S = 10.0
 
 
 def seconds(value: float | str, what: str) -> float:
@@ -73,12 +74,65 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class Cron:
+    """Call the function by a cron line, read in `timezone`.
+
+    `missed`: of times that passed while the server was away, one call is made for all ("once"), or none
+    ("skip"). `overlap`: a time at which the call before has not ended is left out ("skip"), queued beside it
+    ("queue"), or ends it ("cancel").
+    """
+
+    line: str
+    timezone: str = "UTC"
+    missed: str = "once"
+    overlap: str = "skip"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.line, str) or len(self.line.split()) != 5:
+            raise ValueError(f'Cron takes five fields, as "0 3 * * *", not {self.line!r}')
+        _check_rules(self.missed, self.overlap)
+
+    def table(self) -> dict[str, Any]:
+        return {
+            "cron": self.line,
+            "timezone": self.timezone,
+            "missed": self.missed,
+            "overlap": self.overlap,
+        }
+
+
+@dataclass(frozen=True)
+class Period:
+    """Call the function every so often, as "10m"; at least every 10 seconds. The rest is as for Cron."""
+
+    every: float | str
+    missed: str = "once"
+    overlap: str = "skip"
+
+    def __post_init__(self) -> None:
+        if seconds(self.every, "Period") < _SHORTEST_PERIOD_S:
+            raise ValueError(f"Period must be {_SHORTEST_PERIOD_S:g} s or more, not {self.every!r}")
+        _check_rules(self.missed, self.overlap)
+
+    def table(self) -> dict[str, Any]:
+        return {"every": seconds(self.every, "Period"), "missed": self.missed, "overlap": self.overlap}
+
+
+def _check_rules(missed: str, overlap: str) -> None:
+    if missed not in ("once", "skip"):
+        raise ValueError(f'missed must be "once" or "skip", not {missed!r}')
+    if overlap not in ("skip", "queue", "cancel"):
+        raise ValueError(f'overlap must be "skip", "queue" or "cancel", not {overlap!r}')
+
+
+@dataclass(frozen=True)
 class Environment:
     """What must be installed where the function runs. None of it means: the host's own Python."""
 
     python: tuple[str, ...] = ()
     version: str | None = None
     find_links: str | None = None
+    wheels: str | None = None
 
     @property
     def is_host(self) -> bool:
@@ -94,6 +148,7 @@ class Resources:
     cores: int | None = None
     labels: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
+    system: tuple[str, ...] = ()
 
     def table(self) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -107,6 +162,8 @@ class Resources:
             found["labels"] = list(self.labels)
         if self.hosts:
             found["hosts"] = list(self.hosts)
+        if self.system:
+            found["system"] = list(self.system)
         return found
 
 
@@ -160,6 +217,9 @@ class Settings:
     env: tuple[tuple[str, str], ...] = ()
     keep: float | str = "7d"
     ttl: float | str | None = None
+    # Folder and volume.
+    volumes: tuple[tuple[str, str], ...] = ()
+    schedule: Cron | Period | None = None
 
     def call_options(self) -> dict[str, Any]:
         table: dict[str, Any] = {"keep_s": seconds(self.keep, "keep")}
@@ -170,3 +230,13 @@ class Settings:
         if self.retries is not None:
             table |= self.retries.table()
         return table
+
+
+def options_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Of some options as a user writes them, only what they say."""
+    known = {"timeout", "retries", "ttl", "keep"}
+    if unknown := sorted(set(given) - known):
+        raise TypeError(f"a call has no option {', '.join(unknown)}; it has: {', '.join(sorted(known))}")
+    retries = given.get("retries")
+    table = Settings(**{**given, "retries": Retries(retries) if isinstance(retries, int) else retries})
+    return {key: value for key, value in table.call_options().items() if key != "keep_s" or "keep" in given}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from corral.functions.member import Member
 
@@ -40,6 +40,8 @@ class Seen:
     result: tuple[str, bytes] | None = None
     error: dict[str, Any] | None = None
     attempt: int = 0
+    # What it waits for, as long as it has not begun; only where one call was asked for.
+    waiting: str | None = None
 
     @property
     def ended(self) -> bool:
@@ -55,9 +57,22 @@ class Given:
     data: bytes
 
 
+class VolumeFile(NamedTuple):
+    """A file of a volume: its path, size, and the SHA-256 of its bytes."""
+
+    path: str
+    size: int
+    sha256: str
+
+
 class Backend(Protocol):
     def find(self, member: Member) -> Target:
         """Where the member is served; one that is not deployed is made ready to be called."""
+        ...
+
+    def look_up(self, project: str | None, name: str) -> tuple[Target, dict[str, Any], str]:
+        """The endpoint of that name, its functions as they were deployed, and no method; or else of the name
+        without its last part, which is a method then."""
         ...
 
     def forget(self, target: Target) -> None:
@@ -79,3 +94,7 @@ class Backend(Protocol):
     def cancel(self, call_id: str) -> None: ...
 
     def logs(self, call_id: str) -> Iterator[tuple[float, str, str]]: ...
+
+    def volume(self, name: str, project: str | None, what: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Do one of the things that a volume can: path, commit, reload, put, get, ls, rm."""
+        ...

@@ -12,13 +12,15 @@ from typing import Any
 
 from corral.client.api import Corral
 from corral.client.discovery import discover
-from corral.client.lock import resolve
+from corral.client.lock import Lock, resolve
 from corral.client.tree import scan
 from corral.client.upload import upload
 from corral.domain.call import INLINE_BYTES
-from corral.domain.errors import NotFound
+from corral.domain.errors import BlobMissing, DigestMismatch, NotFound
+from corral.domain.errors import VolumeConflict as VolumeConflictThere
 from corral.functions.codec import as_text, from_text
-from corral.functions.errors import EndpointGone
+from corral.functions.errors import EndpointGone, ResultLost, VolumeConflict
+from corral.functions.local_volumes import LocalVolumes
 from corral.functions.member import Member
 from corral.functions.packaging import Package, pack
 from corral.functions.protocol import Ask, Given, Seen, Target
@@ -36,9 +38,6 @@ from corral.wire.calls import (
 from corral.wire.spec import BuiltEnvironment, RunSpec, ServiceTable
 from corral.wire.tables import Resources, RetryBudgets
 
-# What a call by value needs where the host's own Python is not used.
-_PICKLER = "cloudpickle"
-
 
 class HttpBackend:
     """Safe to use from several threads."""
@@ -48,6 +47,8 @@ class HttpBackend:
         self._project = project
         self._found: dict[int, tuple[Member, Target]] = {}
         self._lock = threading.Lock()
+        self._local = LocalVolumes()
+        self._locks: dict[tuple[Any, ...], Lock] = {}
 
     @classmethod
     def from_settings(cls) -> HttpBackend:
@@ -62,6 +63,19 @@ class HttpBackend:
                 for one in {id(member): member, **{id(m): m for m in member.app.members.values()}}.values():
                     self._found[id(one)] = (one, self._made_ready(one))
             return self._found[id(member)][1]
+
+    def look_up(self, project: str | None, name: str) -> tuple[Target, dict[str, Any], str]:
+        project = project or self._project
+        head, _, method = name.rpartition(".")
+        try:
+            view, method = self.corral.endpoints.get(project, name), ""
+        except NotFound as error:
+            try:
+                view = self.corral.endpoints.get(project, head)
+            except NotFound:
+                raise EndpointGone(f"{error.message}; `corral fn ls` lists what is deployed") from None
+        tables = {key: table.model_dump() for key, table in view.functions.items()}
+        return Target(project, view.name), tables, method
 
     def _made_ready(self, member: Member) -> Target:
         project = member.app.project or self._project
@@ -78,10 +92,10 @@ class HttpBackend:
             name=name,
             project=project,
             kind="service",
-            service=ServiceTable(entry=package.entry),
+            service=ServiceTable(entry=package.entry, volumes=dict(settings.volumes)),
             code=code,
             code_digest=digest,
-            environment=self._environment(member, package),
+            environment=self._environment(member),
             resources=Resources.model_validate(settings.resources.table()),
             secrets=list(settings.secrets),
             env=dict(settings.env),
@@ -109,25 +123,31 @@ class HttpBackend:
             made = self.corral.artifacts.commit(project, kind="code", tree=tree)
         return made.id, made.digest
 
-    def _environment(self, member: Member, package: Package) -> BuiltEnvironment | None:
+    def _environment(self, member: Member) -> BuiltEnvironment | None:
         wanted = member.settings.environment
         if not wanted.python and wanted.version is None:
             return None
-        lines = list(wanted.python)
-        if not any(line.startswith(_PICKLER) for line in lines):
-            lines.append(_PICKLER)
         python = wanted.version or f"{sys.version_info.major}.{sys.version_info.minor}"
-        links = Path(wanted.find_links).expanduser().absolute() if wanted.find_links else None
-        lock = resolve(
-            lines,
-            python=python,
-            env=process_environment(),
-            progress=lambda _: None,
-            find_links=[links] if links else [],
-            folder=Path.cwd(),
-        )
+        folder = wanted.find_links or wanted.wheels
+        links = Path(folder).expanduser().absolute() if folder else None
+        asked = (wanted.python, python, links, wanted.wheels is not None)
+        if asked not in self._locks:
+            # Once for all functions of a program that ask for the same.
+            self._locks[asked] = resolve(
+                wanted.python,
+                python=python,
+                env=process_environment(),
+                find_links=[links] if links else [],
+                no_index=wanted.wheels is not None,
+                folder=Path.cwd(),
+            )
+        lock = self._locks[asked]
         return BuiltEnvironment(
-            python=lock.python, lock=lock.text, digest=lock.digest, find_links=str(links) if links else None
+            python=lock.python,
+            lock=lock.text,
+            digest=lock.digest,
+            find_links=str(links) if links else None,
+            no_index=wanted.wheels is not None,
         )
 
     def forget(self, target: Target) -> None:
@@ -164,9 +184,7 @@ class HttpBackend:
         if len(data) <= INLINE_BYTES:
             return PayloadBody(format=form, body=as_text(data), size=len(data))
         digest = hashlib.sha256(data).hexdigest()
-        sink = self.corral.sink(project)
-        if digest in sink.query([digest]).missing:
-            sink.put(digest, data, length=len(data), offset=None)
+        self.corral.sink(project).keep(digest, data)
         return PayloadBody(format=form, blob=digest, size=len(data))
 
     def collect(self, call_ids: Sequence[str], wait_s: float) -> list[Seen]:
@@ -198,14 +216,27 @@ class HttpBackend:
             if line.call == call_id:
                 yield line.at, line.stream, line.text
 
+    def volume(self, name: str, project: str | None, what: str, given: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._local.do(self.corral, project or self._project, name, what, given)
+        except VolumeConflictThere as error:
+            raise VolumeConflict(f"{error.message} {error.hint}".strip()) from error
+
     def _seen(self, view: CallView) -> Seen:
-        result = None
+        result, error = None, view.error
         if view.result is not None:
-            result = (view.result.format, self._bytes(view.project, view.result))
-        return Seen(view.id, view.state, result, view.error, view.attempt)
+            try:
+                result = (view.result.format, self._bytes(view.project, view.result))
+            except ResultLost as lost:
+                # Of this call alone: the others that were asked for have theirs.
+                error = {"type": "ResultLost", "message": f"call {view.id}: {lost}"}
+        return Seen(view.id, view.state, result, error, view.attempt, view.waiting)
 
     def _bytes(self, project: str, payload: PayloadBody) -> bytes:
         if payload.body is not None:
             return from_text(payload.body)
         assert payload.blob is not None
-        return b"".join(self.corral.source(project).read(payload.blob))
+        try:
+            return self.corral.source(project).whole(payload.blob)
+        except (BlobMissing, DigestMismatch) as error:
+            raise ResultLost(error.message) from error

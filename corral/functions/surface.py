@@ -15,8 +15,13 @@ from corral.functions.errors import (
     InstanceLost,
     NotFinished,
     RemoteError,
+    ResultLost,
+    ResultTooLarge,
+    VolumeConflict,
 )
-from corral.functions.options import Batch, Retries
+from corral.functions.lookup import function
+from corral.functions.options import Batch, Cron, Period, Retries
+from corral.functions.volumes import Volume
 
 __all__ = [
     "App",
@@ -26,16 +31,23 @@ __all__ = [
     "CallExpired",
     "CallTimeout",
     "CannotStart",
+    "Cron",
     "ExitCalled",
     "FunctionError",
     "InstanceLost",
     "NotFinished",
     "Parameters",
+    "Period",
     "RemoteError",
+    "ResultLost",
+    "ResultTooLarge",
     "Retries",
     "UnpickleNotice",
+    "Volume",
+    "VolumeConflict",
     "enter",
     "exit",
+    "function",
     "method",
     "parameter",
 ]

@@ -16,6 +16,8 @@ class CallFilter:
     endpoint_id: EndpointId | None = None
     state: str | None = None
     function: str | None = None
+    # Only those that ended without a result and were not cancelled.
+    dead: bool | None = None
 
 
 class Calls(Protocol):
@@ -47,8 +49,8 @@ class Calls(Protocol):
         """Give queued calls to a lease, each as its next attempt; return those that still were queued."""
         ...
 
-    def of_lease(self, lease_id: LeaseId) -> list[Call]:
-        """The assigned ones."""
+    def of_lease(self, lease_id: LeaseId, *, before: float = ...) -> list[Call]:
+        """The assigned ones; with `before`, those that were assigned earlier than that."""
         ...
 
     def orphans(self, limit: int) -> list[CallId]:
@@ -79,6 +81,10 @@ class Calls(Protocol):
 
     def delete(self, call_id: CallId) -> None:
         """With its chunks."""
+        ...
+
+    def drop_payloads(self, call_id: CallId, *, forget_at: float) -> None:
+        """Arguments, result and chunks go; the record stays until then."""
         ...
 
     def delete_chunks(self, call_id: CallId) -> None: ...

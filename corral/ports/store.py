@@ -23,6 +23,7 @@ from corral.ports.endpoints import Endpoints
 from corral.ports.manifests import Manifests
 from corral.ports.quotas import Quotas
 from corral.ports.schedules import Schedules
+from corral.ports.volumes import Volumes
 from corral.ports.webhooks import Webhooks
 
 T = TypeVar("T")
@@ -70,6 +71,14 @@ class Ready(NamedTuple):
     id: RunId
 
 
+class Named(NamedTuple):
+    """A queued run, its name and its kind."""
+
+    ready: Ready
+    name: str
+    kind: str
+
+
 class Known(NamedTuple):
     """What a manifest must know of a run that it declared before."""
 
@@ -101,6 +110,10 @@ class Runs(Protocol):
 
     def lock(self, run_id: RunId) -> Run | None:
         """Like `get`, and no other transaction changes the run until this one ends."""
+        ...
+
+    def lock_all(self, ids: Iterable[RunId]) -> None:
+        """Hold them against change, in the one order in which whoever locks several must."""
         ...
 
     def try_lock(self, run_id: RunId) -> tuple[Run, str] | None:
@@ -144,6 +157,10 @@ class Runs(Protocol):
 
     def ready(self, lane: Lane, *, after: Ready | None, limit: int) -> list[Ready]:
         """The oldest queued runs of a lane, in order."""
+        ...
+
+    def ready_names(self, lane: Lane, *, after: Ready, limit: int) -> list[Named]:
+        """The next queued runs of a lane, with what only the run itself tells a policy."""
         ...
 
     def due_held(self, now: float, limit: int) -> list[RunId]: ...
@@ -308,6 +325,10 @@ class Leases(Protocol):
 
     def get(self, lease_id: LeaseId) -> Lease | None: ...
 
+    def lock_runs(self, ids: Iterable[LeaseId]) -> None:
+        """Hold the runs of these leases, in the order of `runs.lock_all`."""
+        ...
+
     def hold(self, lease_id: LeaseId) -> tuple[Run, Lease] | None:
         """The lease with its run; no other transaction changes either until this one ends."""
         ...
@@ -353,6 +374,8 @@ class Hosts(Protocol):
     def by_name(self, name: str) -> Host | None: ...
 
     def save(self, host: Host) -> None: ...
+
+    def seen(self, host_id: HostId, at: float) -> None: ...
 
     def page(self, after: HostId | None, limit: int) -> list[Host]: ...
 
@@ -483,7 +506,7 @@ class Artifacts(Protocol):
     def delete(self, artifact_id: ArtifactId) -> None: ...
 
     def unused_uploads(self, before: float, limit: int) -> list[ArtifactId]:
-        """Code and inputs that no unfinished or kept run names, made before then."""
+        """Code and inputs that no run, schedule or endpoint names, made before then."""
         ...
 
     def use(self, run_id: RunId, artifact_ids: Iterable[ArtifactId]) -> None:
@@ -495,7 +518,7 @@ class Artifacts(Protocol):
     def used_by(self, run_id: RunId) -> list[ArtifactId]: ...
 
     def is_used(self, artifact_id: ArtifactId, *, but: RunId) -> bool:
-        """Whether another run, or a schedule, reads it."""
+        """Whether another run, a schedule or an endpoint reads it."""
         ...
 
 
@@ -581,6 +604,8 @@ class Tx(Protocol):
     def endpoints(self) -> Endpoints: ...
     @property
     def calls(self) -> Calls: ...
+    @property
+    def volumes(self) -> Volumes: ...
 
     def announce(self, topic: str, key: str) -> None:
         """Told to every subscriber of every server after the commit, and only then."""

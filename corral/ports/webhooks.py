@@ -17,6 +17,10 @@ class Webhooks(Protocol):
 
     def all(self) -> list[Webhook]: ...
 
+    def of_calls(self) -> list[Webhook]:
+        """Those that may want notices of calls."""
+        ...
+
     def advance(self, webhook_id: WebhookId, *, before: str, after: str) -> bool:
         """Move the cursor on; False, and nothing is written, if it is not where it was thought to be."""
         ...

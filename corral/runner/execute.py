@@ -18,7 +18,7 @@ from corral.functions import codec
 from corral.functions.errors import describe
 from corral.runner.load import Served
 from corral.runner.output import Marks, output_of
-from corral.runner.web import WEB, BadRequest, answer, arguments, refusal
+from corral.runner.web import WEB, BadRequest, answer, arguments, piece, refusal
 
 
 class Cancelled(BaseException):
@@ -168,7 +168,7 @@ class Executor:
     def _drain(self, work: Work, values: Iterator[Any]) -> int:
         n = 0
         for n, value in enumerate(values, start=1):
-            self._reporter.chunk(work, n, *encoded(value, work.function))
+            self._reporter.chunk(work, n, *packed_chunk(value, work))
         return n
 
     def _finish(self, work: Work, tell: Callable[[], None]) -> None:
@@ -202,7 +202,7 @@ class Executor:
                 n = 0
                 async for item in value:
                     n += 1
-                    self._reporter.chunk(work, n, *encoded(item, work.function))
+                    self._reporter.chunk(work, n, *packed_chunk(item, work))
                 form, data = codec.encode(n)
             else:
                 form, data = packed(await value, work)
@@ -304,6 +304,10 @@ def unpacked(work: Work, fn: Callable[..., Any]) -> tuple[list[Any], dict[str, A
 
 def packed(value: Any, work: Work) -> tuple[str, bytes]:
     return (WEB, answer(value)) if work.web else encoded(value, work.function)
+
+
+def packed_chunk(value: Any, work: Work) -> tuple[str, bytes]:
+    return piece(value) if work.web else encoded(value, work.function)
 
 
 def encoded(value: Any, name: str) -> tuple[str, bytes]:

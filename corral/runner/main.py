@@ -17,6 +17,7 @@ from corral.functions import codec
 from corral.functions.errors import describe
 from corral.runner.channel import INLINE_MAX, Channel
 from corral.runner.execute import Executor, Work
+from corral.runner.lend import lend
 from corral.runner.load import CannotLoad, Served, load
 from corral.runner.nested import InstanceBackend
 from corral.runner.output import Marks, share
@@ -69,6 +70,7 @@ def main() -> int:
     }
     if config["concurrency"] > 1 or batches:
         share(marks)
+    lend("cloudpickle", config["cloudpickle"])
     backends.set_backend(InstanceBackend(channel))
     served = _load(config, channel)
     if served is None:
@@ -148,5 +150,5 @@ def _work(header: dict[str, Any], body: bytes, tables: dict[str, Any]) -> Work:
         format=header["format"],
         args=body,
         is_async=bool(table.get("is_async")),
-        generator=table.get("kind") == "generator",
+        generator=table.get("kind") == "generator" or bool(table.get("streams")),
     )

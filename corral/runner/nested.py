@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from corral.functions.codec import as_text, from_text
-from corral.functions.errors import FunctionError
+from corral.functions.errors import FunctionError, problem_of
 from corral.functions.member import Member
 from corral.functions.protocol import Ask, Given, Seen, Target
 from corral.runner.channel import Channel
@@ -33,6 +33,19 @@ class InstanceBackend:
         """Members of the same app stand beside this one."""
         answer = self._ask("find", endpoint=member.endpoint)
         return Target(answer["project"], answer["endpoint"], answer["version"])
+
+    def look_up(self, project: str | None, name: str) -> tuple[Target, dict[str, Any], str]:
+        """In the project of this instance, and in no other."""
+        head, _, method = name.rpartition(".")
+        try:
+            answer, method = self._ask("find", endpoint=name), ""
+        except FunctionError:
+            if not head:
+                raise
+            answer = self._ask("find", endpoint=head)
+        if project not in (None, answer["project"]):
+            raise FunctionError(f"this runs in project {answer['project']} and may call nothing of {project}")
+        return Target(answer["project"], answer["endpoint"]), answer["functions"], method
 
     def forget(self, target: Target) -> None:
         """Nothing is remembered here."""
@@ -84,6 +97,14 @@ class InstanceBackend:
     def logs(self, call_id: str) -> Iterator[tuple[float, str, str]]:
         raise FunctionError("logs are read from outside: `corral calls logs`")
 
+    def volume(self, name: str, project: str | None, what: str, given: dict[str, Any]) -> dict[str, Any]:
+        """The worker keeps the folders, and speaks with the server."""
+        if what not in ("path", "commit", "reload"):
+            raise FunctionError(
+                f"inside a function, a volume is its folder: use vol.path instead of {what}()"
+            )
+        return self._ask("volume", volume=name, do=what, **given)
+
     def _ask(self, what: str, **given: Any) -> dict[str, Any]:
         number = next(self._numbers)
         answered, box = threading.Event(), []  # type: ignore[var-annotated]
@@ -92,7 +113,7 @@ class InstanceBackend:
         answered.wait()
         answer: dict[str, Any] = box[0]
         if problem := answer.get("problem"):
-            raise FunctionError(problem)
+            raise problem_of(answer.get("code"), problem)
         return answer
 
 
@@ -104,4 +125,5 @@ def _seen(table: dict[str, Any]) -> Seen:
         None if result is None else (result["format"], from_text(result["body"])),
         table.get("error"),
         table.get("attempt", 0),
+        table.get("waiting"),
     )

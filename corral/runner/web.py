@@ -64,7 +64,15 @@ def _take(
     try:
         found[name] = _converted(kind, value, text=text)
     except (TypeError, ValueError) as error:
-        wrong.append((name, str(error)))
+        wrong.extend(_complaints(name, error))
+
+
+def _complaints(name: str, error: Exception) -> list[tuple[str, str]]:
+    """A model of pydantic's says which of its fields do not fit."""
+    listed = getattr(error, "errors", None)
+    if not callable(listed):
+        return [(name, str(error))]
+    return [(".".join([name, *map(str, one["loc"])]), str(one["msg"])) for one in listed()]
 
 
 def _json(body: bytes) -> Any:
@@ -156,6 +164,15 @@ def answer(value: Any, *, status: int = 200) -> bytes:
         "body": base64.b64encode(body).decode("ascii"),
     }
     return json.dumps(told).encode()
+
+
+def piece(value: Any) -> tuple[str, bytes]:
+    """A part of a streamed answer: bytes and text as they are, anything else as a line of JSON."""
+    if isinstance(value, bytes):
+        return "web1.bytes", value
+    if isinstance(value, str):
+        return "web1.text", value.encode()
+    return "web1.lines", json.dumps(plain(value), allow_nan=False).encode() + b"\n"
 
 
 def refusal(error: BadRequest) -> bytes:

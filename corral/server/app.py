@@ -21,7 +21,7 @@ from corral.core.transitions import (
     TOPIC_STOP,
     parse_ready_key,
 )
-from corral.domain.ids import CallId, HostId
+from corral.domain.ids import CallId, EndpointId, HostId
 from corral.server import (
     admin,
     artifacts,
@@ -40,6 +40,7 @@ from corral.server import (
     runs,
     schedules,
     streams,
+    volumes,
     web,
     webhooks,
 )
@@ -70,6 +71,7 @@ _ROUTES = (
     quotas,
     endpoints,
     calls,
+    volumes,
     web,
 )
 
@@ -150,8 +152,10 @@ class Server:
             self._call_is_ready(key)
         elif topic == TOPIC_CALL:
             self.services.results.touched(CallId(key))
+            self.services.dispatch.touched(CallId(key))
             self.services.hub.wake(f"call:{key}")
         elif topic == TOPIC_ENDPOINT:
+            self.services.dispatch.changed(EndpointId(key))
             self.services.hub.wake(f"endpoint:{key}")
             self.services.hub.wake(SCALE)
         elif topic == TOPIC_HOST:

@@ -32,21 +32,21 @@ router = APIRouter(prefix="/v1", tags=["artifacts"])
 async def commit_upload(project: Project, body: ManifestRequest, caller: User, svc: Svc) -> ArtifactView:
     """Code or an input. Equal content gets the artifact that is there."""
     what = manifest(body, ArtifactKind.CODE, ArtifactKind.INPUT)
-    text = "\n".join([*(file.path for file in what.files), what.meta])
-    await _refuse_secret_files(project, what, svc)
+    await refuse_secrets(project, what, svc)
 
     def unit(tx: Tx) -> ArtifactView:
-        secrets.refuse_exposed(tx, svc.cipher, project, text, what="the manifest")
         done = core.commit_upload(tx, project, what, principal=caller.actor, now=svc.clock.now())
         return artifact_view(done, Names(tx))
 
     return await svc.store.write(unit)
 
 
-async def _refuse_secret_files(project: str, what: core.Manifest, svc: Services) -> None:
-    """The bytes of an upload are stored and shown in clear, so they may hold no secret of the project."""
+async def refuse_secrets(project: str, what: core.Manifest, svc: Services) -> None:
+    """Names and bytes of an upload are stored and shown in clear: they may hold no secret of the project."""
+    text = "\n".join([*(file.path for file in what.files), what.meta])
 
     def unit(tx: Tx) -> tuple[Secrets, list[ArtifactFile]] | None:
+        secrets.refuse_exposed(tx, svc.cipher, project, text, what="the manifest")
         known = tx.artifacts.by_digest(project, what.kind, listing_digest(what.files))
         if known is not None or not tx.access.secrets(project):
             return None

@@ -36,6 +36,11 @@ class Book:
         found = self._endpoints.get(endpoint_id)
         return float("inf") if found is None else scaling_of(found).idle_s
 
+    def least(self, endpoint_id: EndpointId) -> int:
+        """How many instances are kept although nobody calls."""
+        found = self._endpoints.get(endpoint_id)
+        return 0 if found is None else scaling_of(found).min
+
     def functions(self, tx: Tx, endpoint_id: EndpointId, number: int) -> Mapping[str, Any]:
         found = self._functions.get((endpoint_id, number))
         if found is None:

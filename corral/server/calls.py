@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import Response
 
 from corral.core import calls as core
 from corral.core.calls import CallOptions, NewCall, Told
@@ -26,6 +27,7 @@ from corral.ports.store import Tx
 from corral.server.callers import Caller, Epoch, LeasePath, Limit, OwnHost, User
 from corral.server.dispatch import REFILL, Poll
 from corral.server.hub import wait_for
+from corral.server.pending import waits_for
 from corral.server.services import Services, Svc
 from corral.server.views import parse_time_cursor, time_cursor
 from corral.wire.calls import (
@@ -37,7 +39,7 @@ from corral.wire.calls import (
     ChunkPage,
     ChunkView,
     CollectRequest,
-    GivenCall,
+    FunctionTable,
     LeaseCallsAnswer,
     LeaseCallsRequest,
     NestedAnswer,
@@ -48,8 +50,10 @@ from corral.wire.calls import (
 )
 
 router = APIRouter(prefix="/v1", tags=["functions"])
-# How long finished calls are gathered before they are told together, where many are waited for.
-_GATHER_S = 0.004
+# How long finished calls are gathered before they are told together, for each of those that are waited for.
+_GATHER_S = 0.00005
+# A call that was given is written down as such after this long, unless it has ended.
+_WRITE_AFTER_S = 0.05
 # A call that its instance still does not know of after this long was given in an answer that was lost.
 LOST_AFTER_S = 30.0
 
@@ -62,10 +66,20 @@ async def call_path(call_id: Annotated[str, Path()]) -> CallId:
     return CallId(call_id)
 
 
-@router.post("/calls", status_code=202)
-async def make_calls(body: CallsRequest, caller: User, svc: Svc) -> CallsAnswer:
+@router.post("/calls", status_code=202, response_model=CallsAnswer)
+async def make_calls(body: CallsRequest, caller: User, svc: Svc) -> Response:
     """Accept calls, all or none, durably. With `wait_s`, the answer comes when all have ended."""
-    return CallsAnswer(calls=[_view(call, svc) for call in await accept(body, caller, svc)])
+    text = await make_as_json(body, caller, svc)
+    return Response(text, status_code=202, media_type="application/json")
+
+
+async def make_as_json(body: CallsRequest, caller: Caller, svc: Services) -> str:
+    return _as_json(await accept(body, caller, svc), svc)
+
+
+def _as_json(calls: Iterable[Call], svc: Services) -> str:
+    """A `CallsAnswer`, written down without a model of each: there may be thousands a second."""
+    return json.dumps({"calls": [_table(call, svc) for call in calls]}, separators=(",", ":"))
 
 
 async def accept(body: CallsRequest, caller: Caller, svc: Services) -> list[Call]:
@@ -153,18 +167,25 @@ async def _any_ended(ids: Collection[CallId], wait_s: float, svc: Services, *, f
         if wait_s <= 0 or svc.hub.closing or not await wait_for(watch.news, wait_s):
             return []
         if len(ids) > 1:
-            await asyncio.sleep(_GATHER_S)
+            await asyncio.sleep(_GATHER_S * len(ids))
         unread = list(watch.touched - set(watch.ended))
         found = await svc.store.read(lambda tx: tx.calls.ended(unread)) if unread else []
         return [*watch.ended.values(), *found]
 
 
-@router.post("/calls/collect")
-async def collect(body: CollectRequest, caller: User, svc: Svc) -> CallsAnswer:
+@router.post("/calls/collect", response_model=CallsAnswer)
+async def collect(body: CollectRequest, caller: User, svc: Svc) -> Response:
     """Those of the calls that have ended, with their results; with `wait_s` as soon as there is one."""
-    ids = [CallId(one) for one in body.ids]
-    found = await _any_ended(ids, body.wait_s, svc, fresh=False)
-    return CallsAnswer(calls=[_view(call, svc) for call in found if caller.sees(call.project)])
+    return Response(await collect_as_json(body, caller, svc), media_type="application/json")
+
+
+async def collect_as_json(body: CollectRequest, caller: Caller, svc: Services) -> str:
+    return _as_json(await _collected(body, caller, svc), svc)
+
+
+async def _collected(body: CollectRequest, caller: Caller, svc: Services) -> list[Call]:
+    found = await _any_ended([CallId(one) for one in body.ids], body.wait_s, svc, fresh=False)
+    return [call for call in found if caller.sees(call.project)]
 
 
 @router.get("/calls")
@@ -173,12 +194,12 @@ async def list_calls(
     svc: Svc,
     project: str | None = None,
     endpoint: str | None = None,
-    state: CallState | None = None,
+    state: CallState | Literal["dead"] | None = None,
     function: str | None = None,
     cursor: str | None = None,
     limit: Limit = 50,
 ) -> CallPage:
-    """Newest first, without arguments and results."""
+    """Newest first, without arguments and results. `dead` are those that failed or expired."""
     if project is not None:
         caller.check_project(project)
     after = parse_time_cursor(cursor, "c")
@@ -188,7 +209,13 @@ async def list_calls(
         found = None if endpoint is None else tx.endpoints.by_name(within or "default", endpoint)
         if endpoint is not None and found is None:
             raise NotFound(f"there is no endpoint {endpoint!r}", hint="List them with `corral fn ls`.")
-        where = CallFilter(within, found.id if found else None, state.value if state else None, function)
+        where = CallFilter(
+            within,
+            found.id if found else None,
+            state.value if isinstance(state, CallState) else None,
+            function,
+            True if state == "dead" else None,
+        )
         page = tx.calls.page(
             where, after=None if after is None else (after[0], CallId(after[1])), limit=limit
         )
@@ -208,7 +235,15 @@ async def get_call(
     call = await svc.store.read(lambda tx: _seen(tx, call_id, caller))
     if wait_s and call.state not in CALL_FINAL:
         (call,) = await wait_all([call], wait_s, svc, fresh=False)
-    return _view(call, svc)
+    if call.state in CALL_FINAL:
+        return _view(call, svc)
+
+    def unit(tx: Tx) -> CallView:
+        # It may have begun meanwhile.
+        now = tx.calls.get(call.id) or call
+        return _view(now, svc).model_copy(update={"waiting": waits_for(tx, now, svc.clock.now())})
+
+    return await svc.store.read(unit)
 
 
 @router.get("/calls/{call_id}/chunks")
@@ -232,8 +267,8 @@ async def get_chunks(
                 for c in found
             ],
             state=call.state,
-            ended=call.state in CALL_FINAL and last >= call.chunks,
-            error=None if call.error is None or call.state not in CALL_FINAL else json.loads(call.error),
+            ended=call.forgotten or (call.state in CALL_FINAL and last >= call.chunks),
+            error=_chunk_error(call, last),
         )
 
     deadline = svc.clock.monotonic() + wait_s
@@ -247,6 +282,16 @@ async def get_chunks(
                 await asyncio.wait_for(news.wait(), left)
             except TimeoutError:
                 return page
+
+
+def _chunk_error(call: Call, last: int) -> dict[str, Any] | None:
+    """Why there is no more after `last`, if that was not all."""
+    if call.forgotten and last < call.chunks:
+        return {"type": "Expired", "message": f"what call {call.id} gave is not kept any more", "bases": []}
+    if call.error is None or call.state not in CALL_FINAL:
+        return None
+    found: dict[str, Any] = json.loads(call.error)
+    return found
 
 
 @router.post("/calls/{call_id}/cancel")
@@ -279,41 +324,47 @@ def _seen(tx: Tx, text: str, caller: Caller) -> Call:
 
 
 def _view(call: Call, svc: Services) -> CallView:
+    return CallView.model_validate(_table(call, svc))
+
+
+def _table(call: Call, svc: Services) -> dict[str, Any]:
+    """What `CallView` reads."""
     outcome = call.outcome
-    return CallView(
-        id=call.id,
-        project=call.project,
-        endpoint=svc.book.name(call.endpoint_id),
-        function=call.function,
-        state=call.state,
-        priority=call.priority,
-        attempt=call.attempt,
-        lost=call.lost,
-        key=call.key,
-        parent=call.parent_id,
-        version=call.version,
-        created_at=call.created_at,
-        started_at=call.started_at,
-        ended_at=call.ended_at,
-        ran_s=call.ran_s,
-        run=call.run_id,
-        chunks=call.chunks,
-        args_bytes=call.args_bytes,
-        result_bytes=call.result_bytes,
-        result=None
-        if outcome is None or (outcome.body is None and outcome.blob is None)
-        else PayloadBody(**payload_table(outcome)),
-        error=None if call.error is None else json.loads(call.error),
-        submitted_by=call.submitted_by,
-    )
+    empty = outcome is None or (outcome.body is None and outcome.blob is None)
+    return {
+        "id": call.id,
+        "project": call.project,
+        "endpoint": svc.book.name(call.endpoint_id),
+        "function": call.function,
+        "state": call.state.value,
+        "priority": call.priority,
+        "attempt": call.attempt,
+        "lost": call.lost,
+        "key": call.key,
+        "parent": call.parent_id,
+        "version": call.version,
+        "created_at": call.created_at,
+        "started_at": call.started_at,
+        "ended_at": call.ended_at,
+        "ran_s": call.ran_s,
+        "run": call.run_id,
+        "chunks": call.chunks,
+        "args_bytes": call.args_bytes,
+        "result_bytes": call.result_bytes,
+        "result": None if outcome is None or empty else payload_table(outcome),
+        "error": None if call.error is None else json.loads(call.error),
+        "submitted_by": call.submitted_by,
+        "forgotten": call.forgotten,
+    }
 
 
-@router.post("/leases/{lease_id}/calls")
+@router.post("/leases/{lease_id}/calls", response_model=LeaseCallsAnswer)
 async def lease_calls(
     lease_id: LeasePath, epoch: Epoch, body: LeaseCallsRequest, host_id: OwnHost, svc: Svc, request: Request
-) -> LeaseCallsAnswer:
+) -> Response:
     """Outcomes in, work out: at once, or within `wait_s`."""
-    return await exchange(lease_id, epoch, body, host_id, svc, request.is_disconnected)
+    text = await exchange_as_json(lease_id, epoch, body, host_id, svc, request.is_disconnected)
+    return Response(text, media_type="application/json")
 
 
 class _Instance(NamedTuple):
@@ -323,13 +374,17 @@ class _Instance(NamedTuple):
     # Of the calls that it says it has, those that it need not finish.
     over: tuple[str, ...]
     retired: bool
+    # How often endpoints had changed when this was read: an old version must take no calls of a new one.
+    changes: int
 
 
-async def exchange(
+async def exchange_as_json(
     lease_id: LeaseId, epoch: int, body: LeaseCallsRequest, host_id: HostId, svc: Services, gone: Gone
-) -> LeaseCallsAnswer:
+) -> str:
+    """A `LeaseCallsAnswer`."""
     told = [_told(one) for one in body.outcomes]
     changed: list[Call] = []
+    changes = svc.dispatch.changes
 
     def unit(tx: Tx) -> _Instance:
         now = svc.clock.now()
@@ -338,14 +393,18 @@ async def exchange(
         run_id, endpoint_id, version, pool = me
         for part in body.chunks:
             given = [_payload(one, "chunks") for one in part.chunks]
-            core.add_chunks(tx, CallId(part.call_id), part.attempt, lease_id, part.first, given)
-        changed.extend(core.settle(tx, lease_id, endpoint_id, told, now=now))
+            one = CallId(part.call_id)
+            call = core.add_chunks(tx, one, part.attempt, lease_id, part.first, given, now=now)
+            if call is not None and call.state in CALL_FINAL:
+                changed.append(call)
+        changed.extend(core.settle(tx, lease_id, run_id, endpoint_id, told, now=now))
         if body.want:
             held = {*body.holding, *(one.call_id for one in told)}
             changed.extend(core.take_back(tx, lease_id, held, before=now - LOST_AFTER_S, now=now))
         if version.state is VersionState.ROLLING:
-            became_ready(tx, endpoint_id, version.version)
-        over = tx.calls.ended([CallId(one) for one in body.holding]) if body.holding else []
+            became_ready(tx, endpoint_id, version.version, now=now)
+        doubtful = svc.dispatch.doubtful(lease_id, body.holding) if svc.store.alone else body.holding
+        over = tx.calls.ended([CallId(one) for one in doubtful]) if doubtful else []
         endpoint = tx.endpoints.get(endpoint_id)
         current = endpoint is not None and not endpoint.stopped and endpoint.current == version.version
         numbers = (
@@ -357,28 +416,51 @@ async def exchange(
             tuple(Pool(endpoint_id, number, pool) for number in numbers),
             tuple(call.id for call in over),
             not current and version.state is not VersionState.ROLLING,
+            changes,
         )
 
     me = await svc.store.write(unit)
-    svc.dispatch.served[lease_id] = me.endpoint_id
+    svc.dispatch.serves(lease_id, me.pools[0])
     svc.dispatch.settled(lease_id, [one.call_id for one in told])
-    svc.results.ended(call for call in changed if call.state in CALL_FINAL)
-    svc.dispatch.keep(call for call in changed if call.state is CallState.QUEUED)
+    ended = [call for call in changed if call.state in CALL_FINAL]
+    svc.results.ended(ended)
+    svc.dispatch.forget(call.id for call in ended)
+    again = [call for call in changed if call.state is CallState.QUEUED]
+    svc.dispatch.keep(again)
+    for call in again:
+        svc.dispatch.heard(*core.place_of(call))
     given = await _given(me, lease_id, body.want, svc)
     if not given and body.want and body.wait_s and not me.over and not me.retired:
         given = await _wait_for_calls(me, lease_id, body, svc, gone)
-    idle = not given and not body.holding and svc.dispatch.is_idle(lease_id, svc.book.idle_s(me.endpoint_id))
-    return LeaseCallsAnswer(
-        calls=[_given_call(call) for call in given],
-        cancelled=list(me.over),
-        stop=(me.retired and not given) or idle,
-    )
+    idle = not given and not body.holding and _may_end(lease_id, me, svc)
+    answer = {
+        "calls": [_given_table(call) for call in given],
+        "cancelled": me.over,
+        "stop": (me.retired and not given) or idle,
+    }
+    return json.dumps(answer, separators=(",", ":"))
+
+
+def _may_end(lease_id: LeaseId, me: _Instance, svc: Services) -> bool:
+    """Whether it has had nothing to do for long, and is not one of those that are always there."""
+    if svc.dispatch.is_sent_away(lease_id):
+        return svc.dispatch.is_idle(lease_id, 0.0)
+    if not me.pools[0].key and svc.dispatch.count(me.endpoint_id) <= svc.book.least(me.endpoint_id):
+        return False
+    return svc.dispatch.is_idle(lease_id, svc.book.idle_s(me.endpoint_id))
 
 
 def _told(body: OutcomeBody) -> Told:
     result = None if body.result is None else _payload(body.result, "result")
     return Told(
-        CallId(body.call_id), body.attempt, result, body.error, body.ran_s, body.gave_back, body.cancelled
+        CallId(body.call_id),
+        body.attempt,
+        result,
+        body.error,
+        body.ran_s,
+        body.gave_back,
+        body.cancelled,
+        body.chunks,
     )
 
 
@@ -386,7 +468,7 @@ async def _wait_for_calls(
     me: _Instance, lease_id: LeaseId, body: LeaseCallsRequest, svc: Services, gone: Gone
 ) -> list[Call]:
     deadline = svc.clock.monotonic() + body.wait_s
-    poll = Poll(me.pools)
+    poll = Poll(lease_id, me.pools)
     try:
         while True:
             svc.dispatch.join(poll)
@@ -394,7 +476,8 @@ async def _wait_for_calls(
                 return []
             given = await _given(me, lease_id, body.want, svc)
             left = deadline - svc.clock.monotonic()
-            if given or left <= 0 or svc.hub.closing:
+            over = me.changes != svc.dispatch.changes or svc.dispatch.is_sent_away(lease_id)
+            if given or left <= 0 or svc.hub.closing or over:
                 return given
             if not await wait_for(poll.woken, left):
                 return []
@@ -408,7 +491,7 @@ async def _given(me: _Instance, lease_id: LeaseId, want: int, svc: Services) -> 
         return []
     for pool in svc.dispatch.to_fill(me.pools):
         svc.dispatch.fill(pool, await svc.store.read(partial(_waiting, pool)))
-    taken = svc.dispatch.take(me.pools, want)
+    taken = svc.dispatch.take(me.pools, want) if me.changes == svc.dispatch.changes else []
     if not taken:
         return []
     ids = [one.id for one in taken]
@@ -420,36 +503,44 @@ async def _given(me: _Instance, lease_id: LeaseId, want: int, svc: Services) -> 
     known = {call.id: call for call in found}
     calls = [call for one in ids if (call := known.get(one) or svc.dispatch.recent(one)) is not None]
     calls = [call for call in calls if call.state is CallState.QUEUED]
-    write = svc.store.write(
-        partial(_assign, [call.id for call in calls], lease_id, me.run_id, svc.clock.now())
-    )
+    if not alone:
+        got = await svc.store.write(_assigning([call.id for call in calls], lease_id, me.run_id, svc))
+        calls = [call for call in calls if call.id in set(got)]
+    svc.dispatch.give(lease_id, me.run_id, [call.id for call in calls], written=not alone)
     if alone:
-        # Not waited for: should it be lost, the call is still queued, and its outcome is taken all the same.
-        svc.in_background(write)
-    else:
-        got = set(await write)
-        calls = [call for call in calls if call.id in got]
-    svc.dispatch.give(lease_id, [call.id for call in calls])
+        svc.in_background(_write_down_later(svc))
     return calls
+
+
+async def _write_down_later(svc: Services) -> None:
+    """Who has which call. Should it be lost before, the call is still queued, and its outcome is taken all
+    the same; most have ended by then."""
+    await asyncio.sleep(_WRITE_AFTER_S)
+    for (lease_id, run_id), ids in svc.dispatch.unwritten().items():
+        await svc.store.write(_assigning(ids, lease_id, run_id, svc))
+
+
+def _assigning(
+    ids: list[CallId], lease_id: LeaseId, run_id: RunId, svc: Services
+) -> Callable[[Tx], list[CallId]]:
+    now = svc.clock.now()
+    return lambda tx: tx.calls.assign(ids, lease_id=lease_id, run_id=run_id, now=now)
 
 
 def _waiting(pool: Pool, tx: Tx) -> list[Waiting]:
     return tx.calls.waiting(pool, after=None, limit=REFILL)
 
 
-def _assign(ids: list[CallId], lease_id: LeaseId, run_id: RunId, now: float, tx: Tx) -> list[CallId]:
-    return tx.calls.assign(ids, lease_id=lease_id, run_id=run_id, now=now)
-
-
-def _given_call(call: Call) -> GivenCall:
-    return GivenCall(
-        id=call.id,
-        function=call.function,
-        attempt=call.attempt + 1,
-        args=PayloadBody(**payload_table(call.arguments)),
-        timeout_s=CallOptions.read(call.options).timeout_s,
-        depth=call.depth,
-    )
+def _given_table(call: Call) -> dict[str, Any]:
+    """What `GivenCall` reads."""
+    return {
+        "id": call.id,
+        "function": call.function,
+        "attempt": call.attempt + 1,
+        "args": payload_table(call.arguments),
+        "timeout_s": CallOptions.read(call.options).timeout_s,
+        "depth": call.depth,
+    }
 
 
 @router.post("/leases/{lease_id}/nested")
@@ -463,7 +554,7 @@ async def nested_calls(
     caller = Caller(Token.of_run(run.id, run.project))
     match body.what:
         case "find":
-            return await svc.store.read(lambda tx: _sibling(tx, run.project, entry, body.endpoint or ""))
+            return await svc.store.read(lambda tx: _sibling(tx, run.project, entry, body.endpoint or "", svc))
         case "make":
             request = CallsRequest(
                 project=run.project,
@@ -475,8 +566,8 @@ async def nested_calls(
             )
             return NestedAnswer(calls=[_view(call, svc) for call in await accept(request, caller, svc)])
         case "collect":
-            found = await collect(CollectRequest(ids=body.ids, wait_s=body.wait_s), caller, svc)
-            return NestedAnswer(calls=found.calls)
+            found = await _collected(CollectRequest(ids=body.ids, wait_s=body.wait_s), caller, svc)
+            return NestedAnswer(calls=[_view(call, svc) for call in found])
         case "get":
             return NestedAnswer(call=await get_call(body.id or "", caller, svc, body.wait_s))
         case "chunks":
@@ -497,12 +588,18 @@ def _own_run(
     return run, endpoint
 
 
-def _sibling(tx: Tx, project: str, own: Endpoint, name: str) -> NestedAnswer:
+def _sibling(tx: Tx, project: str, own: Endpoint, name: str, svc: Services) -> NestedAnswer:
     """Another member of the app: of a program that runs now if this one is, of the deployed app otherwise."""
     for candidate in [f"live.{name}", name] if own.live else [name]:
         found = tx.endpoints.by_name(project, candidate)
         if found is not None and found.current:
-            return NestedAnswer(project=project, endpoint=candidate, version=found.current if own.live else 0)
+            tables = svc.book.functions(tx, found.id, found.current)
+            return NestedAnswer(
+                project=project,
+                endpoint=candidate,
+                version=found.current if own.live else 0,
+                functions={key: FunctionTable.model_validate(table) for key, table in tables.items()},
+            )
     raise NotFound(
         f"project {project} has no endpoint {name!r}", hint="Deploy it, or call it once from the program."
     )

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from corral.domain.call import Call, Pool, Waiting
-from corral.domain.ids import CallId, EndpointId, LeaseId
+from corral.domain.ids import CallId, EndpointId, LeaseId, RunId
 from corral.ports.clock import Clock
 
 REFILL = 512
@@ -45,6 +45,7 @@ class _Queue:
 class Poll:
     """An instance that waits for calls."""
 
+    lease_id: LeaseId
     pools: tuple[Pool, ...]
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -58,9 +59,17 @@ class Dispatcher:
         self._polls: dict[Pool, deque[Poll]] = {}
         self._kept: OrderedDict[CallId, Call] = OrderedDict()
         self._kept_bytes = 0
+        self.changes = 0
         self.given: dict[LeaseId, dict[CallId, float]] = {}
+        self._holder: dict[CallId, LeaseId] = {}
+        # Given, and not written down yet: most end before it is worth it.
+        self._unwritten: dict[CallId, tuple[LeaseId, RunId]] = {}
+        self._touched: set[CallId] = set()
         self.served: dict[LeaseId, EndpointId] = {}
+        self._place: dict[LeaseId, Pool] = {}
         self._active: dict[LeaseId, float] = {}
+        # Those that are to end as soon as they have nothing to do.
+        self._away: set[LeaseId] = set()
 
     def keep(self, calls: Iterable[Call]) -> None:
         """Remember what was just accepted: its arguments need not be read again a moment later."""
@@ -72,10 +81,15 @@ class Dispatcher:
             _, old = self._kept.popitem(last=False)
             self._kept_bytes -= len(old.args or b"")
 
-    def ended(self, call_id: CallId) -> None:
-        self._forget(call_id)
-        for held in self.given.values():
-            held.pop(call_id, None)
+    def forget(self, call_ids: Iterable[CallId]) -> None:
+        """They have ended. A queue that was read just before may still name them; then they are read anew."""
+        for call_id in call_ids:
+            self._forget(call_id)
+
+    def touched(self, call_id: CallId) -> None:
+        """Something became of it that its instance may not know of."""
+        if call_id in self._holder:
+            self._touched.add(call_id)
 
     def heard(self, pool: Pool, waiting: Waiting) -> bool:
         """A call was queued. False if nobody was waiting for it."""
@@ -104,6 +118,14 @@ class Dispatcher:
             if not polls:
                 self._polls.pop(pool, None)
 
+    def changed(self, endpoint_id: EndpointId) -> None:
+        """Another version may serve: whoever waits for calls of this endpoint asks anew."""
+        self.changes += 1
+        for pool, polls in self._polls.items():
+            if pool.endpoint_id == endpoint_id:
+                for poll in polls:
+                    poll.woken.set()
+
     def close(self) -> None:
         for polls in self._polls.values():
             for poll in polls:
@@ -127,10 +149,9 @@ class Dispatcher:
     def fill(self, pool: Pool, found: Sequence[Waiting]) -> None:
         queue = self._queues.setdefault(pool, _Queue())
         queue.complete = len(found) < REFILL
-        taken = {call_id for held in self.given.values() for call_id in held}
         for waiting in found:
             # What was given a moment ago may still look queued.
-            if waiting.id not in taken:
+            if waiting.id not in self._holder:
                 self.heard(pool, waiting)
 
     def take(self, pools: Sequence[Pool], want: int) -> list[Waiting]:
@@ -147,32 +168,98 @@ class Dispatcher:
             taken.append(self._queues[min(heads)[1]].pop())
         return taken
 
-    def give(self, lease_id: LeaseId, call_ids: Iterable[CallId]) -> None:
+    def give(self, lease_id: LeaseId, run_id: RunId, call_ids: Sequence[CallId], *, written: bool) -> None:
         now = self._clock.monotonic()
         self.given.setdefault(lease_id, {}).update(dict.fromkeys(call_ids, now))
         self._active[lease_id] = now
+        self._holder.update(dict.fromkeys(call_ids, lease_id))
+        if not written:
+            self._unwritten.update(dict.fromkeys(call_ids, (lease_id, run_id)))
+
+    def unwritten(self) -> dict[tuple[LeaseId, RunId], list[CallId]]:
+        """What was given and must be written down now; it is taken to be."""
+        found: dict[tuple[LeaseId, RunId], list[CallId]] = {}
+        for call_id, holder in self._unwritten.items():
+            found.setdefault(holder, []).append(call_id)
+        self._unwritten.clear()
+        return found
 
     def settled(self, lease_id: LeaseId, call_ids: Iterable[str]) -> None:
-        held = self.given.setdefault(lease_id, {})
-        for call_id in call_ids:
-            held.pop(CallId(call_id), None)
+        self.given.setdefault(lease_id, {})
+        for text in call_ids:
+            call_id = CallId(text)
+            if self._holder.get(call_id) == lease_id:
+                self.let_go(call_id)
             self._active[lease_id] = self._clock.monotonic()
+
+    def let_go(self, call_id: CallId) -> None:
+        lease_id = self._holder.pop(call_id, None)
+        self._unwritten.pop(call_id, None)
+        self._touched.discard(call_id)
+        if lease_id is not None:
+            self.given.get(lease_id, {}).pop(call_id, None)
+
+    def doubtful(self, lease_id: LeaseId, call_ids: Iterable[str]) -> list[str]:
+        """Those of the calls that it is not known here to have: they may have ended otherwise."""
+        held = self.given.get(lease_id, {})
+        return [one for one in call_ids if one not in held or one in self._touched]
+
+    def serves(self, lease_id: LeaseId, pool: Pool) -> None:
+        self.served[lease_id] = pool.endpoint_id
+        self._place[lease_id] = pool
+
+    def make_room(self, endpoint_id: EndpointId, count: int, *, but: Collection[str]) -> None:
+        """Let the instances that did nothing for longest end, so that `count` others can start.
+
+        None of the pools `but` is touched, and none for which something waits.
+        """
+        mine = {lease: pool for lease, pool in self._place.items() if pool.endpoint_id == endpoint_id}
+        count -= len(self._away & set(mine))
+        spare = [
+            (self._active.get(lease, 0.0), lease)
+            for lease, pool in mine.items()
+            if pool.key not in but and lease not in self._away and not self.given.get(lease)
+        ]
+        for _, lease in sorted(spare)[: max(0, count)]:
+            self.send_away(lease)
+
+    def count(self, endpoint_id: EndpointId) -> int:
+        return sum(one == endpoint_id for one in self.served.values())
 
     def is_idle(self, lease_id: LeaseId, idle_s: float) -> bool:
         now = self._clock.monotonic()
         return not self.given.get(lease_id) and now - self._active.setdefault(lease_id, now) >= idle_s
 
+    def unused(self, for_s: float) -> list[LeaseId]:
+        """Those that wait for calls and have had none for so long, the longest unused first."""
+        waiting = {poll.lease_id for polls in self._polls.values() for poll in polls} - self._away
+        found = [lease_id for lease_id in waiting if self.is_idle(lease_id, for_s)]
+        return sorted(found, key=lambda lease_id: self._active[lease_id])
+
+    def send_away(self, lease_id: LeaseId) -> None:
+        self._away.add(lease_id)
+        for polls in list(self._polls.values()):
+            for poll in polls:
+                if poll.lease_id == lease_id:
+                    poll.woken.set()
+
+    def is_sent_away(self, lease_id: LeaseId) -> bool:
+        return lease_id in self._away
+
     def leases(self) -> list[LeaseId]:
         return list(self.served)
 
     def gone(self, lease_id: LeaseId) -> None:
-        self.given.pop(lease_id, None)
-        self.served.pop(lease_id, None)
+        """What it had is queued again, as the database says."""
+        for call_id in self.given.pop(lease_id, {}):
+            if self._holder.get(call_id) == lease_id:
+                del self._holder[call_id]
+                self._touched.discard(call_id)
+        endpoint_id = self.served.pop(lease_id, None)
         self._active.pop(lease_id, None)
-
-    def put_back(self, pool: Pool, waiting: Iterable[Waiting]) -> None:
-        for one in waiting:
-            self._push(pool, one)
+        self._place.pop(lease_id, None)
+        self._away.discard(lease_id)
+        self.reconcile([pool for pool in self._queues if pool.endpoint_id == endpoint_id])
 
     def given_to(self, lease_id: LeaseId) -> list[Call]:
         """What the lease has, as far as it is remembered here."""
@@ -208,6 +295,10 @@ class Dispatcher:
         queue = self._queues.get(pool)
         if queue is None:
             queue = self._queues[pool] = _Queue()
+        if waiting.id in self._holder:
+            # Whoever has it has not let it go yet.
+            queue.complete = False
+            return True
         if len(queue.heap) >= MOST_WAITING:
             # The rest is in the database, and is read when these are done.
             queue.complete = False

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from corral.core import endpoints as core
-from corral.core import secrets
+from corral.core import function_schedules, secrets
 from corral.core.audit import note
 from corral.core.endpoints import NewVersion
 from corral.domain.canonical import digest_of
@@ -122,7 +122,7 @@ async def scale(project: str, name: str, body: Scaling, caller: User, svc: Svc) 
         caller,
         svc,
         "endpoint.scale",
-        lambda tx, found: core.set_scaling(tx, found.id, body.model_dump_json()),
+        lambda tx, found: core.set_scaling(tx, found.id, body.model_dump_json(), now=svc.clock.now()),
     )
 
 
@@ -135,7 +135,7 @@ async def stop(project: str, name: str, caller: User, svc: Svc) -> EndpointView:
         caller,
         svc,
         "endpoint.stop",
-        lambda tx, found: core.set_stopped(tx, found.id, stopped=True),
+        lambda tx, found: core.stop(tx, found.id, now=svc.clock.now()),
     )
 
 
@@ -150,7 +150,7 @@ async def rollback(
     """Let an earlier version serve again; without `to` the one before."""
 
     def change(tx: Tx, found: Endpoint) -> Endpoint:
-        core.rollback(tx, found.id, to)
+        core.rollback(tx, found.id, to, now=svc.clock.now())
         return _by_id(tx, found.id)
 
     return await _change(project, name, caller, svc, "endpoint.rollback", change)
@@ -170,7 +170,7 @@ async def remove(project: str, name: str, caller: User, svc: Svc) -> Response:
             origin=caller.origin,
             now=svc.clock.now(),
         )
-        core.forsake(tx, found.id)
+        core.forsake(tx, found.id, now=svc.clock.now())
 
     await svc.store.write(unit)
     svc.hub.wake(SCALE)
@@ -217,6 +217,7 @@ def _view(tx: Tx, endpoint: Endpoint, svc: Services) -> EndpointView:
     counts = dict(tx.calls.counts(endpoint.id))
     instances = tx.endpoints.instances(endpoint.id)
     versions = tx.endpoints.versions(endpoint.id)
+    schedule = function_schedules.of_endpoint(tx, endpoint)
     functions = svc.book.functions(tx, endpoint.id, endpoint.current) if endpoint.current else {}
     return EndpointView(
         id=endpoint.id,
@@ -233,6 +234,7 @@ def _view(tx: Tx, endpoint: Endpoint, svc: Services) -> EndpointView:
         running=counts.get("assigned", 0),
         created_at=endpoint.created_at,
         called_at=endpoint.called_at,
+        next_at=None if schedule is None or schedule.paused else schedule.next_at,
         versions=[
             VersionView(
                 version=one.version,

@@ -28,6 +28,7 @@ STATUS: Mapping[str, int] = {
     "not_found": 404,
     "ambiguous": 409,
     "conflict": 409,
+    "volume_conflict": 409,
     "name_taken": 409,
     "illegal_transition": 409,
     "already_final": 409,

@@ -1,4 +1,4 @@
-"""The calls that make up the load skip the framework: submit, claim, beat, and how runs end.
+"""The requests that make up the load skip the framework: submit, claim, beat, how runs end, and calls.
 
 The routes of the same names serve the published schema, and any request of another form than the client's
 own falls through to them. Measured: routing, dependencies and middleware cost more than the call itself.
@@ -17,15 +17,16 @@ from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError
 from corral.domain.host import Token
 from corral.domain.ids import HostId, LeaseId
-from corral.server import leases, outcomes, runs
+from corral.server import calls, leases, outcomes, runs
 from corral.server.callers import Caller, host_of, user_of
 from corral.server.errors import refused, render, unexpected
 from corral.server.services import Services
+from corral.wire.calls import CallsRequest, CollectRequest, LeaseCallsRequest
 from corral.wire.leases import BeatRequest, ClaimRequest, FinishRequest
 from corral.wire.outcomes import OutcomesRequest
 from corral.wire.runs import SubmitRequest
 
-_LEASE_CALL = re.compile(r"/v1/leases/(l-[bcdfghjkmnpqrstvwxz2-9]{12})/(finish|beat)")
+_LEASE_CALL = re.compile(r"/v1/leases/(l-[bcdfghjkmnpqrstvwxz2-9]{12})/(finish|beat|calls)")
 _EPOCH = re.compile(rb"epoch=([0-9]{1,18})")
 _JSON = ((b"content-type", b"application/json"),)
 
@@ -91,12 +92,22 @@ async def _submit(svc: Services, caller: Caller, body: SubmitRequest, _: Gone) -
     return 200 if body.dry_run else 201, done.model_dump_json()
 
 
+async def _make_calls(svc: Services, caller: Caller, body: CallsRequest, _: Gone) -> tuple[int, str]:
+    return 202, await calls.make_as_json(body, caller, svc)
+
+
+async def _collect(svc: Services, caller: Caller, body: CollectRequest, _: Gone) -> tuple[int, str]:
+    return 200, await calls.collect_as_json(body, caller, svc)
+
+
 _CALLS = {
     call.path: call
     for call in (
         Call("/v1/claims", host_of, ClaimRequest, _claim),
         Call("/v1/runs", user_of, SubmitRequest, _submit),
         Call("/v1/outcomes", host_of, OutcomesRequest, _outcomes),
+        Call("/v1/calls", user_of, CallsRequest, _make_calls),
+        Call("/v1/calls/collect", user_of, CollectRequest, _collect),
     )
 }
 
@@ -109,6 +120,13 @@ def _lease_call(name: str, path: str, lease_id: LeaseId, epoch: int) -> Call:
     async def beat(svc: Services, host_id: HostId, body: BeatRequest, _: Gone) -> tuple[int, str]:
         return 200, (await leases.beat_lease(lease_id, epoch, body, host_id, svc)).model_dump_json()
 
+    async def exchange(
+        svc: Services, host_id: HostId, body: LeaseCallsRequest, gone: Gone
+    ) -> tuple[int, str]:
+        return 200, await calls.exchange_as_json(lease_id, epoch, body, host_id, svc, gone)
+
     if name == "finish":
         return Call(path, host_of, FinishRequest, finish)
+    if name == "calls":
+        return Call(path, host_of, LeaseCallsRequest, exchange)
     return Call(path, host_of, BeatRequest, beat)

@@ -69,7 +69,7 @@ async def claim_as_json(
             if done.grants or left <= 0 or not body.max_leases or waiter.asleep:
                 return _claim_answer(done, released, svc)
             _pass_on(svc, waiter)
-            await svc.waiters.wait(waiter, left)
+            await _wait(svc, waiter, deadline)
             if svc.hub.closing or await gone():
                 return _claim_answer(done, released, svc)
     finally:
@@ -77,9 +77,20 @@ async def claim_as_json(
         _pass_on(svc, waiter)
 
 
+async def _wait(svc: Services, waiter: Waiter, deadline: float) -> None:
+    """Until there may be something for it, or its time is over."""
+    while (left := deadline - svc.clock.monotonic()) > 0:
+        await svc.waiters.wait(waiter, left)
+        if waiter.baton is None or svc.board.may_have(waiter.baton.shape):
+            return
+        # Many runs were queued at once, and whoever came first took them all.
+        if not svc.waiters.wait_on(waiter):
+            return
+
+
 def _pass_on(svc: Services, waiter: Waiter) -> None:
     """What it was woken for, and what else waits behind it, is the next one's; if anything does."""
-    if waiter.baton is not None and svc.lanes.may_have(waiter.baton.shape, svc.board.may_start):
+    if waiter.baton is not None and svc.board.may_have(waiter.baton.shape):
         svc.waiters.pass_on(waiter)
     waiter.baton = None
 
@@ -115,7 +126,6 @@ async def _try_claim(
         if waiter.asleep:
             return Claimed((), ())
         done = unit(tx)
-        waiter.saw(unit.host, unit.free)
         waiter.held = [lease.id for lease in tx.leases.live_of_host(host_id)] if not done.grants else []
         return done
 
@@ -124,6 +134,7 @@ async def _try_claim(
     except BaseException:
         unit.undo()
         raise
+    svc.waiters.saw(waiter, unit.host, unit.free)
     svc.counters.granted += len(done.grants)
     return done
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fastapi import APIRouter, Response
 
@@ -11,7 +11,7 @@ from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError
 from corral.domain.ids import ArtifactId, HostId, LeaseId
 from corral.domain.reasons import Reason
-from corral.ports.store import Tx
+from corral.ports.store import Store, Tx
 from corral.server.callers import Epoch, LeasePath, OwnHost
 from corral.server.errors import body_of
 from corral.server.services import Services, Svc
@@ -32,8 +32,23 @@ async def outcomes_as_json(body: OutcomesRequest, host_id: HostId, svc: Services
     units = [
         _unit(LeaseId(report.lease_id), report.epoch, _told(report), host_id, svc) for report in body.reports
     ]
-    answers = await svc.store.write_each(units)
+    answers = await write_together(svc.store, [LeaseId(report.lease_id) for report in body.reports], units)
     return canonical({"results": [_result(*pair) for pair in zip(body.reports, answers, strict=True)]})
+
+
+async def write_together(
+    store: Store, leases: Sequence[LeaseId], units: Sequence[Callable[[Tx], Outcome]]
+) -> list[Outcome | Exception]:
+    """Their runs are locked at first, all in one order: somebody else may lock several of them too."""
+
+    def locked(tx: Tx) -> None:
+        tx.leases.lock_runs(leases)
+
+    if len(units) < 2 or store.alone:
+        return await store.write_each(units)
+    both: list[Callable[[Tx], Outcome | None]] = [locked, *units]
+    _, *answers = await store.write_each(both)
+    return [answer for answer in answers if answer is not None]
 
 
 def _result(report: OutcomeReport, done: Outcome | Exception) -> dict[str, object]:

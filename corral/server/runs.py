@@ -122,7 +122,7 @@ def _digests(spec: RunSpec) -> dict[str, str]:
 def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec], text: str) -> SubmitAnswer:
     secrets.refuse_exposed(tx, svc.cipher, specs[0].project, text, what="the run")
     asked = Question(specs[0].requirements(), specs[0].project, specs[0].name)
-    found = standings(tx, asked, now=svc.clock.now(), policy=svc.policy)
+    found = standings(tx, asked, now=svc.clock.now(), policy=svc.policy, shapes=svc.shapes)
     return SubmitAnswer(ids=[], hosts=[placement(s) for s in found])
 
 
@@ -186,24 +186,28 @@ def _artifacts(tx: Tx, text: str, caller: Caller, kind: ArtifactKind | None) -> 
     return ArtifactPage(items=[artifact_view(a, names) for a in found if kind in (None, a.kind)])
 
 
-@router.get("/runs/{run}/why")
-async def why(run: str, caller: User, svc: Svc) -> WhyAnswer:
+@router.get("/runs/{run}/why", response_model=WhyAnswer)
+async def why(run: str, caller: User, svc: Svc) -> Response:
     """For each host: eligible, or every reason why not."""
 
-    def unit(tx: Tx) -> WhyAnswer:
+    def unit(tx: Tx) -> str:
         found = run_of(tx, find_run(tx, run, caller))
         now = svc.clock.now()
         asked = Question(svc.shapes.get(tx, found.shape), found.project, found.name, found)
-        hosts = standings(tx, asked, now=now, policy=svc.policy, roster=svc.roster)
-        return WhyAnswer(
+        hosts = standings(tx, asked, now=now, policy=svc.policy, shapes=svc.shapes, roster=svc.roster)
+        held_back = in_line.held_back(tx, svc.board, found, policy=svc.policy)
+        group = in_line.group_is_full(tx, found)
+        answer = WhyAnswer(
             run_id=found.id,
             state=found.state,
-            summary=summary(found, hosts, now=now),
+            summary=summary(found, hosts, now=now, held_back=held_back, group=group),
             hosts=[placement(s) for s in hosts],
             queue=in_line.notes(tx, svc.board, found, now=now, policy=svc.policy),
         )
+        # Rendered here and not in the event loop: with a thousand hosts it is long.
+        return answer.model_dump_json()
 
-    return await svc.store.read(unit)
+    return Response(await svc.store.read(unit), media_type="application/json")
 
 
 @router.post("/runs/{run}/cancel")

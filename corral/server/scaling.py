@@ -24,6 +24,7 @@ from corral.ports.calls import CallFilter
 from corral.ports.store import Tx
 from corral.server.book import scaling_of
 from corral.server.hub import SCALE, wait_for
+from corral.server.making_room import RoomMaker
 from corral.server.runs import new_run
 from corral.server.services import Services
 from corral.wire.calls import payload_table
@@ -50,6 +51,7 @@ class Scaler:
         self._svc = services
         self._failed: Counter[tuple[EndpointId, int]] = Counter()
         self._was_ready: set[tuple[EndpointId, int]] = set()
+        self._room = RoomMaker(services)
 
     async def forever(self) -> None:
         """A round whenever something changed, and now and then in any case."""
@@ -74,15 +76,18 @@ class Scaler:
                 svc.book.learn(endpoint)
                 await self._keep(endpoint)
             if len(page) < PAGE:
-                return
+                break
             after = page[-1].id
+        await self._room.look()
 
     async def _requeue_lost(self) -> None:
         svc = self._svc
         for call_id in await svc.store.read(lambda tx: tx.calls.orphans(PAGE)):
             call = await svc.store.write(partial(lose, call_id=call_id, now=svc.clock.now()))
+            svc.dispatch.let_go(call_id)
             if call is not None and call.state is CallState.QUEUED:
                 svc.dispatch.keep([call])
+                svc.dispatch.heard(*core_calls.place_of(call))
             elif call is not None:
                 svc.results.ended([call])
 
@@ -92,7 +97,8 @@ class Scaler:
         for call_id in await svc.store.read(lambda tx: tx.calls.due(now, PAGE)):
             await svc.store.write(partial(core_calls.expire, call_id=call_id, now=now))
         for call_id in await svc.store.read(lambda tx: tx.calls.forgettable(now, PAGE)):
-            await svc.store.write(partial(core_calls.forget, call_id=call_id))
+            await svc.store.write(partial(core_calls.forget, call_id=call_id, now=now))
+            svc.results.again(call_id)
 
     async def _keep(self, endpoint: Endpoint) -> None:
         svc = self._svc
@@ -186,6 +192,11 @@ class Scaler:
         # A new version may start beside the old one even where there is room for one alone.
         rolling = [one for one in wanted if one.version != endpoint.current][:1]
         rest = [one for one in wanted if one.version == endpoint.current]
+        if len(rest) > room:
+            # Those that are kept in any case have no parameters.
+            kept = {""} if scaling_of(endpoint).min else set()
+            busy = {one.pool for one in rest} | kept
+            self._svc.dispatch.make_room(endpoint.id, len(rest) - max(0, room), but=busy)
         return [*rolling, *rest[: max(0, room)]]
 
     def _pools(self, tx: Tx, endpoint: Endpoint) -> set[tuple[int, str]]:
@@ -321,5 +332,6 @@ def instance_spec(
         pool=wanted.pool,
         params=given,
         concurrency=scaling_of(endpoint).concurrency,
+        volumes=spec.service.volumes,
     )
     return spec.model_copy(update={"name": endpoint.name, "service": service})

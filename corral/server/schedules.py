@@ -8,7 +8,8 @@ from fastapi import APIRouter, Query
 from pydantic import ValidationError
 
 from corral.core import schedules, secrets
-from corral.core.schedules import Order, Who
+from corral.core.function_schedules import CallOrder
+from corral.core.schedules import Order, Who, Work
 from corral.domain.errors import Ambiguous, InvalidInput, NotFound
 from corral.domain.ids import ScheduleId, is_id, new_schedule_id
 from corral.domain.schedule import Missed, Overlap, Schedule
@@ -81,7 +82,8 @@ async def get_schedule(
         stored = json.loads(found.spec)
         return ScheduleDetail(
             **schedule_view(found).model_dump(),
-            runs=stored["runs"],
+            runs=stored.get("runs", []),
+            function=stored["call"]["function"] if "call" in stored else None,
             group=stored.get("group"),
             max_running=stored.get("max_running"),
             times=_times(found),
@@ -151,9 +153,11 @@ async def remove_schedule(
     return await svc.store.write(unit)
 
 
-def order_of(stored: str) -> Order:
-    """What a schedule keeps as JSON, as runs to submit."""
+def order_of(stored: str) -> Work:
+    """What a schedule keeps as JSON, as what it makes."""
     table = json.loads(stored)
+    if "call" in table:
+        return CallOrder.read(table["call"])
     try:
         specs = [RunSpec.model_validate_json(json.dumps(one)) for one in table["runs"]]
     except ValidationError as error:

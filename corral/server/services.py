@@ -74,7 +74,14 @@ class Services:
     io: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "corral-io"))
 
     def __post_init__(self) -> None:
-        self.board = Board(self.lanes, self.shapes, self.shares, self.reservations, self.roster)
+        self.board = Board(
+            self.lanes,
+            self.shapes,
+            self.shares,
+            self.reservations,
+            self.roster,
+            margin_s=self.policy.least_margin_s,
+        )
         self.waiters = Waiters(self.shapes)
         self.known = KnownTokens(lambda: self.clock.now())
         self.hider = Hider(self.cipher)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ from corral.core.free import Free
 from corral.core.shapes import Shapes
 from corral.domain.host import Host
 from corral.domain.ids import Digest, HostId, LeaseId
+
+# So many empty places of the line are left alone.
+SPARE = 64
 
 
 @dataclass(eq=False)
@@ -27,12 +31,10 @@ class Waiter:
     asleep: bool = False
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     baton: Baton | None = None
-    # Of shapes that were offered since it looked: whether it may take them.
-    memory: dict[Digest, bool] = field(default_factory=dict)
-
-    def saw(self, host: Host | None, free: Free | None) -> None:
-        self.host, self.free = host, free
-        self.memory.clear()
+    # Its place in the line; None while it does not wait.
+    place: int | None = None
+    # How much had found nobody when it was woken.
+    missed: int = 0
 
 
 @dataclass
@@ -42,25 +44,60 @@ class Baton:
 
 
 class Waiters:
+    """Those that wait stand in a line, the longest first; whoever looks goes to its end.
+
+    For each shape it is known how far from the front nobody may take it. That holds until one of them looks
+    again, so a run that becomes ready costs the same however many hosts wait that it does not fit.
+    """
+
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
-        # A dict keeps the order of arrival and removes in constant time.
-        self._waiting: dict[Waiter, None] = {}
+        # Places of those that left are empty until the line is closed up.
+        self._line: list[Waiter | None] = []
+        self._count = 0
+        self._passed: dict[Digest, int] = {}
+        self._missed = 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return self._count
 
     def close(self) -> None:
         """The server ends: every poll is answered."""
-        for waiter in self._waiting:
+        for waiter in self._waiting():
             waiter.woken.set()
 
     def join(self, waiter: Waiter) -> None:
         waiter.woken.clear()
-        self._waiting[waiter] = None
+        # What it has left is not known until it has looked.
+        waiter.free = None
+        self.leave(waiter)
+        self._to_the_end(waiter)
+
+    def wait_on(self, waiter: Waiter) -> bool:
+        """What it was woken for is gone: it waits on without a look, and what it has left is what it was.
+
+        False if it must look, since something else became ready meanwhile that nobody was there for.
+        """
+        if waiter.missed != self._missed:
+            return False
+        waiter.woken.clear()
+        waiter.baton = None
+        self.leave(waiter)
+        self._to_the_end(waiter)
+        return True
+
+    def saw(self, waiter: Waiter, host: Host | None, free: Free | None) -> None:
+        """It has looked at the queue: what was thought of it before holds no longer."""
+        waiter.host, waiter.free = host, free
+        if waiter.place is not None:
+            self.leave(waiter)
+            self._to_the_end(waiter)
 
     def leave(self, waiter: Waiter) -> None:
-        self._waiting.pop(waiter, None)
+        if waiter.place is not None:
+            self._line[waiter.place] = None
+            self._count -= 1
+            waiter.place = None
 
     def ready(self, shape: Digest) -> None:
         self._hand(Baton(shape))
@@ -77,13 +114,31 @@ class Waiters:
 
     def changed(self, host_id: HostId) -> None:
         """What the host may take has changed: its polls look again."""
-        for waiter in [w for w in self._waiting if w.host is not None and w.host.id == host_id]:
-            del self._waiting[waiter]
-            waiter.woken.set()
+        for waiter in self._waiting():
+            if waiter.host is not None and waiter.host.id == host_id:
+                self.leave(waiter)
+                waiter.woken.set()
 
     async def wait(self, waiter: Waiter, seconds: float) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(waiter.woken.wait(), seconds)
+
+    def _waiting(self) -> list[Waiter]:
+        return [waiter for waiter in self._line if waiter is not None]
+
+    def _to_the_end(self, waiter: Waiter) -> None:
+        if len(self._line) > 2 * self._count + SPARE:
+            self._close_up()
+        waiter.place = len(self._line)
+        self._line.append(waiter)
+        self._count += 1
+
+    def _close_up(self) -> None:
+        kept = [place for place, waiter in enumerate(self._line) if waiter is not None]
+        self._passed = {shape: bisect_left(kept, passed) for shape, passed in self._passed.items() if passed}
+        self._line = [self._line[place] for place in kept]
+        for place, waiter in enumerate(self._waiting()):
+            waiter.place = place
 
     def _may_take(self, waiter: Waiter, shape: Digest) -> bool:
         """True as well where it is not known."""
@@ -91,19 +146,27 @@ class Waiters:
         need = self._shapes.known(shape)
         if fits is None or need is None or waiter.free is None:
             return fits is not False
-        waiter.memory[shape] = fits and waiter.free.holds(need)
-        return waiter.memory[shape]
+        return fits and waiter.free.holds(need)
 
     def _hand(self, baton: Baton) -> None:
-        for waiter in self._waiting:
-            may = waiter.memory.get(baton.shape)
-            if may is None:
-                may = self._may_take(waiter, baton.shape)
-            if not may or waiter in baton.tried:
-                continue
-            baton.tried.add(waiter)
-            waiter.baton = baton
-            waiter.woken.set()
-            # It looks now, and joins again if it has to wait on.
-            del self._waiting[waiter]
+        waiter = self._next(baton)
+        if waiter is None:
+            self._missed += 1
             return
+        baton.tried.add(waiter)
+        waiter.baton, waiter.missed = baton, self._missed
+        # It looks now, and joins again if it has to wait on.
+        self.leave(waiter)
+        waiter.woken.set()
+
+    def _next(self, baton: Baton) -> Waiter | None:
+        nobody_before = True
+        for place in range(self._passed.get(baton.shape, 0), len(self._line)):
+            waiter = self._line[place]
+            if waiter is not None and self._may_take(waiter, baton.shape):
+                if waiter not in baton.tried:
+                    return waiter
+                nobody_before = False
+            elif nobody_before:
+                self._passed[baton.shape] = place + 1
+        return None

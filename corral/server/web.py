@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -19,7 +21,7 @@ from corral.server.callers import Caller, User
 from corral.server.calls import get_chunks, wait_all
 from corral.server.endpoints import find
 from corral.server.services import Services, Svc
-from corral.wire.calls import FunctionTable
+from corral.wire.calls import ChunkPage, FunctionTable
 
 router = APIRouter(prefix="/v1", tags=["functions"])
 # What only the instance and this gateway understand.
@@ -67,12 +69,11 @@ async def web(project: str, name: str, path: str, request: Request, caller: User
     call, table = await _accepted(project, name, request.method, f"/{path}", data, caller, svc)
     timeout_s = table.options.timeout_s or WAIT_S
     if table.kind == "web" and table.streams:
-        return StreamingResponse(_chunks(call.id, caller, svc), media_type="text/event-stream")
+        return await _streamed(call, caller, svc)
     (call,) = await wait_all([call], min(timeout_s + 5.0, 3600.0), svc, fresh=True)
     result = call.result
-    if call.result_blob is not None:
-        blob = call.result_blob
-        result = await svc.in_thread(lambda: b"".join(svc.blobs.read(blob)))
+    if call.outcome is not None and call.result_blob is not None:
+        result = await svc.in_thread(partial(_bytes, svc, call.outcome))
     return _answer(call, result)
 
 
@@ -125,15 +126,45 @@ def _answer(call: Call, result: bytes | None) -> Response:
     return Response(base64.b64decode(told["body"]), status_code=int(told["status"]), headers=headers)
 
 
-async def _chunks(call_id: str, caller: Caller, svc: Services) -> AsyncIterator[bytes]:
+_KINDS = {
+    "web1.bytes": "application/octet-stream",
+    "web1.text": "text/plain",
+    "web1.lines": "application/jsonl",
+}
+
+
+async def _streamed(call: Call, caller: Caller, svc: Services) -> Response:
+    """Waits for the first piece: until then it can still be refused, and what it is is not known."""
+    page = await get_chunks(call.id, caller, svc, 0, WAIT_S, 100)
+    if not page.chunks:
+        seen = await svc.store.read(lambda tx: tx.calls.get(call.id)) or call
+        whole = seen.state is CallState.SUCCEEDED and seen.result_format != WEB
+        return Response() if whole else _answer(seen, seen.result)
+    kind = _KINDS.get(page.chunks[0].payload.format, "application/octet-stream")
+    return StreamingResponse(_pieces(call.id, page, caller, svc), media_type=kind)
+
+
+async def _pieces(call_id: str, page: ChunkPage, caller: Caller, svc: Services) -> AsyncIterator[bytes]:
     after = 0
     while True:
-        page = await get_chunks(call_id, caller, svc, after, 30.0, 100)
         for chunk in page.chunks:
             after = chunk.n
-            yield chunk.payload.payload().body or b""
+            yield await svc.in_thread(partial(_bytes, svc, chunk.payload.payload()))
         if page.error is not None:
             # Broken off, so that nobody takes it for the whole.
             raise BadGateway(f"call {call_id} failed: {page.error.get('type')} {page.error.get('message')}")
         if page.ended:
             return
+        page = await get_chunks(call_id, caller, svc, after, 30.0, 100)
+
+
+def _bytes(svc: Services, given: Payload) -> bytes:
+    if given.blob is None:
+        return given.body or b""
+    try:
+        data = b"".join(svc.blobs.read(given.blob))
+    except KeyError:
+        data = b""
+    if hashlib.sha256(data).hexdigest() != given.blob:
+        raise BadGateway("the answer is missing or damaged", hint="Run `corral fsck` on the server.")
+    return data

@@ -13,6 +13,7 @@ from corral.domain.call import INLINE_BYTES, Payload
 from corral.domain.ids import Digest, is_id
 from corral.wire.base import Answer, DigestText, Exact, Name, known_only
 from corral.wire.spec import RunSpec
+from corral.wire.tables import ScheduleTable
 
 MOST_CALLS = 1000
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$", max_length=256)]
@@ -115,6 +116,8 @@ class CallView(Answer):
     result: PayloadBody | None = None
     error: dict[str, Json] | None = None
     submitted_by: str = ""
+    waiting: str | None = Field(None, description="What it waits for; not in lists.")
+    forgotten: bool = Field(False, description="Its arguments and its result are not kept any more.")
 
 
 class CallsAnswer(Answer):
@@ -174,7 +177,15 @@ class FunctionTable(Exact):
     batch_wait_s: float = Field(0.05, ge=0, le=60)
     path: str | None = Field(None, pattern=r"^/", max_length=512)
     method: Literal["GET", "POST", "PUT", "DELETE", "PATCH"] | None = None
+    schedule: ScheduleTable | None = Field(None, description="When it is called by the clock.")
+    schedule_args: PayloadBody | None = Field(None, description="With what its schedule calls it.")
     streams: bool = Field(False, description="Of a web function: whether it gives its answer bit by bit.")
+
+    @model_validator(mode="after")
+    def _a_schedule_has_arguments(self) -> FunctionTable:
+        if self.schedule is not None and (self.schedule_args is None or self.schedule_args.body is None):
+            raise ValueError("with a schedule needs schedule_args with a body")
+        return self
 
 
 class DeployRequest(Exact):
@@ -213,6 +224,7 @@ class EndpointView(Answer):
     running: int = 0
     created_at: float
     called_at: float
+    next_at: float | None = Field(None, description="When its schedule calls it next.")
     versions: list[VersionView] = []
 
 
@@ -231,6 +243,7 @@ class OutcomeBody(Exact):
     ran_s: float = Field(0, ge=0)
     gave_back: bool = False
     cancelled: bool = False
+    chunks: int | None = Field(None, ge=0, description="Of a generator: how many it gave in this try.")
 
 
 class ChunksBody(Exact):
@@ -271,6 +284,7 @@ class NestedAnswer(Answer):
     project: str | None = None
     endpoint: str | None = None
     version: int = 0
+    functions: dict[str, Annotated[FunctionTable, known_only(FunctionTable)]] = {}
     calls: list[CallView] = []
     call: CallView | None = None
     chunks: list[ChunkView] = []

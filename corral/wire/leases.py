@@ -21,6 +21,7 @@ from corral.wire.base import (
     known_only,
 )
 from corral.wire.spec import RunSpec
+from corral.wire.tables import SystemName
 
 
 def _plain_mode(mode: int) -> int:
@@ -63,6 +64,9 @@ class CapabilityReport(Strict):
     corral: str | None = Field(None, max_length=128, description="The worker's version and commit.")
     gpu_note: Annotated[PlainText, Field(max_length=2000)] | None = Field(
         None, description="What went wrong when the GPUs were asked for."
+    )
+    system: dict[SystemName, bool] = Field(
+        default={}, max_length=1024, description="Programs and packages that were asked for."
     )
 
     def capability(self) -> Capability:

@@ -64,6 +64,7 @@ class ScheduleDetail(ScheduleView):
     runs: Annotated[list[RunSpec], known_only(RunSpec)]
     group: str | None = None
     max_running: int | None = None
+    function: str | None = Field(None, description="Of a deployed function's schedule: what it calls.")
     times: list[float] = []
 
 

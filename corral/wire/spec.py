@@ -327,6 +327,7 @@ class BuiltEnvironment(Exact):
     lock: str = Field(max_length=4 << 20)
     digest: DigestText
     find_links: str | None = None
+    no_index: bool = Field(False, description="Whether `find_links` is the only source.")
 
 
 class ServiceTable(Exact):
@@ -340,6 +341,9 @@ class ServiceTable(Exact):
     pool: str = Field("", max_length=64)
     params: dict[str, Any] | None = None
     concurrency: int = Field(1, ge=1, le=1000)
+    volumes: dict[Name, Name] = Field(
+        default={}, max_length=32, description="Folders that are volumes: the folder's name, the volume's."
+    )
 
 
 class _Resolved(_Common):

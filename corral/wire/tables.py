@@ -11,6 +11,8 @@ from corral.domain.paths import why_bad
 from corral.domain.reasons import Retries
 from corral.wire.base import ArtifactIdText, Duration, Exact, Name, Size
 
+SystemName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9+._-]*$", max_length=128)]
+
 
 class Resources(Exact):
     """What one rank needs. Sizes as `"24GiB"`; `gpu` names models, any of which will do."""
@@ -54,6 +56,14 @@ class Resources(Exact):
         default=[], max_length=64, description="Labels that the host must carry, all of them."
     )
     hosts: list[Name] = Field(default_factory=list, max_length=1024, description="Only these hosts, by name.")
+    system: list[SystemName] = Field(
+        default=[],
+        max_length=64,
+        description=(
+            'Programs or Debian packages that the host must have, as `["ffmpeg"]`. Nothing is installed: '
+            "a host looks for them when it is given the run, and gives it back if one is missing."
+        ),
+    )
 
     @model_validator(mode="after")
     def _a_gpu_need_asks_for_a_gpu(self) -> Resources:
@@ -83,6 +93,7 @@ class Resources(Exact):
             arch=self.arch,
             labels=tuple(sorted(self.labels)),
             hosts=tuple(sorted(self.hosts)),
+            system=tuple(sorted(self.system)),
             prefer=self.prefer,
             prefer_for_s=self.prefer_for if self.prefer else 0.0,
             share_gpu=self.share_gpu,
@@ -228,9 +239,14 @@ class EnvironmentFile(Exact):
         default=[], description="As pip takes them: a list, or the path of a requirements file."
     )
     find_links: str | None = Field(None, description="A folder of wheels beside the index.")
+    wheels: str | None = Field(
+        None, description="A folder of wheels instead of any index: nothing is fetched from elsewhere."
+    )
 
     @model_validator(mode="after")
     def _host_or_built(self) -> EnvironmentFile:
         if self.host and (self.python or self.requirements):
             raise ValueError("host = true takes the host's Python: remove python and requirements")
+        if self.find_links and self.wheels:
+            raise ValueError("has both find_links (beside the index) and wheels (instead of it); keep one")
         return self

@@ -13,7 +13,7 @@ from corral.wire.base import Answer, Duration, Name, Strict
 
 def _known(pattern: str) -> str:
     if not is_pattern(pattern):
-        raise ValueError(f"is not a type of notice; there are {', '.join(TYPES)}, and `run.*` for all")
+        raise ValueError(f"is not a type of notice; there are {', '.join(TYPES)}, `run.*` and `call.*`")
     return pattern
 
 
@@ -21,7 +21,7 @@ Pattern = Annotated[str, AfterValidator(_known)]
 
 
 class WebhookRequest(Strict):
-    """`events` are types, or `run.*` for all of runs; without a project, runs of all projects."""
+    """`events` are types, or `run.*` and `call.*` for all of a kind; without a project, of all projects."""
 
     name: Name
     url: str = Field(min_length=8, max_length=2048)
@@ -148,6 +148,28 @@ class NoticeRun(Answer):
     submitted_by: str | None
 
 
+class NoticeCall(Answer):
+    """The call as it ended, without its arguments and its result."""
+
+    id: str
+    project: str
+    endpoint: str | None
+    function: str
+    state: str
+    attempt: int
+    lost: int
+    key: str | None
+    run: str | None
+    error: str | None
+    message: str | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    ran_s: float
+    result_bytes: int
+    submitted_by: str
+
+
 class Notice(Answer):
     """The body of a notice in the format `corral`. Keys may be added within a version; none goes."""
 
@@ -156,4 +178,5 @@ class Notice(Answer):
     at: float = Field(description="When it happened, in Unix seconds.")
     number: int = Field(description="Of the event among those of its run: later ones are higher.")
     event: NoticeEvent
-    run: NoticeRun | None = Field(description="Null in a test.")
+    run: NoticeRun | None = Field(description="Null in a test, and of a call.")
+    call: NoticeCall | None = Field(None, description="Of a call.")

@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from corral.client.lock import Lock
@@ -32,6 +32,7 @@ SPEAK_FIRST_S = 15.0
 # Every so many probes: adding up their sizes takes a while.
 COLLECT_EVERY = 60
 ENVIRONMENTS_MAX_BYTES = 50 << 30
+ENVIRONMENTS_MAX_AGE_S = 30 * 86400.0
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +162,7 @@ class Agent:
             return min(MAX_LEASES, max(0, self._slots - len(self._running)))
 
     def _request(self, free: int) -> ClaimRequest:
-        capability = self._capability
+        capability = replace(self._capability, system=self._host.system.known())
         news = capability != self._known_capability
         return ClaimRequest(
             request_id=secrets.token_hex(16),
@@ -222,6 +223,7 @@ class Agent:
             rounds += 1
             try:
                 self._capability = self._probe()
+                self._host.system.look_again()
                 self._host.cache.trim()
                 if not any(job.building for job in self._jobs()):
                     reap_orphans()
@@ -234,7 +236,9 @@ class Agent:
         environments = Environments(self._host.home / "environments", self._host.base_env)
         built = [job.lease.spec.environment for job in self._jobs()]
         in_use = [environments.key(Lock(each.lock, each.python)) for each in built if each is not None]
-        for gone in environments.collect(in_use=in_use, max_bytes=ENVIRONMENTS_MAX_BYTES):
+        for gone in environments.collect(
+            in_use=in_use, max_bytes=ENVIRONMENTS_MAX_BYTES, older_than_s=ENVIRONMENTS_MAX_AGE_S
+        ):
             logger.info("removed environment %s (%d bytes)", gone.key, gone.size_bytes)
 
     def _jobs(self) -> list[Job]:

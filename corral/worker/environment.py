@@ -81,12 +81,14 @@ class Environments:
         env: Mapping[str, str],
         *,
         find_links: Sequence[Path] = (),
+        no_index: bool = False,
         python_downloads: Literal["never", "automatic"] = "never",
         uv: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._root = root.absolute()
         self._find_links = tuple(find_links)
+        self._no_index = no_index
         self._clock = clock
         self._uv = Installer(_uv_env(env, self._root, python_downloads), uv)
         for name in ("envs", "building", "locks", "trash"):
@@ -183,7 +185,11 @@ class Environments:
         if lock.text:
             pins = part / "corral-lock.txt"
             pins.write_text(lock.text, encoding="utf-8")
-            links = [word for folder in self._find_links for word in ("--find-links", folder.absolute())]
+            links: list[str | Path] = [
+                word for folder in self._find_links for word in ("--find-links", folder.absolute())
+            ]
+            if self._no_index:
+                links.append("--no-index")
             uv("pip", "sync", pins, "--python", part / "bin" / "python", *links)
 
     def _failure(self, python: str, words: str) -> EnvironmentFailed:

@@ -100,7 +100,7 @@ class Job:
         recorder, sender = self._record()
         checkpoints = None
         try:
-            if reasons := recheck(self._host.look_again, self.lease, self._claimed_with):
+            if reasons := recheck(self._host.look_again, self.lease, self._claimed_with, self._host.system):
                 raise NoLongerFits("; ".join(reasons))
             serving = self._serving(recorder)
             prepared = Preparation(

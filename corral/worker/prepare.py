@@ -12,6 +12,7 @@ from corral.client.api import Corral
 from corral.client.installer import InstallerStopped
 from corral.client.lock import Lock
 from corral.client.unpack import ContentMismatch
+from corral.domain.call import PREPARING
 from corral.domain.capability import ENGINE_PACKAGES
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.domain.paths import printable
@@ -29,6 +30,8 @@ from corral.worker.outbox import Outbox
 from corral.worker.probe import Now
 from corral.worker.recorder import Recorder
 from corral.worker.serving import Serving
+from corral.worker.system_packages import SystemPackages
+from corral.worker.volumes import Mounts
 from corral.worker.workspace import Workspace, make_read_only
 
 # Not the folder that it starts in: a `corral` in the user's code would stand in for ours.
@@ -58,6 +61,7 @@ class Host:
     has_gpus: bool
     look_again: Callable[[], Now]
     engine_env: Mapping[str, str] = field(default_factory=dict)
+    system: SystemPackages = field(default_factory=SystemPackages)
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ class Preparation:
             part = lease.spec.input_paths.get(name)
             self._fetch(f"input {name}", artifact_id, workspace.inputs / name, part)
         make_read_only(workspace.inputs)
+        if self.serving is not None:
+            self._mount(self.serving)
         if lease.resume is not None:
             self._fetch("the checkpoint to resume from", lease.resume.artifact_id, workspace.resume)
         python = self._python()
@@ -102,6 +108,8 @@ class Preparation:
         )
         if self.serving is not None:
             env |= self.serving.environment()
+            if self.serving.mounts is not None:
+                env |= self.serving.mounts.environment()
         return Prepared(Command(self._argv(python), workspace.work, env), Secrets(values))
 
     def _base_env(self) -> Mapping[str, str]:
@@ -157,6 +165,21 @@ class Preparation:
             )
         return dict(answer.values)
 
+    def _mount(self, serving: Serving) -> None:
+        root = self.workspace.root / "volumes"
+        mounts = Mounts(self.host.link, self.lease, self.control, root, self.host.cache)
+        serving.mounts = mounts
+        if not mounts.wanted:
+            return
+        try:
+            keep_trying(self.host.link, mounts.fill, given_up=self.control.given_up)
+        except LeaseLost:
+            raise
+        except CorralError as error:
+            raise CannotStart(
+                Reason.ENVIRONMENT, f"a volume cannot be brought here: {error.message}"
+            ) from error
+
     def _fetch(self, what: str, artifact_id: str, target: Path, part: str | None = None) -> None:
         try:
             keep_trying(
@@ -206,9 +229,14 @@ class Preparation:
 
     def _environments(self, built: BuiltEnvironment) -> Environments:
         links = [Path(built.find_links)] if built.find_links else []
-        return Environments(self.host.home / "environments", self.host.base_env, find_links=links)
+        return Environments(
+            self.host.home / "environments", self.host.base_env, find_links=links, no_index=built.no_index
+        )
 
     def _progress(self, line: str) -> None:
         self.recorder.say(line)
+        if self.serving is not None:
+            # Whoever waits for the first call sees it.
+            self.recorder.progress({PREPARING: f"building environment: {line}"[:300]})
         self.recorder.active()
         self.recorder.tick()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from corral.domain.capability import Capability, Gpu, Requirements, gib, judge
 from corral.wire.leases import Lease
 from corral.worker.probe import Now
+from corral.worker.system_packages import SystemPackages
 
 _NO_NEED = Requirements()
 
@@ -16,7 +17,9 @@ class NoLongerFits(Exception):
     """What the host had when it claimed is gone; another host, or a later try, may do."""
 
 
-def recheck(look: Callable[[], Now], lease: Lease, claimed_with: Capability | None) -> list[str]:
+def recheck(
+    look: Callable[[], Now], lease: Lease, claimed_with: Capability | None, system: SystemPackages
+) -> list[str]:
     """Every reason to give the run back. A run that asks for nothing is not looked at."""
     # Names and labels may be declared on the server; what the engine needs is looked at by its own check.
     asked = lease.spec.resources.requirements()
@@ -24,7 +27,8 @@ def recheck(look: Callable[[], Now], lease: Lease, claimed_with: Capability | No
     if need == _NO_NEED and not lease.gpus:
         return []
     now = look()
-    found = list(judge(need, now.capability, host="").shortfalls)
+    has = replace(now.capability, system=system.look_for(need.system))
+    found = list(judge(need, has, host="").shortfalls)
     if need.min_disk_bytes is not None and now.free.disk_bytes is not None:
         found += _too_little("disk", need.min_disk_bytes, now.free.disk_bytes)
     return found + _gpus(lease, need, now, claimed_with)

@@ -12,14 +12,17 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 import corral
 from corral.domain.call import INLINE_BYTES
-from corral.domain.errors import CorralError, LeaseLost, NotFound
+from corral.domain.errors import CorralError, LeaseLost, NotFound, TooLarge
 from corral.domain.redaction import Secrets
 from corral.runner.channel import INLINE_MAX, Channel
 from corral.wire.calls import (
@@ -33,14 +36,24 @@ from corral.wire.calls import (
 )
 from corral.wire.leases import Lease
 from corral.worker.control import Control
-from corral.worker.link import PASSING, Link, Pauses
+from corral.worker.link import PASSING, GivenUp, Link, Pauses
 from corral.worker.recorder import Recorder
+from corral.worker.volumes import Mounts
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 20.0
 # How soon an instance that is busy hears that a call of its was cancelled.
 LOOK_S = 0.5
+# Calls that are short are given to an instance ahead of their turn: so much work, and so many at most.
+AHEAD_S = 0.05
+MOST_AHEAD = 64
+# Of a shorter one the outcome travels with the next request for calls.
+SHORT_S = 0.005
+# What has waited here for so long is given back for another instance to take.
+STALE_S = 0.25
+# How long outcomes are gathered while there is more to do.
+GATHER_S = 0.01
 # What a call gets to clear up, between being told that its time is over and the end of its process.
 CLEAR_UP_S = 1.0
 # Loaded by its place: the Python of the instance may have nothing of Corral, or another version.
@@ -54,9 +67,14 @@ _BOOT = (
 
 @dataclass
 class _Held:
+    """A call that was given to us; `began` when it was handed to the instance."""
+
     call: GivenCall
-    began: float
-    ends_at: float | None
+    header: dict[str, Any]
+    body: bytes
+    came: float
+    began: float | None = None
+    ends_at: float | None = None
     chunks: int = 0
     told_to_end: float | None = None
 
@@ -74,6 +92,7 @@ class Serving:
     broken: Mapping[str, Any] | None = None
     secrets: Secrets = field(default_factory=lambda: Secrets({}))
     timed_out: bool = False
+    mounts: Mounts | None = None
     mark: str = field(default_factory=lambda: random.token_hex(8))
 
     def __post_init__(self) -> None:
@@ -83,10 +102,20 @@ class Serving:
         self._capacity = max(
             [service.concurrency, *(int(one.get("batch_size") or 0) for one in service.functions.values())]
         )
-        self._lock = threading.Condition()
+        self._lock = threading.RLock()
+        # Told when there may be something to ask for, or to tell.
+        self._asking = threading.Condition(self._lock)
+        self._telling = threading.Condition(self._lock)
         self._held: dict[str, _Held] = {}
+        # Those of them that are not handed to the instance yet.
+        self._ahead: deque[_Held] = deque()
         self._outcomes: list[OutcomeBody] = []
         self._chunks: list[ChunksBody] = []
+        # Since when there is something to tell.
+        self._news_at: float | None = None
+        # How long a call takes here, of late; and whether the last request was given all that it asked for.
+        self._pace_s: float | None = None
+        self._deep = False
         self._ready = False
         self._ended = False
         self._stopping = False
@@ -105,6 +134,8 @@ class Serving:
             "concurrency": service.concurrency,
             "entry": service.entry,
             "params": service.params,
+            # Its Python may have none of its own.
+            "cloudpickle": os.path.dirname(cloudpickle.__file__),
         }
         return {"CORRAL_INSTANCE": json.dumps(config)}
 
@@ -116,9 +147,7 @@ class Serving:
 
     def end(self) -> None:
         """The instance is gone: what it had and did not answer is the server's to give to another."""
-        with self._lock:
-            self._ended = True
-            self._lock.notify_all()
+        self._over()
         self._listener.close()
         if self._channel is not None:
             self._channel.close()
@@ -137,9 +166,16 @@ class Serving:
                 self._heard(header, self._body(header, body))
             except Exception:
                 logger.exception("a message of the instance of %s was not understood", self.lease.id)
+        self._over()
+
+    def _over(self) -> None:
         with self._lock:
             self._ended = True
-            self._lock.notify_all()
+            self._wake()
+
+    def _wake(self) -> None:
+        self._asking.notify_all()
+        self._telling.notify_all()
 
     def _body(self, header: dict[str, Any], body: bytes) -> bytes | Path:
         return Path(header["path"]) if header.get("path") else body
@@ -150,18 +186,28 @@ class Serving:
             case "ready":
                 with self._lock:
                     self._ready = True
-                    self._lock.notify_all()
+                    self._wake()
             case "broken":
                 self.broken = self._redacted(header["error"])
             case "result":
-                payload = self._stored(header["format"], body)
-                self._settle(header, result=payload)
+                try:
+                    payload = self._stored(header["format"], body)
+                except (CorralError, OSError) as error:
+                    self._settle(header, error=_not_kept(error))
+                else:
+                    self._settle(header, result=payload)
             case "error":
                 self._settle(header, error=self._redacted(header["error"]))
             case "cancelled":
                 self._settle_cancelled(header)
             case "chunk":
-                self._take_chunk(header, self._stored(header["format"], body))
+                try:
+                    payload = self._stored(header["format"], body)
+                except (CorralError, OSError) as error:
+                    self._settle(header, error=_not_kept(error))
+                    self._say({"t": "cancel", "id": header["id"]})
+                else:
+                    self._take_chunk(header, payload)
             case "ask":
                 threading.Thread(target=self._answer, args=(header,), daemon=True).start()
 
@@ -185,25 +231,49 @@ class Serving:
         if len(data) <= INLINE_BYTES:
             return inline(form, data)
         digest = hashlib.sha256(data).hexdigest()
-        self._patiently(lambda: self._upload(digest, data))
-        return PayloadBody(format=form, blob=digest, size=len(data))
-
-    def _upload(self, digest: str, data: bytes) -> None:
         sink = self.link.corral.leases.sink(self.lease.id, self.lease.epoch)
-        if digest in sink.query([digest]).missing:
-            sink.put(digest, data, length=len(data), offset=None)
+        self._patiently(lambda: sink.keep(digest, data))
+        return PayloadBody(format=form, blob=digest, size=len(data))
 
     def _settle(self, header: dict[str, Any], **how: Any) -> None:
         with self._lock:
             held = self._held.pop(header["id"], None)
             if held is None:
                 return
+            ran_s = header.get("ran_s", 0.0)
+            self._pace_s = ran_s if self._pace_s is None else 0.8 * self._pace_s + 0.2 * ran_s
             self._outcomes.append(
                 OutcomeBody(
-                    call_id=header["id"], attempt=header["attempt"], ran_s=header.get("ran_s", 0.0), **how
+                    call_id=header["id"], attempt=header["attempt"], ran_s=ran_s, chunks=held.chunks, **how
                 )
             )
-            self._lock.notify_all()
+            ready = self._next_up()
+            self._has_news()
+        self._feed(ready)
+
+    def _has_news(self) -> None:
+        """Under the lock: there is something to tell. Whoever tells it is woken once."""
+        if not self._polling and self._may_ask():
+            self._asking.notify_all()
+        if self._news_at is None:
+            self._news_at = time.monotonic()
+            self._telling.notify_all()
+
+    def _next_up(self) -> list[_Held]:
+        """Under the lock: those whose turn it is, since the instance has room."""
+        found = []
+        while self._ahead and len(self._held) - len(self._ahead) < self._capacity:
+            held = self._ahead.popleft()
+            held.began = time.monotonic()
+            held.ends_at = None if held.call.timeout_s is None else held.began + held.call.timeout_s
+            found.append(held)
+        return found
+
+    def _feed(self, ready: list[_Held]) -> None:
+        """Not under the lock: an instance that does not listen must not keep us from ending it."""
+        for held in ready:
+            self._say(held.header, held.body)
+            held.body = b""
 
     def _settle_cancelled(self, header: dict[str, Any]) -> None:
         held = self._held.get(header["id"])
@@ -222,8 +292,10 @@ class Serving:
 
     def _take_chunk(self, header: dict[str, Any], payload: PayloadBody) -> None:
         with self._lock:
-            if header["id"] not in self._held:
+            held = self._held.get(header["id"])
+            if held is None:
                 return
+            held.chunks = header["n"]
             last = self._chunks[-1] if self._chunks else None
             if last is not None and last.call_id == header["id"] and len(last.chunks) < 200:
                 self._chunks[-1] = last.model_copy(update={"chunks": [*last.chunks, payload]})
@@ -233,7 +305,7 @@ class Serving:
                         call_id=header["id"], attempt=header["attempt"], first=header["n"], chunks=[payload]
                     )
                 )
-            self._lock.notify_all()
+            self._has_news()
 
     def _poll(self) -> None:
         """Asks for calls while there is room for them."""
@@ -241,11 +313,12 @@ class Serving:
         while True:
             with self._lock:
                 while not self._ended and not self._may_ask():
-                    self._lock.wait()
+                    # A call that takes longer than others did is not waited for.
+                    self._asking.wait(SHORT_S if self._is_short() and self._held else None)
                 if self._ended or self._stopping:
                     return
                 self._polling = True
-                request = self._request(want=self._capacity - len(self._held), wait_s=POLL_S)
+                request = self._request(want=self._room(), wait_s=POLL_S)
             try:
                 answer = self.link.corral.calls.exchange(self.lease.id, self.lease.epoch, request)
                 pauses.reset()
@@ -266,16 +339,39 @@ class Serving:
             finally:
                 with self._lock:
                     self._polling = False
+            self._deep = len(answer.calls) == request.want
             self._take(answer)
 
     def _may_ask(self) -> bool:
         if self._stopping:
             return True
-        return self._ready and len(self._held) < self._capacity and self.control.wish() is None
+        if not self._ready or self.control.wish() is not None or self._room() <= 0:
+            return False
+        if not self._held or not self._is_short() or self._is_late(2 * SHORT_S):
+            return True
+        return self._deep and 2 * len(self._held) <= self._capacity + self._reach()
+
+    def _room(self) -> int:
+        return self._capacity + self._reach() - len(self._held)
+
+    def _reach(self) -> int:
+        """How many calls may wait here for their turn: none where that could be long."""
+        if self._pace_s is None or self._is_late(2 * SHORT_S):
+            return 0
+        return min(MOST_AHEAD, int(AHEAD_S / max(self._pace_s, 1e-6)))
+
+    def _is_short(self) -> bool:
+        return self._pace_s is not None and self._pace_s < SHORT_S
+
+    def _is_late(self, seconds: float) -> bool:
+        """Whether the call that was begun first has run for longer. They are kept in that order."""
+        first = next(iter(self._held.values()), None)
+        return first is not None and first.began is not None and time.monotonic() - first.began > seconds
 
     def _request(self, *, want: int, wait_s: float) -> LeaseCallsRequest:
         outcomes, self._outcomes = self._outcomes, []
         chunks, self._chunks = self._chunks, []
+        self._news_at = None
         return LeaseCallsRequest(
             outcomes=outcomes, chunks=chunks, holding=list(self._held), want=want, wait_s=wait_s
         )
@@ -285,6 +381,8 @@ class Serving:
         with self._lock:
             self._outcomes = [*request.outcomes, *self._outcomes]
             self._chunks = [*request.chunks, *self._chunks]
+            if self._outcomes or self._chunks:
+                self._news_at = time.monotonic()
 
     def _take(self, answer: LeaseCallsAnswer) -> None:
         for call_id in answer.cancelled:
@@ -298,32 +396,47 @@ class Serving:
             self._stop()
 
     def _hand(self, call: GivenCall) -> None:
-        now = time.monotonic()
-        held = _Held(call, now, None if call.timeout_s is None else now + call.timeout_s)
+        """To the instance as soon as it has room."""
         with self._lock:
             if (known := self._held.get(call.id)) is not None:
                 if known.call.attempt != call.attempt:
                     # The try before is still being ended here; another instance may have this one.
-                    self._outcomes.append(OutcomeBody(call_id=call.id, attempt=call.attempt, gave_back=True))
+                    self._return(call)
                 return
-            self._held[call.id] = held
-        header = {
-            "t": "call",
-            "id": call.id,
-            "attempt": call.attempt,
-            "function": call.function,
-            "format": call.args.format,
-        }
-        body = b""
+            header = {
+                "t": "call",
+                "id": call.id,
+                "attempt": call.attempt,
+                "function": call.function,
+                "format": call.args.format,
+            }
+            held = self._held[call.id] = _Held(call, header, b"", time.monotonic())
         if call.args.blob is not None:
             header["path"] = str(self._downloaded(call.args.blob))
         else:
-            body = call.args.payload().body or b""
-        if len(body) > INLINE_MAX:
+            held.body = call.args.payload().body or b""
+        if len(held.body) > INLINE_MAX:
             path = self.folder / random.token_hex(8)
-            path.write_bytes(body)
-            header["path"], body = str(path), b""
-        self._say(header, body)
+            path.write_bytes(held.body)
+            header["path"], held.body = str(path), b""
+        with self._lock:
+            if call.id not in self._held:
+                return
+            self._ahead.append(held)
+            ready = self._next_up()
+        self._feed(ready)
+
+    def _return(self, call: GivenCall) -> None:
+        """Under the lock: unbegun, and at no cost."""
+        self._outcomes.append(OutcomeBody(call_id=call.id, attempt=call.attempt, gave_back=True))
+        self._has_news()
+
+    def _return_ahead(self) -> None:
+        with self._lock:
+            for held in self._ahead:
+                self._held.pop(held.call.id, None)
+                self._return(held.call)
+            self._ahead.clear()
 
     def _cannot_begin(self, call: GivenCall, error: Exception) -> None:
         why = f"its arguments could not be brought to the instance: {error}"
@@ -334,14 +447,8 @@ class Serving:
 
     def _downloaded(self, digest: str) -> Path:
         path = self.folder / random.token_hex(8)
-
-        def fetch() -> None:
-            source = self.link.corral.leases.source(self.lease.id, self.lease.epoch)
-            with path.open("wb") as file:
-                for chunk in source.read(digest):
-                    file.write(chunk)
-
-        self._patiently(fetch)
+        source = self.link.corral.leases.source(self.lease.id, self.lease.epoch)
+        self._patiently(lambda: source.save(digest, path))
         return path
 
     def _patiently(self, work: Callable[[], None]) -> None:
@@ -366,8 +473,14 @@ class Serving:
             held = self._held.get(call_id)
             if held is None or held.told_to_end is not None:
                 return
+            unbegun = held in self._ahead
+            if unbegun:
+                self._ahead.remove(held)
             held.told_to_end = time.monotonic()
             held.ends_at = None
+        if unbegun:
+            self._settle({"id": call_id, "attempt": held.call.attempt}, cancelled=True)
+            return
         self._say({"t": "cancel", "id": call_id})
 
     def _stop(self) -> None:
@@ -376,33 +489,44 @@ class Serving:
             if self._stopping:
                 return
             self._stopping = True
-            self._lock.notify_all()
+            self._return_ahead()
+            self._wake()
         threading.Thread(target=self._stop_when_done, name="corral-serving-stop", daemon=True).start()
 
     def _stop_when_done(self) -> None:
-        with self._lock:
-            while self._held and not self._ended:
-                self._lock.wait(LOOK_S)
+        while self._held and not self._ended:
+            time.sleep(0.02)
         self._say({"t": "stop"})
 
     def _tell(self) -> None:
-        """Outcomes that come while a request is under way, and now and then a look for calls to be ended."""
+        """Outcomes that no request for calls takes along, and now and then a look for calls to be ended."""
+        looked_at = time.monotonic()
         while True:
             with self._lock:
-                while not self._ended and not self._has_news():
-                    if not self._lock.wait(LOOK_S) and self._held and not self._polling:
-                        break
+                while not self._ended and not self._is_time_to_tell(looked_at):
+                    self._telling.wait(self._tell_in_s())
                 if self._ended:
                     return
-                if not self._polling and self._may_ask() and not self._stopping:
-                    # The next poll takes it along.
-                    self._lock.wait(0.05)
-                    continue
                 request = self._request(want=0, wait_s=0)
             self._told(request)
+            looked_at = time.monotonic()
 
-    def _has_news(self) -> bool:
-        return bool(self._outcomes or self._chunks)
+    def _is_time_to_tell(self, looked_at: float) -> bool:
+        now = time.monotonic()
+        if self._news_at is None:
+            return bool(self._held) and not self._polling and now - looked_at >= LOOK_S
+        return now >= self._news_at + self._tell_after_s()
+
+    def _tell_in_s(self) -> float:
+        if self._news_at is None:
+            return LOOK_S
+        return max(0.001, self._news_at + self._tell_after_s() - time.monotonic())
+
+    def _tell_after_s(self) -> float:
+        if not self._polling and self._may_ask() and not self._stopping:
+            # The next request for calls takes it along.
+            return 0.05
+        return GATHER_S if self._ahead else 0.0
 
     def _told(self, request: LeaseCallsRequest) -> None:
         try:
@@ -432,6 +556,8 @@ class Serving:
             if self.control.wish() is not None:
                 self._stop()
             now = time.monotonic()
+            if self._ahead and now - self._ahead[0].came >= STALE_S:
+                self._return_ahead()
             with self._lock:
                 late = [one for one in self._held.values() if one.ends_at is not None and now >= one.ends_at]
                 stuck = [one for one in self._held.values() if self._is_stuck(one, now)]
@@ -453,17 +579,16 @@ class Serving:
                 self._held.pop(one.call.id, None)
                 self._outcomes.append(self._ended_by_force(one))
             for other in self._held.values():
-                self._outcomes.append(
-                    OutcomeBody(call_id=other.call.id, attempt=other.call.attempt, gave_back=True)
-                )
+                self._return(other.call)
             self._held.clear()
+            self._ahead.clear()
             self.timed_out = True
         self.recorder.say("a call did not end when it was told to; its process is killed")
         self.kill()
         self._send_rest()
 
     def _ended_by_force(self, held: _Held) -> OutcomeBody:
-        ran_s = time.monotonic() - held.began
+        ran_s = time.monotonic() - (held.began or time.monotonic())
         if held.ends_at is None:
             return OutcomeBody(call_id=held.call.id, attempt=held.call.attempt, ran_s=ran_s, cancelled=True)
         return OutcomeBody(
@@ -474,6 +599,9 @@ class Serving:
         """A call from within a call."""
         number = header.pop("n")
         header.pop("t")
+        if header.get("what") == "volume":
+            self._say({"t": "answer", "n": number, **self._volume(header)})
+            return
         try:
             request = NestedRequest.model_validate(header)
             answer = self.link.corral.calls.nested(self.lease.id, self.lease.epoch, request)
@@ -493,9 +621,20 @@ class Serving:
             return
         self._say({"t": "answer", "n": number, **said})
 
+    def _volume(self, header: dict[str, Any]) -> dict[str, Any]:
+        assert self.mounts is not None, "it is made with the instance"
+        try:
+            self.mounts.secrets = self.secrets
+            return self.mounts.do(header["volume"], header["do"], discard=bool(header.get("discard")))
+        except CorralError as error:
+            problem = self.secrets.redact_text(f"{error.message} {error.hint}".strip())
+            return {"problem": problem, "code": error.code}
+        except (OSError, GivenUp) as error:
+            return {"problem": f"the volume cannot be written or read: {error}"}
+
     def _read(self, digest: str) -> bytes:
         source = self.link.corral.leases.source(self.lease.id, self.lease.epoch)
-        return b"".join(source.read(digest))
+        return source.whole(digest)
 
 
 def _payloads(said: dict[str, Any]) -> list[dict[str, Any]]:
@@ -504,6 +643,12 @@ def _payloads(said: dict[str, Any]) -> list[dict[str, Any]]:
     return [view["result"] for view in views if view.get("result")] + [
         one["payload"] for one in said["chunks"]
     ]
+
+
+def _not_kept(error: Exception) -> dict[str, Any]:
+    """Why the server does not take what the function gave."""
+    kind = "ResultTooLarge" if isinstance(error, TooLarge) else "ResultLost"
+    return {"type": kind, "message": f"its result could not be stored: {error}", "bases": [kind]}
 
 
 def inline(form: str, data: bytes) -> PayloadBody:

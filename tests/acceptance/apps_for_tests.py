@@ -184,3 +184,33 @@ class Counter(corral.Parameters):
     @corral.exit()
     def close(self) -> None:
         print("closed", self.value)
+
+
+# Apps of their own: what a program calls of an app starts all that is to be warm in it.
+naps = corral.App("naps")
+closing = corral.App("closing")
+
+
+@naps.function(min_instances=2, max_instances=2, idle="30s")
+def nap(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
+@closing.function(idle="10m")
+def one_more(x: int) -> int:
+    return x + 1
+
+
+@closing.cls(idle="10m")
+class Closer:
+    note: str = corral.parameter()
+
+    @corral.method()
+    def ping(self) -> str:
+        return "pong"
+
+    @corral.exit()
+    def close(self) -> None:
+        with open(self.note, "w") as file:
+            file.write("closed")

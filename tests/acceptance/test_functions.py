@@ -21,8 +21,7 @@ from acceptance.stack import Stack, until
 from acceptance.stack import stack as running
 from corral.functions import backend
 from corral.functions.remote import HttpBackend
-
-pytestmark = pytest.mark.timeout(170)
+from corral.wire.spec import RunSpec
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +167,7 @@ def test_an_unfinished_call_is_never_a_result() -> None:
 
 
 def test_cancelling_reaches_code_that_sleeps(stack: Stack) -> None:
-    """RF-D33: a sync function that sleeps hears it, and whoever waits is told at once."""
+    """RF-C24, RF-D33: a sync function that sleeps hears it, and whoever waits is told at once."""
     call = kit.sleeps.spawn(600)
     until(lambda: call.state() == "assigned" or None, "it to begin")
 
@@ -339,3 +338,32 @@ def test_many_threads_may_call_at_once() -> None:
         thread.join(60)
 
     assert sorted(found) == [n + 1000 for n in range(16)]
+
+
+def test_short_calls_given_ahead_do_not_wait_behind_a_long_one() -> None:
+    """An instance that is quick gets calls ahead of their turn, and gives back what it cannot begin."""
+    # Two instances, both known to be quick.
+    until(lambda: len(set(kit.nap.map([0.002] * 200))) == 2, "both instances", within_s=60)
+    long = kit.nap.spawn(60.0)
+    until(lambda: long.state() == "assigned", "it begins")
+
+    assert len(list(kit.nap.map([0.0] * 300))) == 300
+    assert long.state() == "assigned"
+    long.cancel()
+
+
+def test_an_instance_that_nobody_calls_gives_its_place_to_what_waits(tmp_path: Path) -> None:
+    """One slot, three functions and a run: the longest unused ends first, with its hooks (RF-D15)."""
+    with running(tmp_path / "home", lease_s=5.0) as small:
+        small.own_worker(slots=1)
+        before = backend.set_backend(HttpBackend(small.client(), "default"))
+        try:
+            closed = tmp_path / "closed"
+            assert kit.Closer(note=str(closed)).ping.remote() == "pong"  # type: ignore[call-arg]
+            assert kit.one_more.remote(1) == 2
+            assert closed.exists()
+            (run_id,) = small.client().runs.submit([RunSpec(name="plain", argv=["true"])]).ids
+            until(lambda: small.client().runs.get(run_id).state == "succeeded", "the run")
+            assert kit.one_more.remote(2) == 3
+        finally:
+            backend.set_backend(before)

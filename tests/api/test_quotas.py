@@ -62,9 +62,19 @@ def test_why_says_that_a_quota_holds_the_run_back(live: Live, worker: Worker) ->
     worker.run(project=project)
     waiting = live.submit(project=project, host=worker.name)
     assert live.ok("POST", "/v1/claims", worker.ask(), token=worker.token)["leases"] == []
-    (line,) = live.ok("GET", f"/v1/runs/{waiting}/why")["queue"]
+    answer = live.ok("GET", f"/v1/runs/{waiting}/why")
+    (line,) = answer["queue"]
     assert "its quota holds it back" in line
-    assert "of 1 (max_running)" in line
+    for said in (line, answer["summary"]):
+        assert f"project {project} has 1 runs running, of 1 (max_running)" in said
+
+
+def test_why_says_that_the_limit_of_its_group_holds_the_run(live: Live) -> None:
+    run = {"argv": ["true"], "project": named("project"), "resources": {"hosts": ["nowhere"]}}
+    body = {"request_id": fresh(), "runs": [run] * 2, "group": "sweep", "max_running": 1}
+    _, second = live.ok("POST", "/v1/runs", body)["ids"]
+    summary = live.ok("GET", f"/v1/runs/{second}/why")["summary"]
+    assert summary == "held: it waits for a place; 1 runs of group sweep have one, of 1 (max_running)"
 
 
 def test_a_quota_that_is_raised_lets_the_waiting_run_go_at_the_next_poll(live: Live, worker: Worker) -> None:

@@ -211,6 +211,30 @@ def test_a_chat_gets_a_message_of_its_own_form(hooked: Live, receiver: Receiver)
     assert "enough &amp; &lt;more&gt;" in came.json["text"]
 
 
+def test_a_call_that_ends_is_told_signed_and_in_the_published_form(hooked: Live, receiver: Receiver) -> None:
+    """RF-C05."""
+    hook = _add(hooked, receiver, events=["call.*"])
+    _add(hooked, receiver, events=["call.cancelled"], format="slack")
+    spec = {"name": "told.f", "kind": "service", "service": {"entry": {"kind": "module"}}}
+    # Its code is never run: no worker is there.
+    hooked.ok("POST", "/v1/endpoints", {"name": "told.f", "spec": spec, "functions": {"f": {}}})
+    ask = {"function": "f", "args": {"format": "plain1", "body": "AA==", "size": 1}}
+    made = hooked.ok("POST", "/v1/calls", {"endpoint": "told.f", "calls": [ask]})
+    call = made["calls"][0]["id"]
+    hooked.ok("POST", f"/v1/calls/{call}/cancel")
+
+    came = receiver.until(lambda came: len(came) > 1)
+
+    (told,) = (c for c in came if "type" in c.json)
+    body = verify(told.body, told.headers, hook["secret"])
+    jsonschema_rs.validate(Notice.model_json_schema(), body)
+    said: Any = body["call"]
+    assert (body["type"], said["id"], said["endpoint"]) == ("call.cancelled", call, "told.f")
+    (chat,) = (c for c in came if "blocks" in c.json)
+    assert "told.f cancelled" in chat.json["text"]
+    hooked.ok("DELETE", "/v1/endpoints/default/told.f")
+
+
 def test_a_test_says_what_came_of_it(hooked: Live, receiver: Receiver) -> None:
     hook = _add(hooked, receiver)
     path = f"/v1/webhooks/{hook['name']}/test"

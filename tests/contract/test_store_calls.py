@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import Any
 
 import pytest
 
 from contract.conftest import Database
-from contract.samples import a_lease, a_run
+from contract.samples import a_lease, a_run, an_artifact
+from contract.test_store_webhooks import a_hook
 from corral.core import calls as core
 from corral.core import endpoints
 from corral.core.calls import Caller, CallOptions, NewCall, Told
 from corral.core.endpoints import Load, NewVersion, Rule, desired
+from corral.domain.artifact import ArtifactKind
 from corral.domain.call import Call, CallState, Payload, Pool
 from corral.domain.endpoint import Endpoint, VersionState
-from corral.domain.errors import Conflict
+from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import Digest, LeaseId, RunId, new_lease_id
 from corral.domain.lease import Lease, LeaseState
 from corral.ports.calls import CallFilter
@@ -52,7 +55,7 @@ def save_lease(lease: Lease, tx: Tx) -> None:
 def settled(told: Told, tx: Tx) -> list[Call]:
     call = tx.calls.get(told.call_id)
     assert call is not None
-    return core.settle(tx, LEASE, call.endpoint_id, [told], now=200.0)
+    return core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=200.0)
 
 
 def assigned(tx: Tx, *calls: NewCall, lease: LeaseId = LEASE) -> list[Call]:
@@ -68,6 +71,11 @@ def result(call: Call, value: bytes = b"y", *, attempt: int = 1) -> Told:
 def error(call: Call, *, attempt: int = 1, kind: str = "ValueError") -> Told:
     record = {"type": kind, "message": "no", "bases": [kind, "Exception"]}
     return Told(call.id, attempt, None, record, 0.5)
+
+
+def gave(call: Call, first: int, *values: bytes, attempt: int, tx: Tx) -> Call | None:
+    parts = [Payload("plain1", value) for value in values]
+    return core.add_chunks(tx, call.id, attempt, LEASE, first, parts, now=104.0)
 
 
 def state(db: Database, call: Call) -> CallState:
@@ -107,8 +115,10 @@ def test_a_key_makes_a_call_once(db: Database) -> None:
 def test_the_first_outcome_is_kept_and_a_replay_changes_nothing(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call)], now=102.0))
-    replay = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call, b"z")], now=103.0))
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=102.0))
+    replay = db.write(
+        lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call, b"z")], now=103.0)
+    )
 
     assert (done.state, done.result, done.attempt) == (CallState.SUCCEEDED, b"y", 1)
     assert replay == []
@@ -121,21 +131,34 @@ def test_an_outcome_of_a_lease_that_does_not_have_the_call_changes_nothing(db: D
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
 
     assert (
-        db.write(lambda tx: core.settle(tx, new_lease_id(), call.endpoint_id, [result(call)], now=102.0))
+        db.write(lambda tx: core.settle(tx, new_lease_id(), RUN, call.endpoint_id, [result(call)], now=102.0))
         == []
     )
     assert (
-        db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call, attempt=2)], now=102.0))
+        db.write(
+            lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call, attempt=2)], now=102.0)
+        )
         == []
     )
     assert state(db, call) is CallState.ASSIGNED
+
+
+def test_what_is_given_back_unbegun_keeps_its_place_and_its_tries(db: Database) -> None:
+    """Calls are given ahead of their turn; one that a long one keeps waiting goes to another instance."""
+    (call,) = db.write(lambda tx: assigned(tx, new_call()))
+    (back,) = db.write(partial(settled, Told(call.id, 1, None, None, 0.0, gave_back=True)))
+
+    assert (back.state, back.attempt, back.ready_at, back.lost) == (CallState.QUEUED, 0, call.ready_at, 0)
+    # Nobody wrote down that it was given: it is named all the same, for it must be given to somebody else.
+    (named,) = db.write(partial(settled, Told(call.id, 1, None, None, 0.0, gave_back=True)))
+    assert named == back
 
 
 def test_an_assignment_that_was_never_written_does_not_lose_the_outcome(db: Database) -> None:
     """A server that dies after it gave a call and before it wrote that down."""
     (call,) = db.write(lambda tx: accept(tx, new_call()))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call)], now=102.0))
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=102.0))
 
     assert (done.state, done.attempt) == (CallState.SUCCEEDED, 1)
 
@@ -158,26 +181,72 @@ def test_a_result_of_an_instance_that_was_thought_lost_is_taken_while_nobody_has
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
     db.write(lambda tx: core.lose(tx, call.id, now=105.0))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call)], now=106.0))
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=106.0))
 
     assert done.state is CallState.SUCCEEDED
 
 
-def test_a_generator_that_has_given_something_is_not_run_again(db: Database) -> None:
-    (call,) = db.write(lambda tx: assigned(tx, new_call()))
-    db.write(lambda tx: core.add_chunks(tx, call.id, 1, LEASE, 1, [Payload("plain1", b"a")]))
+def interrupted(tx: Tx) -> Call:
+    """A generator that had given two when its instance was lost, and is run again."""
+    (call,) = assigned(tx, new_call())
+    gave(call, 1, b"a", b"b", attempt=1, tx=tx)
+    assert core.lose(tx, call.id, now=105.0) is not None
+    tx.calls.assign([call.id], lease_id=LEASE, run_id=RUN, now=106.0)
+    return call
 
-    found = db.write(lambda tx: core.lose(tx, call.id, now=105.0))
+
+def test_a_generator_whose_instance_was_lost_goes_on_where_it_was(db: Database) -> None:
+    call = db.write(interrupted)
+
+    db.write(lambda tx: gave(call, 1, b"a", attempt=2, tx=tx))
+    db.write(lambda tx: gave(call, 2, b"b", b"c", attempt=2, tx=tx))
+    told = result(call, attempt=2)._replace(chunks=3)
+
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
+    assert done.state is CallState.SUCCEEDED
+    found = db.read(lambda tx: tx.calls.chunks(call.id, after=0, limit=10))
+    assert [one.body for one in found] == [b"a", b"b", b"c"]
+
+
+def test_a_generator_that_gives_others_when_it_is_run_again_is_no_whole(db: Database) -> None:
+    call = db.write(interrupted)
+
+    found = db.write(lambda tx: gave(call, 1, b"a", b"x", b"y", attempt=2, tx=tx))
 
     assert found is not None
     assert found.state is CallState.FAILED
+    assert "number 2 was another" in (found.error or "")
+    assert len(db.read(lambda tx: tx.calls.chunks(call.id, after=0, limit=10))) == 2
+
+
+def test_a_generator_that_gives_fewer_when_it_is_run_again_is_no_whole(db: Database) -> None:
+    call = db.write(interrupted)
+    db.write(lambda tx: gave(call, 1, b"a", attempt=2, tx=tx))
+    told = result(call, attempt=2)._replace(chunks=1)
+
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
+
+    assert done.state is CallState.FAILED
+
+
+def test_an_end_that_overtakes_its_chunks_is_told_again(db: Database) -> None:
+    """It is refused and not kept: with it kept the last chunks would be dropped as late."""
+    (call,) = db.write(lambda tx: assigned(tx, new_call()))
+    told = result(call)._replace(chunks=1)
+    with pytest.raises(InvalidInput, match="chunk 1"):
+        db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
+
+    db.write(lambda tx: gave(call, 1, b"a", attempt=1, tx=tx))
+
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
+    assert done.state is CallState.SUCCEEDED
 
 
 def test_chunks_are_numbered_and_replays_are_dropped(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
-    parts = [Payload("plain1", bytes([n])) for n in range(5)]
-    db.write(lambda tx: core.add_chunks(tx, call.id, 1, LEASE, 1, parts[:3]))
-    db.write(lambda tx: core.add_chunks(tx, call.id, 1, LEASE, 2, parts[1:5]))
+    parts = [bytes([n]) for n in range(5)]
+    db.write(lambda tx: gave(call, 1, *parts[:3], attempt=1, tx=tx))
+    db.write(lambda tx: gave(call, 2, *parts[1:5], attempt=1, tx=tx))
 
     found = db.read(lambda tx: tx.calls.chunks(call.id, after=0, limit=10))
 
@@ -198,7 +267,7 @@ def test_retries_are_by_type_with_growing_pauses_and_an_end(db: Database) -> Non
         db.write(lambda tx: tx.calls.assign([call.id], lease_id=LEASE, run_id=RUN, now=201.0))
     (last,) = db.write(
         lambda tx: core.settle(
-            tx, LEASE, call.endpoint_id, [error(call, attempt=3, kind="OSError")], now=300.0
+            tx, LEASE, RUN, call.endpoint_id, [error(call, attempt=3, kind="OSError")], now=300.0
         )
     )
 
@@ -209,7 +278,7 @@ def test_retries_are_by_type_with_growing_pauses_and_an_end(db: Database) -> Non
 def test_an_error_of_another_type_is_not_tried_again(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call(retries=5, retry_on=("OSError",))))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [error(call)], now=102.0))
+    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [error(call)], now=102.0))
 
     assert done.state is CallState.FAILED
 
@@ -220,7 +289,7 @@ def test_cancel_ends_it_at_once_and_a_late_result_changes_nothing(db: Database) 
     db.write(lambda tx: core.cancel(tx, call.id, now=102.0))
 
     assert state(db, call) is CallState.CANCELLED
-    assert db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call)], now=103.0)) == []
+    assert db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=103.0)) == []
     with pytest.raises(Conflict, match="cancelled already"):
         db.write(lambda tx: core.cancel(tx, call.id, now=104.0))
 
@@ -247,26 +316,84 @@ def test_a_time_to_live_ends_waiting_and_what_expired_still_answers(db: Database
 def test_a_failed_call_can_be_tried_again_by_hand_under_its_id(db: Database) -> None:
     """RF-C20."""
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
-    db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [error(call)], now=102.0))
+    db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [error(call)], now=102.0))
 
     again = db.write(lambda tx: core.retry(tx, call.id, now=103.0))
 
     assert (again.id, again.state, again.error) == (call.id, CallState.QUEUED, None)
     db.write(lambda tx: tx.calls.assign([call.id], lease_id=LEASE, run_id=RUN, now=104.0))
-    db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call, attempt=4)], now=105.0))
+    db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call, attempt=4)], now=105.0))
     with pytest.raises(Conflict, match="succeeded"):
         db.write(lambda tx: core.retry(tx, call.id, now=106.0))
 
 
-def test_what_is_over_is_forgotten_when_its_time_is(db: Database) -> None:
-    (call,) = db.write(lambda tx: assigned(tx, new_call(keep_s=100.0)))
-    db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [result(call)], now=200.0))
+def test_a_result_goes_when_its_time_is_over_and_the_record_of_it_later(db: Database) -> None:
+    """RF-C22, RF-D27: what expired still answers, and says so."""
+    (call,) = db.write(lambda tx: assigned(tx, new_call(keep_s=100.0, key="k")))
+    db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=200.0))
     assert db.read(lambda tx: tx.calls.forgettable(299.0, 10)) == []
     assert db.read(lambda tx: tx.calls.forgettable(301.0, 10)) == [call.id]
 
-    db.write(lambda tx: core.forget(tx, call.id))
+    db.write(lambda tx: core.forget(tx, call.id, now=301.0))
 
+    kept = db.read(lambda tx: tx.calls.get(call.id))
+    assert kept is not None
+    assert (kept.state, kept.outcome, kept.args, kept.forgotten) == (CallState.SUCCEEDED, None, None, True)
+    assert db.read(lambda tx: tx.calls.forgettable(302.0, 10)) == []
+    (again,) = db.write(lambda tx: accept(tx, new_call(key="k")))
+    assert again.id == call.id, "the key is still the call's"
+
+    later = 200.0 + core.RECORD_S + 1
+    assert db.read(lambda tx: tx.calls.forgettable(later, 10)) == [call.id]
+    db.write(lambda tx: core.forget(tx, call.id, now=later))
     assert db.read(lambda tx: tx.calls.get(call.id)) is None
+
+
+def test_dead_letters_are_listed_and_tried_again_as_long_as_their_arguments_are_kept(db: Database) -> None:
+    """RF-D36."""
+    calls = db.write(lambda tx: assigned(tx, *(new_call(keep_s=100.0) for _ in range(3))))
+    late = db.write(lambda tx: accept(tx, new_call(ttl_s=5.0)))[0]
+    told = [error(calls[0]), result(calls[1])]
+    db.write(lambda tx: core.settle(tx, LEASE, RUN, calls[0].endpoint_id, told, now=200.0))
+    db.write(lambda tx: core.cancel(tx, calls[2].id, now=200.0))
+    db.write(lambda tx: core.expire(tx, late.id, now=200.0))
+
+    dead = db.read(lambda tx: tx.calls.page(CallFilter(dead=True), after=None, limit=10))
+    assert {call.id for call in dead} == {calls[0].id, late.id}
+    assert db.write(lambda tx: core.retry(tx, late.id, now=201.0)).state is CallState.QUEUED
+    db.write(lambda tx: core.forget(tx, calls[0].id, now=301.0))
+    with pytest.raises(Conflict, match="arguments"):
+        db.write(lambda tx: core.retry(tx, calls[0].id, now=302.0))
+
+
+def test_whoever_asked_is_told_of_each_end_once_in_the_transaction_that_ends_it(db: Database) -> None:
+    """RF-C05, RF-C21: and of no try in between."""
+    patterns = {"failed": '["call.failed"]', "all": '["*"]', "runs": '["run.*"]', "other": '["call.*"]'}
+    hooks = {
+        name: a_hook(name=name, events=events, project="other" if name == "other" else None)
+        for name, events in patterns.items()
+    }
+    db.each(hooks.values(), lambda tx, hook: tx.webhooks.insert(hook))
+    calls = [
+        *db.write(lambda tx: assigned(tx, new_call(retries=1))),
+        *db.write(lambda tx: assigned(tx, new_call())),
+    ]
+    told = [error(calls[0]), result(calls[1])]
+    db.write(lambda tx: core.settle(tx, LEASE, RUN, calls[0].endpoint_id, told, now=200.0))
+    db.write(lambda tx: core.settle(tx, LEASE, RUN, calls[0].endpoint_id, told, now=201.0))
+
+    def made(name: str) -> list[tuple[str, str]]:
+        found = db.read(lambda tx: tx.webhooks.deliveries(hooks[name].id, after=None, limit=10))
+        return sorted((one.event, json.loads(one.body)["call"]["id"]) for one in found)
+
+    assert made("all") == [("call.succeeded", calls[1].id)], "one that is tried again has not ended"
+    db.write(lambda tx: core.cancel(tx, calls[0].id, now=202.0))
+    assert made("all") == sorted([("call.cancelled", calls[0].id), ("call.succeeded", calls[1].id)])
+    assert made("failed") == made("runs") == made("other") == []
+
+    lost = db.write(lambda tx: assigned(tx, new_call()))[0]
+    db.write(lambda tx: core.settle(tx, LEASE, RUN, lost.endpoint_id, [error(lost)], now=203.0))
+    assert made("failed") == [("call.failed", lost.id)]
 
 
 def test_calls_within_calls_have_a_bottom(db: Database) -> None:
@@ -315,7 +442,7 @@ def test_a_new_version_serves_only_when_it_is_ready(db: Database) -> None:
     newer = db.write(lambda tx: deployed(tx, digest="2" * 64))
     assert newer.current == 1
 
-    db.write(lambda tx: endpoints.became_ready(tx, endpoint.id, 2))
+    db.write(lambda tx: endpoints.became_ready(tx, endpoint.id, 2, now=300.0))
 
     now = db.read(lambda tx: tx.endpoints.get(endpoint.id))
     assert now is not None
@@ -349,9 +476,9 @@ def test_the_same_deployed_twice_is_one_version(db: Database) -> None:
 def test_rollback_goes_to_the_version_before(db: Database) -> None:
     endpoint = db.write(deployed)
     db.write(lambda tx: deployed(tx, digest="2" * 64))
-    db.write(lambda tx: endpoints.became_ready(tx, endpoint.id, 2))
+    db.write(lambda tx: endpoints.became_ready(tx, endpoint.id, 2, now=300.0))
 
-    assert db.write(lambda tx: endpoints.rollback(tx, endpoint.id, None)).version == 1
+    assert db.write(lambda tx: endpoints.rollback(tx, endpoint.id, None, now=400.0)).version == 1
 
     now = db.read(lambda tx: tx.endpoints.get(endpoint.id))
     assert now is not None
@@ -360,7 +487,7 @@ def test_rollback_goes_to_the_version_before(db: Database) -> None:
 
 def test_a_stopped_endpoint_takes_no_calls(db: Database) -> None:
     endpoint = db.write(deployed)
-    db.write(lambda tx: endpoints.set_stopped(tx, endpoint.id, stopped=True))
+    db.write(lambda tx: endpoints.stop(tx, endpoint.id, now=300.0))
 
     with pytest.raises(Conflict, match="stopped"):
         db.write(
@@ -394,7 +521,7 @@ def test_what_an_instance_of_another_endpoint_says_changes_nothing(db: Database)
     (call,) = db.write(lambda tx: accept(tx, new_call()))
     other = db.write(lambda tx: deployed(tx, name="demo.other"))
 
-    assert db.write(lambda tx: core.settle(tx, LEASE, other.id, [result(call)], now=102.0)) == []
+    assert db.write(lambda tx: core.settle(tx, LEASE, RUN, other.id, [result(call)], now=102.0)) == []
     assert state(db, call) is CallState.QUEUED
 
 
@@ -411,8 +538,8 @@ def test_a_call_that_its_instance_never_got_is_taken_back(db: Database) -> None:
 
 def test_the_chunks_of_a_generator_that_is_tried_again_are_new_ones(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
-    db.write(lambda tx: core.add_chunks(tx, call.id, 1, LEASE, 1, [Payload("plain1", b"old")]))
-    db.write(lambda tx: core.settle(tx, LEASE, call.endpoint_id, [error(call)], now=102.0))
+    db.write(lambda tx: gave(call, 1, b"old", attempt=1, tx=tx))
+    db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [error(call)], now=102.0))
 
     db.write(lambda tx: core.retry(tx, call.id, now=103.0))
 
@@ -425,3 +552,14 @@ def test_calls_of_a_version_that_does_not_start_are_refused_with_the_reason(db: 
 
     with pytest.raises(Conflict, match="it does not import"):
         db.write(lambda tx: core.accept(tx, endpoint, 0, [new_call()], caller=ADA, now=1.0))
+
+
+def test_the_code_of_an_endpoint_that_nobody_calls_is_kept_as_long_as_it_is(db: Database) -> None:
+    code = an_artifact(kind=ArtifactKind.CODE, run_id=None)
+    db.write(lambda tx: tx.artifacts.insert(code, []))
+    new = NewVersion("default", "demo.f", False, Digest("1" * 64), f'{{"code": "{code.id}"}}', "{}", "{}")
+    endpoint, _ = db.write(lambda tx: endpoints.deploy(tx, new, principal="user:ada", now=100.0))
+
+    assert db.read(lambda tx: tx.artifacts.unused_uploads(1e9, 10)) == []
+    db.write(lambda tx: tx.endpoints.delete(endpoint.id))
+    assert db.read(lambda tx: tx.artifacts.unused_uploads(1e9, 10)) == [code.id]

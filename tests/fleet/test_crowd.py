@@ -23,7 +23,7 @@ from fleet.fleet import Fleet, fleet
 
 RUNS = 60
 TROUBLE_S = 12.0
-SETTLE_S = 90.0
+SETTLE_S = 300.0
 # Name, slots, labels, GPUs.
 HOSTS = [
     ("plain-1", 2, (), 0),

@@ -6,13 +6,16 @@ from dataclasses import asdict
 
 from clockwork import Database, ManualClock
 
+from corral.core import in_line
 from corral.core.beat import beat
+from corral.core.choose import Board
 from corral.core.claim import Claim, ClaimAsk, Claimed, Grant
 from corral.core.declare import declare
 from corral.core.fence import expire
 from corral.core.lanes import Lanes
 from corral.core.outcome import Ender, Report
 from corral.core.policy import Policy
+from corral.core.reservations import Reservations
 from corral.core.roster import Roster
 from corral.core.shapes import Shapes
 from corral.core.shares import Shares
@@ -24,8 +27,10 @@ from corral.domain.capability import GIB, Capability, Gpu, Requirements
 from corral.domain.declared import Declared
 from corral.domain.host import Host
 from corral.domain.ids import Digest, RunId, new_host_id
+from corral.domain.quota import Hours, Quota, month_of
 from corral.domain.reasons import Reason, Retries
 from corral.domain.run import Event, Run
+from corral.ports.store import Tx
 
 POLICY = Policy(lease_s=30.0, first_beat_s=10.0)
 
@@ -40,6 +45,7 @@ class Ground:
         self.clock = ManualClock()
         self.db = Database()
         self.lanes, self.shapes, self.shares, self.roster = Lanes(), Shapes(), Shares(), Roster()
+        self.reservations = Reservations()
         self.ender = Ender(POLICY, self.shares, self.roster)
         self.boot = "boot-one"
         self._capabilities: dict[str, Capability] = {}
@@ -87,6 +93,17 @@ class Ground:
         project: str = "default",
         lost: int = 9,
     ) -> RunId:
+        return self.submit_many(1, need, name=name, project=project, lost=lost)[0]
+
+    def submit_many(
+        self,
+        count: int,
+        need: Requirements | None = None,
+        *,
+        name: str = "train",
+        project: str = "default",
+        lost: int = 9,
+    ) -> tuple[RunId, ...]:
         self._requests += 1
         request = f"submit-{self._requests}"
         new = NewRun(
@@ -109,12 +126,45 @@ class Ground:
         )
         done = self.db.now_write(
             lambda tx: submit(
-                tx, [new], request_id=request, group=None, principal="user:ada", now=self.clock.now()
+                tx, [new] * count, request_id=request, group=None, principal="user:ada", now=self.clock.now()
             )
         )
         # No two of an age: ties are broken by random ids.
         self.clock.advance(1 / 1024)
-        return done.ids[0]
+        return done.ids
+
+    def quota(self, quota: Quota) -> None:
+        self.db.now_write(lambda tx: tx.quotas.put(quota))
+        self.look()
+
+    def look(self) -> None:
+        """What the server's loop reads now and then."""
+        self.db.now_read(lambda tx: self.shares.load(tx, self.clock.now()))
+
+    def use(self, project: str, *, gpu_s: float) -> None:
+        """Ended leases of this month have used so much."""
+        month = month_of(self.clock.now())
+
+        def unit(tx: Tx) -> None:
+            before = tx.quotas.hours(project, month)
+            tx.quotas.add_hours(Hours(project, month, 0.0, gpu_s - (before.gpu_s if before else 0.0)))
+
+        self.db.now_write(unit)
+        self.look()
+
+    @property
+    def board(self) -> Board:
+        return Board(self.lanes, self.shapes, self.shares, self.reservations, self.roster)
+
+    def notes(self, run_id: RunId) -> list[str]:
+        run = self.run(run_id)
+        return self.db.now_read(
+            lambda tx: in_line.notes(tx, self.board, run, now=self.clock.now(), policy=POLICY)
+        )
+
+    def held_back(self, run_id: RunId) -> str | None:
+        run = self.run(run_id)
+        return self.db.now_read(lambda tx: in_line.held_back(tx, self.board, run, policy=POLICY))
 
     def poll(self, name: str, *, most: int = 1) -> Claimed:
         self._requests += 1
@@ -128,7 +178,16 @@ class Ground:
             capability=canonical(asdict(self._capabilities[name])),
             holding=None,
         )
-        unit = Claim(self.lanes, self.shapes, self.shares, POLICY, ask, self.clock.now, roster=self.roster)
+        unit = Claim(
+            self.lanes,
+            self.shapes,
+            self.shares,
+            POLICY,
+            ask,
+            self.clock.now,
+            reservations=self.reservations,
+            roster=self.roster,
+        )
         return self.db.now_write(unit)
 
     def claim(self, name: str, *, most: int = 1) -> list[RunId]:
@@ -197,6 +256,7 @@ class Ground:
                 asked,
                 now=self.clock.now(),
                 policy=POLICY,
+                shapes=self.shapes,
                 roster=self.roster,
             )
 

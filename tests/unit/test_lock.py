@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from corral.client.installer import Finished, InstallerMissing, InstallerTimeout
@@ -177,11 +179,12 @@ def test_a_missing_uv_is_an_error_with_a_hint() -> None:
 def test_a_uv_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
     hanging = script(tmp_path / "uv", f"sleep 60 & echo $! > {tmp_path}/child; wait")
 
-    with pytest.raises(InstallerTimeout, match=r"within 0\.5 s"):
-        resolve(["hay"], python="3.11", env={"PATH": os.defpath}, uv=hanging, timeout_s=0.5)
+    with pytest.raises(InstallerTimeout, match=r"within 2 s"):
+        resolve(["hay"], python="3.11", env={"PATH": os.defpath}, uv=hanging, timeout_s=2)
 
-    child = Path("/proc") / (tmp_path / "child").read_text().strip()
-    assert not child.exists() or "Z (zombie)" in (child / "status").read_text()
+    # Killed it is, but on a busy machine the kernel takes its time.
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int((tmp_path / "child").read_text())).wait(30)
 
 
 def test_uvs_words_are_bounded_and_start_at_its_complaint() -> None:

@@ -81,10 +81,10 @@ def test_a_host_whose_gpus_are_all_taken_is_not_woken_for_a_run_that_needs_one()
     taken = [Held(LeaseId("l-one"), "claim-one", "[0]")]
     for waiter, host, held in zip(made, hosts, (taken, []), strict=True):
         waiters.join(waiter)
-        waiter.saw(host, Free(host, held))
+        waiters.saw(waiter, host, Free(host, held))
     waiters.ready(shape)
     assert woken(made) == [1]
-    made[0].saw(hosts[0], Free(hosts[0], []))
+    waiters.saw(made[0], hosts[0], Free(hosts[0], []))
     waiters.ready(shape)
     assert woken(made) == [0, 1]
     database.end()
@@ -97,3 +97,72 @@ def test_a_shape_whose_only_lane_does_not_count_has_nothing() -> None:
     assert not lanes.may_have(SHAPE, lambda lane: lane.project != "at-its-limit")
     lanes.reconcile([Lane(SHAPE, 0, "other")])
     assert lanes.may_have(SHAPE, lambda lane: lane.project != "at-its-limit")
+
+
+OTHER = Digest("1" * 64)
+
+
+def fleet_of(count: int, free: int) -> tuple[Waiters, list[Waiter], Digest, Database]:
+    """So many hosts with one GPU each; only the last `free` have it left."""
+    database, shapes = Database(), Shapes()
+    capability = canonical({"os": "linux", "arch": "x86_64", "gpus": [{"index": 0, "name": "A100"}]})
+    shape = database.now_write(lambda tx: put_shape(tx, Requirements(gpus=1)))
+    waiters, made = Waiters(shapes), [Waiter() for _ in range(count)]
+    for index, waiter in enumerate(made):
+        host = Host(new_host_id(), f"host-{index}", capability, "digest", 4, None, False, None, 0.0)
+        database.now_read(lambda tx, host=host: shapes.fits(tx, shape, host))  # type: ignore[misc]
+        held = [] if index >= count - free else [Held(LeaseId("l-one"), "claim-one", "[0]")]
+        waiters.join(waiter)
+        waiters.saw(waiter, host, Free(host, held))
+    return waiters, made, shape, database
+
+
+def test_whom_a_run_does_not_fit_is_asked_once_and_not_for_every_run() -> None:
+    """A run that becomes ready costs the same however many busy hosts wait."""
+    waiters, made, shape, database = fleet_of(2_000, 100)
+    asked = 0
+    may_take = waiters._may_take
+
+    def count(waiter: Waiter, shape: Digest) -> bool:
+        nonlocal asked
+        asked += 1
+        return may_take(waiter, shape)
+
+    waiters._may_take = count  # type: ignore[method-assign]
+    for _ in range(100):
+        waiters.ready(shape)
+    assert woken(made) == list(range(1_900, 2_000))
+    assert asked <= 2_100
+    database.end()
+
+
+def test_whoever_looks_again_is_asked_again_wherever_it_stood() -> None:
+    """Places are closed up as waiters come and go, and what is known of the others stays right."""
+    waiters, made, shape, database = fleet_of(200, 0)
+    waiters.ready(shape)
+    assert woken(made) == []
+    for waiter in made[:150]:
+        waiters.leave(waiter)
+    for _ in range(3):
+        for waiter in made[150:199]:
+            assert waiter.host is not None
+            waiters.saw(waiter, waiter.host, waiter.free)
+    assert len(waiters) == 50
+    last = made[160]
+    assert last.host is not None
+    waiters.saw(last, last.host, Free(last.host, []))
+    waiters.ready(shape)
+    assert woken(made) == [160]
+    database.end()
+
+
+def test_who_is_woken_for_what_is_gone_waits_on_unless_something_else_found_nobody() -> None:
+    waiters, made = waiting(1)
+    waiters.ready(SHAPE)
+    assert waiters.wait_on(made[0])
+    assert woken(made) == []
+    assert len(waiters) == 1
+    waiters.ready(SHAPE)
+    waiters.ready(OTHER)
+    assert not waiters.wait_on(made[0])
+    assert woken(made) == [0]

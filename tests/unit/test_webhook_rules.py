@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from corral.client.webhooks import BadSignature, verify
 from corral.core.slack import FIELD_CHARS, FIELDS, HEADER_CHARS, SECTION_CHARS, slack_message
+from corral.domain.call import CALL_FINAL
 from corral.domain.errors import InvalidInput
 from corral.domain.ids import new_delivery_id, new_webhook_id
 from corral.domain.signature import key_of, new_key, signed_headers
@@ -36,7 +37,8 @@ BODY = b'{"type":"run.failed"}'
 def test_every_transition_has_a_notice_or_none_and_each_type_is_made() -> None:
     made = {type_of(event, state) for (_, event), state in RUN_TRANSITIONS.items()}
 
-    assert made == {*TYPES, None} - {"run.submitted"}
+    assert made | {"run.submitted"} == {None, *(kind for kind in TYPES if kind.startswith("run."))}
+    assert {f"call.{state}" for state in CALL_FINAL} == {kind for kind in TYPES if kind.startswith("call.")}
     assert type_of("submit", "queued") == type_of("submit", "held") == "run.submitted"
     for state in FINAL:
         assert type_of("whatever", state) == f"run.{state}"
@@ -48,6 +50,8 @@ def test_patterns_choose_types() -> None:
     assert wants(["run.failed"], "run.failed")
     assert not wants(["run.failed"], "run.succeeded")
     assert wants(["run.*"], "run.failed")
+    assert wants(["call.*"], "call.failed")
+    assert not wants(["run.*"], "call.failed")
     assert wants(["*"], "host.away")
     assert not wants(["run.*"], "host.away")
     assert is_pattern("run.*")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 
 from corral.adapters.sql.connection import Connection
@@ -51,8 +52,9 @@ class SqlCalls:
         params = {"ids": json.dumps(list(call_ids)), "lease_id": lease_id, "run_id": run_id, "now": now}
         return [CallId(row[0]) for row in self._db.all("call_assign", params)]
 
-    def of_lease(self, lease_id: LeaseId) -> list[Call]:
-        return [CALL.read(row) for row in self._db.all("call_of_lease", {"lease_id": lease_id})]
+    def of_lease(self, lease_id: LeaseId, *, before: float = math.inf) -> list[Call]:
+        rows = self._db.all("call_of_lease", {"lease_id": lease_id, "before": before})
+        return [CALL.read(row) for row in rows]
 
     def orphans(self, limit: int) -> list[CallId]:
         return [CallId(row[0]) for row in self._db.all("call_orphans", {"limit": limit})]
@@ -93,6 +95,10 @@ class SqlCalls:
     def delete(self, call_id: CallId) -> None:
         self._db.tell("chunk_delete", {"id": call_id})
         self._db.tell("call_delete", {"id": call_id})
+
+    def drop_payloads(self, call_id: CallId, *, forget_at: float) -> None:
+        self._db.tell("chunk_delete", {"id": call_id})
+        self._db.tell("call_drop_payloads", {"id": call_id, "forget_at": forget_at})
 
     def delete_chunks(self, call_id: CallId) -> None:
         self._db.tell("chunk_delete", {"id": call_id})

@@ -94,4 +94,5 @@ def _render(text: str, dialect: Dialect, kept: Collection[str]) -> str:
 
 def _bind(text: str, dialect: Dialect) -> str:
     text = " ".join(text.split())
-    return text if dialect is Dialect.SQLITE else PARAMETER.sub(r"%(\1)s", text)
+    # A per cent sign in a pattern is no parameter's.
+    return text if dialect is Dialect.SQLITE else PARAMETER.sub(r"%(\1)s", text.replace("%", "%%"))

@@ -41,6 +41,7 @@ class SqlEndpoints:
     def delete(self, endpoint_id: EndpointId) -> None:
         for statement in ("pool_delete", "version_delete", "instance_delete_all", "endpoint_delete"):
             self._db.tell(statement, {"id": endpoint_id})
+        self._db.tell("run_delete_run_inputs", {"run_id": endpoint_id})
 
     def insert_version(self, version: EndpointVersion) -> None:
         self._db.put("version_insert", VERSION, version)

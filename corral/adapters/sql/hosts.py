@@ -30,6 +30,9 @@ class SqlHosts:
     def save(self, host: Host) -> None:
         self._db.put("host_save", HOST, host)
 
+    def seen(self, host_id: HostId, at: float) -> None:
+        self._db.tell("host_seen", {"id": host_id, "at": at})
+
     def forgive(self, host_id: HostId) -> bool:
         return self._db.run("host_forgive", {"id": host_id}) > 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from corral.adapters.sql.connection import Connection
 from corral.adapters.sql.rows import LEASE, RUN
@@ -28,6 +29,9 @@ class SqlLeases:
         row = self._db.one("lease_hold", {"id": lease_id})
         width = len(RUN.columns)
         return None if row is None else (RUN.read(row[:width]), LEASE.read(row[width:]))
+
+    def lock_runs(self, ids: Iterable[LeaseId]) -> None:
+        self._db.one("lease_lock_runs", {"ids": json.dumps([*ids])})
 
     def save(self, lease: Lease) -> None:
         self._db.put("lease_save", LEASE, lease)

@@ -154,6 +154,7 @@ class PostgresStore:
             session.connection.answered = False
             session.raw.execute(_BEGIN_WRITE)
             result = unit(session.tx)
+            session.hours.write()
             announced = session.tx.take_announced()
             if announced:
                 said = json.dumps([payload(topic, key) for topic, key in announced])
@@ -167,6 +168,7 @@ class PostgresStore:
             session.pipeline.sync()
         except BaseException as error:
             session.tx.take_announced()
+            session.hours.forget()
             session.abandon()
             # What the server refused was not committed; a connection that broke leaves it open.
             if committing and session.raw.closed and isinstance(error, psycopg.OperationalError):

@@ -10,6 +10,7 @@ import psycopg
 from psycopg import errors
 
 from corral.adapters.sql.dialect import Dialect, Statements
+from corral.adapters.sql.quotas import LateHours
 from corral.adapters.sql.rows import Params, R, Record, Row
 from corral.adapters.sql.tx import SqlTx
 from corral.domain.errors import Conflict, CorralError, DiskFull, StoreUnavailable
@@ -103,6 +104,7 @@ class WriteSession(ReadSession):
         self.pipeline = self._stack.enter_context(self.raw.pipeline())
         self.connection = PostgresConnection(self.raw, WRITE_STATEMENTS, self.pipeline)
         self.tx = SqlTx(self.connection)
+        self.hours = self.tx.quotas = LateHours(self.connection)
 
     def abandon(self) -> None:
         """Leave nothing open: after a commit there is nothing to do."""

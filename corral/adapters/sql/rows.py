@@ -18,6 +18,7 @@ from corral.domain.reasons import Reason
 from corral.domain.run import Attempt, Event, Group, OnFailure, Parent, Rank, Run, Submission
 from corral.domain.schedule import Missed, Overlap, Schedule
 from corral.domain.states import RankState, RunState
+from corral.domain.volume import Volume, VolumeVersion
 from corral.domain.webhook import Delivery, DeliveryState, Webhook, WebhookFormat
 from corral.ports.store import Known
 
@@ -98,6 +99,8 @@ INSTANCE = Record(Instance)
 POOL = Record(PoolParams)
 CALL = Record(Call, enums={"state": CallState})
 CHUNK = Record(Chunk)
+VOLUME = Record(Volume)
+VOLUME_VERSION = Record(VolumeVersion)
 
 # What `<run>` stands for in a statement.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -131,4 +134,6 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "pool": POOL.columns,
     "call": CALL.columns,
     "chunk": CHUNK.columns,
+    "volume": VOLUME.columns,
+    "volume_version": VOLUME_VERSION.columns,
 }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from operator import itemgetter
 
@@ -13,7 +14,7 @@ from corral.adapters.sql.rows import GROUP, KNOWN, PARENT, RUN, SUBMISSION
 from corral.domain.errors import NotFound
 from corral.domain.ids import Digest, GroupId, LeaseId, RunId, is_id
 from corral.domain.run import Group, Parent, Run, Submission
-from corral.ports.store import GroupEnd, Known, Lane, Ready, RunFilter, Waiting
+from corral.ports.store import GroupEnd, Known, Lane, Named, Ready, RunFilter, Waiting
 
 # Groups may share a name; nobody pages through more of them than this.
 _MAX_GROUPS = 100
@@ -39,6 +40,9 @@ class SqlRuns:
     def lock(self, run_id: RunId) -> Run | None:
         row = self._db.one("run_lock", {"id": run_id})
         return None if row is None else RUN.read(row)
+
+    def lock_all(self, ids: Iterable[RunId]) -> None:
+        self._db.one("run_lock_all", {"ids": json.dumps([*ids])})
 
     def try_lock(self, run_id: RunId) -> tuple[Run, str] | None:
         row = self._db.one("run_try_lock", {"id": run_id})
@@ -171,6 +175,11 @@ class SqlRuns:
         if after is not None:
             params |= {"after_ready_at": after.ready_at, "after_id": after.id}
         return [Ready(*row) for row in self._db.all("run_ready", params)]
+
+    def ready_names(self, lane: Lane, *, after: Ready, limit: int) -> list[Named]:
+        params = {**lane._asdict(), "after_ready_at": after.ready_at, "after_id": after.id, "limit": limit}
+        rows = self._db.all("run_ready_names", params)
+        return [Named(Ready(row[0], RunId(row[1])), row[2], row[3]) for row in rows]
 
     def due_held(self, now: float, limit: int) -> list[RunId]:
         return [RunId(row[0]) for row in self._db.all("run_due_held", {"now": now, "limit": limit})]

@@ -17,6 +17,7 @@ from corral.adapters.sql.quotas import SqlQuotas
 from corral.adapters.sql.records import SqlRecords
 from corral.adapters.sql.runs import SqlRuns
 from corral.adapters.sql.schedules import SqlSchedules
+from corral.adapters.sql.volumes import SqlVolumes
 from corral.adapters.sql.webhooks import SqlWebhooks
 
 # Postgres carries 8000 bytes with a notification, and a character may take four.
@@ -37,11 +38,12 @@ class SqlTx:
         self.records = SqlRecords(connection)
         self.manifests = SqlManifests(connection)
         self.schedules = SqlSchedules(connection)
-        self.quotas = SqlQuotas(connection)
+        self.quotas: SqlQuotas = SqlQuotas(connection)
         self.audit = SqlAudit(connection)
         self.webhooks = SqlWebhooks(connection)
         self.endpoints = SqlEndpoints(connection)
         self.calls = SqlCalls(connection)
+        self.volumes = SqlVolumes(connection)
         self._announced: list[tuple[str, str]] = []
 
     def announce(self, topic: str, key: str) -> None:

@@ -26,6 +26,9 @@ class SqlWebhooks:
     def all(self) -> list[Webhook]:
         return [WEBHOOK.read(row) for row in self._db.all("webhook_all", {})]
 
+    def of_calls(self) -> list[Webhook]:
+        return [WEBHOOK.read(row) for row in self._db.all("webhook_of_calls", {})]
+
     def advance(self, webhook_id: WebhookId, *, before: str, after: str) -> bool:
         params = {"id": webhook_id, "before": before, "after": after}
         return self._db.run("webhook_advance", params) > 0

@@ -75,12 +75,15 @@ WHERE a.run_id IS NULL AND a.kind IN ('code', 'input') AND a.pinned = 0 AND a.cr
     AND NOT EXISTS (
         SELECT 1 FROM run_inputs AS i JOIN schedules AS s ON s.id = i.run_id WHERE i.artifact_id = a.id
     )
+    AND NOT EXISTS (
+        SELECT 1 FROM run_inputs AS i JOIN endpoints AS e ON e.id = i.run_id WHERE i.artifact_id = a.id
+    )
 ORDER BY a.created_at, a.id LIMIT :limit;
 
 -- name: artifact_use
 INSERT INTO run_inputs (run_id, artifact_id) VALUES (:run_id, :artifact_id) ON CONFLICT DO NOTHING;
 
--- A schedule counts as a run that reads its artifacts.
+-- A schedule or an endpoint counts as a run that reads its artifacts.
 -- name: artifact_is_used
 SELECT 1 FROM run_inputs WHERE artifact_id = :artifact_id AND run_id <> :but LIMIT 1;
 

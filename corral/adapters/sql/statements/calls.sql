@@ -36,7 +36,7 @@ UPDATE calls SET
 WHERE id IN (<list ids>) AND /*sqlite +*/state = 'queued' RETURNING id;
 
 -- name: call_of_lease
-SELECT <call> FROM calls WHERE lease_id = :lease_id AND state = 'assigned' ORDER BY id;
+SELECT <call> FROM calls WHERE lease_id = :lease_id AND state = 'assigned' AND started_at < :before ORDER BY id;
 
 -- name: call_orphans
 SELECT c.id FROM calls AS c LEFT JOIN leases AS l ON l.id = c.lease_id
@@ -74,6 +74,7 @@ WHERE (created_at, id) < (:at, :last)
     /*if endpoint_id AND endpoint_id = :endpoint_id */
     /*if state AND /*sqlite +*/state = :state */
     /*if function AND function = :function */
+    /*if dead AND /*sqlite +*/state IN ('failed', 'expired') */
 ORDER BY created_at DESC, id DESC LIMIT :limit;
 
 -- name: call_due
@@ -82,6 +83,12 @@ ORDER BY expires_at LIMIT :limit;
 
 -- name: call_forgettable
 SELECT id FROM calls WHERE forget_at IS NOT NULL AND forget_at <= :now ORDER BY forget_at LIMIT :limit;
+
+-- name: call_drop_payloads
+UPDATE calls SET
+    args_format = '', args = NULL, args_blob = NULL, result_format = NULL, result = NULL, result_blob = NULL,
+    forget_at = :forget_at
+WHERE id = :id;
 
 -- name: call_delete
 DELETE FROM calls WHERE id = :id;

@@ -19,6 +19,9 @@ UPDATE hosts SET
     set_aside_why = :set_aside_why, struck_by = :struck_by
 WHERE id = :id;
 
+-- name: host_seen
+UPDATE hosts SET last_seen_at = :at WHERE id = :id;
+
 -- Matches nothing, and so locks nothing, in all but a few cases.
 -- name: host_forgive
 UPDATE hosts SET strikes = 0, set_aside_until = NULL, set_aside_why = NULL, struck_by = NULL

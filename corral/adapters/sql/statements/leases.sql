@@ -9,6 +9,12 @@ SELECT <lease> FROM leases WHERE id = :id;
 SELECT <r.run>, <l.lease> FROM leases AS l JOIN runs AS r ON r.id = l.run_id
 WHERE l.id = :id /*lock FOR UPDATE OF r, l */;
 
+-- name: lease_lock_runs
+SELECT COUNT(*) /*lock FROM (
+    SELECT r.id FROM runs AS r JOIN leases AS l ON l.run_id = r.id
+    WHERE l.id IN (<list ids>) ORDER BY r.id FOR UPDATE OF r
+) AS locked */;
+
 -- name: lease_save
 UPDATE leases SET
     boot_id = :boot_id, gpus = :gpus, state = :state, beaten_at = :beaten_at, expires_at = :expires_at,

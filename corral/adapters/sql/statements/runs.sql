@@ -10,6 +10,12 @@ SELECT <run> FROM runs WHERE id = :id;
 -- name: run_lock
 SELECT <run> FROM runs WHERE id = :id /*lock FOR UPDATE */;
 
+-- Whoever locks several runs does so in the order of their ids, or two would wait for each other.
+-- name: run_lock_all
+SELECT COUNT(*) /*lock FROM (
+    SELECT id FROM runs WHERE id IN (<list ids>) ORDER BY id FOR UPDATE
+) AS locked */;
+
 -- name: run_try_lock
 SELECT <r.run>, s.spec FROM runs AS r JOIN run_specs AS s ON s.run_id = r.id
 WHERE r.id = :id /*lock FOR UPDATE OF r SKIP LOCKED */;
@@ -96,6 +102,12 @@ UNION ALL SELECT * FROM (
 SELECT ready_at, id FROM runs /*sqlite INDEXED BY runs_claim */
 WHERE state = 'queued' AND shape = :shape AND priority = :priority AND project = :project
     /*if after_id AND (ready_at, id) > (:after_ready_at, :after_id) */
+ORDER BY ready_at, id LIMIT :limit;
+
+-- name: run_ready_names
+SELECT ready_at, id, name, kind FROM runs /*sqlite INDEXED BY runs_claim */
+WHERE state = 'queued' AND shape = :shape AND priority = :priority AND project = :project
+    AND (ready_at, id) > (:after_ready_at, :after_id)
 ORDER BY ready_at, id LIMIT :limit;
 
 -- name: run_due_held

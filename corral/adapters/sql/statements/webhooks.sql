@@ -10,6 +10,10 @@ SELECT <webhook> FROM webhooks WHERE name = :name;
 -- name: webhook_all
 SELECT <webhook> FROM webhooks ORDER BY name;
 
+-- `events` is a JSON list of types.
+-- name: webhook_of_calls
+SELECT <webhook> FROM webhooks WHERE events LIKE '%"call.%' OR events LIKE '%"*"%' ORDER BY name;
+
 -- Compared with where it was: of two servers that read the same events, one makes the deliveries.
 -- name: webhook_advance
 UPDATE webhooks SET cursor = :after WHERE id = :id AND cursor = :before;

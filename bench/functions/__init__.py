@@ -1,0 +1,1 @@
+"""Remote functions beside their rivals."""

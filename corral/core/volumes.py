@@ -1,0 +1,147 @@
+"""Volumes: a commit names the version that it changes, and what others did since is merged or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from corral.core.artifacts import Manifest, check_blobs, insert
+from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, listing_digest
+from corral.domain.errors import FieldError, NotFound, VolumeConflict
+from corral.domain.ids import ArtifactId
+from corral.domain.paths import BadPath, check_paths
+from corral.domain.volume import Volume, VolumeVersion, merge
+from corral.ports.store import Tx
+
+# Behind the newest so many, a version goes once it is a day old.
+KEEP_VERSIONS = 10
+KEEP_S = 86400.0
+_PAGE = 10_000
+_NAMED = 20
+
+Files = dict[str, ArtifactFile]
+
+
+class Change(NamedTuple):
+    """`files` is the whole folder as its writer wants it; `base` the version that they had seen."""
+
+    base: int
+    files: Sequence[ArtifactFile]
+
+
+class Committed(NamedTuple):
+    """`artifact` is None for the empty folder."""
+
+    version: VolumeVersion | None
+    artifact: Artifact | None
+
+
+def commit(tx: Tx, project: str, name: str, change: Change, *, by: str, now: float) -> Committed:
+    """A new version; the newest one if there is nothing to change. All of it or nothing.
+
+    Files that both this change and others since its base touched, differently, are a VolumeConflict.
+    """
+    check_paths(file.path for file in change.files)
+    volume = _locked(tx, project, name, by=by, now=now)
+    head = _files(tx, volume, volume.head)
+    mine = {file.path: file for file in change.files}
+    made = mine if change.base == volume.head else _merged(tx, volume, change.base, head, mine)
+    if made == head:
+        return newest(tx, volume)
+    manifest = Manifest(ArtifactKind.VOLUME, tuple(made[path] for path in sorted(made)))
+    check_blobs(tx, project, manifest.files)
+    digest = listing_digest(manifest.files)
+    artifact = insert(tx, manifest, digest, project=project, lease=None, by=by, now=now)
+    version = VolumeVersion(project, name, volume.head + 1, change.base, artifact.id, now, by)
+    tx.volumes.insert_version(version)
+    tx.volumes.set_head(project, name, version.version)
+    return Committed(version, artifact)
+
+
+def unseen(tx: Tx, project: str, name: str, files: Sequence[ArtifactFile]) -> list[ArtifactFile]:
+    """Those whose bytes the newest version does not have."""
+    volume = tx.volumes.get(project, name)
+    known = set() if volume is None else {file.digest for file in _files(tx, volume, volume.head).values()}
+    return [file for file in files if file.digest not in known]
+
+
+def newest(tx: Tx, volume: Volume) -> Committed:
+    version = tx.volumes.version(volume.project, volume.name, volume.head)
+    return Committed(version, None if version is None else tx.artifacts.get(version.artifact_id))
+
+
+def get(tx: Tx, project: str, name: str) -> Volume:
+    volume = tx.volumes.get(project, name)
+    if volume is None:
+        raise NotFound(
+            f"project {project} has no volume {name!r}", hint="List them with `corral volumes ls`."
+        )
+    return volume
+
+
+def remove(tx: Tx, project: str, name: str) -> Volume:
+    """With all its versions; their bytes go with the next collection, unless something else names them."""
+    get(tx, project, name)
+    volume = tx.volumes.lock(project, name) or get(tx, project, name)
+    for version in tx.volumes.versions(project, name):
+        tx.artifacts.delete(version.artifact_id)
+    tx.volumes.delete(project, name)
+    return volume
+
+
+def drop_old(tx: Tx, *, now: float, limit: int) -> int:
+    """Versions that nobody has a right to any more."""
+    old = tx.volumes.surplus(keep=KEEP_VERSIONS, before=now - KEEP_S, limit=limit)
+    for version in old:
+        tx.artifacts.delete(version.artifact_id)
+        tx.volumes.delete_version(version.project, version.name, version.version)
+    return len(old)
+
+
+def _locked(tx: Tx, project: str, name: str, *, by: str, now: float) -> Volume:
+    tx.volumes.insert(Volume(project, name, 0, now, by))
+    volume = tx.volumes.lock(project, name)
+    assert volume is not None, "it was made or was there"
+    return volume
+
+
+def _merged(tx: Tx, volume: Volume, base: int, head: Files, mine: Files) -> Files:
+    if base > volume.head or (base and tx.volumes.version(volume.project, volume.name, base) is None):
+        raise VolumeConflict(
+            f"version {base} of volume {volume.name}, which this changes, is not there any more; "
+            f"the newest is {volume.head}"
+        )
+    made, conflicts = merge(_files(tx, volume, base), head, mine)
+    if conflicts:
+        raise _conflict(volume, base, conflicts)
+    try:
+        check_paths(made)
+    except BadPath as error:
+        raise _conflict(volume, base, [problem.path for problem in error.problems]) from None
+    return made
+
+
+def _conflict(volume: Volume, base: int, paths: Sequence[str]) -> VolumeConflict:
+    named = ", ".join(paths[:_NAMED]) + (" ..." if len(paths) > _NAMED else "")
+    why = f"was changed since version {base}, and here too"
+    return VolumeConflict(
+        f"volume {volume.name} is at version {volume.head}, and both sides have changed: {named}",
+        fields=[FieldError(path, why) for path in paths[:_NAMED]],
+    )
+
+
+def _files(tx: Tx, volume: Volume, number: int) -> Files:
+    if number == 0:
+        return {}
+    version = tx.volumes.version(volume.project, volume.name, number)
+    assert version is not None, "the newest version and a base that was looked up are there"
+    return files_of(tx, version.artifact_id)
+
+
+def files_of(tx: Tx, artifact_id: ArtifactId) -> Files:
+    found: Files = {}
+    after = ""
+    while page := tx.artifacts.files(artifact_id, after=after, limit=_PAGE):
+        found |= {file.path: file for file in page}
+        after = page[-1].path
+    return found

@@ -1,0 +1,44 @@
+"""The tutorial of functions, word for word, on a server without a worker and two enrolled hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from docs.pages import Command, steps
+from docs.test_docs import DOCS, GPUS, PATIENCE_S, Reader, follow_page
+
+from acceptance.stack import stack
+from acceptance.test_enrol import join_token, machines
+
+PAGE = DOCS / "tutorial" / "functions.md"
+
+
+@pytest.mark.timeout(PATIENCE_S + 120)
+def test_the_tutorial_of_functions_on_two_enrolled_hosts(tmp_path: Path) -> None:
+    """RF-C10, RF-D64, RF-D68, RF-D71: nothing but Python, no account and no container."""
+    todo = [
+        step
+        for step in steps(PAGE)
+        if not (isinstance(step, Command) and ("corral up" in step.text or "corral down" in step.text))
+    ]
+    home = tmp_path / "user" / ".corral"
+    home.parent.mkdir()
+    with (
+        stack(home, lease_s=3.0, CORRAL_TLS="on") as server,
+        machines(tmp_path, "north", "south") as (north, south),
+    ):
+        corral = server.client()
+        for machine in (north, south):
+            machine.extra = {**GPUS, "CORRAL_WORKER_SLOTS": "6"}
+            machine.ok(
+                *("host", "enroll", server.url, "--token", join_token(corral)),
+                *("--name", machine.home.name, "--slots", "6"),
+            )
+        user = Reader(home.parent, {**GPUS, "CURL_CA_BUNDLE": str(home / "tls" / "ca.pem")})
+
+        follow_page(PAGE, todo, user, tmp_path)
+
+        ran = [run for run in corral.runs.page(limit=200).items if run.kind == "service"]
+        assert {run.host for run in ran if run.host} <= {"north", "south"}
+        assert any(run.host for run in ran)

@@ -1,0 +1,170 @@
+"""An app as a user writes it. Its module is shipped to whatever serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import corral
+
+app = corral.App("pier")
+
+
+@dataclass
+class Boat:
+    name: str
+    length: float
+
+
+class Stranded(RuntimeError):
+    def __init__(self, boat: str) -> None:
+        super().__init__(f"{boat} is stranded")
+        self.boat = boat
+
+
+def record(path: str, what: str) -> None:
+    """One line for each time that it was run, whatever became of it."""
+    with open(path, "a") as file:
+        file.write(f"{what}\n")
+
+
+@app.function()
+def give_back(value: Any) -> Any:
+    return value
+
+
+@app.function()
+def describe(*args: Any, flag: bool = False, **rest: Any) -> tuple[int, bool, list[str]]:
+    return len(args), flag, sorted(rest)
+
+
+@app.function(max_instances=2)
+def fails(boat: str) -> None:
+    raise Stranded(boat)
+
+
+@app.function()
+async def soon(value: int) -> int:
+    await asyncio.sleep(0)
+    return value + 1
+
+
+@app.function(max_instances=3, queue_delay="100ms")
+def work(path: str, name: str, takes_s: float = 0.0) -> str:
+    record(path, name)
+    time.sleep(takes_s)
+    return name.upper()
+
+
+@app.function(max_instances=3)
+def count(path: str, to: int, pause_s: float = 0.0) -> Iterator[int]:
+    record(path, f"count {to}")
+    for n in range(to):
+        time.sleep(pause_s)
+        yield n * n
+
+
+@app.function()
+async def count_later(to: int) -> AsyncIterator[str]:
+    for n in range(to):
+        await asyncio.sleep(0)
+        yield str(n)
+
+
+@app.function(concurrency=50, max_instances=4, per_instance=50)
+def speaks(name: str) -> str:
+    for n in range(4):
+        print(f"{name} says {n}")
+        time.sleep(0.005)
+    if name.endswith("0"):
+        subprocess.run([sys.executable, "-S", "-c", f"print('{name} has a child')"], check=True)
+    print(f"{name} says no more", file=sys.stderr)
+    return name
+
+
+@app.function(timeout="1s")
+def endless() -> None:
+    print("begun", flush=True)
+    while True:
+        pass
+
+
+@app.function()
+def asks_others(x: int) -> int:
+    """RF-D07: through an attribute and an alias, with a keyword-only argument and with any keywords."""
+    again = describe
+    return int(sys.modules[__name__].give_back.remote(x)) + again.remote(1, 2, flag=True, other=3)[0]
+
+
+@app.cls(max_instances=4)
+class Harbour(corral.Parameters):
+    berths: int = corral.parameter(default=3)
+
+    @corral.enter()
+    def open(self) -> None:
+        self.moored: list[str] = []
+        self.opened = 1 + getattr(self, "opened", 0)
+
+    @corral.method()
+    def moor(self, boat: str) -> tuple[int, int, int, int]:
+        self.moored.append(boat)
+        return len(self.moored), self.berths, self.opened, os.getpid()
+
+    @corral.method(batch=corral.Batch(8, "200ms"))
+    def lengths(self, boats: list[Boat]) -> list[tuple[float, int]]:
+        return [(boat.length, len(boats)) for boat in boats]
+
+    @corral.exit()
+    def close(self) -> None:
+        print("closed with", len(self.moored))
+
+
+@app.function()
+def makes(size: int) -> bytes:
+    return bytes(n % 251 for n in range(size))
+
+
+@app.function()
+def parts(count: int, size: int) -> Iterator[bytes]:
+    for n in range(count):
+        yield bytes([n]) * size
+
+
+@app.cls(max_instances=2, idle="1h")
+class Berth(corral.Parameters):
+    number: int = corral.parameter()
+    log: str = corral.parameter()
+
+    @corral.method()
+    def use(self) -> int:
+        return self.number
+
+    @corral.exit()
+    def leave(self) -> None:
+        record(self.log, f"left {self.number}")
+
+
+@app.function()
+def waits_for(path: str) -> str:
+    print("waiting", flush=True)
+    while not os.path.exists(path):
+        time.sleep(0.02)
+    print("there it is")
+    print("there it is")
+    return "done"
+
+
+@app.function()
+def looks_around(project: str) -> tuple[list[str], str]:
+    """What its process knows, and what becomes of a call to another project."""
+    try:
+        corral.function("pier.soon", project=project)
+    except corral.FunctionError as error:
+        said = str(error)
+    return [f"{key}={value}" for key, value in os.environ.items()], said

@@ -1,0 +1,70 @@
+"""Functions over HTTP, as a user writes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+import corral
+
+app = corral.App("quay")
+
+
+class Crate(BaseModel):
+    name: str
+    kilos: list[float]
+
+
+class Weight(BaseModel):
+    name: str
+    total: float
+
+
+@app.web("/crates", method="POST")
+def weigh(crate: Crate) -> Weight:
+    return Weight(name=crate.name, total=sum(crate.kilos))
+
+
+@app.web("/crates", method="GET")
+def find(number: int, fast: bool = False) -> list[int | bool]:
+    return [number, fast]
+
+
+@app.web("/boats", method="GET")
+def watch(count: int) -> Iterator[dict[str, int]]:
+    for n in range(count):
+        yield {"boat": n}
+
+
+@app.web("/words", method="GET")
+def speak() -> Iterator[str]:
+    yield "all "
+    yield "aboard"
+
+
+@app.web("/boats", method="GET")
+def sink() -> None:
+    raise OSError("a leak")
+
+
+@app.web("/boats", method="GET")
+def leak() -> Iterator[bytes]:
+    yield b"water"
+    raise OSError("too much of it")
+
+
+@app.web("/boats", method="GET", timeout="1s")
+def dawdle() -> None:
+    time.sleep(60)
+
+
+@app.web("/boats", method="GET")
+def flag(wanted: int) -> tuple[int, bytes]:
+    return wanted, b"\x00\x01"
+
+
+@app.web("/boats", method="GET")
+def large() -> list[str]:
+    return ["boat"] * 50_000

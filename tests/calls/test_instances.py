@@ -1,0 +1,53 @@
+"""Instances are bounded: by their number, by idle time, and by which of them was used last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from acceptance.stack import until
+
+from calls import pier
+from calls.conftest import Scene
+from corral.functions import backend
+from corral.wire.calls import Scaling
+
+pytestmark = pytest.mark.timeout(170)
+
+
+@pytest.fixture(autouse=True)
+def scene(one_host: Scene) -> Iterator[Scene]:
+    one_host.use()
+    yield one_host
+    backend.set_backend(None)
+
+
+def test_where_there_is_no_room_the_one_used_least_recently_ends_in_good_order(
+    tmp_path: Path,
+) -> None:
+    """RF-D15: of two that may be there, a third takes the place of the older, whose hook is run."""
+    log = tmp_path / "log"
+    first, second, third = (pier.Berth(number=n, log=str(log)) for n in (1, 2, 3))
+    assert first.use.remote() == 1
+    assert second.use.remote() == 2
+    assert first.use.remote() == 1
+
+    assert third.use.spawn().result(60) == 3
+
+    assert log.read_text() == "left 2\n"
+    assert second.use.spawn().result(60) == 2, "what ended comes back when it is called"
+
+
+def test_an_instance_that_nobody_calls_ends_in_good_order(scene: Scene) -> None:
+    """RF-D15: by age. Its minimum is kept warm before that, called or not."""
+    client, name = scene.stack.client(), "pier.soon"
+    before = client.endpoints.get("default", name).scaling
+    client.endpoints.scale("default", name, Scaling(min=1, max=3, idle_s=1.0))
+    until(lambda: client.endpoints.get("default", name).ready, "one to be kept")
+    (kept,) = [one for one in client.runs.page().items if one.name == name and one.state == "running"]
+
+    client.endpoints.scale("default", name, Scaling(min=0, max=3, idle_s=1.0))
+
+    until(lambda: client.runs.get(kept.id).state == "succeeded", "it to end", within_s=90)
+    client.endpoints.scale("default", name, before)

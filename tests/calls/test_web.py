@@ -1,0 +1,100 @@
+"""Functions over HTTP: typed like their parameters, streamed where they give bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from acceptance.stack import until
+
+from calls import quay
+from calls.conftest import Scene
+from corral.functions import backend
+
+pytestmark = pytest.mark.timeout(170)
+
+
+@pytest.fixture(scope="module")
+def web(one_host: Scene) -> Iterator[Any]:
+    made = one_host.use()
+    for member in quay.app.members.values():
+        made.corral.endpoints.deploy(made.request(member, "default", live=False))
+    headers = {"Authorization": f"Bearer {one_host.stack.token}"}
+    with httpx.Client(
+        base_url=f"{one_host.stack.url}/v1/web/default/", headers=headers, timeout=60
+    ) as client:
+        yield client
+    backend.set_backend(None)
+
+
+def test_a_body_becomes_a_model_and_a_model_becomes_a_body(web: httpx.Client) -> None:
+    """RF-C03, RF-C33, RF-C35."""
+    answer = web.post("quay.weigh/crates", json={"name": "tea", "kilos": [1, 2.5]})
+
+    assert (answer.status_code, answer.json()) == (200, {"name": "tea", "total": 3.5})
+
+
+def test_each_field_that_does_not_fit_is_named(web: httpx.Client) -> None:
+    answer = web.post("quay.weigh/crates", json={"kilos": ["heavy"]})
+
+    assert answer.status_code == 422
+    assert {one["path"] for one in answer.json()["fields"]} == {"crate.name", "crate.kilos.0"}
+    assert "pydantic.dev" not in answer.text
+    assert web.get("quay.find/crates?number=three").status_code == 422
+    assert web.get("quay.find/crates").json()["fields"] == [{"path": "number", "message": "is required"}]
+    assert web.post("quay.weigh/crates", content=b"{").status_code == 422
+
+
+def test_routes_of_two_functions_never_collide(web: httpx.Client) -> None:
+    """RF-C04: each lies under its own function, so that one path may be both's."""
+    assert web.get("quay.find/crates?number=3&fast=true").json() == [3, True]
+    wrong = web.delete("quay.find/crates")
+    assert (wrong.status_code, wrong.json()["hint"]) == (404, "It takes GET.")
+    assert "/crates" in web.get("quay.find/crate").json()["hint"]
+
+
+def test_generators_stream_and_say_what_they_give(web: httpx.Client) -> None:
+    with web.stream("GET", "quay.watch/boats?count=3") as answer:
+        assert answer.headers["content-type"].startswith("application/jsonl")
+        assert list(answer.iter_lines()) == ['{"boat": 0}', '{"boat": 1}', '{"boat": 2}']
+    assert web.get("quay.speak/words").text == "all aboard"
+    assert web.get("quay.watch/boats?count=0").text == ""
+    assert web.get("quay.watch/boats?count=many").status_code == 422
+
+
+def test_what_a_function_raises_is_an_error_of_the_gateway(web: httpx.Client) -> None:
+    """Before the first piece with a status; after it the connection is broken off, and not ended."""
+    answer = web.get("quay.sink/boats")
+    assert answer.status_code == 502
+    assert answer.json()["code"] == "bad_gateway"
+    assert "OSError" in answer.json()["message"]
+    with (
+        pytest.raises(httpx.RemoteProtocolError),
+        web.stream("GET", "quay.leak/boats") as broken,
+    ):
+        list(broken.iter_bytes())
+
+
+def test_a_web_function_that_takes_too_long_is_told_with_its_call(web: httpx.Client) -> None:
+    answer = web.get("quay.dawdle/boats")
+
+    assert (answer.status_code, answer.json()["code"]) == (504, "gateway_timeout")
+    assert "c-" in answer.json()["message"]
+
+
+def test_status_and_bytes_of_its_own(web: httpx.Client) -> None:
+    answer = web.get("quay.flag/boats?wanted=201")
+
+    assert (answer.status_code, answer.content) == (201, b"\x00\x01")
+    assert answer.headers["content-type"] == "application/octet-stream"
+
+
+def test_a_large_answer_goes_through_the_store(web: httpx.Client) -> None:
+    assert until(lambda: web.get("quay.large/boats").json(), "an answer") == ["boat"] * 50_000
+
+
+def test_nobody_without_a_token(web: httpx.Client) -> None:
+    """RF-D62."""
+    assert httpx.get(f"{web.base_url}quay.find/crates?number=3").status_code == 401

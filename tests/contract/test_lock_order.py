@@ -1,0 +1,123 @@
+"""On Postgres: claims, batches of outcomes and applies at once, and nobody waits in a circle (FL-D03)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+
+import psycopg
+from postgres import PrivatePostgres
+
+from contract.conftest import Database, opened
+from contract.plans import new
+from contract.test_manifest_apply import CAPABILITY, NOW, Fleet, spec
+from corral.adapters.sql.postgres import PostgresStore
+from corral.core.applying import Apply, By
+from corral.core.claim import Claim, ClaimAsk, Claimed, Grant
+from corral.core.lanes import Lanes
+from corral.core.outcome import Ender, Outcome, Report
+from corral.core.policy import Policy
+from corral.core.shapes import Shapes
+from corral.core.shares import Shares
+from corral.core.submit import submit
+from corral.domain.host import Host
+from corral.domain.ids import new_host_id
+from corral.domain.quota import Quota
+from corral.domain.reasons import Reason
+from corral.ports.store import Store, Tx
+from corral.server.outcomes import write_together
+
+PROJECTS = ("alpha", "beta", "default")
+RUNS, HOSTS, APPLIES = 60, 4, 25
+MANY = 100_000
+
+
+class Worker:
+    """One host of a server of its own: it claims a few runs of all projects and ends them in one batch."""
+
+    def __init__(self, store: Store, number: int) -> None:
+        self.store, self.number, self.requests, self.ended = store, number, 0, 0
+        name = f"box-{number}"
+        self.host = Host(new_host_id(), name, CAPABILITY, "c" * 64, 100, None, False, NOW, NOW)
+        self.shares, self.shapes, self.lanes = Shares(), Shapes(), Lanes()
+        self.ender = Ender(Policy(), self.shares)
+
+    def claim(self, tx: Tx) -> Claimed:
+        self.shares.load(tx, NOW)
+        self.lanes.reconcile(tx.runs.lanes())
+        ask = ClaimAsk(self.host.id, "boot", f"claim-{self.requests}", 100, 3, False, None, None)
+        return Claim(self.lanes, self.shapes, self.shares, Policy(), ask, lambda: NOW)(tx)
+
+    def end(self, tx: Tx, grant: Grant) -> Outcome:
+        report = Report("finish", Reason.FINISHED, ran_s=1.0)
+        lease = grant.lease
+        return self.ender.end(tx, lease.id, lease.epoch, report, host_id=self.host.id, now=NOW + 1)
+
+    async def work(self, over: asyncio.Event) -> None:
+        await self.store.write(lambda tx: tx.hosts.insert(self.host))
+        while True:
+            self.requests += 1
+            done = await self.store.write(self.claim)
+            # Every other worker reports in the opposite order.
+            grants = sorted(done.grants, key=lambda g: g.run.project, reverse=bool(self.number % 2))
+            units = [partial(self.end, grant=grant) for grant in grants]
+            answers = await write_together(self.store, [grant.lease.id for grant in grants], units)
+            assert not [answer for answer in answers if isinstance(answer, Exception)], answers
+            self.ended += len(answers)
+            if not grants and over.is_set():
+                return
+
+
+def filled(database: Database) -> None:
+    def unit(tx: Tx) -> None:
+        for project in PROJECTS:
+            tx.quotas.put(Quota(project, max_running=MANY, max_queued=MANY))
+        for project in PROJECTS[:2]:
+            runs = [new(project=project)] * RUNS
+            submit(tx, runs, request_id=f"submit-{project}", group=None, principal="user:ada", now=NOW)
+
+    database.write(unit)
+
+
+async def applied(store: Store, fleet: Fleet, over: asyncio.Event) -> None:
+    """The same runs with other priorities, again and again, while they are claimed; and what boxes may do."""
+    for turn in range(APPLIES):
+        runs = [spec(n, priority=turn % 2) for n in range(20)]
+        runs += [spec(100 + turn)]
+        asked = fleet.ask(runs)
+        await store.write(Apply(asked.wanted, asked.fresh, asked.remade, By("user:ada", "", NOW), Policy()))
+    over.set()
+
+
+def deadlocks(postgres: PrivatePostgres, url: str) -> int:
+    """Counted when the connections of the database are closed."""
+    name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+    with postgres.admin() as admin:
+        while admin.execute("SELECT 1 FROM pg_stat_activity WHERE datname = %s", [name]).fetchone():
+            time.sleep(0.05)
+        row = admin.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = %s", [name]).fetchone()
+    assert row is not None
+    return int(str(row[0]))
+
+
+def test_claims_batches_and_applies_never_wait_in_a_circle(postgres: PrivatePostgres, pg_url: str) -> None:
+    """Without an order of locks the database ends one of two that wait for each other, after a second."""
+    with opened(PostgresStore(pg_url)) as database, opened(PostgresStore(pg_url)) as other:
+        filled(database)
+        fleet = Fleet(database)
+        stores = [database.store, other.store]
+        workers = [Worker(stores[number % 2], number) for number in range(HOSTS)]
+
+        async def all_at_once() -> None:
+            over = asyncio.Event()
+            async with asyncio.timeout(300), asyncio.TaskGroup() as tasks:
+                tasks.create_task(applied(database.store, fleet, over))
+                for worker in workers:
+                    tasks.create_task(worker.work(over))
+
+        database.do(all_at_once())
+        hours = database.read(lambda tx: {h.project: h.slot_s for h in tx.quotas.hours_page(None, 10)})
+    assert sum(worker.ended for worker in workers) >= 2 * RUNS
+    assert sum(hours.values()) == sum(worker.ended for worker in workers)
+    assert deadlocks(postgres, pg_url) == 0
