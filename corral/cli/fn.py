@@ -15,6 +15,7 @@ import typer
 from corral.cli import render
 from corral.cli.connect import connect
 from corral.client.api import Corral
+from corral.client.locks import Locks
 from corral.client.runs import RunFilter
 from corral.domain.errors import CorralError, InvalidInput, NotFound, ServerUnreachable
 from corral.functions import backend as backends
@@ -42,6 +43,11 @@ _WATCH_S = 0.5
 # After this long whoever waits is told for what.
 _PATIENCE_S = 3.0
 PREPARING_WORDS = "building"
+
+
+def _backend(corral: Corral) -> HttpBackend:
+    settings = read_settings()
+    return HttpBackend(corral, settings.project, locks=Locks(settings.home / "locks"))
 
 
 def _loaded(text: str) -> tuple[list[App], Member | None]:
@@ -80,7 +86,7 @@ def run_function(
         _show(list(value) if isinstance(found, Generator) else value, as_json=as_json)
         return
     with connect() as corral:
-        backends.set_backend(HttpBackend(corral, read_settings().project))
+        backends.set_backend(_backend(corral))
         handle: Any = _own(file) if ".py" in file else _deployed_one(file)
         try:
             handle.check(args, kwargs)
@@ -202,7 +208,7 @@ def deploy(
     if not members:
         raise InvalidInput("the app has no functions")
     with connect() as corral:
-        backend = HttpBackend(corral, read_settings().project)
+        backend = _backend(corral)
         views = [_deployed(corral, backend, member, wait) for member in members]
     if as_json:
         render.show_json(views)
@@ -268,7 +274,7 @@ def _serve_once(file: str) -> set[tuple[str, str]]:
         apps, only = _loaded(file)
         members = [only] if only else [member for one in apps for member in one.members.values()]
         with connect() as corral:
-            backend = HttpBackend(corral, read_settings().project)
+            backend = _backend(corral)
             views = [_deployed(corral, backend, member, 0) for member in members]
     except CorralError as error:
         # What served before goes on.

@@ -43,7 +43,7 @@ def remote(stack: Stack) -> Iterator[HttpBackend]:
 
 
 def test_what_a_function_commits_is_there_for_others_and_for_the_caller(tmp_path: Path) -> None:
-    """RF-C32."""
+    """RF-C32, RF-C37."""
     kit.notes.put(__file__, "seed/test.py")
     version = kit.write.remote("a/one.txt", "one")
 
@@ -140,7 +140,7 @@ def test_reload_keeps_what_was_not_committed_and_never_takes_it_for_old(stack: S
 
 
 def test_writers_who_race_lose_nothing(stack: Stack, tmp_path: Path) -> None:
-    """Each adds a file of its own, again and again, from its own folder; at the end all are there."""
+    """RF-D46: each adds a file of its own, again and again, from its own folder; at the end all are there."""
 
     def work(n: int) -> None:
         folder = Folder(tmp_path / f"w{n}", stack.client().volumes.remote("default", "race"))
@@ -163,8 +163,8 @@ def test_writers_who_race_lose_nothing(stack: Stack, tmp_path: Path) -> None:
 def test_kill_9_in_the_middle_of_a_commit_leaves_the_old_or_the_new_version_whole(
     stack: Stack, tmp_path: Path
 ) -> None:
-    """A writer and then the server are killed at whatever point they are; both files are always of one
-    commit, and all bytes are there."""
+    """RF-D45: a writer and then the server are killed at whatever point they are; both files are always of
+    one commit, and all bytes are there."""
     source = tmp_path / "source"
     source.mkdir()
     code = (
@@ -199,6 +199,9 @@ def test_kill_9_in_the_middle_of_a_commit_leaves_the_old_or_the_new_version_whol
         assert volume.head >= told
         assert newest.artifact_id is not None
         assert corral_.artifacts.verify(newest.artifact_id).problems == []
+    found = list(corral_.fsck())
+    assert [line.problem for line in found if line.problem] == []
+    assert [line.checked for line in found if line.check == "volumes"] == [len(list(corral_.volumes.all()))]
 
 
 def test_the_shell_lists_shows_fills_fetches_and_removes(
