@@ -15,6 +15,7 @@ import typer
 from corral.cli import render
 from corral.cli.connect import connect
 from corral.client.api import Corral
+from corral.client.locks import Locks
 from corral.client.runs import RunFilter
 from corral.domain.errors import CorralError, InvalidInput, NotFound, ServerUnreachable
 from corral.functions import backend as backends
@@ -39,7 +40,14 @@ File = Annotated[str, typer.Argument(help="A file with an app: `demo.py`, or `de
 Endpoint = Annotated[str, typer.Argument(help="An endpoint: `app.function`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _WATCH_S = 0.5
+# After this long whoever waits is told for what.
+_PATIENCE_S = 3.0
 PREPARING_WORDS = "building"
+
+
+def _backend(corral: Corral) -> HttpBackend:
+    settings = read_settings()
+    return HttpBackend(corral, settings.project, locks=Locks(settings.home / "locks"))
 
 
 def _loaded(text: str) -> tuple[list[App], Member | None]:
@@ -78,7 +86,7 @@ def run_function(
         _show(list(value) if isinstance(found, Generator) else value, as_json=as_json)
         return
     with connect() as corral:
-        backends.set_backend(HttpBackend(corral, read_settings().project))
+        backends.set_backend(_backend(corral))
         handle: Any = _own(file) if ".py" in file else _deployed_one(file)
         try:
             handle.check(args, kwargs)
@@ -137,15 +145,17 @@ def _deployed_one(name: str) -> Function[..., Any]:
 
 
 def _tell_what_it_waits_for(call: Call[Any]) -> None:
-    """A build of an environment may take minutes; whoever waits sees that it goes on."""
-    told = ""
+    """A build may take minutes, and a host that has room may never come: whoever waits sees why."""
+    told, began = "", time.monotonic()
     while not call.done():
         waiting = call.waiting()
         if waiting is None:
             return
-        if waiting != told and PREPARING_WORDS in waiting:
-            render.note(f"corral: {waiting}")
-        told = waiting
+        if waiting != told and (PREPARING_WORDS in waiting or time.monotonic() - began > _PATIENCE_S):
+            render.note(
+                f"corral: it waits for {waiting}" if PREPARING_WORDS not in waiting else f"corral: {waiting}"
+            )
+            told = waiting
         time.sleep(_WATCH_S)
 
 
@@ -198,7 +208,7 @@ def deploy(
     if not members:
         raise InvalidInput("the app has no functions")
     with connect() as corral:
-        backend = HttpBackend(corral, read_settings().project)
+        backend = _backend(corral)
         views = [_deployed(corral, backend, member, wait) for member in members]
     if as_json:
         render.show_json(views)
@@ -264,7 +274,7 @@ def _serve_once(file: str) -> set[tuple[str, str]]:
         apps, only = _loaded(file)
         members = [only] if only else [member for one in apps for member in one.members.values()]
         with connect() as corral:
-            backend = HttpBackend(corral, read_settings().project)
+            backend = _backend(corral)
             views = [_deployed(corral, backend, member, 0) for member in members]
     except CorralError as error:
         # What served before goes on.

@@ -14,7 +14,13 @@ from corral.domain.errors import CorralError
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 # What each check of the server goes through, one of it.
-_THINGS = {"runs": "run", "blobs": "blob", "unclaimed bytes": "unclaimed blob", "audit": "audit record"}
+_THINGS = {
+    "runs": "run",
+    "blobs": "blob",
+    "volumes": "volume",
+    "unclaimed bytes": "unclaimed blob",
+    "audit": "audit record",
+}
 
 
 @app.command()

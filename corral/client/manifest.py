@@ -338,6 +338,7 @@ def _rooted(table: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
 def _rooted_input(given: Any, base_dir: Path) -> Any:
     if isinstance(given, str):
         return str(base_dir / Path(given).expanduser())
-    if isinstance(given, dict) and isinstance(path := given.get("path"), str):
+    is_local = isinstance(given, dict) and not {"artifact", "run"} & set(given)
+    if is_local and isinstance(path := given.get("path"), str):
         return {**given, "path": str(base_dir / Path(path).expanduser())}
     return given

@@ -105,6 +105,8 @@ class Given:
     inputs: dict[str, str] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     after: tuple[After, ...] = ()
+    # Of inputs that are a part of their artifact: which.
+    parts: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,7 @@ class Workshop:
         is_code = {"environment"} if run_file.train is not None else set()
         found: dict[str, Source] = {}
         for name, given in run_file.inputs.items():
-            path = given if isinstance(given, str) else given.path
+            path = given if isinstance(given, str) else given.local
             if path is not None:
                 ignore = Ignore() if name in is_code else None
                 key = ("input", self._path(path), name, ignore is None)
@@ -280,8 +282,10 @@ class Workshop:
             if parent.run != one.run or is_id(one.run, "r"):
                 found.origins[parent.run] = self.corral.runs.get(parent.run).identity
         for name, given in run_file.inputs.items():
-            if isinstance(given, str) or given.path is not None:
+            if isinstance(given, str) or given.local is not None:
                 continue
+            if given.part is not None:
+                found.parts[name] = given.part
             if given.artifact is not None:
                 found.inputs[name] = given.artifact
                 continue
@@ -303,7 +307,7 @@ class Workshop:
         return given.model_copy(update={"run": self.corral.runs.resolve(given.run)}) if is_run else given
 
     def _result_of(self, run_file: RunFile, name: str, run: str | None) -> RunDetail:
-        assert run is not None, "the wire model takes exactly one of path, artifact and run"
+        assert run is not None, "the wire model takes a path, an artifact or a run"
         is_adapter = run_file.train is not None and name == "adapter"
         place = "train.adapter" if is_adapter else f"inputs.{name}"
         found = self.corral.runs.get(run)
@@ -377,6 +381,7 @@ class Workshop:
             "environment": resolved.environment,
             "inputs": dict(resolved.given.inputs),
             "input_digests": dict(resolved.input_digests),
+            "input_paths": dict(resolved.given.parts),
             "origins": {key: [identity] for key, identity in resolved.given.origins.items()},
             "code_digest": resolved.code_digest,
             "after": list(resolved.given.after),

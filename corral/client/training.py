@@ -161,9 +161,9 @@ class Gathering:
         self, name: str, inputs: Mapping[str, InputFrom], train: Train, notes: list[str]
     ) -> Amount | None:
         given = inputs.get(name)
-        if given is None or given.path is None:
+        if given is None or given.local is None:
             return None
-        amount = look(Path(given.path), place=f"train.{name}", skip_bad=train.bad_rows == "skip")
+        amount = look(Path(given.local), place=f"train.{name}", skip_bad=train.bad_rows == "skip")
         if amount.bad:
             notes.append(f"train.{name}: {len(amount.bad)} rows cannot be read and are skipped")
         return amount

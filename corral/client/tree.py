@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -52,6 +52,19 @@ class Tree:
         ordered = tuple(sorted(files, key=lambda entry: entry.path))
         check_paths(entry.path for entry in ordered)
         return cls(ordered)
+
+    def part(self, path: str) -> Tree:
+        """A folder's files as they lie in it, or one file by its last name; KeyError if it has neither."""
+        inside = f"{path}/"
+        found = [
+            replace(file, path=file.path.removeprefix(inside))
+            for file in self.files
+            if file.path.startswith(inside)
+        ]
+        found += [replace(file, path=path.rpartition("/")[2]) for file in self.files if file.path == path]
+        if not found:
+            raise KeyError(path)
+        return Tree(tuple(found))
 
     @cached_property
     def total_bytes(self) -> int:

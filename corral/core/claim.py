@@ -176,7 +176,13 @@ class Claim:
             RunEvent.CLAIM,
             at=now,
             actor=f"host:{host.id}",
-            data={"attempt": lease.attempt, "rank": lease.rank, "epoch": lease.epoch, "lease": lease.id},
+            data={
+                "attempt": lease.attempt,
+                "rank": lease.rank,
+                "epoch": lease.epoch,
+                "lease": lease.id,
+                **_cards(host, gpus),
+            },
             attempt=lease.attempt,
             epoch=lease.epoch,
             started_at=run.started_at if run.started_at is not None else now,
@@ -194,6 +200,14 @@ class Claim:
         if lease is None or run is None or run.state not in LEASED:
             raise NotFound(f"lease {lease_id} has no running run")
         return Grant(lease, run, tx.runs.spec(run.id), _resume(tx, run), left_bytes(tx, run, self.policy))
+
+
+def _cards(host: Host, gpus: tuple[int, ...]) -> dict[str, list[str]]:
+    """Which GPUs it got, for whoever asks later what a result was made on."""
+    if not gpus:
+        return {}
+    known = {gpu["index"]: gpu["name"] for gpu in json.loads(host.capability or "{}").get("gpus") or ()}
+    return {"gpus": [f"{index}: {known.get(index, 'unknown')}" for index in gpus]}
 
 
 def _resume(tx: Tx, run: Run) -> Artifact | None:

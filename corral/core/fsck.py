@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from corral.core.logs import segment_key
+from corral.core.volumes import newest
 from corral.domain.artifact import Blob, Segment
 from corral.domain.audit import AuditEntry, Chain
 from corral.domain.canonical import canonical
@@ -15,6 +16,7 @@ from corral.domain.ids import Digest, RunId
 from corral.domain.lease import LeaseState
 from corral.domain.run import Run
 from corral.domain.states import FINAL, LEASED, LIVE_RANKS, RunState
+from corral.domain.volume import Volume
 from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.store import Store, Tx
 
@@ -41,6 +43,8 @@ class Fsck:
         async for finding in self._runs():
             yield finding
         async for finding in self._blob_rows():
+            yield finding
+        async for finding in self._volumes():
             yield finding
         async for finding in self._stray_bytes():
             yield finding
@@ -123,6 +127,26 @@ class Fsck:
         named = [f"{path} of {of}" + (f" (run {run})" if run else "") for of, path, run in found]
         more = " and more" if len(found) == _USERS_NAMED else ""
         return f"it is {', '.join(named)}{more}" if named else "no artifact names it"
+
+    async def _volumes(self) -> AsyncIterator[Finding]:
+        """The newest version of each is there; its bytes are looked at with all others."""
+        after: tuple[str, str] | None = None
+        done = 0
+        while page := await self._volume_page(after):
+            done += len(page)
+            for volume, whole in page:
+                if not whole:
+                    why = f"volume {volume.project}/{volume.name}: its version {volume.head} is not there"
+                    yield Finding("volumes", done, why)
+            after = (page[-1][0].project, page[-1][0].name)
+        yield Finding("volumes", done, None)
+
+    async def _volume_page(self, after: tuple[str, str] | None) -> list[tuple[Volume, bool]]:
+        def unit(tx: Tx) -> list[tuple[Volume, bool]]:
+            found = tx.volumes.page(None, after=after, limit=PAGE)
+            return [(one, one.head == 0 or newest(tx, one).artifact is not None) for one in found]
+
+        return await self.store.read(unit)
 
     async def _audit(self) -> AsyncIterator[Finding]:
         chain = Chain()

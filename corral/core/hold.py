@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.core.holds import release
+from corral.core.holds import left, release
 from corral.core.transitions import move, record
 from corral.domain.errors import Conflict, NotFound
 from corral.domain.holds import BACKOFF, REMOVED, held_by, is_held_by_somebody
@@ -31,7 +31,10 @@ def hold(tx: Tx, run_id: RunId, *, actor: str, now: float) -> Run:
     if run.hold_reason == REMOVED:
         raise Conflict(f"run {run_id} is held already: it was removed from its manifest")
     held = run._replace(hold_reason=reason, not_before=None)
-    return record(tx, held, "hold", at=now, actor=actor, data={**data, "state": run.state})
+    held = record(tx, held, "hold", at=now, actor=actor, data={**data, "state": run.state})
+    # Between two tries it had a place in its group.
+    left(tx, run, held, now=now)
+    return held
 
 
 def let_go(tx: Tx, run_id: RunId, *, actor: str, now: float) -> Run:
@@ -40,7 +43,10 @@ def let_go(tx: Tx, run_id: RunId, *, actor: str, now: float) -> Run:
     if run.state is not RunState.HELD:
         raise Conflict(f"run {run_id} is {run.state}, not held", hint="Nothing was changed.")
     if is_held_by_somebody(run) or run.hold_reason == BACKOFF:
-        return release(tx, run, actor=actor, now=now)
+        done = release(tx, run, actor=actor, now=now)
+        # A parent may have failed meanwhile: then it ended, and its own children with it.
+        left(tx, run, done, now=now)
+        return done
     if run.hold_reason == REMOVED:
         raise Conflict(
             f"run {run_id} was removed from its manifest",

@@ -124,11 +124,13 @@ def let_in(tx: Tx, group_id: GroupId, *, now: float, unlimited: bool = False) ->
     room = MOST_AT_ONCE if most is None else most - tx.runs.placed(group_id, but=None, limit=most)
     if room <= 0:
         return
-    for run_id in tx.runs.waiting_in_group(group_id, CONCURRENCY, min(room, MOST_AT_ONCE)):
+    waiting = tx.runs.waiting_in_group(group_id, CONCURRENCY, min(room, MOST_AT_ONCE))
+    for index, run_id in enumerate(waiting):
         # Whoever has it locked waits for the group now, and will see for itself.
         found = tx.runs.try_lock(run_id)
         if found is not None and found[0].state is RunState.HELD and found[0].hold_reason == CONCURRENCY:
-            release(tx, found[0], actor="corral", now=now)
+            # Those that are let in together keep their order in the queue.
+            release(tx, found[0], actor="corral", now=now + index * 1e-6)
 
 
 def hold_over_limit(tx: Tx, group_id: GroupId, *, actor: str, now: float) -> None:

@@ -28,6 +28,7 @@ from corral.domain.errors import AlreadyFinal, BlobMissing, InvalidInput
 from corral.domain.ids import ArtifactId, HostId, LeaseId
 from corral.domain.lease import Lease, LeaseState
 from corral.domain.reasons import Reason
+from corral.domain.redaction import Secrets
 from corral.domain.run import Rank, Run
 from corral.domain.states import STOPPING, Fold, RankEvent, RankState, RunEvent, RunState, fold
 from corral.ports.store import Tx
@@ -58,8 +59,8 @@ class Ender:
     policy: Policy
     shares: Shares
     roster: Roster = field(default_factory=Roster)
-    # Takes the project's secrets out of a text, before it is stored.
-    hide: Callable[[Tx, str, str], str] = lambda tx, project, text: text
+    # The secrets of a project, to be taken out of what is stored; None if it has none.
+    secrets_of: Callable[[Tx, str], Secrets | None] = lambda tx, project: None
 
     def end(
         self, tx: Tx, lease_id: LeaseId, epoch: int, report: Report, *, host_id: HostId, now: float
@@ -72,10 +73,12 @@ class Ender:
             return earlier
         lease, run = check_held(tx, lease, run, epoch, now=now, policy=self.policy)
         # Not before: a replay is known by what was sent.
-        report = report._replace(
-            detail=self.hide(tx, run.project, report.detail),
-            metrics=tuple((self.hide(tx, run.project, name), value) for name, value in report.metrics),
-        )
+        said = bool(report.detail or report.metrics)
+        if said and (values := self.secrets_of(tx, run.project)) is not None:
+            report = report._replace(
+                detail=values.redact_text(report.detail),
+                metrics=tuple((values.redact_text(name), value) for name, value in report.metrics),
+            )
         run = use_time(tx, run, lease, self.shares, report.ran_s, now=now)
         if report.kind == "finish":
             run, rank = _finish(tx, lease, run, report, now=now)

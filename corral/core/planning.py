@@ -169,7 +169,8 @@ def _check(tx: Tx, made: Plan, wanted: Wanted, fresh: Mapping[Digest, NewRun]) -
         new = fresh.get(change.identity) if change.identity and change.action is Action.NEW else None
         if new is None:
             continue
-        key = (new.code, new.secrets, tuple(new.inputs.items()), tuple(new.digests.items()), new.after)
+        tables = (new.inputs, new.digests, new.parts)
+        key = (new.code, new.secrets, new.after, *(tuple(table.items()) for table in tables))
         if key in seen:
             continue
         seen.add(key)
@@ -182,6 +183,7 @@ def _check(tx: Tx, made: Plan, wanted: Wanted, fresh: Mapping[Digest, NewRun]) -
             secrets=new.secrets,
             prefix=prefix,
             digests=new.digests,
+            parts=new.parts,
         )
         before.setdefault(change.name, set()).update(after.run for after in new.after)
         for after in new.after:

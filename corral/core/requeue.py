@@ -120,7 +120,10 @@ def _again(tx: Tx, old: Run, new_of: Mapping[RunId, RunId], *, principal: str, n
     inputs = {name: ArtifactId(of) for name, of in spec.get("inputs", {}).items() if name not in again}
     code = None if spec.get("code") is None else ArtifactId(spec["code"])
     secrets = tuple(spec.get("secrets", ()))
-    if missing := missing_of(tx, old.project, code=code, inputs=inputs, secrets=secrets, prefix=""):
+    parts = spec.get("input_paths", {})
+    if missing := missing_of(
+        tx, old.project, code=code, inputs=inputs, secrets=secrets, prefix="", parts=parts
+    ):
         raise names_what_is_missing(missing)
     check_room(tx, old.project, 1)
     new = old.born_again(submitted_by=principal, now=now)

@@ -166,10 +166,12 @@ def resume(tx: Tx, schedule_id: ScheduleId, *, who: Who, now: float) -> Schedule
 
 
 def remove(tx: Tx, schedule_id: ScheduleId, *, who: Who, now: float) -> None:
-    """Its runs stay."""
+    """Its runs stay; of the times that it made nothing does."""
     schedule = locked(tx, schedule_id)
     tx.schedules.delete(schedule_id)
     tx.artifacts.forget_uses(RunId(schedule_id))
+    principal, prefix = _name_of_time(schedule)
+    tx.runs.forget_submissions(principal, prefix)
     _note(tx, "schedule.remove", schedule, who, now)
 
 
@@ -195,7 +197,8 @@ def fire(
     first, at = schedule.next_at, _latest(schedule, schedule.next_at, now)
     schedule = _counted(schedule, now)
     # Named by its time: whatever happens, there is one submission for it.
-    ask = Ask(f"schedule:{schedule.name}", f"{schedule.id}-{at:.0f}")
+    principal, prefix = _name_of_time(schedule)
+    ask = Ask(principal, f"{prefix}{at:.0f}")
     try:
         order = order_of(schedule)
     except CorralError as error:
@@ -251,6 +254,11 @@ def _latest(schedule: Schedule, first: float, now: float) -> float:
     return next_period(schedule.every_s, first, now) - schedule.every_s
 
 
+def _name_of_time(schedule: Schedule) -> tuple[str, str]:
+    """Who submits, and how the request ids of its times begin."""
+    return f"schedule:{schedule.name}", f"{schedule.id}-"
+
+
 def _counted(schedule: Schedule, now: float) -> Schedule:
     return schedule._replace(next_at=following(schedule, now), counted_at=now)
 
@@ -285,6 +293,7 @@ def _check_all_there(tx: Tx, order: Order) -> None:
             inputs=run.inputs,
             secrets=run.secrets,
             prefix=f"runs[{index}]." if len(order.runs) > 1 else "",
+            parts=run.parts,
         )
     ]
     if missing:

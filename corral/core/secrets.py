@@ -66,10 +66,6 @@ class Hider:
             known = self._known[project] = (stored, of_project(tx, self._cipher, project))
         return known[1]
 
-    def text(self, tx: Tx, project: str, text: str) -> str:
-        found = self.of(tx, project) if text else None
-        return text if found is None else found.redact_text(text)
-
 
 def hidden(value: Any, values: Secrets) -> Any:
     """The same JSON without secrets, in keys and in texts."""

@@ -57,6 +57,8 @@ class NewRun(NamedTuple):
     after: tuple[After, ...] = ()
     # What code and inputs hold, by `code` and `inputs.NAME`, where the caller says it.
     digests: Mapping[str, str] = MappingProxyType({})
+    # Of inputs that are a part of their artifact: which.
+    parts: Mapping[str, str] = MappingProxyType({})
 
 
 class After(NamedTuple):
@@ -103,6 +105,7 @@ def submit(
             secrets=run.secrets,
             prefix=_prefix(index, runs),
             digests=run.digests,
+            parts=run.parts,
         )
     ]
     group_id = new_group_id() if group is not None or len(runs) > 1 else None
@@ -252,10 +255,12 @@ def missing_of(
     secrets: Sequence[str],
     prefix: str,
     digests: Mapping[str, str] = MappingProxyType({}),
+    parts: Mapping[str, str] = MappingProxyType({}),
 ) -> list[FieldError]:
     """What a run names and is not there: it would fail only once a machine was taken."""
     fields: list[FieldError] = []
     named = {f"{prefix}inputs.{name}": artifact for name, artifact in inputs.items()}
+    wanted = {f"{prefix}inputs.{name}": part for name, part in parts.items()}
     if code is not None:
         named[f"{prefix}code"] = code
     for path, artifact_id in named.items():
@@ -266,6 +271,10 @@ def missing_of(
             fields.append(FieldError(path, f"names {artifact_id}, which is not code but {artifact.kind}"))
         elif digests.get(path.removeprefix(prefix), artifact.digest) != artifact.digest:
             fields.append(FieldError(path, f"names {artifact_id}, which holds something else than it says"))
+        elif (part := wanted.get(path)) is not None and not tx.artifacts.has(artifact_id, part):
+            fields.append(
+                FieldError(path, f"names {part!r} of {artifact_id}, which has no such file or folder")
+            )
     for name in secrets:
         if tx.access.secret(project, name) is None:
             fields.append(

@@ -93,6 +93,8 @@ def drop_old(tx: Tx, *, now: float, limit: int) -> int:
     """Versions that nobody has a right to any more."""
     old = tx.volumes.surplus(keep=KEEP_VERSIONS, before=now - KEEP_S, limit=limit)
     for version in old:
+        # A commit that is based on it ends first, or does not find it.
+        tx.volumes.lock(version.project, version.name)
         tx.artifacts.delete(version.artifact_id)
         tx.volumes.delete_version(version.project, version.name, version.version)
     return len(old)

@@ -13,6 +13,7 @@ from typing import Any
 from corral.client.api import Corral
 from corral.client.discovery import discover
 from corral.client.lock import Lock, resolve
+from corral.client.locks import Locks, Question
 from corral.client.tree import scan
 from corral.client.upload import upload
 from corral.domain.call import INLINE_BYTES
@@ -42,19 +43,22 @@ from corral.wire.tables import Resources, RetryBudgets
 class HttpBackend:
     """Safe to use from several threads."""
 
-    def __init__(self, corral: Corral, project: str) -> None:
+    def __init__(self, corral: Corral, project: str, *, locks: Locks | None = None) -> None:
         self.corral = corral
         self._project = project
         self._found: dict[int, tuple[Member, Target]] = {}
         self._lock = threading.Lock()
         self._local = LocalVolumes()
-        self._locks: dict[tuple[Any, ...], Lock] = {}
+        self._locks: dict[str, Lock] = {}
+        self._lock_of_locks = threading.Lock()
+        self._kept = locks
 
     @classmethod
     def from_settings(cls) -> HttpBackend:
         settings = read_settings()
         address = discover(url=settings.url, token=settings.token, home=settings.home, ca=settings.ca)
-        return cls(Corral(address.url, address.token, tls=address.tls), settings.project)
+        corral = Corral(address.url, address.token, tls=address.tls)
+        return cls(corral, settings.project, locks=Locks(settings.home / "locks"))
 
     def find(self, member: Member) -> Target:
         with self._lock:
@@ -95,7 +99,7 @@ class HttpBackend:
             service=ServiceTable(entry=package.entry, volumes=dict(settings.volumes)),
             code=code,
             code_digest=digest,
-            environment=self._environment(member),
+            environment=self._environment(member, anew=not live),
             resources=Resources.model_validate(settings.resources.table()),
             secrets=list(settings.secrets),
             env=dict(settings.env),
@@ -123,25 +127,35 @@ class HttpBackend:
             made = self.corral.artifacts.commit(project, kind="code", tree=tree)
         return made.id, made.digest
 
-    def _environment(self, member: Member) -> BuiltEnvironment | None:
+    def _resolved(self, question: Question, *, anew: bool) -> Lock:
+        """Once for all functions of a program that ask the same; where it may, from what is remembered."""
+        with self._lock_of_locks:
+            found = self._locks.get(question.digest)
+            if found is None and self._kept is not None and not anew:
+                found = self._kept.find(question)
+            if found is None:
+                found = resolve(
+                    question.requirements,
+                    python=question.python,
+                    env=question.env,
+                    find_links=[question.wheels] if question.wheels else [],
+                    no_index=question.no_index,
+                    folder=Path.cwd(),
+                )
+                if self._kept is not None:
+                    self._kept.keep(question, found)
+            self._locks[question.digest] = found
+            return found
+
+    def _environment(self, member: Member, *, anew: bool) -> BuiltEnvironment | None:
         wanted = member.settings.environment
         if not wanted.python and wanted.version is None:
             return None
         python = wanted.version or f"{sys.version_info.major}.{sys.version_info.minor}"
         folder = wanted.find_links or wanted.wheels
         links = Path(folder).expanduser().absolute() if folder else None
-        asked = (wanted.python, python, links, wanted.wheels is not None)
-        if asked not in self._locks:
-            # Once for all functions of a program that ask for the same.
-            self._locks[asked] = resolve(
-                wanted.python,
-                python=python,
-                env=process_environment(),
-                find_links=[links] if links else [],
-                no_index=wanted.wheels is not None,
-                folder=Path.cwd(),
-            )
-        lock = self._locks[asked]
+        question = Question(wanted.python, python, links, wanted.wheels is not None, process_environment())
+        lock = self._resolved(question, anew=anew)
         return BuiltEnvironment(
             python=lock.python,
             lock=lock.text,

@@ -87,9 +87,11 @@ class Dispatcher:
             self._forget(call_id)
 
     def touched(self, call_id: CallId) -> None:
-        """Something became of it that its instance may not know of."""
+        """Something became of it that its instance may not know of; or it ended, and must not be given."""
         if call_id in self._holder:
             self._touched.add(call_id)
+        else:
+            self._forget(call_id)
 
     def heard(self, pool: Pool, waiting: Waiting) -> bool:
         """A call was queued. False if nobody was waiting for it."""

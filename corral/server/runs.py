@@ -110,6 +110,7 @@ def new_run(spec: RunSpec) -> NewRun:
             for index, one in enumerate(spec.after)
         ),
         digests=_digests(spec),
+        parts=spec.input_paths,
     )
 
 

@@ -85,7 +85,7 @@ class Services:
         self.waiters = Waiters(self.shapes)
         self.known = KnownTokens(lambda: self.clock.now())
         self.hider = Hider(self.cipher)
-        self.ender = Ender(self.policy, self.shares, self.roster, self.hider.text)
+        self.ender = Ender(self.policy, self.shares, self.roster, self.hider.of)
         self.dispatch = Dispatcher(self.clock)
         self.book = Book()
         self.results = Results()

@@ -13,6 +13,7 @@ from pydantic import JsonValue as Json
 
 from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.ids import is_digest, is_id, is_name, is_request_id
+from corral.domain.paths import why_bad
 
 
 class Strict(BaseModel):
@@ -120,6 +121,7 @@ Name = Annotated[
 ]
 RunIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "r"), "a run id"))]
 LeaseIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "l"), "a lease id"))]
+PartText = Annotated[str, AfterValidator(lambda v: _check(v, why_bad(v) is None, "a path in an artifact"))]
 ArtifactIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "a"), "an artifact id"))]
 RequestId = Annotated[
     str, AfterValidator(lambda v: _check(v, is_request_id(v), "a request id (8 to 64 of A-Z a-z 0-9 _ -)"))

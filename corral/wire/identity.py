@@ -19,7 +19,8 @@ from corral.wire.spec import RunSpec
 
 WORK = (
     *("kind", "model", "model_revision", "train", "task", "eval", "sample", "service"),
-    *("argv", "params", "env", "secrets", "seed", "code_digest", "environment", "inputs", "after"),
+    *("argv", "params", "env", "secrets", "seed", "code_digest", "environment", "inputs", "input_paths"),
+    "after",
 )
 POLICY = (
     *("labels", "priority", "preemptible", "resources", "retries", "keep"),

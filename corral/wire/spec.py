@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from corral.domain.capability import Requirements
 from corral.domain.ids import is_name
 from corral.recipes import models
-from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name
+from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name, PartText
 from corral.wire.tables import EnvironmentFile, Input, Keep, Parents, Resources, RetryBudgets, ScheduleTable
 from corral.wire.train import (
     INPUTS,
@@ -360,6 +360,11 @@ class _Resolved(_Common):
     input_digests: dict[Name, DigestText] = Field(
         default={}, max_length=256, description="What each input holds: the digest of its artifact."
     )
+    input_paths: dict[Name, PartText] = Field(
+        default={},
+        max_length=256,
+        description="Of an input that is a part of its artifact: the file or folder.",
+    )
     origins: dict[str, list[DigestText]] = Field(
         default={},
         max_length=2048,
@@ -378,6 +383,13 @@ class _Resolved(_Common):
             raise ValueError(f'has {unused[0]}, but its task is "{self.task}"')
         if self.task == "sample" and self.sample is None:
             raise ValueError('has the task "sample" but nothing to ask')
+        return self
+
+    @model_validator(mode="after")
+    def _parts_are_of_inputs(self) -> Self:
+        inputs = {*self.inputs, *self.input_digests, *(one.input for one in self.after)}
+        if unknown := sorted(set(self.input_paths) - inputs):
+            raise ValueError(f"has a path for the input {unknown[0]}, which it does not have")
         return self
 
     @model_validator(mode="after")

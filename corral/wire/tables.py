@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from corral.domain.capability import Requirements
+from corral.domain.paths import why_bad
 from corral.domain.reasons import Retries
 from corral.wire.base import ArtifactIdText, Duration, Exact, Name, Size
 
@@ -128,21 +129,35 @@ class InputFrom(Exact):
 
     path: str | None = Field(
         None,
-        description="A file or folder on this machine. A file arrives inside a folder called NAME.",
+        description=(
+            "A file or folder on this machine. A file arrives inside a folder called NAME."
+            " Beside `artifact` or `run`: the one file or folder of it that is meant."
+        ),
     )
     artifact: ArtifactIdText | None = Field(None, description="An artifact's id.")
     run: str | None = Field(None, description="A run (id, prefix or `latest`) whose result is meant.")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> InputFrom:
-        if sum(v is not None for v in (self.path, self.artifact, self.run)) != 1:
-            raise ValueError("needs exactly one of path, artifact, run")
+        if self.artifact is not None and self.run is not None:
+            raise ValueError("has both artifact and run; give one of them")
+        if self.path is None and self.artifact is None and self.run is None:
+            raise ValueError("needs one of path, artifact, run")
+        if self.part is not None and (why := why_bad(self.part)) is not None:
+            raise ValueError(f"has a path that no artifact can hold: {why}")
         return self
 
+    @property
+    def local(self) -> str | None:
+        return self.path if self.artifact is None and self.run is None else None
 
-Input = Annotated[
-    str | InputFrom, Field(description="A path of a file or folder, or one of the three below.")
-]
+    @property
+    def part(self) -> str | None:
+        """Of the artifact; None is the whole."""
+        return None if self.path is None or self.local is not None else self.path.rstrip("/")
+
+
+Input = Annotated[str | InputFrom, Field(description="A path of a file or folder, or a table as below.")]
 
 
 class After(Exact):

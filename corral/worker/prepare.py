@@ -15,6 +15,7 @@ from corral.client.unpack import ContentMismatch
 from corral.domain.call import PREPARING
 from corral.domain.capability import ENGINE_PACKAGES
 from corral.domain.errors import CorralError, LeaseLost, NotFound
+from corral.domain.paths import printable
 from corral.domain.reasons import Reason
 from corral.domain.redaction import Secrets
 from corral.wire.leases import Lease
@@ -87,7 +88,8 @@ class Preparation:
         else:
             self._fetch("the code", lease.spec.code, workspace.work)
         for name, artifact_id in lease.spec.inputs.items():
-            self._fetch(f"input {name}", artifact_id, workspace.inputs / name)
+            part = lease.spec.input_paths.get(name)
+            self._fetch(f"input {name}", artifact_id, workspace.inputs / name, part)
         make_read_only(workspace.inputs)
         if self.serving is not None:
             self._mount(self.serving)
@@ -178,11 +180,11 @@ class Preparation:
                 Reason.ENVIRONMENT, f"a volume cannot be brought here: {error.message}"
             ) from error
 
-    def _fetch(self, what: str, artifact_id: str, target: Path) -> None:
+    def _fetch(self, what: str, artifact_id: str, target: Path, part: str | None = None) -> None:
         try:
             keep_trying(
                 self.host.link,
-                lambda corral: self._fetch_once(corral, artifact_id, target),
+                lambda corral: self._fetch_once(corral, artifact_id, target, part),
                 given_up=self.control.given_up,
             )
         except ContentMismatch as error:
@@ -196,12 +198,20 @@ class Preparation:
         except CorralError as error:
             raise CannotStart(Reason.ENVIRONMENT, f"{what} cannot be fetched: {error.message}") from error
 
-    def _fetch_once(self, corral: Corral, artifact_id: str, target: Path) -> None:
+    def _fetch_once(self, corral: Corral, artifact_id: str, target: Path, part: str | None) -> None:
         # Between the tries of a long outage, a run that was told to stop stops.
         if self.control.stopping:
             raise GivenUp
         source = corral.leases.source(self.lease.id, self.lease.epoch)
         tree = self.host.cache.tree(artifact_id, lambda: corral.artifacts.tree(artifact_id, source.params))
+        if part is not None:
+            try:
+                tree = tree.part(part)
+            except KeyError:
+                message = (
+                    f"{printable(target.name)}: the artifact {artifact_id} has no file or folder {part!r}"
+                )
+                raise CannotStart(Reason.BAD_DATA, f"input {message}") from None
         self.host.cache.unpack(tree, source.read, target)
 
     def _python(self) -> Path | None:

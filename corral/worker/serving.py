@@ -253,10 +253,11 @@ class Serving:
 
     def _has_news(self) -> None:
         """Under the lock: there is something to tell. Whoever tells it is woken once."""
+        first, self._news_at = self._news_at is None, self._news_at or time.monotonic()
         if not self._polling and self._may_ask():
+            # The next request for calls takes it along.
             self._asking.notify_all()
-        if self._news_at is None:
-            self._news_at = time.monotonic()
+        elif first:
             self._telling.notify_all()
 
     def _next_up(self) -> list[_Held]:

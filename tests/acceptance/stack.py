@@ -128,9 +128,9 @@ class Stack:
         assert self.server is not None
         _kill(self.server)
 
-    def own_worker(self, *, slots: int) -> Worker:
+    def own_worker(self, *, slots: int, **extra: str) -> Worker:
         """The worker for which the server wrote an identity at its first start."""
-        return self._enlist(Worker(self.home, self.env() | {"CORRAL_WORKER_SLOTS": str(slots)}))
+        return self._enlist(Worker(self.home, self.env() | {"CORRAL_WORKER_SLOTS": str(slots), **extra}))
 
     def other_worker(self, home: Path, name: str, *, slots: int) -> Worker:
         """A worker on another machine, as it were: its own home, token, and the server's address."""

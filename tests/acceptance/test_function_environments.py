@@ -19,6 +19,7 @@ from acceptance.stack import stack as running
 from acceptance.test_environment import write_wheel
 from corral.cli.fn import app as fn_app
 from corral.client.lock import Lock, PackageNotFound, RequirementsConflict
+from corral.client.locks import Locks
 from corral.functions import backend
 from corral.functions.remote import HttpBackend
 from corral.worker.environment import Environments
@@ -35,6 +36,18 @@ NOTING = (
     "sys.addaudithook(hook)\n"
     "runpy.run_module('corral.worker', run_name='__main__')\n"
 )
+
+
+# What this process starts.
+STARTED: list[str] = []
+
+
+def _note(event: str, args: tuple[Any, ...]) -> None:
+    if event == "subprocess.Popen" and "pip" in args[1]:
+        STARTED.append(" ".join(args[1]))
+
+
+sys.addaudithook(_note)
 
 
 class Place:
@@ -88,7 +101,7 @@ def version_of_hay() -> str:
 
 
 def test_two_versions_of_a_package_live_side_by_side_and_a_built_one_costs_nothing(place: Place) -> None:
-    """RF-D41, RF-D43, RF-D44: one environment for each lock, and nothing that nobody asked for.
+    """RF-D39, RF-D41, RF-D43: one environment for each lock, and nothing that nobody asked for.
 
     The folder of wheels is the only source, and holds no cloudpickle: the functions travel by value all the
     same.
@@ -104,6 +117,31 @@ def test_two_versions_of_a_package_live_side_by_side_and_a_built_one_costs_nothi
     assert again.remote()[0] == "1.0"
     assert again.remote()[1] != os.getpid()
     assert place.uv_calls() == built, "another instance of the same lock starts no uv"
+
+
+def test_what_was_resolved_is_remembered_for_the_next_program_and_a_deploy_asks_again(
+    place: Place, tmp_path: Path
+) -> None:
+    """RF-D39: the second program starts no uv either."""
+    clock = [1000.0]
+    locks = Locks(tmp_path / "locks", lambda: clock[0])
+    member = place.app("kept", "hay").function(name="f")(lambda: 1).member
+
+    def resolved(*, live: bool = True) -> tuple[str, int]:
+        """By a program of its own; how many processes it started."""
+        program = HttpBackend(place.stack.client(), "default", locks=locks)
+        before = len(STARTED)
+        environment = program.request(member, "default", live=live).spec.environment
+        assert environment is not None
+        return environment.lock.split(" ")[0].strip(), len(STARTED) - before
+
+    assert resolved() == ("hay==3.0", 1)
+    assert resolved() == ("hay==3.0", 0)
+    assert resolved(live=False) == ("hay==3.0", 1)
+    clock[0] += 86401
+    assert resolved() == ("hay==3.0", 1)
+    write_wheel(place.wheels, "hay", "4.0")
+    assert resolved() == ("hay==4.0", 1), "another folder of wheels is another question"
 
 
 def test_whoever_waits_sees_that_an_environment_is_being_built(place: Place, remote: HttpBackend) -> None:
@@ -142,8 +180,8 @@ def test_a_build_that_fails_on_the_host_fails_the_call_in_uv_s_words(
     place: Place, remote: HttpBackend
 ) -> None:
     fn = place.app("broken", "straw==1.0").function(name="f")(lambda: 1)
-    # Resolved here, and gone before the host builds it.
-    remote.request(fn.member, "default", live=True)
+    # Resolved and deployed, and gone before the host builds it.
+    remote.find(fn.member)
     (place.wheels / "straw-1.0-py3-none-any.whl").unlink()
 
     with pytest.raises(corral.CannotStart, match="straw") as caught:

@@ -167,7 +167,7 @@ def test_an_unfinished_call_is_never_a_result() -> None:
 
 
 def test_cancelling_reaches_code_that_sleeps(stack: Stack) -> None:
-    """RF-D33: a sync function that sleeps hears it, and whoever waits is told at once."""
+    """RF-C24, RF-D33: a sync function that sleeps hears it, and whoever waits is told at once."""
     call = kit.sleeps.spawn(600)
     until(lambda: call.state() == "assigned" or None, "it to begin")
 
@@ -367,3 +367,44 @@ def test_an_instance_that_nobody_calls_gives_its_place_to_what_waits(tmp_path: P
             assert kit.one_more.remote(2) == 3
         finally:
             backend.set_backend(before)
+
+
+def test_a_result_that_is_not_kept_any_more_says_so(stack: Stack) -> None:
+    """RF-D27: retention is the user's to set, and what is over answers as such."""
+    client = stack.client()
+    call = kit.with_global.with_options(keep=0.2).spawn(1)
+    stream = kit.squares.with_options(keep=0.2).spawn(3)
+    for one in (call, stream):
+        until(lambda one=one: client.calls.get(one.id).forgotten, "its time to be over")  # type: ignore[misc]
+
+    with pytest.raises(corral.CallExpired, match="not kept"):
+        corral.Call.from_id(call.id).result()
+    with pytest.raises(corral.CallExpired, match="not kept"):
+        list(kit.squares._read(stream.id))
+    assert client.calls.get(call.id).state == "succeeded"
+
+
+def test_higher_priorities_come_first_and_what_is_over_before_it_began_never_begins(tmp_path: Path) -> None:
+    """RF-C21, RF-D36."""
+    order, gate = tmp_path / "order", tmp_path / "gate"
+
+    def note(name: str, wait: bool = False) -> None:
+        with order.open("a") as file:
+            file.write(f"{name}\n")
+        while wait and not gate.exists():
+            time.sleep(0.01)
+
+    fn = corral.App("order").function(name="note", max_instances=1)(note)
+    calls = [fn.spawn("first", wait=True)]
+    until(lambda: order.exists(), "it to begin")
+    calls += [fn.spawn("low"), fn.with_options(priority=10).spawn("high")]
+    late = fn.with_options(ttl=0.2).spawn("late")
+    fn.with_options(priority=20).spawn("cancelled").cancel()
+
+    until(lambda: late.state() == "expired", "its time to live to be over")
+    with pytest.raises(corral.CallExpired, match="time to live"):
+        late.result()
+    gate.touch()
+    for call in calls:
+        call.result(60)
+    assert order.read_text().split() == ["first", "high", "low"]

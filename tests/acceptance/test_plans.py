@@ -10,6 +10,7 @@ import pytest
 
 from acceptance.stack import Stack, problems, python, result, stack, until, wait_final, wait_line
 from corral.client.runs import RunFilter
+from corral.domain.errors import InvalidInput
 from corral.wire.tables import After, ScheduleTable
 
 
@@ -27,7 +28,7 @@ def test_the_result_of_one_run_is_the_input_of_the_next_whatever_dies(fleet: Sta
         [
             python(
                 "print('made', flush=True)\nwhile not pathlib.Path(env['GO']).exists(): time.sleep(0.05)\n"
-                "(O / 'model.txt').write_text('weights')",
+                "(O / 'out').mkdir(); (O / 'out' / 'model.txt').write_text('weights'); (O / 'log').touch()",
                 env={"GO": str(fleet.home / "go")},
             )
         ]
@@ -35,12 +36,16 @@ def test_the_result_of_one_run_is_the_input_of_the_next_whatever_dies(fleet: Sta
     (second,) = corral.runs.submit(
         [
             python(
-                "made = pathlib.Path(env['CORRAL_INPUT_DIR']) / 'model' / 'model.txt'\n"
-                "(O / 'score.txt').write_text(made.read_text() + ' are good')",
+                "made = pathlib.Path(env['CORRAL_INPUT_DIR']) / 'model'\n"
+                "assert [one.name for one in made.iterdir()] == ['model.txt']\n"
+                "(O / 'score.txt').write_text((made / 'model.txt').read_text() + ' are good')",
                 after=[After(run=first, input="model")],
+                input_paths={"model": "out"},
             )
         ]
     ).ids
+    lacking = python("pass", after=[After(run=first, input="model")], input_paths={"model": "out/none.txt"})
+    (refused,) = corral.runs.submit([lacking]).ids
     (third,) = corral.runs.submit([python("pass", after=[After(run=second)])]).ids
     wait_line(corral, first, "made")
     assert [corral.runs.get(one).state for one in (second, third)] == ["held", "held"]
@@ -55,6 +60,12 @@ def test_the_result_of_one_run_is_the_input_of_the_next_whatever_dies(fleet: Sta
     assert done.spec.inputs == {"model": corral.runs.get(first).artifact_id}
     assert wait_final(corral, third).state == "succeeded"
     assert problems(corral) == []
+    # What the result lacks can only be told at the start; once the result is there, before.
+    failed = wait_final(corral, refused)
+    assert (failed.state, failed.reason) == ("failed", "bad_data")
+    assert "has no file or folder 'out/none.txt'" in str(failed.detail)
+    with pytest.raises(InvalidInput, match=r"`inputs\.model` names 'out/none\.txt' of a-"):
+        corral.runs.requeue(refused)
 
 
 def test_no_more_than_the_limit_run_at_once_also_when_the_server_is_killed(fleet: Stack) -> None:

@@ -16,7 +16,7 @@ PAGE = DOCS / "tutorial" / "functions.md"
 
 @pytest.mark.timeout(PATIENCE_S + 120)
 def test_the_tutorial_of_functions_on_two_enrolled_hosts(tmp_path: Path) -> None:
-    """RF-C10, RF-D68, RF-D71: nothing but Python, no account, no container, and the same on a laptop."""
+    """RF-C10, RF-D64, RF-D68, RF-D71: nothing but Python, no account and no container."""
     todo = [
         step
         for step in steps(PAGE)

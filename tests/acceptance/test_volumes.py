@@ -17,12 +17,14 @@ from acceptance import volumes_for_tests as kit
 from acceptance.stack import Stack
 from acceptance.stack import stack as running
 from corral.cli.volumes import app
+from corral.client.http import Backoff
 from corral.client.tree import Tree
 from corral.client.volume_folder import Folder
 from corral.client.volumes import put
 from corral.domain import errors
 from corral.functions import backend
 from corral.functions.remote import HttpBackend
+from corral.wire.quotas import QuotaRequest
 
 pytestmark = pytest.mark.timeout(170)
 
@@ -43,7 +45,7 @@ def remote(stack: Stack) -> Iterator[HttpBackend]:
 
 
 def test_what_a_function_commits_is_there_for_others_and_for_the_caller(tmp_path: Path) -> None:
-    """RF-C32."""
+    """RF-C32, RF-C37."""
     kit.notes.put(__file__, "seed/test.py")
     version = kit.write.remote("a/one.txt", "one")
 
@@ -108,6 +110,38 @@ def test_a_deployed_function_has_its_volume_too(stack: Stack, remote: HttpBacken
     assert seen.state == "succeeded"
 
 
+def test_hosts_share_a_volume_and_a_worker_that_is_killed_loses_only_what_was_not_committed(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """The second host writes, is killed with a change under way, and the first goes on from what was kept."""
+    shared = corral.Volume("shared")
+    worker = stack.other_worker(tmp_path / "second", "second", slots=4)
+
+    def write(name: str, text: str, commit: bool) -> int:
+        (shared.path / name).write_text(text)
+        return shared.commit() if commit else 0
+
+    def read() -> dict[str, str]:
+        shared.reload()
+        return {path.name: path.read_text() for path in shared.path.iterdir()}
+
+    there = corral.App("there").function(name="w", volumes={"d": shared}, hosts=["second"])(write)
+    anywhere = corral.App("here").function(name="r", volumes={"d": shared}, hosts=[_own_host(stack)])(read)
+
+    assert there.remote("a", "1", True) == 1
+    assert anywhere.remote() == {"a": "1"}
+    assert there.remote("b", "not committed", False) == 0
+    stack.kill_worker(worker)
+    assert anywhere.remote() == {"a": "1"}
+    stack.start_worker(worker)
+    assert there.remote("c", "2", True) == 2
+    assert anywhere.remote() == {"a": "1", "c": "2"}
+
+
+def _own_host(stack: Stack) -> str:
+    return next(host.name for host in stack.client().hosts.page().items if host.name != "second")
+
+
 def test_reload_keeps_what_was_not_committed_and_never_takes_it_for_old(stack: Stack, tmp_path: Path) -> None:
     here, there = (
         Folder(tmp_path / name, stack.client().volumes.remote("default", "pair"))
@@ -140,7 +174,7 @@ def test_reload_keeps_what_was_not_committed_and_never_takes_it_for_old(stack: S
 
 
 def test_writers_who_race_lose_nothing(stack: Stack, tmp_path: Path) -> None:
-    """Each adds a file of its own, again and again, from its own folder; at the end all are there."""
+    """RF-D46: each adds a file of its own, again and again, from its own folder; at the end all are there."""
 
     def work(n: int) -> None:
         folder = Folder(tmp_path / f"w{n}", stack.client().volumes.remote("default", "race"))
@@ -163,8 +197,8 @@ def test_writers_who_race_lose_nothing(stack: Stack, tmp_path: Path) -> None:
 def test_kill_9_in_the_middle_of_a_commit_leaves_the_old_or_the_new_version_whole(
     stack: Stack, tmp_path: Path
 ) -> None:
-    """A writer and then the server are killed at whatever point they are; both files are always of one
-    commit, and all bytes are there."""
+    """RF-D45: a writer and then the server are killed at whatever point they are; both files are always of
+    one commit, and all bytes are there."""
     source = tmp_path / "source"
     source.mkdir()
     code = (
@@ -199,6 +233,9 @@ def test_kill_9_in_the_middle_of_a_commit_leaves_the_old_or_the_new_version_whol
         assert volume.head >= told
         assert newest.artifact_id is not None
         assert corral_.artifacts.verify(newest.artifact_id).problems == []
+    found = list(corral_.fsck())
+    assert [line.problem for line in found if line.problem] == []
+    assert [line.checked for line in found if line.check == "volumes"] == [len(list(corral_.volumes.all()))]
 
 
 def test_the_shell_lists_shows_fills_fetches_and_removes(
@@ -227,6 +264,19 @@ def test_the_shell_lists_shows_fills_fetches_and_removes(
     assert (tmp_path / "old").read_text() == "x"
     assert "removed" in run("rm", "shelf")
     assert "shelf" not in run("ls")
+
+
+def test_a_volume_counts_against_the_quota_of_its_project(stack: Stack, tmp_path: Path) -> None:
+    client = stack.client(backoff=Backoff(tries=1))
+    client.quotas.put("small", QuotaRequest(max_bytes=10))
+    remote = client.volumes.remote("small", "shelf")
+    (tmp_path / "fits").write_text("x" * 10)
+    (tmp_path / "too-much").write_text("y")
+
+    assert put(remote, tmp_path / "fits", "/").version == 1
+    with pytest.raises(errors.ProjectFull):
+        put(remote, tmp_path / "too-much", "/")
+    assert remote.head().version == 1
 
 
 def test_what_is_wrong_is_told_before_anything_is_sent(stack: Stack, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from api.live import Json, Live, Worker, error_of, fresh, named, record
+from corral.client.api import Corral
+from corral.wire.many import Which
 
 
 def group(live: Live, count: int = 3, *, host: str = "nobody", **more: Any) -> tuple[str, list[str]]:
@@ -51,6 +53,16 @@ def test_a_group_is_cancelled_page_by_page_and_each_run_says_who_did_it(live: Li
     last = events(live, ids[0])[-1]
     assert (last["type"], last["actor"], last["data"]["reason"]) == ("cancel", "operator:operator", "enough")
     assert cancel(live, {"group": name}) == {"done": [], "skipped": [], "next": None}
+
+
+def test_who_acts_on_many_hears_how_far_it_is(live: Live) -> None:
+    name, ids = group(live, 201)
+    heard: list[int] = []
+
+    with Corral(live.url, live.operator) as corral:
+        done = corral.runs.cancel_all(Which(group=name), told=heard.append)
+
+    assert (heard, len(done.done)) == ([200], len(ids))
 
 
 @pytest.mark.parametrize("by", ["label", "name", "project", "state"])

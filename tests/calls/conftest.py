@@ -17,6 +17,9 @@ from calls import pier
 from corral.functions import backend
 from corral.functions.remote import HttpBackend
 
+# Two cards as the library for them would tell of, where there are none.
+GPUS = {"PYTHONPATH": str(Path(__file__).parents[1] / "fleet" / "stand_ins"), "STAND_IN_GPUS": "2"}
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -53,7 +56,7 @@ def one_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     # As a program imports it: the instance has it under its own name.
     assert importlib.import_module("calls.pier") is pier
     with running(tmp_path_factory.mktemp("one") / "home", lease_s=3.0) as made:
-        worker = made.own_worker(slots=40)
+        worker = made.own_worker(slots=40, **GPUS)
         deploy(made)
         yield Scene(made, (worker,), False)
 

@@ -1,6 +1,7 @@
 """What holds of calls, live and deployed, on one host and on three.
 
-RF-C15, RF-C38, RF-D09, RF-D66: there is one protocol, and one suite for all of it.
+RF-C03, RF-C15, RF-C35, RF-C38, RF-D09, RF-D66: there is one protocol, and one suite for all of it.
+RF-D69, RF-D71: what is called local is the same server and worker, with timeouts, retries and batches.
 """
 
 from __future__ import annotations

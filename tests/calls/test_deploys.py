@@ -154,7 +154,7 @@ def test_the_same_deployed_twice_is_one_version_with_one_digest(app: Harness) ->
 
 
 def test_every_option_is_stored_and_run_as_it_was_asked(app: Harness) -> None:
-    """RF-C28, RF-D48: asked, stored, running."""
+    """RF-C02, RF-C28, RF-D48: asked, stored, running."""
     options = (
         'retries=corral.Retries(2, on=(OSError,), delay="2s", backoff=3, max_delay="9s"), timeout="123s", '
         'ttl="1h", keep="2d", min_instances=1, max_instances=3, idle="77s", concurrency=2, queue_delay="6s", '

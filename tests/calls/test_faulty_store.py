@@ -116,7 +116,7 @@ def value(n: int) -> bytes:
 
 
 def test_writes_that_fail_for_a_while_lose_nothing(ground: Ground) -> None:
-    """Of arguments, and then of results."""
+    """RF-C32: of arguments, and then of results; both are larger than what travels inline."""
     sent = value(1)
     ground.blobs.failing_writes = 3
     call = pier.give_back.spawn(sent)

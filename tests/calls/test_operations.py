@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -172,8 +173,33 @@ def test_sent_code_is_run_only_for_those_who_may(scene: Scene) -> None:
     assert Http(scene, other)("GET", f"/calls/{mine.id}").status_code == 404
 
 
+def test_a_gpu_is_of_those_that_were_asked_for_and_is_on_record(scene: Scene) -> None:
+    """RF-D52: of two kinds that are named the one that is there; of a kind that is not there none."""
+    app = corral.App("cards")
+    wanted = app.function(name="either", gpu=["A100", "H100"])(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
+    absent = app.function(name="neither", gpu=["A100"])(lambda: None)
+    client = scene.stack.client()
+
+    call = wanted.spawn()
+    shown = call.result(60)
+    (claimed,) = [
+        event
+        for event in client.runs.events(client.calls.get(call.id).run or "").items
+        if event.type == "claim"
+    ]
+    assert claimed.data["gpus"] == [f"{shown}: NVIDIA H100"]
+
+    waiting = absent.spawn()
+    run = until(
+        lambda: next((one for one in client.runs.page().items if one.name == "live.cards.neither"), None),
+        "an instance of it to be wanted",
+    )
+    assert run.state == "queued"
+    assert any("A100" in reason for host in client.runs.why(run.id).hosts for reason in host.reasons)
+    waiting.cancel()
+
+
 def test_the_record_of_a_call_says_where_and_how_long_it_ran(scene: Scene) -> None:
-    """RF-D52 in part: the host, and with its run what the host has."""
     call = pier.makes.spawn(1000)
     call.result(60)
     client = scene.stack.client()

@@ -8,6 +8,7 @@ import pytest
 
 from contract.conftest import Database
 from contract.plans import Plan, let_in, new
+from corral.core.hold import hold, let_go
 from corral.domain.holds import BACKOFF
 from corral.domain.ids import RunId
 from corral.domain.states import FINAL, RunEvent, RunState
@@ -61,6 +62,19 @@ def test_who_is_held_by_somebody_gives_its_place_away(plan: Plan) -> None:
     plan.step(ids[0], RunEvent.HOLD, hold_reason="held by ada")
 
     assert plan.states(ids) == ["held", "queued"]
+
+
+def test_who_is_held_between_two_tries_gives_its_place_away_too(plan: Plan) -> None:
+    ids = plan.submit(*(new() for _ in range(2)), max_running=1)
+    plan.start(ids[0])
+    plan.step(ids[0], RunEvent.REQUEUE)
+    plan.step(ids[0], RunEvent.HOLD, hold_reason=BACKOFF, not_before=plan.clock.wall + 30)
+
+    plan.db.write(lambda tx: hold(tx, ids[0], actor="user:ada", now=plan.now()))
+
+    assert plan.states(ids) == ["held", "queued"]
+    plan.db.write(lambda tx: let_go(tx, ids[0], actor="user:ada", now=plan.now()))
+    assert plan.run(ids[0]).hold_reason == "concurrency"
 
 
 def test_cancelling_one_that_waits_lets_nobody_in(plan: Plan) -> None:

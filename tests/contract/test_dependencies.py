@@ -11,6 +11,7 @@ import pytest
 from contract.conftest import Database
 from contract.plans import Plan, new, parent
 from contract.samples import a_run
+from corral.core.hold import hold, let_go
 from corral.core.holds import MOST_AT_ONCE
 from corral.core.requeue import requeue
 from corral.core.stop import cancel
@@ -214,6 +215,19 @@ def test_a_fan_is_settled_in_pages(plan: Plan) -> None:
     assert plan.states(wide).count("queued") == len(wide)
     assert plan.db.read(lambda tx: tx.runs.unsettled(10)) == []
     assert plan.events(wide[7]) == ["submit", "release"]
+
+
+def test_a_child_that_is_let_go_after_its_parent_failed_ends_and_takes_its_own_along(plan: Plan) -> None:
+    (first,) = plan.submit(new("first"))
+    (second,) = plan.submit(new("second", after=[first]))
+    (third,) = plan.submit(new("third", after=[second]))
+    plan.db.write(lambda tx: hold(tx, second, actor="user:ada", now=plan.now()))
+    plan.fail(first)
+    assert plan.states([second, third]) == ["held", "held"]
+
+    plan.db.write(lambda tx: let_go(tx, second, actor="user:ada", now=plan.now()))
+
+    assert plan.states([second, third]) == ["failed", "failed"]
 
 
 def test_a_long_chain_fails_to_its_end(plan: Plan) -> None:

@@ -102,11 +102,14 @@ class Fleet:
 
     def claim(self, host: Host, leases: int = 1) -> Claimed:
         """As a server that has just started does: with no hints of its own."""
+        return self.db.write(self.claiming(host, leases))
+
+    def claiming(self, host: Host, leases: int = 1) -> Claim:
         self.requests += 1
         ask = ClaimAsk(host.id, "boot", f"claim-{self.requests}", 100, leases, False, None, None)
         lanes = Lanes()
         lanes.reconcile(self.db.read(lambda tx: tx.runs.lanes()))
-        return self.db.write(Claim(lanes, self.shapes, self.shares, Policy(), ask, lambda: NOW))
+        return Claim(lanes, self.shapes, self.shares, Policy(), ask, lambda: NOW)
 
     def cancel(self, run: Run) -> None:
         self.db.write(lambda tx: cancel(tx, run.id, reason="", actor="user:ada", now=NOW, policy=Policy()))
@@ -552,6 +555,7 @@ def test_a_limit_that_is_lowered_holds_at_the_next_claim(fleet: Fleet) -> None:
     fleet.apply(*(spec(n, group="g", max_running=4) for n in range(5)))
     host = fleet.host()
     first = {grant.run.name for grant in fleet.claim(host, leases=2).grants}
+    assert first == {"run-0", "run-1"}, "in the order of the manifest"
     assert sorted(states().values()) == ["held", "queued", "queued", "running", "running"]
 
     lowered = fleet.apply(*(spec(n, group="g", max_running=1) for n in range(5)))
@@ -580,6 +584,25 @@ def test_a_retry_does_not_start_beyond_a_limit_that_was_lowered_meanwhile(fleet:
     lose(grants[1].lease.id)
     assert len(fleet.claim(host, leases=5).grants) == 1
     assert fleet.claim(host, leases=5).grants == ()
+
+
+def test_claims_at_once_never_start_more_than_a_lowered_limit(fleet: Fleet) -> None:
+    """On Postgres these are transactions side by side, as of several servers."""
+    fleet.apply(*(spec(n, group="g", max_running=6) for n in range(6)))
+    group_id = fleet.named("run-0").group_id
+    assert group_id is not None
+    # The limit alone: those that are queued already are left to the claims.
+    fleet.db.write(lambda tx: tx.runs.limit_group(group_id, 2))
+    claims = [fleet.claiming(fleet.host(f"box-{n}"), leases=2) for n in range(4)]
+
+    async def at_once() -> list[Claimed]:
+        return list(await asyncio.gather(*(fleet.db.store.write(claim) for claim in claims)))
+
+    granted = [grant.run.id for claimed in fleet.db.do(at_once()) for grant in claimed.grants]
+
+    assert len(granted) == 2
+    known = fleet.db.read(lambda tx: tx.runs.of_manifest("default", "fleet"))
+    assert sum(run.state is RunState.RUNNING for run in known.values()) == 2
 
 
 def test_runs_that_are_moved_into_a_limited_group_wait_for_its_places(fleet: Fleet) -> None:

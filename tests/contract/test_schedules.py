@@ -338,9 +338,13 @@ def test_what_a_schedule_reads_is_free_once_it_is_replaced_or_removed(clock: Clo
     clock.db.write(lambda tx: remove(tx, done.ids[0], actor="user:ada", origin="", now=now))
     assert unused() == {code.id}
 
+    name = f"{nightly}-{NOON + 15 * 3600:.0f}"
+    assert clock.db.read(lambda tx: tx.runs.submission("schedule:nightly", name)) is not None
+
     clock.db.write(lambda tx: schedules.remove(tx, nightly, who=WHO, now=now))
 
     assert unused() == {code.id, other.id}
+    assert clock.db.read(lambda tx: tx.runs.submission("schedule:nightly", name)) is None
     assert clock.db.read(lambda tx: tx.artifacts.is_used(other.id, but=RunId(""))) is False
 
 
@@ -423,6 +427,15 @@ def test_a_group_is_made_with_its_limit(clock: Clockwork) -> None:
 
     assert sorted(str(run.state) for run in clock.runs()) == ["held", "held", "queued"]
     assert {run.schedule_id for run in clock.runs()} == {nightly}
+    while found := clock.runs():
+        # Nothing is left of it once its runs are removed.
+        assert len(clock.db.read(lambda tx: tx.runs.page_groups(None, after=None, limit=10))) == 1
+        for run in found:
+            if run.state == "queued":
+                clock.plan.finish(run.id)
+        ended = next(run.id for run in clock.runs() if run.state in FINAL)
+        clock.db.write(lambda tx, ended=ended: remove(tx, ended, actor="user:ada", origin="", now=now))  # type: ignore[misc]
+    assert clock.db.read(lambda tx: tx.runs.page_groups(None, after=None, limit=10)) == []
 
 
 def test_a_removed_schedule_leaves_its_runs_and_is_in_the_audit(clock: Clockwork) -> None:

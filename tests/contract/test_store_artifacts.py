@@ -66,6 +66,19 @@ def test_what_neither_manifest_nor_pin_names_is_condemned(db: Database) -> None:
     assert not db.read(lambda tx: tx.blobs.is_condemned(named.digest))
 
 
+def test_an_artifact_has_files_and_folders(db: Database) -> None:
+    made = an_artifact()
+    paths = ("a.txt", "out/b", "out/deep/c", "output", "o\u00fct/d")
+    files = [ArtifactFile(path, digest_of(path), 1, 0o644) for path in paths]
+    db.write(lambda tx: tx.artifacts.insert(made, files))
+
+    def has(path: str) -> bool:
+        return db.read(lambda tx: tx.artifacts.has(made.id, path))
+
+    assert all(map(has, [*paths, "out", "out/deep", "o\u00fct"]))
+    assert not any(map(has, ["a", "ou", "out/dee", "outp", "out0", "b", "deep", "output/x", "%"]))
+
+
 def test_a_manifest_of_another_project_keeps_nothing(db: Database) -> None:
     blob = a_blob("x")
     put(db, blob)

@@ -7,8 +7,10 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
+from corral.domain.ids import RunId
 from model.base import Base
 from model.model import AGAIN_S, Host, Run
+from model.tables import LEASED
 
 pick = st.integers(0, 60)
 
@@ -22,6 +24,20 @@ def capability(host: Host) -> dict[str, Any]:
         "gpus": [{"index": i, "name": "H100"} for i in range(host.gpus)],
         "labels": list(host.labels),
     }
+
+
+def _as_places_allow(runs: list[Run]) -> list[Run]:
+    """Of a group only as many as it has places for, by rank."""
+    taken: dict[str, int] = {}
+    found = []
+    for run in sorted(runs, key=lambda run: (-run.priority, run.age)):
+        if run.group is not None:
+            running = sum(other.state in LEASED for other in run.group.runs)
+            taken[run.group.id] = taken.get(run.group.id, running) + 1
+            if taken[run.group.id] > run.group.most:
+                continue
+        found.append(run)
+    return found
 
 
 class ClaimRules(Base):
@@ -97,6 +113,21 @@ class ClaimRules(Base):
         # A second answer lists them by their random ids; the model's order must not depend on those.
         for shown in sorted(answer["leases"], key=lambda x: self.model.runs[x["run_id"]].age):
             self._granted(host, request_id, shown)
+        self._made_to_wait()
+
+    def _made_to_wait(self) -> None:
+        """A claim that comes by a run whose group is full makes it wait; which ones is its own affair."""
+        full = [
+            run
+            for run in self.model.runs.values()
+            if run.state == "queued" and run.group is not None and run.group.is_full
+        ]
+        for run in full:
+            row = self.world.read(lambda tx, run=run: tx.runs.get(RunId(run.id)))  # type: ignore[misc]
+            assert row is not None
+            if row.state == "held":
+                assert row.hold_reason == "concurrency"
+                run.wait_for_place()
 
     def _check_choice(self, host: Host, most: int, ready: set[str], taken: list[str]) -> None:
         """Promise 5: nothing that fits waits, and by priority, then by age within a project (FL-D03).
@@ -105,7 +136,7 @@ class ClaimRules(Base):
         """
         could = self.model.takeable(host, self.now)
         back = {run_id for run_id, at in host.gave_back.items() if 0 <= self.now - at < AGAIN_S}
-        must = [run for run in could if run.id in ready and run.id not in back]
+        must = _as_places_allow([run for run in could if run.id in ready and run.id not in back])
         # Fewer than none: a lease that ran out may come back after its slot was given away.
         free = max(0, host.room - len(self.model.live(host=host)))
         assert len(taken) >= min(most, free, len(must)), "an eligible host with a free slot was not used"
@@ -124,6 +155,7 @@ class ClaimRules(Base):
 
     def _granted(self, host: Host, request_id: str, shown: dict[str, Any]) -> None:
         run = self.model.runs[shown["run_id"]]
+        assert run.group is None or not run.group.is_full, "more run than the group may have"
         before = run.epoch
         lease = self.model.claim(run, shown["id"], host, request_id, self.now)
         assert shown["epoch"] == lease.epoch == before + 1

@@ -79,6 +79,38 @@ class Host:
 
 
 @dataclass
+class Group:
+    """At most so many of its runs are queued, with a host or between two tries; the others wait in order."""
+
+    most: int
+    id: str = ""
+    runs: list[Run] = field(default_factory=list)
+
+    def placed(self) -> int:
+        return sum(run.has_place for run in self.runs)
+
+    @property
+    def is_full(self) -> bool:
+        return sum(run.state in LEASED for run in self.runs) >= self.most
+
+    def let_in(self) -> None:
+        waiting = [run for run in self.runs if run.state == "held" and run.held_for == "group"]
+        room = max(0, self.most - self.placed())
+        for index, run in enumerate(sorted(waiting, key=lambda run: run.age)[:room]):
+            run.look()
+            run.ready_at += index * 1e-6
+
+    def limit(self, most: int) -> None:
+        """What runs goes on; of those that are queued the youngest wait again."""
+        self.most = most
+        queued = sorted((run for run in self.runs if run.state == "queued"), key=lambda run: run.age)
+        over = max(0, self.placed() - most)
+        for run in queued[max(0, len(queued) - over) :]:
+            run.wait_for_place()
+        self.let_in()
+
+
+@dataclass
 class Run:
     id: str
     project: str
@@ -105,8 +137,9 @@ class Run:
     # The runs that it comes after, each with what becomes of it if that one does not succeed.
     parents: list[tuple[Run, str]] = field(default_factory=list)
     children: list[Run] = field(default_factory=list)
-    # "parents", "somebody", or None where only time holds it.
+    # "parents", "somebody", "group", or None where only time holds it.
     held_for: str | None = None
+    group: Group | None = field(default=None, repr=False)
     waits: tuple[str, int] | None = None
     clock: Callable[[], float] = field(default=lambda: 0.0, repr=False)
 
@@ -128,13 +161,17 @@ class Run:
         """A parent ended, or somebody let it go: end with them, go on waiting, or be queued (FL-D06)."""
         for parent, on_failure in self.parents:
             if parent.state in ("failed", "cancelled") and on_failure != "run":
-                self.move("fail" if on_failure == "fail" else "cancel")
+                self._step("fail" if on_failure == "fail" else "cancel")
                 return
         waits = self._waits()
-        if waits is None:
+        if waits is None and self.group is not None and self.group.placed() >= self.group.most:
+            if self.held_for != "group":
+                self.history.append(("hold", "held"))
+            self.held_for = "group"
+        elif waits is None:
             self.ready_at = self.clock()
             self.held_for = None
-            self.move("release")
+            self._step("release")
         elif waits != self.waits or self.held_for != "parents":
             self.history.append(("hold", "held"))
         self.waits = waits
@@ -143,6 +180,7 @@ class Run:
 
     def hold(self) -> bool:
         """By somebody; False if it is too late."""
+        had = self.has_place
         if self.state == "queued":
             self.move("hold")
         elif self.state != "held":
@@ -150,19 +188,50 @@ class Run:
         elif self.held_for != "somebody":
             self.history.append(("hold", "held"))
         self.held_for, self.not_before, self.waits = "somebody", None, None
+        if had and self.group is not None:
+            self.group.let_in()
         return True
+
+    @property
+    def has_place(self) -> bool:
+        """A retry keeps its place, also between two tries."""
+        return self.state not in FINAL and (self.state != "held" or self.held_for is None)
+
+    def wait_for_place(self) -> None:
+        self.move("hold")
+        self.held_for = "group"
+
+    def joins(self, group: Group) -> None:
+        """As it is born."""
+        if group.placed() >= group.most:
+            self.state, self.held_for = "held", "group"
+            self.history = [("submit", "held")]
+        self.group = group
+        group.runs.append(self)
 
     @property
     def age(self) -> tuple[float, str]:
         return (self.ready_at, self.id)
 
     def move(self, event: str) -> None:
-        self.state = RUN[self.state][event]
-        self.history.append((event, self.state))
+        self._step(event)
         if self.state in FINAL:
-            for child in self.children:
+            self.settle_children()
+            if self.group is not None:
+                self.group.let_in()
+
+    def settle_children(self) -> None:
+        """Children, then theirs where they ended with it; of one parent by their ids."""
+        todo = [self]
+        for ended in todo:
+            for child in sorted(ended.children, key=lambda run: run.id):
                 if child.state == "held" and child.held_for == "parents":
                     child.look()
+                    todo += [child] if child.state in FINAL else []
+
+    def _step(self, event: str) -> None:
+        self.state = RUN[self.state][event]
+        self.history.append((event, self.state))
 
     def note(self, kind: str) -> None:
         self.history.append((kind, None))
@@ -240,6 +309,7 @@ class Model:
     def __init__(self) -> None:
         self.hosts: list[Host] = []
         self.runs: dict[str, Run] = {}
+        self.groups: list[Group] = []
         self.leases: dict[str, Lease] = {}
         self.window = Window()
 
@@ -263,6 +333,7 @@ class Model:
             if run.state == "queued"
             and host.fits(run.shape)
             and host.admits(run.project)
+            and (run.group is None or not run.group.is_full)
             and (run.shape != "gpu" or free > 0)
             and (run.shape != "cuda" or free > 0 or not self.first_refusal(run, now))
         ]

@@ -7,9 +7,12 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from corral.core.holds import hold_over_limit, let_in
+from corral.domain.ids import GroupId
+from corral.ports.store import Tx
 from model import sweeping
 from model.base import PROJECTS, Base
-from model.model import Run
+from model.model import Group, Run
 from model.tables import FINAL, LEASED
 
 MOST_RUNS = 9
@@ -75,6 +78,43 @@ class UserRules(Base):
         other = {**body, "runs": [render(project, {**spec, "priority": 7})] * count}
         assert self.call("POST", "runs", other, status=409).code == "conflict"
 
+    @precondition(_room)
+    @rule(
+        project=st.sampled_from(PROJECTS),
+        spec=specs,
+        count=st.integers(2, 4),
+        most=st.sampled_from([1, 1, 2]),
+    )
+    def submit_into_a_limited_group(self, project: str, spec: dict[str, Any], count: int, most: int) -> None:
+        """No more of them have a place than the group allows; the others come in order."""
+        runs = [render(project, spec)] * count
+        body = {"request_id": self.new_request(), "runs": runs, "max_running": most}
+        answer = self.call("POST", "runs", body, status=201).body
+        group = Group(most, answer["group_id"])
+        self.model.groups.append(group)
+        for index, run_id in enumerate(answer["ids"]):
+            self._born(run_id, project, spec)
+            run = self.model.runs[run_id]
+            run.ready_at += index * 1e-6
+            run.joins(group)
+        self._no_two_of_an_age()
+        assert self.call("POST", "runs", body, status=201).body == answer
+
+    @precondition(lambda self: self.model.groups)
+    @rule(which=pick, most=st.integers(1, 3))
+    def change_the_limit_of_a_group(self, which: int, most: int) -> None:
+        """As a manifest does; it holds at the next claim."""
+        group = self.model.groups[which % len(self.model.groups)]
+
+        def unit(tx: Tx) -> None:
+            tx.runs.limit_group(GroupId(group.id), most)
+            hold_over_limit(tx, GroupId(group.id), actor="operator:operator", now=self.now)
+            let_in(tx, GroupId(group.id), now=self.now, unlimited=True)
+
+        self.world.write(unit)
+        group.limit(most)
+        self._no_two_of_an_age()
+
     @precondition(lambda self: self._room() and self.model.runs)
     @rule(
         spec=specs,
@@ -113,7 +153,7 @@ class UserRules(Base):
         """What somebody held, or waits between two tries; what waits for parents is refused."""
         found = [run for run in self._by_age() if run.state == "held"] or self._by_age()
         run = found[which % len(found)]
-        may = run.state == "held" and run.held_for != "parents"
+        may = run.state == "held" and run.held_for not in ("parents", "group")
         deaths = self.world.deaths
         reply = self.world.call("POST", f"runs/{run.id}/release")
         self.note_deaths()
@@ -125,6 +165,8 @@ class UserRules(Base):
             sweeping.release(run)
         else:
             run.look()
+            if run.state in FINAL:
+                run.settle_children()
 
     def _born(self, run_id: str, project: str, spec: dict[str, Any]) -> None:
         self.model.runs[run_id] = Run(
@@ -201,8 +243,11 @@ class UserRules(Base):
             generation=old.generation + 1,
             clock=lambda: self.now,
         )
+        new = self.model.runs[new_id]
         if old.parents:
-            self.model.runs[new_id].comes_after(old.parents)
+            new.comes_after(old.parents)
+        if old.group is not None:
+            new.joins(old.group)
         self._no_two_of_an_age()
         assert self.call("POST", f"runs/{old.id}/requeue", body, status=201).body == answer
         assert self.call("GET", f"runs/{new_id}").body["generation"] == old.generation + 1

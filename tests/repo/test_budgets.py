@@ -1,4 +1,4 @@
-"""How long things may be: a hard stop, far above what is meant to be usual."""
+"""How long things may be: a hard stop, far above what is meant to be usual. RF-D67."""
 
 from __future__ import annotations
 

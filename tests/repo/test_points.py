@@ -7,9 +7,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "points.md"
-LAST = {"MT-C": 57, "MT-D": 54, "EN-C": 31, "EN-D": 21, "FL-C": 30, "FL-D": 48}
+LAST = {
+    "MT-C": 57,
+    "MT-D": 54,
+    "EN-C": 31,
+    "EN-D": 21,
+    "FL-C": 30,
+    "FL-D": 48,
+    "RF-C": 40,
+    "RF-D": 71,
+}
 IDS = [f"{kind}{number:02d}" for kind, last in LAST.items() for number in range(1, last + 1)]
-_ROW = re.compile(r"^\| ((?:MT|EN|FL)-[CD]\d\d) \| (.*) \| (.*) \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| ((?:MT|EN|FL|RF)-[CD]\d\d) \| (.*) \| (.*) \|$", re.MULTILINE)
 _TEST = re.compile(r"`(tests/[a-z_/0-9]+\.py)(?:::(test_[A-Za-z0-9_]+))?`")
 _REASON = re.compile(r"(Does not apply|No test|Not supported|Later, [a-zA-Z ]+): \S.+")
 

@@ -101,6 +101,7 @@ def test_a_run_is_the_same_after_it_was_stored_sent_and_read(table: dict[str, An
         ({"argv": ["train", "--slow"]}, {}),
         ({"env": {"A": "2"}}, {"env": {"A": "1"}}),
         ({"secrets": ["KEY"]}, {}),
+        ({"input_paths": {"data": "a"}}, {"input_digests": {"data": "a" * 64}}),
     ],
 )
 def test_changed_code_data_environment_seed_or_params_is_another_run(

@@ -212,3 +212,20 @@ def test_a_group_that_is_too_large_is_refused_before_it_is_made() -> None:
 
 def test_a_sweep_without_values_is_refused() -> None:
     assert "has no values for lr" in refused(MINIMAL + "[sweep]\nlr = []").message
+
+
+def test_an_input_is_a_part_of_an_artifact_or_of_a_result() -> None:
+    text = MINIMAL + '[inputs]\na = { run = "latest", path = "out/" }\nb = { path = "out" }\n'
+    found = parse(text, what="run.toml").inputs
+
+    assert [(one.local, one.part) for one in found.values() if not isinstance(one, str)] == [
+        (None, "out"),
+        ("out", None),
+    ]
+    for given, word in (
+        ('{ run = "latest", artifact = "a-bcdfghjkmnpq" }', "both artifact and run"),
+        ('{ run = "latest", path = "../x" }', "leads out of its folder"),
+        ('{ artifact = "a-bcdfghjkmnpq", path = "/etc" }', "absolute path"),
+        ("{}", "needs one of path, artifact, run"),
+    ):
+        assert word in str(refused(MINIMAL + f"[inputs]\ndata = {given}"))

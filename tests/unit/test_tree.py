@@ -360,3 +360,18 @@ def test_ten_thousand_files_are_listed_whole_and_reported(tmp_path: Path) -> Non
     assert len({entry.digest for entry in tree.files}) == 100
     assert reports[-1] == (10_000, tree.total_bytes)
     assert reports == sorted(reports)
+
+
+def test_a_part_of_a_tree_is_a_folders_files_or_one_file() -> None:
+    paths = ("a", "out/b.txt", "out/deep/c", "output/d")
+    tree = Tree.of(FileEntry(path, 1, 0o644, path) for path in paths)
+
+    assert [(file.path, file.digest) for file in tree.part("out").files] == [
+        ("b.txt", "out/b.txt"),
+        ("deep/c", "out/deep/c"),
+    ]
+    assert [file.path for file in tree.part("out/deep/c").files] == ["c"]
+    assert [file.path for file in tree.part("a").files] == ["a"]
+    for lacking in ("ou", "out/deep/", "b.txt", "a/x"):
+        with pytest.raises(KeyError):
+            tree.part(lacking)

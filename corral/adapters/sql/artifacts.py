@@ -33,6 +33,11 @@ class SqlArtifacts:
         params = {"artifact_id": artifact_id, "after": after, "limit": limit}
         return [ARTIFACT_FILE.read(row) for row in self._db.all("artifact_files", params)]
 
+    def has(self, artifact_id: ArtifactId, path: str) -> bool:
+        # What lies in the folder sorts between the slash and the character after it.
+        params = {"artifact_id": artifact_id, "path": path, "low": f"{path}/", "high": f"{path}0"}
+        return self._db.one("artifact_has", params) is not None
+
     def of_run(self, run_id: RunId) -> list[Artifact]:
         return [ARTIFACT.read(row) for row in self._db.all("artifact_of_run", {"run_id": run_id})]
 

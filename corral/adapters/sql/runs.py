@@ -230,6 +230,14 @@ class SqlRuns:
         row = self._db.one("submission_get", {"principal": principal, "request_id": request_id})
         return None if row is None else SUBMISSION.read(row)
 
+    def forget_submissions(self, principal: str, prefix: str) -> None:
+        # Request ids are ASCII, so everything that begins with the prefix sorts below it with a tilde.
+        params = {"principal": principal, "low": prefix, "high": prefix + "~"}
+        self._db.tell("submission_forget", params)
+
+    def delete_empty_group(self, group_id: GroupId) -> None:
+        self._db.tell("group_delete_empty", {"id": group_id})
+
     def insert_group(self, group: Group) -> None:
         self._db.put("group_insert", GROUP, group)
 

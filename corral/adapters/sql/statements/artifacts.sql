@@ -25,6 +25,11 @@ ORDER BY created_at, id LIMIT 1;
 SELECT <artifact_file> FROM artifact_files WHERE artifact_id = :artifact_id AND path > :after
 ORDER BY path LIMIT :limit;
 
+-- name: artifact_has
+SELECT 1 FROM artifact_files WHERE artifact_id = :artifact_id AND path = :path
+UNION ALL SELECT 1 FROM artifact_files WHERE artifact_id = :artifact_id AND path > :low AND path < :high
+LIMIT 1;
+
 -- name: artifact_of_run
 SELECT <artifact> FROM artifacts WHERE run_id = :run_id ORDER BY created_at, id;
 

@@ -165,6 +165,9 @@ INSERT INTO submissions (<submission>) VALUES (<:submission>) ON CONFLICT DO NOT
 -- name: submission_get
 SELECT <submission> FROM submissions WHERE principal = :principal AND request_id = :request_id;
 
+-- name: submission_forget
+DELETE FROM submissions WHERE principal = :principal AND request_id >= :low AND request_id < :high;
+
 -- name: group_insert
 INSERT INTO groups (<group>) VALUES (<:group>);
 
@@ -177,6 +180,11 @@ SELECT <group> FROM groups WHERE id = :id;
 -- name: group_find
 SELECT id FROM groups WHERE (id = :text OR name = :text) /*if project AND project = :project */
 ORDER BY id LIMIT :limit;
+
+-- name: group_delete_empty
+DELETE FROM groups WHERE id = :id AND NOT EXISTS (
+    SELECT 1 FROM runs WHERE group_id = :id AND group_id IS NOT NULL
+);
 
 -- name: group_page
 SELECT <group> FROM groups
