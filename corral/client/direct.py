@@ -11,6 +11,7 @@ import select
 import socket
 import ssl
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,6 +20,8 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 MOST_IDLE = 16
+# The server keeps them open for longer: one must not be closed while we begin to use it.
+IDLE_S = 60.0
 
 
 class NoConnection(Exception):
@@ -44,7 +47,8 @@ class Direct:
         self._connect_s = connect_s
         self._tls = tls if parts.scheme == "https" else None
         self._lock = threading.Lock()
-        self._idle: deque[http.client.HTTPConnection] = deque(maxlen=MOST_IDLE)
+        # Each with the moment of its last use.
+        self._idle: deque[tuple[http.client.HTTPConnection, float]] = deque()
         self._open: set[http.client.HTTPConnection] = set()
 
     def post(self, path: str, body: bytes, *, timeout_s: float) -> Answered:
@@ -59,11 +63,11 @@ class Direct:
         except BaseException:
             self._dropped(connection)
             raise
-        if response.will_close:
+        if response.will_close or len(self._idle) >= MOST_IDLE:
             self._dropped(connection)
         else:
             with self._lock:
-                self._idle.append(connection)
+                self._idle.append((connection, time.monotonic()))
         return answered
 
     def hang_up(self) -> None:
@@ -84,10 +88,10 @@ class Direct:
     def _taken(self, timeout_s: float) -> http.client.HTTPConnection:
         while True:
             with self._lock:
-                connection = self._idle.pop() if self._idle else None
+                connection, used_at = self._idle.pop() if self._idle else (None, 0.0)
             if connection is None:
                 connection = self._made()
-            elif _is_over(connection):
+            elif time.monotonic() - used_at > IDLE_S or _is_over(connection):
                 self._dropped(connection)
                 continue
             connection.sock.settimeout(timeout_s)

@@ -21,6 +21,7 @@ TAIL_BYTES = 64 << 10
 READ_BYTES = 256 << 10
 # An unfinished line is shown after this long: a prompt or a progress bar has no newline.
 PARTIAL_AFTER_S = 0.2
+GATHER_S = 0.005
 IDLE_S = 1.0
 _DETAIL_LINES = 20
 _DETAIL_BYTES = 8 << 10
@@ -145,6 +146,8 @@ class Pump:
         self._recorder = recorder
         self._quota_bytes = quota_bytes
         self._left = quota_bytes
+        # An instance marks where each call begins and ends: many a moment, and none of them urgent.
+        self._gather_s = 0.0 if mark is None else GATHER_S
         self._abandoned = threading.Event()
         self._errors_tail = b""
         self._thread = threading.Thread(target=self._run, name="corral-pump", daemon=True)
@@ -168,7 +171,10 @@ class Pump:
             for fd, source in self._sources.items():
                 selector.register(fd, selectors.EVENT_READ, source)
             while selector.get_map() and not self._abandoned.is_set():
-                for key, _ in selector.select(self._pause_s()):
+                found = selector.select(self._pause_s())
+                if found and self._gather_s:
+                    time.sleep(self._gather_s)
+                for key, _ in found:
                     chunk = os.read(key.fd, READ_BYTES)
                     if chunk:
                         self._sort(key.data, key.data.redactor.feed(chunk))

@@ -17,12 +17,14 @@ from acceptance import volumes_for_tests as kit
 from acceptance.stack import Stack
 from acceptance.stack import stack as running
 from corral.cli.volumes import app
+from corral.client.http import Backoff
 from corral.client.tree import Tree
 from corral.client.volume_folder import Folder
 from corral.client.volumes import put
 from corral.domain import errors
 from corral.functions import backend
 from corral.functions.remote import HttpBackend
+from corral.wire.quotas import QuotaRequest
 
 pytestmark = pytest.mark.timeout(170)
 
@@ -106,6 +108,38 @@ def test_a_deployed_function_has_its_volume_too(stack: Stack, remote: HttpBacken
     (seen,) = remote.make(replace(target, endpoint=view.name, version=0), [ask], 30)
 
     assert seen.state == "succeeded"
+
+
+def test_hosts_share_a_volume_and_a_worker_that_is_killed_loses_only_what_was_not_committed(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """The second host writes, is killed with a change under way, and the first goes on from what was kept."""
+    shared = corral.Volume("shared")
+    worker = stack.other_worker(tmp_path / "second", "second", slots=4)
+
+    def write(name: str, text: str, commit: bool) -> int:
+        (shared.path / name).write_text(text)
+        return shared.commit() if commit else 0
+
+    def read() -> dict[str, str]:
+        shared.reload()
+        return {path.name: path.read_text() for path in shared.path.iterdir()}
+
+    there = corral.App("there").function(name="w", volumes={"d": shared}, hosts=["second"])(write)
+    anywhere = corral.App("here").function(name="r", volumes={"d": shared}, hosts=[_own_host(stack)])(read)
+
+    assert there.remote("a", "1", True) == 1
+    assert anywhere.remote() == {"a": "1"}
+    assert there.remote("b", "not committed", False) == 0
+    stack.kill_worker(worker)
+    assert anywhere.remote() == {"a": "1"}
+    stack.start_worker(worker)
+    assert there.remote("c", "2", True) == 2
+    assert anywhere.remote() == {"a": "1", "c": "2"}
+
+
+def _own_host(stack: Stack) -> str:
+    return next(host.name for host in stack.client().hosts.page().items if host.name != "second")
 
 
 def test_reload_keeps_what_was_not_committed_and_never_takes_it_for_old(stack: Stack, tmp_path: Path) -> None:
@@ -230,6 +264,19 @@ def test_the_shell_lists_shows_fills_fetches_and_removes(
     assert (tmp_path / "old").read_text() == "x"
     assert "removed" in run("rm", "shelf")
     assert "shelf" not in run("ls")
+
+
+def test_a_volume_counts_against_the_quota_of_its_project(stack: Stack, tmp_path: Path) -> None:
+    client = stack.client(backoff=Backoff(tries=1))
+    client.quotas.put("small", QuotaRequest(max_bytes=10))
+    remote = client.volumes.remote("small", "shelf")
+    (tmp_path / "fits").write_text("x" * 10)
+    (tmp_path / "too-much").write_text("y")
+
+    assert put(remote, tmp_path / "fits", "/").version == 1
+    with pytest.raises(errors.ProjectFull):
+        put(remote, tmp_path / "too-much", "/")
+    assert remote.head().version == 1
 
 
 def test_what_is_wrong_is_told_before_anything_is_sent(stack: Stack, tmp_path: Path) -> None:

@@ -83,7 +83,8 @@ class SqlCalls:
     def page(self, where: CallFilter, *, after: tuple[float, CallId] | None, limit: int) -> list[Call]:
         at, last = after or (float("inf"), CallId(""))
         given = {name: value for name, value in vars(where).items() if value is not None}
-        rows = self._db.all("call_page", {"at": at, "last": last, "limit": limit, **given})
+        statement = "call_dead" if given.pop("dead", False) else "call_page"
+        rows = self._db.all(statement, {"at": at, "last": last, "limit": limit, **given})
         return [CALL.read(row)._replace(args=None, result=None) for row in rows]
 
     def due(self, now: float, limit: int) -> list[CallId]:

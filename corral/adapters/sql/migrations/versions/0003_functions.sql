@@ -94,6 +94,7 @@ CREATE UNIQUE INDEX calls_key ON calls (endpoint_id, key) WHERE key IS NOT NULL;
 CREATE INDEX calls_created ON calls (created_at, id);
 CREATE INDEX calls_expiry ON calls (expires_at) WHERE state = 'queued' AND expires_at IS NOT NULL;
 CREATE INDEX calls_forget ON calls (forget_at) WHERE forget_at IS NOT NULL;
+CREATE INDEX calls_dead ON calls (created_at, id) WHERE state IN ('failed', 'expired');
 
 -- What a generator has given so far.
 CREATE TABLE call_chunks (
