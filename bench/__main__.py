@@ -6,7 +6,8 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -47,6 +48,12 @@ SCRIPTS: Mapping[str, Callable[[Options], Result]] = {
 }
 SETTLE_S = 20.0
 QUIET = 0.2
+# Twice as long as the longest takes on a quiet machine, and more.
+LIMIT_S = 3600
+
+
+class TookTooLong(Exception):
+    """A bench was ended because of its time."""
 
 
 def main() -> int:
@@ -57,9 +64,16 @@ def main() -> int:
     machine = look()
     print("\n".join(machine.lines()) + "\n", flush=True)
     results: list[Result] = []
+    failed = False
     for name in names:
         others = 0.0 if options.quick else _settle()
-        results.append(SCRIPTS[name](options))
+        try:
+            with _limited(name):
+                results.append(SCRIPTS[name](options))
+        except TookTooLong as error:
+            print(f"{error}; nothing of it is kept\n", file=sys.stderr, flush=True)
+            failed = True
+            continue
         if others > QUIET:
             results[-1].notes.append(
                 f"the machine was not quiet: others used {others:.1f} cores as this began"
@@ -69,7 +83,23 @@ def main() -> int:
             write(results[-1], machine, arguments.out)
     if arguments.out is not None and len(results) == len(SCRIPTS):
         write_summary(results, machine, arguments.out)
-    return 0
+    return int(failed)
+
+
+@contextmanager
+def _limited(name: str) -> Iterator[None]:
+    """No bench goes on for ever: an exception, so that every `finally` ends what it started."""
+
+    def over(*_: object) -> None:
+        raise TookTooLong(f"the bench {name} did not end within {LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _parse() -> argparse.Namespace:

@@ -96,7 +96,7 @@ async def _idle(
         began = time.perf_counter()
         (run_id,) = (await user.call("/v1/runs", submission(1)))["ids"]
         while run_id not in seen.granted_at:
-            await asyncio.wait_for(seen.arrived.wait(), 10)
+            await asyncio.wait_for(seen.arrived.wait(), 60)
             seen.arrived.clear()
         starts_ms.append((seen.granted_at[run_id] - began) * 1000)
     seen.stopping = True

@@ -28,8 +28,14 @@ METHOD = (
 )
 
 
+WHOLE = Workload(10_000, 1_000_000)
+
+
 def measure(options: Options) -> Result:
-    work = Workload(200, 5_000) if options.quick else Workload(10_000, 1_000_000)
+    return simulate(Workload(200, 5_000) if options.quick else WHOLE)
+
+
+def simulate(work: Workload) -> Result:
     result = Result(NAME, f"{work.hosts:,} hosts and {work.runs:,} runs, simulated", METHOD)
     with folder() as home:
         simulation = Simulation(work, home / "simulation.db")
@@ -105,7 +111,7 @@ def _report(result: Result, simulation: Simulation, wall: float, cpu: float, pro
     slots, gpus = sum(m.slots for m in machines), sum(m.gpus for m in machines)
     result.figures += [
         Figure("wall time", f"{wall:.0f} s", "", None),
-        Figure("CPU time of it", f"{cpu:.0f} s", f"<= {TARGET_S:.0f} s", cpu <= TARGET_S),
+        _cpu_figure(cpu, work),
         Figure("nothing lost, nothing run twice", "; ".join(problems) or "holds", "holds", not problems),
     ]
     whole_s = simulation.now - simulation.began
@@ -138,6 +144,13 @@ def _report(result: Result, simulation: Simulation, wall: float, cpu: float, pro
     headers = ["runs", "count", "p50", "p90", "p99", "max"]
     result.details.append(Table(headers, rows, "Seconds from submit to the first start"))
     result.data = {"wall_s": wall, "cpu_s": cpu, "counts": dict(seen.counts), "facts": facts, "waits": rows}
+
+
+def _cpu_figure(cpu: float, work: Workload) -> Figure:
+    each = f"{cpu:.0f} s, {cpu / work.runs * 1000:.2f} ms a run"
+    if work != WHOLE:
+        return Figure("CPU time of it", each)
+    return Figure("CPU time of it", each, f"<= {TARGET_S:.0f} s", cpu <= TARGET_S)
 
 
 def _of(

@@ -40,6 +40,8 @@ File = Annotated[str, typer.Argument(help="A file with an app: `demo.py`, or `de
 Endpoint = Annotated[str, typer.Argument(help="An endpoint: `app.function`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _WATCH_S = 0.5
+# After this long whoever waits is told for what.
+_PATIENCE_S = 3.0
 PREPARING_WORDS = "building"
 
 
@@ -143,15 +145,17 @@ def _deployed_one(name: str) -> Function[..., Any]:
 
 
 def _tell_what_it_waits_for(call: Call[Any]) -> None:
-    """A build of an environment may take minutes; whoever waits sees that it goes on."""
-    told = ""
+    """A build may take minutes, and a host that has room may never come: whoever waits sees why."""
+    told, began = "", time.monotonic()
     while not call.done():
         waiting = call.waiting()
         if waiting is None:
             return
-        if waiting != told and PREPARING_WORDS in waiting:
-            render.note(f"corral: {waiting}")
-        told = waiting
+        if waiting != told and (PREPARING_WORDS in waiting or time.monotonic() - began > _PATIENCE_S):
+            render.note(
+                f"corral: it waits for {waiting}" if PREPARING_WORDS not in waiting else f"corral: {waiting}"
+            )
+            told = waiting
         time.sleep(_WATCH_S)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from corral.functions.protocol import Seen
 
 R = TypeVar("R")
 _POLL_S = 30.0
+# The first is short: then whoever waits can be told for what.
+_FIRST_S = 5.0
+logger = logging.getLogger("corral")
 
 
 class UnpickleNotice(UserWarning):
@@ -68,13 +72,18 @@ class Call(Generic[R]):
 
     def _ended(self, timeout: float | None) -> Seen:
         deadline = None if timeout is None else time.monotonic() + timeout
+        told, poll_s = "", _FIRST_S
         while self._seen is None:
-            left = _POLL_S if deadline is None else min(_POLL_S, deadline - time.monotonic())
+            left = poll_s if deadline is None else min(poll_s, deadline - time.monotonic())
+            poll_s = _POLL_S
             seen = backend().get(self.id, max(0.0, left))
             if seen.ended:
                 self._seen = seen
             elif deadline is not None and time.monotonic() >= deadline:
                 raise NotFinished(self.id, seen.state, seen.waiting)
+            elif seen.waiting and seen.waiting != told:
+                told = seen.waiting
+                logger.warning("call %s of %s waits for %s", self.id, self._name, seen.waiting)
         return self._seen
 
 

@@ -26,6 +26,7 @@ from corral.domain.errors import CorralError, LeaseLost, NotFound, TooLarge
 from corral.domain.redaction import Secrets
 from corral.runner.channel import INLINE_MAX, Channel
 from corral.wire.calls import (
+    MOST_CALLS,
     ChunksBody,
     GivenCall,
     LeaseCallsAnswer,
@@ -116,6 +117,7 @@ class Serving:
         # How long a call takes here, of late; and whether the last request was given all that it asked for.
         self._pace_s: float | None = None
         self._deep = False
+        self._waits_for_room = False
         self._ready = False
         self._ended = False
         self._stopping = False
@@ -143,7 +145,16 @@ class Serving:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         self._listener = _listener(self.folder)
         for work in (self._hear, self._poll, self._tell, self._watch):
-            threading.Thread(target=work, name=f"corral-serving{work.__name__}", daemon=True).start()
+            name = f"corral-serving{work.__name__}"
+            threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True).start()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Without one of its threads an instance would stand still for ever; another is better."""
+        try:
+            work()
+        except Exception:
+            logger.exception("serving the calls of %s failed; its instance is ended", self.lease.id)
+            self.kill()
 
     def end(self) -> None:
         """The instance is gone: what it had and did not answer is the server's to give to another."""
@@ -254,7 +265,7 @@ class Serving:
     def _has_news(self) -> None:
         """Under the lock: there is something to tell. Whoever tells it is woken once."""
         first, self._news_at = self._news_at is None, self._news_at or time.monotonic()
-        if not self._polling and self._may_ask():
+        if not self._polling and (self._waits_for_room or self._wanted()):
             # The next request for calls takes it along.
             self._asking.notify_all()
         elif first:
@@ -313,13 +324,15 @@ class Serving:
         pauses = Pauses()
         while True:
             with self._lock:
-                while not self._ended and not self._may_ask():
-                    # A call that takes longer than others did is not waited for.
-                    self._asking.wait(SHORT_S if self._is_short() and self._held else None)
+                while not self._ended and not self._stopping and not (want := self._wanted()):
+                    # With room left it is only a matter of time: a call that takes longer than others did
+                    # is not waited for.
+                    self._waits_for_room = self._room() <= 0
+                    self._asking.wait(None if self._waits_for_room else SHORT_S)
                 if self._ended or self._stopping:
                     return
-                self._polling = True
-                request = self._request(want=self._room(), wait_s=POLL_S)
+                self._polling, self._waits_for_room = True, False
+                request = self._request(want=want, wait_s=POLL_S)
             try:
                 answer = self.link.corral.calls.exchange(self.lease.id, self.lease.epoch, request)
                 pauses.reset()
@@ -343,14 +356,14 @@ class Serving:
             self._deep = len(answer.calls) == request.want
             self._take(answer)
 
-    def _may_ask(self) -> bool:
-        if self._stopping:
-            return True
-        if not self._ready or self.control.wish() is not None or self._room() <= 0:
-            return False
+    def _wanted(self) -> int:
+        """How many calls to ask for now; 0 is not to ask."""
+        room = self._room()
+        if not self._ready or self.control.wish() is not None or room <= 0:
+            return 0
         if not self._held or not self._is_short() or self._is_late(2 * SHORT_S):
-            return True
-        return self._deep and 2 * len(self._held) <= self._capacity + self._reach()
+            return room
+        return room if self._deep and len(self._held) <= room else 0
 
     def _room(self) -> int:
         return self._capacity + self._reach() - len(self._held)
@@ -370,9 +383,9 @@ class Serving:
         return first is not None and first.began is not None and time.monotonic() - first.began > seconds
 
     def _request(self, *, want: int, wait_s: float) -> LeaseCallsRequest:
-        outcomes, self._outcomes = self._outcomes, []
-        chunks, self._chunks = self._chunks, []
-        self._news_at = None
+        outcomes, self._outcomes = self._outcomes[:MOST_CALLS], self._outcomes[MOST_CALLS:]
+        chunks, self._chunks = self._chunks[:MOST_CALLS], self._chunks[MOST_CALLS:]
+        self._news_at = time.monotonic() if self._outcomes or self._chunks else None
         return LeaseCallsRequest(
             outcomes=outcomes, chunks=chunks, holding=list(self._held), want=want, wait_s=wait_s
         )
@@ -524,7 +537,7 @@ class Serving:
         return max(0.001, self._news_at + self._tell_after_s() - time.monotonic())
 
     def _tell_after_s(self) -> float:
-        if not self._polling and self._may_ask() and not self._stopping:
+        if not self._polling and not self._stopping and self._wanted():
             # The next request for calls takes it along.
             return 0.05
         return GATHER_S if self._ahead else 0.0

@@ -137,7 +137,9 @@ def parts(count: int, size: int) -> Iterator[bytes]:
 
 
 @app.cls(max_instances=2, idle="1h")
-class Berth(corral.Parameters):
+class Berth(
+    corral.Parameters,
+):
     number: int = corral.parameter()
     log: str = corral.parameter()
 

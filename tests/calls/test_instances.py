@@ -26,7 +26,7 @@ def scene(one_host: Scene) -> Iterator[Scene]:
 def test_where_there_is_no_room_the_one_used_least_recently_ends_in_good_order(
     tmp_path: Path,
 ) -> None:
-    """RF-D15: of two that may be there, a third takes the place of the older, whose hook is run."""
+    """RF-D05, RF-D15: of two that may be there, a third takes the place of the older, whose hook is run."""
     log = tmp_path / "log"
     first, second, third = (pier.Berth(number=n, log=str(log)) for n in (1, 2, 3))
     assert first.use.remote() == 1

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,13 +22,9 @@ from corral.wire.calls import CallView
 
 
 @pytest.fixture(autouse=True)
-def scene(three_hosts: Scene) -> Scene:
+def scene(three_hosts: Scene) -> Iterator[Scene]:
     three_hosts.use()
-    return three_hosts
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _afterwards() -> None:
+    yield three_hosts
     backend.set_backend(None)
 
 
@@ -53,6 +49,21 @@ def kill_the_host_of(scene: Scene, call_id: str) -> Worker:
 
 def once(path: Path, lines: int) -> Callable[[], bool]:
     return lambda: sum(runs_of(path).values()) >= lines
+
+
+def test_calls_spread_over_the_instances_and_a_long_one_keeps_its_own(scene: Scene, tmp_path: Path) -> None:
+    """RF-D65: not all to one. RF-D33: a sync function that sleeps for two leases loses none."""
+    long = scene.function("work").spawn(str(tmp_path / "long"), "sleeper", 7.0)
+    until(once(tmp_path / "long", 1), "it to sleep")
+    calls = [scene.function("work").spawn(str(tmp_path / "log"), f"s-{n}", 0.1) for n in range(30)]
+
+    assert [call.result(100) for call in calls] == [f"S-{n}" for n in range(30)]
+
+    seen = {one.id: one for one in calls_of(scene, "work")}
+    assert len({seen[call.id].run for call in calls}) > 1
+    assert long.result(100) == "SLEEPER"
+    client = scene.stack.client()
+    assert (client.calls.get(long.id).attempt, client.calls.get(long.id).lost) == (1, 0)
 
 
 def test_calls_whose_host_is_killed_end_once(scene: Scene, tmp_path: Path) -> None:

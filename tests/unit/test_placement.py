@@ -353,3 +353,22 @@ def test_why_names_each_host_and_all_that_keeps_it(ground: Ground) -> None:
     )
     assert found["aside"].reasons == ("the host is set aside for another 60 s: 3 failures in a row",)
     assert found["no"].reasons == ("lacks the label lab",)
+
+
+def test_hosts_that_are_alike_are_judged_once_and_one_that_a_run_names_apart(ground: Ground) -> None:
+    """Whoever asks first, before or after the shape is known: only the named host takes it."""
+    names = [f"box-{n}" for n in range(6)]
+    for name in names:
+        ground.host(name)
+    plain = [ground.submit() for _ in names]
+    assert [ground.claim(name) for name in names] == [[run_id] for run_id in plain]
+    kinds = {ground.shapes.kind(ground.row(name)) for name in names}
+    assert len(kinds) == 1
+    for cores, in_turn in ((1, ["box-1", "box-4"]), (2, ["box-4", "box-1"])):
+        pinned = ground.submit(Requirements(hosts=("box-4",), min_cores=cores))
+        got = {name: ground.claim(name) for name in in_turn}
+        assert got == {"box-1": [], "box-4": [pinned]}
+    assert ground.shapes.kind(ground.row("box-4")) != ground.shapes.kind(ground.row("box-1"))
+    ground.declare("box-2", Declared(cores=2))
+    large = ground.submit(Requirements(min_cores=8))
+    assert [ground.claim(name) for name in ("box-2", "box-3")] == [[], [large]]
