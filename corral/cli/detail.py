@@ -10,7 +10,7 @@ import typer
 from corral.cli import curves, reasons, render
 from corral.client.api import Corral
 from corral.wire.runs import AttemptView, EventView, MetricPoint, ParentView, Placement, RunDetail, RunView
-from corral.wire.spec import Scalar
+from corral.wire.spec import RunSpec, Scalar
 
 
 def show_runs(runs: Sequence[RunView], params: Mapping[str, Mapping[str, Scalar]] | None = None) -> None:
@@ -71,7 +71,7 @@ def show_run(run: RunDetail) -> None:
                 "environment",
                 f"Python {built.python}, locked" if (built := run.spec.environment) else "the host's",
             ),
-            ("inputs", _joined(run.spec.inputs)),
+            ("inputs", _joined(_inputs(run.spec))),
             ("secrets", ", ".join(run.spec.secrets)),
             ("progress", _joined(run.progress)),
             ("metrics", "  ".join(f"{key}={render.number(value)}" for key, value in run.metrics.items())),
@@ -191,6 +191,12 @@ def _said(key: str, value: object) -> str:
 
 def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _inputs(spec: RunSpec) -> dict[str, str]:
+    """The artifact of each, and of a part of it its path."""
+    parts = {name: f"/{path}" for name, path in spec.input_paths.items()}
+    return {name: artifact + parts.get(name, "") for name, artifact in spec.inputs.items()}
 
 
 def _joined(values: object) -> str:

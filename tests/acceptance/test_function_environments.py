@@ -103,6 +103,8 @@ def version_of_hay() -> str:
 def test_two_versions_of_a_package_live_side_by_side_and_a_built_one_costs_nothing(place: Place) -> None:
     """RF-D39, RF-D41, RF-D43: one environment for each lock, and nothing that nobody asked for.
 
+    RF-D44: it stays on the host that built it; no call waits until a cache has been sent somewhere.
+
     The folder of wheels is the only source, and holds no cloudpickle: the functions travel by value all the
     same.
     """
@@ -191,7 +193,7 @@ def test_a_build_that_fails_on_the_host_fails_the_call_in_uv_s_words(
 
 
 def test_only_a_host_that_has_the_system_package_gets_the_call(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Place, remote: HttpBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RF-D40, RF-D42, RF-D49: looked for before anything is built; a host without it says so."""
     fn = corral.App("sys", system=["fiddle-for-tests", "sh"]).function(name="f")(
@@ -228,4 +230,8 @@ def test_only_a_host_that_has_the_system_package_gets_the_call(
     place.stack.start_worker(worker)
 
     assert call.result(timeout=60) == str(program)
+    view = client.endpoints.deploy(remote.request(fn.member, "default", live=False))
+    again = replace(remote.find(fn.member), endpoint=view.name, version=0)
+    (deployed,) = remote.make(again, [fn._ask((), {})], 30)
+    assert deployed.state == "succeeded", "the same holds for what is deployed"
     assert client.runs.get(client.calls.get(call.id).run or "").host == "musician"

@@ -42,6 +42,42 @@ def test_the_servers_loop_makes_the_run_when_its_time_comes(live: Live) -> None:
     assert run["schedule_id"] == shown["id"]
 
 
+def deploying(name: str, **schedule: Any) -> Json:
+    args = {"format": "plain1", "body": "AA==", "size": 1}
+    spec = {"name": name, "kind": "service", "service": {"entry": {"kind": "module"}}}
+    spec["resources"] = {"hosts": ["nobody"]}
+    return {"name": name, "spec": spec, "functions": {"f": {"schedule": schedule, "schedule_args": args}}}
+
+
+def test_the_servers_loop_calls_a_deployed_function_when_its_time_comes(live: Live) -> None:
+    """RF-C33, RF-D68."""
+    name = named("app.tick")
+    made = live.ok("POST", "/v1/endpoints", deploying(name, cron="0 3 * * *", timezone="Europe/Berlin"))
+    assert made["next_at"] > made["created_at"]
+
+    def calls() -> list[Json]:
+        items: list[Json] = live.ok("GET", "/v1/calls", params={"endpoint": name})["items"]
+        return items
+
+    live.clock.ahead_s = made["next_at"] - time.time() + 5
+    try:
+        deadline = time.monotonic() + 60
+        while not calls():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        live.clock.ahead_s = 0.0
+
+    (call,) = calls()
+    assert (call["function"], call["submitted_by"]) == ("f", f"schedule:{name}")
+    shown = live.ok("GET", f"/v1/schedules/{name}")
+    assert (shown["function"], shown["runs"], shown["last_run"]) == ("f", [], call["id"])
+    live.ok("DELETE", f"/v1/endpoints/default/{name}")
+    error_of(live.call("GET", f"/v1/schedules/{name}"), 404, "not_found")
+    for wrong in ({"every": "1s"}, {"cron": "61 * * * *"}, {"cron": "0 3 * * *", "timezone": "Nowhere"}):
+        error_of(live.call("POST", "/v1/endpoints", deploying(named("app.x"), **wrong)), 422, "invalid_input")
+
+
 def test_a_schedule_is_paused_resumed_run_and_removed(live: Live) -> None:
     name = named("s")
     live.ok("POST", "/v1/schedules", body(name, schedule={"every": "1h"}))

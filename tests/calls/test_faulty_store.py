@@ -3,6 +3,7 @@ wrong bytes are ever taken for a value."""
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 import time
@@ -22,6 +23,8 @@ from corral.client.http import Backoff
 from corral.domain.errors import CorralError, StoreUnavailable
 from corral.domain.ids import Digest
 from corral.functions import backend
+from corral.functions.finding import find
+from corral.functions.handles import Function
 from corral.functions.remote import HttpBackend
 from corral.ports.blobs import BlobStore, Upload
 
@@ -214,3 +217,21 @@ def test_what_the_store_has_lost_is_named(ground: Ground) -> None:
 
     with pytest.raises(corral.ResultLost, match=digest):
         corral.Call.from_id(call.id).result(30)
+
+
+def test_code_that_is_damaged_fails_each_call_with_that_reason(
+    ground: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RF-D47: a failed unpack is never taken for done, by this call or by the next."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "brittle.py"
+    file.write_text("import corral\napp = corral.App('brittle')\n@app.function()\ndef f(): return 1\n")
+    _, member = find(f"{file}::f")
+    assert member is not None
+    backend.backend().find(member)
+    ground.damage(hashlib.sha256(file.read_bytes()).hexdigest())
+    brittle: Function[[], int] = Function(member, member.target)
+
+    for _ in range(2):
+        with pytest.raises((corral.CannotStart, CorralError), match="does not match its entry"):
+            brittle.spawn().result(100)

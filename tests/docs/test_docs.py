@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 # The longest take half a minute of one core, which a busy machine may not give them at once.
-PATIENCE_S = 300
+PATIENCE_S = 600
 # These start, stop or kill what the others share.
 _ALONE = ("corral up", "corral down", "kill ")
 NOT_RUN = {
