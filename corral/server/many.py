@@ -18,6 +18,7 @@ from corral.domain.states import FINAL, RunState
 from corral.ports.store import RunFilter, Tx
 from corral.server.callers import Caller, User
 from corral.server.services import Services, Svc
+from corral.server.together import write_together
 from corral.server.views import parse_time_cursor, time_cursor
 from corral.wire.many import (
     Acted,
@@ -93,7 +94,7 @@ async def _each(
         results: list[Acted | NotActed] = await svc.store.read(lambda tx: [act(tx, run) for run in runs])
     else:
         units = [partial(_locked, act, run.id) for run in runs]
-        answers = await svc.store.write_each(units)
+        answers = await write_together(svc.store, lambda tx: tx.runs.lock_all(run.id for run in runs), units)
         results = [_told(run, answer) for run, answer in zip(runs, answers, strict=True)]
     return ManyAnswer(
         done=[one for one in results if isinstance(one, Acted)],

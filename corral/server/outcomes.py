@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from fastapi import APIRouter, Response
 
@@ -11,10 +11,11 @@ from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError
 from corral.domain.ids import ArtifactId, HostId, LeaseId
 from corral.domain.reasons import Reason
-from corral.ports.store import Store, Tx
+from corral.ports.store import Tx
 from corral.server.callers import Epoch, LeasePath, OwnHost
 from corral.server.errors import body_of
 from corral.server.services import Services, Svc
+from corral.server.together import write_together
 from corral.wire.leases import FailRequest, FinishRequest, OutcomeAnswer, StoppedRequest
 from corral.wire.outcomes import OutcomeReport, OutcomesAnswer, OutcomesRequest
 
@@ -32,23 +33,9 @@ async def outcomes_as_json(body: OutcomesRequest, host_id: HostId, svc: Services
     units = [
         _unit(LeaseId(report.lease_id), report.epoch, _told(report), host_id, svc) for report in body.reports
     ]
-    answers = await write_together(svc.store, [LeaseId(report.lease_id) for report in body.reports], units)
+    leases = [LeaseId(report.lease_id) for report in body.reports]
+    answers = await write_together(svc.store, lambda tx: tx.leases.lock_runs(leases), units)
     return canonical({"results": [_result(*pair) for pair in zip(body.reports, answers, strict=True)]})
-
-
-async def write_together(
-    store: Store, leases: Sequence[LeaseId], units: Sequence[Callable[[Tx], Outcome]]
-) -> list[Outcome | Exception]:
-    """Their runs are locked at first, all in one order: somebody else may lock several of them too."""
-
-    def locked(tx: Tx) -> None:
-        tx.leases.lock_runs(leases)
-
-    if len(units) < 2 or store.alone:
-        return await store.write_each(units)
-    both: list[Callable[[Tx], Outcome | None]] = [locked, *units]
-    _, *answers = await store.write_each(both)
-    return [answer for answer in answers if answer is not None]
 
 
 def _result(report: OutcomeReport, done: Outcome | Exception) -> dict[str, object]:

@@ -26,7 +26,7 @@ from corral.domain.ids import new_host_id
 from corral.domain.quota import Quota
 from corral.domain.reasons import Reason
 from corral.ports.store import Store, Tx
-from corral.server.outcomes import write_together
+from corral.server.together import write_together
 
 PROJECTS = ("alpha", "beta", "default")
 RUNS, HOSTS, APPLIES = 60, 4, 25
@@ -62,7 +62,8 @@ class Worker:
             # Every other worker reports in the opposite order.
             grants = sorted(done.grants, key=lambda g: g.run.project, reverse=bool(self.number % 2))
             units = [partial(self.end, grant=grant) for grant in grants]
-            answers = await write_together(self.store, [grant.lease.id for grant in grants], units)
+            ids = [grant.lease.id for grant in grants]
+            answers = await write_together(self.store, lambda tx, ids=ids: tx.leases.lock_runs(ids), units)  # type: ignore[misc]
             assert not [answer for answer in answers if isinstance(answer, Exception)], answers
             self.ended += len(answers)
             if not grants and over.is_set():
