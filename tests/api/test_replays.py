@@ -220,6 +220,7 @@ MAPS = {
     "progress",
     "data",
     "retries_used",
+    "input_paths",
     "sample",
     "meta",
 }
