@@ -221,6 +221,7 @@ MAPS = {
     "data",
     "retries_used",
     "input_paths",
+    "system",
     "sample",
     "meta",
 }
