@@ -57,7 +57,7 @@ class BlobSink:
         for failures in range(1, backoff.tries + 1):
             try:
                 if digest in self.query([digest]).missing:
-                    self.put(digest, data, length=len(data), offset=None)
+                    self.put(digest, _pieces(data), length=len(data), offset=None)
                 return
             except (ServerUnreachable, StoreUnavailable):
                 if failures == backoff.tries:
@@ -143,3 +143,10 @@ class BlobSource:
                     hint="Download it again; a proxy may have removed the Range header.",
                 )
             yield from answer.iter_raw(READ_BYTES)
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """Not at once: whoever writes it to a socket would copy what is left after every packet."""
+    view = memoryview(data)
+    for start in range(0, len(view), READ_BYTES):
+        yield bytes(view[start : start + READ_BYTES])

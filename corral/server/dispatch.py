@@ -285,6 +285,10 @@ class Dispatcher:
             return 0, None
         return len(queue.heap), queue.heap[0].ready_at
 
+    def first(self, pool: Pool) -> CallId | None:
+        queue = self._queues.get(pool)
+        return queue.heap[0].id if queue is not None and queue.heap else None
+
     def running(self, endpoint_id: EndpointId) -> int:
         """How many calls the endpoint's instances have now."""
         return sum(len(held) for lease, held in self.given.items() if self.served.get(lease) == endpoint_id)

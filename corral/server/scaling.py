@@ -6,6 +6,7 @@ import json
 import logging
 import secrets
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -178,17 +179,21 @@ class Scaler:
 
     def _missing(self, tx: Tx, endpoint: Endpoint, instances: list[Instance]) -> list[Wanted]:
         wanted: list[Wanted] = []
+        above = 0
         for number, pool in sorted(self._pools(tx, endpoint)):
             version = tx.endpoints.version(endpoint.id, number)
             if version is None or version.state is VersionState.BROKEN:
                 continue
             mine = [one for one in instances if (one.version, one.pool) == (number, pool)]
             load = self._load(endpoint, number, pool, mine)
-            count = desired(load, self._rule(endpoint, version, pool)) - len(mine)
+            held = self._held_above(tx, endpoint, number, pool) if load.waiting and mine else 0
+            above = max(above, held)
+            rule = self._rule(endpoint, version, pool)
+            count = desired(load, replace(rule, most=rule.most + held)) - len(mine)
             if version.state is VersionState.ROLLING and not mine:
                 count = max(count, 1)
             wanted += [Wanted(endpoint.id, number, pool)] * max(0, count)
-        room = scaling_of(endpoint).max - len(instances)
+        room = scaling_of(endpoint).max + above - len(instances)
         # A new version may start beside the old one even where there is room for one alone.
         rolling = [one for one in wanted if one.version != endpoint.current][:1]
         rest = [one for one in wanted if one.version == endpoint.current]
@@ -198,6 +203,23 @@ class Scaler:
             busy = {one.pool for one in rest} | kept
             self._svc.dispatch.make_room(endpoint.id, len(rest) - max(0, room), but=busy)
         return [*rolling, *rest[: max(0, room)]]
+
+    def _held_above(self, tx: Tx, endpoint: Endpoint, number: int, pool: str) -> int:
+        """How many calls of this endpoint wait, themselves running, for the first in the queue to end.
+
+        Each of them has an instance that it cannot let go: without one more they would wait for ever.
+        """
+        numbers = {number, 0} if number == endpoint.current else {number}
+        held = 0
+        for one in numbers:
+            first = self._svc.dispatch.first(Pool(endpoint.id, one, pool))
+            call = None if first is None else tx.calls.get(first)
+            found = 0
+            while call is not None and call.parent_id is not None:
+                call = tx.calls.get(call.parent_id)
+                found += call is not None and call.endpoint_id == endpoint.id and call.ended_at is None
+            held = max(held, found)
+        return held
 
     def _pools(self, tx: Tx, endpoint: Endpoint) -> set[tuple[int, str]]:
         found = {

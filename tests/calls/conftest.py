@@ -55,7 +55,8 @@ def deploy(stack: Stack) -> None:
 def one_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     # As a program imports it: the instance has it under its own name.
     assert importlib.import_module("calls.pier") is pier
-    with running(tmp_path_factory.mktemp("one") / "home", lease_s=3.0) as made:
+    # Nothing is killed here: what is late on a busy machine is not to be taken for lost.
+    with running(tmp_path_factory.mktemp("one") / "home", lease_s=30.0) as made:
         worker = made.own_worker(slots=40, **GPUS)
         deploy(made)
         yield Scene(made, (worker,), False)
@@ -64,7 +65,7 @@ def one_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 @pytest.fixture(scope="package")
 def three_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder: Path = tmp_path_factory.mktemp("three")
-    with running(folder / "home", lease_s=3.0) as made:
+    with running(folder / "home", lease_s=8.0) as made:
         workers = tuple(made.other_worker(folder / name, name, slots=14) for name in ("a", "b", "c"))
         deploy(made)
         yield Scene(made, workers, True)

@@ -174,14 +174,14 @@ def test_recursion_has_a_bottom() -> None:
 
 
 def test_a_to_b_to_a_ends() -> None:
-    """RF-D37: there is always one instance more for calls that were made by calls."""
+    """RF-D37: with one instance each. Who waits for the call that waits for him gets one more."""
     app = corral.App("pingpong")
 
-    @app.function(concurrency=2)
+    @app.function(queue_delay="200ms")
     def ping(n: int) -> str:
         return "ping " + (corral.function("pingpong.pong").remote(n - 1) if n else "end")
 
-    @app.function(concurrency=2)
+    @app.function(queue_delay="200ms")
     def pong(n: int) -> str:
         return "pong " + (corral.function("pingpong.ping").remote(n - 1) if n else "end")
 
@@ -189,7 +189,7 @@ def test_a_to_b_to_a_ends() -> None:
     for member in (ping.member, pong.member):
         made.corral.endpoints.deploy(made.request(member, "default", live=False))  # type: ignore[attr-defined]
 
-    assert corral.function("pingpong.ping").spawn(2).result(100) == "ping pong ping end"
+    assert corral.function("pingpong.ping").spawn(4).result(100) == "ping pong ping pong ping end"
 
 
 def test_a_version_of_python_that_does_not_fit_is_told_before_the_call() -> None:

@@ -52,8 +52,8 @@ def once(path: Path, lines: int) -> Callable[[], bool]:
 
 
 def test_calls_spread_over_the_instances_and_a_long_one_keeps_its_own(scene: Scene, tmp_path: Path) -> None:
-    """RF-D65: not all to one. RF-D33: a sync function that sleeps for two leases loses none."""
-    long = scene.function("work").spawn(str(tmp_path / "long"), "sleeper", 7.0)
+    """RF-D65: not all to one. RF-D33: a sync function that sleeps for longer than a lease loses none."""
+    long = scene.function("work").spawn(str(tmp_path / "long"), "sleeper", 9.0)
     until(once(tmp_path / "long", 1), "it to sleep")
     calls = [scene.function("work").spawn(str(tmp_path / "log"), f"s-{n}", 0.1) for n in range(30)]
 
