@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Hashable
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
+from corral.domain.canonical import canonical
 from corral.domain.capability import Capability, Gpu, Requirements, Verdict, judge
 from corral.domain.declared import Declared, Work, effective, read_declared, refusals
 from corral.domain.errors import NotFound
@@ -34,7 +35,7 @@ class Shapes:
         self._needs: dict[Digest, Requirements] = {}
         self._named: set[str] = set()
         self._numbered: dict[tuple[str | None, ...], tuple[int, str]] = {}
-        self._number_of: dict[Hashable, int] = {}
+        self._number_of: dict[str, int] = {}
         self._next_number = itertools.count()
         self._fits: dict[tuple[Digest, Kind], bool] = {}
         self._admits: dict[tuple[str | None, Digest, str], bool] = {}
@@ -85,7 +86,7 @@ class Shapes:
                 self._numbered.clear()
                 self._number_of.clear()
             have = effective_of(host)
-            what = _what_counts(have) if host.capability is not None else None
+            what = _what_counts(have) if host.capability is not None else ""
             number = self._number_of.setdefault(what, next(self._next_number))
             found = self._numbered[key] = (number, have.hostname)
         return found
@@ -134,12 +135,13 @@ def _effective(capability: str, name: str, declared: str | None) -> Capability:
     return effective(_capability(capability, name), read_declared(declared))
 
 
-def _what_counts(have: Capability) -> Hashable:
-    """All that a verdict looks at but the names."""
-    gpus = [(gpu.name, gpu.memory_bytes, gpu.compute_capability) for gpu in have.gpus or ()]
-    engine = None if have.engine is None else tuple(sorted(have.engine.items()))
-    machine = (have.os, have.arch, have.cores, have.ram_bytes, have.disk_bytes, have.labels)
-    return machine, have.gpus is None, tuple(gpus), engine
+def _what_counts(have: Capability) -> str:
+    """All of it but what tells hosts of a kind apart, of which a verdict looks at the name alone."""
+    table = asdict(have)
+    del table["hostname"]
+    for gpu in table["gpus"] or ():
+        del gpu["index"], gpu["uuid"]
+    return canonical(table)
 
 
 def parse_requirements(text: str) -> Requirements:

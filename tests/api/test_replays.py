@@ -220,6 +220,8 @@ MAPS = {
     "progress",
     "data",
     "retries_used",
+    "input_paths",
+    "system",
     "sample",
     "meta",
 }

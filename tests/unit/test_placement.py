@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from placements import POLICY, Ground, machine
@@ -372,3 +373,14 @@ def test_hosts_that_are_alike_are_judged_once_and_one_that_a_run_names_apart(gro
     ground.declare("box-2", Declared(cores=2))
     large = ground.submit(Requirements(min_cores=8))
     assert [ground.claim(name) for name in ("box-2", "box-3")] == [[], [large]]
+
+
+def test_one_that_lacks_a_program_is_not_taken_for_one_that_has_it(ground: Ground) -> None:
+    """All that a host reports but its names counts: what is added to it later does so too."""
+    ground.host("with", replace(machine(), system={"ffmpeg": True}))
+    ground.host("without", replace(machine(), system={"ffmpeg": False}))
+    run_id = ground.submit(Requirements(system=("ffmpeg",)))
+    assert ground.place(run_id, "with") is Place.READY
+    assert ground.place(run_id, "without") is Place.NO
+    assert ground.claim("without") == []
+    assert ground.claim("with") == [run_id]
