@@ -111,6 +111,8 @@ class Serving:
         # Those of them that are not handed to the instance yet.
         self._ahead: deque[_Held] = deque()
         self._outcomes: list[OutcomeBody] = []
+        # Calls of whose end a request is telling the server at this moment.
+        self._under_way: set[str] = set()
         self._chunks: list[ChunksBody] = []
         # Since when there is something to tell.
         self._news_at: float | None = None
@@ -335,6 +337,7 @@ class Serving:
                 request = self._request(want=want, wait_s=POLL_S)
             try:
                 answer = self.link.corral.calls.exchange(self.lease.id, self.lease.epoch, request)
+                self._arrived(request)
                 pauses.reset()
                 self.link.answered()
             except (LeaseLost, NotFound) as error:
@@ -386,12 +389,18 @@ class Serving:
         outcomes, self._outcomes = self._outcomes[:MOST_CALLS], self._outcomes[MOST_CALLS:]
         chunks, self._chunks = self._chunks[:MOST_CALLS], self._chunks[MOST_CALLS:]
         self._news_at = time.monotonic() if self._outcomes or self._chunks else None
-        return LeaseCallsRequest(
-            outcomes=outcomes, chunks=chunks, holding=list(self._held), want=want, wait_s=wait_s
-        )
+        # What another request is just telling of is not lost, though this one may overtake it.
+        holding = [*self._held, *self._under_way]
+        self._under_way.update(one.call_id for one in outcomes)
+        return LeaseCallsRequest(outcomes=outcomes, chunks=chunks, holding=holding, want=want, wait_s=wait_s)
+
+    def _arrived(self, request: LeaseCallsRequest) -> None:
+        with self._lock:
+            self._under_way.difference_update(one.call_id for one in request.outcomes)
 
     def _give_back(self, request: LeaseCallsRequest) -> None:
         """What could not be told is told with the next word: nothing is lost while we live."""
+        self._arrived(request)
         with self._lock:
             self._outcomes = [*request.outcomes, *self._outcomes]
             self._chunks = [*request.chunks, *self._chunks]
@@ -545,6 +554,7 @@ class Serving:
     def _told(self, request: LeaseCallsRequest) -> None:
         try:
             answer = self.link.corral.calls.exchange(self.lease.id, self.lease.epoch, request)
+            self._arrived(request)
             self.link.answered()
         except (LeaseLost, NotFound) as error:
             self.control.lose(error.message)
