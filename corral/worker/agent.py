@@ -174,6 +174,17 @@ class Agent:
             holding=self._holding,
         )
 
+    def _tell_of_system(self) -> None:
+        """What a run made us look for is told at once: the claim that waits said nothing of it yet."""
+        told = self._known_capability
+        if told is None or told.system == self._host.system.known():
+            return
+        request = self._request(0)
+        try:
+            self._beats.corral.leases.claim(request)
+        except CorralError as error:
+            logger.debug("the next claim tells it: %s", error)
+
     def _take(self, request: ClaimRequest, answer: ClaimAnswer) -> None:
         if self._claims.away_s:
             logger.info("the server is back")
@@ -209,6 +220,7 @@ class Agent:
     def _see_through(self, job: Job, work: Callable[[], None]) -> None:
         try:
             work()
+            self._tell_of_system()
         except Exception:
             # No job's failure ends the worker.
             logger.exception("the job of %s failed in the worker", job.lease.id)

@@ -175,7 +175,8 @@ def test_200_calls_at_once_have_their_own_output_in_order(scene: Scene) -> None:
     found = until(partial(_all_there, scene, expected), "all lines to arrive", within_s=60)
 
     for call_id, lines in expected.items():
-        assert [text for stream, text in found[call_id] if stream == "stdout"] == lines[:-1]
+        said = [text for stream, text in found[call_id] if stream == "stdout"]
+        assert said == lines[:-1], scene.stack.client().calls.get(call_id)
         assert [text for stream, text in found[call_id] if stream == "stderr"] == lines[-1:]
 
 
