@@ -94,7 +94,20 @@ class Chooser:
 
     def __post_init__(self) -> None:
         self.free = Free(self.host, self.held)
-        self._reservation = self.board.reservations.of_host(self.host.id, self.now, self.policy.away_s)
+        self._reservation = self._kept_for()
+
+    def _kept_for(self) -> Reservation | None:
+        """What the host is kept for, unless that waits no longer, or its project may not start it now."""
+        kept = self.board.reservations.of_host(self.host.id, self.now, self.policy.away_s)
+        run = None if kept is None else self.tx.runs.get(kept.run_id)
+        if kept is None or run is None or run.state is not RunState.QUEUED:
+            if kept is not None:
+                self.board.reservations.done(kept.run_id)
+            return None
+        need = self.board.shapes.get(self.tx, run.shape)
+        margin_s = self.policy.margin_s(run)
+        held_back = self.board.shares.held_back(run.project, need.gpus, keep_s=margin_s) is not None
+        return None if held_back else kept
 
     def next(self) -> Choice | None:
         """The run that this host should take now, locked; None if there is none."""
@@ -132,7 +145,7 @@ class Chooser:
                 self._look_behind(candidate, need, run)
             elif (most := self._within_quota(run, need)) is None:
                 self._passed.add(candidate.lane)
-            elif not self._behind or self._ends_in_time(run):
+            elif not self._is_behind(candidate) or self._ends_in_time(run):
                 full = self._group_is_full(run)
                 if full:
                     wait_for_place(self.tx, run, actor="corral", now=self.now)
@@ -147,6 +160,8 @@ class Chooser:
     def granted(self, lease: Lease) -> None:
         self.held.append(Held(lease.id, lease.request_id, lease.gpus, lease.gpu_bytes))
         self.board.reservations.done(lease.run_id)
+        if self._reservation is not None and self._reservation.run_id == lease.run_id:
+            self._reservation = None
         self._begins = None
 
     def _is_for_this_host(self, run: Run, need: Requirements) -> bool:
@@ -231,10 +246,21 @@ class Chooser:
             return False
         if self._another_may_refuse_first(candidate, need):
             return False
-        if self._behind:
+        if self._is_behind(candidate):
             self._tries += 1
             return self._tries <= BACKFILL_TRIES
         return True
+
+    def _is_behind(self, candidate: Candidate) -> bool:
+        """Whether it comes after the run that the host is kept for.
+
+        Of the same priority all do, whatever share their projects have had: with enough small runs of others
+        the host would never be free enough.
+        """
+        kept = self._reservation
+        if kept is None or candidate.ready.id == kept.run_id:
+            return False
+        return self._behind or candidate.lane.priority <= kept.priority
 
     def _another_may_refuse_first(self, candidate: Candidate, need: Requirements) -> bool:
         """For a while from when it became ready, a run goes only to where it gets what it prefers."""
@@ -263,7 +289,8 @@ class Chooser:
             self._next_in_line = True
             waited_s = reservations.waited(run_id, self.now)
             if self._reservation is None and waited_s >= self.policy.reserve_after_s:
-                self._reservation = reservations.reserve(self.host.id, run_id, self.now)
+                priority = candidate.lane.priority
+                self._reservation = reservations.reserve(self.host.id, run_id, priority, self.now)
                 self._behind = True
 
     def _refuses_run(self, candidate: Candidate) -> bool:

@@ -93,7 +93,7 @@ class Preemptor:
             return None
         host, victims = found
         # Kept for it, or what the first victim frees would go to the next that fits.
-        self.board.reservations.reserve(host.id, run_id, now)
+        self.board.reservations.reserve(host.id, run_id, lane.priority, now)
         self._asked[run_id] = (
             now + self.policy.lease_s + self.policy.stop_slack_s + _longest_grace(tx, victims)
         )

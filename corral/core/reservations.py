@@ -14,6 +14,7 @@ _WATCHED = 10_000
 class Reservation(NamedTuple):
     host_id: HostId
     run_id: RunId
+    priority: int
     since: float
     # When the host last asked for work and the run still did not fit.
     seen: float
@@ -48,13 +49,13 @@ class Reservations:
                 self._next_since.clear()
             return now - self._next_since.setdefault(run_id, now)
 
-    def reserve(self, host_id: HostId, run_id: RunId, now: float) -> Reservation:
+    def reserve(self, host_id: HostId, run_id: RunId, priority: int, now: float) -> Reservation:
         """Takes the place of what the host was kept for, and of the host that the run had."""
         with self._lock:
             for old in (self._by_host.get(host_id), self._by_host.get(self._by_run.get(run_id, host_id))):
                 if old is not None:
                     self._drop(old)
-            made = Reservation(host_id, run_id, now, now)
+            made = Reservation(host_id, run_id, priority, now, now)
             self._by_host[host_id], self._by_run[run_id] = made, host_id
             return made
 

@@ -72,6 +72,35 @@ def test_a_run_of_higher_rank_still_goes_first_on_a_kept_host(yard: Yard) -> Non
     assert yard.claimed("box") == [urgent]
 
 
+def test_a_project_that_had_less_does_not_take_a_kept_host_either(yard: Yard) -> None:
+    """Its share lets it go first anywhere else; here the large run would wait for ever."""
+    running = small_ones(yard, 4)
+    large = yard.submit(gpus=4)
+    yard.claim("box")
+    yard.clock.advance(yard.policy.reserve_after_s)
+    assert yard.claimed("box") == []
+    lighter = [yard.submit(gpus=1, project="lighter") for _ in range(4)]
+    for grant in running[:3]:
+        yard.end(grant)
+        assert yard.claimed("box") == []
+    yard.end(running[3])
+    assert yard.claimed("box") == [large]
+    assert yard.claimed("box") == []
+    assert all(yard.run(one).state == "queued" for one in lighter)
+
+
+def test_a_host_is_not_kept_for_a_run_that_was_cancelled(yard: Yard) -> None:
+    running = small_ones(yard, 4)
+    large = yard.submit(gpus=4)
+    yard.claim("box")
+    yard.clock.advance(yard.policy.reserve_after_s)
+    later = yard.submit(gpus=1)
+    yard.end(running[0])
+    assert yard.claimed("box") == []
+    yard.cancel(large)
+    assert yard.claimed("box") == [later]
+
+
 def test_at_most_one_host_is_kept_for_a_run_and_others_go_on(yard: Yard) -> None:
     small_ones(yard, 4)
     yard.host("other", gpus=4, slots=8)
