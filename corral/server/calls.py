@@ -93,7 +93,9 @@ async def accept(body: CallsRequest, caller: Caller, svc: Services) -> list[Call
         return core.accept(tx, endpoint, body.version, new, caller=who, now=svc.clock.now())
 
     made = await svc.store.write(unit)
-    svc.dispatch.keep(call for call in made if call.state is CallState.QUEUED)
+    # One that was quick has been given and has ended by now.
+    ended = {call.id for call in svc.results.recent([call.id for call in made])}
+    svc.dispatch.keep(call for call in made if call.state is CallState.QUEUED and call.id not in ended)
     if not body.wait_s:
         return made
     return await wait_all(made, body.wait_s, svc, fresh=True)
@@ -419,6 +421,7 @@ async def exchange_as_json(
             changes,
         )
 
+    svc.dispatch.told(one.call_id for one in told)
     me = await svc.store.write(unit)
     svc.dispatch.serves(lease_id, me.pools[0])
     svc.dispatch.settled(lease_id, [one.call_id for one in told])
@@ -491,10 +494,23 @@ async def _given(me: _Instance, lease_id: LeaseId, want: int, svc: Services) -> 
         return []
     for pool in svc.dispatch.to_fill(me.pools):
         svc.dispatch.fill(pool, await svc.store.read(partial(_waiting, pool)))
-    taken = svc.dispatch.take(me.pools, want) if me.changes == svc.dispatch.changes else []
-    if not taken:
+    if me.changes != svc.dispatch.changes:
         return []
-    ids = [one.id for one in taken]
+    taken = [one.id for one in svc.dispatch.take(lease_id, me.pools, want)]
+    calls: list[Call] = []
+    try:
+        if taken:
+            calls = await _still_queued(taken, me, lease_id, svc)
+        return calls
+    finally:
+        given = {call.id for call in calls}
+        for call_id in taken:
+            if call_id not in given:
+                svc.dispatch.let_go(call_id)
+
+
+async def _still_queued(ids: list[CallId], me: _Instance, lease_id: LeaseId, svc: Services) -> list[Call]:
+    """Of those that were taken for the lease, those that it is given."""
     # What another server may have changed since is read anew.
     alone = svc.store.alone
     unknown = [call_id for call_id in ids if not alone or svc.dispatch.recent(call_id) is None]
@@ -504,7 +520,10 @@ async def _given(me: _Instance, lease_id: LeaseId, want: int, svc: Services) -> 
     calls = [call for one in ids if (call := known.get(one) or svc.dispatch.recent(one)) is not None]
     calls = [call for call in calls if call.state is CallState.QUEUED]
     if not alone:
-        got = await svc.store.write(_assigning([call.id for call in calls], lease_id, me.run_id, svc))
+        wanted, now = [call.id for call in calls], svc.clock.now()
+        got = await svc.store.write(
+            lambda tx: tx.calls.assign(wanted, lease_id=lease_id, run_id=me.run_id, now=now)
+        )
         calls = [call for call in calls if call.id in set(got)]
     svc.dispatch.give(lease_id, me.run_id, [call.id for call in calls], written=not alone)
     if alone:
@@ -517,14 +536,15 @@ async def _write_down_later(svc: Services) -> None:
     the same; most have ended by then."""
     await asyncio.sleep(_WRITE_AFTER_S)
     for (lease_id, run_id), ids in svc.dispatch.unwritten().items():
-        await svc.store.write(_assigning(ids, lease_id, run_id, svc))
 
+        def unit(
+            tx: Tx, lease_id: LeaseId = lease_id, run_id: RunId = run_id, ids: list[CallId] = ids
+        ) -> None:
+            left = svc.dispatch.to_write(lease_id, ids)
+            if left:
+                tx.calls.assign(left, lease_id=lease_id, run_id=run_id, now=svc.clock.now())
 
-def _assigning(
-    ids: list[CallId], lease_id: LeaseId, run_id: RunId, svc: Services
-) -> Callable[[Tx], list[CallId]]:
-    now = svc.clock.now()
-    return lambda tx: tx.calls.assign(ids, lease_id=lease_id, run_id=run_id, now=now)
+        await svc.store.write(unit)
 
 
 def _waiting(pool: Pool, tx: Tx) -> list[Waiting]:

@@ -156,8 +156,8 @@ class Dispatcher:
             if waiting.id not in self._holder:
                 self.heard(pool, waiting)
 
-    def take(self, pools: Sequence[Pool], want: int) -> list[Waiting]:
-        """The next calls of these pools, in order."""
+    def take(self, lease_id: LeaseId, pools: Sequence[Pool], want: int) -> list[Waiting]:
+        """The next calls of these pools, in order. From now on nobody else gets them."""
         taken: list[Waiting] = []
         while len(taken) < want:
             heads = [
@@ -168,6 +168,7 @@ class Dispatcher:
             if not heads:
                 break
             taken.append(self._queues[min(heads)[1]].pop())
+        self._holder.update((one.id, lease_id) for one in taken)
         return taken
 
     def give(self, lease_id: LeaseId, run_id: RunId, call_ids: Sequence[CallId], *, written: bool) -> None:
@@ -179,12 +180,23 @@ class Dispatcher:
             self._unwritten.update(dict.fromkeys(call_ids, (lease_id, run_id)))
 
     def unwritten(self) -> dict[tuple[LeaseId, RunId], list[CallId]]:
-        """What was given and must be written down now; it is taken to be."""
+        """What was given and is to be written down."""
         found: dict[tuple[LeaseId, RunId], list[CallId]] = {}
         for call_id, holder in self._unwritten.items():
             found.setdefault(holder, []).append(call_id)
-        self._unwritten.clear()
         return found
+
+    def to_write(self, lease_id: LeaseId, call_ids: Sequence[CallId]) -> list[CallId]:
+        """Those of them that the lease still has; they are taken to be written down by this."""
+        mine = [one for one in call_ids if self._unwritten.get(one, (None,))[0] == lease_id]
+        for call_id in mine:
+            del self._unwritten[call_id]
+        return mine
+
+    def told(self, call_ids: Iterable[CallId]) -> None:
+        """Their instance says what became of them: who had them must not be written down after that."""
+        for call_id in call_ids:
+            self._unwritten.pop(call_id, None)
 
     def settled(self, lease_id: LeaseId, call_ids: Iterable[str]) -> None:
         self.given.setdefault(lease_id, {})

@@ -26,6 +26,7 @@ IDS = {
     "webhook": "NAME",
     "delivery_id": "d-bcdfghjkmnpq",
     "call_id": "c-bcdfghjkmnpq",
+    "volume": "NAME",
 }
 SCOPES = ("user", "operator", "host", "join")
 OPERATORS_ONLY = {
