@@ -280,9 +280,7 @@ async def get_chunks(
             left = deadline - svc.clock.monotonic()
             if page.chunks or page.ended or left <= 0 or svc.hub.closing:
                 return page
-            try:
-                await asyncio.wait_for(news.wait(), left)
-            except TimeoutError:
+            if not await wait_for(news, left):
                 return page
 
 

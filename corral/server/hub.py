@@ -43,8 +43,10 @@ class Hub:
 
 async def wait_for(event: asyncio.Event, seconds: float) -> bool:
     """Wait until it is set; False if the time was over first."""
+    # Not `asyncio.wait_for`: in Python 3.11 it can swallow a cancellation.
     try:
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await event.wait()
     except TimeoutError:
         return False
     return True

@@ -56,7 +56,8 @@ class Scaler:
 
     async def forever(self) -> None:
         """A round whenever something changed, and now and then in any case."""
-        while True:
+        # A server that ends wakes everybody at once and for good.
+        while not self._svc.hub.closing:
             with self._svc.hub.watch(SCALE) as changed:
                 try:
                     if await self._svc.store.lead("scaler"):

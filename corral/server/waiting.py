@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from corral.core.free import Free
 from corral.core.shapes import Shapes
 from corral.domain.host import Host
 from corral.domain.ids import Digest, HostId, LeaseId
+from corral.server.hub import wait_for
 
 # So many empty places of the line are left alone.
 SPARE = 64
@@ -120,8 +120,7 @@ class Waiters:
                 waiter.woken.set()
 
     async def wait(self, waiter: Waiter, seconds: float) -> None:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(waiter.woken.wait(), seconds)
+        await wait_for(waiter.woken, seconds)
 
     def _waiting(self) -> list[Waiter]:
         return [waiter for waiter in self._line if waiter is not None]
