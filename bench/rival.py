@@ -21,6 +21,7 @@ PACKAGES = (
     "celery==5.7.*",
     "redis>=5",
     "distributed==2026.8.*",
+    "numpy==2.2.*",
 )
 _STAMP = VENV / "packages.txt"
 

@@ -95,7 +95,9 @@ def build_services(settings: Settings, store: Store, trust: Trust | None = None)
     )
     return Services(
         store=store,
-        blobs=DirectoryBlobs(settings.home, min_free_bytes=settings.min_free_bytes),
+        blobs=DirectoryBlobs(
+            settings.home, min_free_bytes=settings.min_free_bytes, hand_over=settings.hand_over == "on"
+        ),
         segments=DirectorySegments(settings.home / "segments"),
         cipher=FileCipher(load_key(settings.home / "key")),
         clock=SystemClock(),

@@ -46,6 +46,9 @@ class Settings(BaseModel):
     max_body_bytes: int = Field(32 << 20, ge=1024)
     max_blob_bytes: int = Field(1 << 40, ge=1024)
     min_free_bytes: int = Field(64 << 20, ge=0, description="Uploads stop while the disk has less than this.")
+    hand_over: Literal["on", "off"] = Field(
+        "on", description="Large payloads of clients on this machine are moved, not sent."
+    )
     log_quota_bytes: int = Field(256 << 20, ge=1024)
     log_retention_s: float = Field(30 * 86400, gt=0)
     upload_retention_s: float = Field(7 * 86400, gt=0)

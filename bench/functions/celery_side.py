@@ -46,10 +46,12 @@ def main() -> None:
     try:
         nop.delay(0).get(timeout=60)
         ms = timing.one_by_one(lambda n: nop.delay(n).get(), calls)
-        celery.group(nop.s(n) for n in range(min(many, 500)))().get()
-        map_s, _ = timing.timed(lambda: celery.group(nop.s(n) for n in range(many))().get())
-        big_s = timing.large(lambda data: echo.delay(data).get(), mb)
-        timing.tell(ms=ms, map=many, map_s=map_s, big_s=big_s, version=celery.__version__)
+        found = {"ms": ms, "version": celery.__version__}
+        if many:
+            celery.group(nop.s(n) for n in range(min(many, 500)))().get()
+            map_s, _ = timing.timed(lambda: celery.group(nop.s(n) for n in range(many))().get())
+            found |= {"map": many, "map_s": map_s, **timing.large(lambda data: echo.delay(data).get(), mb)}
+        timing.tell(**found)
     finally:
         worker.terminate()
         worker.wait()

@@ -17,7 +17,7 @@ def nop(n: int) -> int:
 
 
 @app.function(idle="10m")
-def echo(data: bytes) -> bytes:
+def echo(data: Any) -> Any:
     return data
 
 
@@ -42,10 +42,13 @@ def cold_ms(count: int, **options: Any) -> list[float]:
 def main() -> None:
     calls, many, mb, starts = timing.sizes()
     ms = timing.one_by_one(nop.remote, calls)
+    if not many:
+        timing.tell(ms=ms)
+        return
     list(nop.map(range(min(many, 500))))
     map_s, got = timing.timed(lambda: list(nop.map(range(many))))
     assert got == list(range(many))
-    big_s = timing.large(echo.remote, mb)
+    large = timing.large(echo.remote, mb)
     plain = cold_ms(starts)
     cold_ms(1, python=["six"])
     built = cold_ms(starts, python=["six"])
@@ -54,7 +57,7 @@ def main() -> None:
         map=many,
         map_s=map_s,
         mb=mb,
-        big_s=big_s,
+        **large,
         copy_s=timing.copied_twice(mb),
         cold_ms=plain,
         plain_cold_ms=plain,

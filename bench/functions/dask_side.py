@@ -24,10 +24,13 @@ def main() -> None:
         distributed.Client(cluster) as client,
     ):
         ms = timing.one_by_one(lambda n: client.submit(nop, n, pure=False).result(), calls)
-        client.gather(client.map(nop, range(min(many, 500)), pure=False))
-        map_s, _ = timing.timed(lambda: client.gather(client.map(nop, range(many), pure=False)))
-        big_s = timing.large(lambda data: client.submit(echo, data, pure=False).result(), mb)
-        timing.tell(ms=ms, map=many, map_s=map_s, big_s=big_s, version=distributed.__version__)
+        found = {"ms": ms, "version": distributed.__version__}
+        if many:
+            client.gather(client.map(nop, range(min(many, 500)), pure=False))
+            map_s, _ = timing.timed(lambda: client.gather(client.map(nop, range(many), pure=False)))
+            large = timing.large(lambda data: client.submit(echo, data, pure=False).result(), mb)
+            found |= {"map": many, "map_s": map_s, **large}
+        timing.tell(**found)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,12 @@ from bench.report import Figure, Result, Table, percentile
 NAME = "functions"
 HERE = Path(__file__).parent
 RIVALS = ("ray", "celery", "dask")
+ROUNDS = 3
 METHOD = (
     "Each side runs the same no-op function in a warm process of its own on loopback: 300 calls one after "
     "the other, 10,000 by its own way of doing many (`map`, `group`, a list of refs), 100 MB there and back, "
-    "from one client process. Corral is what `corral up` starts.",
+    "from one client process. Corral is what `corral up` starts. Of single calls each side has three turns, "
+    "one after another, and its best counts; of large payloads the best of three.",
     "Corral is durable: a call is on disk before it is accepted, and so is its outcome before it is told. "
     "Ray, Dask, and Celery with Redis as it is installed keep calls in memory. `in memory` is Corral with "
     "its data on a RAM disk, where syncing costs nothing.",
@@ -44,12 +46,24 @@ def measure(options: Options) -> Result:
                 found[name.capitalize()] = _rival(name, sizes)
             except rival.RivalMissing as error:
                 result.notes.append(f"{name} was not measured: {error}")
+        _in_turn(found, [sizes[0], "0", "0", "0"])
     fsync_ms = fsync_p50_ms()
     _report(result, found, fsync_ms)
     with folder() as home, station(home, CORRAL_WORKER_SLOTS="2") as running:
         result.details.append(soak(running, 1_000 if options.quick else 100_000, result))
     result.data["found"] = found
     return result
+
+
+def _in_turn(found: dict[str, Any], sizes: list[str]) -> None:
+    """Single calls once more, each side in its turn: the speed of a machine changes from minute to minute."""
+    for _ in range(ROUNDS - 1):
+        for name, one in found.items():
+            if name.startswith("Corral"):
+                again = _corral(sizes, None if name == "Corral" else "/dev/shm")
+            else:
+                again = _rival(name.lower(), sizes)
+            one["ms"] = min(one["ms"], again["ms"], key=statistics.median)
 
 
 def _corral(sizes: list[str], disk: str | None) -> dict[str, Any]:
@@ -139,16 +153,20 @@ def _report(result: Result, found: dict[str, Any], fsync_ms: float) -> None:
                     "" if theirs is None else f"{by['Corral'] / theirs:.2f}x",
                 )
             )
-    figures.append(
-        Figure(
-            f"{ours['mb']} MB there and back",
-            f"{ours['big_s']:.2f} s",
-            "half the speed of copying a file twice",
-            ours["big_s"] <= 2 * ours["copy_s"],
-            f"copy and sync {ours['copy_s']:.2f} s",
-            f"{ours['copy_s'] / ours['big_s']:.2f}x",
+    for what, key in (
+        ("an array of {} MB there and back", "array_s"),
+        ("{} MB of bytes there and back", "big_s"),
+    ):
+        figures.append(
+            Figure(
+                what.format(ours["mb"]),
+                f"{ours[key]:.2f} s",
+                "half the speed of copying a file twice",
+                ours[key] <= 2 * ours["copy_s"],
+                f"copy and sync {ours['copy_s']:.2f} s",
+                f"{ours['copy_s'] / ours[key]:.2f}x",
+            )
         )
-    )
     cold = statistics.median(ours["cold_ms"])
     figures.append(Figure("cold start of a function", f"{cold:.0f} ms", "< 1000 ms", cold < 1000))
     warm, built = statistics.median(ours["plain_cold_ms"]), statistics.median(ours["built_cold_ms"])
@@ -163,6 +181,7 @@ def _report(result: Result, found: dict[str, Any], fsync_ms: float) -> None:
             f"{p50[name]:.2f}",
             f"{percentile(one['ms'], 0.9):.2f}",
             f"{rate[name]:.0f}",
+            f"{one['array_s']:.2f}" if one.get("array_s") else "",
             f"{one['big_s']:.2f}" if one.get("big_s") else "",
         ]
         for name, one in found.items()
@@ -173,6 +192,7 @@ def _report(result: Result, found: dict[str, Any], fsync_ms: float) -> None:
         "call p50 ms",
         "call p90 ms",
         f"map of {ours['map']}: calls/s",
-        "large, s",
+        f"array of {ours['mb']} MB, s",
+        f"bytes of {ours['mb']} MB, s",
     ]
     result.details.append(Table(headers, rows, "Side by side"))

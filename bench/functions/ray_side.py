@@ -26,10 +26,12 @@ def main() -> None:
         object_store_memory=2 << 30,
     )
     ms = timing.one_by_one(lambda n: ray.get(nop.remote(n)), calls)
-    ray.get([nop.remote(n) for n in range(min(many, 500))])
-    map_s, _ = timing.timed(lambda: ray.get([nop.remote(n) for n in range(many)]))
-    big_s = timing.large(lambda data: ray.get(echo.remote(data)), mb)
-    timing.tell(ms=ms, map=many, map_s=map_s, big_s=big_s, version=ray.__version__)
+    found = {"ms": ms, "version": ray.__version__}
+    if many:
+        ray.get([nop.remote(n) for n in range(min(many, 500))])
+        map_s, _ = timing.timed(lambda: ray.get([nop.remote(n) for n in range(many)]))
+        found |= {"map": many, "map_s": map_s, **timing.large(lambda data: ray.get(echo.remote(data)), mb)}
+    timing.tell(**found)
     ray.shutdown()
 
 

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import random
 import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from corral import __version__
-from corral.client.direct import Direct, NoConnection, is_direct
+from corral.client.direct import Answered, Direct, NoConnection, is_direct
 from corral.client.errors import UntrustedServer, from_response, not_an_answer, unreachable
 from corral.client.sockets import OpenSockets
-from corral.domain.errors import InvalidInput, ServerUnreachable, StoreUnavailable
+from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable, StoreUnavailable
 from corral.domain.host import split_pin
+from corral.wire.leases import NearView
 
 M = TypeVar("M")
+A = TypeVar("A", httpx.Response, httpx.Response | Answered)
 Params = Mapping[str, str | int | float | Sequence[str] | None]
 Content = bytes | Iterable[bytes]
 
@@ -69,6 +73,8 @@ class Transport:
         self._client.event_hooks = {"request": [self._sockets.follow]}
         self._timeout_s = timeout_s
         self._direct = self._made_direct(tls)
+        self._near: Path | None = None
+        self._near_is_known = False
 
     def __enter__(self) -> Self:
         return self
@@ -103,19 +109,27 @@ class Transport:
         """One try of a small request, by the shortest way."""
         content = body.model_dump_json().encode()
         try:
-            response = self._asked(partial(self._posted, path, content, timeout_s))
+            found = self._asked(partial(self._posted, path, content, timeout_s))
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
-        if not response.is_success:
-            raise from_response(response)
-        return _parse(response, answer)
+        if isinstance(found, Answered):
+            if found.is_success:
+                with suppress(ValidationError):
+                    return _reader(answer).validate_json(found.content)
+            # Only what is wrong with it is told of a whole response: to make one costs more than to ask.
+            request = httpx.Request("POST", self.url + path)
+            found = httpx.Response(
+                found.status_code, headers=found.headers, content=found.content, request=request
+            )
+        if not found.is_success:
+            raise from_response(found)
+        return _parse(found, answer)
 
-    def _posted(self, path: str, content: bytes, timeout_s: float | None) -> httpx.Response:
-        request = httpx.Request("POST", self.url + path)
+    def _posted(self, path: str, content: bytes, timeout_s: float | None) -> httpx.Response | Answered:
         try:
             if self._direct is None:
                 raise NoConnection
-            found = self._direct.post(path, content, timeout_s=timeout_s or self._timeout_s)
+            return self._direct.post(path, content, timeout_s=timeout_s or self._timeout_s)
         except NoConnection:
             # httpx tells why, or knows a way.
             headers = {"content-type": "application/json"}
@@ -126,7 +140,6 @@ class Transport:
             raise httpx.ReadTimeout(str(error)) from error
         except (OSError, HTTPException) as error:
             raise httpx.ReadError(str(error) or type(error).__name__) from error
-        return httpx.Response(found.status, headers=found.headers, content=found.body, request=request)
 
     def get(self, path: str, answer: type[M], params: Params | None = None) -> M:
         return self.repeat("GET", path, answer, params=params)
@@ -190,6 +203,20 @@ class Transport:
             except (ServerUnreachable, StoreUnavailable):
                 self.sleep(self.backoff.delay_s(failures))
         return attempt()
+
+    def near(self, *, anew: bool = False) -> Path | None:
+        """A folder in which files can be handed to a server on this machine; None if that is not so."""
+        if not is_loopback(self.url) or os.name == "nt":
+            return None
+        if anew or not self._near_is_known:
+            try:
+                found = self.once("GET", "/v1/near", NearView).folder
+            except CorralError:
+                # An older one, or one that is away: it is asked for again when there is more to hand over.
+                return None
+            self._near = Path(found) if found and os.access(found, os.R_OK | os.W_OK | os.X_OK) else None
+            self._near_is_known = True
+        return self._near
 
     def raw(
         self,
@@ -258,7 +285,7 @@ class Transport:
             raise from_response(response)
         return response
 
-    def _asked(self, ask: Callable[[], httpx.Response]) -> httpx.Response:
+    def _asked(self, ask: Callable[[], A]) -> A:
         """The answer. Where the server says that it is asked too often, it did nothing: ask again later."""
         for _ in range(BUSY_TRIES):
             response = ask()

@@ -14,7 +14,7 @@ from corral.core.fence import fence
 from corral.core.policy import Policy
 from corral.domain.call import CALL_FINAL, Call, CallEvent, CallState, Chunk, Payload, Pool, Waiting
 from corral.domain.canonical import canonical
-from corral.domain.endpoint import Endpoint, EndpointVersion, PoolParams, VersionState
+from corral.domain.endpoint import Endpoint, PoolParams, Serving, VersionState
 from corral.domain.errors import BlobMissing, Conflict, FieldError, InvalidInput, LeaseLost, NotFound
 from corral.domain.ids import CallId, Digest, EndpointId, HostId, LeaseId, RunId, new_call_id
 from corral.ports.store import Tx
@@ -94,9 +94,20 @@ class Caller(NamedTuple):
 
 
 def accept(
-    tx: Tx, endpoint: Endpoint, version: int, calls: Sequence[NewCall], *, caller: Caller, now: float
+    tx: Tx,
+    endpoint: Endpoint,
+    version: int,
+    calls: Sequence[NewCall],
+    *,
+    caller: Caller,
+    now: float,
+    early: bool = False,
 ) -> list[Call]:
-    """Queue them, all or none. One with the key of an earlier call is that call."""
+    """Queue them, all or none. One with the key of an earlier call is that call.
+
+    With `early` an instance may begin with them while they are written down. Nobody hears of an outcome
+    before both are; should they not be, it was no call, and what is told of it changes nothing.
+    """
     serving = tx.endpoints.version(endpoint.id, version or endpoint.current)
     if serving is not None and serving.state is VersionState.BROKEN:
         raise Conflict(
@@ -118,7 +129,7 @@ def accept(
             found.append(_earlier(tx, call))
             continue
         _hold_blob(tx, call, call.args_blob)
-        tx.announce(TOPIC_CALL_READY, ready_key(call))
+        tx.announce(TOPIC_CALL_READY, ready_key(call), early=early)
         found.append(call)
     if now - endpoint.called_at > 1.0:
         tx.endpoints.touch(endpoint.id, now)
@@ -471,18 +482,15 @@ def _locked(tx: Tx, call_id: CallId) -> Call:
 
 def check_lease(
     tx: Tx, lease_id: LeaseId, epoch: int, *, host_id: HostId, now: float, policy: Policy
-) -> tuple[RunId, EndpointId, EndpointVersion, str]:
-    """Of which endpoint, version and pool the lease is an instance. LeaseLost if it may not speak."""
-    lease, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
-    instance = tx.endpoints.instance(run.id)
-    if instance is None:
-        raise LeaseLost(f"run {lease.run_id} serves no endpoint")
-    version = tx.endpoints.version(instance.endpoint_id, instance.version)
-    if version is None:
-        raise LeaseLost(f"the endpoint of run {lease.run_id} is gone")
-    if instance.ready_at is None:
+) -> tuple[RunId, Serving]:
+    """Of what the lease is an instance. LeaseLost if it may not speak."""
+    _, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
+    serving = tx.endpoints.serving(run.id)
+    if serving is None:
+        raise LeaseLost(f"run {run.id} serves no endpoint, or its endpoint is gone")
+    if serving.ready_at is None and (instance := tx.endpoints.instance(run.id)) is not None:
         tx.endpoints.save_instance(instance._replace(ready_at=now))
-    return run.id, instance.endpoint_id, version, instance.pool
+    return run.id, serving
 
 
 def unknown_function(name: str, known: Sequence[str], endpoint: str) -> InvalidInput:

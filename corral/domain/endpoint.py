@@ -57,6 +57,20 @@ class Instance(NamedTuple):
     created_at: float
 
 
+class Serving(NamedTuple):
+    """What an instance has to know of its endpoint each time it asks for calls, in one look."""
+
+    endpoint_id: EndpointId
+    version: int
+    pool: str
+    ready_at: float | None
+    # Of its own version.
+    state: VersionState
+    # Of the endpoint: which version serves, and whether any does.
+    current: int
+    stopped: bool
+
+
 class PoolParams(NamedTuple):
     """With what the instances of a class's pool are made."""
 

@@ -14,6 +14,7 @@ import math
 import sys
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 PLAIN = "plain1"
@@ -21,6 +22,9 @@ PICKLE = "pickle5"
 FORMATS = (PLAIN, PICKLE)
 # Deeper values are pickled, which says clearly what is too deep for it.
 _DEEPEST = 64
+_WORTH_IT = 1 << 20
+# Where buffers begin, so that arrays can lie in them as they are.
+_ALIGNED = 64
 
 
 class NotPlain(Exception):
@@ -35,14 +39,37 @@ class CannotDecode(ValueError):
     """The bytes are not what their format says, or need something that is not here."""
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """Bytes that lie in several places: to join them would copy what is large."""
+
+    parts: tuple[bytes | memoryview, ...]
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+
+def whole(data: bytes | Pieces) -> bytes:
+    return data if isinstance(data, bytes) else b"".join(data.parts)
+
+
 def encode(value: Any, *, what: str = "the value", plain_only: bool = False) -> tuple[str, bytes]:
     """The format and the bytes. CannotEncode names what cannot be carried."""
+    form, data = encode_pieces(value, what=what, plain_only=plain_only)
+    return form, whole(data)
+
+
+def encode_pieces(
+    value: Any, *, what: str = "the value", plain_only: bool = False
+) -> tuple[str, bytes | Pieces]:
+    """The same. Pieces are of the value itself, and for use before it can change."""
     try:
-        return PLAIN, encode_plain(value)
+        pieces = _plain(value)
     except NotPlain as error:
         if plain_only:
             raise CannotEncode(f"{what} cannot travel as plain data: {error}") from None
-    return PICKLE, _pickle(value, what)
+        return PICKLE, _pickle(value, what)
+    return PLAIN, pieces if len(pieces) >= _WORTH_IT else whole(pieces)
 
 
 def decode(form: str, data: bytes | memoryview, *, unpickling: Callable[[], None] | None = None) -> Any:
@@ -63,9 +90,16 @@ def decode(form: str, data: bytes | memoryview, *, unpickling: Callable[[], None
 
 def encode_plain(value: Any) -> bytes:
     """NotPlain names the first part that is not plain."""
+    return whole(_plain(value))
+
+
+def _plain(value: Any) -> Pieces:
     buffers: list[bytes | memoryview] = []
     text = json.dumps(_write(value, buffers, 0), separators=(",", ":"), allow_nan=False).encode()
-    return b"".join([len(text).to_bytes(8, "big"), text, *buffers])
+    if buffers:
+        # JSON takes blanks at its end.
+        text += b" " * (-(8 + len(text)) % _ALIGNED)
+    return Pieces((len(text).to_bytes(8, "big") + text, *buffers))
 
 
 def decode_plain(data: bytes | memoryview) -> Any:
@@ -99,7 +133,7 @@ def _write(value: Any, buffers: list[bytes | memoryview], depth: int) -> Any:
     if kind in (tuple, set, frozenset):
         return {"!": kind.__name__, "v": [_write(item, buffers, depth + 1) for item in value]}
     if kind in (bytes, bytearray):
-        return {"!": kind.__name__, "v": _buffer(value, buffers)}
+        return {"!": kind.__name__, "v": _buffer(memoryview(value), buffers)}
     if kind in _TEXTS:
         return {"!": kind.__name__, "v": _TEXTS[kind][0](value)}
     return _write_array(value, buffers)
@@ -114,10 +148,12 @@ def _write_array(value: Any, buffers: list[bytes | memoryview]) -> Any:
     raise NotPlain(f"{type(value).__module__}.{type(value).__qualname__} is not plain")
 
 
-def _buffer(data: bytes | bytearray | memoryview, buffers: list[bytes | memoryview]) -> list[int]:
+def _buffer(data: memoryview, buffers: list[bytes | memoryview]) -> list[int]:
     begin = sum(len(one) for one in buffers)
-    buffers.append(memoryview(data))
-    return [begin, len(data)]
+    if gap := -begin % _ALIGNED:
+        buffers.append(bytes(gap))
+    buffers.append(data)
+    return [begin + gap, len(data)]
 
 
 def _read(value: Any, buffers: memoryview) -> Any:
@@ -161,7 +197,9 @@ def _read_array(value: dict[str, Any], buffers: memoryview) -> Any:
     dtype = numpy.dtype(value["dtype"])
     if dtype.kind not in "biufc":
         raise CannotDecode(f"an array of {dtype} is not plain")
-    return numpy.frombuffer(_slice(value["v"], buffers), dtype=dtype).reshape(value["shape"]).copy()
+    found = numpy.frombuffer(_slice(value["v"], buffers), dtype=dtype).reshape(value["shape"])
+    # What was mapped for us alone need not be copied to be ours; a small array would keep all of it.
+    return found if found.flags.writeable and found.nbytes >= _WORTH_IT else found.copy()
 
 
 def _iso_delta(value: datetime.timedelta) -> list[int]:

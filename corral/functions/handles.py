@@ -41,6 +41,10 @@ class Function(Generic[P, R]):
         self._function = function or next(iter(member.callees))
         self._params = params
         self._changes = changes or {}
+        try:
+            self._signature: inspect.Signature | None = inspect.signature(fn)
+        except (TypeError, ValueError):
+            self._signature = None
         functools.update_wrapper(self, fn)
 
     def __repr__(self) -> str:
@@ -197,7 +201,7 @@ class Function(Generic[P, R]):
 
     def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ask:
         self.check(args, kwargs)
-        form, data = codec.encode([list(args), kwargs], what=f"an argument of {self._function}()")
+        form, data = codec.encode_pieces([list(args), kwargs], what=f"an argument of {self._function}()")
         return Ask(
             self._function,
             form,
@@ -211,12 +215,10 @@ class Function(Generic[P, R]):
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Wrong arguments are told before anything is sent."""
-        try:
-            signature = inspect.signature(self._fn)
-        except (TypeError, ValueError):
+        if self._signature is None:
             return
         try:
-            signature.bind(*args, **kwargs)
+            self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self._function}(): {error}") from None
 

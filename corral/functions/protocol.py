@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from corral.functions.codec import Pieces
 from corral.functions.member import Member
 
 
@@ -24,7 +25,7 @@ class Ask:
 
     function: str
     format: str
-    args: bytes
+    args: bytes | Pieces
     params: tuple[str, bytes] | None = None
     key: str | None = None
     priority: int = 0
@@ -37,7 +38,7 @@ class Seen:
 
     id: str
     state: str
-    result: tuple[str, bytes] | None = None
+    result: tuple[str, bytes | memoryview] | None = None
     error: dict[str, Any] | None = None
     attempt: int = 0
     # What it waits for, as long as it has not begun; only where one call was asked for.
@@ -54,7 +55,7 @@ class Given:
 
     n: int
     format: str
-    data: bytes
+    data: bytes | memoryview
 
 
 class VolumeFile(NamedTuple):

@@ -19,7 +19,7 @@ from corral.client.upload import upload
 from corral.domain.call import INLINE_BYTES
 from corral.domain.errors import BlobMissing, DigestMismatch, NotFound
 from corral.domain.errors import VolumeConflict as VolumeConflictThere
-from corral.functions.codec import as_text, from_text
+from corral.functions.codec import Pieces, as_text, from_text, whole
 from corral.functions.errors import EndpointGone, ResultLost, VolumeConflict
 from corral.functions.local_volumes import LocalVolumes
 from corral.functions.member import Member
@@ -194,11 +194,16 @@ class HttpBackend:
             options=CallOptionsBody(**ask.options),
         )
 
-    def _payload(self, project: str, form: str, data: bytes) -> PayloadBody:
+    def _payload(self, project: str, form: str, data: bytes | Pieces) -> PayloadBody:
         if len(data) <= INLINE_BYTES:
-            return PayloadBody(format=form, body=as_text(data), size=len(data))
-        digest = hashlib.sha256(data).hexdigest()
-        self.corral.sink(project).keep(digest, data)
+            return PayloadBody(format=form, body=as_text(whole(data)), size=len(data))
+        sink = self.corral.sink(project)
+        stored = sink.hand_over(data.parts if isinstance(data, Pieces) else [data])
+        if stored is not None:
+            return PayloadBody(format=form, blob=stored.sha256, size=stored.size)
+        sent = whole(data)
+        digest = hashlib.sha256(sent).hexdigest()
+        sink.keep(digest, sent)
         return PayloadBody(format=form, blob=digest, size=len(data))
 
     def collect(self, call_ids: Sequence[str], wait_s: float) -> list[Seen]:
@@ -246,11 +251,12 @@ class HttpBackend:
                 error = {"type": "ResultLost", "message": f"call {view.id}: {lost}"}
         return Seen(view.id, view.state, result, error, view.attempt, view.waiting)
 
-    def _bytes(self, project: str, payload: PayloadBody) -> bytes:
+    def _bytes(self, project: str, payload: PayloadBody) -> bytes | memoryview:
         if payload.body is not None:
             return from_text(payload.body)
         assert payload.blob is not None
         try:
-            return self.corral.source(project).whole(payload.blob)
+            source = self.corral.source(project)
+            return source.in_place(payload.blob) or source.whole(payload.blob)
         except (BlobMissing, DigestMismatch) as error:
             raise ResultLost(error.message) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from corral.domain.ids import Digest
@@ -30,6 +31,23 @@ class Upload(Protocol):
         ...
 
 
+class Taken(Protocol):
+    """A file that was handed over, whose bytes are durable. Calls block: run them in a thread."""
+
+    @property
+    def digest(self) -> Digest: ...
+    @property
+    def size(self) -> int: ...
+
+    def commit(self) -> None:
+        """Make it visible as a blob."""
+        ...
+
+    def close(self) -> None:
+        """Without a commit the file is gone."""
+        ...
+
+
 class BlobStore(Protocol):
     """Content-addressed blobs. Equal bytes twice are one blob. Every stored file re-hashes to its name."""
 
@@ -45,6 +63,22 @@ class BlobStore(Protocol):
 
         DigestMismatch before anything is stored if one is not what it is called. After any other error
         some may be there, each of them whole.
+        """
+        ...
+
+    def near(self) -> Path | None:
+        """A folder of this machine for files that `take` can have; None if there is none."""
+        ...
+
+    def take(self, name: str) -> Taken:
+        """A file of that folder, for good, hashed. KeyError if it is not there."""
+        ...
+
+    def place(self, digest: Digest) -> Path | None:
+        """Where on this machine the bytes can be read, and only read. KeyError if absent.
+
+        None where that cannot be, and for those that were not hashed of late: then they are sent, and whoever
+        gets them hashes them.
         """
         ...
 

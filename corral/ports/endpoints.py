@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from corral.domain.endpoint import Endpoint, EndpointVersion, Instance, PoolParams
+from corral.domain.endpoint import Endpoint, EndpointVersion, Instance, PoolParams, Serving
 from corral.domain.ids import EndpointId, RunId
 
 
@@ -52,6 +52,10 @@ class Endpoints(Protocol):
     def insert_instance(self, instance: Instance) -> None: ...
 
     def instance(self, run_id: RunId) -> Instance | None: ...
+
+    def serving(self, run_id: RunId) -> Serving | None:
+        """Of an instance; None if it is none, or its endpoint is gone."""
+        ...
 
     def instances(self, endpoint_id: EndpointId) -> list[Instance]: ...
 

@@ -607,8 +607,11 @@ class Tx(Protocol):
     @property
     def volumes(self) -> Volumes: ...
 
-    def announce(self, topic: str, key: str) -> None:
-        """Told to every subscriber of every server after the commit, and only then."""
+    def announce(self, topic: str, key: str, *, early: bool = False) -> None:
+        """Told to every subscriber of every server after the commit, and only then.
+
+        One that is `early` may be told while the commit is on its way to the disk, which it may not reach.
+        """
         ...
 
 
@@ -618,8 +621,11 @@ class Store(Protocol):
         """Whether no other server writes to it."""
         ...
 
-    async def write(self, unit: Callable[[Tx], T]) -> T:
-        """Run the unit; return after its commit is durable. StoreUnavailable if it cannot be now."""
+    async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
+        """Run the unit; return after its commit is durable. StoreUnavailable if it cannot be now.
+
+        A commit of `patient` ones alone may wait some milliseconds for others to share it with.
+        """
         ...
 
     async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:

@@ -15,10 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from corral.functions import codec
+from corral.functions.codec import Pieces
 from corral.functions.errors import describe
 from corral.runner.load import Served
 from corral.runner.output import Marks, output_of
 from corral.runner.web import WEB, BadRequest, answer, arguments, piece, refusal
+
+# What is printed so soon after a call, by what it left running, is taken for the call's own.
+_STILL_ITS_OWN_S = 0.02
 
 
 class Cancelled(BaseException):
@@ -33,7 +37,7 @@ class Work:
     attempt: int
     function: str
     format: str
-    args: bytes
+    args: bytes | memoryview
     is_async: bool
     generator: bool
     began: float = 0.0
@@ -46,13 +50,13 @@ class Work:
 class Reporter(Protocol):
     """Told how calls go; every method may be called from any thread."""
 
-    def result(self, work: Work, form: str, data: bytes) -> None: ...
+    def result(self, work: Work, form: str, data: bytes | Pieces) -> None: ...
 
     def error(self, work: Work, record: dict[str, Any]) -> None: ...
 
     def cancelled(self, work: Work) -> None: ...
 
-    def chunk(self, work: Work, n: int, form: str, data: bytes) -> None: ...
+    def chunk(self, work: Work, n: int, form: str, data: bytes | Pieces) -> None: ...
 
 
 class Executor:
@@ -63,7 +67,7 @@ class Executor:
         self._reporter = reporter
         self._marks = marks
         self._overlapping = concurrency > 1 or bool(batches)
-        self._queue: queue.SimpleQueue[Work | Callable[[], None] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._running: dict[str, Work] = {}
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -83,26 +87,21 @@ class Executor:
         else:
             self._queue.put(work)
 
-    def in_main(self, job: Callable[[], None]) -> None:
-        self._queue.put(job)
-
     def end(self) -> None:
         self._queue.put(None)
 
     def serve(self) -> None:
         """In the main thread, until `end`: some libraries work nowhere else."""
-        while (job := self._next()) is not None:
-            if isinstance(job, Work):
-                self._run(job)
-            else:
-                job()
+        while (work := self._next()) is not None:
+            self._run(work)
+        self._marks.switch("")
 
-    def _next(self) -> Work | Callable[[], None] | None:
+    def _next(self) -> Work | None:
         while True:
             try:
-                return self._queue.get(timeout=3600)
+                return self._queue.get(timeout=_STILL_ITS_OWN_S if self._marks.is_somebodys else 3600)
             except queue.Empty:
-                continue
+                self._marks.switch("")
             except Cancelled:
                 # It came when the call that it was meant for had just ended.
                 continue
@@ -138,7 +137,9 @@ class Executor:
         work.thread = threading.get_ident()
         work.began = time.monotonic()
         try:
-            with output_of(work.id, self._marks, overlapping=self._overlapping):
+            with output_of(
+                work.id, self._marks, overlapping=self._overlapping, until_next=not self._overlapping
+            ):
                 tell = self._called(work)
         except Cancelled:
             tell = lambda: self._reporter.cancelled(work)  # noqa: E731
@@ -152,7 +153,7 @@ class Executor:
             value = fn(*args, **kwargs)
             if work.generator:
                 count = self._drain(work, iter(value))
-                form, data = codec.encode(count)
+                form, data = codec.encode_pieces(count)
             else:
                 form, data = packed(value, work)
         except Cancelled:
@@ -203,7 +204,7 @@ class Executor:
                 async for item in value:
                     n += 1
                     self._reporter.chunk(work, n, *packed_chunk(item, work))
-                form, data = codec.encode(n)
+                form, data = codec.encode_pieces(n)
             else:
                 form, data = packed(await value, work)
         except BadRequest as error:
@@ -252,7 +253,7 @@ class Executor:
     def _told_error(self, work: Work, record: dict[str, Any]) -> Callable[[], None]:
         return lambda: self._reporter.error(work, record)
 
-    def _told_result(self, work: Work, form: str, data: bytes) -> Callable[[], None]:
+    def _told_result(self, work: Work, form: str, data: bytes | Pieces) -> Callable[[], None]:
         return lambda: self._reporter.result(work, form, data)
 
 
@@ -297,20 +298,20 @@ def unpacked(work: Work, fn: Callable[..., Any]) -> tuple[list[Any], dict[str, A
     data, work.args = work.args, b""
     if work.format == WEB:
         work.web = True
-        return [], arguments(fn, data)
+        return [], arguments(fn, bytes(data))
     args, kwargs = codec.decode(work.format, data)
     return args, kwargs
 
 
-def packed(value: Any, work: Work) -> tuple[str, bytes]:
+def packed(value: Any, work: Work) -> tuple[str, bytes | Pieces]:
     return (WEB, answer(value)) if work.web else encoded(value, work.function)
 
 
-def packed_chunk(value: Any, work: Work) -> tuple[str, bytes]:
+def packed_chunk(value: Any, work: Work) -> tuple[str, bytes | Pieces]:
     return piece(value) if work.web else encoded(value, work.function)
 
 
-def encoded(value: Any, name: str) -> tuple[str, bytes]:
+def encoded(value: Any, name: str) -> tuple[str, bytes | Pieces]:
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
         raise TypeError(
             f"{name}() returned a generator; decorate the generator function itself, and use .stream()"
@@ -318,4 +319,4 @@ def encoded(value: Any, name: str) -> tuple[str, bytes]:
     if inspect.iscoroutine(value):
         value.close()
         raise TypeError(f"{name}() returned a coroutine; write it as async def, or await it")
-    return codec.encode(value, what=f"the result of {name}()")
+    return codec.encode_pieces(value, what=f"the result of {name}()")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import secrets as random
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 from corral.functions import backend as backends
 from corral.functions import codec
+from corral.functions.codec import Pieces
 from corral.functions.errors import describe
 from corral.runner.channel import INLINE_MAX, Channel
 from corral.runner.execute import Executor, Work
@@ -29,7 +31,7 @@ class _Reports:
     def __init__(self, channel: Channel, folder: str) -> None:
         self._channel, self._folder = channel, folder
 
-    def result(self, work: Work, form: str, data: bytes) -> None:
+    def result(self, work: Work, form: str, data: bytes | Pieces) -> None:
         self._send({"t": "result", **_which(work), "format": form}, data)
 
     def error(self, work: Work, record: dict[str, Any]) -> None:
@@ -38,16 +40,20 @@ class _Reports:
     def cancelled(self, work: Work) -> None:
         self._send({"t": "cancelled", **_which(work)}, b"")
 
-    def chunk(self, work: Work, n: int, form: str, data: bytes) -> None:
+    def chunk(self, work: Work, n: int, form: str, data: bytes | Pieces) -> None:
         self._send({"t": "chunk", **_which(work), "n": n, "format": form}, data)
 
-    def _send(self, header: dict[str, Any], data: bytes) -> None:
+    def _send(self, header: dict[str, Any], data: bytes | Pieces) -> None:
         if len(data) <= INLINE_MAX:
-            self._channel.send(header, data)
+            self._channel.send(header, codec.whole(data))
             return
         path = os.path.join(self._folder, random.token_hex(8))
-        with open(path, "wb") as file:
-            file.write(data)
+        with open(path, "wb", buffering=0) as file:
+            for part in data.parts if isinstance(data, Pieces) else [data]:
+                view = memoryview(part)
+                while view:
+                    # Not at once: of a large write the system makes pages that are hard to come by.
+                    view = view[file.write(view[:INLINE_MAX]) :]
         self._channel.send({**header, "path": path})
 
 
@@ -138,9 +144,10 @@ def _listen(channel: Channel, executor: Executor, tables: dict[str, Any]) -> Non
 
 
 def _work(header: dict[str, Any], body: bytes, tables: dict[str, Any]) -> Work:
+    args: bytes | memoryview = body
     if path := header.get("path"):
         with open(path, "rb") as file:
-            body = file.read()
+            args = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         os.unlink(path)
     table = tables[header["function"]]
     return Work(
@@ -148,7 +155,7 @@ def _work(header: dict[str, Any], body: bytes, tables: dict[str, Any]) -> Work:
         attempt=header["attempt"],
         function=header["function"],
         format=header["format"],
-        args=body,
+        args=args,
         is_async=bool(table.get("is_async")),
         generator=table.get("kind") == "generator" or bool(table.get("streams")),
     )

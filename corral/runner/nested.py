@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from corral.functions.codec import as_text, from_text
+from corral.functions.codec import as_text, from_text, whole
 from corral.functions.errors import FunctionError, problem_of
 from corral.functions.member import Member
 from corral.functions.protocol import Ask, Given, Seen, Target
@@ -54,7 +54,7 @@ class InstanceBackend:
         calls = [
             {
                 "function": one.function,
-                "args": {"format": one.format, "body": as_text(one.args)},
+                "args": {"format": one.format, "body": as_text(whole(one.args))},
                 "params": None
                 if one.params is None
                 else {"format": one.params[0], "body": as_text(one.params[1])},

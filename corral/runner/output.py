@@ -29,13 +29,13 @@ class Marks:
         self._lock = threading.Lock()
         self._of = {_STDOUT: "", _STDERR: ""}
 
+    @property
+    def is_somebodys(self) -> bool:
+        return any(self._of.values())
+
     def switch(self, call_id: str) -> None:
         """What follows is this call's; an empty id means nobody's."""
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError):
-                continue
+        _flush()
         with self._lock:
             for fd in (_STDOUT, _STDERR):
                 self._mark(fd, call_id)
@@ -50,6 +50,14 @@ class Marks:
         if self._of[fd] != call_id:
             self._of[fd] = call_id
             _write_all(fd, b"\x1e" + self._secret + b":" + call_id.encode() + b"\x1e")
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -125,14 +133,17 @@ def _pump(read: int, fd: int, marks: Marks) -> None:
 
 
 @contextmanager
-def output_of(call_id: str, marks: Marks, *, overlapping: bool) -> Iterator[None]:
+def output_of(call_id: str, marks: Marks, *, overlapping: bool, until_next: bool = False) -> Iterator[None]:
+    """With `until_next` whoever comes next says that it is over: a mark wakes those who read the output."""
     token = current.set(call_id)
     if not overlapping:
         marks.switch(call_id)
     try:
         yield
     finally:
-        if not overlapping:
+        if until_next:
+            _flush()
+        elif not overlapping:
             marks.switch("")
         for stream in _shared:
             stream.end_of(call_id)

@@ -128,7 +128,7 @@ async def _receive(
     announced = int(request.headers.get("content-length", "0")) + (offset or 0)
     # Before the body is read: what cannot be kept need not be sent.
     await svc.store.read(lambda tx: check_room(tx, holder.project, {sha: announced}))
-    await _wait_while_condemned(sha, svc)
+    await wait_while_condemned(sha, svc)
     upload = await svc.in_thread(lambda: svc.blobs.open_upload(sha, uploader=holder.name, offset=offset))
     try:
         await _pour(request, upload, svc)
@@ -137,7 +137,7 @@ async def _receive(
         raise DigestMismatch("the connection broke before the end", hint="Go on from the offset.") from None
     finally:
         await svc.in_thread(upload.close)
-    await _remember(sha, size, holder, svc)
+    await remember(sha, size, holder, svc)
     return BlobStored(sha256=sha, size=size, existed=False)
 
 
@@ -176,7 +176,7 @@ async def _pour(request: Request, upload: Upload, svc: Services) -> None:
             await asyncio.wait([writing])
 
 
-async def _wait_while_condemned(sha: Digest, svc: Services) -> None:
+async def wait_while_condemned(sha: Digest, svc: Services) -> None:
     for _ in range(200):
         if not await svc.store.read(lambda tx: tx.blobs.is_condemned(sha)):
             return
@@ -184,7 +184,7 @@ async def _wait_while_condemned(sha: Digest, svc: Services) -> None:
     raise StoreUnavailable(f"blob {sha} is being collected; try again")
 
 
-async def _remember(sha: Digest, size: int, holder: Holder, svc: Services) -> None:
+async def remember(sha: Digest, size: int, holder: Holder, svc: Services) -> None:
     def unit(tx: Tx) -> bool:
         check_room(tx, holder.project, {sha: size})
         return remember_blob(
@@ -219,7 +219,7 @@ async def _unpack(body: bytes, holder: Holder, svc: Services) -> list[BlobStored
     sizes = {sha: len(data) for sha, data in items}
     await svc.store.read(lambda tx: check_room(tx, holder.project, sizes))
     for sha, _ in items:
-        await _wait_while_condemned(sha, svc)
+        await wait_while_condemned(sha, svc)
     await svc.in_thread(lambda: svc.blobs.put_many(items))
     svc.counters.uploaded_bytes += len(body)
 
@@ -273,10 +273,7 @@ async def get_blob(
     epoch: Annotated[int, Query(ge=0, lt=2**62)] = 0,
 ) -> StreamingResponse:
     """A hash is not a key: only what the caller's project or live lease names."""
-    if token.scope is Scope.HOST:
-        await _check_lease_reads(sha256, token, svc, lease, epoch)
-    else:
-        await _check_project_reads(sha256, Caller(token), svc, project)
+    await check_reads(sha256, token, svc, project=project, lease=lease, epoch=epoch)
     try:
         size = await svc.in_thread(lambda: svc.blobs.size(sha256))
         start = _range_start(request, size)
@@ -299,6 +296,15 @@ def _range_start(request: Request, size: int) -> int:
         return 0
     start = int(text[6:-1])
     return start if start < size else 0
+
+
+async def check_reads(
+    sha: Digest, token: Token, svc: Services, *, project: str | None, lease: str | None, epoch: int
+) -> None:
+    if token.scope is Scope.HOST:
+        await _check_lease_reads(sha, token, svc, lease, epoch)
+    else:
+        await _check_project_reads(sha, Caller(token), svc, project)
 
 
 async def _check_project_reads(sha: Digest, caller: Caller, svc: Services, project: str | None) -> None:

@@ -58,6 +58,7 @@ _WRITE_AFTER_S = 0.05
 LOST_AFTER_S = 30.0
 
 Gone = Callable[[], Awaitable[bool]]
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
 async def call_path(call_id: Annotated[str, Path()]) -> CallId:
@@ -79,7 +80,7 @@ async def make_as_json(body: CallsRequest, caller: Caller, svc: Services) -> str
 
 def _as_json(calls: Iterable[Call], svc: Services) -> str:
     """A `CallsAnswer`, written down without a model of each: there may be thousands a second."""
-    return json.dumps({"calls": [_table(call, svc) for call in calls]}, separators=(",", ":"))
+    return _dumps({"calls": [_table(call, svc) for call in calls]})
 
 
 async def accept(body: CallsRequest, caller: Caller, svc: Services) -> list[Call]:
@@ -90,15 +91,36 @@ async def accept(body: CallsRequest, caller: Caller, svc: Services) -> list[Call
     def unit(tx: Tx) -> list[Call]:
         endpoint = _endpoint(tx, body.project, body.endpoint)
         _check_functions(tx, endpoint, body.version, new, svc)
-        return core.accept(tx, endpoint, body.version, new, caller=who, now=svc.clock.now())
+        return core.accept(
+            tx, endpoint, body.version, new, caller=who, now=svc.clock.now(), early=svc.store.alone
+        )
 
-    made = await svc.store.write(unit)
-    # One that was quick has been given and has ended by now.
-    ended = {call.id for call in svc.results.recent([call.id for call in made])}
-    svc.dispatch.keep(call for call in made if call.state is CallState.QUEUED and call.id not in ended)
+    # Who waits for the outcome need not be told of the acceptance before.
+    made = await accepted(unit, svc, patient=body.wait_s > 0)
     if not body.wait_s:
         return made
     return await wait_all(made, body.wait_s, svc, fresh=True)
+
+
+async def accepted(unit: Callable[[Tx], list[Call]], svc: Services, *, patient: bool) -> list[Call]:
+    """Written down, and in memory for whoever is given them. The unit accepts them, early if it can be."""
+    made: list[Call] = []
+    if not svc.store.alone:
+        made = await svc.store.write(unit)
+        svc.dispatch.keep(call for call in made if call.state is CallState.QUEUED)
+        return made
+
+    def kept(tx: Tx) -> None:
+        made[:] = unit(tx)
+        # An instance may be given them before they can be read.
+        svc.dispatch.keep(call for call in made if call.state is CallState.QUEUED)
+
+    try:
+        await svc.store.write(kept, patient=patient)
+    except BaseException:
+        svc.dispatch.forget(call.id for call in made)
+        raise
+    return made
 
 
 def _new_call(ask: CallAsk) -> NewCall:
@@ -389,8 +411,8 @@ async def exchange_as_json(
     def unit(tx: Tx) -> _Instance:
         now = svc.clock.now()
         changed.clear()
-        me = core.check_lease(tx, lease_id, epoch, host_id=host_id, now=now, policy=svc.policy)
-        run_id, endpoint_id, version, pool = me
+        run_id, me = core.check_lease(tx, lease_id, epoch, host_id=host_id, now=now, policy=svc.policy)
+        endpoint_id = me.endpoint_id
         for part in body.chunks:
             given = [_payload(one, "chunks") for one in part.chunks]
             one = CallId(part.call_id)
@@ -398,24 +420,20 @@ async def exchange_as_json(
             if call is not None and call.state in CALL_FINAL:
                 changed.append(call)
         changed.extend(core.settle(tx, lease_id, run_id, endpoint_id, told, now=now))
-        if body.want:
+        if body.want and svc.dispatch.is_time_to_look(lease_id, LOST_AFTER_S / 10):
             held = {*body.holding, *(one.call_id for one in told)}
             changed.extend(core.take_back(tx, lease_id, held, before=now - LOST_AFTER_S, now=now))
-        if version.state is VersionState.ROLLING:
-            became_ready(tx, endpoint_id, version.version, now=now)
+        if me.state is VersionState.ROLLING:
+            became_ready(tx, endpoint_id, me.version, now=now)
         doubtful = svc.dispatch.doubtful(lease_id, body.holding) if svc.store.alone else body.holding
         over = tx.calls.ended([CallId(one) for one in doubtful]) if doubtful else []
-        endpoint = tx.endpoints.get(endpoint_id)
-        current = endpoint is not None and not endpoint.stopped and endpoint.current == version.version
-        numbers = (
-            (version.version, 0) if current or version.state is VersionState.ROLLING else (version.version,)
-        )
+        serves = me.state is VersionState.ROLLING or (not me.stopped and me.current == me.version)
         return _Instance(
             run_id,
             endpoint_id,
-            tuple(Pool(endpoint_id, number, pool) for number in numbers),
+            tuple(Pool(endpoint_id, n, me.pool) for n in ((me.version, 0) if serves else (me.version,))),
             tuple(call.id for call in over),
-            not current and version.state is not VersionState.ROLLING,
+            not serves,
             changes,
         )
 
@@ -439,7 +457,7 @@ async def exchange_as_json(
         "cancelled": me.over,
         "stop": (me.retired and not given) or idle,
     }
-    return json.dumps(answer, separators=(",", ":"))
+    return _dumps(answer)
 
 
 def _may_end(lease_id: LeaseId, me: _Instance, svc: Services) -> bool:
@@ -524,7 +542,8 @@ async def _still_queued(ids: list[CallId], me: _Instance, lease_id: LeaseId, svc
         )
         calls = [call for call in calls if call.id in set(got)]
     svc.dispatch.give(lease_id, me.run_id, [call.id for call in calls], written=not alone)
-    if alone:
+    if alone and not svc.dispatch.writes_down:
+        svc.dispatch.writes_down = True
         svc.in_background(_write_down_later(svc))
     return calls
 
@@ -533,6 +552,7 @@ async def _write_down_later(svc: Services) -> None:
     """Who has which call. Should it be lost before, the call is still queued, and its outcome is taken all
     the same; most have ended by then."""
     await asyncio.sleep(_WRITE_AFTER_S)
+    svc.dispatch.writes_down = False
     for (lease_id, run_id), ids in svc.dispatch.unwritten().items():
 
         def unit(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -56,7 +56,8 @@ class Dispatcher:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._queues: dict[Pool, _Queue] = {}
-        self._polls: dict[Pool, deque[Poll]] = {}
+        # In the order in which they came; each is there once, however often it joins.
+        self._polls: dict[Pool, dict[Poll, None]] = {}
         self._kept: OrderedDict[CallId, Call] = OrderedDict()
         self._kept_bytes = 0
         self.changes = 0
@@ -68,6 +69,9 @@ class Dispatcher:
         self.served: dict[LeaseId, EndpointId] = {}
         self._place: dict[LeaseId, Pool] = {}
         self._active: dict[LeaseId, float] = {}
+        # Whether something is about to write down who was given what.
+        self.writes_down = False
+        self._looked: dict[LeaseId, float] = {}
         # Those that are to end as soon as they have nothing to do.
         self._away: set[LeaseId] = set()
 
@@ -110,13 +114,12 @@ class Dispatcher:
     def join(self, poll: Poll) -> None:
         poll.woken.clear()
         for pool in poll.pools:
-            self._polls.setdefault(pool, deque()).append(poll)
+            self._polls.setdefault(pool, {})[poll] = None
 
     def leave(self, poll: Poll) -> None:
         for pool in poll.pools:
-            polls = self._polls.get(pool)
-            if polls is not None and poll in polls:
-                polls.remove(poll)
+            polls = self._polls.get(pool, {})
+            polls.pop(poll, None)
             if not polls:
                 self._polls.pop(pool, None)
 
@@ -218,6 +221,14 @@ class Dispatcher:
         held = self.given.get(lease_id, {})
         return [one for one in call_ids if one not in held or one in self._touched]
 
+    def is_time_to_look(self, lease_id: LeaseId, every_s: float) -> bool:
+        """Whether what the lease has was not compared with the database for so long, or never."""
+        now = self._clock.monotonic()
+        if now - self._looked.get(lease_id, float("-inf")) < every_s:
+            return False
+        self._looked[lease_id] = now
+        return True
+
     def serves(self, lease_id: LeaseId, pool: Pool) -> None:
         self.served[lease_id] = pool.endpoint_id
         self._place[lease_id] = pool
@@ -271,6 +282,7 @@ class Dispatcher:
                 self._touched.discard(call_id)
         endpoint_id = self.served.pop(lease_id, None)
         self._active.pop(lease_id, None)
+        self._looked.pop(lease_id, None)
         self._place.pop(lease_id, None)
         self._away.discard(lease_id)
         self.reconcile([pool for pool in self._queues if pool.endpoint_id == endpoint_id])
@@ -327,7 +339,8 @@ class Dispatcher:
     def _wake(self, pool: Pool) -> bool:
         polls = self._polls.get(pool)
         while polls:
-            poll = polls.popleft()
+            poll = next(iter(polls))
+            del polls[poll]
             if not poll.woken.is_set():
                 poll.woken.set()
                 return True

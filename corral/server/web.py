@@ -18,7 +18,7 @@ from corral.domain.call import CALL_FINAL, INLINE_BYTES, Call, CallState, Payloa
 from corral.domain.errors import CorralError, NotFound, TooLarge
 from corral.ports.store import Tx
 from corral.server.callers import Caller, User
-from corral.server.calls import get_chunks, wait_all
+from corral.server.calls import accepted, get_chunks, wait_all
 from corral.server.endpoints import find
 from corral.server.services import Services, Svc
 from corral.wire.calls import ChunkPage, FunctionTable
@@ -80,19 +80,20 @@ async def web(project: str, name: str, path: str, request: Request, caller: User
 async def _accepted(
     project: str, name: str, method: str, path: str, data: bytes, caller: Caller, svc: Services
 ) -> tuple[Call, FunctionTable]:
-    def unit(tx: Tx) -> tuple[Call, FunctionTable]:
+    tables: list[FunctionTable] = []
+
+    def unit(tx: Tx) -> list[Call]:
         endpoint = find(tx, project, name, caller)
         functions = svc.book.functions(tx, endpoint.id, endpoint.current) if endpoint.current else {}
         function, table = _routed(functions, method, path, name)
         options = CallOptions(**{**table.options.model_dump(), "retry_on": tuple(table.options.retry_on)})
         new = NewCall(function, Payload(WEB, data, None, len(data)), None, 0, options, "", None)
         who = core.Caller(caller.actor)
-        (call,) = core.accept(tx, endpoint, 0, [new], caller=who, now=svc.clock.now())
-        return call, table
+        tables[:] = [table]
+        return core.accept(tx, endpoint, 0, [new], caller=who, now=svc.clock.now(), early=svc.store.alone)
 
-    call, table = await svc.store.write(unit)
-    svc.dispatch.keep([call])
-    return call, table
+    (call,) = await accepted(unit, svc, patient=True)
+    return call, tables[0]
 
 
 def _routed(functions: Mapping[str, Any], method: str, path: str, name: str) -> tuple[str, FunctionTable]:

@@ -236,6 +236,24 @@ class BlobStored(Answer):
     existed: bool
 
 
+class NearView(Answer):
+    """A folder of the machine that the server and the caller share; none if they share none."""
+
+    folder: str | None
+
+
+class NearRequest(Strict):
+    """A file that was put into that folder."""
+
+    name: str = Field(pattern=r"^[0-9a-f]{32}$")
+
+
+class PlaceView(Answer):
+    """Where on that machine a blob can be read."""
+
+    path: str | None
+
+
 class FinishRequest(Strict):
     """The child ended with 0 and its output is committed (or there is none)."""
 

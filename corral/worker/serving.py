@@ -238,13 +238,18 @@ class Serving:
 
     def _stored(self, form: str, body: bytes | Path) -> PayloadBody:
         """As it travels: small ones inline, large ones uploaded first."""
+        if isinstance(body, bytes) and len(body) <= INLINE_BYTES:
+            return inline(form, body)
+        sink = self.link.corral.leases.sink(self.lease.id, self.lease.epoch)
+        stored = sink.hand_over(body if isinstance(body, Path) else [body])
+        if stored is not None:
+            if isinstance(body, Path):
+                body.unlink()
+            return PayloadBody(format=form, blob=stored.sha256, size=stored.size)
         data = body.read_bytes() if isinstance(body, Path) else body
         if isinstance(body, Path):
             body.unlink()
-        if len(data) <= INLINE_BYTES:
-            return inline(form, data)
         digest = hashlib.sha256(data).hexdigest()
-        sink = self.link.corral.leases.sink(self.lease.id, self.lease.epoch)
         self._patiently(lambda: sink.keep(digest, data))
         return PayloadBody(format=form, blob=digest, size=len(data))
 
@@ -471,7 +476,8 @@ class Serving:
     def _downloaded(self, digest: str) -> Path:
         path = self.folder / random.token_hex(8)
         source = self.link.corral.leases.source(self.lease.id, self.lease.epoch)
-        self._patiently(lambda: source.save(digest, path))
+        if not source.link(digest, path):
+            self._patiently(lambda: source.save(digest, path))
         return path
 
     def _patiently(self, work: Callable[[], None]) -> None:

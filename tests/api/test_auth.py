@@ -46,6 +46,8 @@ OPERATORS_ONLY = {
 }
 FOR_ALL = {
     ("GET", "/v1/blobs/{sha256}"),
+    ("GET", "/v1/blobs/{sha256}/place"),
+    ("GET", "/v1/near"),
     ("GET", "/v1/artifacts/{artifact_id}"),
     ("GET", "/v1/artifacts/{artifact_id}/files"),
 }

@@ -65,7 +65,8 @@ def one_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 @pytest.fixture(scope="package")
 def three_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder: Path = tmp_path_factory.mktemp("three")
-    with running(folder / "home", lease_s=8.0) as made:
+    # As if they were other machines: nothing is handed over.
+    with running(folder / "home", lease_s=8.0, CORRAL_HAND_OVER="off") as made:
         workers = tuple(made.other_worker(folder / name, name, slots=14) for name in ("a", "b", "c"))
         deploy(made)
         yield Scene(made, workers, True)

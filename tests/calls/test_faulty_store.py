@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from corral.functions import backend
 from corral.functions.finding import find
 from corral.functions.handles import Function
 from corral.functions.remote import HttpBackend
-from corral.ports.blobs import BlobStore, Upload
+from corral.ports.blobs import BlobStore, Taken, Upload
 
 LARGE = bytes(range(256)) * 2000
 
@@ -40,16 +41,28 @@ class FaultyBlobs:
     failing_reads: int = 0
     lying: str | None = None
     faults: list[str] = field(default_factory=list)
+    # Off, since bytes that are not sent cannot be harmed on the way.
+    handed_over: bool = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
+    def near(self) -> Path | None:
+        return self.real.near() if self.handed_over else None
+
+    def take(self, name: str) -> Taken:
+        self._may_fail()
+        return self.real.take(name)
+
     def open_upload(self, digest: Digest, *, uploader: str, offset: int | None) -> Upload:
+        self._may_fail()
+        return self.real.open_upload(digest, uploader=uploader, offset=offset)
+
+    def _may_fail(self) -> None:
         if self.failing_writes:
             self.failing_writes -= 1
             self.faults.append("write")
             raise StoreUnavailable("the disk does not answer")
-        return self.real.open_upload(digest, uploader=uploader, offset=offset)
 
     def read(self, digest: Digest, *, start: int = 0, length: int | None = None) -> Iterator[bytes]:
         chunks = self.real.read(digest, start=start, length=length)
@@ -83,9 +96,15 @@ class Ground:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    home = tmp_path_factory.mktemp("faulty") / "home"
+    with faulty(tmp_path_factory.mktemp("faulty") / "home", handed_over=False) as made:
+        yield made
+
+
+@contextmanager
+def faulty(home: Path, *, handed_over: bool) -> Iterator[Ground]:
+    """A server on a store that can be made to fail, and a worker."""
     with serve(home) as live:
-        blobs = FaultyBlobs(live.services.blobs)
+        blobs = FaultyBlobs(live.services.blobs, handed_over=handed_over)
         live.services.blobs = blobs
         env = {**CLEAN, "CORRAL_HOME": str(home), "CORRAL_URL": live.url, "CORRAL_WORKER_SLOTS": "20"}
         with (home / "worker.log").open("wb") as log:
@@ -103,10 +122,17 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 
 @pytest.fixture
 def ground(served: Ground) -> Iterator[Ground]:
+    with using(served):
+        yield served
+
+
+@contextmanager
+def using(served: Ground) -> Iterator[None]:
+    """Calls of this process go there; what was made to fail is mended afterwards."""
     patient = Backoff(tries=20, first_s=0.02, most_s=0.1)
     with Corral(served.live.url, served.live.operator, backoff=patient) as client:
         backend.set_backend(HttpBackend(client, "default"))
-        yield served
+        yield
         backend.set_backend(None)
     served.blobs.failing_writes = served.blobs.failing_reads = 0
     served.blobs.lying = None

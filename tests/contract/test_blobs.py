@@ -297,3 +297,76 @@ def test_only_partials_that_nobody_came_back_to_are_swept(blobs: BlobStore) -> N
     assert blobs.partial_size(digest_of(b"left"), uploader="lease-1") == 0
     assert running.commit() == 4
     assert blobs.free_bytes() != 0
+
+
+def hand(blobs: BlobStore, data: bytes) -> str:
+    folder = blobs.near()
+    assert folder is not None
+    name = secrets.token_hex(16)
+    (folder / name).write_bytes(data)
+    return name
+
+
+@pytest.mark.parametrize("size", [0, 1, 3 * MIB + 7])
+def test_a_file_that_is_handed_over_is_a_blob_after_its_commit(blobs: BlobStore, size: int) -> None:
+    data = secrets.token_bytes(size)
+    name = hand(blobs, data)
+
+    taken = blobs.take(name)
+    assert (taken.digest, taken.size) == (digest_of(data), size)
+    assert not blobs.has(taken.digest)
+    taken.commit()
+    taken.close()
+
+    assert content(blobs, taken.digest) == data
+    assert blobs.verify(taken.digest)
+    with pytest.raises(KeyError):
+        blobs.take(name)
+
+
+def test_a_file_that_is_handed_over_and_not_committed_is_gone(blobs: BlobStore) -> None:
+    taken = blobs.take(hand(blobs, b"hay"))
+
+    taken.close()
+
+    assert not blobs.has(taken.digest)
+    assert everything(blobs) == set()
+    assert blobs.sweep_partials(-60) == 0, "and nothing is left of it"
+
+
+def test_a_file_that_is_written_to_after_it_was_handed_over_is_refused(blobs: BlobStore) -> None:
+    folder = blobs.near()
+    assert folder is not None
+    name = hand(blobs, b"hay")
+    with (folder / name).open("ab") as file:
+        taken = blobs.take(name)
+        file.write(b"stack")
+        file.flush()
+        with pytest.raises(StoreUnavailable, match="written to"):
+            taken.commit()
+    taken.close()
+
+    assert everything(blobs) == set()
+
+
+def test_a_file_that_nobody_asks_for_is_swept(blobs: BlobStore) -> None:
+    name = hand(blobs, b"hay")
+    assert blobs.sweep_partials(60) == 0
+    assert blobs.sweep_partials(-60) == 1
+    with pytest.raises(KeyError):
+        blobs.take(name)
+
+
+def test_only_what_was_hashed_and_did_not_change_since_has_a_place(blobs: BlobStore) -> None:
+    digest = put(blobs, b"hay")
+    place = blobs.place(digest)
+    assert place is not None
+    assert place.read_bytes() == b"hay"
+
+    place.write_bytes(b"hex")
+
+    assert blobs.place(digest) is None
+    put(blobs, b"hay")
+    assert blobs.place(digest) is not None
+    with pytest.raises(KeyError):
+        blobs.place(digest_of(b"nothing"))

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import stat
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from contract.conftest import Database, opened
 from contract.samples import a_run
+from corral.adapters.sql.committer import Committer
 from corral.adapters.sql.sqlite import MEMORY, SqliteStore
 from corral.domain.errors import Conflict, DiskFull, InvalidInput, StoreUnavailable
 from corral.domain.run import Run
@@ -253,3 +255,132 @@ def test_a_transaction_without_a_loop_commits_at_its_end_or_not_at_all() -> None
         assert tx.runs.get(run.id) == run
     assert heard == [run.id]
     asyncio.run(store.close())
+
+
+class Held(Committer):
+    """Commits as it should, but not before it is told to; or fails as a disk does."""
+
+    def __init__(self) -> None:
+        super().__init__("held-commit")
+        self.go = threading.Event()
+        self.fails = False
+
+    def run(self, work: Callable[[], None]) -> asyncio.Future[None]:
+        def held() -> None:
+            assert self.go.wait(20)
+            if self.fails:
+                raise sqlite3.OperationalError("disk I/O error")
+            work()
+
+        return super().run(held)
+
+
+def holding(store: SqliteStore) -> Held:
+    committer = Held()
+    assert store._committer is not None
+    store._committer.close()
+    store._committer = store._writer._committer = committer
+    return committer
+
+
+def test_what_is_announced_early_is_told_while_the_commit_is_under_way(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "corral.db")
+    heard: list[str] = []
+    told = asyncio.Event()
+
+    def listen(_: str, key: str) -> None:
+        heard.append(key)
+        told.set()
+
+    store.subscribe(listen)
+    committer = holding(store)
+
+    def unit(tx: Tx) -> None:
+        tx.runs.insert(a_run(), "{}")
+        tx.announce("run", "late")
+        tx.announce("run", "early", early=True)
+
+    async def work() -> None:
+        writing = asyncio.ensure_future(store.write(unit))
+        await told.wait()
+        assert (heard, writing.done()) == (["early"], False)
+        assert kept(tmp_path / "corral.db") == 0
+        committer.go.set()
+        await writing
+
+    with opened(store) as db:
+        db.do(work())
+        db.write(lambda tx: None)
+
+        assert heard == ["early", "late"]
+        assert kept(tmp_path / "corral.db") == 1
+
+
+def test_a_commit_that_fails_is_an_error_for_all_who_share_it(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "corral.db")
+    committer = holding(store)
+    committer.fails = True
+    committer.go.set()
+
+    async def work() -> list[BaseException | None]:
+        writes = (store.write(partial(insert, a_run()), patient=bool(n)) for n in range(3))
+        return await asyncio.gather(*writes, return_exceptions=True)
+
+    with opened(store) as db:
+        assert [type(one) for one in db.do(work())] == [StoreUnavailable] * 3
+        committer.fails = False
+        db.write(partial(insert, a_run()))
+
+        assert kept(tmp_path / "corral.db") == 1
+
+
+def test_one_that_is_patient_shares_the_commit_of_the_next(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "corral.db")
+
+    async def work() -> None:
+        patient = asyncio.ensure_future(store.write(partial(insert, a_run()), patient=True))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await store.write(partial(insert, a_run()))
+        assert patient.done()
+        assert store.commits == 1
+
+    with opened(store) as db:
+        db.do(work())
+        assert kept(tmp_path / "corral.db") == 2
+
+
+def test_one_that_is_patient_and_alone_is_written_down_all_the_same(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "corral.db")
+
+    with opened(store) as db:
+        db.do(store.write(partial(insert, a_run()), patient=True))
+        assert kept(tmp_path / "corral.db") == 1
+
+
+def test_one_that_fails_half_way_undoes_nothing_of_one_that_was_patient(tmp_path: Path) -> None:
+    """What was told of early is not run again: it would be another call the second time."""
+    store = SqliteStore(tmp_path / "corral.db")
+    times: list[str] = []
+
+    def first(tx: Tx) -> None:
+        times.append("first")
+        tx.runs.insert(a_run(), "{}")
+
+    def fails(tx: Tx) -> None:
+        times.append("fails")
+        tx.runs.insert(a_run(), "{}")
+        raise Conflict("half way")
+
+    async def work() -> None:
+        patient = asyncio.ensure_future(store.write(first, patient=True))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with pytest.raises(Conflict):
+            await store.write(fails)
+        await patient
+
+    with opened(store) as db:
+        db.do(work())
+        assert times == ["first", "fails"]
+        assert kept(tmp_path / "corral.db") == 1

@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
+import mmap
 import threading
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,6 +121,31 @@ def test_arrays_are_plain(dtype: str) -> None:
     assert (back[0] == array).all()
     assert (back[1]["a"] == array.T).all()
     back[0][0, 0, 0] = 1
+
+
+def test_large_arrays_lie_where_they_were_mapped_and_are_the_readers_own(tmp_path: Path) -> None:
+    large, small = np.arange(1 << 18, dtype="f8"), np.arange(9, dtype="f8")
+    value = ["odd", large, b"x" * 5, small, large[::2]]
+    form, pieces = codec.encode_pieces(value)
+    assert isinstance(pieces, codec.Pieces)
+    file = tmp_path / "payload"
+    file.write_bytes(codec.whole(pieces))
+    with file.open("rb") as opened:
+        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    back = codec.decode(form, memoryview(mapped))
+
+    assert back[0] == value[0]
+    assert back[2] == value[2]
+    for got, sent in ((back[1], large), (back[3], small), (back[4], large[::2])):
+        assert (got == sent).all()
+        assert got.flags.writeable
+        assert got.flags.aligned
+    assert not back[1].flags.owndata, "it was not copied"
+    assert back[3].flags.owndata, "a small one does not keep the whole payload"
+    back[1][0] = -1.0
+    assert file.read_bytes() == codec.whole(pieces), "what is written to it stays with the reader"
+    assert codec.whole(pieces) == codec.encode(value)[1]
 
 
 def test_other_types_are_pickled_and_the_receiver_is_told() -> None:

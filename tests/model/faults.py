@@ -44,10 +44,10 @@ class FaultyStore:
         self.alone = inner.alone
         self.fault: Fault | None = None
 
-    async def write(self, unit: Callable[[Tx], T]) -> T:
+    async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
         kind = self._due()
         if kind is None:
-            return await self.inner.write(unit)
+            return await self.inner.write(unit, patient=patient)
         if kind is Kind.REFUSE:
             raise StoreUnavailable("refused by the test")
         if kind is Kind.DIE_AFTER_COMMIT:

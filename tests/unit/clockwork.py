@@ -45,7 +45,7 @@ class Database:
         self.on_write: Callable[[], None] | None = None
         self._runner = asyncio.Runner()
 
-    async def write(self, unit: Callable[[Tx], T]) -> T:
+    async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
         if self.on_write is not None:
             self.on_write()
         return await self.inner.write(unit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import http.server
 import socket
 import threading
@@ -58,7 +59,7 @@ def test_one_connection_serves_many_and_another_is_made_when_it_is_over(
 ) -> None:
     answers = [direct.post(path, b"hay", timeout_s=10) for path in ("/a", "/b", "/last", "/c")]
 
-    assert [(one.status, one.body) for one in answers] == [(202, b"hay")] * 4
+    assert [(one.status_code, one.content) for one in answers] == [(202, b"hay")] * 4
     ports = [port for _, port in server.seen]  # type: ignore[attr-defined]
     assert ports[0] == ports[1] == ports[2] != ports[3]
 
@@ -83,7 +84,7 @@ def test_what_takes_too_long_or_is_broken_off_is_an_error_and_the_next_request_i
         waiting.join(0.1)
 
     assert len(broken) == 1
-    assert direct.post("/a", b"hay", timeout_s=10).body == b"hay"
+    assert direct.post("/a", b"hay", timeout_s=10).content == b"hay"
 
 
 def test_where_nobody_listens_nothing_was_sent() -> None:
@@ -91,3 +92,71 @@ def test_where_nobody_listens_nothing_was_sent() -> None:
         port = taken.getsockname()[1]
     with pytest.raises(NoConnection):
         Direct(f"http://127.0.0.1:{port}", {}, connect_s=5, tls=None).post("/", b"", timeout_s=5)
+
+
+def _saying(pieces: list[bytes]) -> tuple[Direct, threading.Thread]:
+    """A server that says exactly this, piece by piece, to the one request that it takes."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with listening, listening.accept()[0] as sock:
+            request = b""
+            while not request.endswith(b"\r\n\r\nhay"):
+                request += sock.recv(4096)
+            for piece in pieces:
+                sock.sendall(piece)
+                time.sleep(0.02)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    port = listening.getsockname()[1]
+    return Direct(f"http://127.0.0.1:{port}", {}, connect_s=5, tls=None), thread
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        pytest.param([b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhorse"], id="whole"),
+        pytest.param([b"HTTP/1.1 200 OK\r\nContent-Le", b"ngth: 5\r\n\r", b"\nhorse"], id="head-in-pieces"),
+        pytest.param([b"HTTP/1.1 200 OK\r\ncontent-length:5\r\n\r\n", b"ho", b"rse"], id="body-in-pieces"),
+        pytest.param(
+            [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nho\r\n", b"3\r\nrse\r\n0\r\n\r\n"],
+            id="chunked",
+        ),
+        pytest.param(
+            [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhorse"],
+            id="after-a-100",
+        ),
+        pytest.param([b"HTTP/1.0 200 OK\r\n\r\nho", b"rse"], id="until-the-end"),
+        pytest.param(
+            [b"HTTP/1.1 200 OK\r\nA: 1\r\nA: 2\r\nContent-Length: 5\r\n\r\n", b"horse"], id="a-header-twice"
+        ),
+    ],
+)
+def test_an_answer_is_read_in_every_form_that_http_has(pieces: list[bytes]) -> None:
+    direct, thread = _saying(pieces)
+
+    answered = direct.post("/a", b"hay", timeout_s=10)
+
+    assert (answered.status_code, answered.content) == (200, b"horse")
+    direct.close()
+    thread.join(10)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        pytest.param([], id="nothing"),
+        pytest.param([b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nho"], id="half-a-body"),
+        pytest.param([b"HTTP/1.1 200 OK\r\nContent-"], id="half-a-head"),
+        pytest.param([b"SSH-2.0-x\r\n\r\n"], id="another-protocol"),
+    ],
+)
+def test_an_answer_that_is_not_whole_is_an_error(pieces: list[bytes]) -> None:
+    direct, thread = _saying(pieces)
+
+    with pytest.raises((OSError, http.client.HTTPException)):
+        direct.post("/a", b"hay", timeout_s=10)
+
+    direct.close()
+    thread.join(10)

@@ -1,4 +1,4 @@
-"""Blobs as files: `blobs/ab/<sha256>`, and `partial/` for what is on its way there."""
+"""Blobs as files: `blobs/ab/<sha256>`, and `partial/` and `near/` for what is on its way there."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -27,6 +28,7 @@ from corral.adapters.directory.disk import (
     translated,
     write_all,
 )
+from corral.adapters.directory.near import Near, TakenFile
 from corral.adapters.directory.upload import DirectoryUpload, SideUpload, hash_rest
 from corral.domain.errors import Conflict, DigestMismatch, DiskFull, OffsetMismatch, StoreUnavailable
 from corral.domain.ids import Digest, digest, is_digest
@@ -36,6 +38,7 @@ _PREFIX = re.compile(r"[0-9a-f]{2}")
 _PREFIXES = tuple(f"{number:02x}" for number in range(256))
 # Syncs that wait together share a commit of the file system's journal.
 _SYNCERS = 8
+_REMEMBERED = 10_000
 _DAMAGED = "Run `corral fsck`; upload the blob again to replace it."
 
 
@@ -45,10 +48,17 @@ class DirectoryBlobs:
     A committed upload always replaces the file in place: equal bytes cost nothing, damage is healed.
     """
 
-    def __init__(self, root: Path, *, min_free_bytes: int = 0) -> None:
-        """Make the folders. Writes are refused with DiskFull while fewer bytes are free."""
+    def __init__(self, root: Path, *, min_free_bytes: int = 0, hand_over: bool = True) -> None:
+        """Make the folders. Writes are refused with DiskFull while fewer bytes are free.
+
+        With `hand_over` those who share the machine need not send their bytes.
+        """
         self._blobs = root / "blobs"
         self._partials = root / "partial"
+        self._near = Near(root, self._partials)
+        self._hand_over = hand_over
+        # What was hashed here of late, as the file was then.
+        self._hashed: OrderedDict[Digest, tuple[int, int, int]] = OrderedDict()
         self._min_free_bytes = min_free_bytes
         self._open: weakref.WeakValueDictionary[Path, DirectoryUpload] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
@@ -155,6 +165,11 @@ class DirectoryBlobs:
         with self._not_yet_there([digest]):
             _replace(partial, final)
             sync_folder(final.parent)
+        with self._lock:
+            self._hashed[digest] = _as_it_is(final)
+            self._hashed.move_to_end(digest)
+            if len(self._hashed) > _REMEMBERED:
+                self._hashed.popitem(last=False)
 
     @contextmanager
     def _not_yet_there(self, names: Iterable[Digest]) -> Iterator[None]:
@@ -167,6 +182,24 @@ class DirectoryBlobs:
         finally:
             with self._lock:
                 self._settling -= new
+
+    def near(self) -> Path | None:
+        return self._near.folder() if self._hand_over else None
+
+    def take(self, name: str) -> TakenFile:
+        if not self._hand_over:
+            raise KeyError(name)
+        self._check_space(0)
+        return self._near.take(name, self._publish)
+
+    def place(self, digest: Digest) -> Path | None:
+        if not self.has(digest):
+            raise KeyError(digest)
+        with self._lock:
+            then = self._hashed.get(digest)
+        path = self._path(digest)
+        with translated(f"cannot look for blob {digest}"):
+            return path if self._hand_over and then == _as_it_is(path) else None
 
     def has(self, digest: Digest) -> bool:
         with translated(f"cannot look for blob {digest}"):
@@ -213,7 +246,8 @@ class DirectoryBlobs:
     def sweep_partials(self, older_than_s: float) -> int:
         before = time.time() - older_than_s
         with translated("cannot sweep partial uploads"):
-            return sum(_sweep(path, before) for path in list(self._partials.iterdir()))
+            swept = sum(_sweep(path, before) for path in list(self._partials.iterdir()))
+            return swept + self._near.sweep(before)
 
     def free_bytes(self) -> int | None:
         try:
@@ -275,6 +309,11 @@ class _Reading(Iterator[bytes]):
             )
         self._left -= len(piece)
         return piece
+
+
+def _as_it_is(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _wrong_offset(digest: Digest, asked: int, found: int) -> OffsetMismatch:

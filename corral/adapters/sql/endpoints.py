@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from corral.adapters.sql.connection import Connection
-from corral.adapters.sql.rows import ENDPOINT, INSTANCE, POOL, VERSION
-from corral.domain.endpoint import Endpoint, EndpointVersion, Instance, PoolParams
+from corral.adapters.sql.rows import ENDPOINT, INSTANCE, POOL, SERVING, VERSION
+from corral.domain.endpoint import Endpoint, EndpointVersion, Instance, PoolParams, Serving
 from corral.domain.ids import EndpointId, RunId
 
 
@@ -69,6 +69,10 @@ class SqlEndpoints:
     def instance(self, run_id: RunId) -> Instance | None:
         row = self._db.one("instance_get", {"run_id": run_id})
         return None if row is None else INSTANCE.read(row)
+
+    def serving(self, run_id: RunId) -> Serving | None:
+        row = self._db.one("instance_serving", {"run_id": run_id})
+        return None if row is None else SERVING.read(row)
 
     def instances(self, endpoint_id: EndpointId) -> list[Instance]:
         return [INSTANCE.read(row) for row in self._db.all("instance_all", {"endpoint_id": endpoint_id})]

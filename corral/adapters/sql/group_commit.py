@@ -3,6 +3,9 @@
 Units run in the event loop's thread, since their statements take microseconds; only COMMIT, which waits
 for the disk, runs in a thread. What is asked for meanwhile makes up the next transaction.
 
+A unit that is patient, since nobody waits for its answer alone, lets the commit wait a moment for what comes
+next: then one wait for the disk serves both.
+
 A unit that fails before it changed anything leaves nothing to undo, and nearly all that fail do so. After
 one that failed half way the transaction is rolled back, and its units and all that wait run in savepoints.
 A savepoint for every unit would cost each of them two statements and a copy of every page that it changes.
@@ -15,9 +18,10 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor
+from contextlib import suppress
 from typing import Any, TypeVar
 
+from corral.adapters.sql.committer import Committer
 from corral.adapters.sql.sqlite_connection import SqliteConnection, is_busy, translated, unavailable
 from corral.adapters.sql.tx import SqlTx
 from corral.domain.errors import CorralError, StoreUnavailable
@@ -29,19 +33,22 @@ MAX_UNITS = 256
 # Long enough to fill a commit, short enough that the loop answers others in between.
 MAX_WORK_S = 0.010
 BUSY_S = 5.0
+PATIENCE_S = 0.003
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 
 
 class _Job:
-    __slots__ = ("announced", "error", "future", "result", "unit")
+    __slots__ = ("announced", "early", "error", "future", "patient", "result", "unit")
 
-    def __init__(self, unit: Callable[[Tx], Any], future: asyncio.Future[Any]) -> None:
+    def __init__(self, unit: Callable[[Tx], Any], future: asyncio.Future[Any], *, patient: bool) -> None:
         self.unit = unit
         self.future = future
+        self.patient = patient
         self.result: Any = None
         self.error: Exception | None = None
         self.announced: list[tuple[str, str]] = []
+        self.early: list[tuple[str, str]] = []
 
     def answer(self) -> None:
         if self.future.done():
@@ -57,7 +64,7 @@ class GroupCommit:
         self,
         raw: sqlite3.Connection,
         *,
-        committer: Executor | None,
+        committer: Committer | None,
         deliver: Callable[[Iterable[tuple[str, str]]], None],
         busy_s: float = BUSY_S,
     ) -> None:
@@ -71,16 +78,18 @@ class GroupCommit:
         # How many of the next units run in savepoints.
         self._careful = 0
         self._draining: asyncio.Task[None] | None = None
+        self._more = asyncio.Event()
         self._closed = False
         self.commits = 0
 
-    def ask(self, unit: Callable[[Tx], T]) -> asyncio.Future[T]:
+    def ask(self, unit: Callable[[Tx], T], *, patient: bool = False) -> asyncio.Future[T]:
         """The answer comes after the commit."""
         if self._closed:
             raise StoreUnavailable("the database is closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._queue.append(_Job(unit, future))
+        self._queue.append(_Job(unit, future, patient=patient))
+        self._more.set()
         if self._draining is None or self._draining.done():
             self._draining = loop.create_task(self._drain())
         return future
@@ -107,6 +116,9 @@ class GroupCommit:
                 if await self._begin():
                     changes = self._raw.total_changes
                     jobs = self._run_units()
+                    self._deliver(item for job in jobs if job.error is None for item in job.early)
+                    if self._may_wait(jobs):
+                        jobs += await self._run_more()
                     if jobs or self._raw.in_transaction:
                         await self._commit(jobs, changed=self._raw.total_changes != changes)
                     jobs = []
@@ -148,6 +160,28 @@ class GroupCommit:
                 break
         return jobs
 
+    def _may_wait(self, jobs: Sequence[_Job]) -> bool:
+        return (
+            self._committer is not None
+            and not self._closed
+            and not self._queue
+            and self._raw.in_transaction
+            and bool(jobs)
+            and all(job.patient and job.error is None for job in jobs)
+        )
+
+    async def _run_more(self) -> list[_Job]:
+        """What comes within a moment. It must not undo what was told of early: each runs in a savepoint."""
+        self._more.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self._more.wait()
+        self._careful = len(self._queue)
+        jobs = self._run_units()
+        self._careful = 0
+        self._deliver(item for job in jobs if job.error is None for item in job.early)
+        return jobs
+
     def _run_unit(self, job: _Job) -> bool:
         """False if it failed half way."""
         changes = self._raw.total_changes
@@ -158,6 +192,7 @@ class GroupCommit:
             self._tx.take_announced()
             # A full disk or a failing one makes SQLite roll back everything by itself.
             return self._raw.total_changes == changes or not self._raw.in_transaction
+        job.early = self._tx.take_early()
         job.announced = self._tx.take_announced()
         return True
 
@@ -198,8 +233,10 @@ class GroupCommit:
             self._raw.execute("COMMIT")
             return
         self.commits += 1
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._committer, self._raw.execute, "COMMIT")
+        await self._committer.run(self._commit_now)
+
+    def _commit_now(self) -> None:
+        self._raw.execute("COMMIT")
 
     def _fail_queue(self, error: CorralError) -> None:
         self._fail(self._queue, error)

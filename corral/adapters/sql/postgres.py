@@ -68,7 +68,7 @@ class PostgresStore:
         self._listener: Listener | None = None
         self._closed = False
 
-    async def write(self, unit: Callable[[Tx], T]) -> T:
+    async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
         await self._hear()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writers, self._write_in_thread, unit)

@@ -9,7 +9,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, Blob, NamedObject, Segment
 from corral.domain.audit import AuditEntry
 from corral.domain.call import Call, CallState, Chunk
-from corral.domain.endpoint import Endpoint, EndpointVersion, Instance, PoolParams, VersionState
+from corral.domain.endpoint import (
+    Endpoint,
+    EndpointVersion,
+    Instance,
+    PoolParams,
+    Serving,
+    VersionState,
+)
 from corral.domain.host import Host, Scope, Secret, Token
 from corral.domain.lease import Lease, LeaseState
 from corral.domain.manifest import Manifest
@@ -96,6 +103,7 @@ DELIVERY = Record(Delivery, enums={"state": DeliveryState})
 ENDPOINT = Record(Endpoint, truths=["live", "stopped"])
 VERSION = Record(EndpointVersion, enums={"state": VersionState})
 INSTANCE = Record(Instance)
+SERVING = Record(Serving, enums={"state": VersionState}, truths=["stopped"])
 POOL = Record(PoolParams)
 CALL = Record(Call, enums={"state": CallState})
 CHUNK = Record(Chunk)

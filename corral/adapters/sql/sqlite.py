@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from corral.adapters.sql import schema
+from corral.adapters.sql.committer import Committer
 from corral.adapters.sql.dialect import Dialect
 from corral.adapters.sql.group_commit import BUSY_S, GroupCommit
 from corral.adapters.sql.rows import Row
@@ -46,7 +47,7 @@ class SqliteStore:
             (page_bytes,) = self._raw.execute("PRAGMA page_size").fetchone()
             self._raw.execute(f"PRAGMA max_page_count = {max_bytes // page_bytes}")
         self._tx = SqlTx(SqliteConnection(self._raw))
-        self._committer = ThreadPoolExecutor(1, "corral-commit") if self._path else None
+        self._committer = Committer("corral-commit") if self._path else None
         self._readers = ThreadPoolExecutor(_READERS, "corral-read") if self._path else None
         self._local = threading.local()
         self._opened: list[sqlite3.Connection] = [self._raw]
@@ -54,8 +55,8 @@ class SqliteStore:
             self._raw, committer=self._committer, deliver=self._deliver_soon, busy_s=busy_s
         )
 
-    async def write(self, unit: Callable[[Tx], T]) -> T:
-        return await self._writer.ask(unit)
+    async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
+        return await self._writer.ask(unit, patient=patient)
 
     async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
         return await self._writer.write_each(units)
@@ -77,9 +78,10 @@ class SqliteStore:
 
     async def close(self) -> None:
         await self._writer.close()
-        for pool in (self._committer, self._readers):
-            if pool is not None:
-                pool.shutdown(wait=True)
+        if self._committer is not None:
+            self._committer.close()
+        if self._readers is not None:
+            self._readers.shutdown(wait=True)
         # The writer last: the last connection to close folds the WAL into the file.
         while self._opened:
             self._opened.pop().close()

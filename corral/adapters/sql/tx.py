@@ -45,13 +45,20 @@ class SqlTx:
         self.calls = SqlCalls(connection)
         self.volumes = SqlVolumes(connection)
         self._announced: list[tuple[str, str]] = []
+        self._early: list[tuple[str, str]] = []
 
-    def announce(self, topic: str, key: str) -> None:
+    def announce(self, topic: str, key: str, *, early: bool = False) -> None:
         if len(key) > LONGEST_KEY:
             raise ValueError(f"a key of {len(key)} characters is too long to announce: {key[:80]}")
-        self._announced.append((topic, key))
+        (self._early if early else self._announced).append((topic, key))
 
     def take_announced(self) -> list[tuple[str, str]]:
         """What was announced since this was last asked."""
-        announced, self._announced = self._announced, []
+        announced = [*self._early, *self._announced]
+        self._early, self._announced = [], []
         return announced
+
+    def take_early(self) -> list[tuple[str, str]]:
+        """Of that, what need not wait for the commit."""
+        early, self._early = self._early, []
+        return early

@@ -56,6 +56,13 @@ INSERT INTO instances (<instance>) VALUES (<:instance>);
 -- name: instance_get
 SELECT <instance> FROM instances WHERE run_id = :run_id;
 
+-- name: instance_serving
+SELECT i.endpoint_id, i.version, i.pool, i.ready_at, v.state, e.current, e.stopped
+FROM instances AS i
+JOIN endpoints AS e ON e.id = i.endpoint_id
+JOIN endpoint_versions AS v ON v.endpoint_id = i.endpoint_id AND v.version = i.version
+WHERE i.run_id = :run_id;
+
 -- name: instance_all
 SELECT <instance> FROM instances WHERE endpoint_id = :endpoint_id ORDER BY created_at, run_id;
 

@@ -1,0 +1,57 @@
+"""Who is woken for a call."""
+
+from __future__ import annotations
+
+import time
+
+from corral.domain.call import Pool, Waiting
+from corral.domain.ids import CallId, EndpointId, LeaseId
+from corral.server.dispatch import Dispatcher, Poll
+
+POOLS = (Pool(EndpointId("e-1"), 1, ""), Pool(EndpointId("e-1"), 0, ""))
+
+
+class Clock:
+    def now(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+def a_poll(name: str) -> Poll:
+    return Poll(LeaseId(name), POOLS)
+
+
+def push(dispatch: Dispatcher, pool: Pool, call: str) -> bool:
+    return dispatch.heard(pool, Waiting(0, 0.0, CallId(call)))
+
+
+def test_a_poll_that_joins_again_and_leaves_is_gone() -> None:
+    """It was left behind once for each call, and woken in place of one that waits."""
+    dispatch = Dispatcher(Clock())
+    gone, waits = a_poll("l-gone"), a_poll("l-waits")
+    dispatch.join(gone)
+    assert push(dispatch, POOLS[0], "c-1")
+    dispatch.join(gone)
+    dispatch.leave(gone)
+    dispatch.join(waits)
+
+    assert push(dispatch, POOLS[1], "c-2")
+
+    assert waits.woken.is_set()
+    assert not gone.woken.is_set()
+    dispatch.leave(waits)
+    assert not push(dispatch, POOLS[1], "c-3"), "nobody waits any more"
+
+
+def test_those_who_wait_are_woken_in_turn_one_for_each_call() -> None:
+    dispatch = Dispatcher(Clock())
+    polls = [a_poll(f"l-{n}") for n in range(3)]
+    for poll in polls:
+        dispatch.join(poll)
+
+    for n in range(2):
+        assert push(dispatch, POOLS[0], f"c-{n}")
+
+    assert [poll.woken.is_set() for poll in polls] == [True, True, False]
