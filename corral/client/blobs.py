@@ -25,6 +25,8 @@ READ_BYTES = 1 << 20
 # Measured: of one large write the system makes pages so large that a virtual machine must ask its host for
 # them; that takes ten times as long.
 WRITE_BYTES = 1 << 18
+# Each mapping holds a file open, of which a process may have a thousand.
+MAP_FROM = 4 << 20
 # A server that makes a large file durable answers only when the disk has it.
 WRITE_TIMEOUT_S = 600.0
 PACK_MAX_BYTES = 8 << 20
@@ -171,7 +173,7 @@ class BlobSource:
             return None
         return Path(found) if found is not None and os.access(found, os.R_OK) else None
 
-    def in_place(self, digest: str) -> memoryview | None:
+    def in_place(self, digest: str) -> bytes | memoryview | None:
         """Its bytes where they lie: they were hashed when they came there, and are not hashed again.
 
         What is written to them is the caller's alone.
@@ -181,6 +183,8 @@ class BlobSource:
             if place is None:
                 return None
             with place.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < MAP_FROM:
+                    return file.read()
                 return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
         except (OSError, ValueError):
             return None

@@ -118,7 +118,9 @@ async def accepted(unit: Callable[[Tx], list[Call]], svc: Services, *, patient: 
     try:
         await svc.store.write(kept, patient=patient)
     except BaseException:
-        svc.dispatch.forget(call.id for call in made)
+        # One that an instance has by now is looked up when the instance next speaks of it.
+        for call in made:
+            svc.dispatch.touched(call.id)
         raise
     return made
 
@@ -425,14 +427,13 @@ async def exchange_as_json(
             changed.extend(core.take_back(tx, lease_id, held, before=now - LOST_AFTER_S, now=now))
         if me.state is VersionState.ROLLING:
             became_ready(tx, endpoint_id, me.version, now=now)
-        doubtful = svc.dispatch.doubtful(lease_id, body.holding) if svc.store.alone else body.holding
-        over = tx.calls.ended([CallId(one) for one in doubtful]) if doubtful else []
+        over = _over(tx, lease_id, body.holding, svc) if body.holding else []
         serves = me.state is VersionState.ROLLING or (not me.stopped and me.current == me.version)
         return _Instance(
             run_id,
             endpoint_id,
             tuple(Pool(endpoint_id, n, me.pool) for n in ((me.version, 0) if serves else (me.version,))),
-            tuple(call.id for call in over),
+            tuple(over),
             not serves,
             changes,
         )
@@ -458,6 +459,15 @@ async def exchange_as_json(
         "stop": (me.retired and not given) or idle,
     }
     return _dumps(answer)
+
+
+def _over(tx: Tx, lease_id: LeaseId, holding: Sequence[str], svc: Services) -> list[str]:
+    """Those that have ended; and, where calls begin early, those that could not be written down."""
+    if not svc.store.alone:
+        return [call.id for call in tx.calls.ended([CallId(one) for one in holding])]
+    ids = svc.dispatch.doubtful(lease_id, holding)
+    known = {str(call.id): call.state for call in tx.calls.many([CallId(one) for one in ids])} if ids else {}
+    return [one for one in ids if one not in known or known[one] in CALL_FINAL]
 
 
 def _may_end(lease_id: LeaseId, me: _Instance, svc: Services) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,3 +84,18 @@ def test_a_call_that_could_not_be_written_down_is_no_call(
     assert [pier.give_back.remote(n) for n in range(20)] == list(range(20))
     assert len(calls(ground)) == len(before) + 20
     until(lambda: nothing_is_held(ground), "all of it to be settled")
+
+
+def test_one_that_has_begun_and_could_not_be_written_down_is_ended(
+    ground: Ground, failing: Callable[[int], None], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    pier.work.remote(str(log), "first")
+    failing(1_000_000)
+
+    with pytest.raises(StoreUnavailable):
+        pier.work.remote(str(log), "nobody waits for it", 600.0)
+
+    failing(0)
+    until(lambda: nothing_is_held(ground), "it to be ended")
+    assert pier.work.remote(str(log), "last") == "LAST"
