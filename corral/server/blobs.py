@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -216,12 +217,18 @@ async def pack_lease(holder: ForLease, svc: Svc, request: Request) -> list[BlobS
 async def _unpack(body: bytes, holder: Holder, svc: Services) -> list[BlobStored]:
     """Many small blobs in one body: for each its digest, its length as 16 hex digits, its bytes."""
     items = _parse_pack(body)
+    await keep_all(items, holder, svc)
+    svc.counters.uploaded_bytes += len(body)
+    return [BlobStored(sha256=sha, size=len(data), existed=False) for sha, data in items]
+
+
+async def keep_all(items: Sequence[tuple[Digest, bytes]], holder: Holder, svc: Services) -> None:
+    """What is in memory; all of it is durable afterwards."""
     sizes = {sha: len(data) for sha, data in items}
     await svc.store.read(lambda tx: check_room(tx, holder.project, sizes))
     for sha, _ in items:
         await wait_while_condemned(sha, svc)
     await svc.in_thread(lambda: svc.blobs.put_many(items))
-    svc.counters.uploaded_bytes += len(body)
 
     def unit(tx: Tx) -> bool:
         check_room(tx, holder.project, sizes)
@@ -240,7 +247,6 @@ async def _unpack(body: bytes, holder: Holder, svc: Services) -> list[BlobStored
 
     if not await svc.store.write(unit):
         raise StoreUnavailable("a blob of the pack was collected while it arrived; send the pack again")
-    return [BlobStored(sha256=sha, size=len(data), existed=False) for sha, data in items]
 
 
 def _parse_pack(body: bytes) -> list[tuple[Digest, bytes]]:

@@ -50,6 +50,7 @@ from corral.wire.calls import (
 )
 
 router = APIRouter(prefix="/v1", tags=["functions"])
+_LOOK_S = 0.05
 # How long finished calls are gathered before they are told together, for each of those that are waited for.
 _GATHER_S = 0.00005
 # A call that was given is written down as such after this long, unless it has ended.
@@ -506,9 +507,14 @@ async def _wait_for_calls(
             given = await _given(me, lease_id, body.want, svc)
             left = deadline - svc.clock.monotonic()
             over = me.changes != svc.dispatch.changes or svc.dispatch.is_sent_away(lease_id)
+            if not body.holding:
+                over = over or _may_end(lease_id, me, svc)
             if given or left <= 0 or svc.hub.closing or over:
                 return given
-            if not await wait_for(poll.woken, left):
+            # One that may end is told so in time, and not when it would ask again.
+            idle_in_s = svc.dispatch.idle_in_s(lease_id, svc.book.idle_s(me.endpoint_id))
+            look = not body.holding and 0 < idle_in_s < left
+            if not await wait_for(poll.woken, max(idle_in_s, _LOOK_S) if look else left) and not look:
                 return []
     finally:
         svc.dispatch.leave(poll)

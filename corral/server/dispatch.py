@@ -252,8 +252,12 @@ class Dispatcher:
         return sum(one == endpoint_id for one in self.served.values())
 
     def is_idle(self, lease_id: LeaseId, idle_s: float) -> bool:
+        return not self.given.get(lease_id) and self.idle_in_s(lease_id, idle_s) <= 0
+
+    def idle_in_s(self, lease_id: LeaseId, idle_s: float) -> float:
+        """When it will have had nothing to do for so long, if nothing comes."""
         now = self._clock.monotonic()
-        return not self.given.get(lease_id) and now - self._active.setdefault(lease_id, now) >= idle_s
+        return idle_s - (now - self._active.setdefault(lease_id, now))
 
     def unused(self, for_s: float) -> list[LeaseId]:
         """Those that wait for calls and have had none for so long, the longest unused first."""

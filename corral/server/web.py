@@ -15,8 +15,10 @@ from fastapi.responses import StreamingResponse
 from corral.core import calls as core
 from corral.core.calls import CallOptions, NewCall
 from corral.domain.call import CALL_FINAL, INLINE_BYTES, Call, CallState, Payload
-from corral.domain.errors import CorralError, NotFound, TooLarge
+from corral.domain.errors import CorralError, NotFound
+from corral.domain.ids import Digest
 from corral.ports.store import Tx
+from corral.server.blobs import Holder, keep_all
 from corral.server.callers import Caller, User
 from corral.server.calls import accepted, get_chunks, wait_all
 from corral.server.endpoints import find
@@ -60,13 +62,8 @@ async def web(project: str, name: str, path: str, request: Request, caller: User
         "headers": [(key, value) for key, value in request.headers.items() if key.lower() not in _OURS],
         "body": base64.b64encode(body).decode("ascii"),
     }
-    data = json.dumps(asked).encode()
-    if len(data) > INLINE_BYTES:
-        raise TooLarge(
-            f"a request of {len(data)} bytes is larger than {INLINE_BYTES}",
-            hint="Call the function with `.remote`, which takes arguments of any size.",
-        )
-    call, table = await _accepted(project, name, request.method, f"/{path}", data, caller, svc)
+    payload = await _payload(asked, project, name, caller, svc)
+    call, table = await _accepted(project, name, request.method, f"/{path}", payload, caller, svc)
     timeout_s = table.options.timeout_s or WAIT_S
     if table.kind == "web" and table.streams:
         return await _streamed(call, caller, svc)
@@ -77,8 +74,26 @@ async def web(project: str, name: str, path: str, request: Request, caller: User
     return _answer(call, result)
 
 
+async def _payload(asked: dict[str, Any], project: str, name: str, caller: Caller, svc: Services) -> Payload:
+    if len(asked["body"]) <= INLINE_BYTES:
+        data = json.dumps(asked).encode()
+        if len(data) <= INLINE_BYTES:
+            return Payload(WEB, data, None, len(data))
+    # Whether it can be called is looked at before anything is kept.
+    await svc.store.read(lambda tx: find(tx, project, name, caller))
+    sha, data = await svc.in_thread(lambda: _hashed(asked))
+    holder = Holder(project, f"user:{caller.token.id}", svc.clock.now() + svc.policy.user_pin_s)
+    await keep_all([(sha, data)], holder, svc)
+    return Payload(WEB, None, sha, len(data))
+
+
+def _hashed(asked: dict[str, Any]) -> tuple[Digest, bytes]:
+    data = json.dumps(asked).encode()
+    return Digest(hashlib.sha256(data).hexdigest()), data
+
+
 async def _accepted(
-    project: str, name: str, method: str, path: str, data: bytes, caller: Caller, svc: Services
+    project: str, name: str, method: str, path: str, payload: Payload, caller: Caller, svc: Services
 ) -> tuple[Call, FunctionTable]:
     tables: list[FunctionTable] = []
 
@@ -87,7 +102,7 @@ async def _accepted(
         functions = svc.book.functions(tx, endpoint.id, endpoint.current) if endpoint.current else {}
         function, table = _routed(functions, method, path, name)
         options = CallOptions(**{**table.options.model_dump(), "retry_on": tuple(table.options.retry_on)})
-        new = NewCall(function, Payload(WEB, data, None, len(data)), None, 0, options, "", None)
+        new = NewCall(function, payload, None, 0, options, "", None)
         who = core.Caller(caller.actor)
         tables[:] = [table]
         return core.accept(tx, endpoint, 0, [new], caller=who, now=svc.clock.now(), early=svc.store.alone)

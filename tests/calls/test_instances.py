@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from acceptance.stack import until
 
+import corral
 from calls import pier
 from calls.conftest import Scene
 from corral.functions import backend
@@ -50,4 +51,18 @@ def test_an_instance_that_nobody_calls_ends_in_good_order(scene: Scene) -> None:
     client.endpoints.scale("default", name, Scaling(min=0, max=3, idle_s=1.0))
 
     until(lambda: client.runs.get(kept.id).state == "succeeded", "it to end", within_s=90)
+    client.endpoints.scale("default", name, before)
+
+
+def test_an_idle_instance_is_told_so_when_its_time_is_over_not_when_it_asks_again(scene: Scene) -> None:
+    client, name = scene.stack.client(), "pier.soon"
+    before = client.endpoints.get("default", name).scaling
+    client.endpoints.scale("default", name, Scaling(min=0, max=3, idle_s=2.0))
+    scene.use()
+    assert corral.function(name).remote(1) == 2
+    (used,) = [one for one in client.runs.page().items if one.name == name and one.state == "running"]
+
+    # It asks every twenty seconds.
+    until(lambda: client.runs.get(used.id).state == "succeeded", "it to end", within_s=15)
+
     client.endpoints.scale("default", name, before)

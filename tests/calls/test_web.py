@@ -95,6 +95,16 @@ def test_a_large_answer_goes_through_the_store(web: httpx.Client) -> None:
     assert until(lambda: web.get("quay.large/boats").json(), "an answer") == ["boat"] * 50_000
 
 
+def test_a_large_request_goes_through_the_store(web: httpx.Client) -> None:
+    crate = {"name": "coal", "kilos": [1.5] * 200_000}
+
+    answer = until(lambda: web.post("quay.weigh/crates", json=crate), "an answer")
+
+    assert (answer.status_code, answer.json()) == (200, {"name": "coal", "total": 300_000.0})
+    refused = web.post("quay.nothing/crates", json=crate)
+    assert (refused.status_code, refused.json()["code"]) == (404, "not_found")
+
+
 def test_nobody_without_a_token(web: httpx.Client) -> None:
     """RF-D62."""
     assert httpx.get(f"{web.base_url}quay.find/crates?number=3").status_code == 401
