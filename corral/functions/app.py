@@ -86,6 +86,7 @@ class App:
         concurrency: int = 1,
         queue_delay: float | str | None = "4s",
         per_instance: int | None = None,
+        max_memory: str | int | None = None,
         batch: Batch | None = None,
         keep: float | str = "7d",
         ttl: float | str | None = None,
@@ -104,6 +105,7 @@ class App:
             keep=keep,
             ttl=ttl,
             volumes=mounts(volumes or {}),
+            max_memory=max_memory,
             schedule=schedule,
         )
         return _Decorator(self, settings, name=name, batch=batch)
@@ -130,6 +132,7 @@ class App:
         concurrency: int = 1,
         queue_delay: float | str | None = "4s",
         per_instance: int | None = None,
+        max_memory: str | int | None = None,
         keep: float | str = "7d",
         ttl: float | str | None = None,
         volumes: Mapping[str, Volume] | None = None,
@@ -146,6 +149,7 @@ class App:
             keep=keep,
             ttl=ttl,
             volumes=mounts(volumes or {}),
+            max_memory=max_memory,
         )
 
         def decorate(cls: type[T]) -> type[T]:

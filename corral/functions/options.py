@@ -220,6 +220,8 @@ class Settings:
     # Folder and volume.
     volumes: tuple[tuple[str, str], ...] = ()
     schedule: Cron | Period | None = None
+    # An instance that has more when it looks is closed in good order, and another takes its place.
+    max_memory: str | int | None = None
 
     def call_options(self) -> dict[str, Any]:
         table: dict[str, Any] = {"keep_s": seconds(self.keep, "keep")}

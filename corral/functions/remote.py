@@ -96,7 +96,13 @@ class HttpBackend:
             name=name,
             project=project,
             kind="service",
-            service=ServiceTable(entry=package.entry, volumes=dict(settings.volumes)),
+            service=ServiceTable.model_validate(
+                {
+                    "entry": package.entry,
+                    "volumes": dict(settings.volumes),
+                    "max_memory": settings.max_memory,
+                }
+            ),
             code=code,
             code_digest=digest,
             environment=self._environment(member, anew=not live),

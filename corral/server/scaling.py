@@ -356,5 +356,6 @@ def instance_spec(
         params=given,
         concurrency=scaling_of(endpoint).concurrency,
         volumes=spec.service.volumes,
+        max_memory=spec.service.max_memory,
     )
     return spec.model_copy(update={"name": endpoint.name, "service": service})

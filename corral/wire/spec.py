@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from corral.domain.capability import Requirements
 from corral.domain.ids import is_name
 from corral.recipes import models
-from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name, PartText
+from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name, PartText, Size
 from corral.wire.tables import EnvironmentFile, Input, Keep, Parents, Resources, RetryBudgets, ScheduleTable
 from corral.wire.train import (
     INPUTS,
@@ -343,6 +343,9 @@ class ServiceTable(Exact):
     concurrency: int = Field(1, ge=1, le=1000)
     volumes: dict[Name, Name] = Field(
         default={}, max_length=32, description="Folders that are volumes: the folder's name, the volume's."
+    )
+    max_memory: Size | None = Field(
+        None, ge=1 << 20, le=1 << 50, description="An instance that has more than this is replaced."
     )
 
 

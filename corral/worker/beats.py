@@ -39,6 +39,10 @@ class Vitals:
             active_s_ago = max(0.0, time.monotonic() - self.active_at())
         return BeatRequest(sample=self._sample(), active_s_ago=active_s_ago, wait_s=wait_s)
 
+    def memory(self) -> int:
+        """How many bytes the child and all below it have; 0 where that is not known."""
+        return 0 if self.pid is None else int(tree_sample(self.pid).get("rss_bytes", 0))
+
     def _sample(self) -> dict[str, float]:
         ran = {"ran_s": time.monotonic() - self._began}
         if self.pid is None:

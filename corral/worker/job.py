@@ -162,7 +162,14 @@ class Job:
     def _serving(self, recorder: Recorder) -> Serving | None:
         if self.lease.spec.service is None:
             return None
-        return Serving(self._host.link, self.lease, self._workspace.root / "calls", self.control, recorder)
+        return Serving(
+            self._host.link,
+            self.lease,
+            self._workspace.root / "calls",
+            self.control,
+            recorder,
+            memory=self._vitals.memory,
+        )
 
     def _supervised(
         self, prepared: Prepared, recorder: Recorder, checkpoints: Checkpoints, serving: Serving | None

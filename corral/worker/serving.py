@@ -55,6 +55,8 @@ SHORT_S = 0.005
 STALE_S = 0.25
 # How long outcomes are gathered while there is more to do.
 GATHER_S = 0.01
+# How often an instance is weighed that may not have more than so much memory.
+MEMORY_S = 1.0
 # What a call gets to clear up, between being told that its time is over and the end of its process.
 CLEAR_UP_S = 1.0
 # Loaded by its place: the Python of the instance may have nothing of Corral, or another version.
@@ -89,6 +91,7 @@ class Serving:
     folder: Path
     control: Control
     recorder: Recorder
+    memory: Callable[[], int]
     kill: Callable[[], None] = field(default=lambda: None)
     broken: Mapping[str, Any] | None = None
     secrets: Secrets = field(default_factory=lambda: Secrets({}))
@@ -581,11 +584,15 @@ class Serving:
 
     def _watch(self) -> None:
         """Times that are over, and a wish to stop."""
+        looked_at = time.monotonic()
         while not self._ended:
             time.sleep(0.05)
             if self.control.wish() is not None:
                 self._stop()
             now = time.monotonic()
+            if now - looked_at >= MEMORY_S:
+                looked_at = now
+                self._weigh()
             if self._ahead and now - self._ahead[0].came >= STALE_S:
                 self._return_ahead()
             with self._lock:
@@ -598,6 +605,17 @@ class Serving:
             if stuck:
                 self._end_process(stuck)
                 return
+
+    def _weigh(self) -> None:
+        """One that has grown too large takes no more calls, and closes when those that it has are done."""
+        most = self._service.max_memory
+        if most is None or self._stopping or not self._ready or (now := self.memory()) <= most:
+            return
+        self.recorder.say(
+            f"the instance has {now >> 20} MiB, more than its max_memory of {most >> 20} MiB: "
+            "it takes no more calls, and another takes its place"
+        )
+        self._stop()
 
     def _is_stuck(self, held: _Held, now: float) -> bool:
         return held.told_to_end is not None and now - held.told_to_end >= CLEAR_UP_S

@@ -152,6 +152,25 @@ class Berth(
         record(self.log, f"left {self.number}")
 
 
+@app.cls(max_memory="250MiB", idle="1h")
+class Hold(corral.Parameters):
+    log: str = corral.parameter()
+
+    @corral.enter()
+    def open(self) -> None:
+        self.cargo: list[bytes] = []
+
+    @corral.method()
+    def load(self, mib: int) -> tuple[int, int]:
+        """Who it is, and how much it has."""
+        self.cargo.append(b"x" * (mib << 20))
+        return os.getpid(), sum(len(one) for one in self.cargo) >> 20
+
+    @corral.exit()
+    def leave(self) -> None:
+        record(self.log, f"left with {len(self.cargo)}")
+
+
 @app.function()
 def waits_for(path: str) -> str:
     print("waiting", flush=True)

@@ -54,6 +54,21 @@ def test_an_instance_that_nobody_calls_ends_in_good_order(scene: Scene) -> None:
     client.endpoints.scale("default", name, before)
 
 
+def test_an_instance_that_has_grown_too_large_is_replaced_in_good_order(tmp_path: Path) -> None:
+    """RF-D15: by bytes. It may finish what it has, its hook is run, and the next call has another."""
+    log = tmp_path / "log"
+    hold = pier.Hold(log=str(log))
+    first, had = hold.load.remote(1)
+    assert (first, 2) == hold.load.remote(1)
+    assert had == 1
+
+    assert (first, 302) == hold.load.remote(300)
+
+    until(lambda: log.exists() and log.read_text() == "left with 3\n", "it to leave")
+    second, has = hold.load.spawn(1).result(60)
+    assert (second != first, has) == (True, 1)
+
+
 def test_an_idle_instance_is_told_so_when_its_time_is_over_not_when_it_asks_again(scene: Scene) -> None:
     client, name = scene.stack.client(), "pier.soon"
     before = client.endpoints.get("default", name).scaling
