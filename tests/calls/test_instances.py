@@ -78,6 +78,6 @@ def test_an_idle_instance_is_told_so_when_its_time_is_over_not_when_it_asks_agai
     (used,) = [one for one in client.runs.page().items if one.name == name and one.state == "running"]
 
     # It asks every twenty seconds.
-    until(lambda: client.runs.get(used.id).state == "succeeded", "it to end", within_s=15)
+    until(lambda: client.runs.get(used.id).state == "succeeded", "it to end", within_s=18)
 
     client.endpoints.scale("default", name, before)
