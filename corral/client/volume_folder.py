@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from corral.domain.redaction import Secrets
 from corral.domain.volume import merge
 
 _NAMED = 20
+_LOOKS = 20
+_LOOK_AGAIN_S = 0.05
 
 Entries = Mapping[str, FileEntry]
 Unpack = Callable[[Tree, Fetch, Path], None]
@@ -52,17 +55,32 @@ class Folder:
         Raises VolumeConflict if both changed a file; then nothing is changed, here or there.
         """
         with self._lock:
-            mine = scan(self.root, ignore=None, secrets=self.secrets)
+            mine = self._uploaded()
             number, base = self.base
             if mine.digest == base.digest:
                 return number
-            upload(mine, self.root, self.remote.sink)
             made = self.remote.commit(number, mine)
             if made.digest == mine.digest:
                 self.base = (made.version, mine)
             else:
                 self._bring(mine, made.version, self.remote.tree(made))
             return made.version
+
+    def _uploaded(self) -> Tree:
+        """The files, whose bytes are on the server. Where one changed while it was read, another call may be
+        writing it: then all are looked at again."""
+        for left in reversed(range(_LOOKS)):
+            try:
+                mine = scan(self.root, ignore=None, secrets=self.secrets)
+                if mine.digest != self.base[1].digest:
+                    upload(mine, self.root, self.remote.sink)
+            except FileChanged:
+                if not left:
+                    raise
+                time.sleep(_LOOK_AGAIN_S)
+            else:
+                return mine
+        raise AssertionError("the last look returns or raises")
 
     def reload(self, *, discard: bool) -> int:
         """Bring the newest version here. What was changed here and not committed stays, unless `discard`.

@@ -17,8 +17,11 @@ from acceptance import volumes_for_tests as kit
 from acceptance.stack import Stack
 from acceptance.stack import stack as running
 from corral.cli.volumes import app
+from corral.client import volume_folder
+from corral.client.blobs import BlobSink
 from corral.client.http import Backoff
 from corral.client.tree import Tree
+from corral.client.upload import upload
 from corral.client.volume_folder import Folder
 from corral.client.volumes import put
 from corral.domain import errors
@@ -140,6 +143,32 @@ def test_hosts_share_a_volume_and_a_worker_that_is_killed_loses_only_what_was_no
 
 def _own_host(stack: Stack) -> str:
     return next(host.name for host in stack.client().hosts.page().items if host.name != "second")
+
+
+def test_a_file_that_is_written_while_it_is_committed_is_looked_at_again(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by another call of the same instance."""
+    folder, other = (
+        Folder(tmp_path / name, stack.client().volumes.remote("default", "busy")) for name in ("one", "two")
+    )
+    folder.fill()
+    (folder.root / "a").write_text("nobody has this yet")
+    times: list[Tree] = []
+
+    def upload_late(tree: Tree, root: Path, sink: BlobSink) -> None:
+        times.append(tree)
+        if len(times) < 3:
+            (root / "a").write_text("nor this" * len(times))
+        upload(tree, root, sink)
+
+    monkeypatch.setattr(volume_folder, "upload", upload_late)
+
+    assert folder.commit() == 1
+
+    assert len(times) == 3
+    other.fill()
+    assert (other.root / "a").read_text() == "nor thisnor this"
 
 
 def test_reload_keeps_what_was_not_committed_and_never_takes_it_for_old(stack: Stack, tmp_path: Path) -> None:
