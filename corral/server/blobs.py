@@ -268,26 +268,37 @@ def _parse_pack(body: bytes) -> list[tuple[Digest, bytes]]:
     return items
 
 
-@router.get("/blobs/{sha256}", response_class=StreamingResponse, responses=PARTIAL_ANSWER)
-async def get_blob(
+async def _readable(
     sha256: DigestPath,
     token: Anyone,
     svc: Svc,
-    request: Request,
     project: str | None = None,
     lease: str | None = None,
     epoch: Annotated[int, Query(ge=0, lt=2**62)] = 0,
-) -> StreamingResponse:
+) -> Digest:
+    if token.scope is Scope.HOST:
+        await _check_lease_reads(sha256, token, svc, lease, epoch)
+    else:
+        await _check_project_reads(sha256, Caller(token), svc, project)
+    return sha256
+
+
+Readable = Annotated[Digest, Depends(_readable)]
+
+
+def bytes_are_gone(sha: Digest) -> BlobMissing:
+    return BlobMissing(f"blob {sha} is named but its bytes are gone", hint="Run `corral fsck` on the server.")
+
+
+@router.get("/blobs/{sha256}", response_class=StreamingResponse, responses=PARTIAL_ANSWER)
+async def get_blob(sha: Readable, svc: Svc, request: Request) -> StreamingResponse:
     """A hash is not a key: only what the caller's project or live lease names."""
-    await check_reads(sha256, token, svc, project=project, lease=lease, epoch=epoch)
     try:
-        size = await svc.in_thread(lambda: svc.blobs.size(sha256))
+        size = await svc.in_thread(lambda: svc.blobs.size(sha))
         start = _range_start(request, size)
-        chunks = await svc.in_thread(lambda: svc.blobs.read(sha256, start=start))
+        chunks = await svc.in_thread(lambda: svc.blobs.read(sha, start=start))
     except KeyError:
-        raise BlobMissing(
-            f"blob {sha256} is named but its bytes are gone", hint="Run `corral fsck` on the server."
-        ) from None
+        raise bytes_are_gone(sha) from None
     headers = {"Content-Length": str(size - start), "Accept-Ranges": "bytes"}
     if start:
         headers["Content-Range"] = f"bytes {start}-{size - 1}/{size}"
@@ -302,15 +313,6 @@ def _range_start(request: Request, size: int) -> int:
         return 0
     start = int(text[6:-1])
     return start if start < size else 0
-
-
-async def check_reads(
-    sha: Digest, token: Token, svc: Services, *, project: str | None, lease: str | None, epoch: int
-) -> None:
-    if token.scope is Scope.HOST:
-        await _check_lease_reads(sha, token, svc, lease, epoch)
-    else:
-        await _check_project_reads(sha, Caller(token), svc, project)
 
 
 async def _check_project_reads(sha: Digest, caller: Caller, svc: Services, project: str | None) -> None:

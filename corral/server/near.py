@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 
 from corral.core.room import check_room
-from corral.domain.errors import BlobMissing, NotFound, TooLarge
-from corral.server.blobs import ForLease, ForUser, Holder, check_reads, remember, wait_while_condemned
-from corral.server.callers import Anyone, DigestPath, origin_of
+from corral.domain.errors import NotFound, TooLarge
+from corral.server.blobs import (
+    ForLease,
+    ForUser,
+    Holder,
+    Readable,
+    bytes_are_gone,
+    remember,
+    wait_while_condemned,
+)
+from corral.server.callers import Anyone, origin_of
 from corral.server.services import Services, Svc
 from corral.wire.leases import BlobStored, NearRequest, NearView, PlaceView
 
@@ -68,23 +75,12 @@ async def _taken(name: str, holder: Holder, svc: Services) -> BlobStored:
 
 
 @router.get("/blobs/{sha256}/place")
-async def place(
-    sha256: DigestPath,
-    token: Anyone,
-    svc: Svc,
-    request: Request,
-    project: str | None = None,
-    lease: str | None = None,
-    epoch: Annotated[int, Query(ge=0, lt=2**62)] = 0,
-) -> PlaceView:
+async def place(sha: Readable, svc: Svc, request: Request) -> PlaceView:
     """Where a blob that the caller may read lies, if it may be on this machine."""
-    await check_reads(sha256, token, svc, project=project, lease=lease, epoch=epoch)
     if not _from_here(request):
         return PlaceView(path=None)
     try:
-        path = await svc.in_thread(lambda: svc.blobs.place(sha256))
+        path = await svc.in_thread(lambda: svc.blobs.place(sha))
     except KeyError:
-        raise BlobMissing(
-            f"blob {sha256} is named but its bytes are gone", hint="Run `corral fsck` on the server."
-        ) from None
+        raise bytes_are_gone(sha) from None
     return PlaceView(path=None if path is None else str(path))

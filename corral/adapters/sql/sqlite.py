@@ -35,9 +35,9 @@ _READERS = 3
 
 
 class SqliteStore:
-    alone = True
-
     """`path` is a file, made if it is not there, or `:memory:`; `max_bytes` is how large it may grow."""
+
+    alone = True
 
     def __init__(self, path: Path | str, *, busy_s: float = BUSY_S, max_bytes: int | None = None) -> None:
         self._path = None if str(path) == MEMORY else Path(path)
