@@ -72,7 +72,8 @@ def test_a_run_that_ends_is_told_signed_and_in_the_published_form(hooked: Live, 
     lease = worker.run(name="told", labels={"team": "vision"})
     lease.ok("POST", "finish", {})
 
-    came = receiver.until(lambda all_: {c.json["type"] for c in all_} >= {"run.succeeded"})
+    # They come in no particular order.
+    came = receiver.until(lambda all_: len(all_) >= 3)
 
     by_type = {c.json["type"]: c for c in came}
     assert set(by_type) == {"run.submitted", "run.started", "run.succeeded"}
