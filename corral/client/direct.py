@@ -15,8 +15,9 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -26,6 +27,8 @@ MOST_IDLE = 16
 IDLE_S = 60.0
 _READ_BYTES = 1 << 16
 _LONGEST_HEAD = 1 << 18
+# What a socket takes of which all before was read.
+_AT_ONCE_BYTES = 1 << 15
 
 
 class NoConnection(Exception):
@@ -67,10 +70,34 @@ class Direct:
 
     def post(self, path: str, body: bytes, *, timeout_s: float) -> Answered:
         """One try. NoConnection, or OSError and HTTPException for what broke off half-way."""
-        connection = self._taken(timeout_s)
+        return self._answered(self._sent(self._taken(timeout_s), path, body))
+
+    def begin(self, path: str, body: bytes, *, timeout_s: float) -> Callable[[], Answered] | None:
+        """Sent at once, without waiting for anything; what it gives waits for the answer.
+
+        None, and nothing was sent, if no connection is open or it could not take it whole.
+        """
+        if not self._idle or len(body) > _AT_ONCE_BYTES:
+            return None
+        try:
+            connection = self._taken(timeout_s)
+        except NoConnection:
+            return None
+        return partial(self._answered, self._sent(connection, path, body))
+
+    def _sent(
+        self, connection: http.client.HTTPConnection, path: str, body: bytes
+    ) -> http.client.HTTPConnection:
         start = f"POST {self._base}{path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n\r\n"
         try:
             connection.sock.sendall(start.encode("latin-1") + body)
+        except BaseException:
+            self._dropped(connection)
+            raise
+        return connection
+
+    def _answered(self, connection: http.client.HTTPConnection) -> Answered:
+        try:
             answered, goes_on = _answer(connection.sock)
         except BaseException:
             self._dropped(connection)

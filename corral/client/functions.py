@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from corral.client.http import Transport, quoted
 from corral.wire.calls import (
     CallPage,
     CallsAnswer,
-    CallsRequest,
     CallView,
     ChunkPage,
     CollectRequest,
@@ -74,12 +74,13 @@ class Calls:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def make(self, request: CallsRequest) -> list[CallView]:
-        """Repeated while the server is away, if every call has a key; tried once otherwise."""
+    def make(self, request: Mapping[str, Any]) -> list[CallView]:
+        """What `CallsRequest` reads. Repeated while the server is away, if every call has a key; tried once
+        otherwise."""
         send = partial(
-            self._transport.post, "/v1/calls", CallsAnswer, request, timeout_s=request.wait_s + _SLACK_S
+            self._transport.post, "/v1/calls", CallsAnswer, request, timeout_s=request["wait_s"] + _SLACK_S
         )
-        keyed = all(call.key is not None for call in request.calls)
+        keyed = all(call["key"] is not None for call in request["calls"])
         return (self._transport.patiently(send) if keyed else send()).calls
 
     def collect(self, ids: Sequence[str], wait_s: float) -> list[CallView]:
@@ -120,7 +121,13 @@ class Calls:
 
     def exchange(self, lease_id: str, epoch: int, request: LeaseCallsRequest) -> LeaseCallsAnswer:
         """Of an instance: outcomes in, work out. One try; the caller has a patience of its own."""
-        return self._transport.post(
+        return self.begin_exchange(lease_id, epoch, request)()
+
+    def begin_exchange(
+        self, lease_id: str, epoch: int, request: LeaseCallsRequest
+    ) -> Callable[[], LeaseCallsAnswer]:
+        """The same in two steps: what this gives waits for the answer."""
+        return self._transport.begin(
             f"/v1/leases/{quoted(lease_id)}/calls?epoch={epoch}",
             LeaseCallsAnswer,
             request,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import ssl
@@ -35,6 +36,7 @@ CONNECT_TIMEOUT_S = 5.0
 BUSY_TRIES = 10
 LONGEST_BUSY_S = 30.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass(frozen=True)
@@ -105,11 +107,42 @@ class Transport:
         if self._direct is not None:
             self._direct.hang_up()
 
-    def post(self, path: str, answer: type[M], body: BaseModel, *, timeout_s: float | None = None) -> M:
+    def post(
+        self,
+        path: str,
+        answer: type[M],
+        body: BaseModel | Mapping[str, Any],
+        *,
+        timeout_s: float | None = None,
+    ) -> M:
         """One try of a small request, by the shortest way."""
-        content = body.model_dump_json().encode()
+        content = (body.model_dump_json() if isinstance(body, BaseModel) else _dumps(body)).encode()
+        return self._post(path, answer, content, timeout_s, None)
+
+    def begin(
+        self, path: str, answer: type[M], body: BaseModel, *, timeout_s: float | None = None
+    ) -> Callable[[], M]:
+        """Like `post`, for a request that may arrive twice: sent now if that takes no waiting, and otherwise
+        by what this gives, which waits for the answer."""
+        content, begun = body.model_dump_json().encode(), None
+        with suppress(OSError):
+            if self._direct is not None:
+                begun = self._direct.begin(path, content, timeout_s=timeout_s or self._timeout_s)
+        return partial(self._post, path, answer, content, timeout_s, begun)
+
+    def _post(
+        self,
+        path: str,
+        answer: type[M],
+        content: bytes,
+        timeout_s: float | None,
+        begun: Callable[[], Answered] | None,
+    ) -> M:
+        tries = [begun] if begun is not None else []
         try:
-            found = self._asked(partial(self._posted, path, content, timeout_s))
+            found = self._asked(
+                lambda: self._posted(path, content, timeout_s, tries.pop() if tries else None)
+            )
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
         if isinstance(found, Answered):
@@ -125,8 +158,16 @@ class Transport:
             raise from_response(found)
         return _parse(found, answer)
 
-    def _posted(self, path: str, content: bytes, timeout_s: float | None) -> httpx.Response | Answered:
+    def _posted(
+        self,
+        path: str,
+        content: bytes,
+        timeout_s: float | None,
+        begun: Callable[[], Answered] | None,
+    ) -> httpx.Response | Answered:
         try:
+            if begun is not None:
+                return begun()
             if self._direct is None:
                 raise NoConnection
             return self._direct.post(path, content, timeout_s=timeout_s or self._timeout_s)

@@ -17,6 +17,7 @@ from corral.domain.canonical import canonical
 from corral.domain.endpoint import Endpoint, PoolParams, Serving, VersionState
 from corral.domain.errors import BlobMissing, Conflict, FieldError, InvalidInput, LeaseLost, NotFound
 from corral.domain.ids import CallId, Digest, EndpointId, HostId, LeaseId, RunId, new_call_id
+from corral.domain.lease import LeaseState
 from corral.ports.store import Tx
 
 TOPIC_CALL = "call"
@@ -108,10 +109,11 @@ def accept(
     With `early` an instance may begin with them while they are written down. Nobody hears of an outcome
     before both are; should they not be, it was no call, and what is told of it changes nothing.
     """
-    serving = tx.endpoints.version(endpoint.id, version or endpoint.current)
-    if serving is not None and serving.state is VersionState.BROKEN:
+    number = version or endpoint.current
+    state, detail = tx.endpoints.state_of(endpoint.id, number) or (None, None)
+    if state is VersionState.BROKEN:
         raise Conflict(
-            f"version {serving.version} of {endpoint.name} does not start: {serving.detail}",
+            f"version {number} of {endpoint.name} does not start: {detail}",
             hint="Correct it and deploy it again.",
         )
     if endpoint.stopped:
@@ -482,15 +484,19 @@ def _locked(tx: Tx, call_id: CallId) -> Call:
 
 def check_lease(
     tx: Tx, lease_id: LeaseId, epoch: int, *, host_id: HostId, now: float, policy: Policy
-) -> tuple[RunId, Serving]:
+) -> Serving:
     """Of what the lease is an instance. LeaseLost if it may not speak."""
-    _, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
-    serving = tx.endpoints.serving(run.id)
-    if serving is None:
-        raise LeaseLost(f"run {run.id} serves no endpoint, or its endpoint is gone")
-    if serving.ready_at is None and (instance := tx.endpoints.instance(run.id)) is not None:
+    serving = tx.endpoints.serving(lease_id)
+    live = (host_id, epoch, LeaseState.LIVE)
+    if serving is None or (serving.host_id, serving.epoch, serving.lease_state) != live:
+        # It may be taken up again, or there is more to be said about why not.
+        _, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
+        serving = tx.endpoints.serving(lease_id)
+        if serving is None:
+            raise LeaseLost(f"run {run.id} serves no endpoint, or its endpoint is gone")
+    if serving.ready_at is None and (instance := tx.endpoints.instance(serving.run_id)) is not None:
         tx.endpoints.save_instance(instance._replace(ready_at=now))
-    return run.id, serving
+    return serving
 
 
 def unknown_function(name: str, known: Sequence[str], endpoint: str) -> InvalidInput:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from corral.domain.ids import Digest, EndpointId, RunId
+from corral.domain.ids import Digest, EndpointId, HostId, RunId
+from corral.domain.lease import LeaseState
 
 
 class VersionState(StrEnum):
@@ -58,8 +59,12 @@ class Instance(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """What an instance has to know of its endpoint each time it asks for calls, in one look."""
+    """What has to be known of an instance each time it asks for calls: of its lease and its endpoint."""
 
+    run_id: RunId
+    host_id: HostId
+    epoch: int
+    lease_state: LeaseState
     endpoint_id: EndpointId
     version: int
     pool: str

@@ -41,6 +41,7 @@ class Function(Generic[P, R]):
         self._function = function or next(iter(member.callees))
         self._params = params
         self._changes = changes or {}
+        self._own_options: dict[str, Any] | None = None
         try:
             self._signature: inspect.Signature | None = inspect.signature(fn)
         except (TypeError, ValueError):
@@ -68,9 +69,11 @@ class Function(Generic[P, R]):
         return made
 
     def _options(self) -> dict[str, Any]:
-        callee = self.member.callees[self._function]
-        own: dict[str, Any] | None = self._changes.get("options")
-        return own or (callee.settings or self.member.settings).call_options()
+        if self._own_options is None:
+            callee = self.member.callees[self._function]
+            self._own_options = (callee.settings or self.member.settings).call_options()
+        changed: dict[str, Any] | None = self._changes.get("options")
+        return changed or self._own_options
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it on the fleet and wait for what it returns or raises."""

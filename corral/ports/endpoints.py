@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from corral.domain.endpoint import Endpoint, EndpointVersion, Instance, PoolParams, Serving
-from corral.domain.ids import EndpointId, RunId
+from corral.domain.endpoint import Endpoint, EndpointVersion, Instance, PoolParams, Serving, VersionState
+from corral.domain.ids import EndpointId, LeaseId, RunId
 
 
 class Endpoints(Protocol):
@@ -37,6 +37,10 @@ class Endpoints(Protocol):
 
     def version(self, endpoint_id: EndpointId, version: int) -> EndpointVersion | None: ...
 
+    def state_of(self, endpoint_id: EndpointId, version: int) -> tuple[VersionState, str | None] | None:
+        """Of a version: its state and what is said of it."""
+        ...
+
     def versions(self, endpoint_id: EndpointId) -> list[EndpointVersion]:
         """Newest first."""
         ...
@@ -53,8 +57,8 @@ class Endpoints(Protocol):
 
     def instance(self, run_id: RunId) -> Instance | None: ...
 
-    def serving(self, run_id: RunId) -> Serving | None:
-        """Of an instance; None if it is none, or its endpoint is gone."""
+    def serving(self, lease_id: LeaseId) -> Serving | None:
+        """Of the lease of an instance, held against change; None if it is none, or its endpoint is gone."""
         ...
 
     def instances(self, endpoint_id: EndpointId) -> list[Instance]: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from corral.domain.endpoint import Endpoint
@@ -52,4 +53,9 @@ class Book:
 
 
 def scaling_of(endpoint: Endpoint) -> Scaling:
-    return Scaling.model_validate_json(endpoint.scaling)
+    return _scaling(endpoint.scaling)
+
+
+@lru_cache(maxsize=1024)
+def _scaling(text: str) -> Scaling:
+    return Scaling.model_validate_json(text)

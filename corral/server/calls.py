@@ -414,7 +414,7 @@ async def exchange_as_json(
     def unit(tx: Tx) -> _Instance:
         now = svc.clock.now()
         changed.clear()
-        run_id, me = core.check_lease(tx, lease_id, epoch, host_id=host_id, now=now, policy=svc.policy)
+        me = core.check_lease(tx, lease_id, epoch, host_id=host_id, now=now, policy=svc.policy)
         endpoint_id = me.endpoint_id
         for part in body.chunks:
             given = [_payload(one, "chunks") for one in part.chunks]
@@ -422,7 +422,7 @@ async def exchange_as_json(
             call = core.add_chunks(tx, one, part.attempt, lease_id, part.first, given, now=now)
             if call is not None and call.state in CALL_FINAL:
                 changed.append(call)
-        changed.extend(core.settle(tx, lease_id, run_id, endpoint_id, told, now=now))
+        changed.extend(core.settle(tx, lease_id, me.run_id, endpoint_id, told, now=now))
         if body.want and svc.dispatch.is_time_to_look(lease_id, LOST_AFTER_S / 10):
             held = {*body.holding, *(one.call_id for one in told)}
             changed.extend(core.take_back(tx, lease_id, held, before=now - LOST_AFTER_S, now=now))
@@ -431,7 +431,7 @@ async def exchange_as_json(
         over = _over(tx, lease_id, body.holding, svc) if body.holding else []
         serves = me.state is VersionState.ROLLING or (not me.stopped and me.current == me.version)
         return _Instance(
-            run_id,
+            me.run_id,
             endpoint_id,
             tuple(Pool(endpoint_id, n, me.pool) for n in ((me.version, 0) if serves else (me.version,))),
             tuple(over),
@@ -450,6 +450,9 @@ async def exchange_as_json(
     svc.dispatch.keep(again)
     for call in again:
         svc.dispatch.heard(*core.place_of(call))
+    if ended:
+        # Whoever waits for them comes first.
+        await asyncio.sleep(0)
     given = await _given(me, lease_id, body.want, svc)
     if not given and body.want and body.wait_s and not me.over and not me.retired:
         given = await _wait_for_calls(me, lease_id, body, svc, gone)

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,8 @@ class Serving:
         self._ended = False
         self._stopping = False
         self._polling = False
+        # A request for calls that was sent, and what waits for its answer.
+        self._begun: tuple[LeaseCallsRequest, Callable[[], LeaseCallsAnswer]] | None = None
         self._channel: Channel | None = None
 
     def command(self, python: Path | None) -> tuple[str, ...]:
@@ -269,17 +272,41 @@ class Serving:
                 )
             )
             ready = self._next_up()
-            self._has_news()
+            first, self._news_at = self._news_at is None, self._news_at or time.monotonic()
         self._feed(ready)
+        if not self._begin_to_ask():
+            with self._lock:
+                self._wake_one(first=first)
 
     def _has_news(self) -> None:
         """Under the lock: there is something to tell. Whoever tells it is woken once."""
         first, self._news_at = self._news_at is None, self._news_at or time.monotonic()
+        self._wake_one(first=first)
+
+    def _wake_one(self, *, first: bool) -> None:
         if not self._polling and (self._waits_for_room or self._wanted()):
             # The next request for calls takes it along.
             self._asking.notify_all()
         elif first:
             self._telling.notify_all()
+
+    def _begin_to_ask(self) -> bool:
+        """In the place of the thread that asks, which waits for the answer: to wake it would take as long."""
+        with self._lock:
+            if self._polling or self._over_with or not (want := self._wanted()):
+                return False
+            self._polling, self._waits_for_room = True, False
+            request = self._request(want=want, wait_s=POLL_S)
+        ask: Callable[[], LeaseCallsAnswer] = partial(
+            self.link.corral.calls.exchange, self.lease.id, self.lease.epoch, request
+        )
+        try:
+            ask = self.link.corral.calls.begin_exchange(self.lease.id, self.lease.epoch, request)
+        finally:
+            with self._lock:
+                self._begun = request, ask
+                self._asking.notify_all()
+        return True
 
     def _next_up(self) -> list[_Held]:
         """Under the lock: those whose turn it is, since the instance has room."""
@@ -333,18 +360,11 @@ class Serving:
         """Asks for calls while there is room for them."""
         pauses = Pauses()
         while True:
-            with self._lock:
-                while not self._ended and not self._stopping and not (want := self._wanted()):
-                    # With room left it is only a matter of time: a call that takes longer than others did
-                    # is not waited for.
-                    self._waits_for_room = self._room() <= 0
-                    self._asking.wait(None if self._waits_for_room else SHORT_S)
-                if self._ended or self._stopping:
-                    return
-                self._polling, self._waits_for_room = True, False
-                request = self._request(want=want, wait_s=POLL_S)
+            if (next_one := self._next_request()) is None:
+                return
+            request, ask = next_one
             try:
-                answer = self.link.corral.calls.exchange(self.lease.id, self.lease.epoch, request)
+                answer = ask()
                 self._arrived(request)
                 pauses.reset()
                 self.link.answered()
@@ -366,6 +386,29 @@ class Serving:
                     self._polling = False
             self._deep = len(answer.calls) == request.want
             self._take(answer)
+
+    def _next_request(self) -> tuple[LeaseCallsRequest, Callable[[], LeaseCallsAnswer]] | None:
+        """And what asks it, or waits for its answer if it was sent already; None when all is over."""
+        with self._lock:
+            while self._begun is None and (
+                self._polling or not (self._over_with or (want := self._wanted()))
+            ):
+                # With room left it is only a matter of time: a call that takes longer than others did
+                # is not waited for.
+                self._waits_for_room = self._room() <= 0
+                self._asking.wait(None if self._waits_for_room or self._polling else SHORT_S)
+            if self._begun is not None:
+                begun, self._begun = self._begun, None
+                return begun
+            if self._over_with:
+                return None
+            self._polling, self._waits_for_room = True, False
+            request = self._request(want=want, wait_s=POLL_S)
+        return request, partial(self.link.corral.calls.exchange, self.lease.id, self.lease.epoch, request)
+
+    @property
+    def _over_with(self) -> bool:
+        return self._ended or self._stopping
 
     def _wanted(self) -> int:
         """How many calls to ask for now; 0 is not to ask."""

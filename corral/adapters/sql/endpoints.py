@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from corral.adapters.sql.connection import Connection
 from corral.adapters.sql.rows import ENDPOINT, INSTANCE, POOL, SERVING, VERSION
-from corral.domain.endpoint import Endpoint, EndpointVersion, Instance, PoolParams, Serving
-from corral.domain.ids import EndpointId, RunId
+from corral.domain.endpoint import Endpoint, EndpointVersion, Instance, PoolParams, Serving, VersionState
+from corral.domain.ids import EndpointId, LeaseId, RunId
 
 
 class SqlEndpoints:
@@ -50,6 +50,10 @@ class SqlEndpoints:
         row = self._db.one("version_get", {"endpoint_id": endpoint_id, "version": version})
         return None if row is None else VERSION.read(row)
 
+    def state_of(self, endpoint_id: EndpointId, version: int) -> tuple[VersionState, str | None] | None:
+        row = self._db.one("version_state", {"endpoint_id": endpoint_id, "version": version})
+        return None if row is None else (VersionState(row[0]), row[1])
+
     def versions(self, endpoint_id: EndpointId) -> list[EndpointVersion]:
         return [VERSION.read(row) for row in self._db.all("version_all", {"endpoint_id": endpoint_id})]
 
@@ -70,8 +74,8 @@ class SqlEndpoints:
         row = self._db.one("instance_get", {"run_id": run_id})
         return None if row is None else INSTANCE.read(row)
 
-    def serving(self, run_id: RunId) -> Serving | None:
-        row = self._db.one("instance_serving", {"run_id": run_id})
+    def serving(self, lease_id: LeaseId) -> Serving | None:
+        row = self._db.one("instance_serving", {"lease_id": lease_id})
         return None if row is None else SERVING.read(row)
 
     def instances(self, endpoint_id: EndpointId) -> list[Instance]:

@@ -3,8 +3,12 @@
 Units run in the event loop's thread, since their statements take microseconds; only COMMIT, which waits
 for the disk, runs in a thread. What is asked for meanwhile makes up the next transaction.
 
+The first unit of a transaction runs where it is asked for: a turn of the event loop takes as long as its
+statements.
+
 A unit that is patient, since nobody waits for its answer alone, lets the commit wait a moment for what comes
-next: then one wait for the disk serves both.
+next: then one wait for the disk serves both. Where that is all there is to do, and the disk has been quick of
+late, it is waited for in the loop's thread: to and from another takes a third as long as the disk.
 
 A unit that fails before it changed anything leaves nothing to undo, and nearly all that fail do so. After
 one that failed half way the transaction is rolled back, and its units and all that wait run in savepoints.
@@ -14,6 +18,7 @@ A savepoint for every unit would cost each of them two statements and a copy of 
 from __future__ import annotations
 
 import asyncio
+import math
 import sqlite3
 import time
 from collections import deque
@@ -34,6 +39,9 @@ MAX_UNITS = 256
 MAX_WORK_S = 0.010
 BUSY_S = 5.0
 PATIENCE_S = 0.003
+# A disk that takes less is waited for in place, for at most so many units.
+QUICK_S = 0.0005
+_FEW = 3
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 
@@ -66,19 +74,25 @@ class GroupCommit:
         *,
         committer: Committer | None,
         deliver: Callable[[Iterable[tuple[str, str]]], None],
+        deliver_early: Callable[[Iterable[tuple[str, str]]], None],
         busy_s: float = BUSY_S,
     ) -> None:
         """`committer` None commits in the loop's thread, which is right for a database in memory."""
         self._raw = raw
         self._tx = SqlTx(SqliteConnection(raw))
         self._committer = committer
-        self._deliver = deliver
+        self._deliver, self._deliver_early = deliver, deliver_early
         self._busy_s = busy_s
         self._queue: deque[_Job] = deque()
         # How many of the next units run in savepoints.
         self._careful = 0
         self._draining: asyncio.Task[None] | None = None
-        self._more = asyncio.Event()
+        # Of the transaction that is open, what ran in it; and the changes of the connection before it.
+        self._jobs: list[_Job] = []
+        self._changes = 0
+        self._more: asyncio.Future[None] | None = None
+        # How long the disk took, of late.
+        self._commit_s = math.inf
         self._closed = False
         self.commits = 0
 
@@ -89,9 +103,11 @@ class GroupCommit:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._queue.append(_Job(unit, future, patient=patient))
-        self._more.set()
         if self._draining is None or self._draining.done():
+            self._run_first()
             self._draining = loop.create_task(self._drain())
+        elif self._more is not None:
+            _wake(self._more)
         return future
 
     async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
@@ -110,22 +126,31 @@ class GroupCommit:
             await asyncio.wait([self._draining])
 
     async def _drain(self) -> None:
-        jobs: list[_Job] = []
         try:
-            while self._queue:
-                if await self._begin():
-                    changes = self._raw.total_changes
-                    jobs = self._run_units()
-                    self._deliver(item for job in jobs if job.error is None for item in job.early)
-                    if self._may_wait(jobs):
-                        jobs += await self._run_more()
-                    if jobs or self._raw.in_transaction:
-                        await self._commit(jobs, changed=self._raw.total_changes != changes)
-                    jobs = []
+            while self._jobs or self._queue or self._raw.in_transaction:
+                if self._jobs or self._raw.in_transaction or await self._begin():
+                    self._run_units()
+                    if self._may_wait():
+                        await self._wait_for_more()
+                        self._run_units()
+                    await self._commit()
+                    self._jobs = []
         finally:
             # Nobody may wait for ever, not even if this task is cancelled or has a defect.
+            jobs, self._jobs = self._jobs, []
             self._fail(jobs, StoreUnavailable("the database writer ended before it could commit"))
             self._fail_queue(StoreUnavailable("the database writer ended"))
+
+    def _run_first(self) -> None:
+        # In memory nobody may find it open; one that is busy or broken is the task's to deal with.
+        if self._committer is not None:
+            with suppress(sqlite3.Error):
+                if self._raw.in_transaction:
+                    # Its writer was cancelled before it could commit, and they were told so.
+                    self._raw.execute("ROLLBACK")
+                self._raw.execute("BEGIN IMMEDIATE")
+                self._changes = self._raw.total_changes
+                self._run_units()
 
     async def _begin(self) -> bool:
         pause_s = _FIRST_PAUSE_S
@@ -138,49 +163,50 @@ class GroupCommit:
                     self._fail_queue(unavailable(error))
                     return False
             else:
+                self._changes = self._raw.total_changes
                 return True
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
-    def _run_units(self) -> list[_Job]:
-        jobs: list[_Job] = []
+    def _run_units(self) -> None:
+        """What is asked for by now. It must not undo what was told of early."""
+        ran = len(self._jobs)
+        if any(job.early for job in self._jobs):
+            self._careful = len(self._queue)
         stop_at = time.monotonic() + MAX_WORK_S
-        while self._queue and len(jobs) < MAX_UNITS:
+        while self._queue and len(self._jobs) < MAX_UNITS and self._raw.in_transaction:
             job = self._queue.popleft()
             if job.future.done():
                 continue
-            jobs.append(job)
+            self._jobs.append(job)
             if self._careful:
                 self._careful -= 1
                 self._run_carefully(job)
             elif not self._run_unit(job):
-                self._run_again(jobs)
-                return []
-            if not self._raw.in_transaction or time.monotonic() > stop_at:
+                self._run_again()
+            if time.monotonic() > stop_at:
                 break
-        return jobs
+        self._deliver_early(item for job in self._jobs[ran:] if job.error is None for item in job.early)
 
-    def _may_wait(self, jobs: Sequence[_Job]) -> bool:
+    def _may_wait(self) -> bool:
         return (
             self._committer is not None
             and not self._closed
             and not self._queue
             and self._raw.in_transaction
-            and bool(jobs)
-            and all(job.patient and job.error is None for job in jobs)
+            and bool(self._jobs)
+            and all(job.patient and job.error is None for job in self._jobs)
         )
 
-    async def _run_more(self) -> list[_Job]:
-        """What comes within a moment. It must not undo what was told of early: each runs in a savepoint."""
-        self._more.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_S):
-                await self._more.wait()
-        self._careful = len(self._queue)
-        jobs = self._run_units()
-        self._careful = 0
-        self._deliver(item for job in jobs if job.error is None for item in job.early)
-        return jobs
+    async def _wait_for_more(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._more = loop.create_future()
+        over = loop.call_later(PATIENCE_S, _wake, self._more)
+        try:
+            await self._more
+        finally:
+            over.cancel()
+            self._more = None
 
     def _run_unit(self, job: _Job) -> bool:
         """False if it failed half way."""
@@ -196,11 +222,12 @@ class GroupCommit:
         job.announced = self._tx.take_announced()
         return True
 
-    def _run_again(self, jobs: list[_Job]) -> None:
+    def _run_again(self) -> None:
         self._raw.execute("ROLLBACK")
-        for job in reversed(jobs):
+        for job in reversed(self._jobs):
             job.error = None
             self._queue.appendleft(job)
+        self._jobs = []
         self._careful = len(self._queue)
 
     def _run_carefully(self, job: _Job) -> None:
@@ -211,32 +238,48 @@ class GroupCommit:
                 self._raw.execute("ROLLBACK TO unit")
             self._raw.execute("RELEASE unit")
 
-    async def _commit(self, jobs: list[_Job], *, changed: bool) -> None:
+    async def _commit(self) -> None:
+        jobs = self._jobs
         if not self._raw.in_transaction:
             lost = next((job.error for job in jobs if isinstance(job.error, StoreUnavailable)), None)
             self._fail(jobs, lost or StoreUnavailable("the database rolled the transaction back"))
             return
         try:
-            await self._commit_durably(changed=changed)
+            await self._commit_durably()
         except sqlite3.Error as error:
             if self._raw.in_transaction:
                 self._raw.execute("ROLLBACK")
             self._fail(jobs, unavailable(error))
             return
-        for job in jobs:
+        # Who was patient comes last, and finds there what it waits for.
+        for job in sorted(jobs, key=_is_patient):
             job.answer()
         self._deliver(item for job in jobs for item in job.announced)
 
-    async def _commit_durably(self, *, changed: bool) -> None:
+    async def _commit_durably(self) -> None:
         # A worker that finds nothing to do changes nothing, and the disk need not be waited for.
-        if self._committer is None or not changed:
+        if self._committer is None or self._raw.total_changes == self._changes:
             self._raw.execute("COMMIT")
             return
         self.commits += 1
-        await self._committer.run(self._commit_now)
+        if self._is_quick():
+            self._commit_now()
+        else:
+            await self._committer.run(self._commit_now)
+
+    def _is_quick(self) -> bool:
+        return (
+            self._commit_s < QUICK_S
+            and not self._queue
+            and len(self._jobs) <= _FEW
+            and any(job.patient for job in self._jobs)
+        )
 
     def _commit_now(self) -> None:
+        began = time.perf_counter()
         self._raw.execute("COMMIT")
+        took = time.perf_counter() - began
+        self._commit_s = took if self._commit_s == math.inf else 0.8 * self._commit_s + 0.2 * took
 
     def _fail_queue(self, error: CorralError) -> None:
         self._fail(self._queue, error)
@@ -247,3 +290,12 @@ class GroupCommit:
             # Each caller gets an exception of its own: raising one adds to its traceback.
             job.error = type(error)(*error.args)
             job.answer()
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _is_patient(job: _Job) -> bool:
+    return job.patient

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sqlite3
 import threading
@@ -30,6 +31,7 @@ from corral.ports.store import Tx
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
 MEMORY = ":memory:"
 _READERS = 3
 
@@ -52,7 +54,11 @@ class SqliteStore:
         self._local = threading.local()
         self._opened: list[sqlite3.Connection] = [self._raw]
         self._writer = GroupCommit(
-            self._raw, committer=self._committer, deliver=self._deliver_soon, busy_s=busy_s
+            self._raw,
+            committer=self._committer,
+            deliver=self._deliver_soon,
+            deliver_early=self._deliver_now,
+            busy_s=busy_s,
         )
 
     async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
@@ -124,6 +130,14 @@ class SqliteStore:
         for topic, key in announced:
             for listener in self._listeners:
                 loop.call_soon(listener, topic, key)
+
+    def _deliver_now(self, announced: Iterable[tuple[str, str]]) -> None:
+        for topic, key in announced:
+            for listener in self._listeners:
+                try:
+                    listener(topic, key)
+                except Exception:
+                    log.exception("what was told of %s early was not heard", topic)
 
 
 def _read(raw: sqlite3.Connection, tx: SqlTx, unit: Callable[[Tx], T]) -> T:

@@ -31,6 +31,9 @@ INSERT INTO endpoint_versions (<version>) VALUES (<:version>);
 -- name: version_get
 SELECT <version> FROM endpoint_versions WHERE endpoint_id = :endpoint_id AND version = :version;
 
+-- name: version_state
+SELECT state, detail FROM endpoint_versions WHERE endpoint_id = :endpoint_id AND version = :version;
+
 -- name: version_all
 SELECT <version> FROM endpoint_versions WHERE endpoint_id = :endpoint_id ORDER BY version DESC;
 
@@ -57,11 +60,14 @@ INSERT INTO instances (<instance>) VALUES (<:instance>);
 SELECT <instance> FROM instances WHERE run_id = :run_id;
 
 -- name: instance_serving
-SELECT i.endpoint_id, i.version, i.pool, i.ready_at, v.state, e.current, e.stopped
-FROM instances AS i
+SELECT l.run_id, l.host_id, l.epoch, l.state, i.endpoint_id, i.version, i.pool, i.ready_at, v.state, e.current,
+    e.stopped
+FROM leases AS l
+JOIN runs AS r ON r.id = l.run_id
+JOIN instances AS i ON i.run_id = l.run_id
 JOIN endpoints AS e ON e.id = i.endpoint_id
 JOIN endpoint_versions AS v ON v.endpoint_id = i.endpoint_id AND v.version = i.version
-WHERE i.run_id = :run_id;
+WHERE l.id = :lease_id /*lock FOR UPDATE OF r, l */;
 
 -- name: instance_all
 SELECT <instance> FROM instances WHERE endpoint_id = :endpoint_id ORDER BY created_at, run_id;
