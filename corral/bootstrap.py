@@ -69,7 +69,7 @@ class CannotListen(CorralError):
 
 def open_store(settings: Settings) -> Store:
     if settings.database is None:
-        return SqliteStore(settings.home / "corral.db")
+        return SqliteStore(settings.home / "corral.db", roomy=True)
     try:
         from corral.adapters.sql.postgres import PostgresStore  # noqa: PLC0415 - an extra; most have no psycopg
     except ImportError:

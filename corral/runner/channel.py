@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import select
 import socket
 import struct
 import threading
@@ -12,6 +14,7 @@ from typing import Any
 _SIZES = struct.Struct("!II")
 # Larger payloads go through files.
 INLINE_MAX = 256 << 10
+_READ_BYTES = 1 << 16
 
 
 class Channel:
@@ -19,7 +22,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._reader = sock.makefile("rb", buffering=1 << 16)
+        self._read = bytearray()
         self._lock = threading.Lock()
 
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
@@ -30,17 +33,33 @@ class Channel:
 
     def receive(self) -> tuple[dict[str, Any], bytes] | None:
         """None when the other side is gone."""
-        try:
-            sizes = self._reader.read(_SIZES.size)
-            if len(sizes) < _SIZES.size:
+        while not (end := self._end_of_first()):
+            try:
+                more = self._socket.recv(_READ_BYTES)
+            except OSError:
                 return None
-            head, size = _SIZES.unpack(sizes)
-            text, body = self._reader.read(head), self._reader.read(size)
-        except (OSError, ValueError):
-            return None
-        if len(text) < head or len(body) < size:
-            return None
+            if not more:
+                return None
+            self._read += more
+        head = _SIZES.unpack_from(self._read)[0] + _SIZES.size
+        text, body = bytes(self._read[_SIZES.size : head]), bytes(self._read[head:end])
+        del self._read[:end]
         return json.loads(text), body
+
+    def wait(self, seconds: float) -> bool:
+        """Whether there is something to receive by then; also if it is that the other side is gone."""
+        if self._end_of_first():
+            return True
+        look = select.poll()
+        look.register(self._socket, select.POLLIN)
+        return bool(look.poll(math.ceil(seconds * 1000)))
+
+    def _end_of_first(self) -> int:
+        """Of the first message, if all of it was read."""
+        if len(self._read) < _SIZES.size:
+            return 0
+        end = _SIZES.size + sum(_SIZES.unpack_from(self._read))
+        return end if len(self._read) >= end else 0
 
     def close(self) -> None:
         with suppress(OSError):

@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from corral.functions import codec
 from corral.functions.codec import Pieces
 from corral.functions.errors import describe
+from corral.runner.ears import Ears
 from corral.runner.load import Served
 from corral.runner.output import Marks, output_of
 from corral.runner.web import WEB, BadRequest, answer, arguments, piece, refusal
@@ -61,13 +62,14 @@ class Reporter(Protocol):
 
 class Executor:
     def __init__(
-        self, served: Served, reporter: Reporter, marks: Marks, *, concurrency: int, batches: dict[str, Any]
+        self, reporter: Reporter, marks: Marks, ears: Ears, *, concurrency: int, batches: dict[str, Any]
     ) -> None:
-        self._served = served
         self._reporter = reporter
         self._marks = marks
+        self._ears = ears
         self._overlapping = concurrency > 1 or bool(batches)
-        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        # None is the end; True says that the main thread may listen again.
+        self._queue: queue.SimpleQueue[Work | Literal[True] | None] = queue.SimpleQueue()
         self._running: dict[str, Work] = {}
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -90,21 +92,34 @@ class Executor:
     def end(self) -> None:
         self._queue.put(None)
 
-    def serve(self) -> None:
+    def listen_again(self) -> None:
+        self._queue.put(True)
+
+    def serve(self, served: Served, tell: Callable[[], None]) -> None:
         """In the main thread, until `end`: some libraries work nowhere else."""
+        self._served = served
+        tell()
         while (work := self._next()) is not None:
+            self._ears.away()
             self._run(work)
+            self._ears.back()
         self._marks.switch("")
 
     def _next(self) -> Work | None:
         while True:
+            wait_s = _STILL_ITS_OWN_S if self._marks.is_somebodys else 3600.0
             try:
-                return self._queue.get(timeout=_STILL_ITS_OWN_S if self._marks.is_somebodys else 3600)
+                heard = self._ears.listen(wait_s) if self._queue.empty() else True
+                found = self._queue.get(timeout=wait_s) if heard is None else self._queue.get_nowait()
             except queue.Empty:
-                self._marks.switch("")
+                if not heard:
+                    self._marks.switch("")
+                continue
             except Cancelled:
                 # It came when the call that it was meant for had just ended.
                 continue
+            if found is not True:
+                return found
 
     def cancel(self, call_id: str) -> None:
         with self._lock:

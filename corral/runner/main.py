@@ -9,8 +9,8 @@ import secrets as random
 import signal
 import socket
 import sys
-import threading
 import time
+from functools import partial
 from typing import Any
 
 from corral.functions import backend as backends
@@ -18,6 +18,7 @@ from corral.functions import codec
 from corral.functions.codec import Pieces
 from corral.functions.errors import describe
 from corral.runner.channel import INLINE_MAX, Channel
+from corral.runner.ears import Ears
 from corral.runner.execute import Executor, Work
 from corral.runner.lend import lend
 from corral.runner.load import CannotLoad, Served, load
@@ -77,19 +78,23 @@ def main() -> int:
     if config["concurrency"] > 1 or batches:
         share(marks)
     lend("cloudpickle", config["cloudpickle"])
-    backends.set_backend(InstanceBackend(channel))
+    ears = Ears(channel)
+    backends.set_backend(InstanceBackend(channel, ears))
+    executor = Executor(
+        _Reports(channel, config["folder"]),
+        marks,
+        ears,
+        concurrency=config["concurrency"],
+        batches=batches,
+    )
+    ears.start(partial(_heard, executor, tables), executor.listen_again)
+    # What it does as it is loaded may ask for something already.
+    ears.away()
     served = _load(config, channel)
     if served is None:
         return 1
-    executor = Executor(
-        served, _Reports(channel, config["folder"]), marks, concurrency=config["concurrency"], batches=batches
-    )
-    reader = threading.Thread(
-        target=_listen, args=(channel, executor, tables), name="corral-channel", daemon=True
-    )
-    reader.start()
-    channel.send({"t": "ready"})
-    executor.serve()
+    ears.back()
+    executor.serve(served, lambda: channel.send({"t": "ready"}))
     try:
         served.exit()
     finally:
@@ -127,20 +132,16 @@ def _load(config: dict[str, Any], channel: Channel) -> Served | None:
     return served
 
 
-def _listen(channel: Channel, executor: Executor, tables: dict[str, Any]) -> None:
-    while (message := channel.receive()) is not None:
-        header, body = message
-        match header["t"]:
-            case "call":
-                executor.submit(_work(header, body, tables))
-            case "cancel":
-                executor.cancel(header["id"])
-            case "answer":
-                InstanceBackend.heard(header, body)
-            case "stop":
-                executor.end()
-    # The worker is gone, and the shim will end us; nothing that we could still do would reach anybody.
-    os._exit(1)
+def _heard(executor: Executor, tables: dict[str, Any], header: dict[str, Any], body: bytes) -> None:
+    match header["t"]:
+        case "call":
+            executor.submit(_work(header, body, tables))
+        case "cancel":
+            executor.cancel(header["id"])
+        case "answer":
+            InstanceBackend.heard(header, body)
+        case "stop":
+            executor.end()
 
 
 def _work(header: dict[str, Any], body: bytes, tables: dict[str, Any]) -> Work:

@@ -12,6 +12,7 @@ from corral.functions.errors import FunctionError, problem_of
 from corral.functions.member import Member
 from corral.functions.protocol import Ask, Given, Seen, Target
 from corral.runner.channel import Channel
+from corral.runner.ears import Ears
 from corral.runner.output import current
 
 
@@ -19,8 +20,8 @@ class InstanceBackend:
     _numbers: ClassVar[Iterator[int]] = itertools.count(1)
     _waiting: ClassVar[dict[int, tuple[threading.Event, list[Any]]]] = {}
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: Channel, ears: Ears) -> None:
+        self._channel, self._ears = channel, ears
 
     @classmethod
     def heard(cls, header: dict[str, Any], _: bytes) -> None:
@@ -110,6 +111,7 @@ class InstanceBackend:
         answered, box = threading.Event(), []  # type: ignore[var-annotated]
         self._waiting[number] = (answered, box)
         self._channel.send({"t": "ask", "n": number, "what": what, **given})
+        self._ears.needed()
         answered.wait()
         answer: dict[str, Any] = box[0]
         if problem := answer.get("problem"):

@@ -342,7 +342,7 @@ def test_one_that_is_patient_shares_the_commit_of_the_next(tmp_path: Path) -> No
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         await store.write(partial(insert, a_run()))
-        assert patient.done()
+        await patient
         assert store.commits == 1
 
     with opened(store) as db:
@@ -366,6 +366,7 @@ def test_one_that_fails_half_way_undoes_nothing_of_one_that_was_patient(tmp_path
     def first(tx: Tx) -> None:
         times.append("first")
         tx.runs.insert(a_run(), "{}")
+        tx.announce("call_ready", "of a call", early=True)
 
     def fails(tx: Tx) -> None:
         times.append("fails")

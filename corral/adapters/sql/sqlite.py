@@ -20,6 +20,7 @@ from corral.adapters.sql.group_commit import BUSY_S, GroupCommit
 from corral.adapters.sql.rows import Row
 from corral.adapters.sql.sqlite_connection import (
     SqliteConnection,
+    grow_wal,
     open_reader,
     open_writer,
     translated,
@@ -37,17 +38,24 @@ _READERS = 3
 
 
 class SqliteStore:
-    """`path` is a file, made if it is not there, or `:memory:`; `max_bytes` is how large it may grow."""
+    """`path` is a file, made if it is not there, or `:memory:`; `max_bytes` is how large it may grow.
+
+    One that is to serve for long is `roomy`: what it is slow to make later is made at the start.
+    """
 
     alone = True
 
-    def __init__(self, path: Path | str, *, busy_s: float = BUSY_S, max_bytes: int | None = None) -> None:
+    def __init__(
+        self, path: Path | str, *, busy_s: float = BUSY_S, max_bytes: int | None = None, roomy: bool = False
+    ) -> None:
         self._path = None if str(path) == MEMORY else Path(path)
         self._listeners: list[Callable[[str, str], None]] = []
         self._raw = _open(self._path)
         if max_bytes is not None:
             (page_bytes,) = self._raw.execute("PRAGMA page_size").fetchone()
             self._raw.execute(f"PRAGMA max_page_count = {max_bytes // page_bytes}")
+        if roomy:
+            grow_wal(self._raw)
         self._tx = SqlTx(SqliteConnection(self._raw))
         self._committer = Committer("corral-commit") if self._path else None
         self._readers = ThreadPoolExecutor(_READERS, "corral-read") if self._path else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Callable
 from operator import itemgetter
@@ -12,6 +13,9 @@ from corral.adapters.sql.dialect import PARAMETER, Dialect, Statements
 from corral.adapters.sql.rows import Params, R, Record, Row
 from corral.domain.errors import Conflict, CorralError, DiskFull, StoreUnavailable
 
+log = logging.getLogger(__name__)
+_CACHE = "PRAGMA cache_size = -24576"
+_WAL_PAGES = 4000
 STATEMENTS = Statements(Dialect.SQLITE, locks=False)
 _PLACES: dict[str, tuple[str, Callable[[Params], tuple[Any, ...]]]] = {}
 _FIELDS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {}
@@ -89,11 +93,31 @@ def tune_writer(raw: sqlite3.Connection) -> None:
     raw.execute("PRAGMA journal_mode = WAL")
     # FULL syncs the WAL at every commit: what was answered survives a power cut.
     raw.execute("PRAGMA synchronous = FULL")
-    raw.execute("PRAGMA cache_size = -24576")
+    raw.execute(_CACHE)
     # Savepoints keep their undo pages in memory instead of a temporary file.
     raw.execute("PRAGMA temp_store = MEMORY")
-    raw.execute("PRAGMA wal_autocheckpoint = 4000")
+    raw.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
     raw.execute(f"PRAGMA journal_size_limit = {64 << 20}")
+
+
+def grow_wal(raw: sqlite3.Connection) -> None:
+    """To the size that it will have: a commit that makes a file longer takes the disk half as long again.
+
+    What does not fit into the cache is written to it, also by a transaction that is then undone.
+    """
+    (page_bytes,) = raw.execute("PRAGMA page_size").fetchone()
+    raw.execute("PRAGMA cache_size = 16")
+    try:
+        raw.execute("BEGIN IMMEDIATE")
+        raw.execute("CREATE TABLE filler (bytes BLOB NOT NULL)")
+        raw.execute("INSERT INTO filler VALUES (zeroblob(?))", (_WAL_PAGES * page_bytes,))
+    except sqlite3.Error:
+        # On a disk so full it grows as it must.
+        log.info("the write-ahead log was not made larger", exc_info=True)
+    finally:
+        if raw.in_transaction:
+            raw.execute("ROLLBACK")
+        raw.execute(_CACHE)
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
