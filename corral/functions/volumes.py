@@ -74,6 +74,10 @@ class Volume:
 def mounts(volumes: Mapping[str, Volume]) -> tuple[tuple[str, str], ...]:
     """Folder and volume, as they are stored: `/data` and `data` are the same folder."""
     found: dict[str, str] = {}
+    if not isinstance(volumes, Mapping):
+        raise TypeError(
+            f"volumes says which folder is which volume: {{'data': corral.Volume('notes')}}, not {volumes!r}"
+        )
     for folder, volume in volumes.items():
         if not isinstance(volume, Volume):
             raise TypeError(f"volumes[{folder!r}] must be a corral.Volume, not {volume!r}")

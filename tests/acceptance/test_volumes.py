@@ -85,6 +85,12 @@ def test_a_function_that_does_not_name_the_volume_does_not_get_it() -> None:
     assert "does not use the volume" in kit.without.remote()
 
 
+def test_an_instance_uses_its_volume_and_calls_others_while_it_is_being_made() -> None:
+    kit.write.remote("model.txt", "weights")
+
+    assert kit.Reader().read.remote() == ("weights", True)
+
+
 def test_a_secret_is_not_committed(stack: Stack) -> None:
     stack.client().secrets.set("default", "DEPLOY_KEY", "not-a-real-one-1234")
     made = corral.App("vols").function(name="leaks", volumes={"data": kit.notes}, secrets=["DEPLOY_KEY"])
@@ -315,6 +321,8 @@ def test_what_is_wrong_is_told_before_anything_is_sent(stack: Stack, tmp_path: P
         corral.App("x").function(volumes={"a/b": kit.notes})
     with pytest.raises(TypeError, match=r"corral\.Volume"):
         corral.App("x").function(volumes={"a": "notes"})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="which folder is which volume"):
+        corral.App("x").function(volumes=[kit.notes])  # type: ignore[arg-type]
     remote = stack.client().volumes.remote("default", "none")
     with pytest.raises(errors.InvalidInput, match="is not there"):
         put(remote, tmp_path / "nothing", "/")

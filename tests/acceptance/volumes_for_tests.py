@@ -55,3 +55,15 @@ def without() -> str:
 @app.function(volumes={"data": notes})
 def folder() -> bool:
     return Path(os.environ["CORRAL_VOLUME_DIR"], "data") == notes.path
+
+
+@app.cls(volumes={"data": notes})
+class Reader:
+    @corral.enter()
+    def load(self) -> None:
+        self.text = (notes.path / "model.txt").read_text()
+        self.there = folder.remote()
+
+    @corral.method()
+    def read(self) -> tuple[str, bool]:
+        return self.text, self.there

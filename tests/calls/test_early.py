@@ -28,11 +28,12 @@ def ground(served: Ground) -> Iterator[Ground]:
         yield served
 
 
-@pytest.fixture
-def failing(ground: Ground) -> Iterator[Callable[[int], None]]:
-    """Lets the next commits fail, as of a disk that does."""
+@pytest.fixture(params=["in place", "in a thread"])
+def failing(ground: Ground, request: pytest.FixtureRequest) -> Iterator[Callable[[int], None]]:
+    """Lets the next commits fail, as of a disk that does, wherever it is waited for."""
     writer: Any = ground.live.services.store._writer  # type: ignore[attr-defined]
     commit, left = writer._commit_now, [0]
+    is_quick, writer._is_quick = writer._is_quick, lambda: request.param == "in place"
 
     def commit_or_fail() -> None:
         if left[0]:
@@ -45,7 +46,7 @@ def failing(ground: Ground) -> Iterator[Callable[[int], None]]:
 
     writer._commit_now = commit_or_fail
     yield fail
-    writer._commit_now = commit
+    writer._commit_now, writer._is_quick = commit, is_quick
 
 
 def calls(ground: Ground) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sqlite3
 import stat
 import threading
@@ -385,3 +386,53 @@ def test_one_that_fails_half_way_undoes_nothing_of_one_that_was_patient(tmp_path
         db.do(work())
         assert times == ["first", "fails"]
         assert kept(tmp_path / "corral.db") == 1
+
+
+def test_a_writer_that_is_cancelled_leaves_nothing_half_done(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "corral.db")
+
+    async def work() -> None:
+        lost = asyncio.ensure_future(store.write(partial(insert, a_run()), patient=True))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        writing = store._writer._draining
+        assert writing is not None
+        writing.cancel()
+        with pytest.raises(StoreUnavailable):
+            await lost
+        await store.write(partial(insert, a_run()))
+
+    with opened(store) as db:
+        db.do(work())
+        assert kept(tmp_path / "corral.db") == 1
+
+
+def test_a_log_that_has_its_size_from_the_start_holds_what_is_committed_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    store = SqliteStore(tmp_path / "corral.db", roomy=True)
+    log = tmp_path / "corral.db-wal"
+    size = log.stat().st_size
+    assert size > 16_000_000
+
+    with opened(store) as db:
+        for _ in range(20):
+            db.write(partial(insert, a_run()))
+        assert log.stat().st_size == size
+        # As a power cut would leave them.
+        (tmp_path / "cut").mkdir()
+        for path in (tmp_path / "corral.db", log):
+            shutil.copy(path, tmp_path / "cut" / path.name)
+
+    with closing(sqlite3.connect(tmp_path / "cut" / "corral.db")) as raw:
+        assert raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert raw.execute("SELECT COUNT(*) FROM sqlite_schema WHERE name = 'filler'").fetchone() == (0,)
+    assert kept(tmp_path / "cut" / "corral.db") == 20
+
+
+def test_where_there_is_no_room_the_log_grows_as_it_must(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "corral.db", max_bytes=4_000_000, roomy=True)
+
+    with opened(store) as db:
+        db.write(partial(insert, a_run()))
+    assert kept(tmp_path / "corral.db") == 1
