@@ -107,19 +107,26 @@ class Executor:
 
     def _next(self) -> Work | None:
         while True:
-            wait_s = _STILL_ITS_OWN_S if self._marks.is_somebodys else 3600.0
+            # What runs beside the main thread sees to its marks itself.
+            wait_s = _STILL_ITS_OWN_S if self._marks.is_somebodys and not self._running else 3600.0
             try:
                 heard = self._ears.listen(wait_s) if self._queue.empty() else True
                 found = self._queue.get(timeout=wait_s) if heard is None else self._queue.get_nowait()
             except queue.Empty:
                 if not heard:
-                    self._marks.switch("")
+                    self._quiet()
                 continue
             except Cancelled:
                 # It came when the call that it was meant for had just ended.
                 continue
             if found is not True:
                 return found
+
+    def _quiet(self) -> None:
+        """What is printed from now on is nobody's, unless one runs beside the main thread."""
+        with self._lock:
+            if not self._running:
+                self._marks.switch("")
 
     def cancel(self, call_id: str) -> None:
         with self._lock:

@@ -50,6 +50,13 @@ def fails(boat: str) -> None:
 
 
 @app.function()
+async def speaks_slowly() -> None:
+    for n in range(3):
+        print("slowly", n, flush=True)
+        await asyncio.sleep(0.1)
+
+
+@app.function()
 async def soon(value: int) -> int:
     await asyncio.sleep(0)
     return value + 1

@@ -164,6 +164,17 @@ def test_a_call_that_runs_too_long_is_killed_and_what_it_printed_is_kept(scene: 
     assert until(lambda: list(call.logs()), "its output") == ["begun"]
 
 
+def test_what_an_async_function_prints_is_its_own_for_as_long_as_it_runs(scene: Scene) -> None:
+    """RF-D30."""
+    call = scene.function("speaks_slowly").spawn()
+    call.result(100)
+
+    def all_of_it() -> bool:
+        return list(call.logs()) == [f"slowly {n}" for n in range(3)]
+
+    until(all_of_it, "its output")
+
+
 def test_200_calls_at_once_have_their_own_output_in_order(scene: Scene) -> None:
     """RF-D28, RF-D29, RF-D30, RF-D31, RF-D65: children and both streams included."""
     names = [f"boat-{n}" for n in range(200)]
