@@ -33,7 +33,8 @@ def failing(ground: Ground, request: pytest.FixtureRequest) -> Iterator[Callable
     """Lets the next commits fail, as of a disk that does, wherever it is waited for."""
     writer: Any = ground.live.services.store._writer  # type: ignore[attr-defined]
     commit, left = writer._commit_now, [0]
-    is_quick, writer._is_quick = writer._is_quick, lambda: request.param == "in place"
+    is_small, writer._is_small = writer._is_small, lambda: request.param == "in place"
+    writer._here_left = 1_000
 
     def commit_or_fail() -> None:
         if left[0]:
@@ -46,7 +47,7 @@ def failing(ground: Ground, request: pytest.FixtureRequest) -> Iterator[Callable
 
     writer._commit_now = commit_or_fail
     yield fail
-    writer._commit_now, writer._is_quick = commit, is_quick
+    writer._commit_now, writer._is_small = commit, is_small
 
 
 def calls(ground: Ground) -> set[str]:

@@ -436,3 +436,25 @@ def test_where_there_is_no_room_the_log_grows_as_it_must(tmp_path: Path) -> None
     with opened(store) as db:
         db.write(partial(insert, a_run()))
     assert kept(tmp_path / "corral.db") == 1
+
+
+def test_commits_in_place_and_in_a_thread_and_a_log_that_is_emptied_in_time(tmp_path: Path) -> None:
+    """Twice as many as are made in place between two checkpoints; the log stays as it was made."""
+    store = SqliteStore(tmp_path / "corral.db", roomy=True)
+    size = (tmp_path / "corral.db-wal").stat().st_size
+
+    async def work() -> None:
+        for _ in range(600):
+            store._writer._commit_s = 0.0
+            await asyncio.gather(
+                store.write(partial(insert, a_run()), patient=True), store.write(partial(insert, a_run()))
+            )
+
+    with opened(store) as db:
+        db.do(work())
+        assert store.commits == 600
+        assert (tmp_path / "corral.db-wal").stat().st_size == size
+        # What is in the file itself was brought there by a checkpoint.
+        shutil.copy(tmp_path / "corral.db", tmp_path / "alone.db")
+        assert 1000 < kept(tmp_path / "alone.db") < 1200
+        assert kept(tmp_path / "corral.db") == 1200

@@ -42,6 +42,9 @@ PATIENCE_S = 0.003
 # A disk that takes less is waited for in place, for at most so many units.
 QUICK_S = 0.0005
 _FEW = 3
+# So many after a checkpoint, and fewer if much was written in a thread: the log is far from full then.
+_HERE_MOST = 256
+_FEW_CHANGES = 64
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 
@@ -93,6 +96,8 @@ class GroupCommit:
         self._more: asyncio.Future[None] | None = None
         # How long the disk took, of late.
         self._commit_s = math.inf
+        # How many commits may be waited for in place until the log is emptied.
+        self._here_left = 0
         self._closed = False
         self.commits = 0
 
@@ -133,8 +138,11 @@ class GroupCommit:
                     if self._may_wait():
                         await self._wait_for_more()
                         self._run_units()
-                    await self._commit()
+                    small = self._is_small()
+                    await self._commit(here=small and self._here_left > 0)
                     self._jobs = []
+                    if small and not self._here_left:
+                        await self._checkpoint()
         finally:
             # Nobody may wait for ever, not even if this task is cancelled or has a defect.
             jobs, self._jobs = self._jobs, []
@@ -238,14 +246,14 @@ class GroupCommit:
                 self._raw.execute("ROLLBACK TO unit")
             self._raw.execute("RELEASE unit")
 
-    async def _commit(self) -> None:
+    async def _commit(self, *, here: bool) -> None:
         jobs = self._jobs
         if not self._raw.in_transaction:
             lost = next((job.error for job in jobs if isinstance(job.error, StoreUnavailable)), None)
             self._fail(jobs, lost or StoreUnavailable("the database rolled the transaction back"))
             return
         try:
-            await self._commit_durably()
+            await self._commit_durably(here=here)
         except sqlite3.Error as error:
             if self._raw.in_transaction:
                 self._raw.execute("ROLLBACK")
@@ -256,20 +264,25 @@ class GroupCommit:
             job.answer()
         self._deliver(item for job in jobs for item in job.announced)
 
-    async def _commit_durably(self) -> None:
+    async def _commit_durably(self, *, here: bool) -> None:
         # A worker that finds nothing to do changes nothing, and the disk need not be waited for.
         if self._committer is None or self._raw.total_changes == self._changes:
             self._raw.execute("COMMIT")
             return
         self.commits += 1
-        if self._is_quick():
+        if here:
+            self._here_left -= 1
             self._commit_now()
-        else:
-            await self._committer.run(self._commit_now)
+            return
+        if self._raw.total_changes - self._changes > _FEW_CHANGES:
+            self._here_left = 0
+        await self._committer.run(self._commit_now)
 
-    def _is_quick(self) -> bool:
+    def _is_small(self) -> bool:
+        """Whether it is as well waited for in place."""
         return (
-            self._commit_s < QUICK_S
+            self._committer is not None
+            and self._commit_s < QUICK_S
             and not self._queue
             and len(self._jobs) <= _FEW
             and any(job.patient for job in self._jobs)
@@ -280,6 +293,16 @@ class GroupCommit:
         self._raw.execute("COMMIT")
         took = time.perf_counter() - began
         self._commit_s = took if self._commit_s == math.inf else 0.8 * self._commit_s + 0.2 * took
+
+    async def _checkpoint(self) -> None:
+        """In a thread: a commit in place would have to do it when the log is full, and that takes long."""
+        if self._committer is not None:
+            with suppress(sqlite3.Error):
+                await self._committer.run(self._checkpoint_now)
+                self._here_left = _HERE_MOST
+
+    def _checkpoint_now(self) -> None:
+        self._raw.execute("PRAGMA wal_checkpoint").fetchone()
 
     def _fail_queue(self, error: CorralError) -> None:
         self._fail(self._queue, error)
