@@ -172,8 +172,8 @@ def _read(value: Any, buffers: memoryview) -> Any:
         case "tuple" | "set" | "frozenset":
             return _COLLECTIONS[kind](_read(item, buffers) for item in inner)
         case "bytes" | "bytearray":
-            data = bytes(_slice(inner, buffers))
-            return data if kind == "bytes" else bytearray(data)
+            data = _slice(inner, buffers)
+            return bytes(data) if kind == "bytes" else bytearray(data)
         case "ndarray":
             return _read_array(value, buffers)
     for known, (_, parse) in _TEXTS.items():

@@ -13,6 +13,7 @@ import threading
 import time
 from typing import Any
 
+from corral import growing
 from corral.functions import backend as backends
 from corral.functions import codec
 from corral.functions.codec import Pieces
@@ -48,12 +49,15 @@ class _Reports:
             self._channel.send(header, codec.whole(data))
             return
         path = os.path.join(self._folder, random.token_hex(8))
-        with open(path, "wb", buffering=0) as file:
-            for part in data.parts if isinstance(data, Pieces) else [data]:
-                view = memoryview(part)
-                while view:
-                    # Not at once: of a large write the system makes pages that are hard to come by.
-                    view = view[file.write(view[:INLINE_MAX]) :]
+        try:
+            with growing.new_file(path) as file:
+                if len(data) >= growing.WORTH_IT:
+                    # It can be read while we write.
+                    self._channel.send({"t": "file", "path": path, "size": len(data)})
+                growing.write(file, data.parts if isinstance(data, Pieces) else [data])
+        except BaseException:
+            self._channel.send({"t": "dropped", "path": path})
+            raise
         self._channel.send({**header, "path": path})
 
 
