@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import secrets as random
 import threading
@@ -24,6 +23,7 @@ from corral.domain.errors import (
     ServerUnreachable,
     StoreUnavailable,
 )
+from corral.mapped import Mapped
 from corral.wire.leases import BlobAnswer, BlobQuery, BlobStored, NearRequest, PlaceView
 
 T = TypeVar("T")
@@ -208,7 +208,7 @@ class BlobSource:
             with place.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < MAP_FROM:
                     return file.read()
-                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+                return memoryview(Mapped.of(file))
         except (OSError, ValueError):
             return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import secrets as random
 import signal
@@ -18,6 +17,7 @@ from corral.functions import backend as backends
 from corral.functions import codec
 from corral.functions.codec import Pieces
 from corral.functions.errors import describe
+from corral.mapped import Mapped
 from corral.runner.channel import INLINE_MAX, Channel
 from corral.runner.execute import Executor, Work
 from corral.runner.lend import lend
@@ -151,7 +151,7 @@ def _work(header: dict[str, Any], body: bytes, tables: dict[str, Any]) -> Work:
     args: bytes | memoryview = body
     if path := header.get("path"):
         with open(path, "rb") as file:
-            args = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+            args = memoryview(Mapped.of(file))
         os.unlink(path)
     table = tables[header["function"]]
     return Work(
