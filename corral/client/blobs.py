@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import secrets as random
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from corral import growing
 from corral.client.http import Content, Transport, quoted
 from corral.domain.errors import (
+    Conflict,
     CorralError,
     DigestMismatch,
     NotFound,
     ServerUnreachable,
     StoreUnavailable,
 )
+from corral.mapped import Mapped
 from corral.wire.leases import BlobAnswer, BlobQuery, BlobStored, NearRequest, PlaceView
 
+T = TypeVar("T")
+
 READ_BYTES = 1 << 20
-# Measured: of one large write the system makes pages so large that a virtual machine must ask its host for
-# them; that takes ten times as long.
-WRITE_BYTES = 1 << 18
 # Each mapping holds a file open, of which a process may have a thousand.
 MAP_FROM = 4 << 20
 # A server that makes a large file durable answers only when the disk has it.
@@ -79,9 +83,12 @@ class BlobSink:
                     raise
                 self.transport.sleep(backoff.delay_s(failures))
 
-    def hand_over(self, parts: Sequence[bytes | memoryview] | Path) -> BlobStored | None:
-        """Bytes, or a file that nobody writes to any more, to a server on this machine, without sending them.
+    def hand_over(
+        self, parts: Sequence[bytes | memoryview] | Path, *, size: int | None = None
+    ) -> BlobStored | None:
+        """Bytes, or a file, to a server on this machine, without sending them.
 
+        A file that has not all of its `size` yet is one of `corral.growing`, and is read while it is written.
         None if they have to be sent; then nothing was lost.
         """
         for anew in (False, True):
@@ -90,24 +97,40 @@ class BlobSink:
                 return None
             place = folder / random.token_hex(16)
             try:
-                _put(parts, place)
-                return self.transport.once(
-                    "POST",
-                    f"{self.path}/near",
-                    BlobStored,
-                    body=NearRequest(name=place.name),
-                    params=self.params,
-                    timeout_s=WRITE_TIMEOUT_S,
-                )
+                if isinstance(parts, Path):
+                    os.link(parts, place)
+                    return self._near(place.name, size)
+                return self._written(parts, place)
             except (FileNotFoundError, NotFound):
                 # It was the folder of a server that is gone.
                 continue
-            except (OSError, ServerUnreachable, StoreUnavailable):
+            except (OSError, Conflict, ServerUnreachable, StoreUnavailable):
                 return None
             finally:
                 with suppress(OSError):
                     place.unlink()
         return None
+
+    def _written(self, parts: Sequence[bytes | memoryview], place: Path) -> BlobStored:
+        size = sum(len(part) for part in parts)
+        with growing.new_file(place) as file:
+            if size < growing.WORTH_IT:
+                taking = None
+                growing.write(file, parts)
+            else:
+                taking = beside(lambda: self._near(place.name, size))
+                growing.write(file, parts, until=taking.done)
+        return self._near(place.name, size) if taking is None else taking.result()
+
+    def _near(self, name: str, size: int | None) -> BlobStored:
+        return self.transport.once(
+            "POST",
+            f"{self.path}/near",
+            BlobStored,
+            body=NearRequest(name=name, size=size),
+            params=self.params,
+            timeout_s=WRITE_TIMEOUT_S,
+        )
 
     def pack(self, blobs: Sequence[tuple[str, bytes]]) -> list[BlobStored]:
         """Many small blobs at once, at most PACK_MAX_BYTES with their headers."""
@@ -185,7 +208,7 @@ class BlobSource:
             with place.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < MAP_FROM:
                     return file.read()
-                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+                return memoryview(Mapped.of(file))
         except (OSError, ValueError):
             return None
 
@@ -226,19 +249,18 @@ class BlobSource:
             yield from answer.iter_raw(READ_BYTES)
 
 
-def _put(parts: Sequence[bytes | memoryview] | Path, place: Path) -> None:
-    if isinstance(parts, Path):
-        os.link(parts, place)
-        return
-    with open(place, "xb", buffering=0, opener=_privately) as file:
-        for part in parts:
-            view = memoryview(part)
-            while view:
-                view = view[file.write(view[:WRITE_BYTES]) :]
+def beside(work: Callable[[], T]) -> Future[T]:
+    """In a thread of its own, which nobody has to wait for."""
+    future: Future[T] = Future()
 
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is for whoever asks for the result
+            future.set_exception(error)
 
-def _privately(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    threading.Thread(target=run, name="corral-beside", daemon=True).start()
+    return future
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:

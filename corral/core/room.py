@@ -28,3 +28,13 @@ def check_room(tx: Tx, project: str, sizes: Mapping[Digest, int]) -> None:
         hint="Remove artifacts with `corral artifacts rm`; their bytes are free after the next collection, "
         f"about an hour later. Or let an operator raise max_bytes of project {project}.",
     )
+
+
+def check_could_fit(tx: Tx, project: str, size: int) -> None:
+    """ProjectFull if a file of that size is more than the quota allows in all, whatever its bytes are."""
+    quota = tx.quotas.get(project)
+    if quota is not None and quota.max_bytes is not None and size > quota.max_bytes:
+        raise ProjectFull(
+            f"project {project} may have {quota.max_bytes} bytes of files (max_bytes), this one has {size}",
+            hint=f"Let an operator raise max_bytes of project {project}.",
+        )

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from corral.mapped import Mapped
+
 PLAIN = "plain1"
 PICKLE = "pickle5"
 FORMATS = (PLAIN, PICKLE)
@@ -73,7 +75,10 @@ def encode_pieces(
 
 
 def decode(form: str, data: bytes | memoryview, *, unpickling: Callable[[], None] | None = None) -> Any:
-    """`unpickling` is told before anything is unpickled, and may raise to forbid it."""
+    """`unpickling` is told before anything is unpickled, and may raise to forbid it.
+
+    Of a `Mapped` file it is all that is given.
+    """
     if form == PLAIN:
         return decode_plain(data)
     if form != PICKLE:
@@ -108,6 +113,8 @@ def decode_plain(data: bytes | memoryview) -> Any:
         end = 8 + int.from_bytes(view[:8], "big")
         if end > len(view):
             raise CannotDecode("the data is cut short")
+        if isinstance(view.obj, Mapped) and len(view) != len(view.obj):
+            raise CannotDecode("a part of a mapped file was given")
         return _read(json.loads(bytes(view[8:end])), view[end:])
     except (ValueError, KeyError, TypeError, IndexError) as error:
         if isinstance(error, CannotDecode):
@@ -172,8 +179,7 @@ def _read(value: Any, buffers: memoryview) -> Any:
         case "tuple" | "set" | "frozenset":
             return _COLLECTIONS[kind](_read(item, buffers) for item in inner)
         case "bytes" | "bytearray":
-            data = bytes(_slice(inner, buffers))
-            return data if kind == "bytes" else bytearray(data)
+            return _read_bytes(inner, buffers) if kind == "bytes" else bytearray(_slice(inner, buffers))
         case "ndarray":
             return _read_array(value, buffers)
     for known, (_, parse) in _TEXTS.items():
@@ -187,6 +193,14 @@ def _slice(place: list[int], buffers: memoryview) -> memoryview:
     if begin < 0 or size < 0 or begin + size > len(buffers):
         raise CannotDecode("the data is cut short")
     return buffers[begin : begin + size]
+
+
+def _read_bytes(place: list[int], buffers: memoryview) -> bytes:
+    data, source = _slice(place, buffers), buffers.obj
+    if isinstance(source, Mapped):
+        # The buffers are what is at its end.
+        return source.bytes_at(len(source) - len(buffers) + place[0], len(data))
+    return bytes(data)
 
 
 def _read_array(value: dict[str, Any], buffers: memoryview) -> Any:

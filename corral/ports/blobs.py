@@ -32,15 +32,24 @@ class Upload(Protocol):
 
 
 class Taken(Protocol):
-    """A file that was handed over, whose bytes are durable. Calls block: run them in a thread."""
+    """A file that was handed over, and may still be written. Calls block: run them in a thread."""
 
     @property
-    def digest(self) -> Digest: ...
+    def digest(self) -> Digest:
+        """Of what was read."""
+        ...
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """How much was read."""
+        ...
+
+    def read_on(self) -> bool:
+        """Read what is there, or a part of it. True if that is all, nobody writes more, and it is durable."""
+        ...
 
     def commit(self) -> None:
-        """Make it visible as a blob."""
+        """Make it visible as a blob, once it was read. StoreUnavailable if it was written to since."""
         ...
 
     def close(self) -> None:
@@ -71,7 +80,10 @@ class BlobStore(Protocol):
         ...
 
     def take(self, name: str) -> Taken:
-        """A file of that folder, for good, hashed. KeyError if it is not there."""
+        """A file of that folder, for good. KeyError if it is not there.
+
+        While its writer holds a lock on it there is more to come.
+        """
         ...
 
     def place(self, digest: Digest) -> Path | None:

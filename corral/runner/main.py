@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import secrets as random
 import signal
@@ -13,10 +12,12 @@ import time
 from functools import partial
 from typing import Any
 
+from corral import growing
 from corral.functions import backend as backends
 from corral.functions import codec
 from corral.functions.codec import Pieces
 from corral.functions.errors import describe
+from corral.mapped import Mapped
 from corral.runner.channel import INLINE_MAX, Channel
 from corral.runner.ears import Ears
 from corral.runner.execute import Executor, Work
@@ -49,12 +50,15 @@ class _Reports:
             self._channel.send(header, codec.whole(data))
             return
         path = os.path.join(self._folder, random.token_hex(8))
-        with open(path, "wb", buffering=0) as file:
-            for part in data.parts if isinstance(data, Pieces) else [data]:
-                view = memoryview(part)
-                while view:
-                    # Not at once: of a large write the system makes pages that are hard to come by.
-                    view = view[file.write(view[:INLINE_MAX]) :]
+        try:
+            with growing.new_file(path) as file:
+                if len(data) >= growing.WORTH_IT:
+                    # It can be read while we write.
+                    self._channel.send({"t": "file", "path": path, "size": len(data)})
+                growing.write(file, data.parts if isinstance(data, Pieces) else [data])
+        except BaseException:
+            self._channel.send({"t": "dropped", "path": path})
+            raise
         self._channel.send({**header, "path": path})
 
 
@@ -148,7 +152,7 @@ def _work(header: dict[str, Any], body: bytes, tables: dict[str, Any]) -> Work:
     args: bytes | memoryview = body
     if path := header.get("path"):
         with open(path, "rb") as file:
-            args = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+            args = memoryview(Mapped.of(file))
         os.unlink(path)
     table = tables[header["function"]]
     return Work(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 
 from fastapi import APIRouter, Request
 
-from corral.core.room import check_room
-from corral.domain.errors import NotFound, TooLarge
+from corral.core.room import check_could_fit, check_room
+from corral.domain.errors import Conflict, NotFound, TooLarge
+from corral.ports.blobs import Taken
 from corral.server.blobs import (
     ForLease,
     ForUser,
@@ -20,6 +22,12 @@ from corral.server.blobs import (
 from corral.server.callers import Anyone, origin_of
 from corral.server.services import Services, Svc
 from corral.wire.leases import BlobStored, NearRequest, NearView, PlaceView
+
+# A writer that does nothing for so long is not waited for.
+STALLED_S = 60.0
+# Between two looks at a file that grows.
+_LEAST_PAUSE_S = 0.0005
+_MOST_PAUSE_S = 0.05
 
 router = APIRouter(prefix="/v1", tags=["blobs"])
 
@@ -45,25 +53,29 @@ def _from_here(request: Request) -> bool:
 
 @router.post("/projects/{project}/blobs/near", status_code=201)
 async def near_user(body: NearRequest, holder: ForUser, svc: Svc) -> BlobStored:
-    """Take a file that was put into the folder."""
-    return await _taken(body.name, holder, svc)
+    """Take a file that was put into the folder, and may still be written."""
+    return await _taken(body, holder, svc)
 
 
 @router.post("/leases/{lease_id}/blobs/near", status_code=201)
 async def near_lease(body: NearRequest, holder: ForLease, svc: Svc) -> BlobStored:
-    """Take a file that was put into the folder, for a lease."""
-    return await _taken(body.name, holder, svc)
+    """Take a file that was put into the folder, and may still be written, for a lease."""
+    return await _taken(body, holder, svc)
 
 
-async def _taken(name: str, holder: Holder, svc: Services) -> BlobStored:
+async def _taken(body: NearRequest, holder: Holder, svc: Services) -> BlobStored:
+    if body.size is not None:
+        # Before it is read: what cannot be kept need not be written.
+        _check_size(body.size, svc)
+        announced = body.size
+        await svc.store.read(lambda tx: check_could_fit(tx, holder.project, announced))
     try:
-        taken = await svc.in_thread(lambda: svc.blobs.take(name))
+        taken = await svc.in_thread(lambda: svc.blobs.take(body.name))
     except KeyError:
-        raise NotFound(f"there is no file {name} near this server", hint="Upload it.") from None
+        raise NotFound(f"there is no file {body.name} near this server", hint="Upload it.") from None
     try:
+        await _read_whole(taken, body.size, svc)
         sha, size = taken.digest, taken.size
-        if size > svc.limits.max_blob_bytes:
-            raise TooLarge(f"a blob may have {svc.limits.max_blob_bytes} bytes at most")
         await svc.store.read(lambda tx: check_room(tx, holder.project, {sha: size}))
         await wait_while_condemned(sha, svc)
         await svc.in_thread(taken.commit)
@@ -72,6 +84,35 @@ async def _taken(name: str, holder: Holder, svc: Services) -> BlobStored:
     svc.counters.uploaded_bytes += size
     await remember(sha, size, holder, svc)
     return BlobStored(sha256=sha, size=size, existed=False)
+
+
+def _check_size(size: int, svc: Services) -> None:
+    if size > svc.limits.max_blob_bytes:
+        raise TooLarge(f"a blob may have {svc.limits.max_blob_bytes} bytes at most")
+
+
+async def _read_whole(taken: Taken, announced: int | None, svc: Services) -> None:
+    """As it grows. A slow writer is waited for here, where it holds no thread."""
+    seen, moved_at, pause_s = 0, svc.clock.monotonic(), _LEAST_PAUSE_S
+    while not await svc.in_thread(taken.read_on):
+        _check_size(taken.size, svc)
+        if announced is not None and taken.size > announced:
+            break
+        now = svc.clock.monotonic()
+        if taken.size > seen:
+            seen, moved_at, pause_s = taken.size, now, _LEAST_PAUSE_S
+        elif now - moved_at > STALLED_S:
+            raise Conflict(
+                f"nothing was written to the file for {STALLED_S:g} s after its first {seen} bytes",
+                hint="Upload it.",
+            )
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+    _check_size(taken.size, svc)
+    if announced is not None and taken.size != announced:
+        raise Conflict(
+            f"{announced} bytes of the file were announced, and {taken.size} were written", hint="Upload it."
+        )
 
 
 @router.get("/blobs/{sha256}/place")

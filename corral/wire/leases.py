@@ -243,9 +243,10 @@ class NearView(Answer):
 
 
 class NearRequest(Strict):
-    """A file that was put into that folder."""
+    """A file that was put into that folder. With `size` it may still be written, under a lock."""
 
     name: str = Field(pattern=r"^[0-9a-f]{32}$")
+    size: int | None = Field(default=None, ge=0)
 
 
 class PlaceView(Answer):

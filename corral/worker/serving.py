@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 import cloudpickle
 
 import corral
+from corral.client.blobs import BlobSink, beside
 from corral.domain.call import INLINE_BYTES
 from corral.domain.errors import CorralError, LeaseLost, NotFound, TooLarge
 from corral.domain.redaction import Secrets
@@ -36,7 +38,7 @@ from corral.wire.calls import (
     OutcomeBody,
     PayloadBody,
 )
-from corral.wire.leases import Lease
+from corral.wire.leases import BlobStored, Lease
 from corral.worker.control import Control
 from corral.worker.link import PASSING, GivenUp, Link, Pauses
 from corral.worker.recorder import Recorder
@@ -112,6 +114,8 @@ class Serving:
         self._asking = threading.Condition(self._lock)
         self._telling = threading.Condition(self._lock)
         self._held: dict[str, _Held] = {}
+        # Files that the instance is writing, on their way to the server already.
+        self._handing: dict[Path, Future[BlobStored | None]] = {}
         # Those of them that are not handed to the instance yet.
         self._ahead: deque[_Held] = deque()
         self._outcomes: list[OutcomeBody] = []
@@ -208,27 +212,38 @@ class Serving:
                     self._wake()
             case "broken":
                 self.broken = self._redacted(header["error"])
-            case "result":
-                try:
-                    payload = self._stored(header["format"], body)
-                except (CorralError, OSError) as error:
-                    self._settle(header, error=_not_kept(error))
-                else:
-                    self._settle(header, result=payload)
+            case "result" | "chunk":
+                self._given(header, body)
+            case "file" | "dropped":
+                self._growing(Path(header["path"]), header.get("size"))
             case "error":
                 self._settle(header, error=self._redacted(header["error"]))
             case "cancelled":
                 self._settle_cancelled(header)
-            case "chunk":
-                try:
-                    payload = self._stored(header["format"], body)
-                except (CorralError, OSError) as error:
-                    self._settle(header, error=_not_kept(error))
-                    self._say({"t": "cancel", "id": header["id"]})
-                else:
-                    self._take_chunk(header, payload)
             case "ask":
                 threading.Thread(target=self._answer, args=(header,), daemon=True).start()
+
+    def _given(self, header: dict[str, Any], body: bytes | Path) -> None:
+        is_chunk = header["t"] == "chunk"
+        try:
+            payload = self._stored(header["format"], body)
+        except (CorralError, OSError) as error:
+            self._settle(header, error=_not_kept(error))
+            if is_chunk:
+                self._say({"t": "cancel", "id": header["id"]})
+            return
+        if is_chunk:
+            self._take_chunk(header, payload)
+        else:
+            self._settle(header, result=payload)
+
+    def _growing(self, path: Path, size: int | None) -> None:
+        """The instance begins to write a file, and says later what it is; without a size it gave up."""
+        if size is not None:
+            self._handing[path] = beside(lambda: self._sink().hand_over(path, size=size))
+        else:
+            self._handing.pop(path, None)
+            path.unlink(missing_ok=True)
 
     def _redacted(self, error: dict[str, Any]) -> dict[str, Any]:
         """No secret leaves the host in what an exception says, or keeps."""
@@ -246,18 +261,28 @@ class Serving:
         """As it travels: small ones inline, large ones uploaded first."""
         if isinstance(body, bytes) and len(body) <= INLINE_BYTES:
             return inline(form, body)
-        sink = self.link.corral.leases.sink(self.lease.id, self.lease.epoch)
-        stored = sink.hand_over(body if isinstance(body, Path) else [body])
-        if stored is not None:
+        try:
+            return self._uploaded(form, body)
+        finally:
             if isinstance(body, Path):
-                body.unlink()
+                body.unlink(missing_ok=True)
+
+    def _uploaded(self, form: str, body: bytes | Path) -> PayloadBody:
+        sink = self._sink()
+        handing = self._handing.pop(body, None) if isinstance(body, Path) else None
+        if handing is not None:
+            stored = handing.result()
+        else:
+            stored = sink.hand_over(body if isinstance(body, Path) else [body])
+        if stored is not None:
             return PayloadBody(format=form, blob=stored.sha256, size=stored.size)
         data = body.read_bytes() if isinstance(body, Path) else body
-        if isinstance(body, Path):
-            body.unlink()
         digest = hashlib.sha256(data).hexdigest()
         self._patiently(lambda: sink.keep(digest, data))
         return PayloadBody(format=form, blob=digest, size=len(data))
+
+    def _sink(self) -> BlobSink:
+        return self.link.corral.leases.sink(self.lease.id, self.lease.epoch)
 
     def _settle(self, header: dict[str, Any], **how: Any) -> None:
         with self._lock:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +142,63 @@ def makes(size: int) -> bytes:
 def parts(count: int, size: int) -> Iterator[bytes]:
     for n in range(count):
         yield bytes([n]) * size
+
+
+def when_half_is_written(then: Callable[[], None]) -> Callable[[], None]:
+    """Of the next large result of this process, and its file is on its way. Gives how to undo it."""
+    from corral import growing  # noqa: PLC0415 - it is that of the instance
+
+    real = growing.write
+
+    def write(file: Any, parts: Any, **more: Any) -> None:
+        data = b"".join(parts)
+        real(file, [data[: len(data) // 2]])
+        while os.fstat(file.fileno()).st_nlink < 2:
+            time.sleep(0.001)
+        then()
+        real(file, [data[len(data) // 2 :]], **more)
+
+    growing.write = write
+
+    def undo() -> None:
+        growing.write = real
+
+    return undo
+
+
+@app.function()
+def killed_while_telling(path: str, size: int) -> bytes:
+    """At its first try."""
+    if not os.path.exists(path):
+        record(path, "killed")
+        when_half_is_written(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    return makes(1) * size
+
+
+@app.function()
+def fails_while_telling(size: int) -> Iterator[bytes]:
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    undo = when_half_is_written(full)
+    try:
+        yield b"x" * size
+    finally:
+        undo()
+
+
+@app.function()
+def slow_to_tell(path: str, size: int) -> bytes:
+    """Not before the path is there."""
+    undo: list[Callable[[], None]] = []
+
+    def wait() -> None:
+        undo[0]()
+        while not os.path.exists(path):
+            time.sleep(0.01)
+
+    undo.append(when_half_is_written(wait))
+    return b"y" * size
 
 
 @app.cls(max_instances=2, idle="1h")

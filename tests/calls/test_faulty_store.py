@@ -158,6 +158,14 @@ def test_writes_that_fail_for_a_while_lose_nothing(ground: Ground) -> None:
     assert ground.blobs.faults == ["write"] * 6
 
 
+def test_what_is_large_is_sent_where_nothing_can_be_handed_over(ground: Ground) -> None:
+    sent = value(20) * 10
+
+    assert pier.give_back.remote(sent) == sent
+
+    assert not (ground.live.home / "near").exists()
+
+
 def test_reads_that_break_in_the_middle_go_on_where_they_were(ground: Ground) -> None:
     sent = value(2)
     ground.blobs.failing_reads = 2

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
+from acceptance.stack import until
 
 import corral
 from calls import pier
-from calls.test_faulty_store import Ground, faulty, using, value
+from calls.test_faulty_store import FaultyBlobs, Ground, faulty, using, value
+from corral import growing
+from corral.client.api import Corral
 from corral.client.blobs import BlobSink, BlobSource
+from corral.domain.errors import TooLarge
+from corral.functions import codec
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +49,32 @@ def unsent(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(BlobSink, "put", never)
     monkeypatch.setattr(BlobSource, "whole", never)
+    # Nor may the worker send any.
+    monkeypatch.setattr(FaultyBlobs, "open_upload", never)
 
 
 def near(ground: Ground) -> list[Path]:
-    return [path for folder in (ground.live.home / "near").iterdir() for path in folder.iterdir()]
+    """What is left of files that were handed over."""
+    home = ground.live.home
+    given = [path for folder in (home / "near").iterdir() for path in folder.iterdir()]
+    return given + [path for path in (home / "partial").iterdir() if path.name.startswith("near.")]
+
+
+def large(n: int) -> bytes:
+    """So large that it is read while it is written."""
+    return value(n) * 10
+
+
+def blobs(ground: Ground) -> set[str]:
+    return {path.name for path in (ground.live.home / "blobs").glob("??/*")}
+
+
+def folder(ground: Ground) -> Path:
+    return Path(ground.live.ok("GET", "/v1/near")["folder"])
+
+
+def hand(ground: Ground, path: Path, size: int) -> httpx.Response:
+    return ground.live.call("POST", "/v1/projects/default/blobs/near", {"name": path.name, "size": size})
 
 
 @pytest.mark.usefixtures("unsent")
@@ -48,8 +83,9 @@ def test_nothing_large_is_sent_and_nothing_is_left(ground: Ground) -> None:
     assert pier.give_back.remote(sent) == sent
     assert pier.give_back.remote(bytearray(sent)) == bytearray(sent)
     assert list(pier.parts.stream(3, 200_000)) == list(pier.parts(3, 200_000))
+    assert list(pier.parts.stream(3, 5 << 20)) == list(pier.parts(3, 5 << 20))
+    assert pier.give_back.remote(sent := large(1)) == sent
     assert near(ground) == []
-    assert [path for path in (ground.live.home / "partial").iterdir() if path.name.startswith("near.")] == []
 
 
 @pytest.mark.usefixtures("unsent")
@@ -65,13 +101,159 @@ def test_what_was_handed_over_is_a_blob_like_any_other(ground: Ground) -> None:
     assert result in path.read_bytes()
 
 
-def test_a_store_that_does_not_take_it_is_sent_it(ground: Ground) -> None:
+@pytest.mark.parametrize("times", [1, 10])
+def test_a_store_that_does_not_take_it_is_sent_it(ground: Ground, times: int) -> None:
+    """Of an argument and of a result."""
     ground.blobs.failing_writes = 2
-
-    sent = value(3)
-
+    sent = value(3) * times
     assert pier.give_back.remote(sent) == sent
     assert ground.blobs.faults == ["write"] * 2
+
+    ground.blobs.failing_writes = 2
+    assert pier.makes.remote(510_000 * times) == pier.makes(510_000 * times)
+    assert ground.blobs.faults == ["write"] * 4
+    assert near(ground) == []
+
+
+def test_an_instance_killed_while_it_writes_its_result_leaves_nothing(ground: Ground, tmp_path: Path) -> None:
+    """kill -9 with half of it written, and read: the call is tried again, and there is no half of a blob."""
+    before = blobs(ground)
+
+    result = pier.killed_while_telling.remote(str(tmp_path / "killed"), 6 << 20)
+
+    assert result == bytes(6 << 20)
+    assert (tmp_path / "killed").read_text() == "killed\n"
+    until(lambda: near(ground) == [], "nothing is left")
+    (made,) = blobs(ground) - before
+    assert hashlib.sha256(codec.encode(result)[1]).hexdigest() == made
+
+
+def test_an_instance_that_cannot_write_its_result_says_so(ground: Ground) -> None:
+    before = blobs(ground)
+
+    with pytest.raises(OSError, match="No space left"):
+        list(pier.fails_while_telling.stream(6 << 20))
+
+    until(lambda: near(ground) == [], "nothing is left")
+    assert blobs(ground) == before
+    assert pier.give_back.remote(sent := large(7)) == sent
+
+
+def test_a_result_that_is_written_slowly_is_waited_for(ground: Ground, tmp_path: Path) -> None:
+    """And what others hand over meanwhile is not."""
+    call = pier.slow_to_tell.spawn(str(tmp_path / "go"), 6 << 20)
+    until(lambda: near(ground) != [], "it is being written")
+    assert pier.give_back.remote(sent := large(8)) == sent
+
+    (tmp_path / "go").touch()
+
+    assert call.result(100) == b"y" * (6 << 20)
+    assert near(ground) == []
+
+
+def test_slow_writers_hold_nobody_up(ground: Ground) -> None:
+    """More of them than the server has threads for files."""
+    place, data = folder(ground), [large(n) for n in range(12)]
+    with ThreadPoolExecutor(len(data)) as pool, ExitStack() as writing:
+        paths = [place / f"{n:032x}" for n in range(len(data))]
+        files = [writing.enter_context(growing.new_file(path)) for path in paths]
+        answers = [pool.submit(hand, ground, path, len(one)) for path, one in zip(paths, data, strict=True)]
+        for file, one in zip(files, data, strict=True):
+            growing.write(file, [one[:1000]])
+        until(lambda: list(place.iterdir()) == [], "all are taken")
+
+        whole = place / ("f" * 32)
+        whole.write_bytes(b"hay")
+        assert hand(ground, whole, 3).json()["sha256"] == hashlib.sha256(b"hay").hexdigest()
+        assert not any(one.done() for one in answers)
+
+        for file, one in zip(files, data, strict=True):
+            growing.write(file, [one[1000:]])
+        writing.close()
+        said = [one.result(60) for one in answers]
+    assert [one.status_code for one in said] == [201] * len(data)
+    assert [one.json()["sha256"] for one in said] == [hashlib.sha256(one).hexdigest() for one in data]
+
+
+WRITER = """
+import sys, time
+from corral import growing
+with growing.new_file(sys.argv[1]) as file:
+    growing.write(file, [b"half of it"])
+    print("written", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_writer_that_ends_too_soon_makes_no_blob(ground: Ground, killed: bool) -> None:
+    before, path = blobs(ground), folder(ground) / ("a" * 32)
+    argv = [sys.executable, "-c", WRITER, str(path)]
+    with (
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert writer.stdout is not None
+        assert writer.stdin is not None
+        assert writer.stdout.readline() == b"written\n"
+        answer = pool.submit(hand, ground, path, 20)
+        until(lambda: not path.exists(), "it is taken")
+        assert not answer.done()
+        if killed:
+            writer.kill()
+        else:
+            writer.stdin.close()
+        refused = answer.result(60)
+
+    assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
+    assert "20 bytes of the file were announced, and 10 were written" in refused.json()["message"]
+    assert (near(ground), blobs(ground)) == ([], before)
+
+
+def test_a_writer_that_stands_still_is_given_up(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ground.live.clock, "monotonic", lambda: time.monotonic() * 1000)
+    with growing.new_file(path := folder(ground) / ("a" * 32)) as file:
+        growing.write(file, [b"hay"])
+        refused = hand(ground, path, 8)
+    assert refused.status_code == 409
+    assert "nothing was written to the file for 60 s after its first 3 bytes" in refused.json()["message"]
+    assert near(ground) == []
+
+
+def test_what_is_too_large_is_refused_before_it_is_written(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, most = blobs(ground), replace(ground.live.services.limits, max_blob_bytes=5 << 20)
+    pier.give_back.remote(0)
+    monkeypatch.setattr(ground.live.services, "limits", most)
+
+    with growing.new_file(path := folder(ground) / ("a" * 32)) as file:
+        growing.write(file, [b"hay"])
+        assert hand(ground, path, (5 << 20) + 1).status_code == 413
+        # More than was announced.
+        refused = hand(ground, path, 2)
+        assert (refused.status_code, near(ground)) == (409, [])
+    with pytest.raises(TooLarge):
+        pier.give_back.remote(bytes(6 << 20))
+    with pytest.raises(corral.ResultTooLarge, match="could not be stored"):
+        list(pier.parts.stream(1, 6 << 20))
+
+    until(lambda: near(ground) == [], "nothing is left")
+    assert blobs(ground) == before
+
+
+def test_what_cannot_be_moved_is_left_to_be_sent(ground: Ground) -> None:
+    """From another file system."""
+    with (
+        tempfile.NamedTemporaryFile(dir="/dev/shm") as file,
+        Corral(ground.live.url, ground.live.operator) as c,
+    ):
+        path = Path(file.name)
+        if path.stat().st_dev == ground.live.home.stat().st_dev:
+            pytest.skip("there is only one")
+        path.write_bytes(b"hay")
+        assert c.sink("default").hand_over(path, size=3) is None
+        assert path.read_bytes() == b"hay"
     assert near(ground) == []
 
 

@@ -1,6 +1,7 @@
 """What every BlobStore promises. An adapter is done when its name is among the params."""
 
 import hashlib
+import os
 import secrets
 import threading
 from collections.abc import Callable
@@ -9,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from corral import growing
 from corral.adapters.directory.blobs import DirectoryBlobs
 from corral.domain.errors import Conflict, DigestMismatch, InvalidInput, OffsetMismatch, StoreUnavailable
 from corral.domain.ids import Digest
-from corral.ports.blobs import BlobStore
+from corral.ports.blobs import BlobStore, Taken
 
 MIB = 1 << 20
 PREFIXES = [f"{number:02x}" for number in range(256)]
@@ -307,12 +309,19 @@ def hand(blobs: BlobStore, data: bytes) -> str:
     return name
 
 
-@pytest.mark.parametrize("size", [0, 1, 3 * MIB + 7])
+def taken_whole(blobs: BlobStore, name: str) -> Taken:
+    taken = blobs.take(name)
+    while not taken.read_on():
+        pass
+    return taken
+
+
+@pytest.mark.parametrize("size", [0, 1, 33 * MIB + 7])
 def test_a_file_that_is_handed_over_is_a_blob_after_its_commit(blobs: BlobStore, size: int) -> None:
     data = secrets.token_bytes(size)
     name = hand(blobs, data)
 
-    taken = blobs.take(name)
+    taken = taken_whole(blobs, name)
     assert (taken.digest, taken.size) == (digest_of(data), size)
     assert not blobs.has(taken.digest)
     taken.commit()
@@ -325,7 +334,7 @@ def test_a_file_that_is_handed_over_is_a_blob_after_its_commit(blobs: BlobStore,
 
 
 def test_a_file_that_is_handed_over_and_not_committed_is_gone(blobs: BlobStore) -> None:
-    taken = blobs.take(hand(blobs, b"hay"))
+    taken = taken_whole(blobs, hand(blobs, b"hay"))
 
     taken.close()
 
@@ -334,19 +343,61 @@ def test_a_file_that_is_handed_over_and_not_committed_is_gone(blobs: BlobStore) 
     assert blobs.sweep_partials(-60) == 0, "and nothing is left of it"
 
 
-def test_a_file_that_is_written_to_after_it_was_handed_over_is_refused(blobs: BlobStore) -> None:
+@pytest.mark.parametrize(("at", "what"), [(3, b"stack"), (0, b"hex")])
+def test_a_file_that_is_written_to_after_it_was_handed_over_is_refused(
+    blobs: BlobStore, at: int, what: bytes
+) -> None:
+    """Also where it is as long as before."""
     folder = blobs.near()
     assert folder is not None
     name = hand(blobs, b"hay")
-    with (folder / name).open("ab") as file:
-        taken = blobs.take(name)
-        file.write(b"stack")
-        file.flush()
+    # Long ago: two writes may have the same time.
+    os.utime(folder / name, (1, 1))
+    with (folder / name).open("r+b", buffering=0) as file:
+        taken = taken_whole(blobs, name)
+        file.seek(at)
+        file.write(what)
         with pytest.raises(StoreUnavailable, match="written to"):
             taken.commit()
     taken.close()
 
     assert everything(blobs) == set()
+
+
+def test_a_file_is_read_while_it_is_written(blobs: BlobStore) -> None:
+    """It is whole when its writer has let go, and not when there is nothing more for the moment."""
+    folder = blobs.near()
+    assert folder is not None
+    first, second = secrets.token_bytes(17 * MIB + 3), secrets.token_bytes(5)
+    with growing.new_file(folder / ("a" * 32)) as file:
+        taken = blobs.take("a" * 32)
+        assert (taken.read_on(), taken.size) == (False, 0)
+        growing.write(file, [first])
+        assert (taken.read_on(), taken.read_on(), taken.size) == (False, False, len(first))
+        assert blobs.sweep_partials(-60) == 0, "it is the writer's"
+        growing.write(file, [second])
+    assert taken.read_on()
+    taken.commit()
+    taken.close()
+
+    assert taken.digest == digest_of(first + second)
+    assert blobs.verify(taken.digest)
+
+
+def test_a_file_that_is_given_up_while_it_is_written_is_gone(blobs: BlobStore) -> None:
+    folder = blobs.near()
+    assert folder is not None
+    with growing.new_file(folder / ("a" * 32)) as file:
+        growing.write(file, [b"hay"])
+        taken = blobs.take("a" * 32)
+        assert not taken.read_on()
+        taken.close()
+        with pytest.raises(StoreUnavailable, match="closed"):
+            taken.read_on()
+        growing.write(file, [b"stack"])
+
+    assert everything(blobs) == set()
+    assert blobs.sweep_partials(-60) == 0
 
 
 def test_a_file_that_nobody_asks_for_is_swept(blobs: BlobStore) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import gc
 import math
 import mmap
+import os
 import threading
 import uuid
 from contextlib import suppress
@@ -19,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corral.functions import codec
+from corral.mapped import Mapped
 
 SCALARS = (
     st.none()
@@ -146,6 +149,30 @@ def test_large_arrays_lie_where_they_were_mapped_and_are_the_readers_own(tmp_pat
     back[1][0] = -1.0
     assert file.read_bytes() == codec.whole(pieces), "what is written to it stays with the reader"
     assert codec.whole(pieces) == codec.encode(value)[1]
+
+
+def test_large_bytes_of_a_mapped_file_are_read_as_they_are(tmp_path: Path) -> None:
+    """Whole, however many threads read them; and the file is let go of."""
+    value = [b"odd", bytes(range(251)) * 90_001, bytearray(b"x" * 7), b"y" * (17 << 20), b""]
+    form, data = codec.encode(value)
+    file = tmp_path / "payload"
+    file.write_bytes(data)
+    with file.open("rb") as opened:
+        mapped = Mapped.of(opened)
+    descriptor = mapped.descriptor
+    assert os.path.samestat(os.fstat(descriptor), file.stat())
+
+    assert codec.decode(form, memoryview(mapped)) == value
+    with pytest.raises(codec.CannotDecode, match="a part of a mapped file"):
+        codec.decode(form, memoryview(mapped)[:-1])
+    file.write_bytes(data[: 20 << 20])
+    with pytest.raises(OSError, match="cut short"):
+        mapped.bytes_at(1 << 20, 30 << 20)
+
+    del mapped
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 def test_other_types_are_pickled_and_the_receiver_is_told() -> None:
