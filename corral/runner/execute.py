@@ -198,7 +198,11 @@ class Executor:
         with self._lock:
             self._running.pop(work.id, None)
             work.thread = None
-        tell()
+        try:
+            tell()
+        except OSError as error:
+            # As where the disk is full; and if it is that nobody listens, this finds nobody either.
+            self._reporter.error(work, describe(error, hide=1))
 
     def _on_loop(self, work: Work) -> None:
         if self._loop is None:

@@ -188,6 +188,15 @@ def fails_while_telling(size: int) -> Iterator[bytes]:
 
 
 @app.function()
+def has_a_small_disk(size: int) -> bytes:
+    """None of its files may be longer than a MiB."""
+    import resource  # noqa: PLC0415 - not on every system
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    return b"z" * size
+
+
+@app.function()
 def slow_to_tell(path: str, size: int) -> bytes:
     """Not before the path is there."""
     undo: list[Callable[[], None]] = []

@@ -139,6 +139,21 @@ def test_an_instance_that_cannot_write_its_result_says_so(ground: Ground) -> Non
     assert pier.give_back.remote(sent := large(7)) == sent
 
 
+@pytest.mark.parametrize("size", [2 << 20, 8 << 20])
+def test_a_result_for_which_there_is_no_room_is_an_error_and_the_instance_goes_on(
+    ground: Ground, size: int
+) -> None:
+    assert pier.has_a_small_disk.remote(10) == b"z" * 10
+    call = pier.has_a_small_disk.spawn(size)
+
+    with pytest.raises(OSError, match="too large"):
+        call.result(60)
+
+    assert pier.has_a_small_disk.remote(10) == b"z" * 10
+    seen = ground.live.ok("GET", f"/v1/calls/{call.id}")
+    assert (seen["state"], seen["attempt"], seen["lost"]) == ("failed", 1, 0)
+
+
 def test_a_result_that_is_written_slowly_is_waited_for(ground: Ground, tmp_path: Path) -> None:
     """And what others hand over meanwhile is not."""
     call = pier.slow_to_tell.spawn(str(tmp_path / "go"), 6 << 20)
