@@ -20,7 +20,7 @@ from corral.domain.endpoint import Endpoint, EndpointVersion, Instance, PoolPara
 from corral.domain.errors import CorralError, InvalidInput, NotFound
 from corral.domain.ids import EndpointId, RunId
 from corral.domain.run import Run
-from corral.domain.states import FINAL
+from corral.domain.states import FINAL, RunState
 from corral.ports.calls import CallFilter
 from corral.ports.store import Tx
 from corral.server.book import scaling_of
@@ -35,6 +35,8 @@ log = logging.getLogger("corral.server.scaling")
 PAGE = 200
 EVERY_S = 0.5
 ACTOR = "corral"
+# One that nobody waits for is not needed if it was made longer ago than this.
+SURE_AFTER_S = 2.0
 # A version of which this many instances ended before they were ready is broken.
 MOST_BROKEN = 2
 
@@ -116,6 +118,8 @@ class Scaler:
             return
         for wanted in await svc.store.read(lambda tx: self._missing(tx, endpoint, instances)):
             await self._make(endpoint, wanted)
+        for run_id in await svc.store.read(lambda tx: self._unneeded(tx, endpoint, instances)):
+            await self._end(run_id, "no call waits for it any more")
 
     def _is_forsaken(self, tx: Tx, endpoint: Endpoint) -> bool:
         """Nobody called it for long, and nothing of it waits or runs; or it is to be removed."""
@@ -204,6 +208,30 @@ class Scaler:
             busy = {one.pool for one in rest} | kept
             self._svc.dispatch.make_room(endpoint.id, len(rest) - max(0, room), but=busy)
         return [*rolling, *rest[: max(0, room)]]
+
+    def _unneeded(self, tx: Tx, endpoint: Endpoint, instances: list[Instance]) -> list[RunId]:
+        """Those that no host has taken and no call waits for: they would take a place from others later."""
+        before = self._svc.clock.now() - SURE_AFTER_S
+        found: list[RunId] = []
+        for one in instances:
+            if one.ready_at is not None or one.created_at > before:
+                continue
+            run = tx.runs.get(one.run_id)
+            version = tx.endpoints.version(endpoint.id, one.version)
+            if run is None or run.state is not RunState.QUEUED or version is None:
+                continue
+            numbers = (one.version, 0) if one.version == endpoint.current else (one.version,)
+            pools = [Pool(endpoint.id, number, one.pool) for number in numbers]
+            left = sum((other.version, other.pool) == (one.version, one.pool) for other in instances) - len(
+                found
+            )
+            if (
+                version.state is not VersionState.ROLLING
+                and left > self._rule(endpoint, version, one.pool).least
+                and not any(tx.calls.waiting(pool, after=None, limit=1) for pool in pools)
+            ):
+                found.append(one.run_id)
+        return found
 
     def _held_above(self, tx: Tx, endpoint: Endpoint, number: int, pool: str) -> int:
         """How many calls of this endpoint wait, themselves running, for the first in the queue to end.

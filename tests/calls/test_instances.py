@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import corral
 from calls import pier
 from calls.conftest import Scene
 from corral.functions import backend
+from corral.server.scaling import SURE_AFTER_S
 from corral.wire.calls import Scaling
 
 pytestmark = pytest.mark.timeout(170)
@@ -81,3 +83,24 @@ def test_an_idle_instance_is_told_so_when_its_time_is_over_not_when_it_asks_agai
     until(lambda: client.runs.get(used.id).state == "succeeded", "it to end", within_s=18)
 
     client.endpoints.scale("default", name, before)
+
+
+def test_an_instance_that_no_host_has_taken_is_withdrawn_when_nobody_waits_for_it(scene: Scene) -> None:
+    """It would take a place on a host from others one day, for nothing."""
+    client = scene.stack.client()
+
+    def instances() -> list[str]:
+        return [one.state for one in client.runs.page().items if one.name == "live.crane.lift"]
+
+    lift = corral.App("crane").function(hosts=["nobody"], name="lift")(lambda: None)
+    first, second = lift.spawn(), lift.spawn()
+    until(lambda: instances() == ["queued"], "an instance for it, which no host can take")
+
+    first.cancel()
+    time.sleep(SURE_AFTER_S + 1)
+    assert instances() == ["queued"], "somebody waits for it still"
+    second.cancel()
+
+    until(lambda: instances() == ["cancelled"], "it to be withdrawn")
+    lift.spawn()
+    until(lambda: sorted(instances()) == ["cancelled", "queued"], "another for the next call")
