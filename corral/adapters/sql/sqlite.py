@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,13 +35,15 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 MEMORY = ":memory:"
+PLENTY_BYTES = 1 << 30
 _READERS = 3
 
 
 class SqliteStore:
     """`path` is a file, made if it is not there, or `:memory:`; `max_bytes` is how large it may grow.
 
-    One that is to serve for long is `roomy`: what it is slow to make later is made at the start.
+    One that is to serve for long is `roomy`: on a disk with plenty of space, what it is slow to make later is
+    made at the start.
     """
 
     alone = True
@@ -54,7 +57,7 @@ class SqliteStore:
         if max_bytes is not None:
             (page_bytes,) = self._raw.execute("PRAGMA page_size").fetchone()
             self._raw.execute(f"PRAGMA max_page_count = {max_bytes // page_bytes}")
-        if roomy:
+        if roomy and self._path and shutil.disk_usage(self._path.parent).free > PLENTY_BYTES:
             grow_wal(self._raw)
         self._tx = SqlTx(SqliteConnection(self._raw))
         self._committer = Committer("corral-commit") if self._path else None
