@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import json
 import time
 import traceback
@@ -40,6 +41,10 @@ File = Annotated[str, typer.Argument(help="A file with an app: `demo.py`, or `de
 Endpoint = Annotated[str, typer.Argument(help="An endpoint: `app.function`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _WATCH_S = 0.5
+# How long after its end a call's first output is waited for, and then each more: a host sends it four times a
+# second.
+_FIRST_OUTPUT_S = 1.0
+_MORE_OUTPUT_S = 0.5
 # After this long whoever waits is told for what.
 _PATIENCE_S = 3.0
 PREPARING_WORDS = "building"
@@ -107,16 +112,26 @@ def run_function(
             call.cancel()
             raise
         except Exception as error:  # noqa: BLE001 - what the function raised is shown, whatever it is
-            for line in call.logs():
-                render.note(line)
+            _show_output(call)
             if error.__cause__ is not None:
                 render.note(str(error.__cause__).strip())
             raise CorralError(
                 f"{type(error).__name__}: {error}", hint=f"See `corral calls show {call.id}`."
             ) from None
-        for line in call.logs():
-            render.note(line)
+        _show_output(call)
         _show(value, as_json=as_json)
+
+
+def _show_output(call: Call[Any]) -> None:
+    """All that it printed, as it comes: the last of it may still be on its way from its host."""
+    shown, wait_s, since = 0, _FIRST_OUTPUT_S, time.monotonic()
+    while True:
+        for line in itertools.islice(call.logs(), shown, None):
+            render.note(line)
+            shown, wait_s, since = shown + 1, _MORE_OUTPUT_S, time.monotonic()
+        if time.monotonic() - since > wait_s:
+            return
+        time.sleep(0.05)
 
 
 def _own(file: str) -> Function[..., Any]:
