@@ -156,6 +156,19 @@ def test_the_shell_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr.replace("Traceback (most recent call last)", "")
 
 
+def test_the_shell_shows_what_a_call_printed_before_it_failed_or_gave_something(tmp_path: Path) -> None:
+    """RF-D31: also where it ended sooner than its host sends what was printed."""
+    (tmp_path / "says.py").write_text(
+        "import corral\napp = corral.App('says')\n@app.function()\n"
+        "def f(x):\n    print('it was', x)\n    return 10 // x\n"
+    )
+    for x, printed in ((5, "2"), (0, ""), (2, "5")):
+        done = _run([CORRAL, "fn", "run", f"{tmp_path / 'says.py'}::f", "--arg", str(x)])
+        assert f"it was {x}" in done.stderr, done.stderr
+        assert done.stdout.strip() == printed
+        assert ("ZeroDivisionError" in done.stderr) == (x == 0)
+
+
 def test_recursion_has_a_bottom() -> None:
     """RF-D37: a function that calls itself for ever is refused at a depth, and says so."""
     app = corral.App("recursive")
