@@ -222,9 +222,8 @@ class Scaler:
                 continue
             numbers = (one.version, 0) if one.version == endpoint.current else (one.version,)
             pools = [Pool(endpoint.id, number, one.pool) for number in numbers]
-            left = sum((other.version, other.pool) == (one.version, one.pool) for other in instances) - len(
-                found
-            )
+            place = (one.version, one.pool)
+            left = sum((other.version, other.pool) == place for other in instances) - len(found)
             if (
                 version.state is not VersionState.ROLLING
                 and left > self._rule(endpoint, version, one.pool).least

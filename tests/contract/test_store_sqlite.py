@@ -458,3 +458,21 @@ def test_commits_in_place_and_in_a_thread_and_a_log_that_is_emptied_in_time(tmp_
         shutil.copy(tmp_path / "corral.db", tmp_path / "alone.db")
         assert 1000 < kept(tmp_path / "alone.db") < 1200
         assert kept(tmp_path / "corral.db") == 1200
+
+
+def test_a_unit_that_could_not_be_run_at_all_is_told_so(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "corral.db")
+
+    def without_savepoints(action: int, *_: object) -> int:
+        return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_SAVEPOINT else sqlite3.SQLITE_OK
+
+    with opened(store) as db:
+        store._writer._careful = 1
+        store._raw.set_authorizer(without_savepoints)
+        with pytest.raises(StoreUnavailable, match="not authorized"):
+            db.write(partial(insert, a_run()))
+        store._raw.set_authorizer(None)
+        store._writer._careful = 0
+
+        db.write(partial(insert, a_run()))
+        assert kept(tmp_path / "corral.db") == 1

@@ -150,15 +150,26 @@ class GroupCommit:
             self._fail_queue(StoreUnavailable("the database writer ended"))
 
     def _run_first(self) -> None:
-        # In memory nobody may find it open; one that is busy or broken is the task's to deal with.
-        if self._committer is not None:
+        if self._raw.in_transaction:
+            # Its writer ended before it could commit, and they were told so.
             with suppress(sqlite3.Error):
-                if self._raw.in_transaction:
-                    # Its writer was cancelled before it could commit, and they were told so.
-                    self._raw.execute("ROLLBACK")
-                self._raw.execute("BEGIN IMMEDIATE")
-                self._changes = self._raw.total_changes
-                self._run_units()
+                self._raw.execute("ROLLBACK")
+        if self._committer is None:
+            # In memory nobody may find it open.
+            return
+        try:
+            self._raw.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            # It is busy or broken: the task deals with that.
+            return
+        self._changes = self._raw.total_changes
+        try:
+            self._run_units()
+        except sqlite3.Error as error:
+            jobs, self._jobs = self._jobs, []
+            with suppress(sqlite3.Error):
+                self._raw.execute("ROLLBACK")
+            self._fail(jobs, unavailable(error))
 
     async def _begin(self) -> bool:
         pause_s = _FIRST_PAUSE_S
@@ -297,6 +308,7 @@ class GroupCommit:
     async def _checkpoint(self) -> None:
         """In a thread: a commit in place would have to do it when the log is full, and that takes long."""
         if self._committer is not None:
+            # Of a disk that fails whoever writes next is told.
             with suppress(sqlite3.Error):
                 await self._committer.run(self._checkpoint_now)
                 self._here_left = _HERE_MOST
