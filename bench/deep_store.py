@@ -7,29 +7,29 @@ import time
 from pathlib import Path
 
 from bench.fleet import CAPABILITY, request_id
-from corral.adapters.sql.sqlite import SqliteStore
-from corral.core.access import make_host
-from corral.core.claim import Claim, ClaimAsk, Claimed
-from corral.core.lanes import Lanes
-from corral.core.outcome import Ender, Report
-from corral.core.policy import Policy
-from corral.core.shapes import Shapes
-from corral.core.shares import Shares
+from corral.core.leases.outcomes import LeaseEnder, LeaseReport
+from corral.core.policy import ServerPolicy
+from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
+from corral.core.queue.eligibility import Shapes
+from corral.core.queue.fair_share import Shares
+from corral.core.queue.lanes import Lanes
+from corral.core.tokens import make_host
 from corral.domain.canonical import canonical
 from corral.domain.ids import HostId
 from corral.domain.reasons import Reason
 from corral.ports.store import Tx
+from corral.store.sqlite.store import SqliteStore
 
 
 class _Bench:
     def __init__(self) -> None:
         self.lanes, self.shapes, self.shares = Lanes(), Shapes(), Shares()
-        self.policy = Policy()
-        self.ender = Ender(self.policy, self.shares)
+        self.policy = ServerPolicy()
+        self.ender = LeaseEnder(self.policy, self.shares)
 
-    def claim(self, tx: Tx, host_id: HostId, *, cores: int) -> tuple[Claimed, float]:
+    def claim(self, tx: Tx, host_id: HostId, *, cores: int) -> tuple[ClaimResult, float]:
         """What was granted, and how many microseconds it took."""
-        ask = ClaimAsk(
+        ask = ClaimTerms(
             host_id=host_id,
             boot_id="bench-boot",
             request_id=request_id(),
@@ -44,9 +44,9 @@ class _Bench:
         done = unit(tx)
         return done, (time.perf_counter() - began) * 1e6
 
-    def finish(self, tx: Tx, done: Claimed, host_id: HostId) -> None:
+    def finish(self, tx: Tx, done: ClaimResult, host_id: HostId) -> None:
         for grant in done.grants:
-            report = Report("finish", Reason.FINISHED, ran_s=0.0)
+            report = LeaseReport("finish", Reason.FINISHED, ran_s=0.0)
             self.ender.end(tx, grant.lease.id, grant.lease.epoch, report, host_id=host_id, now=time.time())
 
 

@@ -21,27 +21,27 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.workload import Arrival, Machine, Workload
-from corral.adapters.sql.sqlite import SqliteStore
-from corral.adapters.sql.tx import SqlTx
-from corral.core.beat import beat
-from corral.core.choose import Board
-from corral.core.claim import Claim, ClaimAsk, Grant
-from corral.core.fence import expire
-from corral.core.lanes import Lanes
-from corral.core.outcome import Ender, Report
-from corral.core.policy import Policy
-from corral.core.preempt import Preemptor
-from corral.core.reservations import Reservations
-from corral.core.shapes import Shapes
-from corral.core.shares import Shares, add_usage
-from corral.core.submit import submit
-from corral.core.transitions import TOPIC_READY, TOPIC_STOP, parse_ready_key
-from corral.domain.host import Host
+from corral.core.leases.beat import beat
+from corral.core.leases.fence import expire
+from corral.core.leases.outcomes import LeaseEnder, LeaseReport
+from corral.core.policy import ServerPolicy
+from corral.core.queue.choose import Board
+from corral.core.queue.claim import Claim, ClaimTerms, Grant
+from corral.core.queue.eligibility import Shapes
+from corral.core.queue.fair_share import Shares, add_usage
+from corral.core.queue.lanes import Lanes
+from corral.core.queue.preempt import Preemptor
+from corral.core.queue.reservations import Reservations
+from corral.core.runs.submit import submit
+from corral.core.runs.transitions import TOPIC_READY, TOPIC_STOP, parse_ready_key
+from corral.domain.hosts import Host
 from corral.domain.ids import HostId, LeaseId, RunId, new_host_id
 from corral.domain.reasons import Reason
 from corral.domain.states import RunState
 from corral.ports.store import Tx
-from corral.server.waiting import Waiter, Waiters
+from corral.server.long_polls import LongPoll, LongPolls
+from corral.store.sqlite.store import SqliteStore
+from corral.store.transaction import SqlTx
 
 # Of all leases so many end with their host.
 LOSS = 0.002
@@ -94,12 +94,12 @@ class SimulatedHost:
     host: Host
     machine: Machine
     woken: deque[SimulatedHost]
-    waiter: Waiter = field(init=False)
+    waiter: LongPoll = field(init=False)
     grants: dict[LeaseId, Grant] = field(default_factory=dict)
     here: bool = True
 
     def __post_init__(self) -> None:
-        self.waiter = Waiter(woken=_Bell(self))
+        self.waiter = LongPoll(woken=_Bell(self))
 
 
 class _Bell(asyncio.Event):
@@ -114,16 +114,16 @@ class _Bell(asyncio.Event):
 
 
 class Simulation:
-    def __init__(self, work: Workload, path: Path | str, *, policy: Policy | None = None) -> None:
+    def __init__(self, work: Workload, path: Path | str, *, policy: ServerPolicy | None = None) -> None:
         self.now = 1_800_000_000.0
         self.began = self.now
         self.work = work
-        self.policy = policy or Policy(away_s=2 * POLL_S)
+        self.policy = policy or ServerPolicy(away_s=2 * POLL_S)
         self.seen = Seen()
         self.store = self._open(path)
         self.board = Board(Lanes(), Shapes(), Shares(), Reservations())
-        self.waiters = Waiters(self.board.shapes)
-        self.ender = Ender(self.policy, self.board.shares)
+        self.waiters = LongPolls(self.board.shapes)
+        self.ender = LeaseEnder(self.policy, self.board.shares)
         self.preemptor = Preemptor(self.board, self.policy)
         self.hosts: dict[HostId, SimulatedHost] = {}
         self._woken: deque[SimulatedHost] = deque()
@@ -229,7 +229,7 @@ class Simulation:
 
     def _claim(self, tx: Tx, host: SimulatedHost) -> None:
         board, first = self.board, host.host.capability is None
-        ask = ClaimAsk(
+        ask = ClaimTerms(
             host_id=host.host.id,
             boot_id=BOOT,
             request_id=f"claim-{next(self._numbers)}",
@@ -321,7 +321,7 @@ class Simulation:
         if grant is None or not host.here:
             return
         ran_s = self._drop(host, grant)
-        report = Report(kind, reason, ran_s=ran_s)
+        report = LeaseReport(kind, reason, ran_s=ran_s)
         outcome = self.ender.end(tx, lease_id, grant.lease.epoch, report, host_id=host.host.id, now=self.now)
         self.seen.counts[f"{kind} -> {outcome.run_state}"] += 1
         if outcome.run_state in ("succeeded", "failed"):

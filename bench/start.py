@@ -14,8 +14,8 @@ from bench.processes import folder, station
 from bench.ray_head import ray_head
 from bench.report import Figure, Result, Table, percentile
 from corral.client.api import Corral
-from corral.wire.runs import LogLine
-from corral.wire.spec import RunSpec
+from corral.wire.logs import LogLine
+from corral.wire.spec.run_file import RunSpec
 
 NAME = "start"
 TARGET_MS = 100

@@ -14,8 +14,8 @@ from bench.options import Options
 from bench.processes import folder, server
 from bench.report import Figure, Result, Table
 from corral.client.api import Corral
-from corral.client.tree import scan
-from corral.client.upload import upload
+from corral.client.files.tree import scan
+from corral.client.files.upload import upload
 
 NAME = "upload"
 TARGET = 0.7

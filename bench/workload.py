@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from corral.core.submit import NewRun
+from corral.core.runs.submit import NewRun
 from corral.domain.canonical import canonical
 from corral.domain.capability import GIB, Requirements
 from corral.domain.ids import Digest
-from corral.domain.quota import Quota
-from corral.domain.reasons import Retries
+from corral.domain.quotas import Quota
+from corral.domain.retries import RetryLimits
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ SPEC = canonical({"argv": ["true"], "name": "simulated"})
 MEAN_S = 1200.0
 # Of what the fleet could run at once, this much is asked for on average.
 LOAD = 0.93
-RETRIES = Retries(infrastructure=10)
+RETRIES = RetryLimits(infrastructure=10)
 
 # Share of hosts, slots, GPUs, GiB of each GPU, cores.
 HOST_KINDS = (

@@ -17,17 +17,16 @@ from pathlib import Path
 import uvicorn
 
 from corral import __version__
+from corral.adapters.blobs.directory import DirectoryBlobs
+from corral.adapters.blobs.segments import DirectorySegments
 from corral.adapters.cipher import FileCipher, load_key
 from corral.adapters.clock import SystemClock
-from corral.adapters.directory.blobs import DirectoryBlobs
-from corral.adapters.directory.segments import DirectorySegments
 from corral.adapters.filelock import FileLock
-from corral.adapters.sender import HttpSender
-from corral.adapters.sql.sqlite import SqliteStore
 from corral.adapters.tls.authority import CA_LIFETIME, OwnAuthority
 from corral.adapters.tls.context import ServerTls
+from corral.adapters.webhook_sender import HttpSender
 from corral.bootstrap_tls import Transport, build_transport
-from corral.client.identity import (
+from corral.client.enroll.identity import (
     CLIENT,
     BadIdentity,
     Identity,
@@ -35,20 +34,21 @@ from corral.client.identity import (
     read_identity,
     write_identity,
 )
-from corral.client.private import write_private
-from corral.core.access import Made, authenticate, make_host, make_token
 from corral.core.audit import note
-from corral.core.policy import Policy
-from corral.domain.addresses import parse_networks
+from corral.core.policy import ServerPolicy
+from corral.core.tokens import NewToken, authenticate, make_host, make_token
 from corral.domain.errors import CorralError, Unauthenticated
-from corral.domain.host import Scope
 from corral.domain.ids import HostId
+from corral.domain.tokens import Scope
+from corral.domain.webhooks.addresses import parse_networks
+from corral.files.private import write_private
 from corral.ports.store import Store, Tx
-from corral.server.app import Server
-from corral.server.corked import CorkedProtocol
-from corral.server.services import Limits, Services
-from corral.server.trust import Trust
+from corral.server.app import ControlPlane
+from corral.server.http_protocol import FastHttpProtocol
+from corral.server.services import RequestLimits, Services
+from corral.server.tls import TlsTrust
 from corral.settings import Settings
+from corral.store.sqlite.store import SqliteStore
 
 log = logging.getLogger("corral.server")
 # How often files that are given are looked at for a change.
@@ -71,14 +71,14 @@ def open_store(settings: Settings) -> Store:
     if settings.database is None:
         return SqliteStore(settings.home / "corral.db", roomy=True)
     try:
-        from corral.adapters.sql.postgres import PostgresStore  # noqa: PLC0415 - an extra; most have no psycopg
+        from corral.store.postgres.store import PostgresStore  # noqa: PLC0415 - an extra; most have no psycopg
     except ImportError:
         raise PostgresMissing("CORRAL_DATABASE names Postgres, but psycopg is not installed") from None
     return PostgresStore(settings.database)
 
 
-def build_services(settings: Settings, store: Store, trust: Trust | None = None) -> Services:
-    policy = Policy(
+def build_services(settings: Settings, store: Store, trust: TlsTrust | None = None) -> Services:
+    policy = ServerPolicy(
         lease_s=settings.lease_s,
         first_beat_s=settings.first_beat_s,
         away_s=max(90.0, 3 * settings.lease_s),
@@ -103,14 +103,14 @@ def build_services(settings: Settings, store: Store, trust: Trust | None = None)
         clock=SystemClock(),
         policy=policy,
         sender=HttpSender(parse_networks(settings.webhook_allow)),
-        limits=Limits(
+        limits=RequestLimits(
             settings.max_body_bytes,
             settings.max_blob_bytes,
             rate=settings.rate,
             rate_burst=settings.rate_burst,
             wrong_token_rate=settings.wrong_token_rate,
         ),
-        trust=trust or Trust(),
+        trust=trust or TlsTrust(),
     )
 
 
@@ -167,7 +167,7 @@ def give_certificate(settings: Settings, authority: OwnAuthority, now: float) ->
         write_private(settings.worker_home / CLIENT, pem)
 
 
-def _first_operator(tx: Tx, now: float) -> Made:
+def _first_operator(tx: Tx, now: float) -> NewToken:
     made = make_token(tx, Scope.OPERATOR, "operator", now=now)
     target = f"token:{made.token.id}"
     note(tx, "token.create", target, actor="corral", origin="", now=now, name="operator", scope="operator")
@@ -215,7 +215,7 @@ async def _serve(settings: Settings) -> None:
     if transport.authority is not None and transport.trust.hosts_need_certificates:
         give_certificate(settings, transport.authority, services.clock.now())
     listener = _listen(settings.host, settings.port)
-    control_plane = Server(services)
+    control_plane = ControlPlane(services)
     # What was made until now lives as long as the server; looking through it again finds nothing.
     gc.collect()
     gc.freeze()
@@ -224,7 +224,7 @@ async def _serve(settings: Settings) -> None:
         control_plane.app,
         log_level="warning",
         access_log=False,
-        http=CorkedProtocol,
+        http=FastHttpProtocol,
         lifespan="on",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,

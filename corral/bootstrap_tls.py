@@ -14,10 +14,10 @@ import psutil
 
 from corral.adapters.tls.authority import OwnAuthority, load_or_make
 from corral.adapters.tls.context import Chain, GivenChain, OwnChain, ServerTls, first_name
-from corral.client.private import write_private
-from corral.client.trust import read_ca
+from corral.client.http.trust import read_ca
 from corral.domain.errors import InvalidInput
-from corral.server.trust import Trust
+from corral.files.private import write_private
+from corral.server.tls import TlsTrust
 from corral.settings import Settings
 
 log = logging.getLogger("corral.server.tls")
@@ -27,7 +27,7 @@ log = logging.getLogger("corral.server.tls")
 class Transport:
     """How the server is reached: plain HTTP if `tls` is None. This machine's own clients trust `ca_file`."""
 
-    trust: Trust = field(default_factory=Trust)
+    trust: TlsTrust = field(default_factory=TlsTrust)
     tls: ServerTls | None = None
     authority: OwnAuthority | None = None
     ca_file: Path | None = None
@@ -62,7 +62,7 @@ def build_transport(settings: Settings, now: Callable[[], float]) -> Transport:
         ca_file, name = folder / "ca.pem", None
     tls = ServerTls(chain, trusted_clients=authority.ca_pem if authority and clients else None)
     ca_pem = None if ca_file is None else read_ca(ca_file)
-    trust = Trust(ca_pem=ca_pem, authority=authority, hosts_need_certificates=clients)
+    trust = TlsTrust(ca_pem=ca_pem, authority=authority, hosts_need_certificates=clients)
     return Transport(trust, tls, authority, ca_file, name)
 
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from corral.domain.addresses import parse_networks
 from corral.domain.errors import FieldError, InvalidInput
+from corral.domain.webhooks.addresses import parse_networks
 
 
 class Settings(BaseModel):

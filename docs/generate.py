@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import corral
-from corral.adapters.sql.sqlite import SqliteStore
 from corral.bootstrap import build_services
 from corral.cli.main import app
 from corral.domain.errors import CorralError
-from corral.domain.webhook import TYPES
+from corral.domain.webhooks.deliveries import TYPES
 from corral.recipes.schema import fields_of, nested
 from corral.recipes.train import Train, json_schema
-from corral.server.app import Server
+from corral.server.app import ControlPlane
 from corral.server.errors import STATUS
 from corral.settings import Settings
-from corral.wire.declared import HostTable
-from corral.wire.manifest import ManifestFile
-from corral.wire.spec import RunFile
+from corral.store.sqlite.store import SqliteStore
+from corral.wire.hosts.policy import HostTable
+from corral.wire.manifests import ManifestFile
+from corral.wire.spec.run_file import RunFile
 from corral.wire.webhooks import Notice
 from typer.main import get_command
 
@@ -283,7 +283,7 @@ def calls() -> str:
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(home=Path(folder))
         services = build_services(settings, SqliteStore(settings.home / "corral.db"))
-        schema = Server(services).api.openapi()
+        schema = ControlPlane(services).api.openapi()
     lines = []
     for path, methods in schema["paths"].items():
         for method, call in methods.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 
-from corral.adapters.sql.postgres import PostgresStore
+from corral.store.postgres.store import PostgresStore
 
 with warnings.catch_warnings():
     # It warns where XDG_RUNTIME_DIR is not set, and here warnings are errors.

@@ -9,11 +9,11 @@ from transformers import PreTrainedModel
 
 from bench.engine import shapes
 from bench.engine.ours import engine
-from corral.engine import losses
-from corral.engine.decode import attend_plainly
+from corral.engine.data.sequences import Example, SamplingParams
 from corral.engine.engine import Options, gradients
-from corral.engine.kernels import PAGE, attend_pages
-from corral.engine.sequences import Example, SamplingParams
+from corral.engine.model.kernels import PAGE, attend_pages
+from corral.engine.sampling.decode import attend_plainly
+from corral.engine.training import losses
 
 
 def _far(ours: torch.Tensor, theirs: torch.Tensor) -> float:

@@ -10,12 +10,13 @@ import torch
 from transformers import PreTrainedModel
 
 from bench.engine import shapes
-from corral.engine import adapters, losses
-from corral.engine.decoder import Decoder
+from corral.engine.data.sequences import Example, Request, SamplingParams
 from corral.engine.engine import Engine, Options
-from corral.engine.models import Loaded
-from corral.engine.sequences import Example, Request, SamplingParams
-from corral.engine.trunk import Trunk
+from corral.engine.model import adapters
+from corral.engine.model.decoder import Decoder
+from corral.engine.model.load import Loaded
+from corral.engine.model.trunk import Trunk
+from corral.engine.training import losses
 from corral.recipes.train import Lora
 
 GIB = 1 << 30

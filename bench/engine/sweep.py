@@ -83,7 +83,7 @@ def measured(setting: Setting) -> dict[str, Any]:
             recompute=setting.recompute,
             rank=setting.rank,
             steps=4,
-            # Until passes are replayed: see corral/engine/replay.py.
+            # Until passes are replayed: see corral/engine/training/cuda_graphs.py.
             warm=4,
         )
         tokens, sequences = rate.work

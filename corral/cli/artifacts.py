@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from corral.cli import render
-from corral.cli.bars import byte_bar
 from corral.cli.connect import connect
+from corral.cli.display import render
+from corral.cli.display.bars import byte_bar
 from corral.client.api import Corral
-from corral.client.download import download
+from corral.client.files.download import download
 from corral.domain.errors import Conflict
 from corral.domain.ids import is_id
-from corral.wire.leases import ArtifactPage, ArtifactView
+from corral.wire.artifacts import ArtifactPage, ArtifactView
 
 app = typer.Typer(
     add_completion=False,

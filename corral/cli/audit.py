@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from corral.cli import render
-from corral.cli.bars import step_bar
 from corral.cli.connect import connect
+from corral.cli.display import render
+from corral.cli.display.bars import step_bar
 from corral.client.api import Corral
-from corral.domain.audit import AuditFilter, Chain
+from corral.domain.audit import AuditChain, AuditFilter
 from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError
 from corral.wire.audit import AuditView
@@ -106,7 +106,7 @@ def verify(
     it as --head next time: that also shows a chain that was cut off at its end or written anew.
     """
     kept = _head(head)
-    chain, met = Chain(), kept is None
+    chain, met = AuditChain(), kept is None
     with connect() as corral, step_bar() as bar:
         while page := corral.audit.after(chain.n):
             if not chain.follow(view.entry() for view in page):

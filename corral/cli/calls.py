@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from corral.cli import render
 from corral.cli.connect import connect
+from corral.cli.display import render
 from corral.domain.errors import InvalidInput
 from corral.wire.calls import CallView
 

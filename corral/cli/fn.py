@@ -13,25 +13,25 @@ from typing import Annotated, Any
 
 import typer
 
-from corral.cli import render
 from corral.cli.connect import connect
+from corral.cli.display import render
 from corral.client.api import Corral
-from corral.client.locks import Locks
-from corral.client.runs import RunFilter
+from corral.client.environments.lock_cache import Locks
+from corral.client.runs import RunQuery
 from corral.domain.errors import CorralError, InvalidInput, NotFound, ServerUnreachable
 from corral.functions import backend as backends
 from corral.functions.app import App
 from corral.functions.calls import Call
-from corral.functions.check import Finding
+from corral.functions.check import CheckFinding
 from corral.functions.check import check as checked
+from corral.functions.deployed import function as lookup
 from corral.functions.errors import FunctionError
-from corral.functions.finding import find
+from corral.functions.find_app import find
 from corral.functions.handles import Function, Generator
-from corral.functions.lookup import function as lookup
+from corral.functions.http_backend import HttpBackend
 from corral.functions.member import Member
-from corral.functions.remote import HttpBackend
 from corral.settings import read_settings
-from corral.wire.calls import EndpointView, Scaling
+from corral.wire.endpoints import EndpointView, Scaling
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Run, serve and deploy functions."
@@ -314,7 +314,7 @@ def check(file: File, as_json: AsJson = False) -> None:
         rows = [{"member": member.name, **vars(finding)} for member, finding in found]
         typer.echo(json.dumps(rows, indent=2))
     else:
-        said: dict[Finding, list[str]] = {}
+        said: dict[CheckFinding, list[str]] = {}
         for member, finding in found:
             said.setdefault(finding, []).append(member.name)
         table = [(one.level, ", ".join(names), one.where, one.message) for one, names in said.items()]
@@ -325,7 +325,7 @@ def check(file: File, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-def _system_findings(member: Member) -> list[Finding]:
+def _system_findings(member: Member) -> list[CheckFinding]:
     """Which hosts lack a system package; a host that was never asked for one is not known to."""
     wanted = member.settings.resources.system
     if not wanted:
@@ -335,7 +335,9 @@ def _system_findings(member: Member) -> list[Finding]:
             hosts = [host for host in corral.hosts.page().items if host.revoked_at is None]
     except ServerUnreachable:
         return [
-            Finding("warning", member.name, f"needs {', '.join(wanted)} on its host; no server was asked")
+            CheckFinding(
+                "warning", member.name, f"needs {', '.join(wanted)} on its host; no server was asked"
+            )
         ]
     found = []
     for name in wanted:
@@ -343,9 +345,9 @@ def _system_findings(member: Member) -> list[Finding]:
         lacking = sorted(host for host, there in has.items() if there is False)
         if hosts and len(lacking) == len(hosts):
             why = f"needs {name}, and every host lacks it: {', '.join(lacking)}"
-            found.append(Finding("error", member.name, why))
+            found.append(CheckFinding("error", member.name, why))
         elif lacking:
-            found.append(Finding("warning", member.name, f"needs {name}; {', '.join(lacking)} lacks it"))
+            found.append(CheckFinding("warning", member.name, f"needs {name}; {', '.join(lacking)} lacks it"))
     return found
 
 
@@ -459,7 +461,7 @@ def stop(
 def logs(name: Endpoint, tail: Annotated[int, typer.Option("--tail", "-n", min=1)] = 100) -> None:
     """Print what the instances of an endpoint said last."""
     with connect() as corral:
-        runs = [run for run in corral.runs.page(RunFilter(name=name), limit=5).items if run.kind == "service"]
+        runs = [run for run in corral.runs.page(RunQuery(name=name), limit=5).items if run.kind == "service"]
         if not runs:
             raise NotFound(f"{name} has had no instance yet", hint="Call it once.")
         for run in reversed(runs):

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from corral.cli import complete, reasons, render
+from corral.cli import complete
 from corral.cli.connect import connect
-from corral.wire.many import GroupDetail
+from corral.cli.display import reasons, render
+from corral.wire.groups import GroupDetail
 
 app = typer.Typer(
     add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="List and show groups of runs."

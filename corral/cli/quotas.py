@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from corral.cli import complete, render
+from corral.cli import complete
 from corral.cli.connect import connect
+from corral.cli.display import render
 from corral.wire.base import explain, parse_size
 from corral.wire.quotas import QuotaRequest, QuotaView
 

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from corral.cli import complete, render
-from corral.cli.bars import byte_bar
+from corral.cli import complete
 from corral.cli.connect import connect
-from corral.client.prepare import Workshop
-from corral.client.runfile import load
+from corral.cli.display import render
+from corral.cli.display.bars import byte_bar
+from corral.client.submit.prepare import Workshop
+from corral.client.submit.run_file import load
 from corral.domain.errors import FieldError, InvalidInput
 from corral.settings import process_environment, read_settings
 from corral.wire.schedules import ScheduleDetail, ScheduleView

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from corral.cli import render
 from corral.cli.connect import connect
+from corral.cli.display import render
 from corral.domain.errors import InvalidInput
 from corral.settings import Settings, read_settings
 

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from corral.cli import render
 from corral.cli.connect import connect
-from corral.domain.host import with_pin
-from corral.wire.admin import TokenMade, TokenRequest, TokenView
+from corral.cli.display import render
+from corral.domain.tokens import with_pin
 from corral.wire.base import explain, parse_duration
+from corral.wire.tokens import CreatedToken, TokenRequest, TokenView
 
 app = typer.Typer(
     add_completion=False,
@@ -80,7 +80,7 @@ def _duration(text: str | None) -> object:
         raise typer.BadParameter(str(error), param_hint="--expires") from error
 
 
-def _create(given: dict[str, object], *, as_json: bool) -> TokenMade | None:
+def _create(given: dict[str, object], *, as_json: bool) -> CreatedToken | None:
     """Make it and print it, with the pin of the server's authority; None if it was printed as JSON."""
     try:
         request = TokenRequest.model_validate(given)

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from corral.cli import render
 from corral.cli.connect import connect
+from corral.cli.display import render
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from corral.cli import complete, render
-from corral.cli.bars import byte_bar
+from corral.cli import complete
 from corral.cli.connect import connect
-from corral.client import volumes
+from corral.cli.display import render
+from corral.cli.display.bars import byte_bar
 from corral.client.api import Corral
+from corral.client.volumes import volumes
 from corral.domain.errors import NotFound
 from corral.settings import read_settings
 from corral.wire.volumes import VolumeDetail, VolumeVersionView

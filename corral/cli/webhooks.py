@@ -10,13 +10,14 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from corral.cli import complete, render
+from corral.cli import complete
 from corral.cli.connect import connect
+from corral.cli.display import render
 from corral.domain.errors import CorralError
-from corral.domain.webhook import ENDS, DeliveryState
+from corral.domain.webhooks.deliveries import ENDS, DeliveryState
 from corral.settings import process_environment
 from corral.wire.base import explain
-from corral.wire.webhooks import DeliveryView, RotateRequest, WebhookRequest, WebhookView
+from corral.wire.webhooks import DeliveryView, RotateWebhookRequest, WebhookRequest, WebhookView
 
 app = typer.Typer(
     add_completion=False,
@@ -168,9 +169,9 @@ def rotate(
     """Sign with a new secret, and for a while with the old one too. Prints the new one."""
     given = {"keep_s": keep, "secret": _secret(secret_from_env)}
     try:
-        request = RotateRequest.model_validate(given)
+        request = RotateWebhookRequest.model_validate(given)
     except ValidationError as error:
-        raise explain(RotateRequest, error, what="the rotation") from None
+        raise explain(RotateWebhookRequest, error, what="the rotation") from None
     with connect() as corral:
         made = corral.webhooks.rotate(name, request)
     if as_json:

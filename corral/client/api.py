@@ -6,22 +6,25 @@ import ssl
 from collections.abc import Iterator
 from typing import Self
 
-from corral.client.admin import Hosts, OwnHost, ProjectSecrets, Tokens
-from corral.client.applying import Manifests
 from corral.client.artifacts import Artifacts
 from corral.client.audit import Audit
 from corral.client.blobs import BlobSink, BlobSource
-from corral.client.functions import Calls, Endpoints
+from corral.client.calls import Calls
+from corral.client.endpoints import Endpoints
 from corral.client.groups import Groups
-from corral.client.http import Backoff, Transport
+from corral.client.hosts import Hosts, OwnHost
+from corral.client.http.stream import lines
+from corral.client.http.transport import Backoff, Transport
 from corral.client.leases import Leases
+from corral.client.manifests.apply import Manifests
 from corral.client.quotas import Quotas
 from corral.client.runs import Runs
 from corral.client.schedules import Schedules
-from corral.client.stream import lines
-from corral.client.volumes import Volumes
+from corral.client.secrets import ProjectSecrets
+from corral.client.tokens import Tokens
+from corral.client.volumes.volumes import Volumes
 from corral.client.webhooks import Webhooks
-from corral.wire.admin import FsckLine, Health
+from corral.wire.health import FsckLine, Health
 from corral.wire.runs import EventPage
 
 # Between two lines of a check that reads large files.

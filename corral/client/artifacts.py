@@ -7,10 +7,16 @@ from typing import Literal
 
 from pydantic import JsonValue as Json
 
-from corral.client.http import Transport, quoted
-from corral.client.tree import FileEntry, Tree
-from corral.wire.admin import VerifyAnswer
-from corral.wire.leases import ArtifactPage, ArtifactView, FilePage, FileRecord, ManifestRequest
+from corral.client.files.tree import FileEntry, Tree
+from corral.client.http.transport import Transport, quoted
+from corral.wire.artifacts import (
+    ArtifactPage,
+    ArtifactView,
+    FilePage,
+    FileRecord,
+    ManifestRequest,
+    VerifyAnswer,
+)
 
 FILES_PAGE = 1_000
 # Re-hashing terabytes takes its time.

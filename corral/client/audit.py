@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from corral.client.http import Transport
+from corral.client.http.transport import Transport
 from corral.domain.audit import EVERYTHING, AuditFilter
 from corral.wire.audit import AuditPage, AuditView
 

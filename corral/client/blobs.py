@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from corral import growing
-from corral.client.http import Content, Transport, quoted
+from corral.client.http.transport import Content, Transport, quoted
 from corral.domain.errors import (
     Conflict,
     CorralError,
@@ -23,8 +22,9 @@ from corral.domain.errors import (
     ServerUnreachable,
     StoreUnavailable,
 )
-from corral.mapped import Mapped
-from corral.wire.leases import BlobAnswer, BlobQuery, BlobStored, NearRequest, PlaceView
+from corral.files import growing
+from corral.files.mapped import Mapped
+from corral.wire.blobs import BlobAnswer, BlobPlace, BlobQuery, BlobStored, HandoverRequest
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class BlobSink:
     ) -> BlobStored | None:
         """Bytes, or a file, to a server on this machine, without sending them.
 
-        A file that has not all of its `size` yet is one of `corral.growing`, and is read while it is written.
+        A file that is still growing to its `size` (`corral.files.growing`) is read while it is written.
         None if they have to be sent; then nothing was lost.
         """
         for anew in (False, True):
@@ -127,7 +127,7 @@ class BlobSink:
             "POST",
             f"{self.path}/near",
             BlobStored,
-            body=NearRequest(name=name, size=size),
+            body=HandoverRequest(name=name, size=size),
             params=self.params,
             timeout_s=WRITE_TIMEOUT_S,
         )
@@ -191,7 +191,7 @@ class BlobSource:
         if self.transport.near() is None:
             return None
         try:
-            found = self.transport.get(f"/v1/blobs/{quoted(digest)}/place", PlaceView, self.params).path
+            found = self.transport.get(f"/v1/blobs/{quoted(digest)}/place", BlobPlace, self.params).path
         except (ServerUnreachable, StoreUnavailable):
             return None
         return Path(found) if found is not None and os.access(found, os.R_OK) else None

@@ -7,9 +7,9 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from corral.client.trust import context, pinned_ca, read_ca
+from corral.client.http.trust import context, pinned_ca, read_ca
 from corral.domain.errors import ServerUnreachable, Unauthenticated
-from corral.domain.host import split_pin
+from corral.domain.tokens import split_pin
 
 
 @dataclass(frozen=True)

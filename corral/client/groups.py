@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from corral.client.http import Transport, quoted
-from corral.wire.many import GroupDetail, GroupPage
+from corral.client.http.transport import Transport, quoted
+from corral.wire.groups import GroupDetail, GroupPage
 
 
 class Groups:

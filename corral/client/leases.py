@@ -13,28 +13,28 @@ from pydantic import JsonValue as Json
 
 from corral.client.artifacts import records
 from corral.client.blobs import BlobSink, BlobSource
-from corral.client.errors import rebuild
-from corral.client.http import M, Transport, quoted
-from corral.client.tree import Tree
+from corral.client.files.tree import Tree
+from corral.client.http.errors import rebuild
+from corral.client.http.transport import M, Transport, quoted
 from corral.domain.errors import CorralError
+from corral.wire.artifacts import ArtifactView, ManifestRequest
 from corral.wire.leases import (
-    ArtifactView,
     BeatAnswer,
     BeatRequest,
     ClaimAnswer,
     ClaimRequest,
-    EventAnswer,
-    EventBatch,
     FailRequest,
     FinishRequest,
-    ManifestRequest,
     ObjectAnswer,
     ObjectList,
     OutcomeAnswer,
-    SecretsAnswer,
+    OutcomeReport,
+    OutcomesAnswer,
+    OutcomesRequest,
     StoppedRequest,
 )
-from corral.wire.outcomes import OutcomeReport, OutcomesAnswer, OutcomesRequest
+from corral.wire.logs import EventAnswer, EventBatch
+from corral.wire.secrets import SecretsAnswer
 
 # On top of what the server waits itself.
 CLAIM_MARGIN_S = 15.0

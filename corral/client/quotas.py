@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.client.http import Transport, quoted
+from corral.client.http.transport import Transport, quoted
 from corral.domain.errors import NotFound
 from corral.wire.quotas import QuotaPage, QuotaRequest, QuotaView, UsageAnswer
 

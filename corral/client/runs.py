@@ -6,34 +6,35 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from corral.client.http import Transport, quoted
-from corral.client.stream import Following, Reconnecting, ServerEvent
+from corral.client.http.stream import Following, Reconnecting, ServerEvent
+from corral.client.http.transport import Transport, quoted
 from corral.domain.errors import NotFound
-from corral.wire.leases import ArtifactPage
-from corral.wire.many import CancelManyRequest, ManyAnswer, RemovedRun, RequeueManyRequest, Which
+from corral.wire.artifacts import ArtifactPage
+from corral.wire.logs import LogLine, LogPage, MetricPage, MetricPoint
 from corral.wire.runs import (
+    CancelManyRequest,
     CancelRequest,
     EventPage,
     EventView,
-    LogLine,
-    LogPage,
-    MetricPage,
-    MetricPoint,
+    ManyAnswer,
+    RemovedRun,
+    RequeueManyRequest,
     RequeueRequest,
     RunDetail,
     RunPage,
+    RunSelection,
     RunView,
     SubmitAnswer,
     SubmitRequest,
     WhyAnswer,
 )
-from corral.wire.spec import RunSpec
+from corral.wire.spec.run_file import RunSpec
 
 LATEST = "latest"
 
 
 @dataclass(frozen=True)
-class RunFilter:
+class RunQuery:
     """Which runs a list shows; `label` as `key=value`."""
 
     project: str | None = None
@@ -96,9 +97,9 @@ class Runs:
         """The full id."""
         return self._latest() if run == LATEST else self.get(run).id
 
-    def page(self, where: RunFilter | None = None, *, cursor: str | None = None, limit: int = 50) -> RunPage:
+    def page(self, where: RunQuery | None = None, *, cursor: str | None = None, limit: int = 50) -> RunPage:
         """Newest first."""
-        where = where or RunFilter()
+        where = where or RunQuery()
         params = {
             "project": where.project,
             "state": list(where.states),
@@ -111,7 +112,7 @@ class Runs:
         }
         return self._transport.get("/v1/runs", RunPage, params)
 
-    def iter(self, where: RunFilter | None = None, *, page_size: int = 200) -> Iterator[RunView]:
+    def iter(self, where: RunQuery | None = None, *, page_size: int = 200) -> Iterator[RunView]:
         cursor: str | None = None
         while True:
             page = self.page(where, cursor=cursor, limit=page_size)
@@ -125,7 +126,7 @@ class Runs:
         return self._transport.repeat("POST", self._path(run, "/cancel"), RunView, body=body)
 
     def cancel_all(
-        self, which: Which, *, reason: str = "", dry_run: bool = False, told: Told | None = None
+        self, which: RunSelection, *, reason: str = "", dry_run: bool = False, told: Told | None = None
     ) -> ManyAnswer:
         """Every run that fits, page by page."""
 
@@ -137,7 +138,7 @@ class Runs:
 
     def requeue_all(
         self,
-        which: Which,
+        which: RunSelection,
         *,
         dry_run: bool = False,
         request_id: str | None = None,

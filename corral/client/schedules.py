@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from corral.client.http import Transport, quoted
+from corral.client.http.transport import Transport, quoted
 from corral.client.runs import new_request_id
 from corral.wire.runs import SubmitAnswer
 from corral.wire.schedules import (
@@ -14,8 +14,8 @@ from corral.wire.schedules import (
     ScheduleRequest,
     ScheduleView,
 )
-from corral.wire.spec import RunSpec
-from corral.wire.tables import ScheduleTable
+from corral.wire.spec.run_file import RunSpec
+from corral.wire.spec.tables import ScheduleTable
 
 
 class Schedules:

@@ -8,18 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import JsonValue as Json
 
-from corral.client.http import Transport, quoted
-from corral.domain.signature import TOLERANCE_S, BadSignature, check
+from corral.client.http.transport import Transport, quoted
+from corral.domain.webhooks.signing import TOLERANCE_S, BadSignature, check
 from corral.wire.webhooks import (
     REPLAY_AT_ONCE,
+    CreatedWebhook,
     DeliveryDetail,
     DeliveryPage,
     DeliveryView,
     ReplayAnswer,
     ReplayRequest,
     ResumeRequest,
-    RotateRequest,
-    WebhookMade,
+    RotateWebhookRequest,
     WebhookPage,
     WebhookRequest,
     WebhookView,
@@ -50,9 +50,9 @@ class Webhooks:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
-    def add(self, request: WebhookRequest) -> WebhookMade:
+    def add(self, request: WebhookRequest) -> CreatedWebhook:
         # Once: a lost answer would otherwise leave one behind whose secret nobody has.
-        return self._transport.once("POST", "/v1/webhooks", WebhookMade, body=request)
+        return self._transport.once("POST", "/v1/webhooks", CreatedWebhook, body=request)
 
     def all(self) -> list[WebhookView]:
         return self._transport.get("/v1/webhooks", WebhookPage).items
@@ -70,9 +70,9 @@ class Webhooks:
         body = ResumeRequest(skip=skip)
         return self._transport.repeat("POST", f"{_path(name)}/resume", WebhookView, body=body)
 
-    def rotate(self, name: str, request: RotateRequest) -> WebhookMade:
+    def rotate(self, name: str, request: RotateWebhookRequest) -> CreatedWebhook:
         # Once: a lost answer would leave a secret that nobody has, and the one of before is still good.
-        return self._transport.once("POST", f"{_path(name)}/rotate", WebhookMade, body=request)
+        return self._transport.once("POST", f"{_path(name)}/rotate", CreatedWebhook, body=request)
 
     def test(self, name: str) -> DeliveryView:
         return self._transport.once("POST", f"{_path(name)}/test", DeliveryView)

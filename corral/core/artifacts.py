@@ -6,21 +6,21 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from corral.core.fence import fence
-from corral.core.policy import Policy
-from corral.core.transitions import record
-from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, Blob, listing_digest
+from corral.core.leases.fence import fence
+from corral.core.policy import ServerPolicy
+from corral.core.runs.transitions import record
+from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, Blob, listing_digest
 from corral.domain.errors import BlobMissing, Conflict, InvalidInput, NotFound
 from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId, RunId, new_artifact_id
-from corral.domain.lease import Lease
+from corral.domain.leases import Lease
 from corral.domain.paths import check_paths
-from corral.domain.run import Run
+from corral.domain.runs import Run
 from corral.domain.states import FINAL
 from corral.ports.store import Tx
 
 
 @dataclass(frozen=True)
-class Manifest:
+class FileManifest:
     kind: ArtifactKind
     files: tuple[ArtifactFile, ...]
     step: int | None = None
@@ -32,11 +32,11 @@ def commit_from_lease(
     tx: Tx,
     lease_id: LeaseId,
     epoch: int,
-    manifest: Manifest,
+    manifest: FileManifest,
     *,
     host_id: HostId,
     now: float,
-    policy: Policy,
+    policy: ServerPolicy,
 ) -> Artifact:
     """Bind files to the run, attempt, rank and epoch that made them. The same again is the same artifact."""
     check_paths([f.path for f in manifest.files])
@@ -55,7 +55,7 @@ def commit_from_lease(
     return artifact
 
 
-def commit_upload(tx: Tx, project: str, manifest: Manifest, *, principal: str, now: float) -> Artifact:
+def commit_upload(tx: Tx, project: str, manifest: FileManifest, *, principal: str, now: float) -> Artifact:
     """A user's code or input. Equal content is stored once per project."""
     if manifest.kind not in (ArtifactKind.CODE, ArtifactKind.INPUT):
         raise InvalidInput(f"a {manifest.kind} can only be committed by the worker that made it")
@@ -84,7 +84,7 @@ def check_blobs(tx: Tx, project: str, files: Sequence[ArtifactFile]) -> None:
 
 
 def insert(
-    tx: Tx, manifest: Manifest, digest: Digest, *, project: str, lease: Lease | None, by: str, now: float
+    tx: Tx, manifest: FileManifest, digest: Digest, *, project: str, lease: Lease | None, by: str, now: float
 ) -> Artifact:
     artifact = Artifact(
         id=new_artifact_id(),

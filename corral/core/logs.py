@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from corral.core.fence import fence, owned
-from corral.core.policy import Policy
-from corral.core.transitions import TOPIC_LOG, record
-from corral.domain.artifact import Segment
+from corral.core.leases.fence import fence, owned
+from corral.core.policy import ServerPolicy
+from corral.core.runs.transitions import TOPIC_LOG, record
+from corral.domain.artifacts import Segment
 from corral.domain.canonical import canonical
 from corral.domain.errors import InvalidInput, SequenceGap
 from corral.domain.ids import HostId, LeaseId, RunId
-from corral.domain.lease import Lease
-from corral.domain.run import Run
+from corral.domain.leases import Lease
+from corral.domain.runs import Run
 from corral.ports.blobs import SegmentStore
 from corral.ports.store import Tx
 
@@ -28,7 +28,7 @@ _SLACK = 4
 
 
 @dataclass(frozen=True)
-class Batch:
+class LogBatch:
     """`logs` and `metrics` are lines of JSON, ready to be appended."""
 
     seq: int
@@ -41,16 +41,16 @@ class Batch:
     progress: str | None = None
 
 
-class Spot(NamedTuple):
+class AppendPosition(NamedTuple):
     """Where a stream's next bytes go."""
 
     segment: Segment
     is_new: bool
 
 
-class Plan(NamedTuple):
-    log: Spot | None
-    metric: Spot | None
+class AppendPlan(NamedTuple):
+    log: AppendPosition | None
+    metric: AppendPosition | None
 
 
 def segment_key(segment: Segment) -> str:
@@ -58,21 +58,21 @@ def segment_key(segment: Segment) -> str:
 
 
 def plan(
-    tx: Tx, lease_id: LeaseId, batch: Batch, *, host_id: HostId, now: float, policy: Policy
-) -> Plan | None:
+    tx: Tx, lease_id: LeaseId, batch: LogBatch, *, host_id: HostId, now: float, policy: ServerPolicy
+) -> AppendPlan | None:
     """Where the batch belongs; None if it was seen before; SequenceGap if one before it is missing."""
     lease = owned(tx, lease_id, host_id)
     if not _is_next(lease, batch.seq):
         return None
     if is_over(lease, policy):
-        return Plan(None, None)
-    return Plan(
+        return AppendPlan(None, None)
+    return AppendPlan(
         _spot(tx, lease, LOG, now, policy) if batch.logs else None,
         _spot(tx, lease, METRIC, now, policy) if batch.metrics else None,
     )
 
 
-def write(plan: Plan, batch: Batch, segments: SegmentStore) -> None:
+def write(plan: AppendPlan, batch: LogBatch, segments: SegmentStore) -> None:
     """Append to the segments; durable, but not part of the log until `commit`. Blocks."""
     for spot, data in ((plan.log, batch.logs), (plan.metric, batch.metrics)):
         if spot is not None:
@@ -83,12 +83,12 @@ def commit(
     tx: Tx,
     lease_id: LeaseId,
     epoch: int,
-    plan: Plan,
-    batch: Batch,
+    plan: AppendPlan,
+    batch: LogBatch,
     *,
     host_id: HostId,
     now: float,
-    policy: Policy,
+    policy: ServerPolicy,
 ) -> bool:
     """Make what was appended part of the log. False if another copy of the batch came first."""
     lease, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
@@ -118,12 +118,12 @@ def commit(
     return True
 
 
-def is_over(lease: Lease, policy: Policy) -> bool:
+def is_over(lease: Lease, policy: ServerPolicy) -> bool:
     """Whether nothing more of what the lease's worker sends is kept: logs and metrics taken together."""
     return lease.log_bytes >= policy.log_quota_bytes * _SLACK
 
 
-def left_bytes(tx: Tx, run: Run, policy: Policy) -> int:
+def left_bytes(tx: Tx, run: Run, policy: ServerPolicy) -> int:
     """What is left of the run's log quota for an attempt that begins."""
     if run.attempt <= 1:
         return policy.log_quota_bytes
@@ -137,12 +137,12 @@ def _is_next(lease: Lease, seq: int) -> bool:
     return seq == lease.event_seq + 1
 
 
-def _spot(tx: Tx, lease: Lease, stream: str, now: float, policy: Policy) -> Spot:
+def _spot(tx: Tx, lease: Lease, stream: str, now: float, policy: ServerPolicy) -> AppendPosition:
     last = tx.records.last_segment(lease.run_id, lease.attempt, lease.rank, stream)
     if last is not None and last.bytes < policy.segment_bytes:
-        return Spot(last, False)
+        return AppendPosition(last, False)
     n = 0 if last is None else last.n + 1
-    return Spot(Segment(lease.run_id, lease.attempt, lease.rank, stream, n, 0, 0, now), True)
+    return AppendPosition(Segment(lease.run_id, lease.attempt, lease.rank, stream, n, 0, 0, now), True)
 
 
 class Cursor(NamedTuple):
@@ -166,7 +166,7 @@ def parse_cursor(text: str | None) -> Cursor:
     return Cursor(*(int(part) for part in parts))
 
 
-class Line(NamedTuple):
+class StoredLine(NamedTuple):
     segment: Segment
     record: list[Any]
     after: Cursor
@@ -174,7 +174,7 @@ class Line(NamedTuple):
 
 def read_lines(
     segments: list[Segment], store: SegmentStore, cursor: Cursor, *, limit: int, max_bytes: int = 1 << 20
-) -> Iterator[Line]:
+) -> Iterator[StoredLine]:
     """Up to `limit` records after the cursor; what the disk has lost or damaged is left out. Blocks."""
     left = limit
     for segment in segments:
@@ -197,7 +197,7 @@ def read_lines(
                 record = _parse(raw)
                 if record is None:
                     continue
-                yield Line(segment, record, Cursor(*place, offset))
+                yield StoredLine(segment, record, Cursor(*place, offset))
                 left -= 1
                 if left == 0:
                     return

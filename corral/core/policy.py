@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from corral.domain.run import Run
+from corral.domain.runs import Run
 
 
 @dataclass(frozen=True)
-class Policy:
+class ServerPolicy:
     lease_s: float = 30.0
     first_beat_s: float = 10.0
     # A host that has not called for this long is shown as away.

@@ -6,17 +6,17 @@ import json
 from typing import NamedTuple
 
 from corral.core.audit import note
-from corral.core.fence import known_s
-from corral.core.policy import Policy
-from corral.core.transitions import TOPIC_QUOTA
+from corral.core.leases.fence import known_s
+from corral.core.policy import ServerPolicy
+from corral.core.runs.transitions import TOPIC_QUOTA
 from corral.domain.errors import NotFound, QuotaExceeded
 from corral.domain.ids import RunId
-from corral.domain.lease import Lease
-from corral.domain.quota import Quota, month_of, month_start
+from corral.domain.leases import Lease
+from corral.domain.quotas import Quota, month_of, month_start
 from corral.ports.store import Tx
 
 
-class Used(NamedTuple):
+class QuotaUsage(NamedTuple):
     """What a project used in a month, of ended and of live leases."""
 
     project: str
@@ -76,25 +76,25 @@ def no_room(tx: Tx, project: str, more: int, *, written: int = 0) -> QuotaExceed
     return None
 
 
-def used_in(tx: Tx, month: str, now: float) -> list[Used]:
+def used_in(tx: Tx, month: str, now: float) -> list[QuotaUsage]:
     """By project, what was used in a month; for the present one with what runs."""
-    found: dict[str, Used] = {}
+    found: dict[str, QuotaUsage] = {}
     place: tuple[str, str] | None = None
     while page := tx.quotas.hours_page(place, 1000):
         for hours in page:
             if hours.month == month:
-                found[hours.project] = Used(hours.project, hours.slot_s, hours.gpu_s, 0, 0)
+                found[hours.project] = QuotaUsage(hours.project, hours.slot_s, hours.gpu_s, 0, 0)
         place = (page[-1].project, page[-1].month)
     if month == month_of(now):
         for use in tx.leases.in_use(now=now, since=month_start(now)):
-            ended = found.get(use.project, Used(use.project, 0.0, 0.0, 0, 0))
-            found[use.project] = Used(
+            ended = found.get(use.project, QuotaUsage(use.project, 0.0, 0.0, 0, 0))
+            found[use.project] = QuotaUsage(
                 use.project, ended.slot_s + use.slot_s, ended.gpu_s + use.gpu_s, use.running, use.gpus
             )
     return [found[project] for project in sorted(found)]
 
 
-def at_end_of_hours(tx: Tx, *, now: float, since: float, tick_s: float, policy: Policy) -> list[RunId]:
+def at_end_of_hours(tx: Tx, *, now: float, since: float, tick_s: float, policy: ServerPolicy) -> list[RunId]:
     """Runs to stop now, so that they have ended when their project's GPU hours of the month have.
 
     Of a live lease what its worker counted is believed, and the clock only for the time after that, and

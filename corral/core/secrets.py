@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from corral.core.fence import fence
-from corral.core.policy import Policy
+from corral.core.leases.fence import fence
+from corral.core.policy import ServerPolicy
 from corral.domain.errors import InvalidInput, NotFound, SecretExposed
-from corral.domain.host import Secret
 from corral.domain.ids import HostId, LeaseId
-from corral.domain.redaction import MIN_SECRET_BYTES, Secrets, StreamScanner
+from corral.domain.redaction import MIN_SECRET_BYTES, SecretValues, StreamScanner
+from corral.domain.secrets import Secret
 from corral.ports.cipher import Cipher
 from corral.ports.store import Tx
 
@@ -37,9 +37,9 @@ def listed(tx: Tx, cipher: Cipher, project: str) -> list[tuple[Secret, bool]]:
     ]
 
 
-def of_project(tx: Tx, cipher: Cipher, project: str) -> Secrets:
+def of_project(tx: Tx, cipher: Cipher, project: str) -> SecretValues:
     """Every value of the project, to search for; used where something is about to be stored."""
-    return Secrets(
+    return SecretValues(
         {
             s.name: cipher.decrypt(s.ciphertext, context=f"{project}/{s.name}")
             for s in tx.access.secrets(project)
@@ -47,15 +47,15 @@ def of_project(tx: Tx, cipher: Cipher, project: str) -> Secrets:
     )
 
 
-class Hider:
+class SecretRedactor:
     """Takes every secret of a project out of what its workers report: also one that a run does not name, and
     has from elsewhere. What is searched for is made anew when a secret changes."""
 
     def __init__(self, cipher: Cipher) -> None:
         self._cipher = cipher
-        self._known: dict[str, tuple[tuple[Secret, ...], Secrets]] = {}
+        self._known: dict[str, tuple[tuple[Secret, ...], SecretValues]] = {}
 
-    def of(self, tx: Tx, project: str) -> Secrets | None:
+    def of(self, tx: Tx, project: str) -> SecretValues | None:
         """None if the project has no secrets."""
         stored = tuple(tx.access.secrets(project))
         if not stored:
@@ -67,7 +67,7 @@ class Hider:
         return known[1]
 
 
-def hidden(value: Any, values: Secrets) -> Any:
+def hidden(value: Any, values: SecretValues) -> Any:
     """The same JSON without secrets, in keys and in texts."""
     if isinstance(value, str):
         return values.redact_text(str(value))
@@ -87,7 +87,7 @@ def refuse_exposed(tx: Tx, cipher: Cipher, project: str, text: str, *, what: str
         raise SecretExposed(f"{what} contains the value of the secret {found}")
 
 
-def refuse_file(secrets: Secrets, path: str, chunks: Iterable[bytes]) -> None:
+def refuse_file(secrets: SecretValues, path: str, chunks: Iterable[bytes]) -> None:
     """SecretExposed if the file's bytes hold a secret's value. Blocks."""
     scanner = StreamScanner(secrets)
     for chunk in chunks:
@@ -100,7 +100,14 @@ def refuse_file(secrets: Secrets, path: str, chunks: Iterable[bytes]) -> None:
 
 
 def for_lease(
-    tx: Tx, cipher: Cipher, lease_id: LeaseId, epoch: int, *, host_id: HostId, now: float, policy: Policy
+    tx: Tx,
+    cipher: Cipher,
+    lease_id: LeaseId,
+    epoch: int,
+    *,
+    host_id: HostId,
+    now: float,
+    policy: ServerPolicy,
 ) -> dict[str, str]:
     """The values that the run names. Asked for just before the child starts; never spooled."""
     _, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from corral.core.artifacts import Manifest, check_blobs, insert
-from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, listing_digest
+from corral.core.artifacts import FileManifest, check_blobs, insert
+from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, listing_digest
 from corral.domain.errors import FieldError, NotFound, VolumeConflict
 from corral.domain.ids import ArtifactId
 from corral.domain.paths import BadPath, check_paths
-from corral.domain.volume import Volume, VolumeVersion, merge
+from corral.domain.volumes import VolumeRecord, VolumeVersion, merge
 from corral.ports.store import Tx
 
 # Behind the newest so many, a version goes once it is a day old.
@@ -22,21 +22,23 @@ _NAMED = 20
 Files = dict[str, ArtifactFile]
 
 
-class Change(NamedTuple):
+class VolumeChange(NamedTuple):
     """`files` is the whole folder as its writer wants it; `base` the version that they had seen."""
 
     base: int
     files: Sequence[ArtifactFile]
 
 
-class Committed(NamedTuple):
+class VolumeCommitResult(NamedTuple):
     """`artifact` is None for the empty folder."""
 
     version: VolumeVersion | None
     artifact: Artifact | None
 
 
-def commit(tx: Tx, project: str, name: str, change: Change, *, by: str, now: float) -> Committed:
+def commit(
+    tx: Tx, project: str, name: str, change: VolumeChange, *, by: str, now: float
+) -> VolumeCommitResult:
     """A new version; the newest one if there is nothing to change. All of it or nothing.
 
     Files that both this change and others since its base touched, differently, are a VolumeConflict.
@@ -48,14 +50,14 @@ def commit(tx: Tx, project: str, name: str, change: Change, *, by: str, now: flo
     made = mine if change.base == volume.head else _merged(tx, volume, change.base, head, mine)
     if made == head:
         return newest(tx, volume)
-    manifest = Manifest(ArtifactKind.VOLUME, tuple(made[path] for path in sorted(made)))
+    manifest = FileManifest(ArtifactKind.VOLUME, tuple(made[path] for path in sorted(made)))
     check_blobs(tx, project, manifest.files)
     digest = listing_digest(manifest.files)
     artifact = insert(tx, manifest, digest, project=project, lease=None, by=by, now=now)
     version = VolumeVersion(project, name, volume.head + 1, change.base, artifact.id, now, by)
     tx.volumes.insert_version(version)
     tx.volumes.set_head(project, name, version.version)
-    return Committed(version, artifact)
+    return VolumeCommitResult(version, artifact)
 
 
 def unseen(tx: Tx, project: str, name: str, files: Sequence[ArtifactFile]) -> list[ArtifactFile]:
@@ -65,12 +67,12 @@ def unseen(tx: Tx, project: str, name: str, files: Sequence[ArtifactFile]) -> li
     return [file for file in files if file.digest not in known]
 
 
-def newest(tx: Tx, volume: Volume) -> Committed:
+def newest(tx: Tx, volume: VolumeRecord) -> VolumeCommitResult:
     version = tx.volumes.version(volume.project, volume.name, volume.head)
-    return Committed(version, None if version is None else tx.artifacts.get(version.artifact_id))
+    return VolumeCommitResult(version, None if version is None else tx.artifacts.get(version.artifact_id))
 
 
-def get(tx: Tx, project: str, name: str) -> Volume:
+def get(tx: Tx, project: str, name: str) -> VolumeRecord:
     volume = tx.volumes.get(project, name)
     if volume is None:
         raise NotFound(
@@ -79,7 +81,7 @@ def get(tx: Tx, project: str, name: str) -> Volume:
     return volume
 
 
-def remove(tx: Tx, project: str, name: str) -> Volume:
+def remove(tx: Tx, project: str, name: str) -> VolumeRecord:
     """With all its versions; their bytes go with the next collection, unless something else names them."""
     get(tx, project, name)
     volume = tx.volumes.lock(project, name) or get(tx, project, name)
@@ -100,14 +102,14 @@ def drop_old(tx: Tx, *, now: float, limit: int) -> int:
     return len(old)
 
 
-def _locked(tx: Tx, project: str, name: str, *, by: str, now: float) -> Volume:
-    tx.volumes.insert(Volume(project, name, 0, now, by))
+def _locked(tx: Tx, project: str, name: str, *, by: str, now: float) -> VolumeRecord:
+    tx.volumes.insert(VolumeRecord(project, name, 0, now, by))
     volume = tx.volumes.lock(project, name)
     assert volume is not None, "it was made or was there"
     return volume
 
 
-def _merged(tx: Tx, volume: Volume, base: int, head: Files, mine: Files) -> Files:
+def _merged(tx: Tx, volume: VolumeRecord, base: int, head: Files, mine: Files) -> Files:
     if base > volume.head or (base and tx.volumes.version(volume.project, volume.name, base) is None):
         raise VolumeConflict(
             f"version {base} of volume {volume.name}, which this changes, is not there any more; "
@@ -123,7 +125,7 @@ def _merged(tx: Tx, volume: Volume, base: int, head: Files, mine: Files) -> File
     return made
 
 
-def _conflict(volume: Volume, base: int, paths: Sequence[str]) -> VolumeConflict:
+def _conflict(volume: VolumeRecord, base: int, paths: Sequence[str]) -> VolumeConflict:
     named = ", ".join(paths[:_NAMED]) + (" ..." if len(paths) > _NAMED else "")
     why = f"was changed since version {base}, and here too"
     return VolumeConflict(
@@ -132,7 +134,7 @@ def _conflict(volume: Volume, base: int, paths: Sequence[str]) -> VolumeConflict
     )
 
 
-def _files(tx: Tx, volume: Volume, number: int) -> Files:
+def _files(tx: Tx, volume: VolumeRecord, number: int) -> Files:
     if number == 0:
         return {}
     version = tx.volumes.version(volume.project, volume.name, number)

@@ -39,7 +39,7 @@ def chained(before: str, entry: AuditEntry) -> str:
     return hashlib.sha256((before + canonical(list(entry[:-1]))).encode()).hexdigest()
 
 
-class Chain:
+class AuditChain:
     """Follows the chain from its beginning; stops at the first entry that does not fit."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from corral.domain.run import Run
+from corral.domain.runs import Run
 from corral.domain.states import FINAL, RunState
 
 BACKOFF = "backoff"

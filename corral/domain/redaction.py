@@ -32,7 +32,7 @@ class _Span:
     name: str
 
 
-class Secrets:
+class SecretValues:
     """The values to hide, by name. Immutable, and safe to share between threads."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
@@ -124,7 +124,7 @@ class StreamRedactor:
     Holds back only what may be the beginning of a secret: always less than the longest needle.
     """
 
-    def __init__(self, secrets: Secrets) -> None:
+    def __init__(self, secrets: SecretValues) -> None:
         self._secrets = secrets
         self._held = b""
         # The first bytes of `_held` may belong to a secret whose label is already out.
@@ -160,7 +160,7 @@ class StreamRedactor:
 class StreamScanner:
     """Looks for secrets in a file that is read in chunks."""
 
-    def __init__(self, secrets: Secrets) -> None:
+    def __init__(self, secrets: SecretValues) -> None:
         self._secrets = secrets
         self._overlap = secrets.overlap_bytes()
         self._tail = b""

@@ -9,19 +9,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from corral.engine import adapters, generic, head, models
-from corral.engine.attention import Layout, layout_of
-from corral.engine.decoder import Decoder, fits
+from corral.engine.data.packing import UNWEIGHTED, Pack, pack
+from corral.engine.data.sequences import Completion, Example, Request, SamplingParams
 from corral.engine.device import send
-from corral.engine.generic import GenericTrunk
-from corral.engine.generic_sampler import GenericSampler
-from corral.engine.losses import Loss, Sums
-from corral.engine.optimizer import Optimizer
-from corral.engine.packing import UNWEIGHTED, Pack, pack
-from corral.engine.replay import Replays
-from corral.engine.sampler import Sampler
-from corral.engine.sequences import Completion, Example, Request, SamplingParams
-from corral.engine.trunk import Trunk
+from corral.engine.model import adapters, generic, head
+from corral.engine.model import load as models
+from corral.engine.model.attention import Layout, layout_of
+from corral.engine.model.decoder import Decoder, fits
+from corral.engine.model.generic import GenericTrunk
+from corral.engine.model.trunk import Trunk
+from corral.engine.sampling.generic_sampler import GenericSampler
+from corral.engine.sampling.sampler import Sampler
+from corral.engine.training.cuda_graphs import Replays
+from corral.engine.training.losses import Loss, Sums
+from corral.engine.training.optimizer import Optimizer
 from corral.recipes.train import Lora
 
 _OPTIMIZER = "optimizer.safetensors"

@@ -13,25 +13,28 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from corral.engine import checkpoints, grpo, masks, output, report, sft, tasks
-from corral.engine.checkpoints import CheckpointError, Checkpoints
+from corral.engine import tasks
+from corral.engine.data import masks
+from corral.engine.data.order import Order
+from corral.engine.data.packing import PackingError
+from corral.engine.data.rows import DataError, RowSet
 from corral.engine.engine import Engine
 from corral.engine.environments.process import EnvironmentProcess
 from corral.engine.environments.transcript import Writer
 from corral.engine.environments.values import EnvironmentProblem
-from corral.engine.evaluate import Evaluation
-from corral.engine.events import Events, Screen
 from corral.engine.material import Data, flops, load_model, make_engine, markers, plan, read_data
-from corral.engine.meter import Meter, peak_memory_bytes
-from corral.engine.models import Loaded, ModelProblem
-from corral.engine.order import Order
-from corral.engine.packing import PackingError
-from corral.engine.rollouts import Rollouts
-from corral.engine.rows import DataError, RowSet
-from corral.engine.signals import Stop, Stopped
+from corral.engine.model.load import Loaded, ModelProblem
+from corral.engine.reports import output, report
+from corral.engine.reports.events import Events, Screen
+from corral.engine.sampling.rollouts import Rollouts
 from corral.engine.spec import Places, Refused, Spec, read
-from corral.engine.training import Course, OutOfMemory
-from corral.engine.watch import GuardStop, Limits, Watch
+from corral.engine.training import checkpoints, grpo, sft
+from corral.engine.training.checkpoints import CheckpointError, Checkpoints
+from corral.engine.training.course import Course, OutOfMemory
+from corral.engine.training.evaluate import Evaluation
+from corral.engine.training.meter import Meter, peak_memory_bytes
+from corral.engine.training.signals import Stop, Stopped
+from corral.engine.training.watch import GuardStop, Limits, Watch
 from corral.engine.world import World, look, open_environment
 from corral.recipes import models as listed
 from corral.recipes.forecast import Forecast

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import torch
 
-from corral.engine import adapters, masks, models, rows
-from corral.engine.advantages import Markers
+from corral.engine.data import masks, rows
+from corral.engine.data.rows import RowSet
 from corral.engine.engine import Engine, Options
-from corral.engine.models import Loaded
-from corral.engine.rows import RowSet
+from corral.engine.model import adapters
+from corral.engine.model import load as models
+from corral.engine.model.load import Loaded
 from corral.engine.spec import Places, Refused, Spec
+from corral.engine.training.advantages import Markers
 from corral.recipes import gpus, speed
 from corral.recipes.forecast import Case, Device, Forecast, forecast
 from corral.recipes.gpus import GpuFacts

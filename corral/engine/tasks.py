@@ -7,15 +7,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from corral.engine import masks, report, sft
+from corral.engine.data import masks
+from corral.engine.data.render import Renderer
+from corral.engine.data.sequences import Completion, Request, SamplingParams
 from corral.engine.engine import Engine
-from corral.engine.evaluate import Evaluation, change
-from corral.engine.events import Events
-from corral.engine.reference import has_adapter, without_adapter
-from corral.engine.render import Renderer
-from corral.engine.sequences import Completion, Request, SamplingParams
-from corral.engine.signals import Stop
+from corral.engine.model.reference import has_adapter, without_adapter
+from corral.engine.reports import report
+from corral.engine.reports.events import Events
 from corral.engine.spec import Refused, Spec, choose
+from corral.engine.training import sft
+from corral.engine.training.evaluate import Evaluation, change
+from corral.engine.training.signals import Stop
 from corral.recipes.train import Train
 
 EVAL: Mapping[str, Any] = {"which": "last", "rows": 256, "data": None}

@@ -6,17 +6,17 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from corral.engine import rows
+from corral.engine.data import rows
+from corral.engine.data.order import permutation
+from corral.engine.data.render import RefusedRow
 from corral.engine.engine import Engine
 from corral.engine.environments.process import EnvironmentProcess
 from corral.engine.environments.transcript import Writer
 from corral.engine.environments.values import Call, EnvironmentProblem, Message, Result, Split
 from corral.engine.material import existing
-from corral.engine.order import permutation
-from corral.engine.render import RefusedRow
-from corral.engine.rollouts import Rollouts
+from corral.engine.sampling.rollouts import Rollouts
+from corral.engine.sampling.steady import SteadyEnvironment, SteadySampler
 from corral.engine.spec import Places, Refused
-from corral.engine.steady import SteadyEnvironment, SteadySampler
 from corral.recipes.train import DataFacts, Train
 
 # Tasks whose rewards are tried out; one that fails may be odd, several that fail are a broken reward.

@@ -11,7 +11,16 @@ from typing import Any, ParamSpec, TypeVar, dataclass_transform, overload
 from corral.functions.classes import Class, parameter
 from corral.functions.handles import AsyncFunction, Function, Generator
 from corral.functions.member import Member
-from corral.functions.options import Batch, Cron, Environment, Period, Resources, Retries, Scale, Settings
+from corral.functions.options import (
+    Batch,
+    Cron,
+    Environment,
+    FunctionResources,
+    FunctionSettings,
+    Period,
+    Retries,
+    Scale,
+)
 from corral.functions.volumes import Volume, mounts
 
 P = ParamSpec("P")
@@ -55,9 +64,9 @@ class App:
         self.project = project
         self.include = tuple(include)
         self.members: dict[str, Member] = {}
-        self._settings = Settings(
+        self._settings = FunctionSettings(
             environment=Environment(tuple(python), python_version, find_links, wheels),
-            resources=Resources(gpu=gpu, memory=memory, system=_names(system)),
+            resources=FunctionResources(gpu=gpu, memory=memory, system=_names(system)),
             secrets=tuple(secrets),
             env=tuple(sorted((env or {}).items())),
         )
@@ -96,7 +105,7 @@ class App:
         """Make a function one that can be called on the fleet. Called plainly it stays what it is."""
         settings = self._with(
             python=python,
-            resources=Resources(gpu, memory, cores, tuple(labels), tuple(hosts), _names(system)),
+            resources=FunctionResources(gpu, memory, cores, tuple(labels), tuple(hosts), _names(system)),
             scale=Scale(min_instances, max_instances, idle, concurrency, queue_delay, per_instance),
             retries=Retries(retries) if isinstance(retries, int) else retries,
             timeout=timeout,
@@ -140,7 +149,7 @@ class App:
         """Make a class one whose instances live on the fleet, one process for each set of parameters."""
         settings = self._with(
             python=python,
-            resources=Resources(gpu, memory, cores, tuple(labels), tuple(hosts), _names(system)),
+            resources=FunctionResources(gpu, memory, cores, tuple(labels), tuple(hosts), _names(system)),
             scale=Scale(min_instances, max_instances, idle, concurrency, queue_delay, per_instance),
             retries=Retries(retries) if isinstance(retries, int) else retries,
             timeout=timeout,
@@ -179,14 +188,14 @@ class App:
         self,
         *,
         python: Sequence[str] | None,
-        resources: Resources,
+        resources: FunctionResources,
         secrets: Sequence[str],
         env: dict[str, str] | None,
         **rest: Any,
-    ) -> Settings:
+    ) -> FunctionSettings:
         base = self._settings
         environment = base.environment if python is None else replace(base.environment, python=tuple(python))
-        mixed = Resources(
+        mixed = FunctionResources(
             gpu=base.resources.gpu if resources.gpu is None else resources.gpu,
             memory=base.resources.memory if resources.memory is None else resources.memory,
             cores=resources.cores,
@@ -212,7 +221,9 @@ class App:
 class _Decorator:
     """What `@app.function(...)` gives; its overloads keep the function's own signature for type checkers."""
 
-    def __init__(self, app: App, settings: Settings, *, name: str | None, batch: Batch | None) -> None:
+    def __init__(
+        self, app: App, settings: FunctionSettings, *, name: str | None, batch: Batch | None
+    ) -> None:
         self._app, self._settings, self._name = app, settings, name
         self._batch = batch
 

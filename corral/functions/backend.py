@@ -17,7 +17,7 @@ def backend() -> Backend:
     with _lock:
         if _backend is None:
             try:
-                from corral.functions.remote import HttpBackend  # noqa: PLC0415 - brings in the client
+                from corral.functions.http_backend import HttpBackend  # noqa: PLC0415 - brings in the client
             except ImportError as error:
                 raise FunctionError(f"this Python cannot reach a server: {error}") from error
             _backend = HttpBackend.from_settings()

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from corral.functions import codec
 from corral.functions.backend import backend
 from corral.functions.errors import CallCancelled, CallExpired, NotFinished, rebuild
-from corral.functions.protocol import Seen
+from corral.functions.protocol import CallStatus
 
 R = TypeVar("R")
 _POLL_S = 30.0
@@ -30,7 +30,7 @@ _noticed: set[str] = set()
 class Call(Generic[R]):
     """`result()` waits for it. The id can be stored, and `Call.from_id` opens it again in another process."""
 
-    def __init__(self, call_id: str, *, name: str = "a call", seen: Seen | None = None) -> None:
+    def __init__(self, call_id: str, *, name: str = "a call", seen: CallStatus | None = None) -> None:
         self.id = call_id
         self._name = name
         self._seen = seen if seen is not None and seen.ended else None
@@ -70,7 +70,7 @@ class Call(Generic[R]):
         for _, _, text in backend().logs(self.id):
             yield text
 
-    def _ended(self, timeout: float | None) -> Seen:
+    def _ended(self, timeout: float | None) -> CallStatus:
         deadline = None if timeout is None else time.monotonic() + timeout
         told, poll_s = "", _FIRST_S
         while self._seen is None:
@@ -87,7 +87,7 @@ class Call(Generic[R]):
         return self._seen
 
 
-def value_of(seen: Seen, name: str) -> Any:
+def value_of(seen: CallStatus, name: str) -> Any:
     if seen.state != "succeeded" or seen.result is None:
         raise failure_of(seen)
     return codec.decode(*seen.result, unpickling=lambda: tell_of_pickle(name))
@@ -103,7 +103,7 @@ def tell_of_pickle(name: str) -> None:
         )
 
 
-def failure_of(seen: Seen) -> BaseException:
+def failure_of(seen: CallStatus) -> BaseException:
     if seen.state == "cancelled":
         return CallCancelled(f"call {seen.id} was cancelled")
     if seen.error is None:

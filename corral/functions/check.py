@@ -21,7 +21,7 @@ _REQUIREMENT = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """`level` is "error" for what cannot work, "warning" for what may not."""
 
     level: str
@@ -29,15 +29,15 @@ class Finding:
     message: str
 
 
-def check(member: Member) -> list[Finding]:
+def check(member: Member) -> list[CheckFinding]:
     try:
         package = pack(member)
     except codec.CannotEncode as error:
-        return [Finding("error", member.name, str(error))]
+        return [CheckFinding("error", member.name, str(error))]
     return [*_imports(member, package), *_paths(package), *_by_value(member, package)]
 
 
-def _imports(member: Member, package: Package) -> Iterator[Finding]:
+def _imports(member: Member, package: Package) -> Iterator[CheckFinding]:
     wanted = {
         _normal(match[1])
         for line in member.settings.environment.python
@@ -59,17 +59,17 @@ def _imports(member: Member, package: Package) -> Iterator[Finding]:
                 continue
             distributions = {_normal(one) for one in owners.get(top, [])}
             if not distributions:
-                yield Finding(
+                yield CheckFinding(
                     "error", _place(file, top), f"imports {top}, which is neither local nor installed here"
                 )
             elif hosts_own:
-                yield Finding(
+                yield CheckFinding(
                     "warning",
                     _place(file, top),
                     f"imports {top}; the app names no requirements, so every host must have it",
                 )
             elif not distributions & wanted:
-                yield Finding(
+                yield CheckFinding(
                     "warning",
                     _place(file, top),
                     f"imports {top} ({', '.join(sorted(distributions))}); the app does not name it",
@@ -83,24 +83,24 @@ def _place(file: Path, top: str) -> str:
     return file.name
 
 
-def _paths(package: Package) -> Iterator[Finding]:
+def _paths(package: Package) -> Iterator[CheckFinding]:
     """Paths of this machine that another will not have."""
     for path, file in package.files.items():
         if isinstance(file, bytes) or not path.endswith(".py"):
             continue
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and _ABSOLUTE.match(node.value):
-                yield Finding(
+                yield CheckFinding(
                     "warning",
                     f"{file.name}:{node.lineno}",
                     f"names {node.value!r}, which another machine may not have",
                 )
 
 
-def _by_value(member: Member, package: Package) -> Iterator[Finding]:
+def _by_value(member: Member, package: Package) -> Iterator[CheckFinding]:
     if package.entry["kind"] != "pickle":
         return
-    yield Finding(
+    yield CheckFinding(
         "warning",
         member.name,
         f"cannot be imported by name and travels by value; the host needs Python {package.entry['python']}",
@@ -112,7 +112,7 @@ def _by_value(member: Member, package: Package) -> Iterator[Finding]:
     for name in code.co_names:
         if name in globals_ or hasattr(builtins, name) or name in _attributes(code):
             continue
-        yield Finding(
+        yield CheckFinding(
             "error",
             f"{Path(code.co_filename).name}:{code.co_firstlineno}",
             f"uses {name}, which is not defined",

@@ -21,7 +21,7 @@ from typing import (
 from corral.functions import codec
 from corral.functions.handles import AsyncFunction, Function, Generator
 from corral.functions.member import Callee, Member, is_async, kind_of
-from corral.functions.options import Batch, Retries, Settings
+from corral.functions.options import Batch, FunctionSettings, Retries
 
 if TYPE_CHECKING:
     from corral.functions.app import App
@@ -113,7 +113,7 @@ class Method(Generic[H]):
         kind = _handle_kind(self.fn)
         return kind(member, bound, function=self.name, params=params)
 
-    def callee(self, base: Settings) -> Callee:
+    def callee(self, base: FunctionSettings) -> Callee:
         own = None
         if self.timeout is not None or self.retries is not None:
             own = replace(
@@ -196,7 +196,7 @@ class Class:
     member: Member
 
     @classmethod
-    def of(cls, target: type, app: App, settings: Settings, *, name: str | None) -> Class:
+    def of(cls, target: type, app: App, settings: FunctionSettings, *, name: str | None) -> Class:
         if not isinstance(target, type):
             raise TypeError(f"@app.cls() decorates classes, not {target!r}")
         params = _parameters(target)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from corral.mapped import Mapped
+from corral.files.mapped import Mapped
 
 PLAIN = "plain1"
 PICKLE = "pickle5"

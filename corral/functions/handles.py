@@ -17,7 +17,7 @@ from corral.functions.errors import EndpointGone, FunctionError, rebuild
 from corral.functions.mapping import Mapping as _Mapping
 from corral.functions.member import Member
 from corral.functions.options import options_of
-from corral.functions.protocol import Ask, Given, Seen, Target
+from corral.functions.protocol import CallStatus, EndpointTarget, OutgoingCall, StreamChunk
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -187,7 +187,7 @@ class Function(Generic[P, R]):
             return mapping.in_order(self._value, return_exceptions=return_exceptions)
         return mapping.as_they_come(self._value, return_exceptions=return_exceptions)
 
-    def _make(self, asks: list[Ask], wait_s: float) -> list[Seen]:
+    def _make(self, asks: list[OutgoingCall], wait_s: float) -> list[CallStatus]:
         target = self._target()
         try:
             return backend().make(target, asks, wait_s)
@@ -199,13 +199,13 @@ class Function(Generic[P, R]):
     def _value(self, seen: Any) -> Any:
         return value_of(seen, self.member.endpoint)
 
-    def _target(self) -> Target:
+    def _target(self) -> EndpointTarget:
         return backend().find(self.member)
 
-    def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ask:
+    def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OutgoingCall:
         self.check(args, kwargs)
         form, data = codec.encode_pieces([list(args), kwargs], what=f"an argument of {self._function}()")
-        return Ask(
+        return OutgoingCall(
             self._function,
             form,
             data,
@@ -268,7 +268,7 @@ class Generator(Function[P, R]):
             _let_go(call_id)
             raise
 
-    def _chunk(self, one: Given) -> R:
+    def _chunk(self, one: StreamChunk) -> R:
         value: R = codec.decode(one.format, one.data, unpickling=lambda: tell_of_pickle(self.member.endpoint))
         return value
 

@@ -8,19 +8,19 @@ from itertools import islice
 from typing import Any
 
 from corral.functions.backend import backend
-from corral.functions.protocol import Ask, Seen, Target
+from corral.functions.protocol import CallStatus, EndpointTarget, OutgoingCall
 
 BATCH = 250
 _WAIT_S = 30.0
-Value = Callable[[Seen], Any]
+Value = Callable[[CallStatus], Any]
 
 
 @dataclass
 class Mapping:
     """Each input is keyed by the map's name and its place: a map that is run again repeats nothing."""
 
-    target: Target
-    asks: Iterator[Ask]
+    target: EndpointTarget
+    asks: Iterator[OutgoingCall]
     name: str
     window: int = 1000
     _sent: int = 0
@@ -28,7 +28,7 @@ class Mapping:
     _exhausted: bool = False
 
     def in_order(self, value: Value, *, return_exceptions: bool) -> Iterator[Any]:
-        ready: dict[int, Seen] = {}
+        ready: dict[int, CallStatus] = {}
         next_up = 0
         for index, seen in self._ended():
             ready[index] = seen
@@ -40,7 +40,7 @@ class Mapping:
         for _, seen in self._ended():
             yield self._give(seen, value, return_exceptions)
 
-    def _give(self, seen: Seen, value: Value, return_exceptions: bool) -> Any:
+    def _give(self, seen: CallStatus, value: Value, return_exceptions: bool) -> Any:
         try:
             return value(seen)
         except Exception as error:
@@ -49,7 +49,7 @@ class Mapping:
                 raise
             return error
 
-    def _ended(self) -> Iterator[tuple[int, Seen]]:
+    def _ended(self) -> Iterator[tuple[int, CallStatus]]:
         try:
             while True:
                 yield from self._send()
@@ -64,7 +64,7 @@ class Mapping:
             self._cancel_rest()
             raise
 
-    def _send(self) -> Iterator[tuple[int, Seen]]:
+    def _send(self) -> Iterator[tuple[int, CallStatus]]:
         """Fill the window. Calls that an earlier run of the same map made have ended already."""
         while not self._exhausted and len(self._open) < self.window:
             room = min(BATCH, self.window - len(self._open))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from corral.functions import codec
-from corral.functions.options import Batch, Settings
+from corral.functions.options import Batch, FunctionSettings
 
 if TYPE_CHECKING:
     from corral.functions.app import App
@@ -25,9 +25,9 @@ class Callee:
     path: str | None = None
     method: str | None = None
     # A method may have its own instead of its class's.
-    settings: Settings | None = None
+    settings: FunctionSettings | None = None
 
-    def table(self, base: Settings) -> dict[str, Any]:
+    def table(self, base: FunctionSettings) -> dict[str, Any]:
         found: dict[str, Any] = {
             "kind": "web" if self.path else self.kind,
             "is_async": self.is_async,
@@ -53,7 +53,7 @@ class Member:
     target: Any
     module: str
     qualname: str
-    settings: Settings
+    settings: FunctionSettings
     callees: dict[str, Callee] = field(default_factory=dict)
     is_class: bool = False
 
@@ -62,7 +62,7 @@ class Member:
         cls,
         app: App,
         fn: Callable[..., Any],
-        settings: Settings,
+        settings: FunctionSettings,
         *,
         name: str | None,
         batch: Batch | None,

@@ -140,7 +140,7 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Resources:
+class FunctionResources:
     """What one instance takes."""
 
     gpu: str | int | Sequence[str] | None = None
@@ -205,11 +205,11 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Settings:
+class FunctionSettings:
     """Everything that a decorator was told about one function or class."""
 
     environment: Environment = field(default_factory=Environment)
-    resources: Resources = field(default_factory=Resources)
+    resources: FunctionResources = field(default_factory=FunctionResources)
     scale: Scale = field(default_factory=Scale)
     retries: Retries | None = None
     timeout: float | str | None = None
@@ -240,5 +240,7 @@ def options_of(given: dict[str, Any]) -> dict[str, Any]:
     if unknown := sorted(set(given) - known):
         raise TypeError(f"a call has no option {', '.join(unknown)}; it has: {', '.join(sorted(known))}")
     retries = given.get("retries")
-    table = Settings(**{**given, "retries": Retries(retries) if isinstance(retries, int) else retries})
+    table = FunctionSettings(
+        **{**given, "retries": Retries(retries) if isinstance(retries, int) else retries}
+    )
     return {key: value for key, value in table.call_options().items() if key != "keep_s" or "keep" in given}

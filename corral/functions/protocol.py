@@ -11,7 +11,7 @@ from corral.functions.member import Member
 
 
 @dataclass(frozen=True)
-class Target:
+class EndpointTarget:
     """What is called: an endpoint of a project. `version` 0 is whichever serves."""
 
     project: str
@@ -20,7 +20,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Ask:
+class OutgoingCall:
     """One call as it is sent; `params` are those of the class, already bytes."""
 
     function: str
@@ -33,7 +33,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Seen:
+class CallStatus:
     """A call as it was last seen; `result` is (format, bytes) once it succeeded."""
 
     id: str
@@ -50,7 +50,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Given:
+class StreamChunk:
     """What a generator gave: its number, format and bytes."""
 
     n: int
@@ -67,28 +67,30 @@ class VolumeFile(NamedTuple):
 
 
 class Backend(Protocol):
-    def find(self, member: Member) -> Target:
+    def find(self, member: Member) -> EndpointTarget:
         """Where the member is served; one that is not deployed is made ready to be called."""
         ...
 
-    def look_up(self, project: str | None, name: str) -> tuple[Target, dict[str, Any], str]:
+    def look_up(self, project: str | None, name: str) -> tuple[EndpointTarget, dict[str, Any], str]:
         """The endpoint of that name, its functions as they were deployed, and no method; or else of the name
         without its last part, which is a method then."""
         ...
 
-    def forget(self, target: Target) -> None:
+    def forget(self, target: EndpointTarget) -> None:
         """It was removed meanwhile; `find` makes it ready again."""
         ...
 
-    def make(self, target: Target, asks: Sequence[Ask], wait_s: float) -> list[Seen]: ...
+    def make(
+        self, target: EndpointTarget, asks: Sequence[OutgoingCall], wait_s: float
+    ) -> list[CallStatus]: ...
 
-    def collect(self, call_ids: Sequence[str], wait_s: float) -> list[Seen]: ...
+    def collect(self, call_ids: Sequence[str], wait_s: float) -> list[CallStatus]: ...
 
-    def get(self, call_id: str, wait_s: float) -> Seen: ...
+    def get(self, call_id: str, wait_s: float) -> CallStatus: ...
 
     def chunks(
         self, call_id: str, after: int, wait_s: float
-    ) -> tuple[list[Given], bool, dict[str, Any] | None]:
+    ) -> tuple[list[StreamChunk], bool, dict[str, Any] | None]:
         """What came after that number, whether that was all, and the error that ended it."""
         ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from corral.functions.app import App
 from corral.functions.calls import Call, UnpickleNotice
 from corral.functions.classes import Parameters, enter, exit, method, parameter
+from corral.functions.deployed import function
 from corral.functions.errors import (
     CallCancelled,
     CallExpired,
@@ -19,7 +20,6 @@ from corral.functions.errors import (
     ResultTooLarge,
     VolumeConflict,
 )
-from corral.functions.lookup import function
 from corral.functions.options import Batch, Cron, Period, Retries
 from corral.functions.volumes import Volume
 

@@ -31,7 +31,7 @@ class Upload(Protocol):
         ...
 
 
-class Taken(Protocol):
+class HandedOverFile(Protocol):
     """A file that was handed over, and may still be written. Calls block: run them in a thread."""
 
     @property
@@ -79,7 +79,7 @@ class BlobStore(Protocol):
         """A folder of this machine for files that `take` can have; None if there is none."""
         ...
 
-    def take(self, name: str) -> Taken:
+    def take(self, name: str) -> HandedOverFile:
         """A file of that folder, for good. KeyError if it is not there.
 
         While its writer holds a lock on it there is more to come.

@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from corral.domain.call import Call, Chunk, Pool, Waiting
+from corral.domain.calls import CallFilter, CallPool, CallRecord, Chunk, QueuedCall
 from corral.domain.ids import CallId, Digest, EndpointId, LeaseId, RunId
 
 
-@dataclass(frozen=True)
-class CallFilter:
-    project: str | None = None
-    endpoint_id: EndpointId | None = None
-    state: str | None = None
-    function: str | None = None
-    # Only those that ended without a result and were not cancelled.
-    dead: bool | None = None
-
-
 class Calls(Protocol):
-    def insert(self, call: Call) -> bool:
+    def insert(self, call: CallRecord) -> bool:
         """False, and nothing is written, if the endpoint has a call with this key."""
         ...
 
-    def get(self, call_id: CallId) -> Call | None: ...
+    def get(self, call_id: CallId) -> CallRecord | None: ...
 
-    def lock(self, call_id: CallId) -> Call | None:
+    def lock(self, call_id: CallId) -> CallRecord | None:
         """Like `get`, and no other transaction changes it until this one ends."""
         ...
 
-    def many(self, call_ids: Sequence[CallId]) -> list[Call]: ...
+    def many(self, call_ids: Sequence[CallId]) -> list[CallRecord]: ...
 
-    def ended(self, call_ids: Sequence[CallId]) -> list[Call]:
+    def ended(self, call_ids: Sequence[CallId]) -> list[CallRecord]:
         """Those of them that are final."""
         ...
 
-    def by_key(self, endpoint_id: EndpointId, key: str) -> Call | None: ...
+    def by_key(self, endpoint_id: EndpointId, key: str) -> CallRecord | None: ...
 
-    def save(self, call: Call) -> None:
+    def save(self, call: CallRecord) -> None:
         """Write every column that may change after insert."""
         ...
 
@@ -49,7 +38,7 @@ class Calls(Protocol):
         """Give queued calls to a lease, each as its next attempt; return those that still were queued."""
         ...
 
-    def of_lease(self, lease_id: LeaseId, *, before: float = ...) -> list[Call]:
+    def of_lease(self, lease_id: LeaseId, *, before: float = ...) -> list[CallRecord]:
         """The assigned ones; with `before`, those that were assigned earlier than that."""
         ...
 
@@ -57,11 +46,11 @@ class Calls(Protocol):
         """Assigned to leases that are not live any more."""
         ...
 
-    def pools(self) -> list[Pool]:
+    def pools(self) -> list[CallPool]:
         """Every pool that has a queued call; costs one index seek per pool."""
         ...
 
-    def waiting(self, pool: Pool, *, after: Waiting | None, limit: int) -> list[Waiting]: ...
+    def waiting(self, pool: CallPool, *, after: QueuedCall | None, limit: int) -> list[QueuedCall]: ...
 
     def gave(self, submitted_by: str, blob: Digest) -> bool:
         """Whether a call that this principal made has these bytes as its result or among its chunks."""
@@ -69,7 +58,7 @@ class Calls(Protocol):
 
     def counts(self, endpoint_id: EndpointId) -> list[tuple[str, int]]: ...
 
-    def page(self, where: CallFilter, *, after: tuple[float, CallId] | None, limit: int) -> list[Call]:
+    def page(self, where: CallFilter, *, after: tuple[float, CallId] | None, limit: int) -> list[CallRecord]:
         """Newest first, without payloads."""
         ...
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from corral.domain.endpoint import Endpoint, EndpointVersion, Instance, PoolParams, Serving, VersionState
+from corral.domain.endpoints import (
+    Endpoint,
+    EndpointVersion,
+    Instance,
+    PoolParams,
+    ServingVersion,
+    VersionState,
+)
 from corral.domain.ids import EndpointId, LeaseId, RunId
 
 
@@ -57,7 +64,7 @@ class Endpoints(Protocol):
 
     def instance(self, run_id: RunId) -> Instance | None: ...
 
-    def serving(self, lease_id: LeaseId) -> Serving | None:
+    def serving(self, lease_id: LeaseId) -> ServingVersion | None:
         """Of the lease of an instance, held against change; None if it is none, or its endpoint is gone."""
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from corral.domain.manifest import Manifest
+from corral.domain.manifests import Manifest
 
 
 class Manifests(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from corral.domain.quota import Hours, Quota
+from corral.domain.quotas import Quota, UsageHours
 
 
 class Quotas(Protocol):
@@ -26,10 +26,10 @@ class Quotas(Protocol):
 
     def delete(self, project: str) -> bool: ...
 
-    def add_hours(self, used: Hours) -> None:
+    def add_hours(self, used: UsageHours) -> None:
         """Add to what the project used in that month."""
         ...
 
-    def hours(self, project: str, month: str) -> Hours | None: ...
+    def hours(self, project: str, month: str) -> UsageHours | None: ...
 
-    def hours_page(self, after: tuple[str, str] | None, limit: int) -> list[Hours]: ...
+    def hours_page(self, after: tuple[str, str] | None, limit: int) -> list[UsageHours]: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from corral.domain.ids import RunId, ScheduleId
-from corral.domain.schedule import Schedule
+from corral.domain.schedules import Schedule
 
 
 class Schedules(Protocol):

@@ -7,16 +7,25 @@ A unit may run more than once (lost races on Postgres), so it touches nothing bu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, Blob, NamedObject, Segment
-from corral.domain.host import Host, Secret, Token
+from corral.domain.artifacts import (
+    Artifact,
+    ArtifactFile,
+    ArtifactKind,
+    Blob,
+    NamedObject,
+    Segment,
+)
+from corral.domain.hosts import Host
 from corral.domain.ids import ArtifactId, Digest, GroupId, HostId, LeaseId, RunId, TokenId
-from corral.domain.lease import Lease
-from corral.domain.quota import InUse
-from corral.domain.run import Attempt, Event, Group, Parent, Rank, Run, Submission
-from corral.domain.states import RunState
+from corral.domain.leases import Lease
+from corral.domain.manifests import ManifestRun
+from corral.domain.queue import Lane, LeaseHolding, QueuedRun, ReadyRun, WaitingRun
+from corral.domain.quotas import QuotaUse
+from corral.domain.runs import Attempt, Event, Group, GroupEnd, Parent, Rank, Run, RunFilter, Submission
+from corral.domain.secrets import Secret
+from corral.domain.tokens import Token
 from corral.ports.audit import Audit
 from corral.ports.calls import Calls
 from corral.ports.endpoints import Endpoints
@@ -27,80 +36,6 @@ from corral.ports.volumes import Volumes
 from corral.ports.webhooks import Webhooks
 
 T = TypeVar("T")
-
-
-class Lane(NamedTuple):
-    """Queued runs that only age tells apart."""
-
-    shape: Digest
-    priority: int
-    project: str
-
-
-class Held(NamedTuple):
-    """What a claim must know of a lease that its host has: `gpus` is a JSON list.
-
-    `gpu_bytes` is how much it holds of each of them; None is the whole.
-    """
-
-    lease_id: LeaseId
-    request_id: str
-    gpus: str
-    gpu_bytes: int | None = None
-
-
-class GroupEnd(NamedTuple):
-    state: str
-    reason: str | None
-    detail: str | None
-    runs: int
-    example: RunId
-
-
-class Waiting(NamedTuple):
-    """A run that waits for its parents; `is_over` when all of them ended, or one that it needs failed."""
-
-    run_id: RunId
-    is_over: bool
-
-
-class Ready(NamedTuple):
-    """A queued run as the scheduler sees it."""
-
-    ready_at: float
-    id: RunId
-
-
-class Named(NamedTuple):
-    """A queued run, its name and its kind."""
-
-    ready: Ready
-    name: str
-    kind: str
-
-
-class Known(NamedTuple):
-    """What a manifest must know of a run that it declared before."""
-
-    id: RunId
-    identity: Digest
-    generation: int
-    name: str
-    group_id: GroupId | None
-    state: RunState
-    hold_reason: str | None
-    detail: str | None
-    policy: str | None
-
-
-@dataclass(frozen=True)
-class RunFilter:
-    project: str | None = None
-    states: tuple[str, ...] = ()
-    group: str | None = None
-    name: str | None = None
-    label: tuple[str, str] | None = None
-    schedule: str | None = None
 
 
 class Runs(Protocol):
@@ -129,7 +64,7 @@ class Runs(Protocol):
         """Write what `save` does not: the columns that are not part of a run's identity, and its spec."""
         ...
 
-    def of_manifest(self, project: str, manifest: str) -> dict[Digest, Known]:
+    def of_manifest(self, project: str, manifest: str) -> dict[Digest, ManifestRun]:
         """By identity, the newest generation of every run that the manifest ever declared."""
         ...
 
@@ -151,15 +86,15 @@ class Runs(Protocol):
         """Every lane that has a queued run; costs one index seek per lane, however long it is."""
         ...
 
-    def heads(self) -> list[tuple[Lane, Ready]]:
+    def heads(self) -> list[tuple[Lane, ReadyRun]]:
         """The same, each with its oldest run."""
         ...
 
-    def ready(self, lane: Lane, *, after: Ready | None, limit: int) -> list[Ready]:
+    def ready(self, lane: Lane, *, after: ReadyRun | None, limit: int) -> list[ReadyRun]:
         """The oldest queued runs of a lane, in order."""
         ...
 
-    def ready_names(self, lane: Lane, *, after: Ready, limit: int) -> list[Named]:
+    def ready_names(self, lane: Lane, *, after: ReadyRun, limit: int) -> list[QueuedRun]:
         """The next queued runs of a lane, with what only the run itself tells a policy."""
         ...
 
@@ -234,7 +169,7 @@ class Runs(Protocol):
         """Of the children that are held because they wait for parents, those after `after`, by id."""
         ...
 
-    def waiting(self, after: str, limit: int) -> list[Waiting]:
+    def waiting(self, after: str, limit: int) -> list[WaitingRun]:
         """Runs that are held because they wait for parents, by id."""
         ...
 
@@ -337,11 +272,11 @@ class Leases(Protocol):
 
     def live_of_host(self, host_id: HostId) -> list[Lease]: ...
 
-    def held(self, host_id: HostId) -> list[Held]:
+    def held(self, host_id: HostId) -> list[LeaseHolding]:
         """What each live lease of the host holds."""
         ...
 
-    def held_by_host(self) -> list[tuple[HostId, Held]]:
+    def held_by_host(self) -> list[tuple[HostId, LeaseHolding]]:
         """The same for every host that has some."""
         ...
 
@@ -349,7 +284,7 @@ class Leases(Protocol):
 
     def live_of_project(self, project: str) -> list[Lease]: ...
 
-    def in_use(self, *, now: float, since: float, project: str | None = None) -> list[InUse]:
+    def in_use(self, *, now: float, since: float, project: str | None = None) -> list[QuotaUse]:
         """By project, what its live leases hold, and for how long since then; reads only an index."""
         ...
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from corral.domain.volume import Volume, VolumeVersion
+from corral.domain.volumes import VolumeRecord, VolumeVersion
 
 
 class Volumes(Protocol):
-    def insert(self, volume: Volume) -> bool:
+    def insert(self, volume: VolumeRecord) -> bool:
         """False, and nothing is written, if the project has one of this name."""
         ...
 
-    def get(self, project: str, name: str) -> Volume | None: ...
+    def get(self, project: str, name: str) -> VolumeRecord | None: ...
 
-    def lock(self, project: str, name: str) -> Volume | None:
+    def lock(self, project: str, name: str) -> VolumeRecord | None:
         """Like `get`, and no other transaction changes it until this one ends."""
         ...
 
     def set_head(self, project: str, name: str, head: int) -> None: ...
 
-    def page(self, project: str | None, *, after: tuple[str, str] | None, limit: int) -> list[Volume]:
+    def page(self, project: str | None, *, after: tuple[str, str] | None, limit: int) -> list[VolumeRecord]:
         """By project and name."""
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from corral.domain.ids import DeliveryId, WebhookId
-from corral.domain.webhook import Delivery, DeliveryState, Webhook
+from corral.domain.webhooks.deliveries import Delivery, DeliveryState, Webhook
 
 
 class Webhooks(Protocol):

@@ -83,5 +83,5 @@ def source() -> str:
 
 
 def load(path: Path) -> Calibration:
-    """One's own constants, as `corral.recipes.fit` writes them."""
+    """One's own constants, as `corral.recipes.fit_calibration` writes them."""
     return read(path.read_text("utf-8"))

@@ -7,12 +7,12 @@ from typing import Any
 
 from corral.recipes import calibration, memory, speed
 from corral.recipes.calibration import Calibration
-from corral.recipes.case import Case, Device, Plan, Recompute
 from corral.recipes.gpus import UNKNOWN, GpuFacts
 from corral.recipes.models import FAMILIES, ModelFacts
 from corral.recipes.plan import budget_bytes, choose, smallest
-from corral.recipes.tables import DataFacts, Train
 from corral.recipes.train import evaluates, steps_total
+from corral.recipes.train_tables import DataFacts, Train
+from corral.recipes.workload import Case, Device, Plan, Recompute
 
 __all__ = ["Case", "DataFacts", "Device", "Forecast", "Plan", "choose", "forecast", "forecast_plan"]
 

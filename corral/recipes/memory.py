@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from corral.recipes.calibration import Calibration
-from corral.recipes.case import Case, Plan
 from corral.recipes.models import ModelFacts, lora_params
+from corral.recipes.workload import Case, Plan
 
 # Which part of the peak each constant belongs to.
 PART_OF = {

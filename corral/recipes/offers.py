@@ -12,7 +12,7 @@ from corral.recipes.calibration import Calibration
 from corral.recipes.forecast import Forecast, forecast
 from corral.recipes.gpus import GpuFacts
 from corral.recipes.models import ModelFacts
-from corral.recipes.tables import DataFacts, Train
+from corral.recipes.train_tables import DataFacts, Train
 
 _GIB = 1 << 30
 

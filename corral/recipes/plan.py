@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from corral.recipes import memory, speed
-from corral.recipes.case import Case, Plan, Recompute
+from corral.recipes.workload import Case, Plan, Recompute
 
 _BLOCK = 128  # attention works in blocks of so many tokens
 _SMALLEST, _LARGEST = 512, 65536

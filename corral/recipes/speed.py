@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 
 from corral.recipes.calibration import Calibration
-from corral.recipes.case import Case, Plan
 from corral.recipes.gpus import GpuFacts
 from corral.recipes.memory import computed_per_token
 from corral.recipes.models import ModelFacts, block_params, lora_params
-from corral.recipes.tables import Train
+from corral.recipes.train_tables import Train
+from corral.recipes.workload import Case, Plan
 
 # A backward pass of attention does five products where the forward pass does two.
 _ATTENTION_BACKWARD = 2.5

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from corral.recipes import json_schema as _json_schema
-from corral.recipes import models, rules
+from corral.recipes import models
+from corral.recipes import train_rules as rules
 from corral.recipes.models import ModelFacts
 from corral.recipes.schema import Problem, check_fields, fields_of, setting, to_plain
-from corral.recipes.tables import CLIPS, DataFacts, Grpo, Guards, Lora, Train
+from corral.recipes.train_tables import CLIPS, DataFacts, Grpo, Guards, Lora, Train
 
 __all__ = [
     "DataFacts",

@@ -17,10 +17,10 @@ from typing import Any, Literal, Protocol
 from corral.functions import codec
 from corral.functions.codec import Pieces
 from corral.functions.errors import describe
-from corral.runner.ears import Ears
+from corral.runner.listener import Ears
 from corral.runner.load import Served
 from corral.runner.output import Marks, output_of
-from corral.runner.web import WEB, BadRequest, answer, arguments, piece, refusal
+from corral.runner.web_functions import WEB, BadRequest, answer, arguments, piece, refusal
 
 # What is printed so soon after a call, by what it left running, is taken for the call's own.
 _STILL_ITS_OWN_S = 0.02

@@ -12,19 +12,19 @@ import time
 from functools import partial
 from typing import Any
 
-from corral import growing
+from corral.files import growing
+from corral.files.mapped import Mapped
 from corral.functions import backend as backends
 from corral.functions import codec
 from corral.functions.codec import Pieces
 from corral.functions.errors import describe
-from corral.mapped import Mapped
 from corral.runner.channel import INLINE_MAX, Channel
-from corral.runner.ears import Ears
 from corral.runner.execute import Executor, Work
-from corral.runner.lend import lend
+from corral.runner.listener import Ears
 from corral.runner.load import CannotLoad, Served, load
-from corral.runner.nested import InstanceBackend
+from corral.runner.nested_calls import InstanceBackend
 from corral.runner.output import Marks, share
+from corral.runner.package_lender import lend
 
 
 class _Reports:

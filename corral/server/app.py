@@ -9,10 +9,9 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from corral import __version__
-from corral.core.access import TOPIC_TOKEN
-from corral.core.calls import TOPIC_CALL, TOPIC_CALL_READY, parse_ready_call
-from corral.core.endpoints import TOPIC_ENDPOINT
-from corral.core.transitions import (
+from corral.core.calls.lifecycle import TOPIC_CALL, TOPIC_CALL_READY, parse_ready_call
+from corral.core.endpoints.deploy import TOPIC_ENDPOINT
+from corral.core.runs.transitions import (
     TOPIC_HOST,
     TOPIC_LOG,
     TOPIC_QUOTA,
@@ -21,37 +20,44 @@ from corral.core.transitions import (
     TOPIC_STOP,
     parse_ready_key,
 )
+from corral.core.tokens import TOPIC_TOKEN
 from corral.domain.ids import CallId, EndpointId, HostId
-from corral.server import (
+from corral.server import errors
+from corral.server.gate import Gate
+from corral.server.loops import Loops
+from corral.server.notifier import Notifier
+from corral.server.openapi import ERRORS, declare_scopes
+from corral.server.routes import (
     admin,
     artifacts,
     audit,
     blobs,
     calls,
     endpoints,
-    errors,
     groups,
     hosts,
     leases,
     manifests,
-    many,
-    near,
     outcomes,
     quotas,
     runs,
     schedules,
     streams,
     volumes,
-    web,
     webhooks,
 )
-from corral.server.gate import Gate
-from corral.server.hub import SCALE
-from corral.server.loops import Loops
-from corral.server.notifier import Notifier
-from corral.server.openapi import ERRORS, declare_scopes
+from corral.server.routes import (
+    bulk_runs as many,
+)
+from corral.server.routes import (
+    local_handover as near,
+)
+from corral.server.routes import (
+    web_functions as web,
+)
 from corral.server.scaling import Scaler
 from corral.server.services import Services
+from corral.server.wakeups import SCALE
 
 # The first that fits a path is asked.
 _ROUTES = (
@@ -78,7 +84,7 @@ _ROUTES = (
 )
 
 
-class Server:
+class ControlPlane:
     """Builds the ASGI app. Holds nothing that a restart would lose."""
 
     def __init__(self, services: Services) -> None:

@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import Depends, Path, Query, Request
 
 from corral.domain.errors import Ambiguous, Forbidden, NotFound, Unauthenticated
-from corral.domain.host import Scope, Token
 from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId, RunId, is_id, is_name
 from corral.domain.ids import digest as parse_digest
+from corral.domain.tokens import Scope, Token
 from corral.ports.store import Tx
 
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from corral.domain.call import Call, Pool, Waiting
+from corral.domain.calls import CallPool, CallRecord, QueuedCall
 from corral.domain.ids import CallId, EndpointId, LeaseId, RunId
 from corral.ports.clock import Clock
 
@@ -26,27 +26,27 @@ KEEP_CALLS = 20_000
 class _Queue:
     """The first of the pool's calls, in the order of service. Complete when none is only in the database."""
 
-    heap: list[Waiting] = field(default_factory=list)
+    heap: list[QueuedCall] = field(default_factory=list)
     known: set[CallId] = field(default_factory=set)
     complete: bool = False
 
-    def push(self, waiting: Waiting) -> None:
+    def push(self, waiting: QueuedCall) -> None:
         if waiting.id not in self.known:
             self.known.add(waiting.id)
             heapq.heappush(self.heap, waiting)
 
-    def pop(self) -> Waiting:
+    def pop(self) -> QueuedCall:
         waiting = heapq.heappop(self.heap)
         self.known.discard(waiting.id)
         return waiting
 
 
 @dataclass(eq=False)
-class Poll:
+class InstancePoll:
     """An instance that waits for calls."""
 
     lease_id: LeaseId
-    pools: tuple[Pool, ...]
+    pools: tuple[CallPool, ...]
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -55,10 +55,10 @@ class Dispatcher:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._queues: dict[Pool, _Queue] = {}
+        self._queues: dict[CallPool, _Queue] = {}
         # In the order in which they came; each is there once, however often it joins.
-        self._polls: dict[Pool, dict[Poll, None]] = {}
-        self._kept: OrderedDict[CallId, Call] = OrderedDict()
+        self._polls: dict[CallPool, dict[InstancePoll, None]] = {}
+        self._kept: OrderedDict[CallId, CallRecord] = OrderedDict()
         self._kept_bytes = 0
         self.changes = 0
         self.given: dict[LeaseId, dict[CallId, float]] = {}
@@ -67,7 +67,7 @@ class Dispatcher:
         self._unwritten: dict[CallId, tuple[LeaseId, RunId]] = {}
         self._touched: set[CallId] = set()
         self.served: dict[LeaseId, EndpointId] = {}
-        self._place: dict[LeaseId, Pool] = {}
+        self._place: dict[LeaseId, CallPool] = {}
         self._active: dict[LeaseId, float] = {}
         # Whether something is about to write down who was given what.
         self.writes_down = False
@@ -75,7 +75,7 @@ class Dispatcher:
         # Those that are to end as soon as they have nothing to do.
         self._away: set[LeaseId] = set()
 
-    def keep(self, calls: Iterable[Call]) -> None:
+    def keep(self, calls: Iterable[CallRecord]) -> None:
         """Remember what was just accepted: its arguments need not be read again a moment later."""
         for call in calls:
             self._forget(call.id)
@@ -97,7 +97,7 @@ class Dispatcher:
         else:
             self._forget(call_id)
 
-    def heard(self, pool: Pool, waiting: Waiting) -> bool:
+    def heard(self, pool: CallPool, waiting: QueuedCall) -> bool:
         """A call was queued. False if nobody was waiting for it."""
         late_s = waiting.ready_at - self._clock.now()
         if late_s > 0:
@@ -105,18 +105,18 @@ class Dispatcher:
             return True
         return self._push(pool, waiting)
 
-    def reconcile(self, pools: Iterable[Pool]) -> None:
+    def reconcile(self, pools: Iterable[CallPool]) -> None:
         """Make sure that every pool of the database is known, and distrust what is held of it."""
         for pool in pools:
             self._queues.setdefault(pool, _Queue()).complete = False
             self._wake(pool)
 
-    def join(self, poll: Poll) -> None:
+    def join(self, poll: InstancePoll) -> None:
         poll.woken.clear()
         for pool in poll.pools:
             self._polls.setdefault(pool, {})[poll] = None
 
-    def leave(self, poll: Poll) -> None:
+    def leave(self, poll: InstancePoll) -> None:
         for pool in poll.pools:
             polls = self._polls.get(pool, {})
             polls.pop(poll, None)
@@ -136,14 +136,14 @@ class Dispatcher:
             for poll in polls:
                 poll.woken.set()
 
-    def has(self, pools: Sequence[Pool]) -> bool:
+    def has(self, pools: Sequence[CallPool]) -> bool:
         """False if, for all that is known here, nothing waits."""
         return any(
             (queue := self._queues.get(pool)) is not None and (queue.heap or not queue.complete)
             for pool in pools
         )
 
-    def to_fill(self, pools: Sequence[Pool]) -> list[Pool]:
+    def to_fill(self, pools: Sequence[CallPool]) -> list[CallPool]:
         """Those of which nothing is left here, but perhaps in the database."""
         return [
             pool
@@ -151,7 +151,7 @@ class Dispatcher:
             if (queue := self._queues.get(pool)) is not None and not queue.heap and not queue.complete
         ]
 
-    def fill(self, pool: Pool, found: Sequence[Waiting]) -> None:
+    def fill(self, pool: CallPool, found: Sequence[QueuedCall]) -> None:
         queue = self._queues.setdefault(pool, _Queue())
         queue.complete = len(found) < REFILL
         for waiting in found:
@@ -159,9 +159,9 @@ class Dispatcher:
             if waiting.id not in self._holder:
                 self.heard(pool, waiting)
 
-    def take(self, lease_id: LeaseId, pools: Sequence[Pool], want: int) -> list[Waiting]:
+    def take(self, lease_id: LeaseId, pools: Sequence[CallPool], want: int) -> list[QueuedCall]:
         """The next calls of these pools, in order. From now on nobody else gets them."""
-        taken: list[Waiting] = []
+        taken: list[QueuedCall] = []
         while len(taken) < want:
             heads = [
                 (queue.heap[0], pool)
@@ -229,7 +229,7 @@ class Dispatcher:
         self._looked[lease_id] = now
         return True
 
-    def serves(self, lease_id: LeaseId, pool: Pool) -> None:
+    def serves(self, lease_id: LeaseId, pool: CallPool) -> None:
         self.served[lease_id] = pool.endpoint_id
         self._place[lease_id] = pool
 
@@ -291,14 +291,14 @@ class Dispatcher:
         self._away.discard(lease_id)
         self.reconcile([pool for pool in self._queues if pool.endpoint_id == endpoint_id])
 
-    def given_to(self, lease_id: LeaseId) -> list[Call]:
+    def given_to(self, lease_id: LeaseId) -> list[CallRecord]:
         """What the lease has, as far as it is remembered here."""
         return [call for one in self.given.get(lease_id, ()) if (call := self._kept.get(one)) is not None]
 
-    def recent(self, call_id: CallId) -> Call | None:
+    def recent(self, call_id: CallId) -> CallRecord | None:
         return self._kept.get(call_id)
 
-    def pools(self, endpoint_id: EndpointId) -> list[Pool]:
+    def pools(self, endpoint_id: EndpointId) -> list[CallPool]:
         """Those of the endpoint that may have something waiting."""
         return [
             pool
@@ -306,14 +306,14 @@ class Dispatcher:
             if pool.endpoint_id == endpoint_id and (queue.heap or not queue.complete)
         ]
 
-    def depth(self, pool: Pool) -> tuple[int, float | None]:
+    def depth(self, pool: CallPool) -> tuple[int, float | None]:
         """How many calls wait, at least, and since when the first of them does."""
         queue = self._queues.get(pool)
         if queue is None or not queue.heap:
             return 0, None
         return len(queue.heap), queue.heap[0].ready_at
 
-    def first(self, pool: Pool) -> CallId | None:
+    def first(self, pool: CallPool) -> CallId | None:
         queue = self._queues.get(pool)
         return queue.heap[0].id if queue is not None and queue.heap else None
 
@@ -325,7 +325,7 @@ class Dispatcher:
         for pool in [pool for pool in self._queues if pool.endpoint_id == endpoint_id]:
             del self._queues[pool]
 
-    def _push(self, pool: Pool, waiting: Waiting) -> bool:
+    def _push(self, pool: CallPool, waiting: QueuedCall) -> bool:
         queue = self._queues.get(pool)
         if queue is None:
             queue = self._queues[pool] = _Queue()
@@ -340,7 +340,7 @@ class Dispatcher:
         queue.push(waiting)
         return self._wake(pool)
 
-    def _wake(self, pool: Pool) -> bool:
+    def _wake(self, pool: CallPool) -> bool:
         polls = self._polls.get(pool)
         while polls:
             poll = next(iter(polls))

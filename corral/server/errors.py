@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from corral.domain.errors import CorralError, FieldError, InvalidInput, StoreUnavailable
-from corral.wire.admin import ErrorBody, ErrorField
+from corral.wire.errors import ErrorBody, ErrorField
 
 log = logging.getLogger("corral.server")
 # A deeply nested or long key is the caller's own text; its beginning is enough to find it.

@@ -12,13 +12,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corral import __version__
-from corral.core.access import authenticate
+from corral.core.tokens import authenticate
 from corral.domain.errors import CorralError, InvalidInput, RateLimited, TooLarge, Unauthenticated
-from corral.domain.host import Scope as TokenScope
-from corral.domain.host import Token, parse_token
-from corral.server import express
+from corral.domain.tokens import Scope as TokenScope
+from corral.domain.tokens import Token, parse_token
+from corral.server import fast_routes as express
 from corral.server.errors import render
-from corral.server.rates import Rates, is_vital, origin_key
+from corral.server.rate_limits import RateLimits, is_vital, origin_key
 from corral.server.services import Services
 
 OPEN = frozenset({"/v1/health", "/v1/ca", "/v1/openapi.json"})
@@ -30,8 +30,8 @@ class Gate:
         self._app = app
         self._services = services
         limits = services.limits
-        self._rates = Rates(limits.rate, limits.rate_burst)
-        self._wrong = Rates(limits.wrong_token_rate, max(1, round(60 * limits.wrong_token_rate)))
+        self._rates = RateLimits(limits.rate, limits.rate_burst)
+        self._wrong = RateLimits(limits.wrong_token_rate, max(1, round(60 * limits.wrong_token_rate)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,8 +71,8 @@ class Gate:
         return self._services.limits.max_body_bytes
 
     async def answer(
-        self, call: express.Call, token: Token, body: bytes, gone: express.Gone
-    ) -> express.Reply:
+        self, call: express.FastRoute, token: Token, body: bytes, gone: express.Gone
+    ) -> express.FastReply:
         """A short call that the protocol read by itself, from a caller that is known."""
         began = time.perf_counter()
         try:
@@ -151,13 +151,13 @@ def _bearer(authorization: bytes) -> str:
     return text if kind.lower() == "bearer" else ""
 
 
-def _short_call(scope: Scope) -> express.Call | None:
+def _short_call(scope: Scope) -> express.FastRoute | None:
     if scope["method"] != "POST" or (b"content-type", b"application/json") not in scope["headers"]:
         return None
     return express.match(scope["path"], scope["query_string"])
 
 
-async def _answer(call: express.Call, services: Services, request: Request, send: Send) -> None:
+async def _answer(call: express.FastRoute, services: Services, request: Request, send: Send) -> None:
     try:
         body = await request.body()
     except ClientDisconnect:

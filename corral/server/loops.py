@@ -7,17 +7,18 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 
-from corral.core.collect import Collector
-from corral.core.preempt import Preemptor
-from corral.core.schedules import count_anew, fire
-from corral.core.shares import add_usage
-from corral.core.sweep import Sweeper
-from corral.domain.call import Pool
+from corral.core.leases.sweep import Sweeper
+from corral.core.queue.fair_share import add_usage
+from corral.core.queue.preempt import Preemptor
+from corral.core.schedules.fire import count_anew, fire
+from corral.core.storage.gc import GarbageCollector
+from corral.domain.calls import CallPool
 from corral.domain.ids import LeaseId
-from corral.domain.lease import LeaseState
-from corral.ports.store import Lane, Ready, Tx
+from corral.domain.leases import LeaseState
+from corral.domain.queue import Lane, ReadyRun
+from corral.ports.store import Tx
 from corral.server.notifier import Notifier
-from corral.server.schedules import order_of
+from corral.server.routes.schedules import order_of
 from corral.server.services import Services
 
 log = logging.getLogger("corral.server.loops")
@@ -34,7 +35,7 @@ class Loops:
         self._notifier = notifier
         self.sweeper = Sweeper(services.store, services.clock, services.policy, services.shares)
         self.preemptor = Preemptor(services.board, services.policy)
-        self.collector = Collector(
+        self.collector = GarbageCollector(
             services.store, services.blobs, services.segments, services.clock, services.policy
         )
 
@@ -71,7 +72,7 @@ class Loops:
     async def look(self) -> None:
         """Find lanes that no announcement told of, whom to wake for them, and what projects may use."""
 
-        def unit(tx: Tx) -> tuple[list[tuple[Lane, Ready]], list[Pool], list[LeaseId]]:
+        def unit(tx: Tx) -> tuple[list[tuple[Lane, ReadyRun]], list[CallPool], list[LeaseId]]:
             self._svc.shares.load(tx, self._svc.clock.now())
             ended = [one for one in self._svc.dispatch.leases() if not _is_live(tx, one)]
             return tx.runs.heads(), tx.calls.pools(), ended

@@ -9,11 +9,11 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from corral.core.notices import gather
-from corral.domain.addresses import parse_url
+from corral.core.webhooks.notices import gather
 from corral.domain.ids import WebhookId
-from corral.domain.signature import signed_headers
-from corral.domain.webhook import Delivery, Webhook, settled
+from corral.domain.webhooks.addresses import parse_url
+from corral.domain.webhooks.deliveries import Delivery, Webhook, settled
+from corral.domain.webhooks.signing import signed_headers
 from corral.server.services import Services
 
 log = logging.getLogger("corral.server.notices")

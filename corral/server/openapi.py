@@ -9,9 +9,9 @@ from fastapi import APIRouter, FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-from corral.domain.host import Scope
+from corral.domain.tokens import Scope
 from corral.server import callers
-from corral.wire.admin import ErrorBody
+from corral.wire.errors import ErrorBody
 
 _FAULTS = {
     400: "The body cannot be read as JSON.",

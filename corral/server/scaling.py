@@ -10,26 +10,25 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from corral.core import calls as core_calls
-from corral.core.calls import cancel, lose
-from corral.core.endpoints import LIVE_FOR_S, Load, Rule, broke, desired
-from corral.core.stop import cancel as cancel_run
-from corral.core.submit import submit
-from corral.domain.call import Call, CallState, Payload, Pool
-from corral.domain.endpoint import Endpoint, EndpointVersion, Instance, PoolParams, VersionState
+from corral.core.calls import lifecycle as core_calls
+from corral.core.calls.lifecycle import cancel, lose
+from corral.core.endpoints.deploy import LIVE_FOR_S, EndpointLoad, ScalingRule, broke, desired
+from corral.core.runs.cancel import cancel as cancel_run
+from corral.core.runs.submit import submit
+from corral.domain.calls import CallFilter, CallPool, CallRecord, CallState, Payload
+from corral.domain.endpoints import Endpoint, EndpointVersion, Instance, PoolParams, VersionState
 from corral.domain.errors import CorralError, InvalidInput, NotFound
 from corral.domain.ids import EndpointId, RunId
-from corral.domain.run import Run
+from corral.domain.runs import Run
 from corral.domain.states import FINAL, RunState
-from corral.ports.calls import CallFilter
 from corral.ports.store import Tx
-from corral.server.book import scaling_of
-from corral.server.hub import SCALE, wait_for
-from corral.server.making_room import RoomMaker
-from corral.server.runs import new_run
+from corral.server.endpoint_cache import scaling_of
+from corral.server.evict_idle import IdleEviction
+from corral.server.routes.runs import new_run
 from corral.server.services import Services
-from corral.wire.calls import payload_table
-from corral.wire.spec import RunSpec, ServiceTable
+from corral.server.wakeups import SCALE, wait_for
+from corral.wire.payloads import payload_table
+from corral.wire.spec.run_file import RunSpec, ServiceTable
 
 log = logging.getLogger("corral.server.scaling")
 PAGE = 200
@@ -41,7 +40,7 @@ SURE_AFTER_S = 2.0
 MOST_BROKEN = 2
 
 
-class Wanted(NamedTuple):
+class WantedInstances(NamedTuple):
     """One more instance of a pool."""
 
     endpoint_id: EndpointId
@@ -54,7 +53,7 @@ class Scaler:
         self._svc = services
         self._failed: Counter[tuple[EndpointId, int]] = Counter()
         self._was_ready: set[tuple[EndpointId, int]] = set()
-        self._room = RoomMaker(services)
+        self._room = IdleEviction(services)
 
     async def forever(self) -> None:
         """A round whenever something changed, and now and then in any case."""
@@ -167,12 +166,12 @@ class Scaler:
         """Nobody will ever take these: say so instead of letting them wait."""
         svc = self._svc
 
-        def unit(tx: Tx) -> list[Call]:
+        def unit(tx: Tx) -> list[CallRecord]:
             numbers = [instance.version, *([0] if endpoint.current == instance.version else [])]
             ended = []
             for number in numbers:
                 for waiting in tx.calls.waiting(
-                    Pool(endpoint.id, number, instance.pool), after=None, limit=PAGE
+                    CallPool(endpoint.id, number, instance.pool), after=None, limit=PAGE
                 ):
                     call = tx.calls.lock(waiting.id)
                     if call is not None and call.state is CallState.QUEUED:
@@ -182,8 +181,8 @@ class Scaler:
         while ended := await svc.store.write(unit):
             svc.results.ended(ended)
 
-    def _missing(self, tx: Tx, endpoint: Endpoint, instances: list[Instance]) -> list[Wanted]:
-        wanted: list[Wanted] = []
+    def _missing(self, tx: Tx, endpoint: Endpoint, instances: list[Instance]) -> list[WantedInstances]:
+        wanted: list[WantedInstances] = []
         above = 0
         for number, pool in sorted(self._pools(tx, endpoint)):
             version = tx.endpoints.version(endpoint.id, number)
@@ -197,7 +196,7 @@ class Scaler:
             count = desired(load, replace(rule, most=rule.most + held)) - len(mine)
             if version.state is VersionState.ROLLING and not mine:
                 count = max(count, 1)
-            wanted += [Wanted(endpoint.id, number, pool)] * max(0, count)
+            wanted += [WantedInstances(endpoint.id, number, pool)] * max(0, count)
         room = scaling_of(endpoint).max + above - len(instances)
         # A new version may start beside the old one even where there is room for one alone.
         rolling = [one for one in wanted if one.version != endpoint.current][:1]
@@ -221,7 +220,7 @@ class Scaler:
             if run is None or run.state is not RunState.QUEUED or version is None:
                 continue
             numbers = (one.version, 0) if one.version == endpoint.current else (one.version,)
-            pools = [Pool(endpoint.id, number, one.pool) for number in numbers]
+            pools = [CallPool(endpoint.id, number, one.pool) for number in numbers]
             place = (one.version, one.pool)
             left = sum((other.version, other.pool) == place for other in instances) - len(found)
             if (
@@ -240,7 +239,7 @@ class Scaler:
         numbers = {number, 0} if number == endpoint.current else {number}
         held = 0
         for one in numbers:
-            first = self._svc.dispatch.first(Pool(endpoint.id, one, pool))
+            first = self._svc.dispatch.first(CallPool(endpoint.id, one, pool))
             call = None if first is None else tx.calls.get(first)
             found = 0
             while call is not None and call.parent_id is not None:
@@ -264,23 +263,25 @@ class Scaler:
         }
         return found
 
-    def _rule(self, endpoint: Endpoint, version: EndpointVersion, pool: str) -> Rule:
+    def _rule(self, endpoint: Endpoint, version: EndpointVersion, pool: str) -> ScalingRule:
         scaling = scaling_of(endpoint)
         least = scaling.min if version.version == endpoint.current and not pool else 0
-        return Rule(least, scaling.max, scaling.queue_delay_s, scaling.per_instance, scaling.concurrency)
+        return ScalingRule(
+            least, scaling.max, scaling.queue_delay_s, scaling.per_instance, scaling.concurrency
+        )
 
-    def _load(self, endpoint: Endpoint, number: int, pool: str, mine: list[Instance]) -> Load:
+    def _load(self, endpoint: Endpoint, number: int, pool: str, mine: list[Instance]) -> EndpointLoad:
         numbers = {number, 0} if number == endpoint.current else {number}
         now = self._svc.clock.now()
         waiting, waited_s = 0, 0.0
         for one in numbers:
-            count, since = self._svc.dispatch.depth(Pool(endpoint.id, one, pool))
+            count, since = self._svc.dispatch.depth(CallPool(endpoint.id, one, pool))
             waiting += count
             waited_s = max(waited_s, 0.0 if since is None else now - since)
         running = self._svc.dispatch.running(endpoint.id)
-        return Load(waiting, waited_s, running, len(mine), sum(one.ready_at is None for one in mine))
+        return EndpointLoad(waiting, waited_s, running, len(mine), sum(one.ready_at is None for one in mine))
 
-    async def _make(self, endpoint: Endpoint, wanted: Wanted) -> None:
+    async def _make(self, endpoint: Endpoint, wanted: WantedInstances) -> None:
         svc = self._svc
 
         def unit(tx: Tx) -> None:
@@ -328,7 +329,7 @@ class Scaler:
         """Cancel what waits, then forget it."""
         svc = self._svc
 
-        def unit(tx: Tx) -> list[Call]:
+        def unit(tx: Tx) -> list[CallRecord]:
             return [
                 cancel(tx, call.id, now=svc.clock.now())
                 for state in ("queued", "assigned")
@@ -364,7 +365,11 @@ def _forget_instance(run_id: RunId, tx: Tx) -> None:
 
 
 def instance_spec(
-    spec: RunSpec, functions: dict[str, Any], endpoint: Endpoint, wanted: Wanted, params: PoolParams | None
+    spec: RunSpec,
+    functions: dict[str, Any],
+    endpoint: Endpoint,
+    wanted: WantedInstances,
+    params: PoolParams | None,
 ) -> RunSpec:
     """The run that serves one pool."""
     given = (

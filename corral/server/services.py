@@ -12,36 +12,36 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
-from corral.core.choose import Board
-from corral.core.lanes import Lanes
-from corral.core.outcome import Ender
-from corral.core.policy import Policy
-from corral.core.reservations import Reservations
-from corral.core.roster import Roster
-from corral.core.secrets import Hider
-from corral.core.shapes import Shapes
-from corral.core.shares import Shares
+from corral.core.leases.outcomes import LeaseEnder
+from corral.core.policy import ServerPolicy
+from corral.core.queue.choose import Board
+from corral.core.queue.eligibility import Shapes
+from corral.core.queue.fair_share import Shares
+from corral.core.queue.lanes import Lanes
+from corral.core.queue.reservations import Reservations
+from corral.core.queue.roster import Roster
+from corral.core.secrets import SecretRedactor
 from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.cipher import Cipher
 from corral.ports.clock import Clock
-from corral.ports.sender import Sender
 from corral.ports.store import Store
-from corral.server.book import Book
-from corral.server.counters import Counters
+from corral.ports.webhook_sender import WebhookSender
+from corral.server.call_results import CallResults
 from corral.server.dispatch import Dispatcher
-from corral.server.hub import Hub
-from corral.server.known import KnownTokens
-from corral.server.results import Results
-from corral.server.trust import Trust
-from corral.server.turns import Turns
-from corral.server.waiting import Waiters
+from corral.server.endpoint_cache import EndpointCache
+from corral.server.lease_locks import LeaseLocks
+from corral.server.long_polls import LongPolls
+from corral.server.metrics import Counters
+from corral.server.tls import TlsTrust
+from corral.server.token_cache import TokenCache
+from corral.server.wakeups import Wakeups
 
 T = TypeVar("T")
 log = logging.getLogger("corral.server")
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     max_body_bytes: int = 32 << 20
     max_blob_bytes: int = 1 << 40
     # Calls per second and token, and how many at once after a rest; 0 is without limit.
@@ -58,18 +58,18 @@ class Services:
     segments: SegmentStore
     cipher: Cipher
     clock: Clock
-    policy: Policy
-    sender: Sender
-    limits: Limits = field(default_factory=Limits)
-    trust: Trust = field(default_factory=Trust)
+    policy: ServerPolicy
+    sender: WebhookSender
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    trust: TlsTrust = field(default_factory=TlsTrust)
     lanes: Lanes = field(default_factory=Lanes)
     shapes: Shapes = field(default_factory=Shapes)
     shares: Shares = field(default_factory=Shares)
     reservations: Reservations = field(default_factory=Reservations)
     roster: Roster = field(default_factory=Roster)
-    hub: Hub = field(default_factory=Hub)
+    hub: Wakeups = field(default_factory=Wakeups)
     counters: Counters = field(default_factory=Counters)
-    turns: Turns = field(default_factory=Turns)
+    turns: LeaseLocks = field(default_factory=LeaseLocks)
     # Files are hashed, written and synced here, so that no upload holds up a beat.
     io: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "corral-io"))
 
@@ -82,13 +82,13 @@ class Services:
             self.roster,
             margin_s=self.policy.least_margin_s,
         )
-        self.waiters = Waiters(self.shapes)
-        self.known = KnownTokens(lambda: self.clock.now())
-        self.hider = Hider(self.cipher)
-        self.ender = Ender(self.policy, self.shares, self.roster, self.hider.of)
+        self.waiters = LongPolls(self.shapes)
+        self.known = TokenCache(lambda: self.clock.now())
+        self.hider = SecretRedactor(self.cipher)
+        self.ender = LeaseEnder(self.policy, self.shares, self.roster, self.hider.of)
         self.dispatch = Dispatcher(self.clock)
-        self.book = Book()
-        self.results = Results()
+        self.book = EndpointCache()
+        self.results = CallResults()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def in_background(self, work: Coroutine[Any, Any, Any]) -> None:

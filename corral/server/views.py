@@ -8,25 +8,28 @@ from functools import lru_cache
 
 from pydantic import JsonValue as Json
 
-from corral.core.claim import Grant
-from corral.core.faults import is_aside
-from corral.core.policy import Policy
-from corral.core.shapes import declared_of, effective_of
-from corral.core.why import Standing
-from corral.domain.artifact import Artifact
+from corral.core.hosts.faults import is_aside
+from corral.core.policy import ServerPolicy
+from corral.core.queue.claim import Grant
+from corral.core.queue.eligibility import declared_of, effective_of
+from corral.core.queue.why import RunStanding
+from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical
-from corral.domain.declared import effective_slots
 from corral.domain.errors import InvalidInput
-from corral.domain.host import Host, Token
+from corral.domain.host_policy import effective_slots
+from corral.domain.hosts import Host
 from corral.domain.ids import HostId, LeaseId, is_id
 from corral.domain.reasons import HINTS
-from corral.domain.run import Event, Run
+from corral.domain.runs import Event, Run
 from corral.domain.states import FINAL, LEASED
+from corral.domain.tokens import Token
 from corral.ports.store import Tx
-from corral.wire.admin import HostView, TokenView
-from corral.wire.leases import ArtifactView, CapabilityReport
+from corral.wire.artifacts import ArtifactView
+from corral.wire.hosts.capability import CapabilityReport
+from corral.wire.hosts.hosts import HostView
 from corral.wire.runs import AttemptView, EventView, ParentView, Placement, RankView, RunDetail, RunView
-from corral.wire.spec import RunSpec
+from corral.wire.spec.run_file import RunSpec
+from corral.wire.tokens import TokenView
 
 
 @lru_cache(maxsize=1024)
@@ -35,7 +38,7 @@ def _spec(text: str) -> RunSpec:
     return RunSpec.model_validate_json(text)
 
 
-class Names:
+class NameLookup:
     """Names of hosts and groups, looked up once per answer."""
 
     def __init__(self, tx: Tx) -> None:
@@ -60,7 +63,7 @@ class Names:
         return self._groups[run.group_id]
 
 
-def run_view(tx: Tx, run: Run, names: Names) -> RunView:
+def run_view(tx: Tx, run: Run, names: NameLookup) -> RunView:
     progress: dict[str, Json] = {}
     if run.state in LEASED:
         live = tx.leases.live_of_run(run.id)
@@ -99,7 +102,7 @@ def run_view(tx: Tx, run: Run, names: Names) -> RunView:
 
 
 def run_detail(tx: Tx, run: Run) -> RunDetail:
-    names = Names(tx)
+    names = NameLookup(tx)
     attempts = [
         AttemptView(
             number=attempt.number,
@@ -147,12 +150,12 @@ def _last_progress(tx: Tx, attempts: list[AttemptView]) -> dict[str, Json]:
     return json.loads(lease.progress) if lease else {}
 
 
-def _host_of(tx: Tx, names: Names, lease_id: object) -> str | None:
+def _host_of(tx: Tx, names: NameLookup, lease_id: object) -> str | None:
     lease = tx.leases.get(lease_id) if lease_id else None  # type: ignore[arg-type]
     return names.host(lease.host_id) if lease else None
 
 
-def event_view(event: Event, names: Names) -> EventView:
+def event_view(event: Event, names: NameLookup) -> EventView:
     kind, _, who = event.actor.partition(":")
     actor = f"host:{names.host(HostId(who)) or who}" if kind == "host" else event.actor
     return EventView(
@@ -165,7 +168,7 @@ def event_view(event: Event, names: Names) -> EventView:
     )
 
 
-def artifact_view(artifact: Artifact, names: Names) -> ArtifactView:
+def artifact_view(artifact: Artifact, names: NameLookup) -> ArtifactView:
     return ArtifactView(
         **{
             **artifact._asdict(),
@@ -175,7 +178,7 @@ def artifact_view(artifact: Artifact, names: Names) -> ArtifactView:
     )
 
 
-def lease_json(grant: Grant, policy: Policy) -> str:
+def lease_json(grant: Grant, policy: ServerPolicy) -> str:
     """A `Lease` of the wire. What is kept as JSON goes in as it is: parsing it again would cost most."""
     lease, run = grant.lease, grant.run
     resume = None
@@ -202,7 +205,7 @@ def lease_json(grant: Grant, policy: Policy) -> str:
 
 
 def host_view(
-    host: Host, busy: int, *, now: float, policy: Policy, credential_expires_at: float | None = None
+    host: Host, busy: int, *, now: float, policy: ServerPolicy, credential_expires_at: float | None = None
 ) -> HostView:
     capability = None if host.capability is None else CapabilityReport.model_validate_json(host.capability)
     counts = capability
@@ -238,7 +241,7 @@ def token_view(token: Token) -> TokenView:
     )
 
 
-def placement(standing: Standing) -> Placement:
+def placement(standing: RunStanding) -> Placement:
     return Placement(
         host=standing.host.name,
         host_id=standing.host.id,

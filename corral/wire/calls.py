@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 from pydantic import JsonValue as Json
 
-from corral.domain.call import INLINE_BYTES, Payload
-from corral.domain.ids import Digest, is_id
-from corral.wire.base import Answer, DigestText, Exact, Name, known_only
-from corral.wire.spec import RunSpec
-from corral.wire.tables import ScheduleTable
+from corral.domain.ids import is_id
+from corral.wire.base import Answer, Exact, Name, known_only
+from corral.wire.endpoints import CallOptionsBody, FunctionName, FunctionTable
+from corral.wire.payloads import PayloadBody
 
 MOST_CALLS = 1000
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$", max_length=256)]
-Format = Annotated[str, Field(pattern=r"^[a-z0-9+.-]+$", max_length=32)]
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]+$", max_length=128)]
 
 
@@ -30,49 +25,7 @@ def _a_call(text: str) -> str:
 CallIdText = Annotated[str, AfterValidator(_a_call)]
 
 
-class PayloadBody(Exact):
-    """Bytes that only the two ends understand: base64 in `body`, or a blob of the project."""
-
-    format: Format
-    body: str | None = Field(None, max_length=INLINE_BYTES * 4 // 3 + 8)
-    blob: DigestText | None = None
-    size: int = Field(0, ge=0, lt=2**50)
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> PayloadBody:
-        if (self.body is None) == (self.blob is None):
-            raise ValueError("needs exactly one of body and blob")
-        return self
-
-    def payload(self) -> Payload:
-        if self.body is None:
-            assert self.blob is not None
-            return Payload(self.format, None, Digest(self.blob), self.size)
-        try:
-            data = base64.b64decode(self.body, validate=True)
-        except binascii.Error as error:
-            raise ValueError(f"body is not base64: {error}") from None
-        return Payload(self.format, data, None, len(data))
-
-
-def payload_table(payload: Payload) -> dict[str, Any]:
-    """What `PayloadBody` reads."""
-    body = None if payload.body is None else base64.b64encode(payload.body).decode("ascii")
-    return {"format": payload.format, "body": body, "blob": payload.blob, "size": payload.size}
-
-
-class CallOptionsBody(Exact):
-    timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
-    ttl_s: float | None = Field(None, gt=0, le=366 * 86400, description="How long it may wait for its start.")
-    keep_s: float = Field(7 * 86400.0, ge=0, le=3660 * 86400.0, description="How long its result is kept.")
-    retries: int = Field(0, ge=0, le=1000)
-    retry_on: list[Annotated[str, Field(max_length=256)]] = Field(default=[], max_length=64)
-    delay_s: float = Field(1.0, ge=0, le=86400)
-    backoff: float = Field(2.0, ge=1, le=100)
-    max_delay_s: float = Field(60.0, ge=0, le=86400)
-
-
-class CallAsk(Exact):
+class CallRequest(Exact):
     function: FunctionName
     args: PayloadBody
     params: PayloadBody | None = Field(None, description="Of the class whose method it is.")
@@ -85,7 +38,7 @@ class CallsRequest(Exact):
     project: Name = "default"
     endpoint: Name
     version: int = Field(0, ge=0, lt=2**31, description="0 is whichever serves.")
-    calls: list[CallAsk] = Field(min_length=1, max_length=MOST_CALLS)
+    calls: list[CallRequest] = Field(min_length=1, max_length=MOST_CALLS)
     parent: CallIdText | None = Field(None, description="The call from within which these are made.")
     wait_s: float = Field(0, ge=0, le=60)
 
@@ -148,91 +101,6 @@ class ChunkPage(Answer):
     error: dict[str, Json] | None = None
 
 
-class Scaling(Exact):
-    """How many instances there are. With none in use they end after `idle_s`."""
-
-    min: int = Field(0, ge=0, le=1000)
-    max: int = Field(1, ge=1, le=1000)
-    idle_s: float = Field(60.0, ge=1, le=30 * 86400)
-    queue_delay_s: float | None = Field(
-        4.0, gt=0, le=3600, description="One more when a call waits this long."
-    )
-    per_instance: int | None = Field(None, ge=1, le=10_000, description="Or one for so many calls at once.")
-    concurrency: int = Field(1, ge=1, le=1000, description="Calls that one instance runs at a time.")
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Scaling:
-        if self.min > self.max:
-            raise ValueError(f"has min {self.min} above max {self.max}")
-        return self
-
-
-class FunctionTable(Exact):
-    """What one function of an endpoint is and how it is run."""
-
-    kind: Literal["function", "generator", "web"] = "function"
-    is_async: bool = False
-    options: CallOptionsBody = CallOptionsBody()
-    batch_size: int | None = Field(None, ge=1, le=10_000)
-    batch_wait_s: float = Field(0.05, ge=0, le=60)
-    path: str | None = Field(None, pattern=r"^/", max_length=512)
-    method: Literal["GET", "POST", "PUT", "DELETE", "PATCH"] | None = None
-    schedule: ScheduleTable | None = Field(None, description="When it is called by the clock.")
-    schedule_args: PayloadBody | None = Field(None, description="With what its schedule calls it.")
-    streams: bool = Field(False, description="Of a web function: whether it gives its answer bit by bit.")
-
-    @model_validator(mode="after")
-    def _a_schedule_has_arguments(self) -> FunctionTable:
-        if self.schedule is not None and (self.schedule_args is None or self.schedule_args.body is None):
-            raise ValueError("with a schedule needs schedule_args with a body")
-        return self
-
-
-class DeployRequest(Exact):
-    """`spec` is the run spec of an instance, of kind service."""
-
-    project: Name = "default"
-    name: Name
-    spec: RunSpec
-    functions: dict[FunctionName, FunctionTable] = Field(min_length=1, max_length=256)
-    scaling: Scaling = Scaling()
-    live: bool = Field(False, description="Made by a program that calls it; goes when nobody calls.")
-    wait_s: float = Field(0, ge=0, le=60, description="How long to wait for its first instance.")
-
-
-class VersionView(Answer):
-    version: int
-    state: str
-    detail: str | None = None
-    digest: str
-    created_at: float
-    created_by: str
-
-
-class EndpointView(Answer):
-    id: str
-    project: str
-    name: str
-    live: bool
-    stopped: bool
-    current: int
-    scaling: Annotated[Scaling, known_only(Scaling)]
-    functions: dict[str, Annotated[FunctionTable, known_only(FunctionTable)]] = {}
-    instances: int = 0
-    ready: int = 0
-    queued: int = 0
-    running: int = 0
-    created_at: float
-    called_at: float
-    next_at: float | None = Field(None, description="When its schedule calls it next.")
-    versions: list[VersionView] = []
-
-
-class EndpointPage(Answer):
-    items: list[EndpointView]
-    next: str | None = None
-
-
 class OutcomeBody(Exact):
     """How one call ended on an instance."""
 
@@ -270,7 +138,7 @@ class NestedRequest(Exact):
     endpoint: Name | None = None
     project: Name | None = None
     version: int = Field(0, ge=0, lt=2**31)
-    calls: list[CallAsk] = Field(default=[], max_length=MOST_CALLS)
+    calls: list[CallRequest] = Field(default=[], max_length=MOST_CALLS)
     parent: CallIdText | None = None
     ids: list[CallIdText] = Field(default=[], max_length=MOST_CALLS)
     id: CallIdText | None = None
@@ -292,7 +160,7 @@ class NestedAnswer(Answer):
     error: dict[str, Json] | None = None
 
 
-class GivenCall(Answer):
+class AssignedCall(Answer):
     id: str
     function: str
     attempt: int
@@ -304,6 +172,6 @@ class GivenCall(Answer):
 class LeaseCallsAnswer(Answer):
     """`cancelled` are of those it holds; `stop` asks it to finish what it has and end."""
 
-    calls: list[GivenCall]
+    calls: list[AssignedCall]
     cancelled: list[str] = []
     stop: bool = False

@@ -4,74 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
-from pydantic import JsonValue as Json
+from pydantic import Field, model_validator
 
-from corral.domain.capability import Capability, Gpu
 from corral.domain.reasons import Reason
 from corral.wire.base import (
     Answer,
     ArtifactIdText,
-    DigestText,
     JsonMap,
-    Name,
+    LeaseIdText,
     PlainText,
     RequestId,
     Strict,
     known_only,
 )
-from corral.wire.spec import RunSpec
-from corral.wire.tables import SystemName
-
-
-def _plain_mode(mode: int) -> int:
-    if mode not in (0o644, 0o755):
-        raise ValueError("is neither 420 (a file) nor 493 (an executable file)")
-    return mode
-
+from corral.wire.errors import ErrorBody
+from corral.wire.hosts.capability import CapabilityReport
+from corral.wire.spec.run_file import RunSpec
 
 Detail = Annotated[PlainText, Field(max_length=20_000)]
 # Bounded, so that sums stay finite and a calendar can show them, whatever a clock says.
 Seconds = Annotated[float, Field(ge=0, le=1e10)]
 Moment = Annotated[float, Field(ge=-1e11, le=1e11)]
-
-
-class GpuReport(Strict):
-    index: int = Field(ge=0, le=4096)
-    name: str = Field(max_length=128)
-    uuid: str | None = Field(None, max_length=128)
-    memory_bytes: int | None = Field(None, ge=0, lt=2**62)
-    compute_capability: str | None = Field(None, pattern=r"^\d{1,3}\.\d{1,3}$")
-    driver: str | None = Field(None, max_length=64)
-
-
-class CapabilityReport(Strict):
-    """Totals of the host; null is unknown, never zero."""
-
-    hostname: str = Field(max_length=255)
-    os: str = Field(max_length=32)
-    arch: str = Field(max_length=32)
-    cores: int | None = Field(None, ge=0, le=1_000_000)
-    ram_bytes: int | None = Field(None, ge=0, lt=2**62)
-    disk_bytes: int | None = Field(None, ge=0, lt=2**62)
-    gpus: list[GpuReport] | None = Field(None, max_length=1024)
-    python: str | None = Field(None, max_length=32)
-    labels: list[Name] = Field(default_factory=list, max_length=64)
-    engine: dict[Name, Annotated[str, Field(max_length=64)] | None] | None = Field(
-        None, max_length=32, description="Versions of what the training engine needs; null is not installed."
-    )
-
-    corral: str | None = Field(None, max_length=128, description="The worker's version and commit.")
-    gpu_note: Annotated[PlainText, Field(max_length=2000)] | None = Field(
-        None, description="What went wrong when the GPUs were asked for."
-    )
-    system: dict[SystemName, bool] = Field(
-        default={}, max_length=1024, description="Programs and packages that were asked for."
-    )
-
-    def capability(self) -> Capability:
-        gpus = None if self.gpus is None else tuple(Gpu(**gpu.model_dump()) for gpu in self.gpus)
-        return Capability(**{**self.model_dump(exclude={"gpus"}), "gpus": gpus, "labels": tuple(self.labels)})
 
 
 class ClaimRequest(Strict):
@@ -94,7 +47,7 @@ class Resume(Answer):
     step: int | None = None
 
 
-class Lease(Answer):
+class LeaseView(Answer):
     id: str
     run_id: str
     project: str
@@ -113,7 +66,7 @@ class Lease(Answer):
 
 
 class ClaimAnswer(Answer):
-    leases: list[Lease]
+    leases: list[LeaseView]
     lease_s: float
     released: list[str] = []
 
@@ -135,124 +88,6 @@ class BeatAnswer(Answer):
     reason: str | None = None
     lease_s: float
     grace_s: float | None = None
-
-
-class SecretsAnswer(Answer):
-    values: dict[str, str]
-
-
-class LogRecord(Strict):
-    at: Moment
-    stream: Literal["stdout", "stderr", "corral"]
-    text: str = Field(max_length=70_000)
-    partial: bool = False
-    call: str | None = Field(None, pattern=r"^c-[a-z0-9]{12}$")
-
-
-class MetricRecord(Strict):
-    at: Moment
-    name: str = Field(min_length=1, max_length=128)
-    value: float
-    step: int | None = Field(None, ge=-(2**62), lt=2**62)
-
-
-class EventBatch(Strict):
-    """Numbered from 1 per lease: a batch that was seen is dropped, one that comes early is refused."""
-
-    seq: int = Field(ge=1, lt=2**62)
-    logs: list[LogRecord] = Field(default_factory=list, max_length=20_000)
-    metrics: list[MetricRecord] = Field(default_factory=list, max_length=20_000)
-    notes: list[Detail] = Field(default_factory=list, max_length=1000)
-    progress: JsonMap | None = Field(None, max_length=64)
-
-
-class EventAnswer(Answer):
-    accepted: bool
-    next_seq: int
-
-
-class FileRecord(Strict):
-    path: str = Field(min_length=1, max_length=4096)
-    sha256: DigestText
-    size: int = Field(ge=0, lt=2**62)
-    mode: Annotated[int, AfterValidator(_plain_mode)] = 0o644
-
-
-class ManifestRequest(Strict):
-    """The files of one artifact. Its blobs must be there; the commit checks it."""
-
-    kind: Literal["output", "checkpoint", "code", "input"]
-    files: list[FileRecord] = Field(max_length=1_000_000)
-    step: int | None = Field(None, ge=0, lt=2**62)
-    metric: float | None = None
-    meta: JsonMap = Field(default_factory=dict, max_length=256)
-
-
-class ArtifactView(Answer):
-    id: str
-    project: str
-    kind: str
-    digest: str
-    files: int
-    bytes: int
-    run_id: str | None = None
-    attempt: int | None = None
-    rank: int | None = None
-    epoch: int | None = None
-    host: str | None = None
-    step: int | None = None
-    metric: float | None = None
-    pinned: bool = False
-    created_at: float
-    meta: dict[str, Json] = {}
-
-
-class ArtifactPage(Answer):
-    items: list[ArtifactView]
-    next: str | None = None
-
-
-class FilePage(Answer):
-    items: list[Annotated[FileRecord, known_only(FileRecord)]]
-    next: str | None = None
-
-
-class BlobQuery(Strict):
-    """Which of these does the project hold? Those it holds are pinned for the caller."""
-
-    blobs: list[DigestText] = Field(max_length=10_000)
-
-
-class BlobAnswer(Answer):
-    """`missing` must be uploaded; `offsets` says where a broken upload of one may go on."""
-
-    missing: list[str]
-    offsets: dict[str, int] = {}
-
-
-class BlobStored(Answer):
-    sha256: str
-    size: int
-    existed: bool
-
-
-class NearView(Answer):
-    """A folder of the machine that the server and the caller share; none if they share none."""
-
-    folder: str | None
-
-
-class NearRequest(Strict):
-    """A file that was put into that folder. With `size` it may still be written, under a lock."""
-
-    name: str = Field(pattern=r"^[0-9a-f]{32}$")
-    size: int | None = Field(default=None, ge=0)
-
-
-class PlaceView(Answer):
-    """Where on that machine a blob can be read."""
-
-    path: str | None
 
 
 class FinishRequest(Strict):
@@ -296,3 +131,37 @@ class ObjectAnswer(Answer):
 class ObjectList(Answer):
     keys: list[str]
     next: str | None = None
+
+
+class OutcomeReport(Strict):
+    """The same as one call of `finish`, `fail` or `stopped`."""
+
+    lease_id: LeaseIdText
+    epoch: int = Field(ge=0, lt=2**62)
+    finish: FinishRequest | None = None
+    fail: FailRequest | None = None
+    stopped: StoppedRequest | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> OutcomeReport:
+        if sum(part is not None for part in (self.finish, self.fail, self.stopped)) != 1:
+            raise ValueError("needs exactly one of finish, fail, stopped")
+        return self
+
+
+class OutcomesRequest(Strict):
+    reports: list[OutcomeReport] = Field(min_length=1, max_length=1000)
+
+
+class OutcomeResult(Answer):
+    """What became of one report: the outcome's answer, or the error that its own call would have had."""
+
+    lease_id: str
+    outcome: OutcomeAnswer | None = None
+    error: ErrorBody | None = None
+
+
+class OutcomesAnswer(Answer):
+    """In the order of the reports; each stands or falls alone."""
+
+    results: list[OutcomeResult]

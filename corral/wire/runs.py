@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic import JsonValue as Json
 
+from corral.domain.states import FINAL, RunState
 from corral.wire.base import Answer, Name, PlainText, RequestId, Strict, known_only
-from corral.wire.spec import RunSpec
-from corral.wire.train import each
+from corral.wire.spec.run_file import RunSpec
+from corral.wire.spec.train import each
+
+LabelText = Annotated[str, Field(pattern=r"^[^=\x00]+=[^\x00]*$", max_length=330)]
 
 
 class SubmitRequest(Strict):
@@ -137,40 +140,6 @@ class EventPage(Answer):
     next: str | None = None
 
 
-class LogLine(Answer):
-    """One piece of output; `partial` when the line goes on in the next piece."""
-
-    at: float
-    stream: Literal["stdout", "stderr", "corral"]
-    text: str
-    attempt: int = 1
-    rank: int = 0
-    partial: bool = False
-    # Of an instance: which call it belongs to.
-    call: str | None = None
-
-
-class LogPage(Answer):
-    items: list[LogLine]
-    next: str
-    ended: bool
-
-
-class MetricPoint(Answer):
-    at: float
-    step: int | None = None
-    name: str
-    value: float
-    attempt: int = 1
-    rank: int = 0
-
-
-class MetricPage(Answer):
-    items: list[MetricPoint]
-    next: str
-    ended: bool
-
-
 class WhyAnswer(Answer):
     run_id: str
     state: str
@@ -188,3 +157,83 @@ class RequeueRequest(Strict):
 
     request_id: RequestId
     with_children: bool = Field(False, description="Also the runs that ended because it did not succeed.")
+
+
+class RunSelection(Strict):
+    """Runs that fit all that is given; `all` must be said where nothing is."""
+
+    project: Name | None = None
+    group: Name | None = None
+    name: Name | None = None
+    label: LabelText | None = None
+    schedule: Name | None = None
+    states: list[RunState] = Field(default=[], max_length=10)
+    all: bool = False
+
+    @model_validator(mode="after")
+    def _something_is_said(self) -> RunSelection:
+        narrow = (self.project, self.group, self.name, self.label, self.schedule)
+        if not self.all and not self.states and all(one is None for one in narrow):
+            raise ValueError("names no filter; `all` says that every run is meant")
+        return self
+
+
+class ManyRequest(Strict):
+    """One page at a time: the answer's `next` is the cursor of the following one."""
+
+    which: RunSelection
+    dry_run: bool = False
+    cursor: str | None = Field(None, max_length=100)
+    limit: int = Field(200, ge=1, le=1000)
+
+
+class CancelManyRequest(ManyRequest):
+    reason: PlainText = Field("", max_length=500)
+
+    @model_validator(mode="after")
+    def _not_of_ended_runs(self) -> CancelManyRequest:
+        if ended := [state for state in self.which.states if state in FINAL]:
+            raise ValueError(f"names the state {ended[0]}, in which there is nothing to cancel")
+        return self
+
+
+class RequeueManyRequest(ManyRequest):
+    """The same `request_id` again makes no second run of the same one."""
+
+    request_id: RequestId
+
+    @model_validator(mode="after")
+    def _of_ended_runs(self) -> RequeueManyRequest:
+        if live := [state for state in self.which.states if state not in FINAL]:
+            raise ValueError(f"names the state {live[0]}; only a run that has ended can be queued again")
+        return self
+
+
+class ActionResult(Answer):
+    """What became of one run: `new` are the runs that it became."""
+
+    id: str
+    name: str
+    state: str
+    new: list[str] = []
+
+
+class ActionRefusal(Answer):
+    id: str
+    why: str
+
+
+class ManyAnswer(Answer):
+    """Of this page; `done` would be done if it is a dry run."""
+
+    done: list[ActionResult] = []
+    skipped: list[ActionRefusal] = []
+    next: str | None = None
+
+
+class RemovedRun(Answer):
+    """`kept` are artifacts that stay: pinned, or read by other runs."""
+
+    id: str
+    artifacts: int
+    kept: list[str] = []

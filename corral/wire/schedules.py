@@ -7,9 +7,9 @@ from typing import Annotated
 from pydantic import Field, field_validator
 
 from corral.wire.base import Answer, Name, RequestId, Strict, known_only
-from corral.wire.spec import RunSpec
-from corral.wire.tables import ScheduleTable
-from corral.wire.train import each
+from corral.wire.spec.run_file import RunSpec
+from corral.wire.spec.tables import ScheduleTable
+from corral.wire.spec.train import each
 
 
 class ScheduleRequest(Strict):

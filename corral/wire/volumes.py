@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from corral.wire.artifacts import FileRecord
 from corral.wire.base import Answer, Strict
-from corral.wire.leases import FileRecord
 
 
 class VolumeCommit(Strict):

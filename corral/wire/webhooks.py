@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic import JsonValue as Json
 
-from corral.domain.webhook import ENDS, TYPES, is_pattern
+from corral.domain.webhooks.deliveries import ENDS, TYPES, is_pattern
 from corral.wire.base import Answer, Duration, Name, Strict
 
 
@@ -35,7 +35,7 @@ class WebhookRequest(Strict):
 LONGEST_KEEP_S = 30 * 86_400.0
 
 
-class RotateRequest(Strict):
+class RotateWebhookRequest(Strict):
     """A new secret; one is made when it is left out. For `keep_s` notices are signed with both."""
 
     secret: str | None = Field(None, max_length=200)
@@ -59,7 +59,7 @@ class WebhookView(Answer):
     old_secret_until: float | None = None
 
 
-class WebhookMade(WebhookView):
+class CreatedWebhook(WebhookView):
     """The only time that the secret is shown; null if it was given."""
 
     secret: str | None = None

@@ -18,16 +18,16 @@ from corral.domain.errors import CorralError, InvalidInput
 from corral.domain.ids import is_name
 from corral.settings import Settings, process_environment, read_settings
 from corral.worker.agent import Agent, default_slots
-from corral.worker.cache import Cache
-from corral.worker.child_env import base_environment, engine_environment
+from corral.worker.await_identity import wait_for_identity
+from corral.worker.child.strays import become_subreaper
+from corral.worker.child.variables import base_environment, engine_environment
 from corral.worker.credential import Credential, Rotation
 from corral.worker.flock import exclusive
-from corral.worker.identity import wait_for_identity
-from corral.worker.link import Link
-from corral.worker.outbox import Outbox
-from corral.worker.prepare import Host
-from corral.worker.probe import look_again, probe
-from corral.worker.strays import become_subreaper
+from corral.worker.host.probe import look_again, probe
+from corral.worker.prepare.input_cache import Cache
+from corral.worker.prepare.preparation import Host
+from corral.worker.report.outbox import Outbox
+from corral.worker.server_link import Link
 
 BEAT_TIMEOUT_S = 10.0
 

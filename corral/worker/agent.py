@@ -10,16 +10,17 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from corral.client.lock import Lock
+from corral.client.environments.lock import Lock
 from corral.domain.capability import Capability
 from corral.domain.errors import CorralError, ServerUnreachable, StoreUnavailable
-from corral.wire.leases import CapabilityReport, ClaimAnswer, ClaimRequest, Lease
-from corral.worker.environment import Environments
+from corral.wire.hosts.capability import CapabilityReport
+from corral.wire.leases import ClaimAnswer, ClaimRequest, LeaseView
+from corral.worker.child.strays import reap_orphans, sweep
 from corral.worker.job import Job
-from corral.worker.link import Link, Pauses
-from corral.worker.prepare import Host
-from corral.worker.strays import reap_orphans, sweep
-from corral.worker.workspace import JobRecord, Phase, workspaces
+from corral.worker.prepare.environments import Environments
+from corral.worker.prepare.preparation import Host
+from corral.worker.prepare.workspace import JobRecord, Phase, workspaces
+from corral.worker.server_link import Link, Pauses
 
 CLAIM_WAIT_S = 25.0
 PROBE_EVERY_S = 60.0
@@ -195,7 +196,7 @@ class Agent:
         for lease in answer.leases:
             self._begin(lease)
 
-    def _begin(self, lease: Lease) -> None:
+    def _begin(self, lease: LeaseView) -> None:
         job = Job(self._host, self._beats, lease, claimed_with=self._known_capability)
         with self._changed:
             if lease.id in self._running:

@@ -11,10 +11,10 @@ from contextlib import suppress
 import psutil
 
 from corral.domain.errors import CorralError, LeaseLost, NotFound
-from corral.wire.leases import BeatRequest, Lease
+from corral.wire.leases import BeatRequest, LeaseView
 from corral.worker.control import Control
-from corral.worker.link import Link, Pauses
-from corral.worker.probe import gpu_sample
+from corral.worker.host.probe import gpu_sample
+from corral.worker.server_link import Link, Pauses
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Beater:
     The server holds its answer back until the next beat is due, so that a stop is heard at once.
     """
 
-    def __init__(self, link: Link, lease: Lease, control: Control, vitals: Vitals) -> None:
+    def __init__(self, link: Link, lease: LeaseView, control: Control, vitals: Vitals) -> None:
         self._link = link
         self._lease = lease
         self._control = control

@@ -10,7 +10,7 @@ from pathlib import Path
 # Imported to see that all of the worker loads here.
 import corral.worker.__main__  # noqa: F401
 from corral.worker.agent import default_slots
-from corral.worker.probe import probe
+from corral.worker.host.probe import probe
 
 
 def main() -> int:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from corral.client.api import Corral
 from corral.client.discovery import local_server, tls_for
-from corral.client.hostkey import make_key
-from corral.client.http import Backoff
-from corral.client.identity import CA, CLIENT, TOKEN, Identity, read_identity, write_rotated
-from corral.client.trust import read_ca
+from corral.client.enroll.host_key import make_key
+from corral.client.enroll.identity import CA, CLIENT, TOKEN, Identity, read_identity, write_rotated
+from corral.client.http.transport import Backoff
+from corral.client.http.trust import read_ca
 from corral.domain.errors import CorralError, ServerUnreachable
-from corral.wire.hosts import RotateRequest
+from corral.wire.hosts.enroll import RotateCredentialRequest
 
 # Replaced when this part of its time is left.
 ROTATE_AT = 1 / 3
@@ -111,7 +111,7 @@ class Rotation:
         url, before = credential.url(), credential.identity
         key = make_key()
         with credential.connect(url, timeout_s=30.0, backoff=Backoff(tries=2)) as corral:
-            made = corral.own_host.rotate(RotateRequest(certificate_request=key.request_pem))
+            made = corral.own_host.rotate(RotateCredentialRequest(certificate_request=key.request_pem))
         now = time.time()
         after = replace(before, token=made.token, issued_at=now, expires_at=now + made.expires_in_s)
         write_rotated(credential.worker_home, after, client_pem=key.with_certificate(made.certificate))

@@ -7,43 +7,44 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from corral.client.digest import FileChanged, FileUnreadable
-from corral.client.tree import NotAFolder, SecretInTree, TreeRefused
-from corral.client.walk import TreeTooLarge
+from corral.client.files.digest import FileChanged, FileUnreadable
+from corral.client.files.tree import NotAFolder, SecretInTree, TreeRefused
+from corral.client.files.walk import TreeTooLarge
 from corral.domain.capability import Capability
 from corral.domain.errors import BlobMissing, CorralError, LeaseLost, NotFound
 from corral.domain.paths import BadPath
 from corral.domain.reasons import Reason
-from corral.domain.redaction import Secrets
-from corral.wire.leases import EventAnswer, EventBatch, FinishRequest, Lease
+from corral.domain.redaction import SecretValues
+from corral.wire.leases import FinishRequest, LeaseView
+from corral.wire.logs import EventAnswer, EventBatch
 from corral.worker.beats import Beater, Vitals
-from corral.worker.checkpoints import Checkpoints
-from corral.worker.child import Exit
+from corral.worker.child.process import Exit
+from corral.worker.child.supervise import Supervision
+from corral.worker.child.verdict import ENGINE_CODES, failed, hidden, stopped, verdict
 from corral.worker.control import Control, StopWish
-from corral.worker.link import GivenUp, Link
-from corral.worker.prepare import CannotStart, Host, Preparation, Prepared
-from corral.worker.recheck import NoLongerFits, recheck
-from corral.worker.recorder import Recorder
-from corral.worker.report import deliver
-from corral.worker.sender import Sender
-from corral.worker.serving import Serving, told_of
-from corral.worker.spool import Spool
-from corral.worker.supervise import Supervision
-from corral.worker.upload import TRIES, Uploads
-from corral.worker.verdict import ENGINE_CODES, failed, hidden, stopped, verdict
-from corral.worker.workspace import JobRecord, Outcome, Phase, Workspace
+from corral.worker.host.recheck import NoLongerFits, recheck
+from corral.worker.instance.serving import Serving, told_of
+from corral.worker.prepare.preparation import CannotStart, Host, Preparation, Prepared
+from corral.worker.prepare.workspace import JobRecord, Outcome, Phase, Workspace
+from corral.worker.report.batch_sender import Sender
+from corral.worker.report.checkpoints import Checkpoints
+from corral.worker.report.deliver import deliver
+from corral.worker.report.recorder import Recorder
+from corral.worker.report.spool import Spool
+from corral.worker.report.uploads import TRIES, Uploads
+from corral.worker.server_link import GivenUp, Link
 
 logger = logging.getLogger(__name__)
 
 _BAD_OUTPUT = (TreeRefused, TreeTooLarge, SecretInTree, NotAFolder, FileUnreadable, FileChanged, BadPath)
-_NO_SECRETS = Secrets({})
+_NO_SECRETS = SecretValues({})
 
 
 class Job:
     """`run` for a new lease, `resume` for one whose child had ended under an earlier worker."""
 
     def __init__(
-        self, host: Host, beats: Link, lease: Lease, *, claimed_with: Capability | None = None
+        self, host: Host, beats: Link, lease: LeaseView, *, claimed_with: Capability | None = None
     ) -> None:
         self.lease = lease
         self.child_ended = False
@@ -127,7 +128,7 @@ class Job:
         preparation = Preparation(self._host, self.lease, self._workspace, self.control, recorder)
         outcome = record.outcome
         try:
-            self._secrets = Secrets(preparation.secret_values())
+            self._secrets = SecretValues(preparation.secret_values())
             checkpoints = self._checkpoints(recorder)
             checkpoints.recover()
         except CannotStart as error:

@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 
 from corral.client.api import Corral
 from corral.client.discovery import local_server
-from corral.client.http import Backoff
+from corral.client.http.transport import Backoff
 from corral.domain.errors import CorralError
 from corral.domain.states import FINAL
-from corral.wire.admin import FsckLine, TokenRequest
+from corral.wire.health import FsckLine
 from corral.wire.runs import RunDetail
-from corral.wire.spec import RunSpec
+from corral.wire.spec.run_file import RunSpec
+from corral.wire.tokens import TokenRequest
 
 CLEAN = {key: value for key, value in os.environ.items() if "CORRAL" not in key}
 PATIENT = Backoff(tries=100, first_s=0.05, most_s=0.3)

@@ -14,9 +14,10 @@ from statistics import median
 import psutil
 import pytest
 
-from corral.worker import child, strays
-from corral.worker.child import Child, Command, Exit, PlainChild, ShimChild
-from corral.worker.shim import PR_SET_CHILD_SUBREAPER, prctl
+from corral.worker.child import process as child
+from corral.worker.child import strays
+from corral.worker.child.process import Child, Command, Exit, PlainChild, ShimChild
+from corral.worker.child.shim import PR_SET_CHILD_SUBREAPER, prctl
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision of whole trees needs Linux")
 
@@ -194,7 +195,7 @@ def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path, lease: dict[st
 _DRIVER = """
 import sys, time
 from pathlib import Path
-from corral.worker.child import Command, ShimChild
+from corral.worker.child.process import Command, ShimChild
 one = ShimChild(Command((sys.executable, "-S", "-c", sys.argv[1]), Path(sys.argv[2]), {}))
 print(one.supervisor_pid, flush=True)
 time.sleep(60)

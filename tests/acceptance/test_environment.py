@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from uv import find_uv_bin
 
-from corral.client.installer import InstallerStopped
-from corral.client.lock import Lock, resolve
-from corral.worker.environment import (
+from corral.client.environments.installer import InstallerStopped
+from corral.client.environments.lock import Lock, resolve
+from corral.worker.prepare.environments import (
     START_GRACE_S,
     EnvironmentFailed,
     Environments,
@@ -33,8 +33,8 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 BUILDER = """
 import os, sys
 from pathlib import Path
-from corral.client.lock import Lock
-from corral.worker.environment import Environments
+from corral.client.environments.lock import Lock
+from corral.worker.prepare.environments import Environments
 root, wheels, uv, text, python = sys.argv[1:]
 host = Environments(Path(root), os.environ, find_links=[Path(wheels)], uv=Path(uv))
 print(host.build(Lock(text, python), lambda line: print(line, flush=True)), flush=True)

@@ -18,12 +18,12 @@ from acceptance.stack import Stack, until
 from acceptance.stack import stack as running
 from acceptance.test_environment import write_wheel
 from corral.cli.fn import app as fn_app
-from corral.client.lock import Lock, PackageNotFound, RequirementsConflict
-from corral.client.locks import Locks
+from corral.client.environments.lock import Lock, PackageNotFound, RequirementsConflict
+from corral.client.environments.lock_cache import Locks
 from corral.functions import backend
-from corral.functions.remote import HttpBackend
-from corral.worker.environment import Environments
+from corral.functions.http_backend import HttpBackend
 from corral.worker.flock import exclusive
+from corral.worker.prepare.environments import Environments
 
 pytestmark = pytest.mark.timeout(170)
 

@@ -20,8 +20,8 @@ from acceptance import apps_for_tests as kit
 from acceptance.stack import Stack, until
 from acceptance.stack import stack as running
 from corral.functions import backend
-from corral.functions.remote import HttpBackend
-from corral.wire.spec import RunSpec
+from corral.functions.http_backend import HttpBackend
+from corral.wire.spec.run_file import RunSpec
 
 
 @pytest.fixture(scope="module")

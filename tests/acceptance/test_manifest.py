@@ -14,14 +14,14 @@ import psutil
 import pytest
 
 from acceptance.stack import Stack, problems, stack, until
-from corral.client import fleet
 from corral.client.api import Corral
-from corral.client.http import Backoff
-from corral.client.manifest import load
-from corral.client.prepare import Listener, Workshop
-from corral.client.runs import RunFilter
+from corral.client.http.transport import Backoff
+from corral.client.manifests import sync as fleet
+from corral.client.manifests.read import load
+from corral.client.runs import RunQuery
+from corral.client.submit.prepare import Listener, Workshop
 from corral.domain.errors import CorralError
-from corral.wire.manifest import ApplyAnswer
+from corral.wire.manifests import ApplyAnswer
 
 FIT = """
 import argparse, os, pathlib
@@ -166,7 +166,7 @@ def test_a_mistyped_parameter_never_reaches_the_queue(folder: Folder, running: S
         in " ".join(said.split())
     )
     assert "runs.two.params.lr: is 'fast'; --lr takes a number" in " ".join(said.split())
-    assert running.client().runs.page(RunFilter(name="mistyped")).items == []
+    assert running.client().runs.page(RunQuery(name="mistyped")).items == []
     assert folder("plan", "fleet.toml", "--offline", expect=1).stderr == said
     submitted = subprocess.run(
         [str(Path(sys.executable).parent / "corral"), "submit", "run.toml"],
@@ -270,6 +270,6 @@ def _apply(corral: Corral, path: Path) -> ApplyAnswer:
 
 def _count(corral: Corral) -> int:
     found = [m for m in corral.manifests.page().items if m.name == "many"]
-    runs = sum(1 for _ in corral.runs.iter(RunFilter(name="grid"), page_size=1000))
+    runs = sum(1 for _ in corral.runs.iter(RunQuery(name="grid"), page_size=1000))
     assert runs == (found[0].runs if found else 0)
     return runs

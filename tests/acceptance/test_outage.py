@@ -33,15 +33,16 @@ from acceptance.stack import (
     wait_line,
 )
 from corral.client.api import Corral
-from corral.client.download import download
-from corral.client.http import Backoff
-from corral.client.tree import scan
-from corral.client.unpack import ContentMismatch
-from corral.client.upload import upload
+from corral.client.files.download import download
+from corral.client.files.tree import scan
+from corral.client.files.unpack import ContentMismatch
+from corral.client.files.upload import upload
+from corral.client.http.transport import Backoff
 from corral.domain.errors import CorralError, DiskFull, LeaseLost, StoreUnavailable
-from corral.wire.leases import BeatRequest, EventBatch, FinishRequest, LogRecord
+from corral.wire.leases import BeatRequest, FinishRequest
+from corral.wire.logs import EventBatch, LogRecord
 from corral.wire.runs import RunDetail
-from corral.wire.spec import RunSpec
+from corral.wire.spec.run_file import RunSpec
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals and /proc as Linux has them")
 

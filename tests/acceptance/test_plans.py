@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from acceptance.stack import Stack, problems, python, result, stack, until, wait_final, wait_line
-from corral.client.runs import RunFilter
+from corral.client.runs import RunQuery
 from corral.domain.errors import InvalidInput
-from corral.wire.tables import After, ScheduleTable
+from corral.wire.spec.tables import After, ScheduleTable
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_schedule_makes_one_run_for_each_time_also_when_the_server_is_killed(f
     made = corral.schedules.add("often", ScheduleTable(every=10.0), [python("print('tick')", name="tick")])
 
     def runs() -> list[str]:
-        return [run.id for run in corral.runs.iter(RunFilter(schedule="often"))]
+        return [run.id for run in corral.runs.iter(RunQuery(schedule="often"))]
 
     until(runs, "the first run of the schedule", within_s=60)
     fleet.kill_server()

@@ -12,9 +12,9 @@ import pytest
 
 from acceptance.stack import CLEAN, stack
 from acceptance.test_enrol import CORRAL, Machine, join_token
-from corral.cli.units import ServiceFailed, Unit, windows_script
+from corral.cli.hosts.systemd import ServiceFailed, Unit, windows_script
 from corral.domain.errors import InvalidInput
-from corral.wire.spec import RunFile
+from corral.wire.spec.run_file import RunFile
 
 SYSTEMD = Path("/lib/systemd/systemd")
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")

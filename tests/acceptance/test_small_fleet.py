@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 
 from acceptance.stack import stack, until
-from corral.client.runs import RunFilter
-from corral.wire.spec import RunSpec
+from corral.client.runs import RunQuery
+from corral.wire.spec.run_file import RunSpec
 
 # Of a machine with 1 GiB, what is left of it beside its system.
 MOST_BYTES = 800 << 20
@@ -34,7 +34,7 @@ def test_a_hundred_runs_and_ten_workers_stay_within_the_memory_of_a_small_machin
         def ended() -> bool:
             nonlocal most
             most = max(most, held(pids))
-            done = corral.runs.page(RunFilter(states=("succeeded",)), limit=RUNS).items
+            done = corral.runs.page(RunQuery(states=("succeeded",)), limit=RUNS).items
             return len(done) == len(ids)
 
         until(ended, "all of them to end", within_s=160)

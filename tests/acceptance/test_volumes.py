@@ -17,16 +17,16 @@ from acceptance import volumes_for_tests as kit
 from acceptance.stack import Stack
 from acceptance.stack import stack as running
 from corral.cli.volumes import app
-from corral.client import volume_folder
 from corral.client.blobs import BlobSink
-from corral.client.http import Backoff
-from corral.client.tree import Tree
-from corral.client.upload import upload
-from corral.client.volume_folder import Folder
-from corral.client.volumes import put
+from corral.client.files.tree import Tree
+from corral.client.files.upload import upload
+from corral.client.http.transport import Backoff
+from corral.client.volumes import folder as volume_folder
+from corral.client.volumes.folder import Folder
+from corral.client.volumes.volumes import put
 from corral.domain import errors
 from corral.functions import backend
-from corral.functions.remote import HttpBackend
+from corral.functions.http_backend import HttpBackend
 from corral.wire.quotas import QuotaRequest
 
 pytestmark = pytest.mark.timeout(170)
@@ -239,7 +239,7 @@ def test_kill_9_in_the_middle_of_a_commit_leaves_the_old_or_the_new_version_whol
     code = (
         "import pathlib, sys\n"
         "from corral.client.api import Corral\n"
-        "from corral.client.volumes import put\n"
+        "from corral.client.volumes.volumes import put\n"
         "source = pathlib.Path(sys.argv[1])\n"
         "remote = Corral(sys.argv[2], sys.argv[3]).volumes.remote('default', 'killed')\n"
         "n = 0\n"

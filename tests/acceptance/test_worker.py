@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from acceptance.worker_fleet import Fleet, eventually
-from corral.client.download import download
-from corral.client.lock import Lock
+from corral.client.environments.lock import Lock
+from corral.client.files.download import download
 
 PRELUDE = "import json, os, sys, time, signal, pathlib\n"
 

@@ -14,11 +14,11 @@ from typing import Any, Literal, TypeVar
 
 from corral.client.api import Corral
 from corral.client.discovery import local_url
-from corral.client.tree import scan
-from corral.client.upload import upload
+from corral.client.files.tree import scan
+from corral.client.files.upload import upload
 from corral.wire.leases import ClaimRequest
 from corral.wire.runs import RunDetail
-from corral.wire.spec import RunSpec
+from corral.wire.spec.run_file import RunSpec
 
 PATIENCE_S = 60.0
 FINAL = ("succeeded", "failed", "cancelled")

@@ -22,13 +22,13 @@ import uvicorn
 
 from corral.bootstrap import build_services, ensure_identities, open_store
 from corral.bootstrap_tls import Transport, build_transport
-from corral.client.trust import context as context_for
+from corral.client.http.trust import context as context_for
 from corral.ports.store import Tx
-from corral.server.app import Server
-from corral.server.corked import CorkedProtocol
+from corral.server.app import ControlPlane
+from corral.server.http_protocol import FastHttpProtocol
 from corral.server.services import Services
 from corral.settings import Settings
-from corral.wire.admin import ErrorBody
+from corral.wire.errors import ErrorBody
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -218,9 +218,9 @@ def serve(home: Path, *, database: str | None = None, **settings: Any) -> Iterat
     context = transport.tls.context if transport.tls else None
     server = uvicorn.Server(
         uvicorn.Config(
-            Server(services).app,
+            ControlPlane(services).app,
             log_level="critical",
-            http=CorkedProtocol,
+            http=FastHttpProtocol,
             timeout_graceful_shutdown=1,
             ssl_context_factory=(lambda *_: context) if context else None,
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from api.live import Json, Live, Worker, error_of, named, record, sha
-from corral.domain.audit import Chain
+from corral.domain.audit import AuditChain
 from corral.wire.audit import AuditView
 
 CORRAL = str(Path(sys.executable).parent / "corral")
@@ -109,7 +109,7 @@ def test_pages_go_back_from_the_newest_and_forward_from_any(live: Live) -> None:
 
 def test_the_chain_can_be_recomputed_from_the_answers(live: Live) -> None:
     live.token("user")
-    chain = Chain()
+    chain = AuditChain()
 
     assert chain.follow(AuditView.model_validate(entry).entry() for entry in _entries(live)), chain.problem
 

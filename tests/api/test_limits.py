@@ -13,7 +13,7 @@ import pytest
 from api.live import Live, error_of, fresh, named, new_worker, packed, record, serve, sha
 from corral.client.api import Corral
 from corral.domain.errors import ProjectFull, RateLimited
-from corral.wire.spec import RunSpec
+from corral.wire.spec.run_file import RunSpec
 
 # So slow that a busy machine does not keep within it.
 RATE, BURST = 0.25, 20

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 
 from api.live import Json, Live, error_of, fresh, named
-from corral.client.applying import Declaration, Declared
-from corral.wire.declared import HostTable
-from corral.wire.spec import RunSpec
+from corral.client.manifests.apply import Declaration, DeclaredRun
+from corral.wire.hosts.policy import HostTable
+from corral.wire.spec.run_file import RunSpec
 
 
 def declaration(name: str, *specs: Json, project: str = "default", **hosts: Json) -> Declaration:
-    runs = [Declared(RunSpec.model_validate({"argv": ["x"], "project": project, **table})) for table in specs]
+    runs = [
+        DeclaredRun(RunSpec.model_validate({"argv": ["x"], "project": project, **table})) for table in specs
+    ]
     tables = {key: HostTable.model_validate(table) for key, table in hosts.items()}
     return Declaration(project, name, runs=runs, hosts=tables)
 

@@ -8,7 +8,7 @@ import pytest
 
 from api.live import Json, Live, Worker, error_of, fresh, named, record
 from corral.client.api import Corral
-from corral.wire.many import Which
+from corral.wire.runs import RunSelection
 
 
 def group(live: Live, count: int = 3, *, host: str = "nobody", **more: Any) -> tuple[str, list[str]]:
@@ -60,7 +60,7 @@ def test_who_acts_on_many_hears_how_far_it_is(live: Live) -> None:
     heard: list[int] = []
 
     with Corral(live.url, live.operator) as corral:
-        done = corral.runs.cancel_all(Which(group=name), told=heard.append)
+        done = corral.runs.cancel_all(RunSelection(group=name), told=heard.append)
 
     assert (heard, len(done.done)) == ([200], len(ids))
 

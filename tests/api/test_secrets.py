@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from api.live import Live, error_of, fresh, named, new_worker, record, serve, sha
-from corral.wire.admin import ErrorBody
+from corral.wire.errors import ErrorBody
 
 CORRAL = str(Path(sys.executable).parent / "corral")
 CLEAN = {key: value for key, value in os.environ.items() if "CORRAL" not in key}

@@ -24,14 +24,14 @@ from corral.adapters.tls.context import BadCertificate, names_of
 from corral.bootstrap_tls import build_transport
 from corral.client.api import Corral
 from corral.client.discovery import discover
-from corral.client.errors import UntrustedServer
-from corral.client.hostkey import make_key
-from corral.client.http import Backoff
-from corral.client.private import write_private
-from corral.client.trust import context, fetch_ca, pin_of
+from corral.client.enroll.host_key import make_key
+from corral.client.http.errors import UntrustedServer
+from corral.client.http.transport import Backoff
+from corral.client.http.trust import context, fetch_ca, pin_of
 from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable
-from corral.domain.host import split_pin, with_pin
 from corral.domain.ids import new_host_id
+from corral.domain.tokens import split_pin, with_pin
+from corral.files.private import write_private
 from corral.settings import Settings
 
 DAY_S = 86400.0

@@ -15,7 +15,7 @@ from acceptance.stack import stack as running
 import corral
 from calls import pier
 from corral.functions import backend
-from corral.functions.remote import HttpBackend
+from corral.functions.http_backend import HttpBackend
 
 # Two cards as the library for them would tell of, where there are none.
 GPUS = {"PYTHONPATH": str(Path(__file__).parents[1] / "fleet" / "stand_ins"), "STAND_IN_GPUS": "2"}

@@ -146,7 +146,7 @@ def parts(count: int, size: int) -> Iterator[bytes]:
 
 def when_half_is_written(then: Callable[[], None]) -> Callable[[], None]:
     """Of the next large result of this process, and its file is on its way. Gives how to undo it."""
-    from corral import growing  # noqa: PLC0415 - it is that of the instance
+    from corral.files import growing  # noqa: PLC0415 - it is that of the instance
 
     real = growing.write
 

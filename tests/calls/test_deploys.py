@@ -21,9 +21,9 @@ import corral
 from calls.conftest import Scene
 from corral.domain.errors import CorralError
 from corral.functions import backend
-from corral.functions.finding import find
-from corral.functions.remote import HttpBackend
-from corral.wire.calls import EndpointView
+from corral.functions.find_app import find
+from corral.functions.http_backend import HttpBackend
+from corral.wire.endpoints import EndpointView
 
 pytestmark = pytest.mark.timeout(170)
 CORRAL = str(Path(sys.executable).with_name("corral"))

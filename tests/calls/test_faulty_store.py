@@ -20,14 +20,14 @@ from api.live import Live, serve
 import corral
 from calls import pier
 from corral.client.api import Corral
-from corral.client.http import Backoff
+from corral.client.http.transport import Backoff
 from corral.domain.errors import CorralError, StoreUnavailable
 from corral.domain.ids import Digest
 from corral.functions import backend
-from corral.functions.finding import find
+from corral.functions.find_app import find
 from corral.functions.handles import Function
-from corral.functions.remote import HttpBackend
-from corral.ports.blobs import BlobStore, Taken, Upload
+from corral.functions.http_backend import HttpBackend
+from corral.ports.blobs import BlobStore, HandedOverFile, Upload
 
 LARGE = bytes(range(256)) * 2000
 
@@ -50,7 +50,7 @@ class FaultyBlobs:
     def near(self) -> Path | None:
         return self.real.near() if self.handed_over else None
 
-    def take(self, name: str) -> Taken:
+    def take(self, name: str) -> HandedOverFile:
         self._may_fail()
         return self.real.take(name)
 

@@ -14,7 +14,7 @@ from calls import pier
 from calls.conftest import Scene
 from corral.functions import backend
 from corral.server.scaling import SURE_AFTER_S
-from corral.wire.calls import Scaling
+from corral.wire.endpoints import Scaling
 
 pytestmark = pytest.mark.timeout(170)
 

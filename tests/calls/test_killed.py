@@ -125,7 +125,7 @@ CALLER = """
 import sys
 import corral
 from corral.functions import backend
-from corral.functions.remote import HttpBackend
+from corral.functions.http_backend import HttpBackend
 from corral.client.api import Corral
 backend.set_backend(HttpBackend(Corral(sys.argv[1], sys.argv[2]), "default"))
 names = [f"r-{n}" for n in range(200)]
@@ -157,7 +157,7 @@ def test_a_caller_that_vanishes_leaves_its_call_to_be_fetched(scene: Scene, tmp_
     log = tmp_path / "log"
     code = (
         "import sys, corral\nfrom corral.functions import backend\nfrom corral.client.api import Corral\n"
-        "from corral.functions.remote import HttpBackend\n"
+        "from corral.functions.http_backend import HttpBackend\n"
         "backend.set_backend(HttpBackend(Corral(sys.argv[1], sys.argv[2]), 'default'))\n"
         "corral.function('pier.work').remote(sys.argv[3], 'orphan', 0.5)\n"
     )

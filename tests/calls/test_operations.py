@@ -17,7 +17,7 @@ import corral
 from calls import pier
 from calls.conftest import Scene
 from corral.functions import backend, codec
-from corral.wire.admin import TokenRequest
+from corral.wire.tokens import TokenRequest
 
 pytestmark = pytest.mark.timeout(170)
 CORRAL = str(Path(sys.executable).with_name("corral"))

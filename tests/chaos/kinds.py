@@ -9,8 +9,8 @@ from acceptance.stack import FINAL_STATES, printed, python, result
 
 from corral.client.api import Corral
 from corral.wire.runs import RunDetail
-from corral.wire.spec import RunSpec
-from corral.wire.tables import RetryBudgets
+from corral.wire.spec.run_file import RunSpec
+from corral.wire.spec.tables import RetryBudgets
 
 LINES = 2000
 STEPS = 5

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import pytest
 from postgres import PrivatePostgres, private_postgres
 
-from corral.adapters.sql.postgres import PostgresStore
-from corral.adapters.sql.sqlite import MEMORY, SqliteStore
 from corral.ports.store import Store, Tx
+from corral.store.postgres.store import PostgresStore
+from corral.store.sqlite.store import MEMORY, SqliteStore
 
 T = TypeVar("T")
 X = TypeVar("X")

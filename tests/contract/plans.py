@@ -8,26 +8,27 @@ from typing import Any
 
 from contract.conftest import Database
 from contract.samples import an_artifact, digest_of
-from corral.core.holds import let_in, settle_more, settle_waiting
-from corral.core.policy import Policy
-from corral.core.shares import Shares
-from corral.core.stop import cancel
-from corral.core.submit import After, NewRun, Submitted, submit
-from corral.core.sweep import Sweeper
-from corral.core.transitions import move
-from corral.domain.artifact import ArtifactKind
+from corral.core.leases.sweep import Sweeper
+from corral.core.policy import ServerPolicy
+from corral.core.queue.fair_share import Shares
+from corral.core.runs.cancel import cancel
+from corral.core.runs.dependencies import let_in, settle_more, settle_waiting
+from corral.core.runs.submit import Dependency, NewRun, SubmitResult, submit
+from corral.core.runs.transitions import move
+from corral.domain.artifacts import ArtifactKind
 from corral.domain.capability import Requirements
 from corral.domain.ids import ArtifactId, RunId
-from corral.domain.reasons import Reason, Retries
-from corral.domain.run import OnFailure, Run
+from corral.domain.reasons import Reason
+from corral.domain.retries import RetryLimits
+from corral.domain.runs import OnFailure, Run
 from corral.domain.states import RunEvent
 from corral.ports.store import Tx
 
-POLICY = Policy()
+POLICY = ServerPolicy()
 __all__ = ["Plan", "let_in", "new", "parent", "settle_more", "settle_waiting"]
 
 
-def new(name: str = "step", *, after: Sequence[After | str] = (), **fields: Any) -> NewRun:
+def new(name: str = "step", *, after: Sequence[Dependency | str] = (), **fields: Any) -> NewRun:
     links = tuple(parent(one) if isinstance(one, str) else one for one in after)
     base = NewRun(
         project="default",
@@ -39,7 +40,7 @@ def new(name: str = "step", *, after: Sequence[After | str] = (), **fields: Any)
         requirements=Requirements(),
         priority=0,
         labels={},
-        retries=Retries(code=1),
+        retries=RetryLimits(code=1),
         wall_limit_s=None,
         stall_limit_s=None,
         grace_s=5.0,
@@ -51,8 +52,8 @@ def new(name: str = "step", *, after: Sequence[After | str] = (), **fields: Any)
     return base._replace(**fields)
 
 
-def parent(run: str, *, input: str | None = None, on_failure: str = "fail") -> After:
-    return After(run, input, OnFailure(on_failure), "after[0]")
+def parent(run: str, *, input: str | None = None, on_failure: str = "fail") -> Dependency:
+    return Dependency(run, input, OnFailure(on_failure), "after[0]")
 
 
 class _Clock:
@@ -82,7 +83,7 @@ class Plan:
     def submit(self, *runs: NewRun, max_running: int | None = None) -> list[RunId]:
         return list(self.submitted(*runs, max_running=max_running).ids)
 
-    def submitted(self, *runs: NewRun, max_running: int | None = None) -> Submitted:
+    def submitted(self, *runs: NewRun, max_running: int | None = None) -> SubmitResult:
         self._requests += 1
         request, now = f"request-{self._requests:04}", self.now()
         return self.db.write(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from corral.domain.artifact import Artifact, ArtifactKind, Blob
-from corral.domain.host import Host, Scope, Token
+from corral.domain.artifacts import Artifact, ArtifactKind, Blob
+from corral.domain.hosts import Host
 from corral.domain.ids import (
     Digest,
     HostId,
@@ -16,9 +16,10 @@ from corral.domain.ids import (
     new_run_id,
     new_token_id,
 )
-from corral.domain.lease import Lease, LeaseState
-from corral.domain.run import Run
+from corral.domain.leases import Lease, LeaseState
+from corral.domain.runs import Run
 from corral.domain.states import RunState
+from corral.domain.tokens import Scope, Token
 
 
 def digest_of(text: str) -> Digest:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from corral import growing
-from corral.adapters.directory.blobs import DirectoryBlobs
+from corral.adapters.blobs.directory import DirectoryBlobs
 from corral.domain.errors import Conflict, DigestMismatch, InvalidInput, OffsetMismatch, StoreUnavailable
 from corral.domain.ids import Digest
-from corral.ports.blobs import BlobStore, Taken
+from corral.files import growing
+from corral.ports.blobs import BlobStore, HandedOverFile
 
 MIB = 1 << 20
 PREFIXES = [f"{number:02x}" for number in range(256)]
@@ -309,7 +309,7 @@ def hand(blobs: BlobStore, data: bytes) -> str:
     return name
 
 
-def taken_whole(blobs: BlobStore, name: str) -> Taken:
+def taken_whole(blobs: BlobStore, name: str) -> HandedOverFile:
     taken = blobs.take(name)
     while not taken.read_on():
         pass

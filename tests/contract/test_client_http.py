@@ -14,11 +14,11 @@ import pytest
 
 from corral.client.api import Corral
 from corral.client.blobs import BlobSink, BlobSource
-from corral.client.digest import FileChanged
-from corral.client.http import Backoff, Transport, quoted
-from corral.client.stream import ServerEvent, lines, parse_events
-from corral.client.tree import scan
-from corral.client.upload import upload
+from corral.client.files.digest import FileChanged
+from corral.client.files.tree import scan
+from corral.client.files.upload import upload
+from corral.client.http.stream import ServerEvent, lines, parse_events
+from corral.client.http.transport import Backoff, Transport, quoted
 from corral.domain.errors import (
     CorralError,
     DiskFull,
@@ -27,8 +27,9 @@ from corral.domain.errors import (
     ServerUnreachable,
     StoreUnavailable,
 )
-from corral.wire.admin import Health
-from corral.wire.runs import LogLine, RunView
+from corral.wire.health import Health
+from corral.wire.logs import LogLine
+from corral.wire.runs import RunView
 
 Answer = Callable[["Handler"], None]
 

@@ -8,7 +8,7 @@ import pytest
 
 from contract.conftest import Database
 from contract.plans import Plan, let_in, new
-from corral.core.hold import hold, let_go
+from corral.core.runs.hold import hold, let_go
 from corral.domain.holds import BACKOFF
 from corral.domain.ids import RunId
 from corral.domain.states import FINAL, RunEvent, RunState

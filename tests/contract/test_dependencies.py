@@ -11,11 +11,11 @@ import pytest
 from contract.conftest import Database
 from contract.plans import Plan, new, parent
 from contract.samples import a_run
-from corral.core.hold import hold, let_go
-from corral.core.holds import MOST_AT_ONCE
-from corral.core.requeue import requeue
-from corral.core.stop import cancel
-from corral.core.submit import submit
+from corral.core.runs.cancel import cancel
+from corral.core.runs.dependencies import MOST_AT_ONCE
+from corral.core.runs.hold import hold, let_go
+from corral.core.runs.requeue import requeue
+from corral.core.runs.submit import submit
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import RunId, new_run_id
 from corral.domain.states import RunEvent, RunState

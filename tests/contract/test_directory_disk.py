@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from corral.adapters.directory.blobs import DirectoryBlobs
-from corral.adapters.directory.disk import translated
-from corral.adapters.directory.segments import DirectorySegments
+from corral.adapters.blobs.directory import DirectoryBlobs
+from corral.adapters.blobs.disk import translated
+from corral.adapters.blobs.segments import DirectorySegments
 from corral.domain.errors import Conflict, DiskFull, StoreUnavailable
 from corral.domain.ids import Digest
 

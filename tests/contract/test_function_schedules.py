@@ -10,17 +10,19 @@ import pytest
 
 from contract.conftest import Database
 from contract.plans import POLICY
-from corral.core import calls, endpoints, function_schedules, schedules
-from corral.core.endpoints import NewVersion
-from corral.core.schedules import Order, Who
-from corral.domain.call import Call, CallState
-from corral.domain.endpoint import Endpoint, EndpointVersion
+from corral.core.calls import lifecycle as calls
+from corral.core.endpoints import deploy as endpoints
+from corral.core.endpoints.deploy import NewVersion
+from corral.core.schedules import fire as schedules
+from corral.core.schedules import function_schedules
+from corral.core.schedules.fire import ScheduleActor, ScheduleOrder
+from corral.domain.calls import CallFilter, CallRecord, CallState
+from corral.domain.endpoints import Endpoint, EndpointVersion
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import Digest
-from corral.domain.schedule import Schedule
-from corral.ports.calls import CallFilter
+from corral.domain.schedules import Schedule
 from corral.ports.store import Tx
-from corral.server.schedules import order_of
+from corral.server.routes.schedules import order_of
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
 HOUR = 3600.0
@@ -60,7 +62,7 @@ class Deployed:
         endpoint = self.endpoint
         return self.db.read(lambda tx: function_schedules.of_endpoint(tx, endpoint))
 
-    def tick(self, at: float) -> list[Call]:
+    def tick(self, at: float) -> list[CallRecord]:
         """What the server's loop does at that time; all calls that there are then, the oldest first."""
         self.now = at
         for one in self.db.read(lambda tx: tx.schedules.due(at, 10)):
@@ -72,7 +74,7 @@ class Deployed:
         found = self.db.read(lambda tx: tx.calls.page(CallFilter(), after=None, limit=100))
         return list(reversed(found))
 
-    def end(self, call: Call) -> None:
+    def end(self, call: CallRecord) -> None:
         def unit(tx: Tx) -> None:
             calls.cannot_run(tx, call, "enough", now=self.now)
 
@@ -168,7 +170,9 @@ def test_times_that_never_come_and_a_name_that_is_taken_are_refused_at_deploy(fn
     assert mine is not None
     other = mine._replace(spec=json.dumps({"runs": []}))
     fn.db.write(
-        lambda tx: schedules.replace(tx, other, Order([], None, None), who=Who("user:bob", ""), now=NOON)
+        lambda tx: schedules.replace(
+            tx, other, ScheduleOrder([], None, None), who=ScheduleActor("user:bob", ""), now=NOON
+        )
     )
 
     with pytest.raises(Conflict, match="another schedule"):

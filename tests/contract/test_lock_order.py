@@ -12,21 +12,21 @@ from postgres import PrivatePostgres
 from contract.conftest import Database, opened
 from contract.plans import new
 from contract.test_manifest_apply import CAPABILITY, NOW, Fleet, spec
-from corral.adapters.sql.postgres import PostgresStore
-from corral.core.applying import Apply, By
-from corral.core.claim import Claim, ClaimAsk, Claimed, Grant
-from corral.core.lanes import Lanes
-from corral.core.outcome import Ender, Outcome, Report
-from corral.core.policy import Policy
-from corral.core.shapes import Shapes
-from corral.core.shares import Shares
-from corral.core.submit import submit
-from corral.domain.host import Host
+from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
+from corral.core.manifests.apply import Apply, ApplyOrigin
+from corral.core.policy import ServerPolicy
+from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms, Grant
+from corral.core.queue.eligibility import Shapes
+from corral.core.queue.fair_share import Shares
+from corral.core.queue.lanes import Lanes
+from corral.core.runs.submit import submit
+from corral.domain.hosts import Host
 from corral.domain.ids import new_host_id
-from corral.domain.quota import Quota
+from corral.domain.quotas import Quota
 from corral.domain.reasons import Reason
 from corral.ports.store import Store, Tx
-from corral.server.together import write_together
+from corral.server.batch_write import write_together
+from corral.store.postgres.store import PostgresStore
 
 PROJECTS = ("alpha", "beta", "default")
 RUNS, HOSTS, APPLIES = 60, 4, 25
@@ -41,16 +41,16 @@ class Worker:
         name = f"box-{number}"
         self.host = Host(new_host_id(), name, CAPABILITY, "c" * 64, 100, None, False, NOW, NOW)
         self.shares, self.shapes, self.lanes = Shares(), Shapes(), Lanes()
-        self.ender = Ender(Policy(), self.shares)
+        self.ender = LeaseEnder(ServerPolicy(), self.shares)
 
-    def claim(self, tx: Tx) -> Claimed:
+    def claim(self, tx: Tx) -> ClaimResult:
         self.shares.load(tx, NOW)
         self.lanes.reconcile(tx.runs.lanes())
-        ask = ClaimAsk(self.host.id, "boot", f"claim-{self.requests}", 100, 3, False, None, None)
-        return Claim(self.lanes, self.shapes, self.shares, Policy(), ask, lambda: NOW)(tx)
+        ask = ClaimTerms(self.host.id, "boot", f"claim-{self.requests}", 100, 3, False, None, None)
+        return Claim(self.lanes, self.shapes, self.shares, ServerPolicy(), ask, lambda: NOW)(tx)
 
-    def end(self, tx: Tx, grant: Grant) -> Outcome:
-        report = Report("finish", Reason.FINISHED, ran_s=1.0)
+    def end(self, tx: Tx, grant: Grant) -> LeaseOutcome:
+        report = LeaseReport("finish", Reason.FINISHED, ran_s=1.0)
         lease = grant.lease
         return self.ender.end(tx, lease.id, lease.epoch, report, host_id=self.host.id, now=NOW + 1)
 
@@ -87,7 +87,9 @@ async def applied(store: Store, fleet: Fleet, over: asyncio.Event) -> None:
         runs = [spec(n, priority=turn % 2) for n in range(20)]
         runs += [spec(100 + turn)]
         asked = fleet.ask(runs)
-        await store.write(Apply(asked.wanted, asked.fresh, asked.remade, By("user:ada", "", NOW), Policy()))
+        await store.write(
+            Apply(asked.wanted, asked.fresh, asked.remade, ApplyOrigin("user:ada", "", NOW), ServerPolicy())
+        )
     over.set()
 
 

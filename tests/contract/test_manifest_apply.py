@@ -11,40 +11,40 @@ import pytest
 
 from contract.conftest import Database
 from contract.samples import an_artifact
-from corral.client.applying import Also, Declaration, Declared, Mode
-from corral.core.applying import Applied, Apply, By, delete
-from corral.core.claim import Claim, ClaimAsk, Claimed
-from corral.core.fence import expire
-from corral.core.lanes import Lanes
-from corral.core.planning import Plan, plan
-from corral.core.policy import Policy
-from corral.core.requeue import requeue
-from corral.core.shapes import Shapes
-from corral.core.shares import Shares
-from corral.core.stop import cancel
-from corral.domain.declared import read_declared
+from corral.client.manifests.apply import Also, Declaration, DeclaredRun, Mode
+from corral.core.leases.fence import expire
+from corral.core.manifests.apply import Apply, ApplyOrigin, ApplyResult, delete
+from corral.core.manifests.plan import ManifestPlan, plan
+from corral.core.policy import ServerPolicy
+from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
+from corral.core.queue.eligibility import Shapes
+from corral.core.queue.fair_share import Shares
+from corral.core.queue.lanes import Lanes
+from corral.core.runs.cancel import cancel
+from corral.core.runs.requeue import requeue
 from corral.domain.errors import Conflict, InvalidInput
-from corral.domain.host import Host
+from corral.domain.host_policy import read_declared
+from corral.domain.hosts import Host
 from corral.domain.ids import LeaseId, RunId, new_host_id
-from corral.domain.manifest import PRUNED
-from corral.domain.manifest import Also as AlsoAction
-from corral.domain.run import Run
+from corral.domain.manifests import PRUNED
+from corral.domain.manifests import ApplyOptions as AlsoAction
+from corral.domain.runs import Run
 from corral.domain.states import RunState
 from corral.ports.store import Tx
-from corral.server.manifests import Asked
-from corral.wire.declared import HostTable
-from corral.wire.manifest import ApplyRequest
-from corral.wire.spec import RunSpec
+from corral.server.routes.manifests import ManifestQuery
+from corral.wire.hosts.policy import HostTable
+from corral.wire.manifests import ApplyRequest
+from corral.wire.spec.run_file import RunSpec
 
 NOW = 1_000_000.0
-BY = By("operator:ada", "127.0.0.1", NOW)
+BY = ApplyOrigin("operator:ada", "127.0.0.1", NOW)
 
 
-def spec(n: int = 0, **fields: Any) -> Declared:
+def spec(n: int = 0, **fields: Any) -> DeclaredRun:
     group, limit = fields.pop("group", None), fields.pop("max_running", None)
     fitted = fields.pop("fitted", False)
     table = {"name": f"run-{n}", "argv": ["train", "{params.n}"], "params": {"n": n}, **fields}
-    return Declared(RunSpec.model_validate(table), group, max_running=limit, fitted=fitted)
+    return DeclaredRun(RunSpec.model_validate(table), group, max_running=limit, fitted=fitted)
 
 
 class Fleet:
@@ -57,30 +57,30 @@ class Fleet:
 
     def ask(
         self,
-        runs: Sequence[Declared],
+        runs: Sequence[DeclaredRun],
         *,
         mode: Mode = "apply",
         also: Sequence[Also] = (),
         name: str = "fleet",
         hosts: dict[str, dict[str, Any]] | None = None,
         sending: bool = True,
-    ) -> Asked:
+    ) -> ManifestQuery:
         tables = {key: HostTable.model_validate(table) for key, table in (hosts or {}).items()}
         whole = Declaration("default", name, runs=runs, hosts=tables)
         sent = [run.spec for run in runs] if sending else []
         # As it travels, so that what is sent is what is meant.
         text = whole.request(mode, also, sent).model_dump_json(exclude_defaults=True)
-        return Asked(ApplyRequest.model_validate_json(text))
+        return ManifestQuery(ApplyRequest.model_validate_json(text))
 
-    def apply(self, *runs: Declared, **options: Any) -> Applied:
+    def apply(self, *runs: DeclaredRun, **options: Any) -> ApplyResult:
         asked = self.ask(runs, **options)
-        return self.db.write(Apply(asked.wanted, asked.fresh, asked.remade, BY, Policy()))
+        return self.db.write(Apply(asked.wanted, asked.fresh, asked.remade, BY, ServerPolicy()))
 
-    def plan(self, *runs: Declared, **options: Any) -> Plan:
+    def plan(self, *runs: DeclaredRun, **options: Any) -> ManifestPlan:
         asked = self.ask(runs, mode="plan", **options)
         return self.db.read(lambda tx: plan(tx, asked.wanted, asked.fresh))
 
-    def run(self, done: Applied, name: str) -> Run:
+    def run(self, done: ApplyResult, name: str) -> Run:
         run_id = next(c.run_id for c in done.plan.changes if c.name == name and c.kind == "run")
         return self.get(run_id)
 
@@ -100,19 +100,21 @@ class Fleet:
         self.db.write(lambda tx: tx.hosts.insert(host))
         return host
 
-    def claim(self, host: Host, leases: int = 1) -> Claimed:
+    def claim(self, host: Host, leases: int = 1) -> ClaimResult:
         """As a server that has just started does: with no hints of its own."""
         return self.db.write(self.claiming(host, leases))
 
     def claiming(self, host: Host, leases: int = 1) -> Claim:
         self.requests += 1
-        ask = ClaimAsk(host.id, "boot", f"claim-{self.requests}", 100, leases, False, None, None)
+        ask = ClaimTerms(host.id, "boot", f"claim-{self.requests}", 100, leases, False, None, None)
         lanes = Lanes()
         lanes.reconcile(self.db.read(lambda tx: tx.runs.lanes()))
-        return Claim(lanes, self.shapes, self.shares, Policy(), ask, lambda: NOW)
+        return Claim(lanes, self.shapes, self.shares, ServerPolicy(), ask, lambda: NOW)
 
     def cancel(self, run: Run) -> None:
-        self.db.write(lambda tx: cancel(tx, run.id, reason="", actor="user:ada", now=NOW, policy=Policy()))
+        self.db.write(
+            lambda tx: cancel(tx, run.id, reason="", actor="user:ada", now=NOW, policy=ServerPolicy())
+        )
 
 
 CAPABILITY = json.dumps(
@@ -125,8 +127,8 @@ def fleet(db: Database) -> Fleet:
     return Fleet(db)
 
 
-def actions(made: Plan | Applied) -> list[tuple[str, str]]:
-    changes = made.plan.changes if isinstance(made, Applied) else made.changes
+def actions(made: ManifestPlan | ApplyResult) -> list[tuple[str, str]]:
+    changes = made.plan.changes if isinstance(made, ApplyResult) else made.changes
     return [(change.action.value, change.name) for change in changes]
 
 
@@ -252,8 +254,8 @@ def test_a_claim_with_a_stale_hint_does_not_take_a_run_at_its_old_priority(fleet
     fleet.apply(spec(0, priority=1), spec(1, priority=5))
     host = fleet.host()
 
-    ask = ClaimAsk(host.id, "boot", "stale", 100, 1, False, None, None)
-    got = fleet.db.write(Claim(stale, fleet.shapes, fleet.shares, Policy(), ask, lambda: NOW))
+    ask = ClaimTerms(host.id, "boot", "stale", 100, 1, False, None, None)
+    got = fleet.db.write(Claim(stale, fleet.shapes, fleet.shares, ServerPolicy(), ask, lambda: NOW))
 
     assert [grant.run.name for grant in got.grants] == ["run-1"]
 
@@ -307,7 +309,9 @@ def test_a_removed_run_that_runs_goes_on_but_is_not_queued_again(fleet: Fleet) -
 
     assert fleet.get(grant.run.id).state is RunState.RUNNING
     late = NOW + 1000
-    fleet.db.write(lambda tx: expire(tx, grant.lease.id, now=late, policy=Policy(), shares=fleet.shares))
+    fleet.db.write(
+        lambda tx: expire(tx, grant.lease.id, now=late, policy=ServerPolicy(), shares=fleet.shares)
+    )
     assert [g.run.name for g in fleet.claim(host, leases=5).grants] == [other.spec.name]
     lost = fleet.get(grant.run.id)
     assert (lost.state, lost.hold_reason) == (RunState.HELD, "removed")
@@ -432,8 +436,8 @@ def test_a_spec_that_is_lacking_is_named_and_nothing_is_written(fleet: Fleet) ->
 def test_two_applies_at_once_come_one_after_the_other(fleet: Fleet) -> None:
     asked = [fleet.ask([spec(n) for n in range(20)]) for _ in range(4)]
 
-    async def together() -> list[Applied]:
-        units = [Apply(one.wanted, one.fresh, one.remade, BY, Policy()) for one in asked]
+    async def together() -> list[ApplyResult]:
+        units = [Apply(one.wanted, one.fresh, one.remade, BY, ServerPolicy()) for one in asked]
         return await asyncio.gather(*(fleet.db.store.write(unit) for unit in units))
 
     done = fleet.db.do(together())
@@ -466,7 +470,7 @@ def test_a_manifest_is_deleted_once_none_of_its_runs_waits_or_runs(fleet: Fleet)
 
     def forget(*also: AlsoAction) -> None:
         chosen = frozenset(also)
-        fleet.db.write(lambda tx: delete(tx, "default", "fleet", also=chosen, by=BY, policy=Policy()))
+        fleet.db.write(lambda tx: delete(tx, "default", "fleet", also=chosen, by=BY, policy=ServerPolicy()))
 
     with pytest.raises(Conflict, match="2 runs"):
         forget()
@@ -573,7 +577,9 @@ def test_a_retry_does_not_start_beyond_a_limit_that_was_lowered_meanwhile(fleet:
     fleet.apply(*(spec(n, group="g", max_running=1) for n in range(3)))
 
     def lose(lease_id: LeaseId) -> None:
-        fleet.db.write(lambda tx: expire(tx, lease_id, now=NOW + 1000, policy=Policy(), shares=fleet.shares))
+        fleet.db.write(
+            lambda tx: expire(tx, lease_id, now=NOW + 1000, policy=ServerPolicy(), shares=fleet.shares)
+        )
 
     lose(grants[0].lease.id)
     assert fleet.get(grants[0].run.id).state is RunState.QUEUED
@@ -595,7 +601,7 @@ def test_claims_at_once_never_start_more_than_a_lowered_limit(fleet: Fleet) -> N
     fleet.db.write(lambda tx: tx.runs.limit_group(group_id, 2))
     claims = [fleet.claiming(fleet.host(f"box-{n}"), leases=2) for n in range(4)]
 
-    async def at_once() -> list[Claimed]:
+    async def at_once() -> list[ClaimResult]:
         return list(await asyncio.gather(*(fleet.db.store.write(claim) for claim in claims)))
 
     granted = [grant.run.id for claimed in fleet.db.do(at_once()) for grant in claimed.grants]
@@ -640,7 +646,9 @@ def test_a_child_pruned_with_its_parent_was_pruned_and_comes_back_with_it(fleet:
     ]
     # Deleting the manifest prunes the same way.
     fleet.db.write(
-        lambda tx: delete(tx, "default", "fleet", also=frozenset({AlsoAction.PRUNE}), by=BY, policy=Policy())
+        lambda tx: delete(
+            tx, "default", "fleet", also=frozenset({AlsoAction.PRUNE}), by=BY, policy=ServerPolicy()
+        )
     )
     assert {fleet.named(name).detail for name in names} == {PRUNED}
 

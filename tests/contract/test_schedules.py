@@ -10,22 +10,22 @@ import pytest
 from contract.conftest import Database
 from contract.plans import POLICY, Plan, new
 from contract.samples import an_artifact
-from corral.core import schedules
-from corral.core.remove import remove
-from corral.core.schedules import Order, Who
-from corral.core.submit import Submitted, submit
-from corral.domain.artifact import Artifact, ArtifactKind
+from corral.core.runs.remove import remove
+from corral.core.runs.submit import SubmitResult, submit
+from corral.core.schedules import fire as schedules
+from corral.core.schedules.fire import ScheduleActor, ScheduleOrder
+from corral.domain.artifacts import Artifact, ArtifactKind
 from corral.domain.errors import Conflict, InvalidInput, NotFound, QuotaExceeded
 from corral.domain.ids import RunId, ScheduleId, new_schedule_id
-from corral.domain.quota import Quota
-from corral.domain.run import Run
-from corral.domain.schedule import Missed, Overlap, Schedule
+from corral.domain.quotas import Quota
+from corral.domain.runs import Run, RunFilter
+from corral.domain.schedules import MissedTimes, Overlap, Schedule
 from corral.domain.states import FINAL
-from corral.ports.store import RunFilter, Tx
+from corral.ports.store import Tx
 
 DAY = 86_400.0
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
-WHO = Who("user:ada", "127.0.0.1")
+WHO = ScheduleActor("user:ada", "127.0.0.1")
 
 
 class Clockwork:
@@ -36,7 +36,7 @@ class Clockwork:
         self.plan = Plan(db)
         self.now = NOON
 
-    def add(self, name: str = "nightly", *, order: Order | None = None, **fields: Any) -> ScheduleId:
+    def add(self, name: str = "nightly", *, order: ScheduleOrder | None = None, **fields: Any) -> ScheduleId:
         base = Schedule(
             id=new_schedule_id(),
             project="default",
@@ -45,7 +45,7 @@ class Clockwork:
             cron=None if "every_s" in fields else "0 3 * * *",
             every_s=None,
             timezone="UTC",
-            missed=Missed.ONCE,
+            missed=MissedTimes.ONCE,
             overlap=Overlap.SKIP,
             paused=False,
             next_at=None,
@@ -61,8 +61,8 @@ class Clockwork:
         return self.db.write(lambda tx: schedules.add(tx, made, given, who=WHO, now=self.now)).id
 
     @staticmethod
-    def order(schedule: Schedule) -> Order:
-        return Order([new(schedule.name)], None, None)
+    def order(schedule: Schedule) -> ScheduleOrder:
+        return ScheduleOrder([new(schedule.name)], None, None)
 
     def unit(self, schedule_id: ScheduleId) -> Any:
         now = self.now
@@ -115,9 +115,9 @@ def test_a_run_is_made_at_its_time_and_knows_its_schedule(clock: Clockwork) -> N
     assert [one.id for one in found] == [run.id]
 
 
-@pytest.mark.parametrize(("missed", "made"), [(Missed.ONCE, 1), (Missed.SKIP, 0)])
+@pytest.mark.parametrize(("missed", "made"), [(MissedTimes.ONCE, 1), (MissedTimes.SKIP, 0)])
 def test_after_days_without_a_server_one_run_makes_up_for_all_or_none(
-    clock: Clockwork, missed: Missed, made: int
+    clock: Clockwork, missed: MissedTimes, made: int
 ) -> None:
     nightly = clock.add(missed=missed)
 
@@ -132,7 +132,7 @@ def test_after_days_without_a_server_one_run_makes_up_for_all_or_none(
 
 
 def test_a_server_that_is_a_little_late_has_missed_nothing(clock: Clockwork) -> None:
-    clock.add(missed=Missed.SKIP)
+    clock.add(missed=MissedTimes.SKIP)
 
     clock.now = NOON + 15 * 3600 + schedules.MISSED_AFTER_S - 1
 
@@ -241,7 +241,7 @@ def test_after_a_jump_ahead_and_back_it_goes_on_within_a_period_and_no_time_come
     kinds: dict[str, dict[str, Any]] = {"period": {"every_s": 60.0}, "cron": {"cron": "* * * * *"}}
     all_of_them = [
         clock.add(f"{missed}-{kind}", overlap=Overlap.QUEUE, missed=missed, **times)
-        for missed in Missed
+        for missed in MissedTimes
         for kind, times in kinds.items()
     ]
     clock.now += 30
@@ -297,7 +297,7 @@ def test_what_a_quota_refuses_leaves_nothing_and_the_next_time_is_made(clock: Cl
     clock.now += 2
     assert clock.tick() == 1
 
-    def again(tx: Tx) -> Submitted:
+    def again(tx: Tx) -> SubmitResult:
         return submit(
             tx, [new("nightly")], request_id=name, group=None, principal="schedule:nightly", now=1.0
         )
@@ -315,8 +315,8 @@ def test_what_a_schedule_reads_is_free_once_it_is_replaced_or_removed(clock: Clo
     clock.db.write(lambda tx: tx.artifacts.insert(code, []))
     clock.db.write(lambda tx: tx.artifacts.insert(other, []))
 
-    def reads(one: Artifact) -> Order:
-        return Order([new("nightly", code=one.id)], None, None)
+    def reads(one: Artifact) -> ScheduleOrder:
+        return ScheduleOrder([new("nightly", code=one.id)], None, None)
 
     def unused() -> set[str]:
         return set(clock.db.read(lambda tx: tx.artifacts.unused_uploads(clock.now, 10)))
@@ -378,8 +378,8 @@ def test_a_run_now_is_beside_the_times(clock: Clockwork) -> None:
 def test_what_it_needs_and_is_gone_is_told_and_the_schedule_goes_on(clock: Clockwork) -> None:
     nightly = clock.add()
 
-    def needs_a_secret(schedule: Schedule) -> Order:
-        return Order([new(secrets=("GONE",))], None, None)
+    def needs_a_secret(schedule: Schedule) -> ScheduleOrder:
+        return ScheduleOrder([new(secrets=("GONE",))], None, None)
 
     clock.now = NOON + DAY
     now = clock.now
@@ -400,7 +400,7 @@ def test_what_cannot_be_is_refused_when_it_is_added(clock: Clockwork) -> None:
     with pytest.raises(InvalidInput, match="shortest period"):
         clock.add(every_s=5.0)
     with pytest.raises(InvalidInput, match="GONE"):
-        clock.add(order=Order([new(secrets=("GONE",))], None, None))
+        clock.add(order=ScheduleOrder([new(secrets=("GONE",))], None, None))
     assert clock.db.read(lambda tx: tx.schedules.page(None, None, 10)) == []
 
 
@@ -421,7 +421,7 @@ def test_a_group_is_made_with_its_limit(clock: Clockwork) -> None:
     nightly = clock.add()
     clock.now = NOON + DAY
     now = clock.now
-    several = Order([new("seed") for _ in range(3)], "seeds", 1)
+    several = ScheduleOrder([new("seed") for _ in range(3)], "seeds", 1)
 
     clock.db.write(lambda tx: schedules.fire(tx, nightly, lambda _: several, now=now, policy=POLICY))
 

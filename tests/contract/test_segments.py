@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.adapters.directory.segments import DirectorySegments
+from corral.adapters.blobs.segments import DirectorySegments
 from corral.domain.errors import InvalidInput, StoreUnavailable
 from corral.ports.blobs import SegmentStore
 

@@ -16,10 +16,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from corral.adapters.sender import HttpSender
-from corral.domain.addresses import parse_networks, parse_url
+from corral.adapters.webhook_sender import HttpSender
 from corral.domain.errors import AddressRefused
-from corral.domain.webhook import Sent
+from corral.domain.webhooks.addresses import parse_networks, parse_url
+from corral.domain.webhooks.deliveries import DeliveryResult
 
 LOOPBACK = parse_networks("127.0.0.0/8")
 NAME = "hooks.example.com"
@@ -123,8 +123,10 @@ def secure(tls: tuple[ssl.SSLContext, ssl.SSLContext]) -> Iterator[Receiver]:
     yield from _serve(tls[0])
 
 
-def _send(sender: HttpSender, url: str, body: bytes = b"{}", headers: dict[str, str] | None = None) -> Sent:
-    async def main() -> Sent:
+def _send(
+    sender: HttpSender, url: str, body: bytes = b"{}", headers: dict[str, str] | None = None
+) -> DeliveryResult:
+    async def main() -> DeliveryResult:
         try:
             return await sender.send(parse_url(url), headers or {}, body)
         finally:
@@ -148,7 +150,7 @@ class Names:
 def test_a_body_arrives_as_it_is_with_its_headers(receiver: Receiver) -> None:
     url = f"http://127.0.0.1:{receiver.port}/a/path?x=1"
 
-    assert _send(HttpSender(LOOPBACK), url, b'{"a":1}', {"webhook-id": "d-1"}) == Sent(200)
+    assert _send(HttpSender(LOOPBACK), url, b'{"a":1}', {"webhook-id": "d-1"}) == DeliveryResult(200)
     ((path, headers, body),) = receiver.got
     assert (path, body, headers["webhook-id"]) == ("/a/path?x=1", b'{"a":1}', "d-1")
     assert headers["host"] == f"127.0.0.1:{receiver.port}"
@@ -226,7 +228,7 @@ def test_only_the_status_of_an_answer_is_kept(receiver: Receiver) -> None:
 
     sent = _send(HttpSender(LOOPBACK), f"http://127.0.0.1:{receiver.port}/")
 
-    assert sent == Sent(500, "it answered 500", 120.0)
+    assert sent == DeliveryResult(500, "it answered 500", 120.0)
 
 
 def test_a_receiver_that_says_nothing_is_left(receiver: Receiver) -> None:

@@ -6,7 +6,7 @@ import time
 
 from contract.conftest import Database
 from contract.samples import a_blob, a_run, an_artifact, digest_of
-from corral.domain.artifact import Artifact, ArtifactFile, ArtifactKind, Blob
+from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, Blob
 from corral.domain.ids import ArtifactId
 from corral.ports.store import Tx
 

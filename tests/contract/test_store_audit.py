@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 
 from contract.conftest import Database
-from corral.adapters.sql.postgres import PostgresStore
 from corral.core.audit import note
-from corral.domain.audit import AuditEntry, AuditFilter, Chain, chained
+from corral.domain.audit import AuditChain, AuditEntry, AuditFilter, chained
 from corral.ports.store import Store, Tx
+from corral.store.postgres.store import PostgresStore
 
 
 def _did(tx: Tx, action: str, target: str, at: float = 100.0, actor: str = "operator:ada") -> None:
@@ -30,7 +30,7 @@ def test_entries_are_numbered_and_chained(db: Database) -> None:
     for target in ("host:a", "host:b", "host:c"):
         db.write(partial(_did, action="host.drain", target=target))
 
-    chain = Chain()
+    chain = AuditChain()
     entries = db.read(lambda tx: tx.audit.after(0, 100))
 
     assert chain.follow(entries)
@@ -70,9 +70,9 @@ def test_servers_that_write_at_once_make_one_chain(pg_url: str) -> None:
     """Two stores, as two servers have, each with writers of its own."""
     stores = [PostgresStore(pg_url), PostgresStore(pg_url)]
 
-    async def main() -> Chain:
+    async def main() -> AuditChain:
         await asyncio.gather(*(_write(store, n) for n in range(60) for store in stores))
-        chain = Chain()
+        chain = AuditChain()
         assert chain.follow(await stores[0].read(lambda tx: tx.audit.after(0, 1000))), chain.problem
         for store in stores:
             await store.close()
@@ -111,6 +111,6 @@ def _entry(n: int) -> AuditEntry:
 
 
 def _problem(entries: list[AuditEntry]) -> str | None:
-    chain = Chain()
+    chain = AuditChain()
     chain.follow(entries)
     return chain.problem

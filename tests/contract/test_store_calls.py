@@ -11,20 +11,19 @@ import pytest
 from contract.conftest import Database
 from contract.samples import a_lease, a_run, an_artifact
 from contract.test_store_webhooks import a_hook
-from corral.core import calls as core
-from corral.core import endpoints
-from corral.core.calls import Caller, CallOptions, NewCall, Told
-from corral.core.endpoints import Load, NewVersion, Rule, desired
-from corral.domain.artifact import ArtifactKind
-from corral.domain.call import Call, CallState, Payload, Pool
-from corral.domain.endpoint import Endpoint, VersionState
+from corral.core.calls import lifecycle as core
+from corral.core.calls.lifecycle import CallOptions, CallOrigin, CallOutcome, NewCall
+from corral.core.endpoints import deploy as endpoints
+from corral.core.endpoints.deploy import EndpointLoad, NewVersion, ScalingRule, desired
+from corral.domain.artifacts import ArtifactKind
+from corral.domain.calls import CallFilter, CallPool, CallRecord, CallState, Payload
+from corral.domain.endpoints import Endpoint, VersionState
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import Digest, LeaseId, RunId, new_lease_id
-from corral.domain.lease import Lease, LeaseState
-from corral.ports.calls import CallFilter
+from corral.domain.leases import Lease, LeaseState
 from corral.ports.store import Tx
 
-ADA = Caller("user:ada")
+ADA = CallOrigin("user:ada")
 LEASE, RUN = new_lease_id(), a_run().id
 
 
@@ -40,11 +39,11 @@ def new_call(value: bytes = b"x", **given: Any) -> NewCall:
     )
 
 
-def accept(tx: Tx, *calls: NewCall, now: float = 100.0) -> list[Call]:
+def accept(tx: Tx, *calls: NewCall, now: float = 100.0) -> list[CallRecord]:
     return core.accept(tx, deployed(tx), 0, calls, caller=ADA, now=now)
 
 
-def accept_at(now: float, tx: Tx) -> Call:
+def accept_at(now: float, tx: Tx) -> CallRecord:
     return accept(tx, new_call(), now=now)[0]
 
 
@@ -52,33 +51,33 @@ def save_lease(lease: Lease, tx: Tx) -> None:
     tx.leases.save(lease)
 
 
-def settled(told: Told, tx: Tx) -> list[Call]:
+def settled(told: CallOutcome, tx: Tx) -> list[CallRecord]:
     call = tx.calls.get(told.call_id)
     assert call is not None
     return core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=200.0)
 
 
-def assigned(tx: Tx, *calls: NewCall, lease: LeaseId = LEASE) -> list[Call]:
+def assigned(tx: Tx, *calls: NewCall, lease: LeaseId = LEASE) -> list[CallRecord]:
     made = accept(tx, *calls)
     tx.calls.assign([call.id for call in made], lease_id=lease, run_id=RUN, now=101.0)
     return tx.calls.many([call.id for call in made])
 
 
-def result(call: Call, value: bytes = b"y", *, attempt: int = 1) -> Told:
-    return Told(call.id, attempt, Payload("plain1", value, None, len(value)), None, 0.5)
+def result(call: CallRecord, value: bytes = b"y", *, attempt: int = 1) -> CallOutcome:
+    return CallOutcome(call.id, attempt, Payload("plain1", value, None, len(value)), None, 0.5)
 
 
-def error(call: Call, *, attempt: int = 1, kind: str = "ValueError") -> Told:
+def error(call: CallRecord, *, attempt: int = 1, kind: str = "ValueError") -> CallOutcome:
     record = {"type": kind, "message": "no", "bases": [kind, "Exception"]}
-    return Told(call.id, attempt, None, record, 0.5)
+    return CallOutcome(call.id, attempt, None, record, 0.5)
 
 
-def gave(call: Call, first: int, *values: bytes, attempt: int, tx: Tx) -> Call | None:
+def gave(call: CallRecord, first: int, *values: bytes, attempt: int, tx: Tx) -> CallRecord | None:
     parts = [Payload("plain1", value) for value in values]
     return core.add_chunks(tx, call.id, attempt, LEASE, first, parts, now=104.0)
 
 
-def state(db: Database, call: Call) -> CallState:
+def state(db: Database, call: CallRecord) -> CallState:
     found = db.read(lambda tx: tx.calls.get(call.id))
     assert found is not None
     return found.state
@@ -86,7 +85,7 @@ def state(db: Database, call: Call) -> CallState:
 
 def test_calls_wait_by_priority_and_age_and_are_given_once(db: Database) -> None:
     made = db.write(lambda tx: accept(tx, new_call(b"1"), new_call(b"2", priority=5), new_call(b"3")))
-    pool = Pool(made[0].endpoint_id, 0, "")
+    pool = CallPool(made[0].endpoint_id, 0, "")
 
     waiting = db.read(lambda tx: tx.calls.waiting(pool, after=None, limit=10))
 
@@ -146,11 +145,11 @@ def test_an_outcome_of_a_lease_that_does_not_have_the_call_changes_nothing(db: D
 def test_what_is_given_back_unbegun_keeps_its_place_and_its_tries(db: Database) -> None:
     """Calls are given ahead of their turn; one that a long one keeps waiting goes to another instance."""
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
-    (back,) = db.write(partial(settled, Told(call.id, 1, None, None, 0.0, gave_back=True)))
+    (back,) = db.write(partial(settled, CallOutcome(call.id, 1, None, None, 0.0, gave_back=True)))
 
     assert (back.state, back.attempt, back.ready_at, back.lost) == (CallState.QUEUED, 0, call.ready_at, 0)
     # Nobody wrote down that it was given: it is named all the same, for it must be given to somebody else.
-    (named,) = db.write(partial(settled, Told(call.id, 1, None, None, 0.0, gave_back=True)))
+    (named,) = db.write(partial(settled, CallOutcome(call.id, 1, None, None, 0.0, gave_back=True)))
     assert named == back
 
 
@@ -186,7 +185,7 @@ def test_a_result_of_an_instance_that_was_thought_lost_is_taken_while_nobody_has
     assert done.state is CallState.SUCCEEDED
 
 
-def interrupted(tx: Tx) -> Call:
+def interrupted(tx: Tx) -> CallRecord:
     """A generator that had given two when its instance was lost, and is run again."""
     (call,) = assigned(tx, new_call())
     gave(call, 1, b"a", b"b", attempt=1, tx=tx)
@@ -399,8 +398,10 @@ def test_whoever_asked_is_told_of_each_end_once_in_the_transaction_that_ends_it(
 def test_calls_within_calls_have_a_bottom(db: Database) -> None:
     """RF-D37: recursion into itself ends with an error and not with a full queue."""
 
-    def deeper(tx: Tx, parent: Call) -> Call:
-        return core.accept(tx, deployed(tx), 0, [new_call()], caller=Caller("run:r", parent.id), now=1.0)[0]
+    def deeper(tx: Tx, parent: CallRecord) -> CallRecord:
+        return core.accept(tx, deployed(tx), 0, [new_call()], caller=CallOrigin("run:r", parent.id), now=1.0)[
+            0
+        ]
 
     (call,) = db.write(lambda tx: accept(tx, new_call()))
     for _ in range(core.DEEPEST - 1):
@@ -413,7 +414,7 @@ def test_calls_of_leases_that_are_not_live_are_found(db: Database) -> None:
     run = a_run()
     lease = a_lease(run)
 
-    def unit(tx: Tx) -> Call:
+    def unit(tx: Tx) -> CallRecord:
         tx.runs.insert(run, "{}")
         tx.leases.insert(lease)
         return assigned(tx, new_call(), lease=lease.id)[0]
@@ -498,17 +499,17 @@ def test_a_stopped_endpoint_takes_no_calls(db: Database) -> None:
 @pytest.mark.parametrize(
     ("load", "rule", "count"),
     [
-        (Load(0, 0, 0, 0, 0), Rule(0, 5, 4.0, None, 1), 0),
-        (Load(1, 0, 0, 0, 0), Rule(0, 5, 4.0, None, 1), 1),
-        (Load(0, 0, 0, 0, 0), Rule(2, 5, 4.0, None, 1), 2),
-        (Load(8, 1.0, 1, 1, 0), Rule(0, 5, 4.0, None, 1), 1),
-        (Load(8, 5.0, 1, 1, 0), Rule(0, 5, 4.0, None, 1), 5),
-        (Load(2, 5.0, 1, 3, 2), Rule(0, 5, 4.0, None, 1), 3),
-        (Load(9, 0.0, 1, 1, 0), Rule(0, 9, None, 2, 1), 5),
-        (Load(99, 9.0, 1, 1, 0), Rule(0, 3, 4.0, None, 1), 3),
+        (EndpointLoad(0, 0, 0, 0, 0), ScalingRule(0, 5, 4.0, None, 1), 0),
+        (EndpointLoad(1, 0, 0, 0, 0), ScalingRule(0, 5, 4.0, None, 1), 1),
+        (EndpointLoad(0, 0, 0, 0, 0), ScalingRule(2, 5, 4.0, None, 1), 2),
+        (EndpointLoad(8, 1.0, 1, 1, 0), ScalingRule(0, 5, 4.0, None, 1), 1),
+        (EndpointLoad(8, 5.0, 1, 1, 0), ScalingRule(0, 5, 4.0, None, 1), 5),
+        (EndpointLoad(2, 5.0, 1, 3, 2), ScalingRule(0, 5, 4.0, None, 1), 3),
+        (EndpointLoad(9, 0.0, 1, 1, 0), ScalingRule(0, 9, None, 2, 1), 5),
+        (EndpointLoad(99, 9.0, 1, 1, 0), ScalingRule(0, 3, 4.0, None, 1), 3),
     ],
 )
-def test_how_many_instances_there_should_be(load: Load, rule: Rule, count: int) -> None:
+def test_how_many_instances_there_should_be(load: EndpointLoad, rule: ScalingRule, count: int) -> None:
     assert desired(load, rule) == count
 
 

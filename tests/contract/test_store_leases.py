@@ -7,13 +7,14 @@ import pytest
 from contract.conftest import Database
 from contract.samples import a_host, a_lease, a_run, a_token
 from corral.domain.errors import Conflict
-from corral.domain.host import Scope, Secret
 from corral.domain.ids import HostId, LeaseId
-from corral.domain.lease import LeaseState
+from corral.domain.leases import LeaseState
+from corral.domain.queue import LeaseHolding
 from corral.domain.reasons import Reason
-from corral.domain.run import Attempt, Rank
+from corral.domain.runs import Attempt, Rank
+from corral.domain.secrets import Secret
 from corral.domain.states import RankState
-from corral.ports.store import Held
+from corral.domain.tokens import Scope
 
 H1, H2 = HostId("h-bbbbbbbbbbbb"), HostId("h-cccccccccccc")
 
@@ -84,7 +85,7 @@ def test_the_gpus_that_a_host_holds_are_those_of_its_live_leases(db: Database) -
     db.each((held, ended), lambda tx, lease: tx.leases.insert(lease))
 
     found = db.read(lambda tx: tx.leases.held(held.host_id))
-    assert found == [Held(held.id, held.request_id, "[0, 2]")]
+    assert found == [LeaseHolding(held.id, held.request_id, "[0, 2]")]
 
 
 def test_a_run_is_found_and_held_by_its_lease(db: Database) -> None:

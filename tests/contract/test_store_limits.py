@@ -8,21 +8,21 @@ import pytest
 
 from contract.conftest import Database
 from contract.samples import a_host, a_lease, a_run, digest_of
-from corral.adapters.sql.postgres import PostgresStore
 from corral.core import quotas
 from corral.core.artifacts import remember_blob
-from corral.core.logs import MAX_NOTES, Batch, Plan, commit
-from corral.core.objects import MAX_OBJECTS, put_object
-from corral.core.policy import Policy
-from corral.core.room import check_room
-from corral.core.transitions import born
-from corral.domain.artifact import Blob, NamedObject
+from corral.core.logs import MAX_NOTES, AppendPlan, LogBatch, commit
+from corral.core.policy import ServerPolicy
+from corral.core.runs.transitions import born
+from corral.core.storage.objects import MAX_OBJECTS, put_object
+from corral.core.storage.storage_quota import check_room
+from corral.domain.artifacts import Blob, NamedObject
 from corral.domain.errors import Conflict, ProjectFull
-from corral.domain.quota import Quota
+from corral.domain.quotas import Quota
 from corral.domain.states import RunState
 from corral.ports.store import Store, Tx
+from corral.store.postgres.store import PostgresStore
 
-POLICY = Policy()
+POLICY = ServerPolicy()
 
 
 def _upload(tx: Tx, name: str, size: int) -> None:
@@ -88,14 +88,14 @@ def _leased(db: Database, event_n: int) -> tuple[str, str]:
 
 def test_notes_of_a_run_are_bounded(db: Database) -> None:
     lease_id, host_id = _leased(db, MAX_NOTES - 2)
-    batch = Batch(1, b"", 0, b"", 0, {}, tuple(f"note {n}" for n in range(5)))
+    batch = LogBatch(1, b"", 0, b"", 0, {}, tuple(f"note {n}" for n in range(5)))
 
     def unit(tx: Tx) -> None:
         commit(
             tx,
             lease_id,  # type: ignore[arg-type]
             1,
-            Plan(None, None),
+            AppendPlan(None, None),
             batch,
             host_id=host_id,  # type: ignore[arg-type]
             now=110.0,

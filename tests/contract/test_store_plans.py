@@ -16,13 +16,13 @@ import pytest
 from postgres import PrivatePostgres
 
 from contract.conftest import Database, opened
-from corral.adapters.sql.dialect import Dialect, Statements
-from corral.adapters.sql.postgres import PostgresStore
-from corral.adapters.sql.rows import RUN
-from corral.adapters.sql.sqlite import SqliteStore
 from corral.domain.ids import Digest
-from corral.domain.run import Run
-from corral.ports.store import Lane, Ready, RunFilter
+from corral.domain.queue import Lane, ReadyRun
+from corral.domain.runs import Run, RunFilter
+from corral.store.dialect import Dialect, Statements
+from corral.store.postgres.store import PostgresStore
+from corral.store.rows import RUN
+from corral.store.sqlite.store import SqliteStore
 
 MILLION = 1_000_000
 SHAPES, PRIORITIES, PROJECTS = 20, 3, 5
@@ -220,7 +220,7 @@ def test_a_lane_of_a_long_queue_pages_in_order(full: Database) -> None:
 
     assert first == sorted(first)
     assert first[50:] == again
-    assert isinstance(again[0], Ready)
+    assert isinstance(again[0], ReadyRun)
 
 
 def listed(db: Database, where: RunFilter) -> list[Run]:

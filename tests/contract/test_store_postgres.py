@@ -13,12 +13,12 @@ import pytest
 
 from contract.conftest import Database, Heard, opened
 from contract.samples import a_blob, a_host, a_run, an_artifact, digest_of
-from corral.adapters.sql.postgres import PostgresStore
-from corral.domain.artifact import ArtifactFile
+from corral.domain.artifacts import ArtifactFile
 from corral.domain.errors import InvalidInput, StoreUnavailable
 from corral.domain.ids import HostId
-from corral.domain.run import Event, Submission
+from corral.domain.runs import Event, Submission
 from corral.ports.store import Tx
+from corral.store.postgres.store import PostgresStore
 
 
 @pytest.fixture

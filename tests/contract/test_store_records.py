@@ -6,10 +6,10 @@ import pytest
 
 from contract.conftest import Database
 from contract.samples import a_run
-from corral.domain.artifact import NamedObject, Segment
+from corral.domain.artifacts import NamedObject, Segment
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import RunId
-from corral.domain.run import Event
+from corral.domain.runs import Event
 from corral.ports.store import Tx
 
 

@@ -6,13 +6,14 @@ import pytest
 
 from contract.conftest import Database
 from contract.samples import SHAPE, a_lease, a_run, digest_of
-from corral.domain.artifact import Segment
+from corral.domain.artifacts import Segment
 from corral.domain.errors import Conflict, NotFound
 from corral.domain.ids import GroupId, HostId, RunId, new_group_id
+from corral.domain.queue import Lane, ReadyRun
 from corral.domain.reasons import Reason
-from corral.domain.run import Group, Run, Submission
+from corral.domain.runs import Group, Run, RunFilter, Submission
 from corral.domain.states import RunState
-from corral.ports.store import Lane, Ready, RunFilter, Tx
+from corral.ports.store import Tx
 
 
 def insert(db: Database, *runs: Run) -> None:
@@ -167,7 +168,7 @@ def test_a_lane_gives_its_oldest_first_and_goes_on_after_the_last(db: Database) 
     runs = [a_run(ready_at=float(n // 2)) for n in range(6)]
     insert(db, *runs, a_run(priority=1), a_run(state=RunState.RUNNING))
     lane = Lane(SHAPE, 0, "default")
-    expected = sorted(Ready(run.ready_at, run.id) for run in runs)
+    expected = sorted(ReadyRun(run.ready_at, run.id) for run in runs)
 
     first = db.read(lambda tx: tx.runs.ready(lane, after=None, limit=3))
     rest = db.read(lambda tx: tx.runs.ready(lane, after=first[-1], limit=30))

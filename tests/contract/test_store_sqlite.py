@@ -16,11 +16,11 @@ import pytest
 
 from contract.conftest import Database, opened
 from contract.samples import a_run
-from corral.adapters.sql.committer import Committer
-from corral.adapters.sql.sqlite import MEMORY, SqliteStore
 from corral.domain.errors import Conflict, DiskFull, InvalidInput, StoreUnavailable
-from corral.domain.run import Run
+from corral.domain.runs import Run
 from corral.ports.store import Tx
+from corral.store.sqlite.committer import Committer
+from corral.store.sqlite.store import MEMORY, SqliteStore
 
 
 def insert(run: Run, tx: Tx) -> None:

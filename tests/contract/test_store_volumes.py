@@ -11,10 +11,10 @@ from contract.conftest import Database
 from contract.samples import a_blob
 from corral.core import volumes
 from corral.core.artifacts import delete
-from corral.core.volumes import Change
-from corral.domain.artifact import ArtifactFile
+from corral.core.volumes import VolumeChange
+from corral.domain.artifacts import ArtifactFile
 from corral.domain.errors import BlobMissing, Conflict, NotFound, VolumeConflict
-from corral.domain.volume import merge
+from corral.domain.volumes import merge
 from corral.ports.store import Tx
 
 DAY = 86400.0
@@ -31,7 +31,7 @@ def commit(db: Database, base: int, *, name: str = "data", now: float = 100.0, *
     """As a writer does: bytes first, then the change."""
     for text in content.values():
         db.write(partial(_put, text))
-    change = Change(base, files(**content))
+    change = VolumeChange(base, files(**content))
     done = db.write(lambda tx: volumes.commit(tx, "default", name, change, by="user:ada", now=now))
     return 0 if done.version is None else done.version.version
 
@@ -103,7 +103,7 @@ def test_a_merge_takes_each_side_s_change_and_reports_all_others() -> None:
 
 def test_a_change_whose_bytes_are_not_there_changes_nothing(db: Database) -> None:
     commit(db, 0, a="1")
-    change = Change(1, files(a="never sent"))
+    change = VolumeChange(1, files(a="never sent"))
 
     with pytest.raises(BlobMissing):
         db.write(lambda tx: volumes.commit(tx, "default", "data", change, by="user:ada", now=100.0))

@@ -11,14 +11,14 @@ import pytest
 from contract.conftest import Database
 from contract.samples import a_run
 from corral.adapters.cipher import FileCipher, load_key
-from corral.adapters.sql.postgres import PostgresStore
 from corral.core import secrets
-from corral.core.notices import PAGE, gather
-from corral.core.transitions import born, move
+from corral.core.runs.transitions import born, move
+from corral.core.webhooks.notices import PAGE, gather
 from corral.domain.ids import WebhookId, new_delivery_id, new_webhook_id
 from corral.domain.states import RunEvent
-from corral.domain.webhook import Delivery, DeliveryState, Webhook, WebhookFormat
+from corral.domain.webhooks.deliveries import Delivery, DeliveryState, Webhook, WebhookFormat
 from corral.ports.store import Store, Tx
+from corral.store.postgres.store import PostgresStore
 
 # Unmistakably fake.
 VALUE = "canary-NOT-A-REAL-SECRET-0099"

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from postgres import private_postgres
 
-from corral.client.manifest import load as load_manifest
-from corral.client.runfile import load, parse
+from corral.client.manifests.read import load as load_manifest
+from corral.client.submit.run_file import load, parse
 from docs.pages import Command, Save, Step, blocks, missing, steps
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,20 +17,14 @@ from acceptance.stack import Stack, printed, problems, until
 from powercut import PowerCutDisk
 
 from corral.client.api import Corral
-from corral.client.http import Backoff
-from corral.client.tree import FileEntry, Tree
+from corral.client.files.tree import FileEntry, Tree
+from corral.client.http.transport import Backoff
 from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable
-from corral.wire.admin import TokenRequest
-from corral.wire.leases import (
-    CapabilityReport,
-    ClaimRequest,
-    EventBatch,
-    FinishRequest,
-    Lease,
-    LogRecord,
-    OutcomeAnswer,
-)
-from corral.wire.spec import RunSpec
+from corral.wire.hosts.capability import CapabilityReport
+from corral.wire.leases import ClaimRequest, FinishRequest, LeaseView, OutcomeAnswer
+from corral.wire.logs import EventBatch, LogRecord
+from corral.wire.spec.run_file import RunSpec
+from corral.wire.tokens import TokenRequest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the simulator is an LD_PRELOAD library")
 
@@ -41,7 +35,7 @@ THREADS = 3
 
 # What a careless server would do. Each must be caught, or the test above proves nothing.
 CARELESS_DATABASE = """
-import corral.adapters.sql.sqlite as sqlite
+import corral.store.sqlite.store as sqlite
 tune = sqlite.tune_writer
 def tune_carelessly(raw):
     tune(raw)
@@ -49,11 +43,11 @@ def tune_carelessly(raw):
 sqlite.tune_writer = tune_carelessly
 """
 CARELESS_BLOBS = """
-import corral.adapters.directory.blobs as blobs, corral.adapters.directory.upload as upload
+import corral.adapters.blobs.directory as blobs, corral.adapters.blobs.upload as upload
 blobs.sync_file = upload.sync_file = blobs.sync_folder = lambda _: None
 """
 CARELESS_LOGS = """
-import corral.adapters.directory.segments as segments
+import corral.adapters.blobs.segments as segments
 segments.sync_data = lambda _: None
 """
 
@@ -63,7 +57,7 @@ class Noted:
     """What was acknowledged: nothing of it may be missing afterwards."""
 
     states: dict[str, str] = field(default_factory=dict)
-    outcomes: dict[str, tuple[Lease, FinishRequest, OutcomeAnswer]] = field(default_factory=dict)
+    outcomes: dict[str, tuple[LeaseView, FinishRequest, OutcomeAnswer]] = field(default_factory=dict)
     lines: dict[str, list[str]] = field(default_factory=dict)
     artifacts: dict[str, dict[str, bytes]] = field(default_factory=dict)
     tokens: list[str] = field(default_factory=list)
@@ -104,7 +98,7 @@ class Load:
         # Another thread may have claimed it before this one hears of it.
         self.noted.states.setdefault(run_id, "queued")
 
-    def _claim(self) -> Lease:
+    def _claim(self) -> LeaseView:
         request = ClaimRequest(
             request_id=self._word(), boot_id="boot-" * 3, slots=1000, capability=HERE, wait_s=5
         )
@@ -112,7 +106,7 @@ class Load:
         self.noted.states[lease.run_id] = "running"
         return lease
 
-    def _work(self, lease: Lease) -> None:
+    def _work(self, lease: LeaseView) -> None:
         leases = self.host.leases
         lines = self.noted.lines.setdefault(lease.run_id, [])
         for seq in range(1, self.dice.randint(2, 4)):
@@ -128,7 +122,7 @@ class Load:
         self.noted.outcomes[lease.run_id] = (lease, body, answer)
         self.noted.states[lease.run_id] = "succeeded"
 
-    def _upload(self, corral: Corral, lease: Lease | None) -> dict[str, bytes]:
+    def _upload(self, corral: Corral, lease: LeaseView | None) -> dict[str, bytes]:
         sink = corral.leases.sink(lease.id, lease.epoch) if lease else corral.sink("default")
         small = {f"small-{n}": self._word().encode() for n in range(3)}
         sink.pack([(digest_of(data), data) for data in small.values()])

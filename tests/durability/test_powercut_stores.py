@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from powercut import PowerCutDisk
 
-from corral.adapters.directory.blobs import DirectoryBlobs
-from corral.adapters.directory.segments import DirectorySegments
+from corral.adapters.blobs.directory import DirectoryBlobs
+from corral.adapters.blobs.segments import DirectorySegments
 from corral.domain.ids import Digest
 
 PRELUDE = """
 import hashlib
 from pathlib import Path
-from corral.adapters.directory.blobs import DirectoryBlobs
-from corral.adapters.directory.segments import DirectorySegments
+from corral.adapters.blobs.directory import DirectoryBlobs
+from corral.adapters.blobs.segments import DirectorySegments
 
 blobs = DirectoryBlobs(Path("a/b/store").absolute())
 segments = DirectorySegments(Path("a/b/store").absolute())

@@ -9,16 +9,17 @@ from typing import Any
 
 import torch
 
-from corral.engine import adapters, models
-from corral.engine.checkpoints import Checkpoints
+from corral.engine.data.sequences import Example
 from corral.engine.engine import Engine, Options, Step
-from corral.engine.events import Events, Screen
-from corral.engine.losses import Loss
-from corral.engine.meter import Meter
-from corral.engine.sequences import Example
-from corral.engine.signals import Stop
-from corral.engine.training import Course
-from corral.engine.watch import Limits, Watch
+from corral.engine.model import adapters
+from corral.engine.model import load as models
+from corral.engine.reports.events import Events, Screen
+from corral.engine.training.checkpoints import Checkpoints
+from corral.engine.training.course import Course
+from corral.engine.training.losses import Loss
+from corral.engine.training.meter import Meter
+from corral.engine.training.signals import Stop
+from corral.engine.training.watch import Limits, Watch
 from corral.recipes.train import Train, parse
 
 SUMS = [f"{a}+{b}={a + b}\n" for a in range(6) for b in range(6)]

@@ -22,10 +22,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from corral.engine import adapters, bytes_tokenizer, losses
+from corral.engine.data.sequences import Example
 from corral.engine.engine import Engine, Options, gradients
-from corral.engine.models import Loaded
-from corral.engine.sequences import Example
+from corral.engine.model import adapters, bytes_tokenizer
+from corral.engine.model.load import Loaded
+from corral.engine.training import losses
 from corral.recipes.train import Lora
 
 # Tests share the machine, and models this small gain nothing from a second thread.

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from corral.engine.events import Events, Screen
 from corral.engine.job import Job
-from corral.engine.signals import Stop
+from corral.engine.reports.events import Events, Screen
 from corral.engine.spec import Places, read
+from corral.engine.training.signals import Stop
 
 REPOSITORY = Path(__file__).parents[2]
 # Timings and memory differ from run to run; nothing else may.

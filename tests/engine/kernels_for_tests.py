@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from corral.engine import kernels
-from corral.engine.decode import attend_plainly
-from corral.engine.kernels import PAGE
+from corral.engine.model import kernels
+from corral.engine.model.kernels import PAGE
+from corral.engine.sampling.decode import attend_plainly
 
 torch.set_num_threads(1)
 

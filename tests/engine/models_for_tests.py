@@ -10,9 +10,9 @@ import torch
 from families_for_tests import VOCABULARY, Pair, engine, warm
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from corral.engine import adapters
 from corral.engine.engine import Options
-from corral.engine.generic import GenericTrunk
+from corral.engine.model import adapters
+from corral.engine.model.generic import GenericTrunk
 from corral.recipes.train import Lora
 
 SIZES: dict[str, Any] = {

@@ -13,8 +13,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from corral.engine import adapters, models, seeded
-from corral.engine.problems import ModelProblem
+from corral.engine.model import adapters, seeded
+from corral.engine.model import load as models
+from corral.engine.model.problems import ModelProblem
 from corral.recipes import models as listed
 from corral.recipes.train import Lora
 

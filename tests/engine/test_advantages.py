@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.engine import advantages
-from corral.engine.advantages import Markers
-from corral.engine.packing import pack
-from corral.engine.sequences import Example
+from corral.engine.data.packing import pack
+from corral.engine.data.sequences import Example
+from corral.engine.training import advantages
+from corral.engine.training.advantages import Markers
 from corral.recipes.train import Grpo
 
 THINK = Markers(opening=(7,), closing=(8,))

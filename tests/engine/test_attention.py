@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from corral.engine.attention import _block_mask, by_blocks, by_spans, layout_of
-from corral.engine.packing import Pack, pack
-from corral.engine.sequences import Example
+from corral.engine.data.packing import Pack, pack
+from corral.engine.data.sequences import Example
+from corral.engine.model.attention import _block_mask, by_blocks, by_spans, layout_of
 
 CPU = torch.device("cpu")
 BLOCK = 128

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from corral.engine import adapters, card, models
-from corral.engine.card import Card
+from corral.engine.model import adapters
+from corral.engine.model import load as models
+from corral.engine.reports import card
+from corral.engine.reports.card import Card
 from corral.recipes.train import Lora
 
 ABOUT = Card(

@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from corral.engine.checkpoints import LINGER_S, CheckpointError, Checkpoints, found, link_tree
-from corral.engine.events import Events, Screen
+from corral.engine.reports.events import Events, Screen
+from corral.engine.training.checkpoints import (
+    LINGER_S,
+    CheckpointError,
+    Checkpoints,
+    found,
+    link_tree,
+)
 
 CONFIG = {"recipe": "sft", "learning_rate": 1e-4, "lora": {"rank": 16}, "guards": {"nan": "stop"}, "seed": 1}
 

@@ -11,8 +11,9 @@ from families_for_tests import FAMILIES, assert_same, build, far, pair, texts, t
 from transformers import Gemma2Config, GPT2Config, Phi3Config, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from corral.engine import adapters, losses
-from corral.engine.decoder import Decoder, fits, fuse, rms_norm, stack_layer
+from corral.engine.model import adapters
+from corral.engine.model.decoder import Decoder, fits, fuse, rms_norm, stack_layer
+from corral.engine.training import losses
 from corral.recipes.train import Lora
 
 SFT = losses.cross_entropy()

@@ -18,10 +18,10 @@ from families_for_tests import (
     tokens_of,
 )
 
-from corral.engine import losses
+from corral.engine.data.packing import PackingError
+from corral.engine.data.sequences import Example
 from corral.engine.engine import Options, gradients
-from corral.engine.packing import PackingError
-from corral.engine.sequences import Example
+from corral.engine.training import losses
 from corral.recipes.train import Lora
 
 SFT = losses.cross_entropy()

@@ -9,9 +9,9 @@ import torch
 from families_for_tests import Pair, pair, texts
 from torch import Tensor
 
-from corral.engine import losses
 from corral.engine.engine import Engine
-from corral.engine.optimizer import Optimizer
+from corral.engine.training import losses
+from corral.engine.training.optimizer import Optimizer
 from corral.recipes.train import Lora
 
 SFT = losses.cross_entropy()

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from corral.engine.events import Events, Screen, Standing, line
-from corral.engine.signals import Stop, Stopped
-from corral.worker.events_file import CheckpointDone, Metric, Note, Progress, parse
+from corral.engine.reports.events import Events, Screen, Standing, line
+from corral.engine.training.signals import Stop, Stopped
+from corral.worker.child.events_file import CheckpointDone, Metric, Note, Progress, parse
 
 
 def standing(step: int = 3, **changes: object) -> Standing:

@@ -13,15 +13,16 @@ from families_for_tests import pair as family_pair
 from models_for_tests import ALONE, KINDS, LONG_ROPE, build, pair, trunk
 from torch import nn
 
-from corral.engine import adapters, generic, losses
-from corral.engine.attention import layout_of
-from corral.engine.decoder import Decoder
+from corral.engine.data.packing import PackingError
+from corral.engine.data.sequences import Example
 from corral.engine.engine import Options, gradients
-from corral.engine.generic import GenericTrunk
-from corral.engine.packing import PackingError
-from corral.engine.problems import ModelProblem
-from corral.engine.reference import without_adapter
-from corral.engine.sequences import Example
+from corral.engine.model import adapters, generic
+from corral.engine.model.attention import layout_of
+from corral.engine.model.decoder import Decoder
+from corral.engine.model.generic import GenericTrunk
+from corral.engine.model.problems import ModelProblem
+from corral.engine.model.reference import without_adapter
+from corral.engine.training import losses
 from corral.recipes.train import Lora
 
 # What peft says of the layers of gpt2 and of experts; it does what is right.

@@ -11,10 +11,10 @@ from families_for_tests import VOCABULARY, answers, far, texts
 from models_for_tests import KINDS, build
 from torch import Tensor
 
-from corral.engine import generic_attention
-from corral.engine.attention import _block_mask, layout_of
-from corral.engine.generic import GenericTrunk
-from corral.engine.packing import Pack, pack
+from corral.engine.data.packing import Pack, pack
+from corral.engine.model import generic_attention
+from corral.engine.model.attention import _block_mask, layout_of
+from corral.engine.model.generic import GenericTrunk
 
 CPU = torch.device("cpu")
 

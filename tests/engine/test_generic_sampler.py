@@ -10,9 +10,9 @@ import torch
 from families_for_tests import Pair, texts, tokens_of
 from models_for_tests import ALONE, KINDS, greedy, pair, plainly
 
-from corral.engine import losses
-from corral.engine.generic_sampler import GenericSampler
-from corral.engine.sequences import Completion, Example, Request, SamplingParams
+from corral.engine.data.sequences import Completion, Example, Request, SamplingParams
+from corral.engine.sampling.generic_sampler import GenericSampler
+from corral.engine.training import losses
 from corral.recipes.train import Lora
 
 pytestmark = pytest.mark.filterwarnings(

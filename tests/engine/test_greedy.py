@@ -14,9 +14,9 @@ import torch
 from families_for_tests import tokens_of, warm
 from transformers import PreTrainedModel
 
+from corral.engine.data.sequences import Completion, Request, SamplingParams
 from corral.engine.engine import Engine
-from corral.engine.sampler import Sampler
-from corral.engine.sequences import Completion, Request, SamplingParams
+from corral.engine.sampling.sampler import Sampler
 from corral.recipes.train import Lora
 
 # Around the borders of the cache's pages, which hold 64 tokens.

@@ -13,15 +13,15 @@ import jobs_for_tests as jobs
 import pytest
 import torch
 
-from corral.engine import advantages, grpo, losses
+from corral.engine.data.sequences import Completion, Example, Request, SamplingParams
 from corral.engine.environments.transcript import Sample
 from corral.engine.environments.values import Call, Description, Result
-from corral.engine.reference import without_adapter
-from corral.engine.rollouts import Episode
-from corral.engine.sequences import Completion, Example, Request, SamplingParams
-from corral.engine.steady import SteadyEnvironment, SteadySampler
-from corral.engine.training import OutOfMemory
-from corral.engine.watch import GuardStop
+from corral.engine.model.reference import without_adapter
+from corral.engine.sampling.rollouts import Episode
+from corral.engine.sampling.steady import SteadyEnvironment, SteadySampler
+from corral.engine.training import advantages, grpo, losses
+from corral.engine.training.course import OutOfMemory
+from corral.engine.training.watch import GuardStop
 from corral.recipes.train import Grpo, Train, parse
 
 

@@ -11,7 +11,8 @@ from families_for_tests import CLOSE, far
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from corral.engine import head, losses
+from corral.engine.model import head
+from corral.engine.training import losses
 
 TOKENS, HIDDEN, WORDS = 41, 12, 53
 LOSSES: dict[str, losses.Loss] = {

@@ -15,16 +15,17 @@ import pytest
 from peft import PeftModel
 from safetensors.torch import load_file
 
-from corral.engine import models, tiny
 from corral.engine.__main__ import parse as parse_command
 from corral.engine.__main__ import parse_task, task_places
 from corral.engine.__main__ import places as places_of
+from corral.engine.data.rows import BadRows, DataError
 from corral.engine.environments.values import EnvironmentProblem
 from corral.engine.job import GUARD, REFUSED, Job, main
-from corral.engine.rows import BadRows, DataError
-from corral.engine.signals import Stop
+from corral.engine.model import load as models
+from corral.engine.model import tiny
 from corral.engine.spec import Places, Refused, Spec, choose, read
-from corral.engine.watch import GuardStop
+from corral.engine.training.signals import Stop
+from corral.engine.training.watch import GuardStop
 from corral.recipes.train import TrainError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from corral.engine.journal import Journal
+from corral.engine.training.journal import Journal
 
 ROWS = [{"tokens": [1, 2], "logprobs": [-0.1, -1.2345678901234567]}, {"tokens": [3], "logprobs": [-2.5]}]
 

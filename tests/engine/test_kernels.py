@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from corral.engine.decode import attend_plainly
-from corral.engine.kernels import PAGE
+from corral.engine.model.kernels import PAGE
+from corral.engine.sampling.decode import attend_plainly
 
 SCRIPT = Path(__file__).parent / "kernels_for_tests.py"
 needs_triton = pytest.mark.skipif(

@@ -10,11 +10,11 @@ import jobs_for_tests as jobs
 import pytest
 import torch
 
-from corral.engine import advantages, losses
+from corral.engine.data.render import Renderer
+from corral.engine.data.sequences import Example
 from corral.engine.engine import Engine, Options
-from corral.engine.render import Renderer
-from corral.engine.sequences import Example
-from corral.engine.sft import held_out_loss
+from corral.engine.training import advantages, losses
+from corral.engine.training.sft import held_out_loss
 from corral.recipes.train import Lora
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from corral.engine.decoder import Adapter, Linear, fuse
-from corral.engine.lora import adapted, stacked
+from corral.engine.model.decoder import Adapter, Linear, fuse
+from corral.engine.model.lora import adapted, stacked
 
 
 def made(dtype: torch.dtype, *, transposed: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from corral.engine import losses
-from corral.engine.losses import KINDS, Loss
+from corral.engine.training import losses
+from corral.engine.training.losses import KINDS, Loss
 from corral.recipes.train import parse
 
 TOKENS = 60

@@ -11,11 +11,11 @@ import pytest
 import tokenizers_for_tests as made
 from transformers import PreTrainedTokenizerFast
 
-from corral.engine import masks
-from corral.engine.masks import Examples, examples, split
-from corral.engine.packing import pack
-from corral.engine.rows import BadRows, DataError, RowSet, read
-from corral.engine.sequences import Example
+from corral.engine.data import masks
+from corral.engine.data.masks import Examples, examples, split
+from corral.engine.data.packing import pack
+from corral.engine.data.rows import BadRows, DataError, RowSet, read
+from corral.engine.data.sequences import Example
 from corral.recipes.train import Train, parse
 
 Load = Callable[..., RowSet]

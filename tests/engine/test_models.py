@@ -17,8 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from corral.engine import models, tiny
-from corral.engine.models import ModelProblem
+from corral.engine.model import load as models
+from corral.engine.model import tiny
+from corral.engine.model.load import ModelProblem
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

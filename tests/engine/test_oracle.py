@@ -21,8 +21,8 @@ from trl_oracle import (
     trained,
 )
 
-from corral.engine import losses
-from corral.engine.packing import pack
+from corral.engine.data.packing import pack
+from corral.engine.training import losses
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and its libraries'
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from trl_oracle import FAMILY, Graded, assert_same, called, examples_of, made, model, separate, theirs
 
-from corral.engine import head, losses
-from corral.engine.losses import Loss
-from corral.engine.sequences import Example
+from corral.engine.data.sequences import Example
+from corral.engine.model import head
+from corral.engine.training import losses
+from corral.engine.training.losses import Loss
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and its libraries'
 

@@ -21,7 +21,7 @@ from trl_oracle import (
     tokenizer,
 )
 
-from corral.engine import advantages, losses
+from corral.engine.training import advantages, losses
 from corral.recipes.train import Grpo
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and its libraries'

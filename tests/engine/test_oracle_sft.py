@@ -21,8 +21,8 @@ from trl_oracle import (
     trl,
 )
 
-from corral.engine import advantages, losses
-from corral.engine.packing import pack
+from corral.engine.data.packing import pack
+from corral.engine.training import advantages, losses
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and its libraries'
 

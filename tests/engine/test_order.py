@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.engine.order import Order, permutation
+from corral.engine.data.order import Order, permutation
 
 
 @given(st.integers(1, 200), st.integers(0, 2**31), st.integers(1, 40))

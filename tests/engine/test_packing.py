@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral.engine.packing import Pack, PackingError, pack, plan
-from corral.engine.sequences import Example
+from corral.engine.data.packing import Pack, PackingError, pack, plan
+from corral.engine.data.sequences import Example
 
 
 def example(tokens: list[int], *, trained_from: int = 1, group: int = -1, prefix: int = 0) -> Example:

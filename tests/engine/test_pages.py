@@ -7,9 +7,9 @@ from families_for_tests import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral.engine.decoder import Decoder
-from corral.engine.kernels import PAGE
-from corral.engine.pages import SPARE, Pages
+from corral.engine.model.decoder import Decoder
+from corral.engine.model.kernels import PAGE
+from corral.engine.sampling.pages import SPARE, Pages
 
 
 def made(count: int = 9) -> Pages:

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from corral.engine import bytes_tokenizer
-from corral.engine.formats import ChatRow, CompletionRow, Row, TextRow, TokensRow, Where
-from corral.engine.render import (
+from corral.engine.data.formats import ChatRow, CompletionRow, Row, TextRow, TokensRow, Where
+from corral.engine.data.render import (
     NoChatTemplate,
     RefusedRow,
     Rendered,
@@ -24,6 +23,7 @@ from corral.engine.render import (
     prompt_tokens,
     render_chat,
 )
+from corral.engine.model import bytes_tokenizer
 
 HERE = Where("data.jsonl", 7)
 Messages = list[dict[str, Any]]

@@ -9,9 +9,9 @@ import pytest
 import torch
 from families_for_tests import pair
 
-from corral.engine.attention import Layout, _block_mask, copy_layout, layout_of
-from corral.engine.replay import Replay, Replays
-from corral.engine.trunk import Trunk
+from corral.engine.model.attention import Layout, _block_mask, copy_layout, layout_of
+from corral.engine.model.trunk import Trunk
+from corral.engine.training.cuda_graphs import Replay, Replays
 from corral.recipes import calibration, models, speed
 from corral.recipes.train import Lora
 

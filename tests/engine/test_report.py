@@ -6,8 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from corral.engine.evaluate import Evaluation, interval
-from corral.engine.report import (
+from corral.engine.reports.report import (
     SAMPLES_MAX,
     Record,
     forecast_record,
@@ -17,6 +16,7 @@ from corral.engine.report import (
     summary,
     write_metrics,
 )
+from corral.engine.training.evaluate import Evaluation, interval
 
 
 def record() -> Record:

@@ -14,8 +14,8 @@ from pathlib import Path
 import jobs_for_tests as jobs
 import pytest
 
-from corral.engine.checkpoints import CheckpointError
 from corral.engine.spec import Refused
+from corral.engine.training.checkpoints import CheckpointError
 
 RECIPES: dict[str, Callable[..., Path]] = {"sft": jobs.sft, "grpo": jobs.grpo}
 WEIGHTS = "adapter/adapter_model.safetensors"

@@ -13,14 +13,22 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from corral.engine import advantages, bytes_tokenizer
+from corral.engine.data.render import prompt_tokens
+from corral.engine.data.sequences import Completion, Request, SamplingParams
 from corral.engine.environments.process import EnvironmentProcess
 from corral.engine.environments.transcript import Sample
 from corral.engine.environments.values import Description
-from corral.engine.render import prompt_tokens
-from corral.engine.rollouts import Episode, Rollouts, RolloutsStopped, seed_of, summary, table
-from corral.engine.sequences import Completion, Request, SamplingParams
-from corral.recipes.tables import Grpo, Train
+from corral.engine.model import bytes_tokenizer
+from corral.engine.sampling.rollouts import (
+    Episode,
+    Rollouts,
+    RolloutsStopped,
+    seed_of,
+    summary,
+    table,
+)
+from corral.engine.training import advantages
+from corral.recipes.train_tables import Grpo, Train
 
 TOKENIZER = bytes_tokenizer.build(4096)
 STOP = bytes_tokenizer.END_OF_TURN_ID

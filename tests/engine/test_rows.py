@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.engine.formats import (
+from corral.engine.data.formats import (
     ChatRow,
     CompletionRow,
     Format,
@@ -23,8 +23,8 @@ from corral.engine.formats import (
     Where,
     parse,
 )
-from corral.engine.messages import RowError
-from corral.engine.rows import BadRows, DataError, RowSet, read
+from corral.engine.data.messages import RowError
+from corral.engine.data.rows import BadRows, DataError, RowSet, read
 
 USER = {"role": "user", "content": "2+2?"}
 ANSWER = {"role": "assistant", "content": "4"}

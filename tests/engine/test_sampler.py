@@ -10,13 +10,14 @@ import pytest
 import torch
 from families_for_tests import texts, tokens_of, warm
 
-from corral.engine import decode, losses
-from corral.engine.decoder import Decoder
-from corral.engine.draw import draw
+from corral.engine.data.sequences import Completion, Example, Request, SamplingParams
 from corral.engine.engine import Engine
-from corral.engine.pages import SPARE, Pages
-from corral.engine.sampler import Sampler
-from corral.engine.sequences import Completion, Example, Request, SamplingParams
+from corral.engine.model.decoder import Decoder
+from corral.engine.sampling import decode
+from corral.engine.sampling.draw import draw
+from corral.engine.sampling.pages import SPARE, Pages
+from corral.engine.sampling.sampler import Sampler
+from corral.engine.training import losses
 from corral.recipes.train import Lora
 
 CONTEXT = 320

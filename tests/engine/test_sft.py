@@ -8,12 +8,12 @@ from pathlib import Path
 import courses_for_tests as made
 import pytest
 
-from corral.engine import sft
-from corral.engine.evaluate import Evaluation
-from corral.engine.order import Order
-from corral.engine.signals import Stopped
-from corral.engine.training import Course, OutOfMemory, learning_rate
-from corral.engine.watch import GuardStop
+from corral.engine.data.order import Order
+from corral.engine.training import sft
+from corral.engine.training.course import Course, OutOfMemory, learning_rate
+from corral.engine.training.evaluate import Evaluation
+from corral.engine.training.signals import Stopped
+from corral.engine.training.watch import GuardStop
 
 
 def run(

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from corral.engine import models, smollm2
-from corral.engine.problems import ModelProblem
+from corral.engine.model import load as models
+from corral.engine.model import smollm2
+from corral.engine.model.problems import ModelProblem
 
 CONVERT = """
 import sys

@@ -11,7 +11,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer
 
-from corral.engine import adapters, bytes_tokenizer, models, seeded, tiny
+from corral.engine.model import adapters, bytes_tokenizer, seeded, tiny
+from corral.engine.model import load as models
 from corral.recipes import models as listed
 from corral.recipes.train import Lora
 

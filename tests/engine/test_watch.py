@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from corral.engine.watch import SKIPS_MAX, Limits, Sampled, Watch
+from corral.engine.training.watch import SKIPS_MAX, Limits, Sampled, Watch
 
 
 def sampled(reward: float = 0.0, spread: float = 0.0, **more: float) -> Sampled:

@@ -19,10 +19,10 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from corral.engine import advantages
-from corral.engine.losses import Loss
-from corral.engine.packing import Pack
-from corral.engine.sequences import Example
+from corral.engine.data.packing import Pack
+from corral.engine.data.sequences import Example
+from corral.engine.training import advantages
+from corral.engine.training.losses import Loss
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

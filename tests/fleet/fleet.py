@@ -18,10 +18,10 @@ from typing import Any
 from acceptance.stack import Stack, Worker, marked, printed, problems, python, result, until, wait_final
 
 from corral.client.api import Corral
-from corral.domain.host import with_pin
-from corral.wire.admin import TokenRequest
+from corral.domain.tokens import with_pin
 from corral.wire.runs import EventView, RunDetail
-from corral.wire.spec import RunSpec
+from corral.wire.spec.run_file import RunSpec
+from corral.wire.tokens import TokenRequest
 from fleet.clock import WrongClock
 from fleet.lines import Line, Network
 

@@ -7,7 +7,7 @@ import time
 
 from acceptance.stack import FINAL_STATES, marked, until, wait_line
 
-from corral.wire.tables import Resources, RetryBudgets
+from corral.wire.spec.tables import Resources, RetryBudgets
 from fleet.fleet import Fleet, Host
 
 LOST = 0.12

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from acceptance.stack import wait_final, wait_line
 
-from corral.wire.tables import Resources
+from corral.wire.spec.tables import Resources
 from fleet.clock import WrongClock
 from fleet.fleet import Fleet
 

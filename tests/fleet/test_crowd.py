@@ -16,8 +16,8 @@ import pytest
 from acceptance.stack import FINAL_STATES, marked, until
 from chaos.kinds import KINDS, check_run
 
-from corral.wire.spec import RunSpec
-from corral.wire.tables import Resources
+from corral.wire.spec.run_file import RunSpec
+from corral.wire.spec.tables import Resources
 from fleet.conftest import SEED, best_network
 from fleet.fleet import Fleet, fleet
 

@@ -11,11 +11,12 @@ import psutil
 from acceptance.stack import FINAL_STATES, until
 
 from corral.client.api import Corral
-from corral.client.http import Backoff
-from corral.wire.admin import TokenRequest
-from corral.wire.leases import BeatRequest, ClaimRequest, EventBatch, FinishRequest, LogRecord
-from corral.wire.spec import RunSpec
-from corral.wire.tables import Resources
+from corral.client.http.transport import Backoff
+from corral.wire.leases import BeatRequest, ClaimRequest, FinishRequest
+from corral.wire.logs import EventBatch, LogRecord
+from corral.wire.spec.run_file import RunSpec
+from corral.wire.spec.tables import Resources
+from corral.wire.tokens import TokenRequest
 from fleet.fleet import Fleet
 
 HOSTS = 16

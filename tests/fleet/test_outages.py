@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from acceptance.stack import marked, until, wait_final, wait_line
 
-from corral.wire.tables import Resources
+from corral.wire.spec.tables import Resources
 from fleet.conftest import relay_network
 from fleet.fleet import Fleet, fleet
 

@@ -13,19 +13,12 @@ from pathlib import Path
 import pytest
 from acceptance.stack import marked, printed, until, wait_line
 
-from corral.client.tree import FileEntry, Tree
+from corral.client.files.tree import FileEntry, Tree
 from corral.domain.errors import LeaseLost
 from corral.domain.reasons import Reason
-from corral.wire.leases import (
-    BeatRequest,
-    EventBatch,
-    FailRequest,
-    FinishRequest,
-    LogRecord,
-    StoppedRequest,
-)
-from corral.wire.outcomes import OutcomeReport
-from corral.wire.tables import Resources
+from corral.wire.leases import BeatRequest, FailRequest, FinishRequest, OutcomeReport, StoppedRequest
+from corral.wire.logs import EventBatch, LogRecord
+from corral.wire.spec.tables import Resources
 from fleet.conftest import relay_network
 from fleet.fleet import LEASE_S, Fleet, Host, fleet
 from fleet.lines import Network

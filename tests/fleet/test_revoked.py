@@ -7,7 +7,7 @@ from acceptance.stack import printed, until, wait_line
 
 from corral.domain.errors import Unauthenticated
 from corral.wire.leases import BeatRequest, ClaimRequest, FinishRequest
-from corral.wire.tables import Resources
+from corral.wire.spec.tables import Resources
 from fleet.fleet import LEASE_S, Fleet
 
 AWAY_S = 2 * LEASE_S + 1.0

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from corral.files.mapped import Mapped
 from corral.functions import codec
-from corral.mapped import Mapped
 
 SCALARS = (
     st.none()

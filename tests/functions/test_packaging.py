@@ -13,7 +13,7 @@ import pytest
 
 from corral.functions.app import App
 from corral.functions.check import check
-from corral.functions.finding import find
+from corral.functions.find_app import find
 from corral.functions.packaging import PICKLE_FILE, pack
 
 

@@ -15,11 +15,11 @@ import pytest
 from alembic.script import ScriptDirectory
 from postgres import PrivatePostgres, private_postgres
 
-from corral.adapters.sql import schema
-from corral.adapters.sql.migrate import config, upgrade
-from corral.adapters.sql.postgres import PostgresStore
-from corral.adapters.sql.sqlite import SqliteStore
 from corral.domain.errors import StoreUnavailable, VersionMismatch
+from corral.store import schema
+from corral.store.migrate import config, upgrade
+from corral.store.postgres.store import PostgresStore
+from corral.store.sqlite.store import SqliteStore
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_a_database_from_the_future_is_refused(tmp_path: Path) -> None:
 
 def test_a_store_that_is_up_to_date_loads_neither_alembic_nor_psycopg(tmp_path: Path) -> None:
     code = (
-        "import sys; from corral.adapters.sql.sqlite import SqliteStore; SqliteStore(sys.argv[1]);"
+        "import sys; from corral.store.sqlite.store import SqliteStore; SqliteStore(sys.argv[1]);"
         "print([m for m in ('alembic', 'sqlalchemy', 'psycopg') if m in sys.modules])"
     )
     done = subprocess.run(

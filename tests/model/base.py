@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from corral.core.fsck import check_run
+from corral.core.storage.fsck import check_run
 from corral.domain.ids import RunId
 from corral.ports.store import Tx
 from model.model import Host, Lease, Model, Run, Window

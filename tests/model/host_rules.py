@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from corral.core.declare import declare
-from corral.domain.declared import Declared
+from corral.core.hosts.declare import declare
+from corral.domain.host_policy import HostPolicy
 from corral.domain.ids import HostId
 from corral.ports.store import Tx
 from model.base import PROJECTS, Base
@@ -52,7 +52,7 @@ class HostRules(Base):
         """It counts from the next claim on (FL-C05); what runs there already goes on."""
         host = self.model.hosts[2]
         host.most, host.projects = most, None if only is None else (only,)
-        declared = Declared(slots=host.most, projects=host.projects)
+        declared = HostPolicy(slots=host.most, projects=host.projects)
 
         def unit(tx: Tx) -> None:
             found = tx.hosts.lock(HostId(host.id))

@@ -13,31 +13,31 @@ from typing import TypeVar
 import pytest
 from contract.samples import a_host, a_lease, a_run
 
-from corral.adapters.sql.sqlite import MEMORY, SqliteStore
-from corral.core.beat import beat
-from corral.core.claim import Claim, ClaimAsk
-from corral.core.fence import expire
-from corral.core.fsck import check_run
-from corral.core.lanes import Lanes
-from corral.core.outcome import Ender, Outcome, Report
-from corral.core.policy import Policy
-from corral.core.shapes import Shapes
-from corral.core.shares import Shares
-from corral.core.stop import cancel, force_stop
-from corral.core.submit import put_shape
-from corral.core.transitions import born
+from corral.core.leases.beat import beat
+from corral.core.leases.fence import expire
+from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
+from corral.core.policy import ServerPolicy
+from corral.core.queue.claim import Claim, ClaimTerms
+from corral.core.queue.eligibility import Shapes
+from corral.core.queue.fair_share import Shares
+from corral.core.queue.lanes import Lanes
+from corral.core.runs.cancel import cancel, force_stop
+from corral.core.runs.submit import put_shape
+from corral.core.runs.transitions import born
+from corral.core.storage.fsck import check_run
 from corral.domain.canonical import canonical
 from corral.domain.capability import Requirements
 from corral.domain.errors import LeaseLost
-from corral.domain.lease import Lease, LeaseState
+from corral.domain.leases import Lease, LeaseState
 from corral.domain.reasons import Reason
-from corral.domain.run import Attempt, Rank, Run
+from corral.domain.runs import Attempt, Rank, Run
 from corral.domain.states import RankState, RunState
 from corral.ports.store import Tx
+from corral.store.sqlite.store import MEMORY, SqliteStore
 from model.clock import ManualClock
 
 T = TypeVar("T")
-POLICY = Policy()
+POLICY = ServerPolicy()
 
 
 class Gang:
@@ -79,11 +79,11 @@ class Gang:
     def write(self, unit: Callable[[Tx], T]) -> T:
         return self._runner.run(self.store.write(unit))
 
-    def end(self, rank: int, kind: str, reason: Reason = Reason.FINISHED) -> Outcome:
+    def end(self, rank: int, kind: str, reason: Reason = Reason.FINISHED) -> LeaseOutcome:
         lease = self.leases[rank]
-        report = Report(kind, reason, ran_s=1.0)
+        report = LeaseReport(kind, reason, ran_s=1.0)
         return self.write(
-            lambda tx: Ender(POLICY, self.shares).end(
+            lambda tx: LeaseEnder(POLICY, self.shares).end(
                 tx, lease.id, lease.epoch, report, host_id=lease.host_id, now=self.clock.now()
             )
         )
@@ -128,7 +128,7 @@ class Gang:
 
     def claim(self) -> Run | None:
         host = a_host(slots=1)
-        ask = ClaimAsk(
+        ask = ClaimTerms(
             host_id=host.id,
             boot_id="boot-new",
             request_id=f"claim-{host.id}",

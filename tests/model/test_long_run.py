@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from corral.core.policy import Policy
+from corral.core.policy import ServerPolicy
 from model.base import digest
 from model.claim_rules import capability
 from model.model import Host
 from model.world import SqliteBackend, World
 
 # Long leases, so that weeks are few steps; everything else as a server has it.
-POLICY = replace(Policy(), lease_s=3600.0)
+POLICY = replace(ServerPolicy(), lease_s=3600.0)
 TICK_S = POLICY.lease_s / 3
 DAYS = 40
 
@@ -64,7 +64,7 @@ def test_a_run_longer_than_every_default_timeout_runs_once_while_its_beats_arriv
     """FL-D43: it is not given to another, and its input, log and checkpoints are there when it ends."""
     longest_s = max(
         value
-        for field in fields(Policy)
+        for field in fields(ServerPolicy)
         # A host's credential is renewed long before its end.
         if field.name.endswith("_s") and field.name != "host_token_s"
         if (value := getattr(POLICY, field.name))

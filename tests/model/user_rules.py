@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from corral.core.holds import hold_over_limit, let_in
+from corral.core.runs.dependencies import hold_over_limit, let_in
 from corral.domain.ids import GroupId
 from corral.ports.store import Tx
 from model import sweeping

@@ -13,25 +13,25 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from postgres import PrivatePostgres
 
+from corral.adapters.blobs.directory import DirectoryBlobs
+from corral.adapters.blobs.segments import DirectorySegments
 from corral.adapters.cipher import FileCipher, load_key
-from corral.adapters.directory.blobs import DirectoryBlobs
-from corral.adapters.directory.segments import DirectorySegments
-from corral.adapters.sender import HttpSender
-from corral.adapters.sql.postgres import PostgresStore
-from corral.adapters.sql.sqlite import SqliteStore
-from corral.core.access import make_token
-from corral.core.policy import Policy
-from corral.domain.host import Scope
+from corral.adapters.webhook_sender import HttpSender
+from corral.core.policy import ServerPolicy
+from corral.core.tokens import make_token
+from corral.domain.tokens import Scope
 from corral.ports.store import Store, Tx
-from corral.server.app import Server
+from corral.server.app import ControlPlane
 from corral.server.services import Services
+from corral.store.postgres.store import PostgresStore
+from corral.store.sqlite.store import SqliteStore
 from model.clock import ManualClock
 from model.faults import FaultyStore, ServerDied
 
 T = TypeVar("T")
 
 # Small segments, so that logs roll over; a short grace, so that the collector has something to do.
-POLICY = Policy(lease_s=30.0, first_beat_s=10.0, segment_bytes=300, blob_grace_s=60.0)
+POLICY = ServerPolicy(lease_s=30.0, first_beat_s=10.0, segment_bytes=300, blob_grace_s=60.0)
 TRIES = 4
 # Syncing is tested elsewhere; here a disk in memory makes room for many more steps.
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -97,7 +97,7 @@ class PostgresBackend:
 class World:
     """Calls go in one at a time; a call that the server's death cut short is sent again to the next one."""
 
-    def __init__(self, backend: Backend, policy: Policy = POLICY) -> None:
+    def __init__(self, backend: Backend, policy: ServerPolicy = POLICY) -> None:
         self.clock = ManualClock()
         self._policy = policy
         self.deaths = 0
@@ -120,7 +120,7 @@ class World:
             policy=self._policy,
             sender=HttpSender(),
         )
-        self.server = Server(self.services)
+        self.server = ControlPlane(self.services)
         self._heard: list[str] = []
         self._news = asyncio.Event()
         # What the lifespan does, without the loops: here their turns are rules of the machine.

@@ -16,7 +16,7 @@ def engine(name: str) -> Any:
 
 
 def test_the_catalogue_describes_the_tiny_model_as_it_is() -> None:
-    config = engine("tiny").config()
+    config = engine("model.tiny").config()
     read, listed = models.from_config(config.to_dict(), id="corral/tiny"), models.catalogue()["corral/tiny"]
     for name in (
         "layers",
@@ -34,12 +34,12 @@ def test_the_catalogue_describes_the_tiny_model_as_it_is() -> None:
 
 
 def test_the_families_are_those_that_the_decoder_runs() -> None:
-    assert engine("decoder").FAMILIES == models.FAMILIES
+    assert engine("model.decoder").FAMILIES == models.FAMILIES
 
 
 def test_sizes_that_memory_is_counted_in_are_the_engines() -> None:
     constants = calibration.default()
     assert constants.chunk_tokens == engine("engine")._CHUNK
-    assert constants.prefill_tokens == engine("sampler")._PREFILL
-    assert constants.replay_work == engine("replay")._MOST_WORK
-    assert constants.page_tokens == engine("kernels").PAGE
+    assert constants.prefill_tokens == engine("sampling.sampler")._PREFILL
+    assert constants.replay_work == engine("training.cuda_graphs")._MOST_WORK
+    assert constants.page_tokens == engine("model.kernels").PAGE

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from corral.recipes import calibration, fit, memory, models, speed
+from corral.recipes import calibration, memory, models, speed
+from corral.recipes import fit_calibration as fit
 from corral.recipes.calibration import Calibration
-from corral.recipes.case import Plan
-from corral.recipes.records import report
+from corral.recipes.forecast_report import report
+from corral.recipes.workload import Plan
 
 ROOT = Path(__file__).parents[2]
 # Where measured runs are kept once there are some; `bench/engine` writes them.

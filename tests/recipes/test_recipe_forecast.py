@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from corral.recipes import calibration, fit, gpus, memory, models, plan, speed
+from corral.recipes import calibration, gpus, memory, models, plan, speed
+from corral.recipes import fit_calibration as fit
 from corral.recipes.calibration import Calibration
-from corral.recipes.case import Case, Device, Plan
 from corral.recipes.forecast import Forecast, forecast, forecast_plan
 from corral.recipes.gpus import GpuFacts
 from corral.recipes.models import ModelFacts
 from corral.recipes.train import DataFacts, parse
+from corral.recipes.workload import Case, Device, Plan
 
 GIB = 1 << 30
 SFT: dict[str, Any] = {"recipe": "sft", "data": "x.jsonl"}
@@ -271,7 +272,7 @@ def test_forecasting_imports_nothing_but_the_standard_library_en_d17() -> None:
     """`estimate` works without torch, without a GPU, and does not depend on torch's own trackers."""
     script = (
         "import sys\n"
-        "import corral.recipes.offers, corral.recipes.fit, corral.recipes.records\n"
+        "import corral.recipes.offers, corral.recipes.fit_calibration, corral.recipes.forecast_report\n"
         "roots = {name.partition('.')[0] for name in sys.modules}\n"
         "print(sorted(roots - sys.stdlib_module_names - {'corral', '__main__'}))\n"
     )

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from corral.recipes import models, rules
+from corral.recipes import models
+from corral.recipes import train_rules as rules
 from corral.recipes.train import TrainError, check_model, parse
 
 SFT: dict[str, Any] = {"recipe": "sft", "data": "chat.jsonl"}

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from corral.adapters.sql.sqlite import MEMORY, SqliteStore
 from corral.domain.errors import StoreUnavailable
 from corral.ports.store import Tx
+from corral.store.sqlite.store import MEMORY, SqliteStore
 
 T = TypeVar("T")
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from clockwork import Database, ManualClock
 
-from corral.core.beat import Beat, beat
-from corral.core.claim import Claim, ClaimAsk, Grant
-from corral.core.lanes import Lanes
-from corral.core.policy import Policy
-from corral.core.shapes import Shapes
-from corral.core.shares import Shares
-from corral.core.submit import NewRun, submit
-from corral.core.sweep import Sweeper
+from corral.core.leases.beat import Beat, beat
+from corral.core.leases.sweep import Sweeper
+from corral.core.policy import ServerPolicy
+from corral.core.queue.claim import Claim, ClaimTerms, Grant
+from corral.core.queue.eligibility import Shapes
+from corral.core.queue.fair_share import Shares
+from corral.core.queue.lanes import Lanes
+from corral.core.runs.submit import NewRun, submit
 from corral.domain.canonical import canonical
 from corral.domain.capability import Requirements
-from corral.domain.host import Host
+from corral.domain.hosts import Host
 from corral.domain.ids import Digest, RunId, new_host_id
-from corral.domain.reasons import Retries
-from corral.domain.run import Run
+from corral.domain.retries import RetryLimits
+from corral.domain.runs import Run
 
-POLICY = Policy(lease_s=30.0, first_beat_s=10.0)
+POLICY = ServerPolicy(lease_s=30.0, first_beat_s=10.0)
 TICK_S = 5.0
 
 
@@ -50,7 +50,7 @@ class Fleet:
             requirements=Requirements(),
             priority=0,
             labels={},
-            retries=Retries(infrastructure=lost, code=1),
+            retries=RetryLimits(infrastructure=lost, code=1),
             wall_limit_s=wall_s,
             stall_limit_s=stall_s,
             grace_s=5.0,
@@ -69,7 +69,7 @@ class Fleet:
 
     def claim(self) -> Grant:
         self._requests += 1
-        ask = ClaimAsk(
+        ask = ClaimTerms(
             host_id=self.host.id,
             boot_id="boot-one",
             request_id=f"claim-{self._requests}",

@@ -6,33 +6,34 @@ from dataclasses import asdict
 
 from clockwork import Database, ManualClock
 
-from corral.core import in_line
-from corral.core.beat import beat
-from corral.core.choose import Board
-from corral.core.claim import Claim, ClaimAsk, Claimed, Grant
-from corral.core.declare import declare
-from corral.core.fence import expire
-from corral.core.lanes import Lanes
-from corral.core.outcome import Ender, Report
-from corral.core.policy import Policy
-from corral.core.reservations import Reservations
-from corral.core.roster import Roster
-from corral.core.shapes import Shapes
-from corral.core.shares import Shares
-from corral.core.submit import NewRun, submit
-from corral.core.transitions import TOPIC_HOST, TOPIC_READY, parse_ready_key
-from corral.core.why import Place, Question, Standing, standings
+from corral.core.hosts.declare import declare
+from corral.core.leases.beat import beat
+from corral.core.leases.fence import expire
+from corral.core.leases.outcomes import LeaseEnder, LeaseReport
+from corral.core.policy import ServerPolicy
+from corral.core.queue import queue_notes as in_line
+from corral.core.queue.choose import Board
+from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms, Grant
+from corral.core.queue.eligibility import Shapes
+from corral.core.queue.fair_share import Shares
+from corral.core.queue.lanes import Lanes
+from corral.core.queue.reservations import Reservations
+from corral.core.queue.roster import Roster
+from corral.core.queue.why import HostStanding, RunStanding, WhyQuestion, standings
+from corral.core.runs.submit import NewRun, submit
+from corral.core.runs.transitions import TOPIC_HOST, TOPIC_READY, parse_ready_key
 from corral.domain.canonical import canonical
 from corral.domain.capability import GIB, Capability, Gpu, Requirements
-from corral.domain.declared import Declared
-from corral.domain.host import Host
+from corral.domain.host_policy import HostPolicy
+from corral.domain.hosts import Host
 from corral.domain.ids import Digest, RunId, new_host_id
-from corral.domain.quota import Hours, Quota, month_of
-from corral.domain.reasons import Reason, Retries
-from corral.domain.run import Event, Run
+from corral.domain.quotas import Quota, UsageHours, month_of
+from corral.domain.reasons import Reason
+from corral.domain.retries import RetryLimits
+from corral.domain.runs import Event, Run
 from corral.ports.store import Tx
 
-POLICY = Policy(lease_s=30.0, first_beat_s=10.0)
+POLICY = ServerPolicy(lease_s=30.0, first_beat_s=10.0)
 
 
 def machine(*, gpus: int = 0, vram: int = 80, labels: tuple[str, ...] = ()) -> Capability:
@@ -46,7 +47,7 @@ class Ground:
         self.db = Database()
         self.lanes, self.shapes, self.shares, self.roster = Lanes(), Shapes(), Shares(), Roster()
         self.reservations = Reservations()
-        self.ender = Ender(POLICY, self.shares, self.roster)
+        self.ender = LeaseEnder(POLICY, self.shares, self.roster)
         self.boot = "boot-one"
         self._capabilities: dict[str, Capability] = {}
         self._requests = 0
@@ -71,7 +72,7 @@ class Ground:
         assert found is not None
         return found
 
-    def declare(self, name: str, declared: Declared | None) -> None:
+    def declare(self, name: str, declared: HostPolicy | None) -> None:
         self.db.now_write(lambda tx: declare(tx, self.row_in(tx, name), declared, by="fleet"))
 
     @staticmethod
@@ -116,7 +117,7 @@ class Ground:
             requirements=need or Requirements(),
             priority=0,
             labels={},
-            retries=Retries(infrastructure=lost, code=0),
+            retries=RetryLimits(infrastructure=lost, code=0),
             wall_limit_s=None,
             stall_limit_s=None,
             grace_s=5.0,
@@ -147,7 +148,7 @@ class Ground:
 
         def unit(tx: Tx) -> None:
             before = tx.quotas.hours(project, month)
-            tx.quotas.add_hours(Hours(project, month, 0.0, gpu_s - (before.gpu_s if before else 0.0)))
+            tx.quotas.add_hours(UsageHours(project, month, 0.0, gpu_s - (before.gpu_s if before else 0.0)))
 
         self.db.now_write(unit)
         self.look()
@@ -166,9 +167,9 @@ class Ground:
         run = self.run(run_id)
         return self.db.now_read(lambda tx: in_line.held_back(tx, self.board, run, policy=POLICY))
 
-    def poll(self, name: str, *, most: int = 1) -> Claimed:
+    def poll(self, name: str, *, most: int = 1) -> ClaimResult:
         self._requests += 1
-        ask = ClaimAsk(
+        ask = ClaimTerms(
             host_id=self.row(name).id,
             boot_id=self.boot,
             request_id=f"claim-{self._requests}",
@@ -199,7 +200,7 @@ class Ground:
         return found
 
     def end(self, grant: Grant, kind: str, reason: Reason, *, ran_s: float = 1.0, detail: str = "") -> None:
-        report = Report(kind, reason, ran_s=ran_s, detail=detail)
+        report = LeaseReport(kind, reason, ran_s=ran_s, detail=detail)
         lease = grant.lease
         self.db.now_write(
             lambda tx: self.ender.end(
@@ -246,11 +247,11 @@ class Ground:
     def events(self, run_id: RunId) -> list[Event]:
         return self.db.now_read(lambda tx: tx.records.events(run_id, after=0, limit=100))
 
-    def why(self, run_id: RunId) -> dict[str, Standing]:
+    def why(self, run_id: RunId) -> dict[str, RunStanding]:
         run = self.run(run_id)
 
-        def unit(tx: object) -> list[Standing]:
-            asked = Question(self.shapes.get(tx, run.shape), run.project, run.name, run)  # type: ignore[arg-type]
+        def unit(tx: object) -> list[RunStanding]:
+            asked = WhyQuestion(self.shapes.get(tx, run.shape), run.project, run.name, run)  # type: ignore[arg-type]
             return standings(
                 tx,  # type: ignore[arg-type]
                 asked,
@@ -262,5 +263,5 @@ class Ground:
 
         return {standing.host.name: standing for standing in self.db.now_read(unit)}
 
-    def place(self, run_id: RunId, host: str) -> Place:
+    def place(self, run_id: RunId, host: str) -> HostStanding:
         return self.why(run_id)[host].place

@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 from clockwork import CountingTx, Database
 
-from corral.core.lanes import Candidate, Lanes
-from corral.core.shares import Shares
+from corral.core.queue.fair_share import Shares
+from corral.core.queue.lanes import Candidate, Lanes
 from corral.domain.ids import Digest, RunId, new_run_id
-from corral.domain.run import Run
+from corral.domain.queue import Lane, ReadyRun
+from corral.domain.runs import Run
 from corral.domain.states import RunState
-from corral.ports.store import Lane, Ready, Tx
+from corral.ports.store import Tx
 
 
 def shape_of(name: str) -> Digest:
@@ -101,7 +102,7 @@ class Queue:
             used_infrastructure=used_infrastructure,
         )
         self.db.now_write(lambda tx: tx.runs.insert(run, "{}"))
-        self.lanes.heard(Lane(run.shape, run.priority, run.project), Ready(run.ready_at, run.id))
+        self.lanes.heard(Lane(run.shape, run.priority, run.project), ReadyRun(run.ready_at, run.id))
         return run.id
 
     def leave(self, run_id: RunId) -> None:

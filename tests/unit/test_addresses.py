@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.domain.addresses import is_allowed, parse_networks, parse_url, refusal
 from corral.domain.errors import InvalidInput
+from corral.domain.webhooks.addresses import is_allowed, parse_networks, parse_url, refusal
 
 PRIVATE = [
     "127.0.0.1",

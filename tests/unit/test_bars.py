@@ -11,7 +11,7 @@ import pytest
 
 COUNT = """
 import time
-from corral.cli.bars import count_bar
+from corral.cli.display.bars import count_bar
 with count_bar("cancel", 300, after_s={after_s}) as told:
     for done in (100, 200, 300):
         told(done)

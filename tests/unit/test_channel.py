@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from corral.runner.channel import Channel
-from corral.runner.ears import Ears
+from corral.runner.listener import Ears
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from typing import ClassVar
 import pytest
 from typer.testing import CliRunner
 
-from corral.cli.exits import exit_code
+from corral.cli.display.render import duration, size, sparkline
 from corral.cli.main import _COMMANDS, app
-from corral.cli.render import duration, size, sparkline
+from corral.cli.runs.exit_codes import exit_code
 from corral.wire.runs import RunView
 
 # What --help must do without: each costs more than the rest of the help together.

@@ -12,11 +12,11 @@ import psutil
 import pytest
 from pydantic import JsonValue as Json
 
-from corral.cli.follow import status_line, summary
-from corral.cli.processes import Processes
-from corral.cli.reasons import WORDS, told
-from corral.cli.render import count
-from corral.cli.swept import differing, in_order
+from corral.cli.display.reasons import WORDS, told
+from corral.cli.display.render import count
+from corral.cli.display.sweep_params import differing, in_order
+from corral.cli.runs.follow import status_line, summary
+from corral.cli.server.processes import Processes
 from corral.domain.reasons import Reason
 from corral.wire.runs import RunView
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral.core.cron import check_times, latest_cron, next_cron, next_period
+from corral.core.schedules.cron import check_times, latest_cron, next_cron, next_period
 from corral.domain.errors import InvalidInput
 
 

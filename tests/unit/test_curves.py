@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from corral.cli.chart import HEIGHT, WIDTH, chart
-from corral.cli.curves import thousands
-from corral.cli.follow import status_line
+from corral.cli.display.chart import HEIGHT, WIDTH, chart
+from corral.cli.display.curves import thousands
+from corral.cli.runs.follow import status_line
 from corral.wire.runs import RunView
 
 

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corral.domain.capability import GIB, Capability, Gpu, Requirements, judge
-from corral.domain.declared import (
+from corral.domain.errors import InvalidInput
+from corral.domain.host_policy import (
     NOTHING_DECLARED,
-    Declared,
+    HostPolicy,
     Work,
     effective,
     effective_slots,
@@ -19,8 +20,7 @@ from corral.domain.declared import (
     refusals,
     render_declared,
 )
-from corral.domain.errors import InvalidInput
-from corral.wire.declared import parse_declared
+from corral.wire.hosts.policy import parse_declared
 
 BIG = Capability(
     hostname="big",
@@ -38,7 +38,7 @@ amounts = st.none() | st.integers(0, 8)
 names = st.lists(st.sampled_from(["lab", "fast", "lab-1", "other"]), max_size=3, unique=True).map(tuple)
 patterns = st.lists(st.sampled_from(PATTERNS), max_size=3).map(tuple)
 declarations = st.builds(
-    Declared,
+    HostPolicy,
     slots=amounts,
     cores=amounts,
     ram_bytes=amounts,
@@ -94,7 +94,7 @@ needs = st.builds(
 
 @given(needs, capabilities(amounts), declarations)
 def test_what_counts_is_never_more_than_was_reported_or_declared(
-    need: Requirements, reported: Capability, declared: Declared
+    need: Requirements, reported: Capability, declared: HostPolicy
 ) -> None:
     counts = effective(reported, declared)
     for field in ("cores", "ram_bytes", "disk_bytes"):
@@ -115,7 +115,7 @@ def test_what_counts_is_never_more_than_was_reported_or_declared(
 
 @given(needs, capabilities(st.integers(0, 8)), declarations)
 def test_a_declaration_never_makes_a_host_eligible_except_by_its_labels(
-    need: Requirements, reported: Capability, declared: Declared
+    need: Requirements, reported: Capability, declared: HostPolicy
 ) -> None:
     """Of a host that knows what it has. What it does not know, a declaration may stand in for."""
     declared = replace(declared, labels=())
@@ -124,31 +124,31 @@ def test_a_declaration_never_makes_a_host_eligible_except_by_its_labels(
 
 
 @given(declarations)
-def test_a_declaration_reads_as_it_was_written(declared: Declared) -> None:
+def test_a_declaration_reads_as_it_was_written(declared: HostPolicy) -> None:
     assert read_declared(render_declared(declared)) == declared
 
 
 def test_a_declared_limit_stands_in_for_what_the_host_does_not_know() -> None:
     """FL-D26: unknown is unknown; the operator may know better, but never more than the host."""
     unknown = replace(BIG, ram_bytes=None, gpus=None)
-    counts = effective(unknown, Declared(ram_bytes=32 * GIB, gpus=2))
+    counts = effective(unknown, HostPolicy(ram_bytes=32 * GIB, gpus=2))
     assert counts.ram_bytes == 32 * GIB
     assert counts.gpus is None
-    assert effective(unknown, Declared(gpus=0)).gpus == ()
-    assert effective(BIG, Declared(ram_bytes=128 * GIB)).ram_bytes == 64 * GIB
+    assert effective(unknown, HostPolicy(gpus=0)).gpus == ()
+    assert effective(BIG, HostPolicy(ram_bytes=128 * GIB)).ram_bytes == 64 * GIB
 
 
 def test_gpus_are_chosen_by_number_or_by_index_and_share_a_limit() -> None:
-    assert [gpu.index for gpu in effective(BIG, Declared(gpus=1)).gpus or ()] == [0]
-    chosen = effective(BIG, Declared(gpus=(1, 7), vram_bytes=40 * GIB)).gpus or ()
+    assert [gpu.index for gpu in effective(BIG, HostPolicy(gpus=1)).gpus or ()] == [0]
+    chosen = effective(BIG, HostPolicy(gpus=(1, 7), vram_bytes=40 * GIB)).gpus or ()
     assert [(gpu.index, gpu.memory_bytes) for gpu in chosen] == [(1, 40 * GIB)]
 
 
 def test_slots_are_the_fewer_of_both_and_labels_are_of_both() -> None:
     assert effective_slots(4, NOTHING_DECLARED) == 4
-    assert effective_slots(4, Declared(slots=2)) == 2
-    assert effective_slots(4, Declared(slots=9)) == 4
-    assert effective(BIG, Declared(labels=("fast", "lab"))).labels == ("lab", "fast")
+    assert effective_slots(4, HostPolicy(slots=2)) == 2
+    assert effective_slots(4, HostPolicy(slots=9)) == 4
+    assert effective(BIG, HostPolicy(labels=("fast", "lab"))).labels == ("lab", "fast")
 
 
 TRAIN = Work("lab", kind="train", recipe="grpo", model="Qwen/Qwen3-0.6B", name="eval-1", secrets=True)
@@ -157,13 +157,13 @@ TRAIN = Work("lab", kind="train", recipe="grpo", model="Qwen/Qwen3-0.6B", name="
 @pytest.mark.parametrize(
     ("declared", "said"),
     [
-        (Declared(), []),
-        (Declared(allow=("recipe:grpo",)), []),
-        (Declared(allow=("recipe:sft", "eval-*")), []),
-        (Declared(allow=("recipe:sft",)), ["the host allows only recipe:sft"]),
-        (Declared(allow=("kind:train",), deny=("model:Qwen*",)), ["the host denies model:Qwen*"]),
+        (HostPolicy(), []),
+        (HostPolicy(allow=("recipe:grpo",)), []),
+        (HostPolicy(allow=("recipe:sft", "eval-*")), []),
+        (HostPolicy(allow=("recipe:sft",)), ["the host allows only recipe:sft"]),
+        (HostPolicy(allow=("kind:train",), deny=("model:Qwen*",)), ["the host denies model:Qwen*"]),
         (
-            Declared(projects=("art",), secrets=(), deny=("eval-*",)),
+            HostPolicy(projects=("art",), secrets=(), deny=("eval-*",)),
             [
                 "the host serves the projects art; the run is of lab",
                 "the host may not get the secrets of project lab",
@@ -172,12 +172,12 @@ TRAIN = Work("lab", kind="train", recipe="grpo", model="Qwen/Qwen3-0.6B", name="
         ),
     ],
 )
-def test_policy_says_every_reason(declared: Declared, said: list[str]) -> None:
+def test_policy_says_every_reason(declared: HostPolicy, said: list[str]) -> None:
     assert list(refusals(declared, TRAIN)) == said
 
 
 @given(declarations, st.sampled_from(["eval-1", "train-1"]))
-def test_what_is_refused_without_the_name_is_refused_with_it(declared: Declared, name: str) -> None:
+def test_what_is_refused_without_the_name_is_refused_with_it(declared: HostPolicy, name: str) -> None:
     work = TRAIN._replace(name=None)
     if refusals(declared, work):
         assert refusals(declared, work._replace(name=name))
@@ -207,4 +207,4 @@ def test_a_wrong_table_is_refused_with_its_place(table: dict[str, object], place
 
 def test_a_table_is_read_with_its_units() -> None:
     declared = parse_declared({"ram": "16GiB", "gpus": [1, 0], "secrets": []}, "hosts.big")
-    assert declared == Declared(ram_bytes=16 * GIB, gpus=(0, 1), secrets=())
+    assert declared == HostPolicy(ram_bytes=16 * GIB, gpus=(0, 1), secrets=())

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from corral.client.direct import Direct, NoConnection
+from corral.client.http.direct import Direct, NoConnection
 
 
 class Echo(http.server.BaseHTTPRequestHandler):

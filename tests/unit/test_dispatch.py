@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from corral.domain.call import Pool, Waiting
+from corral.domain.calls import CallPool, QueuedCall
 from corral.domain.ids import CallId, EndpointId, LeaseId
-from corral.server.dispatch import Dispatcher, Poll
+from corral.server.dispatch import Dispatcher, InstancePoll
 
-POOLS = (Pool(EndpointId("e-1"), 1, ""), Pool(EndpointId("e-1"), 0, ""))
+POOLS = (CallPool(EndpointId("e-1"), 1, ""), CallPool(EndpointId("e-1"), 0, ""))
 
 
 class Clock:
@@ -19,12 +19,12 @@ class Clock:
         return time.monotonic()
 
 
-def a_poll(name: str) -> Poll:
-    return Poll(LeaseId(name), POOLS)
+def a_poll(name: str) -> InstancePoll:
+    return InstancePoll(LeaseId(name), POOLS)
 
 
-def push(dispatch: Dispatcher, pool: Pool, call: str) -> bool:
-    return dispatch.heard(pool, Waiting(0, 0.0, CallId(call)))
+def push(dispatch: Dispatcher, pool: CallPool, call: str) -> bool:
+    return dispatch.heard(pool, QueuedCall(0, 0.0, CallId(call)))
 
 
 def test_a_poll_that_joins_again_and_leaves_is_gone() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from corral.client.lock import Lock
-from corral.worker.environment import Environments
+from corral.client.environments.lock import Lock
+from corral.worker.prepare.environments import Environments
 
 # uv --color never venv FOLDER ...
 FAKE_UV = """#!/bin/sh

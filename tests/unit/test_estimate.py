@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from corral.client.dataset import Amount
-from corral.client.estimating import NOT_RENTED, Known, estimate
-from corral.client.placing import Subject, data_facts, gpu_of, least_vram, settled
+from corral.client.training.dataset import Amount
+from corral.client.training.estimate import NOT_RENTED, Known, estimate
+from corral.client.training.placement import Subject, data_facts, gpu_of, least_vram, settled
 from corral.domain.capability import ENGINE_PACKAGES, Requirements, judge
 from corral.recipes import models
 from corral.recipes.forecast import DataFacts, forecast
 from corral.recipes.gpus import catalogue
 from corral.recipes.train import parse, to_table
-from corral.wire.admin import HostView
+from corral.wire.hosts.hosts import HostView
 from corral.wire.runs import Placement
-from corral.wire.spec import RunSpec
-from corral.wire.tables import Resources
+from corral.wire.spec.run_file import RunSpec
+from corral.wire.spec.tables import Resources
 
 GIB = 1 << 30
 TODAY = date(2026, 12, 1)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.domain.redaction import Secrets
-from corral.wire.leases import BeatRequest, EventBatch, MetricRecord
-from corral.worker.events_file import (
+from corral.domain.redaction import SecretValues
+from corral.wire.leases import BeatRequest
+from corral.wire.logs import EventBatch, MetricRecord
+from corral.worker.child.events_file import (
     LINE_MAX_BYTES,
     Bad,
     CheckpointDone,
@@ -66,7 +67,7 @@ def test_a_bad_line_is_only_bad(line: str) -> None:
 
 
 def test_secrets_are_taken_out_of_every_text() -> None:
-    clean = Secrets({"KEY": "correct-horse"}).redact_text
+    clean = SecretValues({"KEY": "correct-horse"}).redact_text
     line = json.dumps(
         {
             "note": "it is correct-horse",

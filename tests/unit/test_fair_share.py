@@ -8,7 +8,7 @@ import pytest
 from clockwork import Database
 from queues import Queue
 
-from corral.core.shares import HALF_LIFE_S, RUNNING_WEIGHT_S, Shares, add_usage, decayed
+from corral.core.queue.fair_share import HALF_LIFE_S, RUNNING_WEIGHT_S, Shares, add_usage, decayed
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from placements import Ground
 
-from corral.core.faults import FIRST_S, QUICK_S
+from corral.core.hosts.faults import FIRST_S, QUICK_S
 from corral.domain.reasons import Reason
-from corral.domain.run import Run
+from corral.domain.runs import Run
 from corral.domain.states import RunState
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.wire.identity import PLACE, POLICY, WORK, identity_of, policy_of
-from corral.wire.manifest import Policy
-from corral.wire.spec import RunSpec, packed
+from corral.wire.manifests import ManifestPolicy
+from corral.wire.spec.identity import PLACE, POLICY, WORK, identity_of, policy_of
+from corral.wire.spec.run_file import RunSpec, packed
 
 NAMES = st.from_regex(r"[a-z]([a-z0-9_-]{0,6}[a-z0-9])?", fullmatch=True)
 SCALARS = st.one_of(
@@ -154,7 +154,7 @@ def test_two_parts_are_never_read_as_one() -> None:
 def test_the_policy_that_is_sent_is_that_of_the_spec(policy: dict[str, Any]) -> None:
     made = spec({"argv": ["train"], **policy})
 
-    read = Policy(policy_of(made))
+    read = ManifestPolicy(policy_of(made))
 
     assert {name: getattr(made, name) for name in POLICY} == read.fields
     assert read.values == made.model_dump(mode="json", include=set(POLICY))

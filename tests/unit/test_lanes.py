@@ -8,14 +8,14 @@ import pytest
 from clockwork import CountingTx, Database
 from queues import Queue, a_queued_run
 
-from corral.core.claim import Claim, ClaimAsk, Claimed
-from corral.core.lanes import KEEP, REFILL, Lanes
-from corral.core.policy import Policy
-from corral.core.shapes import Shapes
-from corral.core.submit import put_shape
+from corral.core.policy import ServerPolicy
+from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
+from corral.core.queue.eligibility import Shapes
+from corral.core.queue.lanes import KEEP, REFILL, Lanes
+from corral.core.runs.submit import put_shape
 from corral.domain.canonical import canonical
 from corral.domain.capability import Requirements
-from corral.domain.host import Host
+from corral.domain.hosts import Host
 from corral.domain.ids import new_host_id
 from corral.ports.store import Tx
 
@@ -139,7 +139,7 @@ class Claimer:
 
     def unit(self) -> Claim:
         self._requests += 1
-        ask = ClaimAsk(
+        ask = ClaimTerms(
             host_id=self.host.id,
             boot_id="boot-one",
             request_id=f"claim-{self._requests}",
@@ -149,12 +149,12 @@ class Claimer:
             capability=canonical({"hostname": "box", "os": "linux", "arch": "x86_64"}),
             holding=None,
         )
-        return Claim(self.queue.lanes, self.shapes, self.queue.shares, Policy(), ask, lambda: 10.0)
+        return Claim(self.queue.lanes, self.shapes, self.queue.shares, ServerPolicy(), ask, lambda: 10.0)
 
     def claim(self) -> tuple[list[str], dict[str, int]]:
         claim = self.unit()
 
-        def counted(tx: Tx) -> tuple[Claimed, dict[str, int]]:
+        def counted(tx: Tx) -> tuple[ClaimResult, dict[str, int]]:
             counting = CountingTx(tx)
             return claim(counting), dict(counting.counted)
 

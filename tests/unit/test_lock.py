@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from corral.client.installer import Finished, InstallerMissing, InstallerTimeout
-from corral.client.lock import (
+from corral.client.environments.installer import Finished, InstallerMissing, InstallerTimeout
+from corral.client.environments.lock import (
     IndexUnreachable,
     InvalidRequirement,
     Lock,

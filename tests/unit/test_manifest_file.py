@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.client.applying import Declaration, Declared
-from corral.client.manifest import Loaded, load
-from corral.client.runfile import expand
-from corral.client.toml_lines import Lines, parse_place
+from corral.client.manifests.apply import Declaration, DeclaredRun
+from corral.client.manifests.read import Loaded, load
+from corral.client.submit.run_file import expand
+from corral.client.submit.toml_lines import Lines, parse_place
 from corral.domain.errors import InvalidInput
-from corral.wire.spec import RunSpec
+from corral.wire.spec.run_file import RunSpec
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_the_same_work_under_two_names_is_refused() -> None:
         RunSpec.model_validate({"name": name, "argv": ["x"], "priority": n}) for n, name in enumerate("ab")
     ]
 
-    runs = [Declared(spec, place=f"runs.{spec.name}") for spec in same]
+    runs = [DeclaredRun(spec, place=f"runs.{spec.name}") for spec in same]
 
     with pytest.raises(InvalidInput, match=r"runs\.b.*same work as runs\.a"):
         Declaration("default", "fleet", runs=runs, hosts={})

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.worker.oom import Watch
+from corral.worker.child.oom import Watch
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ import pytest
 
 from corral.domain.errors import CorralError, LeaseLost, ServerUnreachable
 from corral.domain.ids import new_lease_id
-from corral.wire.leases import FinishRequest, OutcomeAnswer
-from corral.wire.outcomes import OutcomeReport
-from corral.worker.outbox import Outbox
+from corral.wire.leases import FinishRequest, OutcomeAnswer, OutcomeReport
+from corral.worker.report.outbox import Outbox
 
 DONE = OutcomeAnswer(run_state="succeeded", rank_state="done")
 

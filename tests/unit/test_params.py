@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from corral.client import script_parser
-from corral.client.params import Checks
+from corral.client.submit import script_parser
+from corral.client.submit.params import Checks
 from corral.domain.errors import InvalidInput
-from corral.wire.identity import identity_of
-from corral.wire.spec import RunFile, RunSpec
+from corral.wire.spec.identity import identity_of
+from corral.wire.spec.run_file import RunFile, RunSpec
 
 SCHEMA = {
     "type": "object",

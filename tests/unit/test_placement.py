@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from placements import POLICY, Ground, machine
 
-from corral.core.choose import LOOKED_AT
-from corral.core.roster import AGAIN_S
-from corral.core.why import Place
+from corral.core.queue.choose import LOOKED_AT
+from corral.core.queue.roster import AGAIN_S
+from corral.core.queue.why import HostStanding
 from corral.domain.capability import GIB, Requirements
-from corral.domain.declared import Declared
-from corral.domain.quota import Quota
+from corral.domain.host_policy import HostPolicy
+from corral.domain.quotas import Quota
 from corral.domain.reasons import Reason
 
 CUDA = Requirements(prefer="cuda", prefer_for_s=120.0)
@@ -32,7 +32,7 @@ def test_a_host_takes_only_what_is_declared_of_it(ground: Ground) -> None:
     """FL-C05: the more restrictive of reported and declared wins, at the next claim."""
     ground.host("big", machine(gpus=2), slots=4)
     large = ground.submit(Requirements(min_ram_bytes=32 * GIB))
-    ground.declare("big", Declared(ram_bytes=16 * GIB))
+    ground.declare("big", HostPolicy(ram_bytes=16 * GIB))
     assert ground.claim("big") == []
     assert ground.why(large)["big"].reasons == ("needs 32 GiB RAM; the host has 16 GiB",)
     ground.declare("big", None)
@@ -41,7 +41,7 @@ def test_a_host_takes_only_what_is_declared_of_it(ground: Ground) -> None:
 
 def test_declared_slots_and_gpus_bound_what_runs_at_once(ground: Ground) -> None:
     ground.host("big", machine(gpus=2), slots=4)
-    ground.declare("big", Declared(slots=2, gpus=(1,)))
+    ground.declare("big", HostPolicy(slots=2, gpus=(1,)))
     first, second = ground.submit(Requirements(gpus=1)), ground.submit(Requirements(gpus=1))
     (granted,) = ground.poll("big", most=4).grants
     assert (granted.run.id, granted.lease.gpus) == (first, "[1]")
@@ -56,21 +56,21 @@ def test_policy_is_by_project_kind_recipe_model_and_secrets(ground: Ground) -> N
     train = Requirements(kind="train", recipe="grpo", model="corral/tiny", secrets=True)
     mine, other = ground.submit(train, project="lab"), ground.submit(project="art")
     for declared in (
-        Declared(projects=("art",)),
-        Declared(secrets=("art",)),
-        Declared(deny=("kind:train",)),
-        Declared(deny=("recipe:gr*",)),
-        Declared(deny=("model:corral/*",)),
-        Declared(allow=("project:art",)),
+        HostPolicy(projects=("art",)),
+        HostPolicy(secrets=("art",)),
+        HostPolicy(deny=("kind:train",)),
+        HostPolicy(deny=("recipe:gr*",)),
+        HostPolicy(deny=("model:corral/*",)),
+        HostPolicy(allow=("project:art",)),
     ):
         ground.declare("box", declared)
         grant = ground.grant("box")
         assert grant.run.id == other
         assert len(ground.why(mine)["box"].reasons) == 1
         ground.end(grant, "stopped", Reason.RELEASED)
-    ground.declare("box", Declared(projects=("art",), secrets=(), deny=("kind:train", "train")))
+    ground.declare("box", HostPolicy(projects=("art",), secrets=(), deny=("kind:train", "train")))
     assert len(ground.why(mine)["box"].reasons) == 4
-    ground.declare("box", Declared(projects=("lab",)))
+    ground.declare("box", HostPolicy(projects=("lab",)))
     assert ground.claim("box") == [mine]
 
 
@@ -80,7 +80,7 @@ def test_a_run_behind_others_is_found_by_its_name(ground: Ground) -> None:
     ground.host("other")
     older = ground.submit_many(700, name="train")
     wanted = [ground.submit(name=f"eval-{n}") for n in range(2)]
-    ground.declare("box", Declared(allow=("eval-*",)))
+    ground.declare("box", HostPolicy(allow=("eval-*",)))
     assert ground.claim("box", most=2) == wanted
     assert ground.claim("box") == []
     assert set(ground.claim("other", most=2)) <= set(older)
@@ -90,7 +90,7 @@ def test_more_refused_runs_than_one_claim_looks_at_do_not_starve_the_next(ground
     """The next claim goes on where the last one stopped, and one that comes back with its age is seen."""
     ground.host("box", slots=9)
     ground.host("other", slots=9)
-    ground.declare("box", Declared(deny=("train",)))
+    ground.declare("box", HostPolicy(deny=("train",)))
     first = ground.submit(name="eval")
     taken = ground.grant("box")
     assert taken.run.id == first
@@ -105,7 +105,7 @@ def test_more_refused_runs_than_one_claim_looks_at_do_not_starve_the_next(ground
 
 def test_a_host_is_not_kept_for_a_run_that_it_refuses_by_its_name(ground: Ground) -> None:
     ground.host("box", machine(gpus=2))
-    ground.declare("box", Declared(deny=("large",)))
+    ground.declare("box", HostPolicy(deny=("large",)))
     first = ground.submit(Requirements(gpus=1))
     assert ground.claim("box") == [first]
     ground.submit(Requirements(gpus=2), name="large")
@@ -155,7 +155,7 @@ def test_what_why_says_of_gpu_hours_is_what_a_claim_does(ground: Ground) -> None
 
 def test_a_host_whose_policy_keeps_everything_from_it_writes_nothing(ground: Ground) -> None:
     ground.host("box")
-    ground.declare("box", Declared(projects=("art",)))
+    ground.declare("box", HostPolicy(projects=("art",)))
     run_id = ground.submit()
     assert ground.claim("box") == []
     assert [event.type for event in ground.events(run_id)] == ["submit"]
@@ -168,7 +168,7 @@ def test_a_run_that_prefers_a_gpu_waits_its_time_and_then_goes_to_a_cpu(ground: 
     run_id = ground.submit(CUDA)
     assert ground.claim("cpu") == []
     assert ground.why(run_id)["cpu"].waits == ("hosts with a GPU have first refusal for another 120 s",)
-    assert ground.place(run_id, "gpu") is Place.READY
+    assert ground.place(run_id, "gpu") is HostStanding.READY
     ground.clock.advance(60)
     ground.claim("gpu", most=0)
     assert ground.claim("cpu") == []
@@ -198,10 +198,10 @@ def test_nobody_waits_for_a_gpu_that_cannot_come(ground: Ground, gone: str) -> N
     if gone in standings:
         ground.save("gpu", **standings[gone])
     if gone == "refused":
-        ground.declare("gpu", Declared(projects=("art",)))
+        ground.declare("gpu", HostPolicy(projects=("art",)))
     need = Requirements(prefer="cuda", prefer_for_s=120.0, min_vram_bytes=16 * GIB)
     run_id = ground.submit(need)
-    assert ground.place(run_id, "cpu") is Place.READY
+    assert ground.place(run_id, "cpu") is HostStanding.READY
     assert ground.claim("cpu") == [run_id]
 
 
@@ -252,7 +252,7 @@ def test_two_runs_share_a_gpu_and_a_third_waits_with_the_reason(ground: Ground) 
     assert [grant.run.id for grant in granted] == [first, second]
     assert [(g.lease.gpus, g.lease.gpu_bytes) for g in granted] == [("[0]", 40 * GIB)] * 2
     standing = ground.why(third)["gpu"]
-    assert standing.place is Place.WAITS
+    assert standing.place is HostStanding.WAITS
     assert "GPU 0 is shared by 2 runs; 0 MiB of it are left" in standing.waits
     ground.finish(granted[0])
     assert ground.claim("gpu") == [third]
@@ -283,7 +283,7 @@ def test_sharers_are_packed_so_that_whole_gpus_stay_free(ground: Ground) -> None
 
 def test_slots_per_gpu_bound_the_sharers(ground: Ground) -> None:
     ground.host("gpu", machine(gpus=1, vram=80))
-    ground.declare("gpu", Declared(slots_per_gpu=1))
+    ground.declare("gpu", HostPolicy(slots_per_gpu=1))
     ground.submit(Requirements(gpus=1, min_vram_bytes=GIB, share_gpu=True))
     waiting = ground.submit(Requirements(gpus=1, min_vram_bytes=GIB, share_gpu=True))
     assert len(ground.poll("gpu", most=2).grants) == 1
@@ -298,7 +298,7 @@ def test_eligibility_goes_by_totals_and_reservations_not_by_the_moment(ground: G
     whole = ground.submit(Requirements(gpus=1, min_vram_bytes=60 * GIB))
     standing = ground.why(whole)["gpu"]
     assert standing.eligible
-    assert standing.place is Place.WAITS
+    assert standing.place is HostStanding.WAITS
 
 
 def test_a_run_that_was_given_back_goes_elsewhere_first_and_costs_no_attempt(ground: Ground) -> None:
@@ -370,7 +370,7 @@ def test_hosts_that_are_alike_are_judged_once_and_one_that_a_run_names_apart(gro
         got = {name: ground.claim(name) for name in in_turn}
         assert got == {"box-1": [], "box-4": [pinned]}
     assert ground.shapes.kind(ground.row("box-4")) != ground.shapes.kind(ground.row("box-1"))
-    ground.declare("box-2", Declared(cores=2))
+    ground.declare("box-2", HostPolicy(cores=2))
     large = ground.submit(Requirements(min_cores=8))
     assert [ground.claim(name) for name in ("box-2", "box-3")] == [[], [large]]
 
@@ -380,7 +380,7 @@ def test_one_that_lacks_a_program_is_not_taken_for_one_that_has_it(ground: Groun
     ground.host("with", replace(machine(), system={"ffmpeg": True}))
     ground.host("without", replace(machine(), system={"ffmpeg": False}))
     run_id = ground.submit(Requirements(system=("ffmpeg",)))
-    assert ground.place(run_id, "with") is Place.READY
-    assert ground.place(run_id, "without") is Place.NO
+    assert ground.place(run_id, "with") is HostStanding.READY
+    assert ground.place(run_id, "without") is HostStanding.NO
     assert ground.claim("without") == []
     assert ground.claim("with") == [run_id]

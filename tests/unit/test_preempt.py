@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from yard import Yard
 
-from corral.core.policy import Policy
+from corral.core.policy import ServerPolicy
 from corral.domain.reasons import Reason
 from corral.domain.states import RunState
 
@@ -181,7 +181,7 @@ def test_a_run_that_its_quota_holds_back_preempts_nobody(yard: Yard) -> None:
 
 
 def test_preemption_can_be_turned_off() -> None:
-    yard = Yard(Policy(preemption=False))
+    yard = Yard(ServerPolicy(preemption=False))
     yard.host("box", slots=1)
     yard.submit(preemptible=True)
     yard.claim("box")

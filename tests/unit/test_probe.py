@@ -13,10 +13,10 @@ import pytest
 
 from corral import __version__
 from corral.domain.capability import Requirements, judge
-from corral.worker.cgroup import cpu_quota, memory_left, memory_limit
-from corral.worker.gpus import GpuProbe, Survey
-from corral.worker.nvml import survey
-from corral.worker.probe import free_now, gpu_sample, probe, usable_cores
+from corral.worker.host.cgroup import cpu_quota, memory_left, memory_limit
+from corral.worker.host.gpus import GpuProbe, Survey
+from corral.worker.host.nvml import survey
+from corral.worker.host.probe import free_now, gpu_sample, probe, usable_cores
 
 GIB = 1 << 30
 
@@ -235,7 +235,7 @@ def test_the_limits_of_a_real_control_group_are_reported(real_groups: list[Path]
     (memory / "memory.limit_in_bytes").write_text(str(1 << 30))
     program = (
         "import os, sys; [open(f'{g}/cgroup.procs', 'w').write(str(os.getpid())) for g in sys.argv[1:]];"
-        "from pathlib import Path; from corral.worker.probe import probe; have = probe(Path('.'), []);"
+        "from pathlib import Path; from corral.worker.host.probe import probe; have = probe(Path('.'), []);"
         "print(have.cores, have.ram_bytes)"
     )
     command = [sys.executable, "-c", program, str(cpu), str(memory)]
@@ -256,7 +256,7 @@ def test_the_worker_says_which_corral_it_is(tmp_path: Path) -> None:
 def test_a_worker_bound_to_one_cpu_reports_one_core() -> None:
     """FL-D27."""
     program = (
-        "import os; from pathlib import Path; from corral.worker.probe import probe;"
+        "import os; from pathlib import Path; from corral.worker.host.probe import probe;"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(probe(Path('.'), []).cores)"
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
@@ -283,7 +283,7 @@ def test_this_machine_is_probed_for_real(tmp_path: Path) -> None:
 def test_the_worker_itself_never_loads_the_driver() -> None:
     """FL-D27: the probe runs in a child, so no context is held."""
     program = (
-        "import sys; from pathlib import Path; from corral.worker.probe import probe;"
+        "import sys; from pathlib import Path; from corral.worker.host.probe import probe;"
         "probe(Path('.'), []); print('pynvml' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

@@ -10,7 +10,7 @@ from yard import Yard
 
 from corral.core.quotas import used_in
 from corral.domain.errors import QuotaExceeded
-from corral.domain.quota import by_month, month_of
+from corral.domain.quotas import by_month, month_of
 from corral.domain.reasons import Reason
 from corral.domain.states import RunState
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.server.rates import Rates, is_vital, origin_key
+from corral.server.rate_limits import RateLimits, is_vital, origin_key
 
 
 def test_a_burst_then_a_steady_rate() -> None:
-    rates = Rates(2.0, 5)
+    rates = RateLimits(2.0, 5)
 
     assert [rates.take("a", 0.0) for _ in range(5)] == [0.0] * 5
     assert rates.take("a", 0.0) == 0.5
@@ -21,21 +21,21 @@ def test_a_burst_then_a_steady_rate() -> None:
 
 
 def test_callers_do_not_share() -> None:
-    rates = Rates(1.0, 1)
+    rates = RateLimits(1.0, 1)
 
     assert (rates.take("a", 0), rates.take("b", 0)) == (0.0, 0.0)
     assert rates.take("a", 0) > 0
 
 
 def test_nought_is_without_limit() -> None:
-    rates = Rates(0.0, 1)
+    rates = RateLimits(0.0, 1)
 
     assert {rates.take("a", 0.0) for _ in range(1000)} == {0.0}
     assert rates.wait_s("a", 0.0) == 0.0
 
 
 def test_a_clock_that_goes_back_gives_and_takes_nothing() -> None:
-    rates = Rates(1.0, 2)
+    rates = RateLimits(1.0, 2)
     rates.take("a", 100.0)
 
     assert rates.take("a", 50.0) == 0.0
@@ -44,7 +44,7 @@ def test_a_clock_that_goes_back_gives_and_takes_nothing() -> None:
 
 @given(st.floats(0.1, 1000), st.integers(1, 100), st.lists(st.floats(0, 10), max_size=200))
 def test_never_more_than_the_burst_and_the_rate(per_s: float, burst: int, pauses: list[float]) -> None:
-    rates, now, taken = Rates(per_s, burst), 0.0, 0
+    rates, now, taken = RateLimits(per_s, burst), 0.0, 0
     for pause in pauses:
         now += pause
         taken += rates.take("a", now) == 0.0
@@ -53,7 +53,7 @@ def test_never_more_than_the_burst_and_the_rate(per_s: float, burst: int, pauses
 
 
 def test_memory_is_bounded() -> None:
-    rates = Rates(1.0, 10)
+    rates = RateLimits(1.0, 10)
     for number in range(30_000):
         rates.take(str(number), 0.0)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.domain.redaction import Secrets, StreamRedactor, StreamScanner
+from corral.domain.redaction import SecretValues, StreamRedactor, StreamScanner
 
 TOKEN = "hf_Zk3vQ9+/x?Lw~72pQ"
 PEM = """-----BEGIN PRIVATE KEY-----
@@ -23,7 +23,7 @@ Q2F0cw==
 """
 
 
-def feed_all(secrets: Secrets, pieces: list[bytes]) -> bytes:
+def feed_all(secrets: SecretValues, pieces: list[bytes]) -> bytes:
     redactor = StreamRedactor(secrets)
     return b"".join(redactor.feed(piece) for piece in pieces) + redactor.flush()
 
@@ -47,31 +47,31 @@ def covered(data: bytes, values: list[bytes]) -> bytes:
 
 
 def test_a_value_is_replaced_by_its_name() -> None:
-    secrets = Secrets({"HF_TOKEN": TOKEN})
+    secrets = SecretValues({"HF_TOKEN": TOKEN})
     assert secrets.redact_text(f"login {TOKEN} ok") == "login [secret HF_TOKEN] ok"
 
 
 def test_the_repr_shows_names_only() -> None:
-    assert repr(Secrets({"HF_TOKEN": TOKEN})) == "Secrets(['HF_TOKEN'])"
+    assert repr(SecretValues({"HF_TOKEN": TOKEN})) == "Secrets(['HF_TOKEN'])"
 
 
 def test_values_under_eight_bytes_are_left_alone() -> None:
-    secrets = Secrets({"PIN": "1234567", "EMPTY": "", "WIDE": "日本語"})
+    secrets = SecretValues({"PIN": "1234567", "EMPTY": "", "WIDE": "日本語"})
     assert secrets.redact_text("1234567 日本語") == "1234567 [secret WIDE]"
 
 
 def test_no_secrets_change_nothing() -> None:
-    assert Secrets({}).redact(b"anything") == b"anything"
-    assert StreamScanner(Secrets({})).feed(b"anything") is None
+    assert SecretValues({}).redact(b"anything") == b"anything"
+    assert StreamScanner(SecretValues({})).feed(b"anything") is None
 
 
 @pytest.mark.parametrize("before", range(6))
 @pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
 def test_base64_is_found_at_every_alignment(before: int, encode: type[bytes]) -> None:
     text = encode(b"u" * before + TOKEN.encode() + b":tail")
-    cleaned = Secrets({"T": TOKEN}).redact(text)
+    cleaned = SecretValues({"T": TOKEN}).redact(text)
     assert b"[secret T]" in cleaned
-    assert Secrets({"T": TOKEN}).find(text) == "T"
+    assert SecretValues({"T": TOKEN}).find(text) == "T"
 
 
 @pytest.mark.parametrize(
@@ -85,53 +85,53 @@ def test_base64_is_found_at_every_alignment(before: int, encode: type[bytes]) ->
     ],
 )
 def test_escaped_forms_are_found(form: str) -> None:
-    secrets = Secrets({"P": 'pass"word\\\nü!'})
+    secrets = SecretValues({"P": 'pass"word\\\nü!'})
     assert secrets.redact_text(f"<{form}>") == "<[secret P]>"
 
 
 def test_a_private_key_is_hidden_line_by_line() -> None:
-    secrets = Secrets({"KEY": PEM})
+    secrets = SecretValues({"KEY": PEM})
     lines = [secrets.redact_text(line) for line in PEM.splitlines()]
     assert lines == ["-----BEGIN PRIVATE KEY-----", *["[secret KEY]"] * 3, "-----END PRIVATE KEY-----"]
 
 
 def test_base64_wrapped_into_lines_is_hidden() -> None:
-    secrets = Secrets({"KEY": PEM})
+    secrets = SecretValues({"KEY": PEM})
     wrapped = base64.encodebytes(PEM.encode())
     assert set(secrets.redact(wrapped).splitlines()) == {b"[secret KEY]"}
     assert secrets.find(wrapped) == "KEY"
 
 
 def test_a_trailing_newline_in_the_value_does_not_hide_it_from_the_search() -> None:
-    assert Secrets({"T": f"{TOKEN}\n"}).redact_text(f"[{TOKEN}]") == "[[secret T]]"
+    assert SecretValues({"T": f"{TOKEN}\n"}).redact_text(f"[{TOKEN}]") == "[[secret T]]"
 
 
 def test_an_innocent_line_of_a_secret_document_does_not_refuse_a_file() -> None:
     document = '{\n  "type": "service_account",\n  "key": "0123456789abcdef"\n}\n'
-    secrets = Secrets({"GCP": document})
+    secrets = SecretValues({"GCP": document})
     assert secrets.find(b'  "type": "service_account",') is None
     assert secrets.find(document.encode()) == "GCP"
     assert secrets.redact(b'"type": "service_account",') == b"[secret GCP]"
 
 
 def test_the_longest_of_two_secrets_at_one_place_gives_the_name() -> None:
-    secrets = Secrets({"SHORT": "abcdefgh", "LONG": "abcdefghijkl"})
+    secrets = SecretValues({"SHORT": "abcdefgh", "LONG": "abcdefghijkl"})
     assert secrets.redact(b"abcdefghijkl abcdefghij") == b"[secret LONG] [secret SHORT]ij"
 
 
 def test_overlapping_secrets_leave_no_remainder() -> None:
-    secrets = Secrets({"A": "abcdefgh", "B": "efghijklmnop"})
+    secrets = SecretValues({"A": "abcdefgh", "B": "efghijklmnop"})
     assert secrets.redact(b"<abcdefghijklmnop>") == b"<[secret A]>"
     assert feed_all(secrets, [b"<abcdefgh", b"ijkl", b"mnop>"]) == b"<[secret A]>"
 
 
 def test_a_name_that_contains_the_value_is_not_printed() -> None:
-    assert Secrets({"db_password": "password"}).redact(b"password") == b"[secret]"
-    assert Secrets({"A": "[secret]", "B": "secret B"}).redact(b"secret B") == b"***"
+    assert SecretValues({"db_password": "password"}).redact(b"password") == b"[secret]"
+    assert SecretValues({"A": "[secret]", "B": "secret B"}).redact(b"secret B") == b"***"
 
 
 def test_ordinary_output_is_not_delayed() -> None:
-    redactor = StreamRedactor(Secrets({"T": "swordfish-1"}))
+    redactor = StreamRedactor(SecretValues({"T": "swordfish-1"}))
     assert redactor.feed(b"step 1 loss 2.5\n") == b"step 1 loss 2.5\n"
     assert redactor.feed(b"fish swordf") == b"fish "
     assert redactor.feed(b"ight\n") == b"swordfight\n"
@@ -139,19 +139,19 @@ def test_ordinary_output_is_not_delayed() -> None:
 
 def test_a_secret_written_byte_by_byte_is_caught() -> None:
     data = f"a {TOKEN} b {base64.b64encode(TOKEN.encode()).decode()} c".encode()
-    secrets = Secrets({"T": TOKEN})
+    secrets = SecretValues({"T": TOKEN})
     assert feed_all(secrets, [data[i : i + 1] for i in range(len(data))]) == secrets.redact(data)
     assert secrets.redact(data).startswith(b"a [secret T] b [secret T]")
 
 
 def test_what_is_held_back_stays_below_the_longest_needle() -> None:
-    redactor = StreamRedactor(Secrets({"T": "a" * 50 + "b"}))
+    redactor = StreamRedactor(SecretValues({"T": "a" * 50 + "b"}))
     released = sum(len(redactor.feed(b"a" * 10)) for _ in range(100))
     assert 1000 - released < 51 * 2
 
 
 def test_a_scanner_finds_a_secret_across_chunks() -> None:
-    scanner = StreamScanner(Secrets({"T": TOKEN}))
+    scanner = StreamScanner(SecretValues({"T": TOKEN}))
     half = len(TOKEN) // 2
     assert scanner.feed(b"x" * 5000 + TOKEN[:half].encode()) is None
     assert scanner.feed(TOKEN[half:].encode()) == "T"
@@ -177,7 +177,7 @@ def test_any_split_gives_what_the_obvious_algorithm_gives(
     data: st.DataObject, values: list[str], cuts: list[int]
 ) -> None:
     text = data.draw(texts_with(values, "abc"))
-    secrets = Secrets({f"s{i}": value for i, value in enumerate(values)})
+    secrets = SecretValues({f"s{i}": value for i, value in enumerate(values)})
     got = feed_all(secrets, cut(text, cuts))
     assert got == secrets.redact(text)
     if "=" not in text.decode():
@@ -199,7 +199,7 @@ def test_no_value_nor_its_base64_ever_comes_out(
 ) -> None:
     """FL-D48."""
     text = data.draw(texts_with(list(values.values()), "ab[]*#secrtABCD "))
-    secrets = Secrets(values)
+    secrets = SecretValues(values)
     out = feed_all(secrets, cut(text, cuts))
     assert out == secrets.redact(text)
     for value in values.values():
@@ -213,7 +213,7 @@ def test_a_scanner_sees_the_same_in_any_split(
     data: st.DataObject, values: dict[str, str], cuts: list[int]
 ) -> None:
     text = data.draw(texts_with(list(values.values()), "ab "))
-    secrets = Secrets(values)
+    secrets = SecretValues(values)
     scanner = StreamScanner(secrets)
     found = [scanner.feed(piece) for piece in cut(text, cuts)]
     assert (found[-1] is None) == (secrets.find(text) is None)
@@ -221,6 +221,6 @@ def test_a_scanner_sees_the_same_in_any_split(
 
 @given(text=st.text(), cuts=splits)
 def test_text_without_secrets_passes_unchanged(text: str, cuts: list[int]) -> None:
-    secrets = Secrets({"T": "a-long-secret-value"})
+    secrets = SecretValues({"T": "a-long-secret-value"})
     assert feed_all(secrets, cut(text.encode(), cuts)) == text.encode()
     assert secrets.redact_text(text) == text

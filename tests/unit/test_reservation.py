@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from yard import Yard
 
-from corral.core.claim import Grant
-from corral.core.policy import Policy
+from corral.core.policy import ServerPolicy
+from corral.core.queue.claim import Grant
 from corral.domain.reasons import Reason
 
 
@@ -187,7 +187,7 @@ def test_a_cancelled_run_keeps_no_host(yard: Yard) -> None:
 
 def test_ageing_lets_an_old_run_pass_a_younger_one_of_higher_priority() -> None:
     """Across priorities nothing starves while ageing is on; the setting is seconds for one point."""
-    yard = Yard(Policy(ageing_s=100.0))
+    yard = Yard(ServerPolicy(ageing_s=100.0))
     yard.host("box", slots=1)
     old = yard.submit(priority=0)
     yard.clock.advance(250)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from corral.client.runfile import MAX_RUNS, Variant, expand, is_group, load, parse
+from corral.client.submit.run_file import MAX_RUNS, Variant, expand, is_group, load, parse
 from corral.domain.errors import InvalidInput
-from corral.wire.spec import RunFile
+from corral.wire.spec.run_file import RunFile
 
 MINIMAL = 'argv = ["true"]\n'
 

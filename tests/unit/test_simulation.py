@@ -17,11 +17,11 @@ sys.path.insert(0, str(ROOT))
 from bench.simulated import LARGE, Simulation, Start  # noqa: E402
 from bench.simulation import check  # noqa: E402
 from bench.workload import Workload  # noqa: E402
-from corral.core.policy import Policy  # noqa: E402
+from corral.core.policy import ServerPolicy  # noqa: E402
 
 
 def simulated(work: Workload, tmp_path: Path, **policy: float) -> tuple[Simulation, list[Start]]:
-    simulation = Simulation(work, tmp_path / "simulation.db", policy=Policy(away_s=14_400.0, **policy))  # type: ignore[arg-type]
+    simulation = Simulation(work, tmp_path / "simulation.db", policy=ServerPolicy(away_s=14_400.0, **policy))  # type: ignore[arg-type]
     simulation.seen.starts = []
     simulation.run()
     return simulation, simulation.seen.starts

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from corral.domain.errors import InvalidInput, LeaseLost, SequenceGap, ServerUnreachable
-from corral.wire.leases import EventAnswer, EventBatch
-from corral.worker.sender import Sender
-from corral.worker.spool import HELD_MAX_BYTES, Spool
+from corral.wire.logs import EventAnswer, EventBatch
+from corral.worker.report.batch_sender import Sender
+from corral.worker.report.spool import HELD_MAX_BYTES, Spool
 
 
 class Server:

@@ -10,7 +10,8 @@ from typing import TypeVar
 import pytest
 
 from corral.domain.errors import IllegalTransition
-from corral.domain.reasons import BUDGET_OF, Budget, Reason, Retries
+from corral.domain.reasons import Reason
+from corral.domain.retries import BUDGET_OF, Budget, RetryLimits
 from corral.domain.states import (
     FINAL,
     RANK_TRANSITIONS,
@@ -162,10 +163,10 @@ def test_every_reason_is_paid_from_the_budget_that_the_design_names() -> None:
 
 @pytest.mark.parametrize("reason", Reason)
 def test_a_charge_counts_once_and_a_refund_takes_it_back(reason: Reason) -> None:
-    used = Retries(0, 0, 0).charged(reason)
+    used = RetryLimits(0, 0, 0).charged(reason)
     spent = [used.infrastructure, used.memory, used.code]
     assert sum(spent) == (BUDGET_OF[reason] not in (Budget.FREE, Budget.NEVER))
-    assert used.charged(reason, -1) == Retries(0, 0, 0)
+    assert used.charged(reason, -1) == RetryLimits(0, 0, 0)
 
 
 def render_page() -> str:

@@ -8,9 +8,9 @@ import pytest
 from clockwork import refuse
 from fleets import POLICY, TICK_S, Fleet
 
-from corral.core.claim import Grant
-from corral.core.outcome import Ender, Report
-from corral.core.stop import cancel, halt_over_wall, stop_stalled
+from corral.core.leases.outcomes import LeaseEnder, LeaseReport
+from corral.core.queue.claim import Grant
+from corral.core.runs.cancel import cancel, halt_over_wall, stop_stalled
 from corral.domain.errors import StoreUnavailable
 from corral.domain.ids import RunId
 from corral.domain.reasons import Reason
@@ -295,9 +295,9 @@ def test_a_clock_that_jumps_back_does_not_put_off_the_end_of_a_stop(fleet: Fleet
 
 def test_a_clock_that_jumps_back_does_not_put_off_a_retry(fleet: Fleet) -> None:
     run_id, grant = running(fleet)
-    report = Report("fail", Reason.CODE_ERROR, ran_s=1.0)
+    report = LeaseReport("fail", Reason.CODE_ERROR, ran_s=1.0)
     fleet.db.now_write(
-        lambda tx: Ender(POLICY, fleet.shares).end(
+        lambda tx: LeaseEnder(POLICY, fleet.shares).end(
             tx, grant.lease.id, grant.lease.epoch, report, host_id=fleet.host.id, now=fleet.clock.now()
         )
     )

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from corral.client.runfile import Variant, build, expand, is_group, parse, with_swept
-from corral.client.training import Material, ModelSource
+from corral.client.submit.run_file import Variant, build, expand, is_group, parse, with_swept
+from corral.client.training.material import Material, ModelSource
 from corral.domain.errors import InvalidInput
 from corral.recipes import train as recipes
 from corral.wire.runs import SubmitRequest
-from corral.wire.spec import RunFile, RunSpec
+from corral.wire.spec.run_file import RunFile, RunSpec
 
 SFT = 'model = "corral/tiny"\n[train]\nrecipe = "sft"\ndata = "chat.jsonl"\n'
 GRPO = 'model = "corral/tiny"\n[train]\nrecipe = "grpo"\nenvironment = "arithmetic"\n'

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from corral.core.submit import _shape
+from corral.core.runs.submit import _shape
 from corral.domain.capability import ENGINE_PACKAGES, Capability, Requirements, judge
-from corral.wire.leases import CapabilityReport
-from corral.worker.child_env import base_environment, engine_environment
-from corral.worker.probe import engine_versions, probe
+from corral.wire.hosts.capability import CapabilityReport
+from corral.worker.child.variables import base_environment, engine_environment
+from corral.worker.host.probe import engine_versions, probe
 
 WHOLE = {"torch": "2.13.0", "transformers": "5.22.2", "peft": "0.21.2", "safetensors": "0.6.0"}
 
@@ -52,7 +52,7 @@ def test_a_need_without_the_engine_keeps_the_shape_that_it_had() -> None:
 
 def test_versions_are_found_without_importing_anything(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom corral.worker.probe import engine_versions\n"
+        "import sys\nfrom corral.worker.host.probe import engine_versions\n"
         "print(engine_versions())\nassert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from corral.client import dataset, hub
-from corral.client.runfile import build
-from corral.client.training import BUNDLED, Gathering, Material
+from corral.client.submit.run_file import build
+from corral.client.training import dataset
+from corral.client.training import model_hub as hub
+from corral.client.training.material import BUNDLED, Gathering, Material
 from corral.domain.errors import InvalidInput
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HOME": "/nowhere"}
@@ -81,7 +82,7 @@ def test_a_bundled_environment_stays_a_name(folder: Path) -> None:
 
 
 def test_every_bundled_environment_is_in_the_engine() -> None:
-    engine = Path(hub.__file__).parents[1] / "engine" / "environments"
+    engine = Path(hub.__file__).parents[2] / "engine" / "environments"
 
     assert [name for name in BUNDLED if not (engine / f"{name}.py").is_file()] == []
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from corral.client.digest import FileChanged, digest_file, read_file
-from corral.client.ignore import BadIgnoreFile, Ignore
-from corral.client.tree import FileEntry, NotAFolder, SecretInTree, Tree, TreeRefused, scan
-from corral.client.walk import Found, TreeLimits, TreeTooLarge, walk
-from corral.domain.redaction import Secrets
+from corral.client.files.digest import FileChanged, digest_file, read_file
+from corral.client.files.ignore import BadIgnoreFile, Ignore
+from corral.client.files.tree import FileEntry, NotAFolder, SecretInTree, Tree, TreeRefused, scan
+from corral.client.files.walk import Found, TreeLimits, TreeTooLarge, walk
+from corral.domain.redaction import SecretValues
 
 TOKEN = "hf_Zk3vQ9xLw72pQabcd"
 
@@ -259,7 +259,7 @@ def test_a_pattern_that_cannot_be_understood_names_its_file(tmp_path: Path) -> N
 def test_a_secret_in_a_file_is_refused_by_name_and_never_shown(tmp_path: Path) -> None:
     write(tmp_path, {"ok": "x", "conf/env": f"TOKEN={TOKEN}\n", "big": "y" * 2**20 + TOKEN})
     with pytest.raises(SecretInTree) as caught:
-        scan(tmp_path, ignore=None, secrets=Secrets({"HF_TOKEN": TOKEN}))
+        scan(tmp_path, ignore=None, secrets=SecretValues({"HF_TOKEN": TOKEN}))
     assert [str(problem) for problem in caught.value.problems] == [
         "big: contains secret HF_TOKEN",
         "conf/env: contains secret HF_TOKEN",
@@ -268,7 +268,7 @@ def test_a_secret_in_a_file_is_refused_by_name_and_never_shown(tmp_path: Path) -
 
 
 def test_a_secret_in_a_name_or_a_link_is_never_shown(tmp_path: Path) -> None:
-    secrets = Secrets({"T": TOKEN})
+    secrets = SecretValues({"T": TOKEN})
     (tmp_path / "link").symlink_to(f"/{TOKEN}")
     with pytest.raises(TreeRefused, match="dangling link to /\\[secret T\\]"):
         scan(tmp_path, ignore=None, secrets=secrets)

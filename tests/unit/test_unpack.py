@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corral.client.tree import FileEntry, Tree, scan
-from corral.client.unpack import ContentMismatch, TargetExists, materialise, verify
+from corral.client.files.tree import FileEntry, Tree, scan
+from corral.client.files.unpack import ContentMismatch, TargetExists, materialise, verify
 from corral.domain.paths import BadPath, why_bad
 
 

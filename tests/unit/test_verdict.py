@@ -7,11 +7,11 @@ import errno
 import pytest
 
 from corral.domain.reasons import Reason
-from corral.domain.redaction import Secrets
+from corral.domain.redaction import SecretValues
 from corral.wire.leases import FailRequest, StoppedRequest
-from corral.worker.child import Exit
+from corral.worker.child.process import Exit
+from corral.worker.child.verdict import ENGINE_CODES, Ended, failed, hidden, stopped, verdict
 from corral.worker.control import StopWish
-from corral.worker.verdict import ENGINE_CODES, Ended, failed, hidden, stopped, verdict
 
 
 def failure(found: Exit) -> FailRequest:
@@ -49,7 +49,7 @@ def test_the_engine_tells_its_reason_by_its_exit_code(code: int, reason: Reason)
 
 
 def test_no_outcome_leaves_the_host_with_a_secret_in_it() -> None:
-    secrets = Secrets({"KEY": "canary-NOT-A-REAL-SECRET"})
+    secrets = SecretValues({"KEY": "canary-NOT-A-REAL-SECRET"})
     told = "the worker failed: cannot read /tmp/canary-NOT-A-REAL-SECRET\nand more"
 
     for outcome in (failed(Reason.UNKNOWN, told), stopped(StopWish(Reason.RELEASED, told, 0), None, 0)):

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from clockwork import Database
 
-from corral.core.free import Free
-from corral.core.lanes import Lanes
-from corral.core.shapes import Shapes
-from corral.core.submit import put_shape
+from corral.core.queue.eligibility import Shapes
+from corral.core.queue.free_capacity import HostCapacity
+from corral.core.queue.lanes import Lanes
+from corral.core.runs.submit import put_shape
 from corral.domain.canonical import canonical
 from corral.domain.capability import Requirements
-from corral.domain.host import Host
+from corral.domain.hosts import Host
 from corral.domain.ids import Digest, LeaseId, new_host_id, new_run_id
-from corral.ports.store import Held, Lane, Ready
-from corral.server.waiting import Waiter, Waiters
+from corral.domain.queue import Lane, LeaseHolding, ReadyRun
+from corral.server.long_polls import LongPoll, LongPolls
 
 SHAPE = Digest("0" * 64)
 
 
-def waiting(count: int) -> tuple[Waiters, list[Waiter]]:
-    waiters, made = Waiters(Shapes()), [Waiter() for _ in range(count)]
+def waiting(count: int) -> tuple[LongPolls, list[LongPoll]]:
+    waiters, made = LongPolls(Shapes()), [LongPoll() for _ in range(count)]
     for waiter in made:
         waiters.join(waiter)
     return waiters, made
 
 
-def woken(made: list[Waiter]) -> list[int]:
+def woken(made: list[LongPoll]) -> list[int]:
     return [index for index, waiter in enumerate(made) if waiter.woken.is_set()]
 
 
@@ -62,7 +62,7 @@ def test_a_shape_may_have_runs_until_its_lanes_are_known_to_be_empty() -> None:
     assert not lanes.may_have(SHAPE)
     lanes.reconcile([lane])
     assert lanes.may_have(SHAPE)
-    lanes.heard(lane, Ready(1.0, new_run_id()))
+    lanes.heard(lane, ReadyRun(1.0, new_run_id()))
     assert lanes.may_have(SHAPE)
 
 
@@ -77,14 +77,14 @@ def test_a_host_whose_gpus_are_all_taken_is_not_woken_for_a_run_that_needs_one()
     need = Requirements(gpus=1)
     shape = database.now_write(lambda tx: put_shape(tx, need))
     database.now_read(lambda tx: [shapes.fits(tx, shape, host) for host in hosts])
-    waiters, made = Waiters(shapes), [Waiter(), Waiter()]
-    taken = [Held(LeaseId("l-one"), "claim-one", "[0]")]
+    waiters, made = LongPolls(shapes), [LongPoll(), LongPoll()]
+    taken = [LeaseHolding(LeaseId("l-one"), "claim-one", "[0]")]
     for waiter, host, held in zip(made, hosts, (taken, []), strict=True):
         waiters.join(waiter)
-        waiters.saw(waiter, host, Free(host, held))
+        waiters.saw(waiter, host, HostCapacity(host, held))
     waiters.ready(shape)
     assert woken(made) == [1]
-    waiters.saw(made[0], hosts[0], Free(hosts[0], []))
+    waiters.saw(made[0], hosts[0], HostCapacity(hosts[0], []))
     waiters.ready(shape)
     assert woken(made) == [0, 1]
     database.end()
@@ -92,7 +92,7 @@ def test_a_host_whose_gpus_are_all_taken_is_not_woken_for_a_run_that_needs_one()
 
 def test_a_shape_whose_only_lane_does_not_count_has_nothing() -> None:
     lanes = Lanes()
-    lanes.heard(Lane(SHAPE, 0, "at-its-limit"), Ready(1.0, new_run_id()))
+    lanes.heard(Lane(SHAPE, 0, "at-its-limit"), ReadyRun(1.0, new_run_id()))
     lanes.reconcile([Lane(SHAPE, 0, "at-its-limit")])
     assert not lanes.may_have(SHAPE, lambda lane: lane.project != "at-its-limit")
     lanes.reconcile([Lane(SHAPE, 0, "other")])
@@ -102,18 +102,18 @@ def test_a_shape_whose_only_lane_does_not_count_has_nothing() -> None:
 OTHER = Digest("1" * 64)
 
 
-def fleet_of(count: int, free: int) -> tuple[Waiters, list[Waiter], Digest, Database]:
+def fleet_of(count: int, free: int) -> tuple[LongPolls, list[LongPoll], Digest, Database]:
     """So many hosts with one GPU each; only the last `free` have it left."""
     database, shapes = Database(), Shapes()
     capability = canonical({"os": "linux", "arch": "x86_64", "gpus": [{"index": 0, "name": "A100"}]})
     shape = database.now_write(lambda tx: put_shape(tx, Requirements(gpus=1)))
-    waiters, made = Waiters(shapes), [Waiter() for _ in range(count)]
+    waiters, made = LongPolls(shapes), [LongPoll() for _ in range(count)]
     for index, waiter in enumerate(made):
         host = Host(new_host_id(), f"host-{index}", capability, "digest", 4, None, False, None, 0.0)
         database.now_read(lambda tx, host=host: shapes.fits(tx, shape, host))  # type: ignore[misc]
-        held = [] if index >= count - free else [Held(LeaseId("l-one"), "claim-one", "[0]")]
+        held = [] if index >= count - free else [LeaseHolding(LeaseId("l-one"), "claim-one", "[0]")]
         waiters.join(waiter)
-        waiters.saw(waiter, host, Free(host, held))
+        waiters.saw(waiter, host, HostCapacity(host, held))
     return waiters, made, shape, database
 
 
@@ -123,7 +123,7 @@ def test_whom_a_run_does_not_fit_is_asked_once_and_not_for_every_run() -> None:
     asked = 0
     may_take = waiters._may_take
 
-    def count(waiter: Waiter, shape: Digest) -> bool:
+    def count(waiter: LongPoll, shape: Digest) -> bool:
         nonlocal asked
         asked += 1
         return may_take(waiter, shape)
@@ -150,7 +150,7 @@ def test_whoever_looks_again_is_asked_again_wherever_it_stood() -> None:
     assert len(waiters) == 50
     last = made[160]
     assert last.host is not None
-    waiters.saw(last, last.host, Free(last.host, []))
+    waiters.saw(last, last.host, HostCapacity(last.host, []))
     waiters.ready(shape)
     assert woken(made) == [160]
     database.end()

@@ -11,25 +11,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corral.client.webhooks import BadSignature, verify
-from corral.core.slack import FIELD_CHARS, FIELDS, HEADER_CHARS, SECTION_CHARS, slack_message
-from corral.domain.call import CALL_FINAL
+from corral.core.webhooks.slack import (
+    FIELD_CHARS,
+    FIELDS,
+    HEADER_CHARS,
+    SECTION_CHARS,
+    slack_message,
+)
+from corral.domain.calls import CALL_FINAL
 from corral.domain.errors import InvalidInput
 from corral.domain.ids import new_delivery_id, new_webhook_id
-from corral.domain.signature import key_of, new_key, signed_headers
 from corral.domain.states import FINAL, RUN_TRANSITIONS, RunEvent, RunState
-from corral.domain.webhook import (
+from corral.domain.webhooks.deliveries import (
     RETRY_AFTER_S,
     TEST,
     TYPES,
     Delivery,
+    DeliveryResult,
     DeliveryState,
-    Sent,
     again,
     is_pattern,
     settled,
     type_of,
     wants,
 )
+from corral.domain.webhooks.signing import key_of, new_key, signed_headers
 
 BODY = b'{"type":"run.failed"}'
 
@@ -79,7 +85,7 @@ def _delivery(**fields: Any) -> Delivery:
 def test_a_delivery_is_tried_for_about_a_day_and_then_given_up() -> None:
     delivery, now, waits = _delivery(), 1000.0, []
     while delivery.state is DeliveryState.WAITING:
-        delivery = settled(delivery, Sent(500, "it answered 500"), now=now, jitter=0.5)
+        delivery = settled(delivery, DeliveryResult(500, "it answered 500"), now=now, jitter=0.5)
         if delivery.next_at is not None:
             waits.append(delivery.next_at - now)
             now = delivery.next_at
@@ -93,20 +99,20 @@ def test_a_delivery_is_tried_for_about_a_day_and_then_given_up() -> None:
 
 @given(st.floats(0, 1), st.integers(0, 9))
 def test_waits_are_spread_by_a_fifth(jitter: float, attempts: int) -> None:
-    done = settled(_delivery(attempts=attempts), Sent(None, "no answer"), now=0, jitter=jitter)
+    done = settled(_delivery(attempts=attempts), DeliveryResult(None, "no answer"), now=0, jitter=jitter)
 
     assert done.next_at is not None
     assert 0.79 < done.next_at / RETRY_AFTER_S[attempts] < 1.21
 
 
 def test_a_receivers_wish_to_wait_is_heard_up_to_an_hour() -> None:
-    assert settled(_delivery(), Sent(429, "", 90.0), now=0, jitter=0).next_at == 90
-    assert settled(_delivery(), Sent(429, "", 1e6), now=0, jitter=0).next_at == 3600
+    assert settled(_delivery(), DeliveryResult(429, "", 90.0), now=0, jitter=0).next_at == 90
+    assert settled(_delivery(), DeliveryResult(429, "", 1e6), now=0, jitter=0).next_at == 3600
 
 
 def test_any_2xx_is_a_receipt_and_nothing_else_is() -> None:
     states = {
-        status: settled(_delivery(), Sent(status), now=0, jitter=0).state
+        status: settled(_delivery(), DeliveryResult(status), now=0, jitter=0).state
         for status in (200, 204, 299, 301, 404, 500)
     }
 
@@ -118,7 +124,7 @@ def test_any_2xx_is_a_receipt_and_nothing_else_is() -> None:
         404: "waiting",
         500: "waiting",
     }
-    assert settled(_delivery(event=TEST), Sent(500), now=0, jitter=0).state is DeliveryState.DEAD
+    assert settled(_delivery(event=TEST), DeliveryResult(500), now=0, jitter=0).state is DeliveryState.DEAD
 
 
 def test_a_signed_body_is_genuine() -> None:

@@ -13,19 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.domain.redaction import Secrets
-from corral.wire.leases import LogRecord
-from corral.worker.logs import RECORD_MAX_BYTES, Cutter, Piece, Pump
-from corral.worker.recorder import Recorder
-from corral.worker.spool import Spool
+from corral.domain.redaction import SecretValues
+from corral.wire.logs import LogRecord
+from corral.worker.child.output import RECORD_MAX_BYTES, Cutter, Piece, Pump
+from corral.worker.report.recorder import Recorder
+from corral.worker.report.spool import Spool
 
-NO_SECRETS = Secrets({})
+NO_SECRETS = SecretValues({})
 
 
 class Pipes:
     """Two pipes and the pump that reads them."""
 
-    def __init__(self, folder: Path, *, secrets: Secrets = NO_SECRETS, quota_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self, folder: Path, *, secrets: SecretValues = NO_SECRETS, quota_bytes: int = 1 << 30
+    ) -> None:
         self.spool = Spool(folder)
         self.out_read, self.out = os.pipe()
         self.err_read, self.err = os.pipe()
@@ -96,7 +98,7 @@ def test_a_prompt_without_a_newline_is_shown_and_closed_later(pipes: Pipes) -> N
 
 
 def test_a_secret_split_over_two_writes_is_hidden(tmp_path: Path) -> None:
-    pipes = Pipes(tmp_path / "spool", secrets=Secrets({"TOKEN": "hunter2-hunter2"}))
+    pipes = Pipes(tmp_path / "spool", secrets=SecretValues({"TOKEN": "hunter2-hunter2"}))
     os.write(pipes.out, b"the token is hunter2-")
     assert not pipes.spool.wait_for(99, timeout_s=0.4)
     os.write(pipes.out, b"hunter2, you see\n")
@@ -150,7 +152,7 @@ def test_beyond_the_quota_only_the_end_is_kept_and_the_gap_is_named(tmp_path: Pa
 
 
 def test_the_last_lines_of_stderr_are_kept_for_the_report(tmp_path: Path) -> None:
-    pipes = Pipes(tmp_path / "spool", secrets=Secrets({"KEY": "correct-horse"}))
+    pipes = Pipes(tmp_path / "spool", secrets=SecretValues({"KEY": "correct-horse"}))
     os.write(pipes.err, b"".join(b"line %d\n" % n for n in range(50)) + b"ValueError: correct-horse\n")
 
     pipes.finish()

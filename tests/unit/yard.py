@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from clockwork import Database, ManualClock
 
-from corral.core.beat import beat
-from corral.core.choose import Board
-from corral.core.claim import Claim, ClaimAsk, Grant
-from corral.core.lanes import Lanes
-from corral.core.outcome import Ender, Outcome, Report
-from corral.core.policy import Policy
-from corral.core.preempt import Plan, Preemptor
-from corral.core.reservations import Reservations
-from corral.core.shapes import Shapes
-from corral.core.shares import Shares
-from corral.core.stop import cancel
-from corral.core.submit import NewRun, submit
-from corral.core.sweep import Sweeper
-from corral.core.transitions import TOPIC_READY, parse_ready_key
+from corral.core.leases.beat import beat
+from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
+from corral.core.leases.sweep import Sweeper
+from corral.core.policy import ServerPolicy
+from corral.core.queue.choose import Board
+from corral.core.queue.claim import Claim, ClaimTerms, Grant
+from corral.core.queue.eligibility import Shapes
+from corral.core.queue.fair_share import Shares
+from corral.core.queue.lanes import Lanes
+from corral.core.queue.preempt import PreemptionPlan, Preemptor
+from corral.core.queue.reservations import Reservations
+from corral.core.runs.cancel import cancel
+from corral.core.runs.submit import NewRun, submit
+from corral.core.runs.transitions import TOPIC_READY, parse_ready_key
 from corral.domain.canonical import canonical
 from corral.domain.capability import Requirements
-from corral.domain.host import Host
+from corral.domain.hosts import Host
 from corral.domain.ids import Digest, RunId, new_host_id
-from corral.domain.quota import Quota
-from corral.domain.reasons import Reason, Retries
-from corral.domain.run import Event, Run
+from corral.domain.quotas import Quota
+from corral.domain.reasons import Reason
+from corral.domain.retries import RetryLimits
+from corral.domain.runs import Event, Run
 
 TICK_S = 5.0
 
@@ -32,10 +33,10 @@ TICK_S = 5.0
 class Yard:
     """What the server does around the core, without HTTP: hints by announcement, reconciling when told."""
 
-    def __init__(self, policy: Policy | None = None) -> None:
+    def __init__(self, policy: ServerPolicy | None = None) -> None:
         self.clock = ManualClock()
         self.db = Database()
-        self.policy = policy or Policy()
+        self.policy = policy or ServerPolicy()
         self.hosts: dict[str, Host] = {}
         self._requests = 0
         self.restart()
@@ -89,7 +90,7 @@ class Yard:
             requirements=Requirements(gpus=gpus),
             priority=priority,
             labels={},
-            retries=Retries(infrastructure=lost, code=code),
+            retries=RetryLimits(infrastructure=lost, code=code),
             wall_limit_s=wall_s,
             stall_limit_s=None,
             grace_s=grace_s,
@@ -110,7 +111,7 @@ class Yard:
     def claim(self, host: str, *, max_leases: int = 1) -> list[Grant]:
         self._requests += 1
         known = self.hosts[host]
-        ask = ClaimAsk(
+        ask = ClaimTerms(
             host_id=known.id,
             boot_id="boot-one",
             request_id=f"claim-{self._requests}",
@@ -142,10 +143,10 @@ class Yard:
         reason: Reason = Reason.FINISHED,
         *,
         ran_s: float | None = None,
-    ) -> Outcome:
+    ) -> LeaseOutcome:
         now = self.clock.now()
-        report = Report(kind, reason, ran_s=now - grant.lease.granted_at if ran_s is None else ran_s)
-        ender = Ender(self.policy, self.board.shares)
+        report = LeaseReport(kind, reason, ran_s=now - grant.lease.granted_at if ran_s is None else ran_s)
+        ender = LeaseEnder(self.policy, self.board.shares)
         return self.db.now_write(
             lambda tx: ender.end(
                 tx, grant.lease.id, grant.lease.epoch, report, host_id=grant.lease.host_id, now=now
@@ -181,7 +182,7 @@ class Yard:
                 self.beat(grant)
             self.db.do(self.sweeper.sweep())
 
-    def preempt(self) -> list[Plan]:
+    def preempt(self) -> list[PreemptionPlan]:
         now = self.clock.now()
         plans = self.db.now_read(lambda tx: self.preemptor.plan(tx, now))
         for plan in plans:

@@ -14,10 +14,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from corral.engine.data.render import Renderer
+from corral.engine.data.sequences import Completion
 from corral.engine.environments import tools as tool_texts
 from corral.engine.environments.values import Message
-from corral.engine.render import Renderer
-from corral.engine.sequences import Completion
 
 _OPEN, _CLOSE = "<think>", "</think>"
 

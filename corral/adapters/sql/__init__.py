@@ -1,1 +1,0 @@
-"""The store on SQLite and on Postgres: one set of statements, two engines."""

@@ -1,0 +1,273 @@
+"""Hosts and runs declared in one file: plan it, apply it, look at it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from corral.cli import complete
+from corral.cli.connect import connect
+from corral.cli.display import render
+from corral.cli.display.bars import byte_bar
+from corral.client.api import Corral
+from corral.client.manifests import sync as fleet
+from corral.client.manifests.apply import Also, Mode
+from corral.client.manifests.read import Loaded, load
+from corral.client.submit.prepare import Workshop
+from corral.domain.errors import InvalidInput
+from corral.settings import process_environment, read_settings
+from corral.wire.manifests import ApplyAnswer, ChangeView, ManifestView
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Declare hosts and runs in one file: plan it, apply it.",
+)
+
+EXIT_PROBLEMS = 1
+EXIT_CHANGES = 2
+# More lines than these are for a program to read, which takes --json.
+_SHOWN = 50
+_SIGNS = {
+    "new": "+",
+    "again": "+",
+    "changed": "~",
+    "restored": "~",
+    "removed": "-",
+    "pruned": "-",
+    "stopped": "-",
+}
+_STYLES = {"+": "green", "~": "yellow", "-": "red", "!": "bold red"}
+_WORDS = {
+    "again": "again, as the next generation",
+    "restored": "back: released",
+    "removed": "removed: held",
+    "pruned": "removed: cancelled",
+    "stopped": "removed: told to stop",
+}
+
+File = Annotated[Path, typer.Argument(help="A manifest (TOML).")]
+Name = Annotated[str, typer.Argument(help="The manifest's name.", autocompletion=complete.manifests)]
+Project = Annotated[str | None, typer.Option(help="Its project; CORRAL_PROJECT by default.")]
+Prune = Annotated[bool, typer.Option("--prune", help="Cancel removed runs that wait.")]
+Running = Annotated[bool, typer.Option("--running", help="With --prune: stop removed runs that run, too.")]
+Retry = Annotated[
+    bool,
+    typer.Option("--retry-failed", help="Run what failed or was cancelled again, as the next generation."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("plan")
+def plan_manifest(
+    file: File,
+    prune: Prune = False,
+    running: Running = False,
+    retry_failed: Retry = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 2 if there is something to do.")] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Only check the file and what it names; ask no server.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what applying would change, and all that is wrong; nothing is stored.
+
+    Exits with 0, with 1 if something is wrong, and with --check with 2 if something would change.
+    """
+    if offline:
+        _offline(file, as_json=as_json)
+        return
+    answer = _sync(
+        file, "plan", _also(prune=prune, running=running, retry_failed=retry_failed), as_json=as_json
+    )
+    _show(answer, as_json=as_json)
+    if answer.problems:
+        raise typer.Exit(EXIT_PROBLEMS)
+    if check and answer.changes:
+        raise typer.Exit(EXIT_CHANGES)
+
+
+@app.command("apply")
+def apply_manifest(
+    file: File,
+    prune: Prune = False,
+    running: Running = False,
+    retry_failed: Retry = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="The same as `plan`.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make it so: all of it or nothing. The same manifest again changes nothing."""
+    also = _also(prune=prune, running=running, retry_failed=retry_failed)
+    answer = _sync(file, "plan" if dry else "apply", also, as_json=as_json)
+    _show(answer, as_json=as_json)
+    if answer.problems:
+        raise typer.Exit(EXIT_PROBLEMS)
+
+
+@app.command("ls")
+def list_manifests(as_json: AsJson = False) -> None:
+    """List manifests as they were last applied."""
+    with connect() as corral:
+        items = list(_all(corral))
+    if as_json:
+        render.show_json(items)
+        return
+    rows = [
+        (m.name, m.project, m.runs, len(m.hosts), m.revision, render.age(m.applied_at), m.applied_by)
+        for m in items
+    ]
+    columns = ("NAME", "PROJECT", "RUNS", "HOSTS", "REVISION", "APPLIED", "BY")
+    render.show_table(columns, rows, empty="no manifest was applied yet: `corral manifest apply FILE`")
+
+
+@app.command()
+def show(name: Name, project: Project = None, as_json: AsJson = False) -> None:
+    """Show a manifest: its hosts, how its runs stand, and what it no longer names."""
+    with connect() as corral:
+        found = corral.manifests.get(project or read_settings().project, name)
+    if as_json:
+        render.show_json(found)
+        return
+    states = ", ".join(f"{count} {state}" for state, count in sorted(found.states.items()))
+    render.show_pairs(
+        [
+            ("name", found.name),
+            ("project", found.project),
+            ("revision", found.revision),
+            ("applied", render.moment(found.applied_at)),
+            ("by", found.applied_by),
+            ("runs", f"{found.runs}: {states}" if states else str(found.runs)),
+            ("hosts", ", ".join(found.hosts)),
+            ("removed", ", ".join(f"{run.name} {run.run_id} ({run.state})" for run in found.gone[:_SHOWN])),
+            ("digest", found.digest),
+        ]
+    )
+
+
+@app.command()
+def delete(name: Name, project: Project = None, prune: Prune = False, running: Running = False) -> None:
+    """Forget a manifest and what it declares of hosts. Its runs must have ended, or are pruned with it."""
+    also = _also(prune=prune, running=running, retry_failed=False)
+    with connect() as corral:
+        corral.manifests.delete(project or read_settings().project, name, also)
+    render.note(f"the manifest {name} is forgotten; its runs are still listed")
+
+
+def _also(*, prune: bool, running: bool, retry_failed: bool) -> list[Also]:
+    if running and not prune:
+        raise InvalidInput("--running goes with --prune", hint="Write `--prune --running`.")
+    chosen: list[tuple[bool, Also]] = [
+        (prune, "prune"),
+        (running, "prune_running"),
+        (retry_failed, "retry_failed"),
+    ]
+    return [word for given, word in chosen if given]
+
+
+def _sync(file: Path, mode: Mode, also: list[Also], *, as_json: bool) -> ApplyAnswer:
+    settings = read_settings()
+    loaded = load(file, project=settings.project)
+    if loaded.problems:
+        # Told before a server is looked for, with whatever else is wrong.
+        _check(loaded, file)
+    with connect(settings) as corral, byte_bar() as bar:
+        shop = Workshop(corral, file.absolute().parent, process_environment(), bar)
+        resolved = fleet.resolve(loaded, shop)
+        answer = fleet.sync(corral, resolved, shop, mode=mode, also=also)
+    if not as_json:
+        for text in resolved.notes:
+            render.note(f"note: {text}")
+    return answer
+
+
+def _offline(file: Path, *, as_json: bool) -> None:
+    settings = read_settings()
+    loaded = load(file, project=settings.project)
+    for text in _check(loaded, file):
+        render.note(f"note: {text}")
+    runs, hosts = len(loaded.runs), len(loaded.hosts)
+    if as_json:
+        typer.echo(
+            json.dumps({"name": loaded.name, "project": loaded.project, "tables": runs, "hosts": hosts})
+        )
+        return
+    declared = f"{render.count(runs, 'table')} of runs and {render.count(hosts, 'host')}"
+    typer.echo(f"{loaded.name}: {declared}, no problem found")
+
+
+def _check(loaded: Loaded, file: Path) -> tuple[str, ...]:
+    # No call is made: what needs a server is not looked at.
+    with Corral("http://127.0.0.1:9", None) as nobody, byte_bar() as bar:
+        return fleet.check(loaded, Workshop(nobody, file.absolute().parent, process_environment(), bar))
+
+
+def _all(corral: Corral) -> Iterator[ManifestView]:
+    page = corral.manifests.page()
+    yield from page.items
+    while page.next is not None:
+        page = corral.manifests.page(page.next)
+        yield from page.items
+
+
+def _show(answer: ApplyAnswer, *, as_json: bool) -> None:
+    if as_json:
+        render.show_json(answer)
+        return
+    out = render.console()
+    for line in _lines(answer):
+        out.print(line)
+    out.print(_summary(answer))
+    for text in _notes(answer):
+        render.note(f"note: {text}")
+
+
+def _lines(answer: ApplyAnswer) -> Iterator[Text]:
+    for change in answer.changes[:_SHOWN]:
+        sign = _SIGNS[change.action]
+        line = Text(f"{sign} {change.kind:<4} {change.name}", style=_STYLES[sign])
+        for word in (change.run_id, change.state, _WORDS.get(change.action)):
+            line.append(f"  {word}" if word else "", style="default")
+        yield line
+        for field in change.fields:
+            yield Text(f"      {field.path}: {_value(field.old)} -> {_value(field.new)}")
+    if (more := len(answer.changes) - _SHOWN) > 0:
+        yield Text(f"  and {more} more (--json shows all)")
+    for problem in answer.problems:
+        yield Text(f"! {problem.path}: {problem.message}", style=_STYLES["!"])
+
+
+def _value(value: Any) -> str:
+    return "not set" if value is None else json.dumps(value)
+
+
+def _summary(answer: ApplyAnswer) -> str:
+    counts = {sign: 0 for sign in "+~-"}
+    for change in answer.changes:
+        counts[_SIGNS[change.action]] += 1
+    words = zip(counts.values(), ("new", "changed", "removed"), strict=True)
+    parts = [f"{count} {word}" for count, word in words if count]
+    if answer.problems:
+        parts.append(render.count(len(answer.problems), "problem"))
+    head = f"{answer.name}, revision {answer.revision}" if answer.applied else answer.name
+    said = ", ".join(parts) or "nothing to do"
+    return f"{head}: {said}; {answer.same} the same" if answer.same else f"{head}: {said}"
+
+
+def _notes(answer: ApplyAnswer) -> Iterator[str]:
+    if answer.ended:
+        runs = render.count(len(answer.ended), "run")
+        yield f"{runs} failed or cancelled ({_listed(answer.ended)}): --retry-failed runs them again"
+    if answer.gone:
+        runs = render.count(len(answer.gone), "run")
+        yield f"{runs} removed before and held ({_listed(answer.gone)}): --prune cancels them"
+
+
+def _listed(runs: Iterable[ChangeView]) -> str:
+    names = [f"{run.name} {run.state}" for run in runs]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,264 @@
+"""Follows a run: its output as it comes, and on a terminal one line about how it stands."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from pydantic import JsonValue as Json
+
+from corral.cli.display import curves
+from corral.cli.display.reasons import hint, told
+from corral.cli.display.render import duration, note, number
+from corral.cli.runs.detail import ran_s
+from corral.cli.runs.exit_codes import DETACHED, exit_code
+from corral.client.api import Corral
+from corral.client.runs import RunQuery
+from corral.domain.errors import CorralError, ServerUnreachable
+from corral.domain.states import FINAL
+from corral.wire.logs import LogLine
+from corral.wire.runs import RunView
+
+POLL_S = 1.0
+_BAR_CHARS = 10
+_CLEAR = "\r\x1b[K"
+
+
+@dataclass
+class Screen:
+    """stdout and stderr of the run, with a status line under them where stderr is a terminal.
+
+    The line is only drawn while the cursor is at the start of a line: half a line of output stays as it is.
+    """
+
+    quiet: bool
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    err: TextIO = field(default_factory=lambda: sys.stderr)
+    _status: str = ""
+    _mid_line: bool = False
+    _attempt: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def live(self) -> bool:
+        return not self.quiet and self.err.isatty()
+
+    def write(self, line: LogLine) -> None:
+        stream = self.out if line.stream == "stdout" else self.err
+        if line.stream == "corral" and self.quiet:
+            return
+        self._tell_attempt(line)
+        with self._lock:
+            self._erase()
+            stream.write(line.text if line.partial else f"{line.text}\n")
+            stream.flush()
+            self._mid_line = line.partial
+            self._draw()
+
+    def _tell_attempt(self, line: LogLine) -> None:
+        if self._attempt and line.attempt != self._attempt:
+            self.say(f"corral: attempt {line.attempt}")
+        self._attempt = line.attempt
+
+    def say(self, text: str) -> None:
+        if self.quiet:
+            return
+        with self._lock:
+            self._erase()
+            self.err.write(f"{text}\n")
+            self.err.flush()
+            self._draw()
+
+    def status(self, text: str) -> None:
+        with self._lock:
+            self._erase()
+            self._status = text
+            self._draw()
+
+    def _erase(self) -> None:
+        if self.live and self._status and not self._mid_line:
+            self.err.write(_CLEAR)
+            self.err.flush()
+
+    def _draw(self) -> None:
+        if self.live and self._status and not self._mid_line:
+            # Wrapped onto a second row it could not be erased again.
+            self.err.write(self._status[: shutil.get_terminal_size().columns - 1])
+            self.err.flush()
+
+
+class _Pulse(threading.Thread):
+    """Keeps the status line true between the state changes that the stream tells."""
+
+    def __init__(self, corral: Corral, run_id: str, screen: Screen) -> None:
+        super().__init__(name="corral-pulse", daemon=True)
+        self._corral, self._run_id, self._screen = corral, run_id, screen
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        while not self._stop.wait(POLL_S):
+            try:
+                view = self._corral.runs.get(self._run_id)
+            except CorralError:
+                # The stream itself says when the server is away; this line is decoration.
+                continue
+            if not self._stop.is_set():
+                self._screen.status(status_line(view, time.time()))
+
+    def end(self) -> None:
+        self._stop.set()
+        self._screen.status("")
+
+
+def status_line(run: RunView, now: float) -> str:
+    since = run.started_at or run.created_at
+    parts = [f"{run.id} {run.state}"]
+    if run.host:
+        parts.append(f"on {run.host}")
+    parts.append(duration(now - since) or "")
+    drawn = _drawn(run, now)
+    if run.kind == "train":
+        return "  ".join([*parts, *drawn, *curves.standing(run)])
+    known = ("step", "total", "percent") if drawn else ()
+    facts = {**run.progress, **run.metrics}
+    return "  ".join(parts + drawn + [f"{k}={_short(v)}" for k, v in facts.items() if k not in known])
+
+
+def _drawn(run: RunView, now: float) -> list[str]:
+    """`[#####.....] 45%`, `step 9/20`, `ETA 12s`; nothing while the run does not say how far it is."""
+    step, total = _number(run.progress.get("step")), _number(run.progress.get("total"))
+    percent = _number(run.progress.get("percent"))
+    if step is not None and total:
+        done, steps = step / total, [f"step {step:g}/{total:g}"]
+    elif percent is not None:
+        done, steps = percent / 100, [] if step is None else [f"step {step:g}"]
+    else:
+        return []
+    done = min(max(done, 0.0), 1.0)
+    filled = int(done * _BAR_CHARS + 0.5)
+    bar = f"[{'#' * filled}{'.' * (_BAR_CHARS - filled)}] {int(done * 100 + 1e-9)}%"
+    left = _left(run, done, now)
+    return [bar, *steps, *([] if left is None else [f"ETA {left}"])]
+
+
+def _left(run: RunView, done: float, now: float) -> str | None:
+    said = run.progress.get("eta")
+    if run.kind == "train" and isinstance(said, str) and 0 < done < 1:
+        # The engine counts steps alone, without the time that it took to begin.
+        return said
+    # A later attempt may have begun at a checkpoint: its time says nothing of the steps before.
+    if run.started_at is None or run.attempt > 1 or not 0 < done < 1:
+        return None
+    return duration(max(0.0, now - run.started_at) * (1 - done) / done)
+
+
+def _number(value: Json) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _short(value: Json) -> str:
+    return number(value) if isinstance(value, float) else str(value)[:24]
+
+
+def follow(corral: Corral, run_id: str, *, tail: int | None = None, quiet: bool = False) -> int:
+    """Until the run is final; gives its exit code. Ctrl-C leaves the run alone."""
+    screen = Screen(quiet)
+    pulse = _Pulse(corral, run_id, screen) if screen.live else None
+    if pulse:
+        pulse.start()
+    try:
+        last = _read(corral, run_id, tail, screen)
+    except KeyboardInterrupt:
+        screen.status("")
+        note(f"\ndetached; {run_id} goes on. Come back with `corral logs -f {run_id}`")
+        return DETACHED
+    except ServerUnreachable:
+        note(f"the server stays away; {run_id} goes on. Come back with `corral logs -f {run_id}`")
+        raise
+    finally:
+        if pulse:
+            pulse.end()
+    if not quiet:
+        for line in summary(last):
+            note(line)
+    return exit_code(last)
+
+
+def attend(corral: Corral, run_id: str) -> RunView:
+    """The final run. On a terminal one line says how it stands; nothing of what it prints is shown."""
+    screen = Screen(quiet=False)
+    pulse = _Pulse(corral, run_id, screen) if screen.live else None
+    if pulse:
+        pulse.start()
+    try:
+        for item in corral.runs.follow(run_id, tail=0):
+            if isinstance(item, RunView) and item.state in FINAL:
+                return item
+        return corral.runs.get(run_id)
+    finally:
+        if pulse:
+            pulse.end()
+
+
+def _read(corral: Corral, run_id: str, tail: int | None, screen: Screen) -> RunView:
+    def reconnecting(error: CorralError, delay_s: float) -> None:
+        screen.say(f"corral: {error.message}; trying again in {delay_s:.1f} s")
+
+    last: RunView | None = None
+    for item in corral.runs.follow(run_id, tail=tail, reconnecting=reconnecting):
+        if isinstance(item, LogLine):
+            screen.write(item)
+            continue
+        if item.state not in FINAL and (last is None or item.state != last.state):
+            where = f" on {item.host}" if item.host else ""
+            screen.say(f"corral: {item.id} is {item.state}{where}")
+        last = item
+    return last or corral.runs.get(run_id)
+
+
+def summary(run: RunView) -> list[str]:
+    """How it ended, in at most a few lines."""
+    ran = duration(ran_s(run)) if run.ended_at and run.started_at else None
+    lines = [f"corral: {run.id} {run.state}" + (f" after {ran}" if ran else "")]
+    if run.reason and run.state != "succeeded":
+        code = f" (exit code {run.exit_code})" if run.exit_code else ""
+        code = f" (signal {run.signal})" if run.signal else code
+        lines[0] += f": {run.reason}{code}" if run.reason != run.state else ""
+        lines += [f"  {run.detail}"] if run.detail else []
+        lines += [f"hint: {said}"] if (said := hint(run)) else []
+    if run.metrics:
+        lines.append("  " + "  ".join(f"{key}={number(value)}" for key, value in run.metrics.items()))
+    if run.artifact_id:
+        lines.append(f"  artifact {run.artifact_id}; fetch it with `corral artifacts get {run.artifact_id}`")
+    return lines
+
+
+def follow_group(corral: Corral, group_id: str, count: int) -> int:
+    """Until all runs of a group are final; 0 when every one succeeded."""
+    before: dict[str, int] = {}
+    try:
+        while True:
+            states: dict[str, int] = {}
+            for run in corral.runs.iter(RunQuery(group=group_id)):
+                states[run.state] = states.get(run.state, 0) + 1
+            if states != before:
+                note("corral: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
+                before = states
+            if sum(n for state, n in states.items() if state in FINAL) >= count:
+                if states.get("succeeded", 0) >= count:
+                    return 0
+                for one in corral.groups.get(group_id).ended_with:
+                    why = ": ".join(word for word in (told(one.reason), one.detail) if word)
+                    note(f"corral: {one.runs} {one.state}: {why} (for example {one.example})")
+                return 1
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        note(f"\ndetached; the runs go on. Come back with `corral ls --group {group_id}`")
+        return DETACHED

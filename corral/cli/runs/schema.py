@@ -1,0 +1,22 @@
+"""Print the JSON Schema of a run file."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from corral.wire.spec.run_file import RunFile
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a run file, for editors."""
+    whole = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **RunFile.model_json_schema(),
+        "title": "Corral run file",
+    }
+    typer.echo(json.dumps(whole, indent=2))

@@ -1,0 +1,327 @@
+"""The server and the worker of this machine: up, down, status."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import psutil
+import typer
+
+from corral.cli.connect import connect
+from corral.cli.display import render
+from corral.cli.server.processes import Processes, Role, StartFailed, alive, stop
+from corral.client.api import Corral
+from corral.client.discovery import discover, local_server, local_url
+from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable
+from corral.settings import Settings, process_environment, read_settings
+from corral.wire.health import Health
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+START_TIMEOUT_S = 60.0
+SERVER_STOP_S = 20.0
+# A worker that is not seen by then is no error: it may be busy looking at its machine.
+_SEEN_S = 8.0
+_POLL_S = 0.05
+_WATCH_S = 0.5
+# A server that dies at once is not started over and over without a breath.
+_RESTART_S = (0.0, 1.0, 5.0, 15.0)
+_STEADY_S = 60.0
+# For a worker that was stopped before it can have begun anything.
+_HASTY_S = 5.0
+# The last that a server says which knows why it cannot start.
+_OWN_ERROR = re.compile(r"^error: (?P<message>.+)\nhint: (?P<hint>.+)\Z", re.MULTILINE)
+
+
+@app.command()
+def up(
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave them running and return.")] = False,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; CORRAL_PORT or 7373 by default, 0 picks one.")
+    ] = None,
+) -> None:
+    """Start the server and a worker on this machine.
+
+    Data is kept under CORRAL_HOME (~/.corral).
+    """
+    settings = read_settings()
+    _check_home(settings.home)
+    environ = process_environment() | ({} if port is None else {"CORRAL_PORT": str(port)})
+    station = Station(settings, Processes(settings.home), environ)
+    if not station.running():
+        try:
+            station.bring_up()
+        except KeyboardInterrupt:
+            station.bring_down(_HASTY_S, station.started)
+            raise
+    if not station.started:
+        typer.echo(f"corral is already up at {local_url(settings.home)}")
+        return
+    typer.echo(f"corral is up at {local_url(settings.home)}, data in {settings.home}")
+    render.note("try: corral run -- python3 -c \"print('hello')\"")
+    if detach:
+        render.note("stop it with `corral down`")
+        return
+    render.note("Ctrl-C stops it")
+    station.watch()
+
+
+@app.command()
+def down(
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds that the worker has to finish or give back its runs.")
+    ] = 60.0,
+) -> None:
+    """Stop the worker and the server of this machine.
+
+    Runs that do not end in time are given back to the queue.
+    """
+    settings = read_settings()
+    Station(settings, Processes(settings.home), {}).bring_down(timeout)
+
+
+@app.command()
+def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Say what runs on this machine.
+
+    Exits with 3 when the server does not answer.
+    """
+    settings = read_settings()
+    if not as_json:
+        processes = Processes(settings.home)
+        render.show_pairs(
+            [
+                ("home", str(settings.home)),
+                ("server", _described(processes.find("server"))),
+                ("worker", _described(processes.find("worker"))),
+            ]
+        )
+    with connect(settings) as corral:
+        health = corral.health()
+        if as_json:
+            render.show_json(health)
+            return
+        hosts = corral.hosts.page().items
+    render.show_pairs(
+        [
+            ("url", corral.url),
+            (
+                "health",
+                f"{'ok' if health.ok else 'not ok'}, version {health.version} {health.detail}".strip(),
+            ),
+            ("hosts", f"{sum(host.alive for host in hosts)} of {len(hosts)} here"),
+            ("slots", f"{sum(host.busy for host in hosts)} of {sum(host.slots for host in hosts)} busy"),
+        ]
+    )
+    if not health.ok:
+        raise typer.Exit(1)
+
+
+def _described(process: psutil.Process | None) -> str:
+    if process is None:
+        return "not running"
+    return f"pid {process.pid}, up {render.age(process.create_time())}"
+
+
+class _Asked(Exception):
+    """A signal asked for the end."""
+
+
+def _check_home(home: Path) -> None:
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(
+            f"data cannot be kept in {home}: {error.strerror}",
+            hint="Set CORRAL_HOME to a folder that you may write to.",
+        ) from None
+
+
+@dataclass
+class Station:
+    """This machine's server and worker, as one."""
+
+    settings: Settings
+    processes: Processes
+    environ: Mapping[str, str]
+    started: list[Role] = field(default_factory=list)
+
+    def running(self) -> bool:
+        return all(self.processes.find(role) is not None for role in ("server", "worker")) and (
+            self._health() is not None
+        )
+
+    def bring_up(self) -> None:
+        """Start what is missing: a worker that outlived its server goes on with its runs."""
+        began = time.time()
+        self._start_server()
+        worker = self.processes.find("worker")
+        if worker is None:
+            worker = self._start("worker", self.environ)
+        else:
+            self.processes.adopt("worker", worker)
+            render.note(f"the worker of before goes on (pid {worker.pid})")
+        self._wait_seen(worker, began)
+
+    def bring_down(self, timeout_s: float, roles: Sequence[Role] = ("worker", "server")) -> None:
+        found = False
+        both: tuple[tuple[Role, float], ...] = (("worker", timeout_s), ("server", SERVER_STOP_S))
+        limits = [(role, limit_s) for role, limit_s in both if role in roles]
+        processes = {role: self.processes.find(role) for role, _ in limits}
+        # First, so that an `up` in another terminal does not start them again.
+        for role, _ in limits:
+            self.processes.forget(role)
+        for role, limit_s in limits:
+            process = processes[role]
+            if process is None:
+                continue
+            found = True
+            by_itself = stop(process, limit_s)
+            how = "stopped" if by_itself else f"did not end within {limit_s:g} s and was killed"
+            typer.echo(f"{role} (pid {process.pid}) {how}")
+        if not found:
+            typer.echo("nothing is running")
+
+    def watch(self) -> None:
+        """Until Ctrl-C, SIGTERM, or a `corral down` elsewhere; restarts what dies."""
+        _ask_on(signal.SIGTERM)
+        deaths: dict[Role, list[float]] = {"server": [], "worker": []}
+        roles: tuple[Role, ...] = ("server", "worker")
+        try:
+            while True:
+                time.sleep(_WATCH_S)
+                for role in roles:
+                    if not self.processes.wanted(role):
+                        typer.echo(f"the {role} was stopped from elsewhere")
+                        return
+                    if self.processes.find(role) is None:
+                        self._restart(role, deaths[role])
+        except (KeyboardInterrupt, _Asked):
+            typer.echo("stopping; a second Ctrl-C does not wait for running work")
+            self._bring_down_impatiently()
+
+    def _bring_down_impatiently(self) -> None:
+        try:
+            self.bring_down(60.0)
+        except KeyboardInterrupt:
+            # The first interruption left them noted as unwanted; they are found by their own word.
+            self.bring_down(0.0)
+
+    def _restart(self, role: Role, deaths: list[float]) -> None:
+        now = time.monotonic()
+        deaths[:] = [at for at in deaths if now - at < _STEADY_S] + [now]
+        delay_s = _RESTART_S[min(len(deaths), len(_RESTART_S)) - 1]
+        typer.echo(f"the {role} has died (its log: {self.processes.log(role)}); starting it again")
+        time.sleep(delay_s)
+        try:
+            if role == "server":
+                self._start_server()
+            else:
+                self._start(role, self.environ)
+        except StartFailed as error:
+            render.note(f"error: {error.message}")
+
+    def _start_server(self) -> None:
+        known = self.processes.find("server")
+        if known is not None:
+            self.processes.adopt("server", known)
+            self._wait_healthy(known)
+            return
+        environ = {**self.environ, **_former_port(self.environ, self._last_url())}
+        # What an earlier server wrote must not be taken for the new one's address.
+        self.settings.server_file.unlink(missing_ok=True)
+        self._wait_healthy(self._start("server", environ))
+
+    def _last_url(self) -> str | None:
+        try:
+            return local_url(self.settings.home)
+        except ServerUnreachable:
+            # A damaged note is about to be replaced.
+            return None
+
+    def _start(self, role: Role, environ: Mapping[str, str]) -> psutil.Process:
+        self.started.append(role)
+        return self.processes.start(role, environ)
+
+    def _wait_healthy(self, process: psutil.Process) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if not alive(process):
+                raise self._failed("server", "ended while it started")
+            if self._health() is not None:
+                return
+            time.sleep(_POLL_S)
+        raise self._failed("server", f"did not answer within {START_TIMEOUT_S:g} s")
+
+    def _wait_seen(self, worker: psutil.Process, began: float) -> None:
+        """Until the server has heard from it, so that the first run finds a host; but not for long."""
+        deadline = time.monotonic() + _SEEN_S
+        while time.monotonic() < deadline:
+            if not alive(worker):
+                raise self._failed("worker", "ended while it started")
+            if self._worker_seen(began):
+                return
+            time.sleep(_POLL_S)
+
+    def _worker_seen(self, since: float) -> bool:
+        try:
+            own = json.loads((self.settings.worker_home / "host.json").read_text(encoding="utf-8"))["host_id"]
+            address = discover(url=None, token=None, home=self.settings.home)
+            with Corral(address.url, address.token, tls=address.tls) as corral:
+                hosts = corral.hosts.page().items
+        except (CorralError, OSError, ValueError, KeyError, TypeError):
+            # It will be seen later, or `corral status` says why not.
+            return False
+        return any(host.id == own and (host.last_seen_at or 0) >= since for host in hosts)
+
+    def _failed(self, role: Role, what: str) -> StartFailed:
+        words = self.processes.last_words(role)
+        if (own := _OWN_ERROR.search(words)) is not None:
+            return StartFailed(own["message"], hint=own["hint"])
+        return StartFailed(
+            f"the {role} {what}; the end of its log:\n{words}",
+            hint=f"See {self.processes.log(role)}; `corral down` stops what did start.",
+        )
+
+    def _health(self) -> Health | None:
+        try:
+            server = local_server(self.settings.home)
+            if server is None:
+                return None
+            with Corral(server.url, None, tls=server.tls) as corral:
+                health = corral.health()
+                return health if health.ok else None
+        except CorralError:
+            # Not yet: the caller asks again, and says so itself when it gives up.
+            return None
+
+
+def _former_port(environ: Mapping[str, str], url: str | None) -> dict[str, str]:
+    """Where any port will do, the one of before: whoever followed a run there finds the server again."""
+    port = urlsplit(url or "").port
+    if environ.get("CORRAL_PORT") != "0" or port is None:
+        return {}
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((environ.get("CORRAL_HOST", "127.0.0.1"), port))
+        except OSError:
+            return {}
+    return {"CORRAL_PORT": str(port)}
+
+
+def _ask_on(number: signal.Signals) -> None:
+    def ask(_number: int, _frame: FrameType | None) -> Any:
+        raise _Asked
+
+    signal.signal(number, ask)

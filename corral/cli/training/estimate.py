@@ -1,0 +1,186 @@
+"""Say what a training run will need and cost, machine by machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from corral.cli.connect import connect
+from corral.cli.display import render
+from corral.cli.display.bars import step_bar
+from corral.cli.display.curves import thousands
+from corral.client.api import Corral
+from corral.client.submit.prepare import Workshop
+from corral.client.submit.run_file import load
+from corral.client.training.estimate import NOT_RENTED, Estimate, Judged, Known, estimate
+from corral.client.training.material import Gathering, Material
+from corral.client.training.placement import Subject
+from corral.domain.errors import FieldError, InvalidInput, ServerUnreachable, Unauthenticated
+from corral.recipes.train import to_table
+from corral.settings import Settings, process_environment, read_settings
+from corral.wire.spec.run_file import RunFile, RunSpec
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+# Of cards that cannot be had anyway, the best are enough; --json has all.
+_CARDS_SHOWN = 8
+
+
+@app.command("estimate")
+def estimate_file(
+    file: Annotated[Path, typer.Argument(help="A run file (TOML) with a [train] table.")],
+    override: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE, as `train.lora.rank=8`; repeat.")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", "-a", help="Show every card, also those too small.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a training run will need and cost, machine by machine. Needs neither GPU nor server."""
+    settings = read_settings()
+    run_file = load(file, override or [], defaults={"project": settings.project})
+    if run_file.train is None:
+        raise InvalidInput(
+            "only a training run can be estimated",
+            hint="Add a [train] table; `corral submit --dry-run` says where any other run could go.",
+            fields=[FieldError("train", "is missing")],
+        )
+    folder = file.absolute().parent
+    with step_bar() as bar:
+        bar.step("looking at the model and the data")
+        material = Gathering(run_file, folder, process_environment()).look()
+        subjects = _subjects(run_file, material)
+        spec, known, notes = _ask(settings, run_file, folder, subjects[0])
+    found = estimate(subjects, spec, known, today=datetime.now(UTC).date())
+    notes = [*material.notes, *notes, *found.notes]
+    if as_json:
+        typer.echo(json.dumps(_table(run_file, subjects[0], found, notes), indent=2))
+        return
+    _show(run_file, subjects[0], found, notes, every=every)
+
+
+def _subjects(run_file: RunFile, material: Material) -> Sequence[Subject]:
+    found = material.subjects(run_file)
+    if not found:
+        raise InvalidInput(
+            f"the shape of {run_file.model} is not known here, so nothing can be said of it",
+            hint="Name a folder that holds its config.json, or let this machine reach the model hub.",
+            fields=[FieldError("model", "its shape is not known")],
+        )
+    return found
+
+
+def _ask(
+    settings: Settings, run_file: RunFile, folder: Path, subject: Subject
+) -> tuple[RunSpec, Known, list[str]]:
+    """The first run as it would be submitted, and what the server thinks of it, if there is one."""
+    try:
+        with connect(settings) as corral:
+            return *_placed(corral, run_file, folder), []
+    except (ServerUnreachable, Unauthenticated) as error:
+        alone = run_file.resources
+        if "gpus" not in alone.model_fields_set:
+            alone = alone.model_copy(update={"gpus": 1})
+        spec = RunSpec(model=run_file.model, train=to_table(subject.train), resources=alone)
+        return spec, Known(), [f"no hosts are known: {error.message}"]
+
+
+def _placed(corral: Corral, run_file: RunFile, folder: Path) -> tuple[RunSpec, Known]:
+    with step_bar() as bar:
+        prepared = Workshop(corral, folder, process_environment(), bar).plan(run_file)
+    placements = corral.runs.try_out(prepared.specs[:1]).hosts
+    return prepared.specs[0], Known(corral.hosts.all(), placements)
+
+
+def _table(run_file: RunFile, subject: Subject, found: Estimate, notes: Sequence[str]) -> dict[str, Any]:
+    data = subject.data
+    return {
+        "model": run_file.model,
+        "parameters": subject.facts.params,
+        "recipe": subject.train.recipe,
+        "runs": found.runs,
+        "data": {"rows": data.rows, "tokens": data.tokens, "longest": data.longest},
+        "taken": found.taken,
+        "machines": [machine.table() for machine in found.machines],
+        "notes": list(notes),
+    }
+
+
+def _show(run_file: RunFile, subject: Subject, found: Estimate, notes: Sequence[str], *, every: bool) -> None:
+    typer.echo(_headline(run_file, subject, found))
+    cards = [one for one in found.machines if one.kind == "card"]
+    fitting = [one for one in cards if one.against == (NOT_RENTED,)]
+    shown = cards if every else fitting[:_CARDS_SHOWN]
+    hosts = [one for one in found.machines if one.kind == "host"]
+    several = found.runs > 1
+    columns = (
+        "MACHINE",
+        "GPU",
+        "PEAK",
+        "NEEDS",
+        "STEP",
+        "TOK/S",
+        "ALL RUNS" if several else "TIME",
+        "COST",
+        "",
+    )
+    rows = [_row(one, found.taken) for one in (*hosts, *shown)]
+    render.show_table(columns, rows, empty="no machine is known")
+    for note in _footnotes(found, hidden=len(cards) - len(shown)):
+        render.note(note)
+    for note in notes:
+        render.note(f"note: {note}")
+
+
+def _headline(run_file: RunFile, subject: Subject, found: Estimate) -> str:
+    data, train = subject.data, subject.train
+    parts = [f"{run_file.model}, {train.recipe}, {train.method}"]
+    if data.rows is not None and data.tokens is not None:
+        parts.append(f"{data.rows} rows, about {thousands(data.tokens)} tokens")
+    if found.machines:
+        parts.append(render.count(found.machines[0].forecast.steps, "step"))
+    if found.runs > 1:
+        parts.append(render.count(found.runs, "run"))
+    return "; ".join(parts)
+
+
+def _row(one: Judged, taken: str | None) -> tuple[render.Cell, ...]:
+    said = one.forecast
+    verdict = "; ".join(one.against)
+    if one.possible:
+        verdict = "taken" if one.name == taken else "could take it too"
+    elif one.against == (NOT_RENTED,):
+        verdict = (one.price_from or "its price is not known").partition(" (")[0]
+    return (
+        one.name,
+        (one.gpu or "CPU") if one.kind == "host" else "to rent",
+        render.size(said.peak_bytes),
+        render.size(said.needed_bytes),
+        f"{said.step_s * 1000:.0f}ms" if said.step_s < 1 else render.duration(said.step_s),
+        thousands(said.tokens_per_s),
+        render.duration(one.total_s),
+        "your own" if one.kind == "host" else None if one.cost is None else f"${one.cost:.2f}",
+        verdict,
+    )
+
+
+def _footnotes(found: Estimate, *, hidden: int) -> list[str]:
+    notes: list[str] = []
+    possible = [one.name for one in found.machines if one.possible]
+    if found.taken is None and any(one.kind == "host" for one in found.machines):
+        notes.append("no host can take it; the reasons are above")
+    elif len(possible) > 1:
+        notes.append(f"whichever of {', '.join(possible)} is free first takes it")
+    if hidden:
+        notes.append(f"{hidden} cards more, too small or too dear, are shown by --all")
+    cards = [one for one in found.machines if one.kind == "card"]
+    if cards:
+        notes.append(f"cards are shown to compare: {NOT_RENTED}")
+        notes.append("prices are static: `corral gpus` names the source and age of each")
+    return notes

@@ -1,0 +1,103 @@
+"""Calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from corral.client.http.transport import POLL_SLACK_S, Transport, quoted
+from corral.wire.calls import (
+    CallPage,
+    CallsAnswer,
+    CallView,
+    ChunkPage,
+    CollectRequest,
+    LeaseCallsAnswer,
+    LeaseCallsRequest,
+    NestedAnswer,
+    NestedRequest,
+)
+
+
+class Calls:
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def make(self, request: Mapping[str, Any]) -> list[CallView]:
+        """What `CallsRequest` reads. Repeated while the server is away, if every call has a key; tried once
+        otherwise."""
+        send = partial(
+            self._transport.post,
+            "/v1/calls",
+            CallsAnswer,
+            request,
+            timeout_s=request["wait_s"] + POLL_SLACK_S,
+        )
+        keyed = all(call["key"] is not None for call in request["calls"])
+        return (self._transport.patiently(send) if keyed else send()).calls
+
+    def collect(self, ids: Sequence[str], wait_s: float) -> list[CallView]:
+        body = CollectRequest(ids=list(ids), wait_s=wait_s)
+        send = partial(
+            self._transport.post, "/v1/calls/collect", CallsAnswer, body, timeout_s=wait_s + POLL_SLACK_S
+        )
+        return self._transport.patiently(send).calls
+
+    def get(self, call_id: str, wait_s: float = 0) -> CallView:
+        return self._transport.repeat(
+            "GET", self._path(call_id), CallView, params={"wait_s": wait_s}, timeout_s=wait_s + POLL_SLACK_S
+        )
+
+    def chunks(self, call_id: str, *, after: int, wait_s: float, limit: int = 100) -> ChunkPage:
+        params = {"after": after, "wait_s": wait_s, "limit": limit}
+        return self._transport.repeat(
+            "GET", f"{self._path(call_id)}/chunks", ChunkPage, params=params, timeout_s=wait_s + POLL_SLACK_S
+        )
+
+    def page(
+        self,
+        *,
+        project: str | None = None,
+        endpoint: str | None = None,
+        state: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> CallPage:
+        params = {"project": project, "endpoint": endpoint, "state": state, "cursor": cursor, "limit": limit}
+        return self._transport.get("/v1/calls", CallPage, params)
+
+    def cancel(self, call_id: str) -> CallView:
+        return self._transport.once("POST", f"{self._path(call_id)}/cancel", CallView)
+
+    def retry(self, call_id: str) -> CallView:
+        return self._transport.once("POST", f"{self._path(call_id)}/retry", CallView)
+
+    def exchange(self, lease_id: str, epoch: int, request: LeaseCallsRequest) -> LeaseCallsAnswer:
+        """Of an instance: outcomes in, work out. One try; the caller has a patience of its own."""
+        return self.begin_exchange(lease_id, epoch, request)()
+
+    def begin_exchange(
+        self, lease_id: str, epoch: int, request: LeaseCallsRequest
+    ) -> Callable[[], LeaseCallsAnswer]:
+        """The same in two steps: what this gives waits for the answer."""
+        return self._transport.begin(
+            f"/v1/leases/{quoted(lease_id)}/calls?epoch={epoch}",
+            LeaseCallsAnswer,
+            request,
+            timeout_s=request.wait_s + POLL_SLACK_S,
+        )
+
+    def nested(self, lease_id: str, epoch: int, request: NestedRequest) -> NestedAnswer:
+        """Of an instance: what its code asks of other endpoints."""
+        return self._transport.repeat(
+            "POST",
+            f"/v1/leases/{quoted(lease_id)}/nested",
+            NestedAnswer,
+            body=request,
+            params={"epoch": epoch},
+            timeout_s=request.wait_s + POLL_SLACK_S,
+        )
+
+    def _path(self, call_id: str) -> str:
+        return f"/v1/calls/{quoted(call_id)}"

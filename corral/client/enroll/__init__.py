@@ -1,0 +1,1 @@
+"""How this machine becomes a host of a server, and who it is then."""

@@ -1,0 +1,1 @@
+"""Requirements of a run, resolved into pins by uv."""

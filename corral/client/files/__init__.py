@@ -1,0 +1,1 @@
+"""Folders as trees of files named by their content: scanned, uploaded, fetched and unpacked."""

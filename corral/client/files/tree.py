@@ -1,0 +1,201 @@
+"""A folder as a list of files named by their content: how code, inputs, outputs and checkpoints travel.
+
+Links that stay inside the folder are stored as what they point to. Empty folders are not kept, nor owners,
+times, or any permission but "executable".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from corral.client.files.digest import digest_file
+from corral.client.files.ignore import Ignore
+from corral.client.files.walk import Found, TreeLimits, Walk, walk
+from corral.domain.artifacts import listing_digest
+from corral.domain.errors import CorralError
+from corral.domain.paths import PathProblem, check_paths, printable, summary
+from corral.domain.redaction import SecretValues
+
+# Small files are hashed in batches: a thread hand-over costs more than hashing one of them.
+_BATCH_FILES = 256
+_BATCH_BYTES = 8 << 20
+HASH_THREADS = min(8, os.cpu_count() or 1)
+
+Progress = Callable[[int, int], None]
+"""Called in the caller's thread with (files, bytes) hashed so far."""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file: POSIX path relative to the root, mode 0o644 or 0o755, SHA-256 in hex."""
+
+    path: str
+    size: int
+    mode: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Files sorted by path. Equal content has an equal digest, whatever the machine or the time."""
+
+    files: tuple[FileEntry, ...]
+
+    @classmethod
+    def of(cls, files: Iterable[FileEntry]) -> Tree:
+        """Sort and check; raises BadPath."""
+        ordered = tuple(sorted(files, key=lambda entry: entry.path))
+        check_paths(entry.path for entry in ordered)
+        return cls(ordered)
+
+    def part(self, path: str) -> Tree:
+        """A folder's files as they lie in it, or one file by its last name; KeyError if it has neither."""
+        inside = f"{path}/"
+        found = [
+            replace(file, path=file.path.removeprefix(inside))
+            for file in self.files
+            if file.path.startswith(inside)
+        ]
+        found += [replace(file, path=path.rpartition("/")[2]) for file in self.files if file.path == path]
+        if not found:
+            raise KeyError(path)
+        return Tree(tuple(found))
+
+    @cached_property
+    def total_bytes(self) -> int:
+        return sum(entry.size for entry in self.files)
+
+    @cached_property
+    def digest(self) -> str:
+        """The same as that of the artifact which the files become."""
+        return listing_digest((file.path, file.digest, file.size, file.mode) for file in self.files)
+
+
+class NotAFolder(CorralError):
+    code = "not_a_folder"
+    hint = "Give the path of an existing folder."
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(f"{printable(str(root))} is not a folder")
+
+
+class TreeRefused(CorralError):
+    """Some of the folder cannot be shipped; all offenders are named at once."""
+
+    code = "tree_refused"
+    hint = "Remove or replace them; in a code folder, listing them in .corralignore is enough."
+
+    def __init__(self, root: Path, problems: Sequence[PathProblem]) -> None:
+        where = printable(str(root))
+        super().__init__(f"{len(problems)} path(s) in {where} cannot be shipped: {summary(problems)}")
+        self.problems = tuple(problems)
+
+
+class SecretInTree(CorralError):
+    """Files or file names contain a secret. Names the secret, never its value."""
+
+    code = "secret_in_tree"
+    hint = "Read the secret from the environment instead of a file, and delete these files."
+
+    def __init__(self, problems: Sequence[PathProblem]) -> None:
+        super().__init__(f"{len(problems)} file(s) contain a secret: {summary(problems)}")
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True)
+class _Hashed:
+    entry: FileEntry
+    secret: str | None
+
+
+def scan(
+    root: Path,
+    *,
+    ignore: Ignore | None,
+    limits: TreeLimits | None = None,
+    secrets: SecretValues | None = None,
+    progress: Progress | None = None,
+) -> Tree:
+    """Hash a folder. `ignore=None` leaves nothing out.
+
+    Raises NotAFolder, TreeRefused, TreeTooLarge, SecretInTree, BadIgnoreFile and FileChanged.
+    """
+    if not root.is_dir():
+        raise NotAFolder(root)
+    found = walk(root, ignore=ignore, limits=limits or TreeLimits())
+    _refuse(root, found, secrets)
+    hashed: list[_Hashed] = []
+    bytes_done = 0
+    for batch in _hash_all(found.files, secrets):
+        hashed += batch
+        bytes_done += sum(item.entry.size for item in batch)
+        if progress:
+            progress(len(hashed), bytes_done)
+    leaks = [
+        PathProblem(printable(item.entry.path), f"contains secret {item.secret}")
+        for item in hashed
+        if item.secret is not None
+    ]
+    if leaks:
+        raise SecretInTree(sorted(leaks, key=lambda leak: leak.path))
+    return Tree.of(item.entry for item in hashed)
+
+
+def _refuse(root: Path, found: Walk, secrets: SecretValues | None) -> None:
+    if secrets:
+        leaks = [
+            PathProblem(secrets.redact_text(item.path), f"is named after secret {name}")
+            for item in found.files
+            if (name := secrets.find(item.path.encode()))
+        ]
+        if leaks:
+            raise SecretInTree(leaks)
+    if found.problems:
+        problems = sorted(found.problems, key=lambda problem: problem.path)
+        if secrets:
+            # A link's target may hold a secret as well as a name may.
+            problems = [
+                PathProblem(secrets.redact_text(problem.path), secrets.redact_text(problem.reason))
+                for problem in problems
+            ]
+        raise TreeRefused(root, problems)
+
+
+def _hash_all(files: Sequence[Found], secrets: SecretValues | None) -> Iterator[list[_Hashed]]:
+    with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="corral-hash") as pool:
+        futures: list[Future[list[_Hashed]]] = []
+        try:
+            for batch in _batches(files):
+                futures.append(pool.submit(_hash_batch, batch, secrets))
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            # After an error the rest need not be hashed; after success there is no rest.
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _batches(files: Sequence[Found]) -> Iterator[list[Found]]:
+    batch: list[Found] = []
+    size = 0
+    for file in files:
+        batch.append(file)
+        size += file.size
+        if len(batch) >= _BATCH_FILES or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _hash_batch(batch: Sequence[Found], secrets: SecretValues | None) -> list[_Hashed]:
+    return [_hash(found, secrets) for found in batch]
+
+
+def _hash(found: Found, secrets: SecretValues | None) -> _Hashed:
+    digest, secret = digest_file(found, secrets)
+    return _Hashed(FileEntry(found.path, found.size, found.mode, digest), secret)

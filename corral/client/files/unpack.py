@@ -1,0 +1,218 @@
+"""Makes a folder out of a tree: whole and verified, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from corral.client.files.digest import BUFFER_BYTES, FileChanged, FileUnreadable, digest_file
+from corral.client.files.tree import HASH_THREADS, FileEntry, Tree
+from corral.client.files.walk import Found, Identity
+from corral.domain.errors import CorralError
+from corral.domain.paths import BadPath, PathProblem, check_paths, folders_of, printable, why_bad_on_windows
+
+# Enough to keep a connection busy while files are opened and closed.
+FETCH_THREADS = 8
+_MODES = (0o644, 0o755)
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+
+T = TypeVar("T")
+Fetch = Callable[[str], Iterable[bytes]]
+"""The content of a digest, in chunks. Called from several threads."""
+
+
+class TargetExists(CorralError):
+    code = "target_exists"
+    hint = "Choose a folder that does not exist yet, or an empty one."
+
+    def __init__(self, target: Path) -> None:
+        super().__init__(f"{printable(str(target))} exists and is not an empty folder")
+
+
+class ContentMismatch(CorralError):
+    """What was fetched is not what the tree names."""
+
+    code = "content_mismatch"
+    hint = "Try again; if it repeats, the stored file is damaged: run `corral fsck`."
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(f"{printable(path)} does not match its entry: {what}")
+
+
+class NamesCollide(CorralError):
+    code = "names_collide"
+    hint = "Unpack on a file system that tells upper from lower case."
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{printable(path)} has the same name as another file, on this file system")
+
+
+def materialise(files: Sequence[FileEntry], fetch: Fetch, target: Path) -> None:
+    """Write the files to `target`, which must not exist or be empty, and whose parent must exist.
+
+    Each content is fetched once, and checked as it is written. On any error `target` is left as it was.
+    Raises BadPath, TargetExists, ContentMismatch, NamesCollide, and whatever `fetch` or the disk raises.
+    """
+    _check(files)
+    _check_target(target)
+    # The outer folder is private to us; the inner one gets the permissions of any new folder.
+    outer = Path(tempfile.mkdtemp(prefix=f".{target.name[:64]}.", suffix=".part", dir=target.parent))
+    try:
+        inner = outer / "tree"
+        inner.mkdir()
+        for folder in sorted(folders_of(entry.path for entry in files)):
+            (inner / folder).mkdir(exist_ok=True)
+        _write_all(files, fetch, inner)
+        _replace(inner, target)
+    finally:
+        shutil.rmtree(outer)
+
+
+def verify(tree: Tree, folder: Path) -> list[PathProblem]:
+    """Re-hash a folder against its tree; empty when it is exactly that."""
+    present = _present(folder)
+    expected = {entry.path: entry for entry in tree.files}
+    extra = [PathProblem(printable(path), "not in the tree") for path in present.keys() - expected.keys()]
+    check = partial(_differences, present=present, folder=folder)
+    with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="corral-verify") as pool:
+        wrong = [problem for batch in pool.map(check, _batches(tree.files)) for problem in batch]
+    return sorted(extra + wrong, key=lambda problem: problem.path)
+
+
+def _check(files: Sequence[FileEntry]) -> None:
+    check_paths(entry.path for entry in files)
+    problems = [
+        PathProblem(printable(entry.path), f"mode {entry.mode:o}, expected 644 or 755")
+        for entry in files
+        if entry.mode not in _MODES
+    ]
+    if os.name == "nt":
+        reasons = ((entry.path, why_bad_on_windows(entry.path)) for entry in files)
+        problems += [PathProblem(printable(path), reason) for path, reason in reasons if reason]
+    if problems:
+        raise BadPath(problems)
+
+
+def _check_target(target: Path) -> None:
+    if not os.path.lexists(target):
+        return
+    if target.is_symlink() or not target.is_dir() or any(target.iterdir()):
+        raise TargetExists(target)
+
+
+def _replace(made: Path, target: Path) -> None:
+    try:
+        # Windows does not rename over a folder, not even an empty one.
+        if target.is_dir():
+            target.rmdir()
+        made.rename(target)
+    except OSError as error:
+        # The target was free at the start: somebody else has made it since.
+        if os.path.lexists(target):
+            raise TargetExists(target) from error
+        raise
+
+
+def _write_all(files: Sequence[FileEntry], fetch: Fetch, root: Path) -> None:
+    by_digest: dict[str, list[FileEntry]] = {}
+    for entry in files:
+        by_digest.setdefault(entry.digest, []).append(entry)
+    with ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="corral-unpack") as pool:
+        write = partial(_write_batch, fetch=fetch, root=root)
+        try:
+            for _ in pool.map(write, _batches(list(by_digest.values()))):
+                pass
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Few files go one by one; with many, handing each to a thread costs more than the file."""
+    size = max(1, min(64, len(items) // 256))
+    return (items[at : at + size] for at in range(0, len(items), size))
+
+
+def _write_batch(batch: Sequence[Sequence[FileEntry]], *, fetch: Fetch, root: Path) -> None:
+    for entries in batch:
+        _write_copies(entries, fetch=fetch, root=root)
+
+
+def _write_copies(entries: Sequence[FileEntry], *, fetch: Fetch, root: Path) -> None:
+    first, *others = entries
+    # Many trees hold hundreds of empty files, and there is nothing to fetch for them.
+    _write(first, fetch(first.digest) if first.size else (), root)
+    for entry in others:
+        with (root / first.path).open("rb") as source:
+            _write(entry, iter(partial(source.read, BUFFER_BYTES), b""), root)
+
+
+def _write(entry: FileEntry, chunks: Iterable[bytes], root: Path) -> None:
+    path = os.path.join(root, entry.path)
+    sha = hashlib.sha256()
+    done = 0
+    try:
+        fd = os.open(path, _FLAGS, 0o600)
+    except FileExistsError as error:
+        raise NamesCollide(entry.path) from error
+    with os.fdopen(fd, "wb") as file:
+        for chunk in chunks:
+            done += len(chunk)
+            # Stop before a sender that never ends fills the disk.
+            if done > entry.size:
+                raise ContentMismatch(entry.path, f"more than {entry.size} bytes")
+            sha.update(chunk)
+            file.write(chunk)
+    if done != entry.size:
+        raise ContentMismatch(entry.path, f"{done} bytes, expected {entry.size}")
+    if sha.hexdigest() != entry.digest:
+        raise ContentMismatch(entry.path, f"SHA-256 {sha.hexdigest()}, expected {entry.digest}")
+    os.chmod(path, entry.mode)
+
+
+def _present(folder: Path) -> dict[str, os.stat_result]:
+    """Every path below the folder that is not itself a folder; links are not followed."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    found: dict[str, os.stat_result] = {}
+    prefix = os.path.join(folder, "")
+    for parent, folders, names in os.walk(folder, onerror=fail):
+        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
+        for name in (*names, *links):
+            path = os.path.join(parent, name)
+            found[path[len(prefix) :].replace(os.sep, "/")] = os.lstat(path)
+    return found
+
+
+def _differences(
+    entries: Sequence[FileEntry], *, present: Mapping[str, os.stat_result], folder: Path
+) -> list[PathProblem]:
+    reasons = ((entry.path, _difference(entry, present.get(entry.path), folder)) for entry in entries)
+    return [PathProblem(printable(path), reason) for path, reason in reasons if reason]
+
+
+def _difference(entry: FileEntry, status: os.stat_result | None, folder: Path) -> str | None:
+    if status is None:
+        return "missing"
+    if not stat.S_ISREG(status.st_mode):
+        return "not a regular file"
+    if status.st_size != entry.size:
+        return f"{status.st_size} bytes, expected {entry.size}"
+    # Windows keeps no execute bit.
+    if os.name != "nt" and bool(status.st_mode & stat.S_IXUSR) != bool(entry.mode & stat.S_IXUSR):
+        return f"mode {stat.S_IMODE(status.st_mode):o}, expected {entry.mode:o}"
+    found = Found(entry.path, os.path.join(folder, entry.path), entry.size, entry.mode, Identity.of(status))
+    try:
+        digest, _ = digest_file(found, None)
+    except (FileChanged, FileUnreadable) as error:
+        return error.message
+    return None if digest == entry.digest else f"SHA-256 {digest}, expected {entry.digest}"

@@ -1,0 +1,416 @@
+"""One HTTP connection pool to one server: typed answers, our own errors, patience where it is safe."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import ssl
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from corral import __version__
+from corral.client.http.direct import Answered, Direct, NoConnection, is_direct
+from corral.client.http.errors import UntrustedServer, from_response, not_an_answer, unreachable
+from corral.client.http.sockets import OpenSockets
+from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable, StoreUnavailable
+from corral.domain.tokens import split_pin
+from corral.wire.blobs import HandoverFolder
+
+M = TypeVar("M")
+A = TypeVar("A", httpx.Response, httpx.Response | Answered)
+Params = Mapping[str, str | int | float | Sequence[str] | None]
+Content = bytes | Iterable[bytes]
+
+CONNECT_TIMEOUT_S = 5.0
+# A server that wants to be asked less often is asked for a few minutes before that is an error.
+BUSY_TRIES = 10
+LONGEST_BUSY_S = 30.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
+# A long poll may take this much longer than the server waits, for the way there and back.
+POLL_SLACK_S = 15.0
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """How often to try again, and how long to wait before; delays are jittered."""
+
+    tries: int = 5
+    first_s: float = 0.1
+    most_s: float = 3.0
+
+    def delay_s(self, failures: int) -> float:
+        """Between half and all of the doubled delay, so that many clients do not come back at once."""
+        whole = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30))
+        return whole * random.uniform(0.5, 1.0)
+
+
+class Transport:
+    """Safe to use from several threads. Raises CorralError and its kinds, nothing of httpx."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        *,
+        timeout_s: float = 30.0,
+        backoff: Backoff | None = None,
+        tls: ssl.SSLContext | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.backoff = backoff or Backoff()
+        self.sleep = sleep
+        self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        self._client = _client(self.url, token, self._timeout, tls)
+        self._sockets = OpenSockets()
+        self._client.event_hooks = {"request": [self._sockets.follow]}
+        self._timeout_s = timeout_s
+        self._direct = self._made_direct(tls)
+        self._near: Path | None = None
+        self._near_is_known = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _made_direct(self, tls: ssl.SSLContext | None) -> Direct | None:
+        if not is_loopback(self.url) and not is_direct(self.url):
+            return None
+        headers = {
+            "Corral-Client-Version": __version__,
+            "Content-Type": "application/json",
+            **({"Authorization": auth} if (auth := self._client.headers.get("authorization")) else {}),
+        }
+        if tls is None and self.url.startswith("https:"):
+            tls = ssl.create_default_context()
+        return Direct(self.url, headers, connect_s=CONNECT_TIMEOUT_S, tls=tls)
+
+    def close(self) -> None:
+        self._client.close()
+        if self._direct is not None:
+            self._direct.close()
+
+    def hang_up(self) -> None:
+        """Break off every call under way; each raises ServerUnreachable. Later calls connect anew."""
+        self._sockets.shut()
+        if self._direct is not None:
+            self._direct.hang_up()
+
+    def post(
+        self,
+        path: str,
+        answer: type[M],
+        body: BaseModel | Mapping[str, Any],
+        *,
+        timeout_s: float | None = None,
+    ) -> M:
+        """One try of a small request, by the shortest way."""
+        content = (body.model_dump_json() if isinstance(body, BaseModel) else _dumps(body)).encode()
+        return self._post(path, answer, content, timeout_s, None)
+
+    def begin(
+        self, path: str, answer: type[M], body: BaseModel, *, timeout_s: float | None = None
+    ) -> Callable[[], M]:
+        """Like `post`, for a request that may arrive twice: sent now if that takes no waiting, and otherwise
+        by what this gives, which waits for the answer."""
+        content, begun = body.model_dump_json().encode(), None
+        with suppress(OSError):
+            if self._direct is not None:
+                begun = self._direct.begin(path, content, timeout_s=timeout_s or self._timeout_s)
+        return partial(self._post, path, answer, content, timeout_s, begun)
+
+    def _post(
+        self,
+        path: str,
+        answer: type[M],
+        content: bytes,
+        timeout_s: float | None,
+        begun: Callable[[], Answered] | None,
+    ) -> M:
+        tries = [begun] if begun is not None else []
+        try:
+            found = self._asked(
+                lambda: self._posted(path, content, timeout_s, tries.pop() if tries else None)
+            )
+        except httpx.HTTPError as error:
+            raise unreachable(self.url, error) from error
+        if isinstance(found, Answered):
+            if found.is_success:
+                with suppress(ValidationError):
+                    return _reader(answer).validate_json(found.content)
+            # Only what is wrong with it is told of a whole response: to make one costs more than to ask.
+            request = httpx.Request("POST", self.url + path)
+            found = httpx.Response(
+                found.status_code, headers=found.headers, content=found.content, request=request
+            )
+        if not found.is_success:
+            raise from_response(found)
+        return _parse(found, answer)
+
+    def _posted(
+        self,
+        path: str,
+        content: bytes,
+        timeout_s: float | None,
+        begun: Callable[[], Answered] | None,
+    ) -> httpx.Response | Answered:
+        try:
+            if begun is not None:
+                return begun()
+            if self._direct is None:
+                raise NoConnection
+            return self._direct.post(path, content, timeout_s=timeout_s or self._timeout_s)
+        except NoConnection:
+            # httpx tells why, or knows a way.
+            headers = {"content-type": "application/json"}
+            return self._client.post(
+                path, content=content, headers=headers, timeout=self._patience(timeout_s)
+            )
+        except TimeoutError as error:
+            raise httpx.ReadTimeout(str(error)) from error
+        except (OSError, HTTPException) as error:
+            raise httpx.ReadError(str(error) or type(error).__name__) from error
+
+    def get(self, path: str, answer: type[M], params: Params | None = None) -> M:
+        return self.repeat("GET", path, answer, params=params)
+
+    def once(
+        self,
+        method: str,
+        path: str,
+        answer: type[M],
+        *,
+        body: BaseModel | None = None,
+        content: Content | None = None,
+        params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> M:
+        """One try: for what must not happen twice, or whose caller has a patience of its own."""
+        made = dict(headers or {})
+        if body is not None:
+            content = body.model_dump_json().encode()
+            made["content-type"] = "application/json"
+        elif content is not None:
+            made.setdefault("content-type", "application/octet-stream")
+        response = self._send(method, path, content=content, params=params, headers=made, timeout_s=timeout_s)
+        return _parse(response, answer)
+
+    def repeat(
+        self,
+        method: str,
+        path: str,
+        answer: type[M],
+        *,
+        body: BaseModel | None = None,
+        content: bytes | None = None,
+        params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> M:
+        """Try again while the server is away: only for calls that may arrive twice."""
+        attempt = partial(
+            self.once,
+            method,
+            path,
+            answer,
+            body=body,
+            content=content,
+            params=params,
+            headers=headers,
+            timeout_s=timeout_s,
+        )
+        return self.patiently(attempt)
+
+    def patiently(self, attempt: Callable[[], M]) -> M:
+        """Again while the server is away; the attempt may arrive twice."""
+        for failures in range(1, self.backoff.tries):
+            try:
+                return attempt()
+            except UntrustedServer:
+                # The same certificate would be shown again.
+                raise
+            except (ServerUnreachable, StoreUnavailable):
+                self.sleep(self.backoff.delay_s(failures))
+        return attempt()
+
+    def near(self, *, anew: bool = False) -> Path | None:
+        """A folder in which files can be handed to a server on this machine; None if that is not so."""
+        if not is_loopback(self.url) or os.name == "nt":
+            return None
+        if anew or not self._near_is_known:
+            try:
+                found = self.once("GET", "/v1/near", HandoverFolder).folder
+            except CorralError:
+                # An older one, or one that is away: it is asked for again when there is more to hand over.
+                return None
+            self._near = Path(found) if found and os.access(found, os.R_OK | os.W_OK | os.X_OK) else None
+            self._near_is_known = True
+        return self._near
+
+    def raw(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """One try; the whole answer, whose status is good."""
+        return self._send(method, path, content=None, params=params, headers=headers or {}, timeout_s=None)
+
+    @contextmanager
+    def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
+        read_timeout_s: float | None = None,
+    ) -> Iterator[httpx.Response]:
+        """An answer whose body is read bit by bit. A break while it is read is ServerUnreachable too."""
+        timeout = self._patience(read_timeout_s)
+        try:
+            request = self._client.build_request(
+                method, path, params=_kept(params), headers=headers, timeout=timeout
+            )
+            response = self._asked(partial(self._client.send, request, stream=True))
+            try:
+                if not response.is_success:
+                    response.read()
+                    raise from_response(response)
+                yield response
+            finally:
+                response.close()
+        except httpx.HTTPError as error:
+            raise unreachable(self.url, error) from error
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        content: Content | None,
+        params: Params | None,
+        headers: Mapping[str, str],
+        timeout_s: float | None,
+    ) -> httpx.Response:
+        request = partial(
+            self._client.request,
+            method,
+            path,
+            content=content,
+            params=_kept(params),
+            headers=headers,
+            timeout=self._patience(timeout_s),
+        )
+        try:
+            # What is read as it is sent is gone after the first try.
+            whole = content is None or isinstance(content, bytes)
+            response = self._asked(request) if whole else request()
+        except httpx.HTTPError as error:
+            raise unreachable(self.url, error) from error
+        if not response.is_success:
+            raise from_response(response)
+        return response
+
+    def _asked(self, ask: Callable[[], A]) -> A:
+        """The answer. Where the server says that it is asked too often, it did nothing: ask again later."""
+        for _ in range(BUSY_TRIES):
+            response = ask()
+            if response.status_code != httpx.codes.TOO_MANY_REQUESTS:
+                return response
+            response.close()
+            after = response.headers.get("retry-after", "")
+            wait_s = min(float(after[:6]) if after.isdecimal() else 1.0, LONGEST_BUSY_S)
+            self.sleep(wait_s * random.uniform(1.0, 1.25))
+        return ask()
+
+    def _patience(self, seconds: float | None) -> httpx.Timeout:
+        return self._timeout if seconds is None else httpx.Timeout(seconds, connect=CONNECT_TIMEOUT_S)
+
+
+def read_timed_out(error: ServerUnreachable) -> bool:
+    """Whether the server was merely silent, as a stream with nothing to say is."""
+    return isinstance(error.__cause__, httpx.ReadTimeout)
+
+
+def is_loopback(url: str) -> bool:
+    return httpx.URL(url).host in _LOOPBACK
+
+
+def quoted(text: str) -> str:
+    """One segment of a path: an id that holds `..`, `/`, a newline or NUL must stay one segment."""
+    if text in ("", ".", ".."):
+        raise InvalidInput(f"{text!r} is not an id or a name", hint="Check the id with `corral ls`.")
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.~") else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
+
+
+def _kept(params: Params | None) -> dict[str, str | int | float | Sequence[str]]:
+    return {key: value for key, value in (params or {}).items() if value is not None}
+
+
+def _parse(response: httpx.Response, answer: type[M]) -> M:
+    try:
+        # An answer without a body is None.
+        return _reader(answer).validate_json(response.content or b"null")
+    except ValidationError as error:
+        raise not_an_answer(response, error) from error
+
+
+_readers: dict[type, TypeAdapter[Any]] = {}
+
+
+def _reader(answer: type[M]) -> TypeAdapter[M]:
+    """Made once: that costs more than most answers."""
+    found = _readers.get(answer)
+    if found is None:
+        found = _readers[answer] = TypeAdapter(answer)
+    return found
+
+
+def _client(url: str, token: str | None, timeout: httpx.Timeout, tls: ssl.SSLContext | None) -> httpx.Client:
+    headers = {"Corral-Client-Version": __version__}
+    if token:
+        # Whoever knows the pin has put it into `tls`; the server has no use for it.
+        token, _ = split_pin(token)
+        if not (token.isascii() and token.isprintable()):
+            raise InvalidInput("the token holds characters that no token has", hint="Copy it again.")
+        headers["Authorization"] = f"Bearer {token}"
+    try:
+        parsed = httpx.URL(url)
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise httpx.InvalidURL("it needs http:// or https:// and a host")
+    except httpx.InvalidURL as error:
+        raise InvalidInput(
+            f"{url!r} is not a server's address: {error}", hint='Write it as "http://127.0.0.1:7373".'
+        ) from error
+    return httpx.Client(
+        base_url=parsed,
+        headers=headers,
+        timeout=timeout,
+        # Loading the authorities takes longer than most calls, and plain HTTP has no use for them.
+        verify=tls or True if parsed.scheme == "https" else False,
+        # A proxy that is set for the world must not carry what stays on this machine.
+        trust_env=not is_loopback(url),
+        # A worker holds one open per lease that it beats for: a bound would keep beats from the server.
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=16, keepalive_expiry=60),
+    )

@@ -1,0 +1,1 @@
+"""Manifests: read from a file, resolved, and applied."""

@@ -1,0 +1,344 @@
+"""Reads a manifest: every run merged with the defaults, and everything that is wrong, each with its line."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from corral.client.runs import LATEST
+from corral.client.submit.run_file import is_group, read_text
+from corral.client.submit.toml_lines import Lines, parse_place
+from corral.domain.errors import CorralError, FieldError, InvalidInput
+from corral.domain.ids import is_name
+from corral.domain.paths import printable
+from corral.wire.base import explain
+from corral.wire.hosts.policy import HostTable, parse_declared
+from corral.wire.manifests import ManifestFile
+from corral.wire.spec.run_file import RunFile
+
+# Keys of a run file that name files, which start from the folder of the file that they stand in.
+_PATHS = (
+    ("code",),
+    ("params_schema",),
+    ("params_from",),
+    ("environment", "requirements"),
+    ("environment", "find_links"),
+    ("train", "data"),
+    ("train", "eval_data"),
+    ("train", "environment"),
+    ("train", "adapter"),
+)
+# What a run does is one or the other; of the defaults only what goes with it is taken.
+_COMMAND = ("argv", "params", "params_schema", "params_from")
+_TRAINING = ("train", "model")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`key` as it is written in the file; `line` where it is known."""
+
+    file: str
+    line: int | None
+    key: str
+    message: str
+
+    def field(self) -> FieldError:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        return FieldError(f"{place} {self.key}", self.message)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that was read, to tell the lines of what is wrong with it."""
+
+    name: str
+    lines: Lines
+
+    def problem(self, key: str, message: str) -> Problem:
+        return Problem(self.name, self.lines.line(parse_place(key)), key, message)
+
+
+@dataclass(frozen=True)
+class RunDeclared:
+    """One table of `runs`; it may stand for many. `base_dir` is what its paths start from."""
+
+    name: str
+    place: str
+    group: str | None
+    run_file: RunFile
+    base_dir: Path
+    source: Source | None = None
+
+
+@dataclass
+class Loaded:
+    """What could be read. With problems it is not to be applied."""
+
+    name: str
+    project: str
+    source: Source
+    runs: list[RunDeclared] = field(default_factory=list)
+    hosts: dict[str, HostTable] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, problem: Problem) -> None:
+        # What is wrong with the defaults is wrong with every run, and told once.
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def refuse(self, run: RunDeclared, error: CorralError) -> None:
+        """What was found wrong with a run after it was read."""
+        for found in error.fields or (FieldError("(whole)", error.message),):
+            self.add(self.located(run.place, run.source, found))
+
+    def located(self, place: str, source: Source | None, found: FieldError) -> Problem:
+        """Where the key really stands: in the run's own table, in its file, or in the defaults."""
+        lines, below = self.source.lines, parse_place(found.path)
+        own = lines.depth((*parse_place(place), *below)) - len(parse_place(place))
+        if source is not None and source.lines.depth(below) > max(own, 0):
+            return source.problem(found.path, found.message)
+        if lines.depth(("defaults", *below)) - 1 > max(own, 0):
+            return self.source.problem(f"defaults.{found.path}", found.message)
+        key = place if found.path == "(whole)" else f"{place}.{found.path}"
+        return self.source.problem(key, found.message + _other_form(found.path))
+
+    def in_order(self) -> list[str]:
+        """Names of runs, those that others wait for first. Adds a problem for a name that is not there."""
+        known = {run.name: run for run in self.runs}
+        before: dict[str, set[str]] = {name: set() for name in known}
+        for name, run in known.items():
+            for one in run.run_file.after:
+                if one.run in known:
+                    before[name].add(one.run)
+                elif not one.run.startswith("r-") and one.run != LATEST:
+                    near = difflib.get_close_matches(one.run, known, 1, 0.6)
+                    message = f"names {one.run}, which is no run of this manifest"
+                    message += f"; did you mean `{near[0]}`?" if near else ""
+                    self.add(self.source.problem(f"{run.place}.after", message))
+        try:
+            return list(TopologicalSorter(before).static_order())
+        except CycleError as error:
+            around = " after ".join(reversed(error.args[1]))
+            place = known[error.args[1][0]].place
+            self.add(self.source.problem(f"{place}.after", f"goes round in a circle: {around}"))
+            return []
+
+    def check(self) -> None:
+        """InvalidInput with every problem, if there is one."""
+        if self.problems:
+            fields = [problem.field() for problem in self.problems]
+            lines = "; ".join(f"{f.path} {f.message}" for f in fields[:20])
+            raise InvalidInput(
+                f"{self.source.name} is not valid: {lines}",
+                hint="Nothing was changed. Correct what is named; `corral manifest plan` checks it again.",
+                fields=fields,
+            )
+
+
+def load(path: Path, *, project: str) -> Loaded:
+    """InvalidInput where it is not TOML at all; all else that is wrong is in `problems`."""
+    text = read_text(path, what="a manifest; docs/reference/manifest.md shows one")
+    shown = printable(str(path))
+    table = _toml(text, shown)
+    loaded = Loaded(_name_of(path), project, Source(shown, Lines(text)))
+    top = {key: value for key, value in table.items() if key not in ("runs", "hosts")}
+    try:
+        read = ManifestFile.model_validate(top)
+    except ValidationError as error:
+        for found in explain(ManifestFile, error, what=shown).fields:
+            loaded.add(loaded.source.problem(found.path, found.message))
+    else:
+        loaded.name, loaded.project = read.name or loaded.name, top.get("project", project)
+    if not is_name(loaded.name):
+        message = "is missing, and the file's own name is not fit for one (letters, digits, `.`, `_`, `-`)"
+        loaded.add(loaded.source.problem("name", message))
+    _hosts(loaded, table.get("hosts", {}))
+    defaults = table.get("defaults", {})
+    reader = _Runs(loaded, path.absolute().parent, defaults if isinstance(defaults, dict) else {})
+    reader.read(table.get("runs", []))
+    loaded.in_order()
+    if not table.get("runs") and not table.get("hosts"):
+        hint = "declares neither runs nor hosts; `corral manifest delete` forgets a manifest"
+        loaded.add(Problem(shown, None, "runs", hint))
+    return loaded
+
+
+def _toml(text: str, shown: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(
+            f"{shown} is not valid TOML: {error}", hint="Correct the file at that place and try again."
+        ) from error
+    except RecursionError:
+        raise InvalidInput(f"{shown} is nested too deeply", hint="Write it flatter.") from None
+
+
+def _name_of(path: Path) -> str:
+    return path.name.removesuffix(".toml")
+
+
+def _hosts(loaded: Loaded, hosts: Any) -> None:
+    if not isinstance(hosts, dict):
+        loaded.add(loaded.source.problem("hosts", "is not a table; write `[hosts.NAME]`"))
+        return
+    for name, table in hosts.items():
+        place = f"hosts.{name}"
+        if not is_name(name) or not isinstance(table, dict):
+            loaded.add(loaded.source.problem(place, "is not a host's name with a table: `[hosts.NAME]`"))
+            continue
+        try:
+            parse_declared(table, place)
+            loaded.hosts[name] = HostTable.model_validate(table)
+        except InvalidInput as error:
+            for found in error.fields:
+                loaded.add(loaded.source.problem(found.path, found.message))
+
+
+@dataclass
+class _Runs:
+    loaded: Loaded
+    base_dir: Path
+    defaults: Mapping[str, Any]
+    seen: dict[str, str] = field(default_factory=dict)
+
+    def read(self, runs: Any) -> None:
+        if not isinstance(runs, dict | list):
+            self._wrong("runs", "is not a table; write `[[runs]]`, or `[runs.NAME]`")
+            return
+        for place, table in self._tables(runs):
+            if not isinstance(table, dict):
+                self._wrong(place, "is not a table with the keys of a run file")
+                continue
+            self._run(place, table)
+
+    def _tables(self, runs: dict[str, Any] | list[Any]) -> Iterator[tuple[str, Any]]:
+        if isinstance(runs, list):
+            yield from ((f"runs[{index}]", table) for index, table in enumerate(runs))
+            return
+        for name, table in runs.items():
+            if isinstance(table, dict) and table.get("name", name) != name:
+                self._wrong(f"runs.{name}.name", f"is {table['name']!r}, and the table is called {name!r}")
+                continue
+            yield f"runs.{name}", {"name": name, **table} if isinstance(table, dict) else table
+
+    def _run(self, place: str, own: dict[str, Any]) -> None:
+        own = dict(own)
+        file = own.pop("file", None)
+        group = own.pop("group", self.defaults.get("group"))
+        if group is not None and not (isinstance(group, str) and is_name(group)):
+            self._wrong(f"{place}.group", "is not a name")
+            group = None
+        under, base_dir, source = self._under(place, file)
+        if under is None:
+            return
+        defaults = {key: value for key, value in self.defaults.items() if key != "group"}
+        if file is not None:
+            # Paths that stand here start from here, and not from where the other file is.
+            own, defaults = _rooted(own, self.base_dir), _rooted(defaults, self.base_dir)
+        work = {**under, **own}
+        other = _COMMAND if "train" in work else _TRAINING if "argv" in work else ()
+        defaults = {key: value for key, value in defaults.items() if key not in other}
+        table = _merged(_merged(defaults, under), own)
+        if "schedule" in table:
+            self._wrong(f"{place}.schedule", "has no place in a manifest; `corral submit` makes a schedule")
+            return
+        if not isinstance(table.get("name"), str):
+            self._wrong(f"{place}.name", "is required: what the run is called")
+            return
+        if not self._is_own_project(place, table) or not self._is_new(place, table["name"]):
+            return
+        try:
+            run_file = RunFile.model_validate({**table, "project": self.loaded.project})
+        except ValidationError as error:
+            for found in explain(RunFile, error, what=place).fields:
+                self.loaded.add(self.loaded.located(place, source, found))
+            return
+        chosen = group or (run_file.name if is_group(run_file) else None)
+        self.loaded.runs.append(RunDeclared(run_file.name, place, chosen, run_file, base_dir, source))
+
+    def _under(self, place: str, file: object) -> tuple[dict[str, Any] | None, Path, Source | None]:
+        """What the run file says that `file` names; None where it cannot be read."""
+        if file is None:
+            return {}, self.base_dir, None
+        if not isinstance(file, str):
+            self._wrong(f"{place}.file", "is not the path of a run file")
+            return None, self.base_dir, None
+        path = (self.base_dir / Path(file).expanduser()).absolute()
+        shown = printable(file)
+        try:
+            text = read_text(path, what="a run file")
+            return _toml(text, shown), path.parent, Source(shown, Lines(text))
+        except InvalidInput as error:
+            self._wrong(f"{place}.file", error.message)
+            return None, self.base_dir, None
+
+    def _is_own_project(self, place: str, table: Mapping[str, Any]) -> bool:
+        given = table.get("project", self.loaded.project)
+        if given == self.loaded.project:
+            return True
+        self._wrong(
+            f"{place}.project", f"is {given!r}; all runs of this manifest are of {self.loaded.project}"
+        )
+        return False
+
+    def _is_new(self, place: str, name: str) -> bool:
+        first = self.seen.setdefault(name, place)
+        if first == place:
+            return True
+        line = self.loaded.source.lines.line(parse_place(first))
+        self._wrong(f"{place}.name", f"is {name!r}, as in line {line}: names in a manifest are unique")
+        return False
+
+    def _wrong(self, key: str, message: str) -> None:
+        self.loaded.add(self.loaded.source.problem(key, message))
+
+
+def _other_form(key: str) -> str:
+    """`file` and `group` are keys of a manifest alone, which the run file's own check does not know."""
+    near = difflib.get_close_matches(key, ("file", "group"), 1, 0.7)
+    return f"; did you mean `{near[0]}`?" if near else ""
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged key by key; anything else is replaced as a whole."""
+    made = dict(under)
+    for key, value in over.items():
+        below = made.get(key)
+        made[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return made
+
+
+def _rooted(table: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
+    """The same with every path made absolute."""
+    made = dict(table)
+    for first, *rest in _PATHS:
+        value = made.get(first)
+        if not rest and isinstance(value, str):
+            made[first] = str(base_dir / Path(value).expanduser())
+        elif rest and isinstance(value, dict) and isinstance(inner := value.get(rest[0]), str):
+            path = base_dir / Path(inner).expanduser()
+            # A bundled environment or a run is named by a word, not by a path.
+            if first != "train" or path.exists():
+                made[first] = {**value, rest[0]: str(path)}
+    if isinstance(inputs := made.get("inputs"), dict):
+        made["inputs"] = {name: _rooted_input(given, base_dir) for name, given in inputs.items()}
+    if isinstance(model := made.get("model"), str) and model.startswith((".", "~")):
+        made["model"] = str(base_dir / Path(model).expanduser())
+    return made
+
+
+def _rooted_input(given: Any, base_dir: Path) -> Any:
+    if isinstance(given, str):
+        return str(base_dir / Path(given).expanduser())
+    is_local = isinstance(given, dict) and not {"artifact", "run"} & set(given)
+    if is_local and isinstance(path := given.get("path"), str):
+        return {**given, "path": str(base_dir / Path(path).expanduser())}
+    return given

@@ -1,0 +1,1 @@
+"""From a run file to a spec that can be submitted."""

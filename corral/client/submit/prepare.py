@@ -1,0 +1,450 @@
+"""Makes a run file ready to submit: code and inputs become artifacts, requirements become a lock."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import ValidationError
+
+from corral.client.api import Corral
+from corral.client.environments.lock import resolve
+from corral.client.files.digest import FileUnreadable, digest_file
+from corral.client.files.ignore import Ignore
+from corral.client.files.tree import FileEntry, Tree, scan
+from corral.client.files.upload import upload
+from corral.client.files.walk import Found, Identity
+from corral.client.runs import LATEST
+from corral.client.submit.params import Checks
+from corral.client.submit.run_file import Variant, expand, is_group
+from corral.client.training import model_hub as hub
+from corral.client.training.dataset import look
+from corral.client.training.material import Gathering, Material, check_same_model
+from corral.client.training.placement import Subject, settled
+from corral.domain.errors import Conflict, FieldError, InvalidInput, NotFound
+from corral.domain.ids import is_id
+from corral.domain.paths import printable
+from corral.domain.states import FINAL
+from corral.recipes.train import to_table
+from corral.wire.base import explain
+from corral.wire.hosts.hosts import HostView
+from corral.wire.runs import RunDetail
+from corral.wire.spec.run_file import BuiltEnvironment, RunFile, RunSpec, Scalar
+from corral.wire.spec.tables import After, EnvironmentFile, Keep
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Something local that the run needs: its files, and the folder they are below."""
+
+    what: str
+    root: Path
+    tree: Tree
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What to submit. `group` is set when the file stands for a group; `notes` are for people.
+
+    `subjects` are what the forecast of each training run is about; none where the model's shape is unknown.
+    """
+
+    specs: list[RunSpec]
+    group: str | None
+    notes: tuple[str, ...] = ()
+    max_running: int | None = None
+    subjects: tuple[Subject, ...] = ()
+    # Of a plan: what of this machine would be uploaded.
+    to_ship: tuple[Source, ...] = ()
+
+
+class Listener:
+    """Told what is going on; the default says nothing."""
+
+    def step(self, text: str) -> None:
+        """A new phase, or a line of the resolver's."""
+
+    def uploading(self, done: int, total: int, files: int) -> None:
+        """Bytes done, bytes in all, files done of what is uploaded now."""
+
+
+# What of a run file is not in the spec that it becomes, or is there in another form.
+_OF_THE_FILE = {
+    *("seeds", "sweep", "params", "params_schema", "params_from", "train", "inputs"),
+    *("after", "max_running", "schedule"),
+}
+# Uploads are known by what they are and what they hold.
+Key = tuple[Literal["code", "input"], str]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A run file whose parts are all known by their digests; nothing has left this machine yet.
+
+    The specs lack the artifact ids of what `sources` hold; `placed` fills them in.
+    """
+
+    project: str
+    prepared: Prepared
+    sources: Mapping[Key, Source]
+
+
+@dataclass(frozen=True)
+class SuppliedInputs:
+    """What is on the server already, or will be: inputs by their artifact, and the runs to wait for.
+
+    `origins` are the identities of runs, by `inputs.NAME` or as `after` names them.
+    """
+
+    inputs: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    after: tuple[After, ...] = ()
+    # Of inputs that are a part of their artifact: which.
+    parts: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Resolved:
+    """What takes the place of names and paths in the spec."""
+
+    environment: BuiltEnvironment | None
+    material: Material | None
+    hosts: Sequence[HostView]
+    params: Sequence[Mapping[str, Scalar]]
+    notes: tuple[str, ...]
+    given: SuppliedInputs
+    input_digests: Mapping[str, str]
+    code_digest: str | None
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """`base_dir` is what relative paths start from; `environ` is handed to uv.
+
+    What was read, resolved or asked once is remembered: the runs of a manifest share most of it.
+    """
+
+    corral: Corral
+    base_dir: Path
+    environ: Mapping[str, str]
+    listener: Listener
+    memory: dict[object, Any] = field(default_factory=dict, compare=False)
+
+    def prepare(self, run_file: RunFile) -> Prepared:
+        """Upload what the server lacks. Everything that can be refused is refused before."""
+        survey = self.survey(run_file)
+        ids = self.upload(survey.project, survey.sources)
+        return replace(survey.prepared, specs=[placed(spec, ids) for spec in survey.prepared.specs])
+
+    def plan(self, run_file: RunFile) -> Prepared:
+        """The same, but nothing leaves this machine: local code and inputs have no artifact ids yet."""
+        material = self._gathering(run_file).look() if run_file.train is not None else None
+        survey = self._survey(run_file, material)
+        return replace(survey.prepared, to_ship=tuple(survey.sources.values()))
+
+    def survey(self, run_file: RunFile) -> Survey:
+        """Read, resolve and check everything, with the commit that a model's name stands for now."""
+        material = self._gathering(run_file).pin() if run_file.train is not None else None
+        return self._survey(run_file, material)
+
+    def check(self, run_file: RunFile) -> tuple[str, ...]:
+        """What can be found wrong without a server and a package index. Return what people should know."""
+        material = self._gathering(run_file).look() if run_file.train is not None else None
+        run_file = _with_material(run_file, material)
+        checks = Checks(run_file, self.base_dir, self.environ, self._once)
+        params = checks.checked([variant.params for variant in expand(run_file)])
+        self._scan_code(run_file)
+        self._scan_inputs(run_file)
+        bare = _Resolved(None, material, (), params, tuple(checks.notes), SuppliedInputs(), {}, None)
+        return self._prepared(run_file, bare).notes
+
+    def upload(self, project: str, sources: Mapping[Key, Source]) -> dict[Key, str]:
+        """The artifact ids of what was uploaded, or was there already."""
+        return {
+            key: self._once(("artifact", project, key), partial(self._commit, project, key[0], source))
+            for key, source in sources.items()
+        }
+
+    def _survey(self, run_file: RunFile, material: Material | None) -> Survey:
+        run_file = _with_material(run_file, material)
+        checks = Checks(run_file, self.base_dir, self.environ, self._once)
+        params = checks.checked([variant.params for variant in expand(run_file)])
+        sources: dict[Key, Source] = {}
+        code = self._scan_code(run_file)
+        if code is not None:
+            sources["code", code.tree.digest] = code
+        named = self._named_inputs(run_file)
+        local = self._scan_inputs(run_file)
+        sources |= {("input", source.tree.digest): source for source in local.values()}
+        digests = {name: self._digest_of(run_file, name, given) for name, given in named.inputs.items()}
+        resolved = _Resolved(
+            self._environment(run_file.environment),
+            material,
+            self._hosts(run_file),
+            params,
+            tuple(checks.notes),
+            named,
+            {**digests, **{name: source.tree.digest for name, source in local.items()}},
+            code.tree.digest if code else None,
+        )
+        return Survey(run_file.project, self._prepared(run_file, resolved), sources)
+
+    def _once(self, key: object, make: Callable[[], T]) -> T:
+        if key not in self.memory:
+            self.memory[key] = make()
+        found: T = self.memory[key]
+        return found
+
+    def ship(self, project: str, name: str, path: Path) -> str:
+        """The artifact of one file or folder of training data, looked at first."""
+        path = self._path(str(path))
+        look(path, place=name, skip_bad=False)
+        return self._commit(project, "input", self._scan_input(name, str(path), None))
+
+    def _gathering(self, run_file: RunFile) -> Gathering:
+        self.listener.step("looking at the model and the data")
+        return Gathering(run_file, self.base_dir, self.environ, self._pin)
+
+    def _pin(self, model: str, environ: Mapping[str, str], *, has_token: bool) -> hub.Pinned:
+        return self._once(("hub", model, has_token), partial(hub.pin, model, environ, has_token=has_token))
+
+    def _hosts(self, run_file: RunFile) -> Sequence[HostView]:
+        """Asked for where it is open whether the run takes a GPU."""
+        is_open = run_file.train is not None and "gpus" not in run_file.resources.model_fields_set
+        return self._once("hosts", self.corral.hosts.all) if is_open else ()
+
+    def _prepared(self, run_file: RunFile, resolved: _Resolved) -> Prepared:
+        material = resolved.material
+        group = run_file.name if is_group(run_file) else None
+        specs = self._specs(run_file, resolved)
+        if material is None:
+            return Prepared(specs, group, resolved.notes, run_file.max_running)
+        notes = (*material.notes, *resolved.notes)
+        return Prepared(specs, group, notes, run_file.max_running, material.subjects(run_file))
+
+    def _scan_code(self, run_file: RunFile) -> Source | None:
+        if run_file.code is None:
+            return None
+        root = self._path(run_file.code)
+        return self._once(("code", root), partial(self._read_code, root))
+
+    def _read_code(self, root: Path) -> Source:
+        self.listener.step(f"reading code in {printable(str(root))}")
+        if not root.is_dir():
+            raise _wrong("code", f"{printable(str(root))} is not a folder")
+        return Source("code", root, scan(root, ignore=Ignore()))
+
+    def _scan_inputs(self, run_file: RunFile) -> dict[str, Source]:
+        # An environment is code, with the litter that lies beside code.
+        is_code = {"environment"} if run_file.train is not None else set()
+        found: dict[str, Source] = {}
+        for name, given in run_file.inputs.items():
+            path = given if isinstance(given, str) else given.local
+            if path is not None:
+                ignore = Ignore() if name in is_code else None
+                key = ("input", self._path(path), name, ignore is None)
+                found[name] = self._once(key, partial(self._scan_input, name, path, ignore))
+        return found
+
+    def _scan_input(self, name: str, given: str, ignore: Ignore | None) -> Source:
+        path = self._path(given)
+        self.listener.step(f"reading input {name} in {printable(str(path))}")
+        if path.is_dir():
+            return Source(f"input {name}", path, scan(path, ignore=ignore))
+        if not path.is_file():
+            raise _wrong(f"inputs.{name}", f"{printable(str(path))} is neither a file nor a folder")
+        # A link given by name is meant: what it leads to is read, under the name that was given.
+        real = path.resolve()
+        try:
+            status = real.stat()
+        except OSError as error:
+            raise FileUnreadable(str(path), error) from error
+        mode = 0o755 if status.st_mode & 0o100 else 0o644
+        digest, _ = digest_file(
+            Found(path.name, str(real), status.st_size, mode, Identity.of(status)), secrets=None
+        )
+        tree = Tree.of([FileEntry(path.name, status.st_size, mode, digest)])
+        return Source(f"input {name}", path.parent, tree)
+
+    def _named_inputs(self, run_file: RunFile) -> SuppliedInputs:
+        """The result of a run may be yet to come; then the run waits for it."""
+        parents: dict[str, After] = {}
+        found = SuppliedInputs()
+        for one in run_file.after:
+            parent = self._parent(one)
+            parents[parent.run] = parent
+            if parent.run != one.run or is_id(one.run, "r"):
+                found.origins[parent.run] = self.corral.runs.get(parent.run).identity
+        for name, given in run_file.inputs.items():
+            if isinstance(given, str) or given.local is not None:
+                continue
+            if given.part is not None:
+                found.parts[name] = given.part
+            if given.artifact is not None:
+                found.inputs[name] = given.artifact
+                continue
+            run = self._result_of(run_file, name, given.run)
+            found.origins[f"inputs.{name}"] = run.identity
+            if run.artifact_id is not None:
+                found.inputs[name] = run.artifact_id
+                continue
+            before = parents.get(run.id) or After(run=run.id)
+            if before.input not in (None, name):
+                raise _wrong(f"inputs.{name}", f"run {run.id} is the input {before.input} already")
+            # Checked again: what it may not be beside an input.
+            parents[run.id] = After(run=run.id, input=name, on_failure=before.on_failure)
+        return replace(found, after=tuple(parents.values()))
+
+    def _parent(self, given: After) -> After:
+        """By its whole id; what does not look like one is a name, which the server looks for."""
+        is_run = given.run == LATEST or given.run.startswith("r-")
+        return given.model_copy(update={"run": self.corral.runs.resolve(given.run)}) if is_run else given
+
+    def _result_of(self, run_file: RunFile, name: str, run: str | None) -> RunDetail:
+        assert run is not None, "the wire model takes a path, an artifact or a run"
+        is_adapter = run_file.train is not None and name == "adapter"
+        place = "train.adapter" if is_adapter else f"inputs.{name}"
+        found = self.corral.runs.get(run)
+        if found.artifact_id is None and found.state in FINAL:
+            raise Conflict(
+                f"{place}: run {found.id} is {found.state} and has no result",
+                hint=f"Queue it again with `corral requeue {found.id}`, and name the new run.",
+            )
+        if is_adapter and found.spec.model is None:
+            raise _wrong(place, f"run {found.id} trained nothing")
+        # A model that was shipped is named by a path, which says nothing here.
+        if is_adapter and "model" not in found.spec.inputs and "model" not in run_file.inputs:
+            check_same_model(place, made_for=found.spec.model or "", model=run_file.model or "")
+        return found
+
+    def _digest_of(self, run_file: RunFile, name: str, artifact_id: str) -> str:
+        try:
+            return self._once(("digest", artifact_id), lambda: self.corral.artifacts.get(artifact_id).digest)
+        except NotFound:
+            message = f"names {artifact_id}, which project {run_file.project} does not have"
+            raise _wrong(f"inputs.{name}", message) from None
+
+    def _environment(self, wanted: EnvironmentFile) -> BuiltEnvironment | None:
+        if wanted.host:
+            return None
+        key = ("environment", self.base_dir, wanted.model_dump_json())
+        return self._once(key, partial(self._resolve, wanted))
+
+    def _resolve(self, wanted: EnvironmentFile) -> BuiltEnvironment:
+        python = wanted.python or f"{sys.version_info.major}.{sys.version_info.minor}"
+        folder_of_wheels = wanted.find_links or wanted.wheels
+        links = self._path(folder_of_wheels) if folder_of_wheels else None
+        lines, folder = self._requirements(wanted.requirements)
+        self.listener.step("resolving requirements")
+        lock = resolve(
+            lines,
+            python=python,
+            env=self.environ,
+            progress=self.listener.step,
+            find_links=[links] if links else [],
+            no_index=wanted.wheels is not None,
+            folder=folder,
+        )
+        return BuiltEnvironment(
+            python=lock.python,
+            lock=lock.text,
+            digest=lock.digest,
+            find_links=str(links) if links else None,
+            no_index=wanted.wheels is not None,
+        )
+
+    def _requirements(self, given: list[str] | str) -> tuple[list[str], Path]:
+        """The lines, and the folder that `-r` lines among them start from."""
+        if not isinstance(given, str):
+            return given, self.base_dir
+        path = self._path(given)
+        try:
+            return path.read_text(encoding="utf-8-sig").splitlines(), path.parent
+        except (OSError, UnicodeDecodeError) as error:
+            raise _wrong("environment.requirements", f"{printable(str(path))}: {error}") from error
+
+    def _commit(self, project: str, kind: Literal["code", "input"], source: Source) -> str:
+        size = f"{len(source.tree.files)} files"
+        self.listener.step(f"uploading {source.what}: {size}")
+        upload(source.tree, source.root, self.corral.sink(project), progress=self.listener.uploading)
+        return self.corral.artifacts.commit(project, kind=kind, tree=source.tree).id
+
+    def _specs(self, run_file: RunFile, resolved: _Resolved) -> list[RunSpec]:
+        shared = run_file.model_dump(exclude={"code", "environment", *_OF_THE_FILE}, exclude_unset=True)
+        shared |= {
+            "environment": resolved.environment,
+            "inputs": dict(resolved.given.inputs),
+            "input_digests": dict(resolved.input_digests),
+            "input_paths": dict(resolved.given.parts),
+            "origins": {key: [identity] for key, identity in resolved.given.origins.items()},
+            "code_digest": resolved.code_digest,
+            "after": list(resolved.given.after),
+        }
+        trained: dict[str, dict[str, Any]] = {}
+        specs = []
+        try:
+            for variant, params in zip(expand(run_file), resolved.params, strict=True):
+                own: dict[str, Any] = {"params": params, "seed": variant.seed}
+                if resolved.material is not None:
+                    # The forecast takes a moment, and seeds share it.
+                    key = repr(variant.train)
+                    trained[key] = trained.get(key) or self._trained(
+                        run_file, resolved, resolved.material, variant
+                    )
+                    own |= trained[key]
+                specs.append(RunSpec.model_validate({**shared, **own}))
+        except ValidationError as error:
+            raise explain(RunSpec, error, what="the run") from None
+        return specs
+
+    def _trained(
+        self, run_file: RunFile, resolved: _Resolved, material: Material, variant: Variant
+    ) -> dict[str, Any]:
+        """What runs of a group have for themselves whose settings are the same."""
+        engine = resolved.environment is None
+        train, subject = material.train(run_file, variant), material.subject(run_file, variant)
+        return {
+            "train": to_table(train),
+            "model_revision": material.model.revision,
+            "keep": _keep(run_file.keep, best_by=train.metric),
+            "resources": settled(run_file.resources, subject, resolved.hosts, engine=engine),
+        }
+
+    def _path(self, given: str) -> Path:
+        return (self.base_dir / Path(given).expanduser()).absolute()
+
+
+def placed(spec: RunSpec, ids: Mapping[Key, str]) -> RunSpec:
+    """The spec with the artifact ids of what was uploaded."""
+    inputs = {
+        name: ids["input", digest] for name, digest in spec.input_digests.items() if ("input", digest) in ids
+    }
+    code = None if spec.code_digest is None else ids["code", spec.code_digest]
+    return spec.model_copy(update={"code": code, "inputs": {**inputs, **spec.inputs}})
+
+
+def _keep(keep: Keep, *, best_by: str | None) -> Keep:
+    """A reward is best when it is large, whatever the default says."""
+    if best_by != "eval_reward" or "metric" in keep.model_fields_set:
+        return keep
+    return keep.model_copy(update={"metric": "max"})
+
+
+def _with_material(run_file: RunFile, material: Material | None) -> RunFile:
+    if material is None:
+        return run_file
+    return run_file.model_copy(update={"inputs": {**run_file.inputs, **material.inputs}})
+
+
+def _wrong(field: str, message: str) -> InvalidInput:
+    return InvalidInput(
+        f"{field}: {message}",
+        hint="Paths in a run file start from the folder that it is in.",
+        fields=[FieldError(field, message)],
+    )

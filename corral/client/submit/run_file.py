@@ -1,0 +1,197 @@
+"""Reads a run file, with overrides, and expands it into the runs that it stands for."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from corral.domain.errors import FieldError, InvalidInput
+from corral.domain.paths import printable
+from corral.wire.base import explain
+from corral.wire.spec.run_file import RunFile, Scalar
+
+M = TypeVar("M", bound=BaseModel)
+MAX_RUNS = 10_000
+# A run file is written by hand; what is larger is another file given by mistake.
+MAX_FILE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What tells one run of a group from the others; `train` holds what was swept, by dotted name."""
+
+    params: Mapping[str, Scalar]
+    seed: int | None
+    train: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+def load(path: Path, overrides: Sequence[str] = (), *, defaults: Mapping[str, str] | None = None) -> RunFile:
+    """Read and check. `overrides` as `params.lr=3e-4`; `defaults` fill top-level keys left out.
+
+    Raises InvalidInput with the line and column, or with every field that is wrong.
+    """
+    text = read_text(path, what="a run file; docs/reference/run-file.md shows one")
+    return parse(text, what=printable(str(path)), overrides=overrides, defaults=defaults)
+
+
+def parse(
+    text: str,
+    *,
+    what: str,
+    overrides: Sequence[str] = (),
+    defaults: Mapping[str, str] | None = None,
+) -> RunFile:
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(
+            f"{what} is not valid TOML: {error}", hint="Correct the file at that place and try again."
+        ) from error
+    except RecursionError:
+        raise InvalidInput(f"{what} is nested too deeply", hint="Write it flatter.") from None
+    return build({**(defaults or {}), **table}, what=what, overrides=overrides)
+
+
+def build(table: Mapping[str, Any], *, what: str, overrides: Sequence[str] = ()) -> RunFile:
+    """Check a run file that is already a table."""
+    return checked(RunFile, table, what=what, overrides=overrides)
+
+
+def checked(model: type[M], table: Mapping[str, Any], *, what: str, overrides: Sequence[str]) -> M:
+    """The table with overrides made to it, as the model."""
+    given = [_override(text) for text in overrides]
+    try:
+        return model.model_validate(_overridden(table, given))
+    except ValidationError as error:
+        # The text of a version or a name may read like a number: `environment.python=3.10`.
+        texts = {_text_place(item) for item in error.errors()}
+    given = [one.as_text() if one.place in texts else one for one in given]
+    try:
+        return model.model_validate(_overridden(table, given))
+    except ValidationError as error:
+        raise explain(model, error, what=what) from None
+
+
+def _text_place(item: ErrorDetails) -> tuple[int | str, ...] | None:
+    """Where a text was wanted; the recipes tell a place of theirs in one piece."""
+    if item["type"] == "train" and "a string" in item["msg"]:
+        return tuple(part for piece in item["loc"] for part in str(piece).split("."))
+    return tuple(item["loc"]) if item["type"] == "string_type" else None
+
+
+def expand(run_file: RunFile) -> list[Variant]:
+    """Every combination: keys of `[sweep]` in the file's order, the last one fastest, then seeds."""
+    seeds: list[int | None] = list(run_file.seeds) or [None]
+    count = math.prod((len(values) for values in run_file.sweep.values()), start=len(seeds))
+    if count > MAX_RUNS:
+        field = FieldError("sweep" if run_file.sweep else "seeds", f"makes {count} runs, at most {MAX_RUNS}")
+        raise InvalidInput(
+            f"the run file stands for {count} runs, at most {MAX_RUNS} go at once",
+            hint="Sweep over fewer values, or split it into several files.",
+            fields=[field],
+        )
+    combinations = itertools.product(*run_file.sweep.values())
+    return [
+        _variant(run_file, dict(zip(run_file.sweep, values, strict=True)), seed)
+        for values in combinations
+        for seed in seeds
+    ]
+
+
+def _variant(run_file: RunFile, swept: dict[str, Scalar], seed: int | None) -> Variant:
+    if run_file.train is None:
+        return Variant({**run_file.params, **swept}, seed)
+    return Variant(run_file.params, seed, {key.removeprefix("train."): swept[key] for key in swept})
+
+
+def with_swept(table: Mapping[str, Any], swept: Mapping[str, Scalar]) -> dict[str, Any]:
+    """The train table of one variant."""
+    whole = {"train": dict(table)}
+    for name, value in swept.items():
+        _set(whole, _Override(("train", *name.split(".")), str(value), value))
+    return whole["train"]
+
+
+def is_group(run_file: RunFile) -> bool:
+    return bool(run_file.sweep or run_file.seeds)
+
+
+def read_text(path: Path, *, what: str) -> str:
+    """A file that a user wrote; `what` says which one is wanted, if it is not that."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise InvalidInput(f"{printable(str(path))} is larger than {MAX_FILE_BYTES} bytes")
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise InvalidInput(
+            f"{printable(str(path))} cannot be read: {error.strerror}",
+            hint=f"Give the path of {what}.",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"{printable(str(path))} is not UTF-8: byte {error.start}", hint="Save it as UTF-8."
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Override:
+    place: tuple[str, ...]
+    text: str
+    value: Any
+
+    def as_text(self) -> _Override:
+        return replace(self, value=self.text) if isinstance(self.value, bool | int | float) else self
+
+
+def _override(given: str) -> _Override:
+    key, equals, text = given.partition("=")
+    place = tuple(part.strip() for part in key.split("."))
+    if not equals or not all(place):
+        raise InvalidInput(f"--set {given!r} is not KEY=VALUE", hint="Write it as `--set params.lr=3e-4`.")
+    return _Override(place, text.strip(), _value(text))
+
+
+def _overridden(table: Mapping[str, Any], overrides: Sequence[_Override]) -> dict[str, Any]:
+    whole = dict(table)
+    for override in overrides:
+        _set(whole, override)
+    return whole
+
+
+def _set(whole: dict[str, Any], override: _Override) -> None:
+    *above, last = override.place
+    inner = whole
+    for depth, part in enumerate(above, 1):
+        below = inner.get(part, {})
+        if not isinstance(below, Mapping):
+            place = ".".join(above[:depth])
+            raise InvalidInput(
+                f"--set {'.'.join(override.place)} reaches into {place}, which is not a table",
+                hint=f"Set {place} as a whole.",
+                fields=[FieldError(place, "is not a table")],
+            )
+        # Copied on the way down: the caller's table stays as it is.
+        inner[part] = dict(below)
+        inner = inner[part]
+    inner[last] = override.value
+
+
+def _value(text: str) -> Any:
+    """As TOML would read it; a bare word is a string, so that shells need no second quotes."""
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+    value = table.pop("value")
+    # More keys came from a line break in the text; dates have no place in a run file.
+    return value if not table and isinstance(value, bool | int | float | str | list | dict) else text

@@ -1,0 +1,272 @@
+"""What a training run is made of on this machine: its model, data, environment and adapter.
+
+Everything that can be found wrong here is found before anything is uploaded or a machine is taken.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from corral.client.submit.run_file import Variant, expand, with_swept
+from corral.client.training import model_hub as hub
+from corral.client.training.dataset import Amount, look
+from corral.client.training.placement import Subject, data_facts
+from corral.domain.errors import FieldError, InvalidInput
+from corral.domain.ids import is_id
+from corral.domain.paths import printable
+from corral.recipes import models
+from corral.recipes.models import ModelFacts, UnknownModel
+from corral.recipes.train import Train
+from corral.wire.base import explain
+from corral.wire.spec.run_file import RunFile
+from corral.wire.spec.tables import InputFrom
+from corral.wire.spec.train import SHIPPED, parsed, problems_of, refused
+
+# What the engine brings along; each is a module of corral.engine.environments.
+BUNDLED = ("arithmetic",)
+_ADAPTER = "adapter_config.json"
+_PATH_BEGINNINGS = ("./", "../", "/", "~")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """The model of a run. `folder` is set for one on this machine; unknown facts and revision are None."""
+
+    ref: str
+    folder: Path | None = None
+    facts: ModelFacts | None = None
+    revision: str | None = None
+
+
+@dataclass(frozen=True)
+class Material:
+    """`inputs` are what must be shipped, by the names under which the engine looks for them."""
+
+    model: ModelSource
+    inputs: Mapping[str, InputFrom]
+    data: Amount | None
+    notes: tuple[str, ...] = field(default=())
+
+    def train(self, run_file: RunFile, variant: Variant) -> Train:
+        """One run of a group."""
+        swept = ", ".join(f"{key} = {value}" for key, value in variant.train.items())
+        what = f"the run with {swept}" if swept else "the run"
+        return train_of(with_swept(run_file.train or {}, variant.train), self.model, what=what)
+
+    def subjects(self, run_file: RunFile) -> tuple[Subject, ...]:
+        """Of every run of a group; seeds share theirs."""
+        made: dict[str, Subject | None] = {}
+        found = []
+        for variant in expand(run_file):
+            key = repr(variant.train)
+            if key not in made:
+                made[key] = self.subject(run_file, variant)
+            found.append(made[key])
+        return tuple(subject for subject in found if subject is not None)
+
+    def subject(self, run_file: RunFile, variant: Variant) -> Subject | None:
+        """What its forecast is about; None where the model's shape is unknown."""
+        if self.model.facts is None:
+            return None
+        train = self.train(run_file, variant)
+        return Subject(train, self.model.facts, data_facts(self.data, self.model.facts, train))
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """`environ` says where the model hub is; `base_dir` is what relative paths start from."""
+
+    run_file: RunFile
+    base_dir: Path
+    environ: Mapping[str, str]
+    pinned: Callable[..., hub.Pinned] = hub.pin
+
+    def look(self) -> Material:
+        """From this machine alone, except for the shape of a model that is not listed."""
+        return self._gather(ask_hub=models.facts(self._model) is None)
+
+    def pin(self) -> Material:
+        """The same, with the commit that the model's name stands for now."""
+        known = models.facts(self._model)
+        return self._gather(ask_hub=known is None or known.source == "hub")
+
+    @property
+    def _model(self) -> str:
+        return self.run_file.model or ""
+
+    def _gather(self, *, ask_hub: bool) -> Material:
+        self._refuse_swept_files()
+        notes: list[str] = []
+        model = self._model_source(notes, ask_hub=ask_hub)
+        train = train_of(self.run_file.train or {}, model, what="the run")
+        inputs = {name: found for name in SHIPPED if (found := self._input(name, train, model)) is not None}
+        if model.folder is not None:
+            inputs["model"] = InputFrom(path=str(model.folder))
+        data = self._look_at("data", inputs, train, notes)
+        self._look_at("eval_data", inputs, train, notes)
+        _check_rows(train, data)
+        return Material(model, inputs, data, tuple(notes))
+
+    def _refuse_swept_files(self) -> None:
+        swept = [key for key in self.run_file.sweep if key.removeprefix("train.").split(".")[0] in SHIPPED]
+        if swept:
+            raise _wrong("sweep", f"names {', '.join(swept)}; files are not swept: submit each by itself")
+
+    def _model_source(self, notes: list[str], *, ask_hub: bool) -> ModelSource:
+        ref = self._model
+        known = models.facts(ref)
+        folder = self._path(ref)
+        if ref.startswith(_PATH_BEGINNINGS) or (known is None and folder.is_dir()):
+            return ModelSource(ref, folder, _folder_facts(ref, folder))
+        if known is None and not hub.is_hub_id(ref):
+            raise _wrong("model", f"{printable(ref)} is no listed model, no Hugging Face id and no folder")
+        if not ask_hub:
+            return ModelSource(ref, facts=known)
+        name = (known.hf if known else None) or ref
+        found = self.pinned(name, self.environ, has_token="HF_TOKEN" in self.run_file.secrets)
+        if found.note and known is None and (near := _nearest_model(ref)):
+            raise _wrong("model", f"{printable(ref)} is neither listed nor known to the model hub{near}")
+        if found.note:
+            notes.append(found.note)
+        facts = known or (_facts(found.config, ref) if found.config else None)
+        return ModelSource(ref, facts=facts, revision=found.revision)
+
+    def _input(self, name: str, train: Train, model: ModelSource) -> InputFrom | None:
+        given: str | None = getattr(train, name)
+        if given is None or (name == "environment" and given in BUNDLED):
+            return None
+        place = f"train.{name}"
+        if is_id(given, "a"):
+            return InputFrom(artifact=given)
+        path = self._path(given)
+        if not path.exists():
+            if name == "adapter" and not given.startswith(_PATH_BEGINNINGS) and "/" not in given:
+                return InputFrom(run=given)
+            raise _wrong(place, f"{printable(str(path))} does not exist{_nearest(name, given)}")
+        if name == "environment":
+            _check_environment(path)
+        if name == "adapter":
+            _check_adapter(path, model)
+        return InputFrom(path=str(path))
+
+    def _look_at(
+        self, name: str, inputs: Mapping[str, InputFrom], train: Train, notes: list[str]
+    ) -> Amount | None:
+        given = inputs.get(name)
+        if given is None or given.local is None:
+            return None
+        amount = look(Path(given.local), place=f"train.{name}", skip_bad=train.bad_rows == "skip")
+        if amount.bad:
+            notes.append(f"train.{name}: {len(amount.bad)} rows cannot be read and are skipped")
+        return amount
+
+    def _path(self, given: str) -> Path:
+        return (self.base_dir / Path(given).expanduser()).absolute()
+
+
+def train_of(table: Mapping[str, Any], model: ModelSource, *, what: str) -> Train:
+    """Checked with the model's own shape, which the catalogue may not have."""
+    try:
+        return parsed(model.ref, table, model.facts)
+    except ValidationError as error:
+        raise explain(RunFile, refused(problems_of(error), "train"), what=what) from None
+
+
+def check_same_model(place: str, *, made_for: str, model: str) -> None:
+    """InvalidInput where the two are known to be different; a name that says nothing passes."""
+    theirs, ours = _known_name(made_for), _known_name(model)
+    if theirs is not None and ours is not None and theirs != ours:
+        raise _wrong(place, f"was made for {printable(made_for)}, and this run is of {printable(model)}")
+
+
+def _known_name(model: str) -> str | None:
+    if facts := models.facts(model):
+        return facts.id
+    return model if hub.is_hub_id(model) else None
+
+
+def _check_rows(train: Train, data: Amount | None) -> None:
+    if data is not None and data.rows == 1 and train.recipe == "sft" and train.eval_fraction > 0:
+        raise _wrong("train.eval_fraction", "there is one row, and none of it can be held out")
+
+
+def _check_adapter(path: Path, model: ModelSource) -> None:
+    found = next((p for p in (path / _ADAPTER, path / "adapter" / _ADAPTER) if p.is_file()), None)
+    if found is None:
+        raise _wrong("train.adapter", f"{printable(str(path))} holds no {_ADAPTER}")
+    base = _read_table("train.adapter", found).get("base_model_name_or_path")
+    if isinstance(base, str) and model.folder is None:
+        check_same_model("train.adapter", made_for=base, model=model.ref)
+
+
+def _check_environment(path: Path) -> None:
+    """That it is there and is Python; nothing of it is run here."""
+    file = path / "environment.py" if path.is_dir() else path
+    shown = printable(str(file))
+    if not file.is_file() or file.suffix != ".py":
+        raise _wrong("train.environment", f"{shown} is not a Python file")
+    try:
+        ast.parse(file.read_bytes(), filename=shown)
+    except SyntaxError as error:
+        raise _wrong("train.environment", f"{shown}, line {error.lineno}: {error.msg}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _wrong("train.environment", f"{shown} cannot be read: {error}") from None
+
+
+def _folder_facts(ref: str, folder: Path) -> ModelFacts:
+    shown = printable(str(folder))
+    if not folder.is_dir():
+        raise _wrong("model", f"{shown} is not a folder")
+    config = folder / "config.json"
+    if not config.is_file():
+        raise _wrong("model", f"{shown} holds no config.json: it is not a model that transformers can load")
+    if not any(folder.glob("*.safetensors")):
+        raise _wrong("model", f"{shown} holds no safetensors; weights in other formats can run code")
+    return _facts(_read_table("model", config), ref)
+
+
+def _facts(config: Mapping[str, Any], ref: str) -> ModelFacts:
+    try:
+        return models.from_config(config, id=ref)
+    except UnknownModel as error:
+        raise _wrong("model", f"{error} {error.hint}") from None
+
+
+def _read_table(place: str, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _wrong(place, f"{printable(str(path))} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise _wrong(place, f"{printable(str(path))} is not a table of JSON")
+    return found
+
+
+def _nearest_model(given: str) -> str:
+    near = models.near(given)
+    return f"; did you mean `{near}`?" if near else ""
+
+
+def _nearest(name: str, given: str) -> str:
+    if name != "environment" or "/" in given:
+        return ""
+    near = difflib.get_close_matches(given, BUNDLED, 1, 0.5)
+    if near:
+        return f"; did you mean the bundled `{near[0]}`?"
+    return f"; bundled are: {', '.join(BUNDLED)}"
+
+
+def _wrong(place: str, message: str) -> InvalidInput:
+    return InvalidInput(
+        f"{place}: {message}",
+        hint="Paths in a run file start from the folder that it is in.",
+        fields=[FieldError(place, message)],
+    )

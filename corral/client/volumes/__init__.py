@@ -1,0 +1,1 @@
+"""Volumes: on the server, and as folders here."""

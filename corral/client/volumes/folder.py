@@ -1,0 +1,169 @@
+"""A folder that holds a volume: bringing others' changes into it, and its own to the server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+from corral.client.files.digest import FileChanged, FileUnreadable, digest_file
+from corral.client.files.tree import FileEntry, Tree, scan
+from corral.client.files.unpack import materialise
+from corral.client.files.upload import upload
+from corral.client.volumes.volumes import EMPTY, Fetch, Remote, by_path, found_at
+from corral.domain.errors import FieldError, VolumeConflict
+from corral.domain.redaction import SecretValues
+from corral.domain.volumes import merge
+
+_NAMED = 20
+_LOOKS = 20
+_LOOK_AGAIN_S = 0.05
+
+Entries = Mapping[str, FileEntry]
+Unpack = Callable[[Tree, Fetch, Path], None]
+
+
+@dataclass
+class Folder:
+    """A folder that holds a volume: others' changes come with `reload`, one's own go with `commit`.
+
+    `base` is the version that the folder was last brought to, and what that version holds.
+    """
+
+    root: Path
+    remote: Remote
+    secrets: SecretValues | None = None
+    base: tuple[int, Tree] = (0, EMPTY)
+    _lock: Lock = field(default_factory=Lock)
+
+    def fill(self, unpack: Unpack | None = None) -> None:
+        """Bring the newest version into a folder that is not there yet."""
+        head = self.remote.head()
+        tree = self.remote.tree(head)
+        (unpack or _unpack)(tree, self.remote.fetch, self.root)
+        self.base = (head.version, tree)
+
+    def commit(self) -> int:
+        """Make the folder's files the newest version, merged with what others changed since.
+
+        Raises VolumeConflict if both changed a file; then nothing is changed, here or there.
+        """
+        with self._lock:
+            mine = self._uploaded()
+            number, base = self.base
+            if mine.digest == base.digest:
+                return number
+            made = self.remote.commit(number, mine)
+            if made.digest == mine.digest:
+                self.base = (made.version, mine)
+            else:
+                self._bring(mine, made.version, self.remote.tree(made))
+            return made.version
+
+    def _uploaded(self) -> Tree:
+        """The files, whose bytes are on the server. Where one changed while it was read, another call may be
+        writing it: then all are looked at again."""
+        for left in reversed(range(_LOOKS)):
+            try:
+                mine = scan(self.root, ignore=None, secrets=self.secrets)
+                if mine.digest != self.base[1].digest:
+                    upload(mine, self.root, self.remote.sink)
+            except FileChanged:
+                if not left:
+                    raise
+                time.sleep(_LOOK_AGAIN_S)
+            else:
+                return mine
+        raise AssertionError("the last look returns or raises")
+
+    def reload(self, *, discard: bool) -> int:
+        """Bring the newest version here. What was changed here and not committed stays, unless `discard`.
+
+        Raises VolumeConflict if a file was changed here and there; then nothing is changed.
+        """
+        with self._lock:
+            head = self.remote.head()
+            tree = self.remote.tree(head)
+            mine = scan(self.root, ignore=None)
+            wanted = tree
+            if not discard:
+                made, conflicts = merge(by_path(self.base[1]), by_path(tree), by_path(mine))
+                if conflicts:
+                    raise _conflict(self.root.name, head.version, conflicts)
+                wanted = Tree.of(made.values())
+            self._bring(mine, head.version, wanted, base=tree)
+            return head.version
+
+    def _bring(self, mine: Tree, version: int, wanted: Tree, base: Tree | None = None) -> None:
+        """Make the folder hold `wanted`. What was written to it since `mine` was read is left as it is, and
+        then the folder counts as one of the version before: nothing of either side is ever taken for old."""
+        before, after = by_path(mine), by_path(wanted)
+        whole = True
+        gone = [entry for path, entry in before.items() if path not in after]
+        changed = [entry for path, entry in after.items() if before.get(path) != entry]
+        for entry in gone:
+            whole &= self._remove(entry)
+        whole &= self._write(changed, before)
+        if whole:
+            self.base = (version, base or wanted)
+
+    def _remove(self, entry: FileEntry) -> bool:
+        path = self.root / entry.path
+        if not _is(path, entry):
+            return not path.exists()
+        path.unlink()
+        with suppress(OSError):
+            for parent in path.relative_to(self.root).parents[:-1]:
+                (self.root / parent).rmdir()
+        return True
+
+    def _write(self, entries: list[FileEntry], before: Entries) -> bool:
+        """Each beside its place first, checked, then renamed into it."""
+        if not entries:
+            return True
+        whole = True
+        scratch = Path(tempfile.mkdtemp(prefix=".volume.", suffix=".part", dir=self.root.parent))
+        try:
+            materialise(entries, self.remote.fetch, scratch / "new")
+            for entry in entries:
+                target, known = self.root / entry.path, before.get(entry.path)
+                if _is(target, known) if known is not None else not os.path.lexists(target):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(scratch / "new" / entry.path, target)
+                else:
+                    whole = False
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return whole
+
+
+def _unpack(tree: Tree, fetch: Fetch, target: Path) -> None:
+    materialise(tree.files, fetch, target)
+
+
+def _is(path: Path, entry: FileEntry) -> bool:
+    """Whether the file is still what was seen."""
+    try:
+        if path.is_symlink() or not path.is_file():
+            return False
+        found = found_at(path)
+        return (found.size, found.mode) == (entry.size, entry.mode) and digest_file(found, None)[
+            0
+        ] == entry.digest
+    except (OSError, FileChanged, FileUnreadable):
+        return False
+
+
+def _conflict(name: str, version: int, paths: list[str]) -> VolumeConflict:
+    named = ", ".join(paths[:_NAMED]) + (" ..." if len(paths) > _NAMED else "")
+    return VolumeConflict(
+        f"{name} has changes that were not committed, and version {version} changed the same: {named}",
+        hint="Keep a copy of yours under another name, or take theirs with reload(discard=True).",
+        fields=[FieldError(path, "was changed here and there") for path in paths[:_NAMED]],
+    )

@@ -1,0 +1,237 @@
+"""Volumes on the server: versions, and files that go there and come from there."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from corral.client.artifacts import Artifacts, records
+from corral.client.blobs import BlobSink, BlobSource
+from corral.client.files.digest import digest_file
+from corral.client.files.tree import FileEntry, Tree, scan
+from corral.client.files.unpack import materialise
+from corral.client.files.upload import Progress, upload
+from corral.client.files.walk import Found, Identity
+from corral.client.http.transport import Transport, quoted
+from corral.domain.errors import InvalidInput, NotFound
+from corral.domain.paths import check_path
+from corral.wire.volumes import VolumeCommit, VolumeDetail, VolumePage, VolumeVersionView, VolumeView
+
+COMMIT_TIMEOUT_S = 300.0
+EMPTY = Tree(())
+
+Fetch = Callable[[str], Iterable[bytes]]
+
+
+class Volumes:
+    """As a user of a project sees them."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._artifacts = Artifacts(transport)
+
+    def all(self, project: str | None = None) -> Iterator[VolumeView]:
+        cursor: str | None = None
+        while True:
+            params = {"project": project, "cursor": cursor, "limit": 200}
+            page = self._transport.get("/v1/volumes", VolumePage, params)
+            yield from page.items
+            cursor = page.next
+            if cursor is None:
+                return
+
+    def get(self, project: str, name: str) -> VolumeDetail:
+        return self._transport.get(self._path(project, name), VolumeDetail)
+
+    def remove(self, project: str, name: str) -> None:
+        self._transport.once("DELETE", self._path(project, name), type(None))
+
+    def remote(self, project: str, name: str) -> ProjectRemote:
+        return ProjectRemote(self._transport, project, name)
+
+    def _path(self, project: str, name: str) -> str:
+        return f"/v1/projects/{quoted(project)}/volumes/{quoted(name)}"
+
+
+class Remote(Protocol):
+    """One volume on a server, as somebody who may read and write it."""
+
+    def head(self) -> VolumeVersionView: ...
+
+    def commit(self, base: int, tree: Tree) -> VolumeVersionView:
+        """The files of the tree must be on the server. The same again changes nothing."""
+        ...
+
+    def tree(self, version: VolumeVersionView) -> Tree: ...
+
+    @property
+    def sink(self) -> BlobSink: ...
+
+    @property
+    def fetch(self) -> Fetch: ...
+
+
+@dataclass(frozen=True)
+class ProjectRemote:
+    transport: Transport
+    project: str
+    name: str
+
+    def head(self) -> VolumeVersionView:
+        try:
+            found = self.transport.get(self._path, VolumeDetail)
+        except NotFound:
+            # It is made by the first commit.
+            return VolumeVersionView(volume=self.name, project=self.project, version=0)
+        return found.versions[0] if found.versions else self._none()
+
+    def _none(self) -> VolumeVersionView:
+        return VolumeVersionView(volume=self.name, project=self.project, version=0)
+
+    def commit(self, base: int, tree: Tree) -> VolumeVersionView:
+        body = VolumeCommit.model_construct(base=base, files=records(tree.files))
+        return self.transport.repeat(
+            "POST", f"{self._path}/versions", VolumeVersionView, body=body, timeout_s=COMMIT_TIMEOUT_S
+        )
+
+    def tree(self, version: VolumeVersionView) -> Tree:
+        return EMPTY if version.artifact_id is None else Artifacts(self.transport).tree(version.artifact_id)
+
+    @property
+    def sink(self) -> BlobSink:
+        return BlobSink.of_project(self.transport, self.project)
+
+    @property
+    def fetch(self) -> Fetch:
+        return BlobSource.of_project(self.transport, self.project).read
+
+    @property
+    def _path(self) -> str:
+        return f"/v1/projects/{quoted(self.project)}/volumes/{quoted(self.name)}"
+
+
+@dataclass(frozen=True)
+class LeaseRemote:
+    """As the holder of a lease whose run mounts it."""
+
+    transport: Transport
+    lease_id: str
+    epoch: int
+    name: str
+
+    def head(self) -> VolumeVersionView:
+        return self.transport.repeat("GET", self._path, VolumeVersionView, params={"epoch": self.epoch})
+
+    def commit(self, base: int, tree: Tree) -> VolumeVersionView:
+        body = VolumeCommit.model_construct(base=base, files=records(tree.files))
+        return self.transport.repeat(
+            "POST",
+            f"{self._path}/versions",
+            VolumeVersionView,
+            body=body,
+            params={"epoch": self.epoch},
+            timeout_s=COMMIT_TIMEOUT_S,
+        )
+
+    def tree(self, version: VolumeVersionView) -> Tree:
+        if version.artifact_id is None:
+            return EMPTY
+        source = BlobSource.of_lease(self.transport, self.lease_id, self.epoch)
+        return Artifacts(self.transport).tree(version.artifact_id, source.params)
+
+    @property
+    def sink(self) -> BlobSink:
+        return BlobSink.of_lease(self.transport, self.lease_id, self.epoch)
+
+    @property
+    def fetch(self) -> Fetch:
+        return BlobSource.of_lease(self.transport, self.lease_id, self.epoch).read
+
+    @property
+    def _path(self) -> str:
+        return f"/v1/leases/{quoted(self.lease_id)}/volumes/{quoted(self.name)}"
+
+
+def put(remote: Remote, source: Path, target: str, *, progress: Progress | None = None) -> VolumeVersionView:
+    """Add a file or the files of a folder, at a path of the volume; what is there already is replaced."""
+    if not source.exists():
+        raise InvalidInput(f"{source} is not there", hint="Give a file or a folder of this machine.")
+    target = target.strip("/")
+    is_folder = source.is_dir()
+    tree = scan(source, ignore=None) if is_folder else _one_file(source)
+    root = source if is_folder else source.parent
+    prefix = f"{target}/" if target and is_folder else ""
+    placed = [
+        # One file goes to the path itself, or by its own name to the top.
+        replace(file, path=prefix + file.path if is_folder else target or file.path)
+        for file in tree.files
+    ]
+    for file in placed:
+        check_path(file.path)
+    upload(tree, root, remote.sink, progress=progress)
+    head = remote.head()
+    entries = {**by_path(remote.tree(head)), **{file.path: file for file in placed}}
+    return remote.commit(head.version, Tree.of(entries.values()))
+
+
+def get(remote: Remote, path: str, target: Path, *, version: VolumeVersionView | None = None) -> Tree:
+    """Fetch a file, or all files below a path, to a place that is not there yet."""
+    tree = remote.tree(version or remote.head())
+    path = path.strip("/")
+    one = by_path(tree).get(path)
+    if one is not None:
+        with tempfile.TemporaryDirectory(prefix=".volume.", dir=target.absolute().parent) as scratch:
+            materialise([replace(one, path="file")], remote.fetch, Path(scratch, "one"))
+            if os.path.lexists(target):
+                raise InvalidInput(f"{target} is there already", hint="Choose another name.")
+            os.replace(Path(scratch, "one", "file"), target)
+        return Tree((one,))
+    found = below(tree, path)
+    materialise(found.files, remote.fetch, target)
+    return found
+
+
+def below(tree: Tree, path: str) -> Tree:
+    """The files below a folder, named from there; NotFound if there are none."""
+    path = path.strip("/")
+    prefix = f"{path}/" if path else ""
+    files = [
+        replace(file, path=file.path.removeprefix(prefix))
+        for file in tree.files
+        if file.path.startswith(prefix)
+    ]
+    if path and not files:
+        raise NotFound(f"there is no {path!r} in the volume", hint="See `corral volumes show`.")
+    return Tree.of(files)
+
+
+def remove(remote: Remote, path: str) -> VolumeVersionView:
+    """Take a file, or all below a folder, out of the newest version."""
+    path = path.strip("/")
+    head = remote.head()
+    tree = remote.tree(head)
+    kept = [file for file in tree.files if file.path != path and not file.path.startswith(f"{path}/")]
+    if len(kept) == len(tree.files):
+        raise NotFound(f"there is no {path!r} in the volume", hint="See `corral volumes show`.")
+    return remote.commit(head.version, Tree.of(kept))
+
+
+def _one_file(source: Path) -> Tree:
+    found = found_at(source)
+    digest, _ = digest_file(found, None)
+    return Tree.of([FileEntry(source.name, found.size, found.mode, digest)])
+
+
+def found_at(path: Path) -> Found:
+    """One file by itself, as a walk through its folder would list it."""
+    status = path.stat()
+    mode = 0o755 if status.st_mode & 0o100 else 0o644
+    return Found(path.name, os.path.realpath(path), status.st_size, mode, Identity.of(status))
+
+
+def by_path(tree: Tree) -> dict[str, FileEntry]:
+    return {file.path: file for file in tree.files}

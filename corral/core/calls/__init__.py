@@ -1,0 +1,1 @@
+"""Calls: accepting them, giving them to instances, keeping one outcome of each."""

@@ -1,0 +1,1 @@
+"""Endpoints: versions, and how many instances there are."""

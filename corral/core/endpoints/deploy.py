@@ -1,0 +1,213 @@
+"""Endpoints: deploying versions, letting one take over from another, and how many instances to have."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from corral.core.schedules.function_schedules import check as check_schedule
+from corral.core.schedules.function_schedules import keep as keep_schedule
+from corral.domain.endpoints import Endpoint, EndpointVersion, VersionState
+from corral.domain.errors import Conflict, NotFound
+from corral.domain.ids import ArtifactId, Digest, EndpointId, RunId, new_endpoint_id
+from corral.ports.store import Tx
+
+TOPIC_ENDPOINT = "endpoint"
+# Of an endpoint that no deploy made: how long after its last call it stays.
+LIVE_FOR_S = 900.0
+
+
+class NewVersion(NamedTuple):
+    project: str
+    name: str
+    live: bool
+    digest: Digest
+    spec: str
+    functions: str
+    scaling: str
+
+
+def deploy(tx: Tx, new: NewVersion, *, principal: str, now: float) -> tuple[Endpoint, EndpointVersion]:
+    """Add a version; it takes over when its first instance is ready. The newest one again changes nothing."""
+    endpoint = _endpoint(tx, new, principal=principal, now=now)
+    versions = tx.endpoints.versions(endpoint.id)
+    if versions and versions[0].digest == new.digest and versions[0].state is not VersionState.BROKEN:
+        if (endpoint.scaling, endpoint.stopped) != (new.scaling, False):
+            endpoint = _save(tx, endpoint._replace(scaling=new.scaling, stopped=False))
+        # Also where somebody removed it by hand.
+        keep_schedule(tx, endpoint, tx.endpoints.version(endpoint.id, endpoint.current), now=now)
+        return endpoint, versions[0]
+    number = versions[0].version + 1 if versions else 1
+    # One that nobody could call before has nothing to take over from, and so is its own first try.
+    first = endpoint.current == 0
+    state = VersionState.SERVING if first else VersionState.ROLLING
+    version = EndpointVersion(
+        endpoint.id, number, new.digest, new.spec, new.functions, state, None, now, principal
+    )
+    check_schedule(tx, endpoint, version, now=now)
+    for old in versions:
+        if old.state is VersionState.ROLLING:
+            tx.endpoints.save_version(
+                old._replace(
+                    state=VersionState.RETIRED, detail=f"version {number} was deployed before it was ready"
+                )
+            )
+    tx.endpoints.insert_version(version)
+    _keep_code(tx, version)
+    current = number if first else endpoint.current
+    endpoint = _save(
+        tx, endpoint._replace(current=current, scaling=new.scaling, stopped=False, called_at=now)
+    )
+    if first:
+        keep_schedule(tx, endpoint, version, now=now)
+    return endpoint, version
+
+
+def _keep_code(tx: Tx, version: EndpointVersion) -> None:
+    """Its code stays as long as the endpoint: to the collector it is one more run that reads it."""
+    code = json.loads(version.spec).get("code")
+    if code is not None:
+        tx.artifacts.use(RunId(version.endpoint_id), [ArtifactId(code)])
+
+
+def _endpoint(tx: Tx, new: NewVersion, *, principal: str, now: float) -> Endpoint:
+    found = tx.endpoints.by_name(new.project, new.name)
+    if found is None:
+        made = Endpoint(
+            new_endpoint_id(), new.project, new.name, new.live, 0, new.scaling, False, now, principal, now
+        )
+        if tx.endpoints.insert(made):
+            return made
+        found = tx.endpoints.by_name(new.project, new.name)
+    locked = None if found is None else tx.endpoints.lock(found.id)
+    if locked is None:
+        raise Conflict(f"{new.name} is being deployed or removed at this moment", hint="Try again.")
+    if new.live and not locked.live:
+        raise Conflict(
+            f"{new.name} is deployed; a program that calls it uses that",
+            hint="Give the app another name, or look the function up with `corral.function(...)`.",
+        )
+    return locked._replace(live=new.live)
+
+
+def became_ready(tx: Tx, endpoint_id: EndpointId, number: int, *, now: float) -> None:
+    """The first instance of a version asks for calls: it takes over."""
+    endpoint = tx.endpoints.lock(endpoint_id)
+    version = tx.endpoints.version(endpoint_id, number)
+    if endpoint is None or version is None or version.state is not VersionState.ROLLING:
+        return
+    _take_over(tx, endpoint, version, now=now)
+
+
+def broke(tx: Tx, endpoint_id: EndpointId, number: int, why: str) -> None:
+    """No instance of a new version became ready: the one before keeps serving."""
+    version = tx.endpoints.version(endpoint_id, number)
+    if version is None or version.state not in (VersionState.ROLLING, VersionState.SERVING):
+        return
+    tx.endpoints.save_version(version._replace(state=VersionState.BROKEN, detail=why[:2000]))
+    tx.announce(TOPIC_ENDPOINT, endpoint_id)
+
+
+def rollback(tx: Tx, endpoint_id: EndpointId, to: int | None, *, now: float) -> EndpointVersion:
+    """Let an earlier version serve again; without `to` the one before the present."""
+    endpoint = _locked(tx, endpoint_id)
+    versions = tx.endpoints.versions(endpoint_id)
+    choice = [
+        one
+        for one in versions
+        if (one.version == to if to is not None else one.version < endpoint.current)
+        and one.state is not VersionState.BROKEN
+    ]
+    if not choice:
+        what = f"version {to}" if to is not None else "a version before the present one"
+        raise NotFound(f"{endpoint.name} has not {what} that could serve", hint="See `corral fn show`.")
+    if choice[0].version == endpoint.current:
+        return choice[0]
+    return _take_over(tx, endpoint, choice[0], now=now)
+
+
+def _take_over(tx: Tx, endpoint: Endpoint, version: EndpointVersion, *, now: float) -> EndpointVersion:
+    for other in tx.endpoints.versions(endpoint.id):
+        if other.version != version.version and other.state in (VersionState.SERVING, VersionState.ROLLING):
+            tx.endpoints.save_version(other._replace(state=VersionState.RETIRED))
+    version = version._replace(state=VersionState.SERVING)
+    tx.endpoints.save_version(version)
+    endpoint = _save(tx, endpoint._replace(current=version.version))
+    keep_schedule(tx, endpoint, version, now=now)
+    return version
+
+
+def stop(tx: Tx, endpoint_id: EndpointId, *, now: float) -> Endpoint:
+    """No new calls, also none of its schedule."""
+    endpoint = _save(tx, _locked(tx, endpoint_id)._replace(stopped=True))
+    keep_schedule(tx, endpoint, None, now=now)
+    return endpoint
+
+
+def forsake(tx: Tx, endpoint_id: EndpointId, *, now: float) -> Endpoint:
+    """Mark it for removal: as one that a program made and nobody has called for ages."""
+    endpoint = _locked(tx, endpoint_id)
+    keep_schedule(tx, endpoint, None, now=now)
+    return _save(tx, endpoint._replace(live=True, stopped=True, called_at=0.0))
+
+
+def set_scaling(tx: Tx, endpoint_id: EndpointId, scaling: str, *, now: float) -> Endpoint:
+    endpoint = _save(tx, _locked(tx, endpoint_id)._replace(scaling=scaling, stopped=False))
+    keep_schedule(tx, endpoint, tx.endpoints.version(endpoint.id, endpoint.current), now=now)
+    return endpoint
+
+
+def _locked(tx: Tx, endpoint_id: EndpointId) -> Endpoint:
+    endpoint = tx.endpoints.lock(endpoint_id)
+    if endpoint is None:
+        raise NotFound(f"there is no endpoint {endpoint_id}", hint="List them with `corral fn ls`.")
+    return endpoint
+
+
+def _save(tx: Tx, endpoint: Endpoint) -> Endpoint:
+    tx.endpoints.save(endpoint)
+    tx.announce(TOPIC_ENDPOINT, endpoint.id)
+    return endpoint
+
+
+@dataclass(frozen=True)
+class EndpointLoad:
+    """Of one pool: how many wait, how long the first has, how many are being run, and by how many."""
+
+    waiting: int
+    waited_s: float
+    running: int
+    instances: int
+    # How many of the instances have not asked for calls yet.
+    starting: int
+
+
+@dataclass(frozen=True)
+class ScalingRule:
+    least: int
+    most: int
+    queue_delay_s: float | None
+    per_instance: int | None
+    concurrency: int
+
+
+def desired(load: EndpointLoad, rule: ScalingRule) -> int:
+    """How many instances the pool should have now. It never asks for fewer: idle ones end by themselves."""
+    want = max(load.instances, rule.least)
+    busy = load.waiting + load.running
+    if load.waiting and not load.instances:
+        want = max(want, 1)
+    if rule.per_instance is not None:
+        want = max(want, math.ceil(busy / rule.per_instance))
+    elif (
+        rule.queue_delay_s is not None
+        and load.waiting
+        and load.waited_s >= rule.queue_delay_s
+        # What is starting already will take some of them.
+        and load.waiting > load.starting * rule.concurrency
+    ):
+        missing = load.waiting - load.starting * rule.concurrency
+        want = max(want, load.instances + max(1, math.ceil(missing / rule.concurrency / 2)))
+    return min(want, max(rule.most, rule.least))

@@ -1,0 +1,1 @@
+"""Hosts: joining, declaring, draining, and setting aside those that fail."""

@@ -1,0 +1,29 @@
+"""Emptying a host that takes nothing new."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from corral.core.policy import ServerPolicy
+from corral.core.runs.cancel import ask_to_yield
+from corral.domain.hosts import Host
+from corral.ports.store import Tx
+
+
+class DrainStop(StrEnum):
+    """Which of the host's runs are asked to yield: their checkpoint is written, and they go on elsewhere."""
+
+    NONE = "none"
+    PREEMPTIBLE = "preemptible"
+    ALL = "all"
+
+
+def empty(tx: Tx, host: Host, which: DrainStop, *, actor: str, now: float, policy: ServerPolicy) -> int:
+    """Ask them; how many were asked."""
+    asked = 0
+    for lease in tx.leases.live_of_host(host.id):
+        run = tx.runs.get(lease.run_id)
+        if run is None or which is DrainStop.NONE or (which is DrainStop.PREEMPTIBLE and not run.preemptible):
+            continue
+        asked += ask_to_yield(tx, run.id, f"host {host.name} is drained", actor=actor, now=now, policy=policy)
+    return asked

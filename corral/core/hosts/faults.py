@@ -1,0 +1,126 @@
+"""Hosts that fail run after run are set aside for a while; a run that loses host after host is stopped.
+
+A strike against a host is a lease that it lost (those lost within one lease time of each other are one
+strike), or a run that failed within seconds of its start, counted once for each work (project and name)
+that was not among the strikes before. A finished run clears them. At the third strike the host is set
+aside, for longer each time. The last host that could take work is never set aside for what runs did:
+that would help nobody.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from corral.core import audit
+from corral.core.policy import ServerPolicy
+from corral.core.runs.transitions import TOPIC_HOST, record
+from corral.domain.canonical import canonical
+from corral.domain.hosts import Host
+from corral.domain.ids import HostId
+from corral.domain.reasons import Reason
+from corral.domain.runs import Run
+from corral.ports.store import Tx
+
+STRIKES = 3
+POISON_HOSTS = 3
+QUICK_S = 20.0
+FIRST_S = 60.0
+LONGEST_S = 3600.0
+
+# What a host that is broken makes of a good run: no program, no disk, a driver that is not there.
+_LIKE_THE_HOST = frozenset({Reason.CODE_ERROR, Reason.ENVIRONMENT, Reason.UNKNOWN, Reason.BAD_OUTPUT})
+
+
+class Strikes(NamedTuple):
+    """Those since the last run that finished: when a lease was last lost, and which works failed."""
+
+    lost_at: float | None = None
+    works: tuple[str, ...] = ()
+
+
+def lost(tx: Tx, host_id: HostId, run: Run, *, now: float, policy: ServerPolicy) -> Run:
+    """A lease of the host ran out."""
+    host = tx.hosts.lock(host_id)
+    if host is None:
+        return run
+    before = _read(host)
+    if before.lost_at is not None and now - before.lost_at <= policy.lease_s:
+        return run
+    why = f"the host was lost while it ran {run.id}"
+    return _strike(tx, host, before._replace(lost_at=now), run, why, now=now)
+
+
+def failed(
+    tx: Tx, host_id: HostId, run: Run, reason: Reason, *, ran_s: float, now: float, policy: ServerPolicy
+) -> Run:
+    """A run failed there. It tells against the host only if it did so at once, and others can take over."""
+    if reason not in _LIKE_THE_HOST or ran_s > QUICK_S:
+        return run
+    host = tx.hosts.lock(host_id)
+    if host is None:
+        return run
+    work, before = f"{run.project}/{run.name}", _read(host)
+    if work in before.works:
+        return run
+    if host.strikes + 1 >= STRIKES and not _others(tx, host, now=now, policy=policy):
+        return run
+    why = f"{run.id} failed within {QUICK_S:g} s ({reason})"
+    return _strike(tx, host, before._replace(works=(*before.works, work)), run, why, now=now)
+
+
+def returned(tx: Tx, host_id: HostId) -> None:
+    """It finished a run, or came back with one that was thought lost."""
+    if tx.hosts.forgive(host_id):
+        tx.announce(TOPIC_HOST, host_id)
+
+
+def forgiven(host: Host) -> Host:
+    return host._replace(strikes=0, struck_by=None, set_aside_until=None, set_aside_why=None)
+
+
+def is_aside(host: Host, now: float) -> bool:
+    return host.set_aside_until is not None and now < host.set_aside_until
+
+
+def lost_hosts(tx: Tx, run: Run) -> set[HostId]:
+    leases = [
+        tx.leases.get(rank.lease_id)
+        for attempt in tx.attempts.of_run(run.id)
+        for rank in tx.attempts.ranks(run.id, attempt.number)
+        if rank.reason is Reason.HOST_LOST and rank.lease_id is not None
+    ]
+    return {lease.host_id for lease in leases if lease is not None}
+
+
+def _read(host: Host) -> Strikes:
+    if not host.struck_by:
+        return Strikes()
+    lost_at, works = json.loads(host.struck_by)
+    return Strikes(lost_at, tuple(works))
+
+
+def _strike(tx: Tx, host: Host, strikes: Strikes, run: Run, why: str, *, now: float) -> Run:
+    host = host._replace(strikes=host.strikes + 1, struck_by=canonical(strikes))
+    if host.strikes < STRIKES:
+        tx.hosts.save(host)
+        return run
+    for_s = min(LONGEST_S, FIRST_S * 2.0 ** min(10, host.strikes - STRIKES))
+    said = f"{host.strikes} failures in a row that look like its own; the last: {why}"
+    tx.hosts.save(host._replace(set_aside_until=now + for_s, set_aside_why=said))
+    data: dict[str, object] = {"for_s": for_s, "why": said}
+    audit.note(tx, "host.set_aside", f"host:{host.name}", actor="corral", origin="", now=now, **data)
+    return record(tx, run, "host_set_aside", at=now, actor="corral", data={"host": host.name, **data})
+
+
+def _others(tx: Tx, host: Host, *, now: float, policy: ServerPolicy) -> bool:
+    """Whether another host could take work now."""
+    return any(
+        other.id != host.id
+        and not other.draining
+        and other.revoked_at is None
+        and not is_aside(other, now)
+        and other.last_seen_at is not None
+        and now - other.last_seen_at <= policy.away_s
+        for other in tx.hosts.page(None, 10_000)
+    )

@@ -1,0 +1,1 @@
+"""Leases: renewing, fencing, ending and expiring them."""

@@ -1,0 +1,298 @@
+"""Only the newest epoch may write. Expiry, release and return of leases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+
+from corral.core.hosts import faults
+from corral.core.policy import ServerPolicy
+from corral.core.queue.fair_share import Shares
+from corral.core.runs.transitions import move
+from corral.domain.errors import LeaseLost, NotFound
+from corral.domain.hosts import Host
+from corral.domain.ids import HostId, LeaseId
+from corral.domain.leases import Lease, LeaseState
+from corral.domain.quotas import UsageHours, by_month
+from corral.domain.reasons import Reason
+from corral.domain.retries import BUDGET_OF, Budget
+from corral.domain.runs import Rank, Run
+from corral.domain.states import LEASED, STOPPING, RankEvent, RankState, RunEvent, RunState, step_rank
+from corral.ports.store import Tx
+
+# What the sweeper or a new boot ended, as against what the worker itself reported.
+LONGEST_BACKOFF_S = 60.0
+_MAY_RETURN = frozenset({Reason.HOST_LOST, Reason.RELEASED})
+
+
+def fence(
+    tx: Tx, lease_id: LeaseId, epoch: int, *, host_id: HostId, now: float, policy: ServerPolicy
+) -> tuple[Lease, Run]:
+    """The lease and its run, held against change, if the caller may write; LeaseLost otherwise.
+
+    A lease that ran out is taken up again if nobody claimed the run since: its host keeps its work.
+    """
+    run, lease = held(tx, lease_id, host_id)
+    return check_held(tx, lease, run, epoch, now=now, policy=policy)
+
+
+def held(tx: Tx, lease_id: LeaseId, host_id: HostId) -> tuple[Run, Lease]:
+    """The lease and its run, so that nobody closes it while we look. A host sees only its own leases."""
+    found = tx.leases.hold(lease_id)
+    if found is None or found[1].host_id != host_id:
+        raise _not_yours(lease_id)
+    return found
+
+
+def check_held(
+    tx: Tx, lease: Lease, run: Run, epoch: int, *, now: float, policy: ServerPolicy
+) -> tuple[Lease, Run]:
+    if lease.epoch != epoch:
+        raise LeaseLost(f"lease {lease.id} has epoch {lease.epoch}, not {epoch}")
+    if lease.state is LeaseState.LIVE:
+        return lease, run
+    if lease.state is LeaseState.EXPIRED:
+        return _reattach(tx, lease, run, now=now, policy=policy)
+    raise LeaseLost(f"lease {lease.id} of run {run.id} is closed ({lease.outcome})")
+
+
+def owned(tx: Tx, lease_id: LeaseId, host_id: HostId) -> Lease:
+    """A host sees only its own leases."""
+    lease = tx.leases.get(lease_id)
+    if lease is None or lease.host_id != host_id:
+        raise _not_yours(lease_id)
+    return lease
+
+
+def _not_yours(lease_id: LeaseId) -> NotFound:
+    hint = "Stop the child; the lease was never this host's."
+    return NotFound(f"this host has no lease {lease_id}", hint=hint)
+
+
+def _reattach(tx: Tx, lease: Lease, run: Run, *, now: float, policy: ServerPolicy) -> tuple[Lease, Run]:
+    rank = tx.attempts.rank(run.id, lease.attempt, lease.rank)
+    may = (
+        rank is not None
+        and rank.state is RankState.ENDED
+        and rank.lease_id == lease.id
+        and rank.reason in _MAY_RETURN
+        and run.attempt == lease.attempt
+        and run.epoch == lease.epoch
+        and run.state in (RunState.QUEUED, RunState.PLACING)
+    )
+    if not may or rank is None or rank.reason is None:
+        raise LeaseLost(f"lease {lease.id} ran out and run {run.id} is {run.state} now")
+    tx.attempts.save_rank(rank.stepped(RankEvent.REATTACH)._replace(reason=None))
+    run = _unuse_time(tx, run, lease)
+    if rank.reason is Reason.HOST_LOST:
+        run = run._replace(lost_hosts=max(0, run.lost_hosts - 1))
+        faults.returned(tx, lease.host_id)
+    lease = lease._replace(
+        state=LeaseState.LIVE, closed_at=None, beaten_at=now, expires_at=now + policy.lease_s
+    )
+    tx.leases.save(lease)
+    # The run's reason is what was charged: a stop that the lease's end settled had one of its own.
+    run = move(
+        tx,
+        run.charged(run.reason or rank.reason, -1),
+        RunEvent.REATTACH,
+        at=now,
+        actor=f"host:{lease.host_id}",
+        data={"lease": lease.id, "epoch": lease.epoch},
+        reason=None,
+        detail=None,
+    )
+    return lease, run
+
+
+def close_lease(
+    tx: Tx, lease: Lease, *, outcome: str, digest: str | None, answer: str | None, now: float
+) -> None:
+    tx.leases.save(
+        lease._replace(
+            state=LeaseState.CLOSED,
+            closed_at=now,
+            outcome=outcome,
+            outcome_digest=digest,
+            outcome_answer=answer,
+        )
+    )
+    tx.blobs.unpin(f"lease:{lease.id}")
+
+
+def use_time(tx: Tx, run: Run, lease: Lease, shares: Shares, ran_s: float, *, now: float) -> Run:
+    """Count a lease's time against the run's wall limit, the project's share and its hours of the month."""
+    gpus = len(json.loads(lease.gpus))
+    shares.closed(run.project, ran_s, gpus)
+    for month, part_s in by_month(now, ran_s):
+        tx.quotas.add_hours(UsageHours(run.project, month, part_s, part_s * gpus))
+    return run._replace(ran_s=run.ran_s + ran_s)
+
+
+def _unuse_time(tx: Tx, run: Run, lease: Lease) -> Run:
+    """It was counted when the lease ran out; the lease's real end will count the whole of it again."""
+    ran_s, gpus = known_s(lease), len(json.loads(lease.gpus))
+    if lease.closed_at is not None:
+        for month, part_s in by_month(lease.closed_at, ran_s):
+            tx.quotas.add_hours(UsageHours(run.project, month, -part_s, -part_s * gpus))
+    return run._replace(ran_s=max(0.0, run.ran_s - ran_s))
+
+
+def known_s(lease: Lease) -> float:
+    """How long a lease that was taken away is known to have run.
+
+    By its worker's own count, which no jump of the wall clock touches; without one, to its last beat.
+    """
+    told = json.loads(lease.sample).get("ran_s")
+    if isinstance(told, int | float):
+        return max(0.0, float(told))
+    return max(0.0, (lease.beaten_at or lease.granted_at) - lease.granted_at)
+
+
+def end_rank(
+    tx: Tx,
+    lease: Lease,
+    event: RankEvent,
+    *,
+    reason: Reason,
+    exit_code: int | None = None,
+) -> Rank:
+    rank = tx.attempts.rank(lease.run_id, lease.attempt, lease.rank)
+    if rank is None:
+        raise NotFound(f"run {lease.run_id} has no rank {lease.rank} in attempt {lease.attempt}")
+    rank = rank._replace(state=step_rank(rank.state, event), reason=reason, exit_code=exit_code)
+    tx.attempts.save_rank(rank)
+    return rank
+
+
+def expire(tx: Tx, lease_id: LeaseId, *, now: float, policy: ServerPolicy, shares: Shares) -> None:
+    """The sweeper: the lease's time ran out. One that was never beaten is given back free of charge."""
+    lease = tx.leases.get(lease_id)
+    if lease is None:
+        return
+    run = tx.runs.lock(lease.run_id)
+    lease = tx.leases.get(lease_id)
+    if run is None or lease is None or lease.state is not LeaseState.LIVE or lease.expires_at > now:
+        return
+    reason = Reason.RELEASED if lease.beaten_at is None else Reason.HOST_LOST
+    why = "its worker never began it" if lease.beaten_at is None else "the host stopped renewing its lease"
+    run = _take_away(tx, lease, run, reason, why, now=now, shares=shares)
+    if reason is Reason.HOST_LOST:
+        faults.lost(tx, lease.host_id, run, now=now, policy=policy)
+
+
+def release_boot(
+    tx: Tx,
+    host: Host,
+    boot_id: str,
+    holding: Collection[str],
+    *,
+    now: float,
+    policy: ServerPolicy,
+    shares: Shares,
+) -> tuple[LeaseId, ...]:
+    """A new boot of the worker holds only what it says: its predecessor's other leases are given back."""
+    released: list[LeaseId] = []
+    for lease in tx.leases.live_of_host(host.id):
+        if lease.boot_id == boot_id or lease.id in holding:
+            continue
+        run = tx.runs.lock(lease.run_id)
+        # Read again under the run's lock: a late outcome of the old boot may have closed it.
+        still = tx.leases.get(lease.id)
+        if run is not None and still is not None and still.state is LeaseState.LIVE:
+            _take_away(tx, still, run, Reason.RELEASED, "its worker was restarted", now=now, shares=shares)
+            released.append(lease.id)
+    return tuple(released)
+
+
+def _take_away(
+    tx: Tx, lease: Lease, run: Run, reason: Reason, why: str, *, now: float, shares: Shares
+) -> Run:
+    end_rank(tx, lease, RankEvent.LEASE_EXPIRED, reason=reason)
+    tx.leases.save(lease._replace(state=LeaseState.EXPIRED, closed_at=now))
+    tx.blobs.unpin(f"lease:{lease.id}")
+    run = use_time(tx, run, lease, shares, known_s(lease), now=now)
+    fence_gang(tx, run, lease, now=now)
+    if run.state in STOPPING:
+        return settle_stop(tx, run, RunEvent.LEASE_EXPIRED, now=now, actor="corral", data={"lease": lease.id})
+    if run.state not in LEASED:
+        return run
+    if reason is Reason.HOST_LOST:
+        hosts = faults.lost_hosts(tx, run)
+        run = run._replace(lost_hosts=len(hosts))
+        if len(hosts) >= faults.POISON_HOSTS:
+            reason, why = Reason.POISON, f"{len(hosts)} different hosts were lost while they ran it"
+    return retry_or_fail(tx, run, reason, why, now=now, actor="corral")
+
+
+def fence_gang(tx: Tx, run: Run, ended: Lease, *, now: float) -> None:
+    """In a fixed gang the first rank that ends closes the attempt and fences all the others."""
+    if run.world_size == 1 or run.elastic:
+        return
+    for other in tx.leases.live_of_run(run.id):
+        if other.id != ended.id:
+            end_rank(tx, other, RankEvent.STOPPED, reason=Reason.RELEASED)
+            close_lease(tx, other, outcome="fenced", digest=None, answer=None, now=now)
+    tx.attempts.close(run.id, ended.attempt, now)
+
+
+def settle_stop(
+    tx: Tx, run: Run, event: RunEvent, *, now: float, actor: str, data: dict[str, object] | None = None
+) -> Run:
+    """A run that was told to stop has stopped: cancelled, failed or queued again, as its table says."""
+    reason = run.stop_reason or Reason.UNKNOWN
+    yielding = run.state is RunState.YIELDING
+    if yielding:
+        run = run.charged(reason)
+    else:
+        tx.attempts.close(run.id, run.attempt, now)
+    return move(
+        tx,
+        run,
+        event,
+        at=now,
+        actor=actor,
+        data={**(data or {}), "reason": reason},
+        stop_deadline=None,
+        stop_reason=None,
+        reason=reason,
+        ended_at=None if yielding else now,
+    )
+
+
+def retry_or_fail(
+    tx: Tx,
+    run: Run,
+    reason: Reason,
+    detail: str,
+    *,
+    now: float,
+    actor: str,
+    exit_code: int | None = None,
+    signal: int | None = None,
+) -> Run:
+    """Queue the run again if the reason's budget allows it; otherwise it has failed."""
+    changes = {"reason": reason, "detail": detail or None, "exit_code": exit_code, "signal": signal}
+    data: dict[str, object] = {"reason": reason, "attempt": run.attempt}
+    if detail:
+        data["detail"] = detail[:2000]
+    over_wall = run.wall_limit_s is not None and run.ran_s >= run.wall_limit_s
+    if over_wall or not run.budgets.allows(run.used, reason):
+        tx.attempts.close(run.id, run.attempt, now)
+        return move(tx, run, RunEvent.FAIL, at=now, actor=actor, data=data, ended_at=now, **changes)
+    run = run.charged(reason)
+    run = move(tx, run, RunEvent.REQUEUE, at=now, actor=actor, data=data, **changes)
+    if BUDGET_OF[reason] is Budget.CODE:
+        # The run's own error may be the same at once; give what it depends on a moment.
+        wait_s = min(LONGEST_BACKOFF_S, 2.0 ** (run.used_code - 1))
+        run = move(
+            tx,
+            run,
+            RunEvent.HOLD,
+            at=now,
+            actor="corral",
+            data={"hold_reason": "backoff", "for_s": wait_s},
+            hold_reason=run.hold_reason or "backoff",
+            not_before=now + wait_s,
+        )
+    return run

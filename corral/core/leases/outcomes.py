@@ -1,0 +1,207 @@
+"""How a lease ends: finish, fail, stopped. Each may be replayed and gets the same answer, for ever."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from corral.core.hosts import faults
+from corral.core.leases.fence import (
+    check_held,
+    close_lease,
+    end_rank,
+    fence_gang,
+    held,
+    retry_or_fail,
+    settle_stop,
+    use_time,
+)
+from corral.core.policy import ServerPolicy
+from corral.core.queue.fair_share import Shares
+from corral.core.queue.roster import Roster
+from corral.core.runs.transitions import move, record
+from corral.domain.artifacts import ArtifactKind
+from corral.domain.canonical import canonical, digest_of
+from corral.domain.errors import AlreadyFinal, BlobMissing, InvalidInput
+from corral.domain.ids import ArtifactId, HostId, LeaseId
+from corral.domain.leases import Lease, LeaseState
+from corral.domain.reasons import Reason
+from corral.domain.redaction import SecretValues
+from corral.domain.runs import Rank, Run
+from corral.domain.states import STOPPING, Fold, RankEvent, RankState, RunEvent, RunState, fold
+from corral.ports.store import Tx
+
+
+class LeaseReport(NamedTuple):
+    """What the worker says of the end of its lease."""
+
+    kind: str
+    reason: Reason
+    detail: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    artifact_id: ArtifactId | None = None
+    metrics: tuple[tuple[str, float], ...] = ()
+    ran_s: float = 0.0
+
+
+class LeaseOutcome(NamedTuple):
+    run_state: str
+    rank_state: str
+
+
+@dataclass(frozen=True)
+class LeaseEnder:
+    """Everything an outcome needs besides its transaction."""
+
+    policy: ServerPolicy
+    shares: Shares
+    roster: Roster = field(default_factory=Roster)
+    # The secrets of a project, to be taken out of what is stored; None if it has none.
+    secrets_of: Callable[[Tx, str], SecretValues | None] = lambda tx, project: None
+
+    def end(
+        self, tx: Tx, lease_id: LeaseId, epoch: int, report: LeaseReport, *, host_id: HostId, now: float
+    ) -> LeaseOutcome:
+        if report.kind != "finish" and report.reason is Reason.FINISHED:
+            raise InvalidInput(f"a run that was not finished cannot be `{report.kind}` as finished")
+        body = digest_of([epoch, *report])
+        run, lease = held(tx, lease_id, host_id)
+        if (earlier := _replayed(lease, body)) is not None:
+            return earlier
+        lease, run = check_held(tx, lease, run, epoch, now=now, policy=self.policy)
+        # Not before: a replay is known by what was sent.
+        said = bool(report.detail or report.metrics)
+        if said and (values := self.secrets_of(tx, run.project)) is not None:
+            report = report._replace(
+                detail=values.redact_text(report.detail),
+                metrics=tuple((values.redact_text(name), value) for name, value in report.metrics),
+            )
+        run = use_time(tx, run, lease, self.shares, report.ran_s, now=now)
+        if report.kind == "finish":
+            run, rank = _finish(tx, lease, run, report, now=now)
+            faults.returned(tx, host_id)
+        elif report.kind == "fail":
+            unasked = run.state is RunState.RUNNING
+            run, rank = _fail(tx, lease, run, report, now=now)
+            if unasked:
+                run = faults.failed(
+                    tx, host_id, run, report.reason, ran_s=report.ran_s, now=now, policy=self.policy
+                )
+        else:
+            if run.state is RunState.RUNNING and report.reason is Reason.RELEASED and report.ran_s == 0:
+                why = report.detail or "it could not be started there"
+                self.roster.gave_back(host_id, run.id, boot_id=lease.boot_id, why=why, now=now)
+            run, rank = _stopped(tx, lease, run, report, now=now)
+        outcome = LeaseOutcome(run.state, rank.state)
+        answer = canonical(outcome)
+        close_lease(tx, lease, outcome=report.kind, digest=body, answer=answer, now=now)
+        if rank.state is RankState.ENDED:
+            fence_gang(tx, run, lease, now=now)
+        return outcome
+
+
+def _replayed(lease: Lease, body: str) -> LeaseOutcome | None:
+    if lease.state is not LeaseState.CLOSED or lease.outcome_answer is None:
+        return None
+    if lease.outcome_digest != body:
+        raise AlreadyFinal(f"lease {lease.id} was closed before by `{lease.outcome}` with another body")
+    run_state, rank_state = json.loads(lease.outcome_answer)
+    return LeaseOutcome(run_state, rank_state)
+
+
+def _finish(tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float) -> tuple[Run, Rank]:
+    if report.artifact_id is not None:
+        _check_result(tx, lease, report.artifact_id)
+    rank = end_rank(tx, lease, RankEvent.FINISH, reason=Reason.FINISHED, exit_code=0)
+    states = [rank.state]
+    if run.world_size > 1:
+        states = [r.state for r in tx.attempts.ranks(run.id, lease.attempt)]
+    actor = f"host:{lease.host_id}"
+    artifact_id = report.artifact_id if lease.rank == 0 else run.artifact_id
+    if report.metrics:
+        run = run._replace(metrics=canonical({**json.loads(run.metrics), **dict(report.metrics)}))
+    if fold(states, minimum=run.min_ranks, elastic=run.elastic) is not Fold.FINISHED:
+        data = {"rank": lease.rank, "lease": lease.id}
+        return record(
+            tx, run._replace(artifact_id=artifact_id), "rank_done", at=now, actor=actor, data=data
+        ), rank
+    tx.attempts.close(run.id, lease.attempt, now)
+    run = move(
+        tx,
+        run,
+        RunEvent.FINISH,
+        at=now,
+        actor=actor,
+        data={"lease": lease.id, "artifact": artifact_id},
+        ended_at=now,
+        reason=Reason.FINISHED,
+        detail=None,
+        exit_code=0,
+        signal=None,
+        artifact_id=artifact_id,
+        stop_deadline=None,
+        stop_reason=None,
+    )
+    return run, rank
+
+
+def _check_result(tx: Tx, lease: Lease, artifact_id: ArtifactId) -> None:
+    """The result must be what this very lease made, or an older one's files could pass for it."""
+    artifact = tx.artifacts.get(artifact_id)
+    made_here = artifact is not None and (
+        artifact.run_id,
+        artifact.attempt,
+        artifact.rank,
+        artifact.epoch,
+        artifact.kind,
+    ) == (lease.run_id, lease.attempt, lease.rank, lease.epoch, ArtifactKind.OUTPUT)
+    if not made_here:
+        raise BlobMissing(
+            f"lease {lease.id} did not commit the artifact {artifact_id}",
+            hint="Commit the output with this lease, then finish.",
+        )
+
+
+def _fail(tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float) -> tuple[Run, Rank]:
+    rank = end_rank(tx, lease, RankEvent.FAIL, reason=report.reason, exit_code=report.exit_code)
+    actor = f"host:{lease.host_id}"
+    if rank.state is RankState.RETIRED:
+        return record(tx, run, "rank_retired", at=now, actor=actor, data={"rank": lease.rank}), rank
+    if run.state in STOPPING:
+        run = run._replace(exit_code=report.exit_code, signal=report.signal)
+        return settle_stop(tx, run, RunEvent.FAIL, now=now, actor=actor), rank
+    run = retry_or_fail(
+        tx,
+        run,
+        report.reason,
+        report.detail,
+        now=now,
+        actor=actor,
+        exit_code=report.exit_code,
+        signal=report.signal,
+    )
+    return run, rank
+
+
+def _stopped(tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float) -> tuple[Run, Rank]:
+    """Stopped as it was told, or on the worker's own account: a drain gives the run back, a limit ends it."""
+    rank = end_rank(tx, lease, RankEvent.STOPPED, reason=report.reason, exit_code=report.exit_code)
+    actor = f"host:{lease.host_id}"
+    if rank.state is RankState.RETIRED:
+        return record(tx, run, "rank_retired", at=now, actor=actor, data={"rank": lease.rank}), rank
+    asked = run.state is not RunState.RUNNING
+    if not asked:
+        over = report.reason in (Reason.WALL_LIMIT, Reason.MONEY_LIMIT)
+        wish = RunEvent.HALT if over else RunEvent.PREEMPT
+        reason = report.reason if over else Reason.RELEASED
+        data: dict[str, object] = {"reason": reason}
+        if report.detail:
+            data["detail"] = report.detail[:2000]
+        run = move(tx, run, wish, at=now, actor=actor, data=data, stop_reason=reason)
+    # Why it was asked to stop says more than that it was.
+    detail = run.detail if asked and run.detail else report.detail or None
+    run = run._replace(exit_code=report.exit_code, signal=report.signal, detail=detail)
+    return settle_stop(tx, run, RunEvent.STOPPED, now=now, actor=actor), rank

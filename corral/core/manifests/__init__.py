@@ -1,0 +1,1 @@
+"""Manifests: what one would change, and applying it."""

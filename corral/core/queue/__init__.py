@@ -1,0 +1,1 @@
+"""Which run starts next on which host, and why another does not."""

@@ -1,0 +1,380 @@
+"""Going through what is queued on behalf of one host: order, quotas, reservations, backfill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from corral.core.policy import ServerPolicy
+from corral.core.queue.eligibility import Shapes, declared_of, policy_refusals, work_of
+from corral.core.queue.fair_share import Shares, month_gpu_s
+from corral.core.queue.free_capacity import HostCapacity, bytes_held
+from corral.core.queue.lanes import Candidate, Lanes
+from corral.core.queue.reservations import Reservation, Reservations
+from corral.core.queue.roster import Roster
+from corral.core.runs.dependencies import wait_for_place
+from corral.core.runs.transitions import move
+from corral.domain.capability import Requirements
+from corral.domain.holds import REMOVED
+from corral.domain.host_policy import refusals
+from corral.domain.hosts import Host
+from corral.domain.ids import Digest
+from corral.domain.leases import Lease
+from corral.domain.queue import Lane, LeaseHolding, ReadyRun
+from corral.domain.quotas import QuotaUse, month_start, over_quota
+from corral.domain.runs import Run
+from corral.domain.states import RunEvent, RunState
+from corral.ports.store import Tx
+
+# How many runs of later rank are looked at for backfill in one claim.
+BACKFILL_TRIES = 8
+# So many runs that could not be taken are set aside in one claim.
+ASIDE = 256
+# So many runs that may be refused by their names are looked at in one claim; the next one goes on there.
+LOOKED_AT = 4000
+PAGE = 500
+
+
+@dataclass
+class Board:
+    """What a server knows of the queue, in memory."""
+
+    lanes: Lanes
+    shapes: Shapes
+    shares: Shares
+    reservations: Reservations
+    roster: Roster = field(default_factory=Roster)
+    # The least margin before the end of a project's GPU hours that the policy keeps for any run.
+    margin_s: float = 0.0
+
+    def may_start(self, lane: Lane) -> bool:
+        """Whether it is worth a host's while to look at the lane: not if its quota lets nothing start."""
+        need = self.shapes.known(lane.shape)
+        return need is None or self.shares.held_back(lane.project, need.gpus, keep_s=self.margin_s) is None
+
+    def may_have(self, shape: Digest) -> bool:
+        """False if, for all that is known here, no run of the shape waits that may start."""
+        return self.lanes.may_have(shape, self.may_start)
+
+
+class Choice(NamedTuple):
+    run: Run
+    spec: str
+    gpus: tuple[int, ...]
+    # How much of each it holds; None is the whole.
+    gpu_bytes: int | None
+
+
+@dataclass
+class Chooser:
+    """One claim's walk through the queue. `taken` is what it took out of the lanes, to be put back if the
+    claim does not commit."""
+
+    board: Board
+    policy: ServerPolicy
+    tx: Tx
+    host: Host
+    held: list[LeaseHolding]
+    now: float
+    taken: list[Candidate]
+    free: HostCapacity = field(init=False)
+    _passed: set[Lane] = field(default_factory=set)
+    _locked: set[str] = field(default_factory=set)
+    # Lanes whose oldest run is not for this host: those behind it that are, and the next of them.
+    _behind_refused: dict[Lane, Iterator[ReadyRun]] = field(default_factory=dict)
+    _instead: dict[Lane, ReadyRun | None] = field(default_factory=dict)
+    _refused: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    _left_to_look_at: int = LOOKED_AT
+    _reservation: Reservation | None = None
+    _behind: bool = False
+    _next_in_line: bool = False
+    _tries: int = 0
+    # When the kept run could begin; worked out once, until the host is given more.
+    _begins: tuple[float | None] | None = None
+
+    def __post_init__(self) -> None:
+        self.free = HostCapacity(self.host, self.held)
+        self._reservation = self._kept_for()
+
+    def _kept_for(self) -> Reservation | None:
+        """What the host is kept for, unless that waits no longer, or its project may not start it now."""
+        kept = self.board.reservations.of_host(self.host.id, self.now, self.policy.away_s)
+        run = None if kept is None else self.tx.runs.get(kept.run_id)
+        if kept is None or run is None or run.state is not RunState.QUEUED:
+            if kept is not None:
+                self.board.reservations.done(kept.run_id)
+            return None
+        need = self.board.shapes.get(self.tx, run.shape)
+        margin_s = self.policy.margin_s(run)
+        held_back = self.board.shares.held_back(run.project, need.gpus, keep_s=margin_s) is not None
+        return None if held_back else kept
+
+    def next(self) -> Choice | None:
+        """The run that this host should take now, locked; None if there is none."""
+        aside: list[Candidate] = []
+        try:
+            return self._next(aside)
+        finally:
+            self.board.lanes.put_back(aside)
+
+    def _next(self, aside: list[Candidate]) -> Choice | None:
+        while self.free.slots > 0 and len(aside) < ASIDE:
+            candidate = self._take()
+            if candidate is None:
+                return None
+            self.taken.append(candidate)
+            if candidate.lane in self._behind_refused:
+                self._instead[candidate.lane] = next(self._behind_refused[candidate.lane], None)
+            found = self.tx.runs.try_lock(candidate.ready.id)
+            # The hint may be stale: claimed by another server, cancelled, held, or queued anew.
+            if (
+                found is None
+                or found[0].state is not RunState.QUEUED
+                or (found[0].shape, found[0].priority) != candidate.lane[:2]
+                or found[0].ready_at != candidate.ready.ready_at
+            ):
+                continue
+            run, spec = found
+            if run.hold_reason == REMOVED:
+                # It ran when its manifest dropped it, and came back to the queue.
+                data = {"hold_reason": REMOVED}
+                move(self.tx, run, RunEvent.HOLD, at=self.now, actor="corral", data=data)
+                continue
+            need = self.board.shapes.get(self.tx, run.shape)
+            if not self._is_for_this_host(run, need):
+                self._look_behind(candidate, need, run)
+            elif (most := self._within_quota(run, need)) is None:
+                self._passed.add(candidate.lane)
+            elif not self._is_behind(candidate) or self._ends_in_time(run):
+                full = self._group_is_full(run)
+                if full:
+                    wait_for_place(self.tx, run, actor="corral", now=self.now)
+                    continue
+                if full is not None:
+                    gpus = self.free.take(need, most)
+                    return Choice(run, spec, gpus, bytes_held(need) if gpus else None)
+            self.taken.remove(candidate)
+            aside.append(candidate)
+        return None
+
+    def granted(self, lease: Lease) -> None:
+        self.held.append(LeaseHolding(lease.id, lease.request_id, lease.gpus, lease.gpu_bytes))
+        self.board.reservations.done(lease.run_id)
+        if self._reservation is not None and self._reservation.run_id == lease.run_id:
+            self._reservation = None
+        self._begins = None
+
+    def _is_for_this_host(self, run: Run, need: Requirements) -> bool:
+        """What only the run itself tells: its name, and that the host gave it back a moment ago."""
+        if self.host.declared is not None and policy_refusals(need, self.host, run):
+            return False
+        return self.board.roster.had(self.host, run.id, self.now) is None
+
+    def _look_behind(self, candidate: Candidate, need: Requirements, run: Run) -> None:
+        """The lane's oldest run is not for this host: from now on the next that is stands for the lane."""
+        lane = candidate.lane
+        if lane not in self._behind_refused:
+            found = self._behind_refused[lane] = self._not_refused(candidate, need, run)
+            self._instead[lane] = next(found, None)
+
+    def _not_refused(self, candidate: Candidate, need: Requirements, run: Run) -> Iterator[ReadyRun]:
+        """Those behind the lane's oldest that are for this host, as far as this claim may look.
+
+        Up to where all names are refused is remembered, so that the next claim goes on from there.
+        """
+        lane, lanes, who = candidate.lane, self.board.lanes, self.host.declared_digest
+        place = max(candidate.ready, lanes.refused_to(lane, who) or candidate.ready)
+        only_refused = self._refuses(lane, need, run.name, run.kind)
+        while (limit := min(PAGE, self._left_to_look_at)) > 0:
+            page = self.tx.runs.ready_names(lane, after=place, limit=limit)
+            self._left_to_look_at -= len(page)
+            for named in page:
+                if self._refuses(lane, need, named.name, named.kind):
+                    place = named.ready
+                    continue
+                if only_refused:
+                    lanes.refuses(lane, who, place)
+                    only_refused = False
+                place = named.ready
+                if self.board.roster.had(self.host, named.ready.id, self.now) is None:
+                    yield named.ready
+            if only_refused:
+                lanes.refuses(lane, who, place)
+            if len(page) < limit:
+                return
+
+    def _refuses(self, lane: Lane, need: Requirements, name: str, kind: str) -> bool:
+        key = (lane.shape, lane.project, name, kind)
+        if key not in self._refused:
+            work = work_of(need, lane.project)._replace(name=name, kind=kind)
+            self._refused[key] = bool(refusals(declared_of(self.host), work))
+        return self._refused[key]
+
+    def _take(self) -> Candidate | None:
+        self._behind = self._next_in_line = False
+        board, ageing_s = self.board, self.policy.ageing_s
+        return board.lanes.take(
+            self.tx,
+            self._fits,
+            lambda project: board.shares.weight(project, self.now),
+            key=board.shapes.kind(self.host),
+            points=None if ageing_s is None else self._points,
+            may=self._may,
+            instead=self._instead,
+        )
+
+    def _fits(self, shape: Digest) -> bool:
+        return self.board.shapes.fits(self.tx, shape, self.host)
+
+    def _points(self, ready: ReadyRun) -> int:
+        return int(max(0.0, self.now - ready.ready_at) / (self.policy.ageing_s or 1.0))
+
+    def _may(self, candidate: Candidate) -> bool:
+        lane = candidate.lane
+        if lane in self._passed:
+            return False
+        need = self.board.shapes.get(self.tx, lane.shape)
+        if self.board.shares.held_back(lane.project, need.gpus, keep_s=self.board.margin_s) is not None:
+            return False
+        # What is remembered of hosts of a kind may be from before a shape named this one.
+        if need.hosts and not self._fits(lane.shape):
+            return False
+        if not self.board.shapes.admits(self.tx, lane.shape, lane.project, self.host):
+            return False
+        if not self.free.holds(need):
+            self._does_not_fit(candidate)
+            return False
+        if self._another_may_refuse_first(candidate, need):
+            return False
+        if self._is_behind(candidate):
+            self._tries += 1
+            return self._tries <= BACKFILL_TRIES
+        return True
+
+    def _is_behind(self, candidate: Candidate) -> bool:
+        """Whether it comes after the run that the host is kept for.
+
+        Of the same priority all do, whatever share their projects have had: with enough small runs of others
+        the host would never be free enough.
+        """
+        kept = self._reservation
+        if kept is None or candidate.ready.id == kept.run_id:
+            return False
+        return self._behind or candidate.lane.priority <= kept.priority
+
+    def _another_may_refuse_first(self, candidate: Candidate, need: Requirements) -> bool:
+        """For a while from when it became ready, a run goes only to where it gets what it prefers."""
+        lane, ready_at = candidate.lane, candidate.ready.ready_at
+        if not ready_at <= self.now < ready_at + need.prefer_for_s:
+            return False
+        # Where its project may hold no more GPUs, one that is free here does not help it.
+        if (
+            self.free.holds_best(need)
+            and self.board.shares.held_back(lane.project, need.gpus_at_best) is None
+        ):
+            return False
+        return self.board.roster.has_preferred(
+            self.tx, self.board.shapes, lane, need, now=self.now, policy=self.policy
+        )
+
+    def _does_not_fit(self, candidate: Candidate) -> None:
+        """By totals the host could run it. If it has been next in line for long, the host is kept for it."""
+        reservations, run_id = self.board.reservations, candidate.ready.id
+        if self._reservation is not None and self._reservation.run_id == run_id:
+            reservations.seen(self._reservation, self.now)
+            self._behind = True
+        elif not self._next_in_line and reservations.of_run(run_id, self.now, self.policy.away_s) is None:
+            if self._refuses_run(candidate):
+                return
+            self._next_in_line = True
+            waited_s = reservations.waited(run_id, self.now)
+            if self._reservation is None and waited_s >= self.policy.reserve_after_s:
+                priority = candidate.lane.priority
+                self._reservation = reservations.reserve(self.host.id, run_id, priority, self.now)
+                self._behind = True
+
+    def _refuses_run(self, candidate: Candidate) -> bool:
+        """By its name, of which a lane knows nothing."""
+        if self.host.declared is None or not declared_of(self.host).asks_for_names:
+            return False
+        run = self.tx.runs.get(candidate.ready.id)
+        need = self.board.shapes.get(self.tx, candidate.lane.shape)
+        return run is not None and self._refuses(candidate.lane, need, run.name, run.kind)
+
+    def _within_quota(self, run: Run, need: Requirements) -> int | None:
+        """How many GPUs it may be given here, of those it would like; None if it may not start at all.
+
+        Counted under the lock of the quota, so that two servers cannot both take the last place.
+        """
+        best = self.free.best(need)
+        known = self.board.shares.quota(run.project)
+        if known is None or not known.limits_running:
+            return best
+        # Only the first lock may wait: whoever holds one already would wait in a circle.
+        alone = not self._locked or run.project in self._locked
+        quotas = self.tx.quotas
+        quota = quotas.lock(run.project) if alone else quotas.try_lock(run.project)
+        if quota is None:
+            return best if alone else None
+        self._locked.add(run.project)
+        if not quota.limits_running:
+            return best
+        found = self.tx.leases.in_use(now=self.now, since=month_start(self.now), project=run.project)
+        use = found[0] if found else QuotaUse(run.project)
+        used_gpu_s = 0.0 if quota.gpu_hours is None else month_gpu_s(self.tx, run.project, use, self.now)
+        margin_s = self.policy.margin_s(run)
+        for gpus in dict.fromkeys((best, need.gpus)):
+            if over_quota(quota, use, gpus=gpus, used_gpu_s=used_gpu_s, keep_s=margin_s) is None:
+                return gpus
+        return None
+
+    def _group_is_full(self, run: Run) -> bool | None:
+        """None if somebody else gives places in it just now.
+
+        Places are given before a run is queued; but a limit may have been lowered since, and a retry comes
+        back to the queue whatever the limit is.
+        """
+        group = None if run.group_id is None else self.tx.runs.group(run.group_id)
+        if group is None or group.max_running is None:
+            return False
+        key = f"group {group.id}"
+        alone = not self._locked or key in self._locked
+        found = self.tx.runs.lock_group(group.id) if alone else self.tx.runs.try_lock_group(group.id)
+        if found is None:
+            return None
+        self._locked.add(key)
+        most = found.max_running
+        return most is not None and self.tx.runs.running_in_group(group.id, most) >= most
+
+    def _ends_in_time(self, run: Run) -> bool:
+        """Backfill: by its wall limit it has ended before the run that the host is kept for could begin."""
+        begins = self._begins_at()
+        if begins is None or run.wall_limit_s is None:
+            return False
+        return self.now + run.wall_limit_s - run.ran_s + run.grace_s <= begins
+
+    def _begins_at(self) -> float | None:
+        """When the kept run fits by the wall limits of what runs here; None if too few of them have one."""
+        if self._begins is None:
+            self._begins = (self._work_out_begin(),)
+        return self._begins[0]
+
+    def _work_out_begin(self) -> float | None:
+        large = None if self._reservation is None else self.tx.runs.get(self._reservation.run_id)
+        if large is None:
+            return None
+        need = self.board.shapes.get(self.tx, large.shape)
+        ends: list[tuple[float, LeaseHolding]] = []
+        for item in self.held:
+            lease = self.tx.leases.get(item.lease_id)
+            run = None if lease is None else self.tx.runs.get(lease.run_id)
+            if lease is not None and run is not None and run.wall_limit_s is not None:
+                ends.append((lease.granted_at + run.wall_limit_s - run.ran_s, item))
+        left = list(self.held)
+        for at, item in sorted(ends):
+            left.remove(item)
+            free = HostCapacity(self.host, left)
+            if free.slots > 0 and free.holds(need):
+                return at
+        return None

@@ -1,0 +1,241 @@
+"""Giving a worker leases on runs that fit its host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from corral.core.leases.fence import release_boot
+from corral.core.logs import left_bytes
+from corral.core.policy import ServerPolicy
+from corral.core.queue.choose import Board, Choice, Chooser
+from corral.core.queue.eligibility import Shapes
+from corral.core.queue.fair_share import Shares
+from corral.core.queue.free_capacity import HostCapacity
+from corral.core.queue.lanes import Candidate, Lanes
+from corral.core.queue.reservations import Reservations
+from corral.core.queue.roster import Roster, takes_work
+from corral.core.runs.transitions import move
+from corral.domain.artifacts import Artifact
+from corral.domain.canonical import canonical, digest_of
+from corral.domain.errors import Forbidden, NotFound
+from corral.domain.hosts import Host
+from corral.domain.ids import HostId, LeaseId, new_lease_id
+from corral.domain.leases import Lease, LeaseState
+from corral.domain.queue import LeaseHolding
+from corral.domain.runs import Attempt, Rank, Run
+from corral.domain.states import LEASED, RankEvent, RankState, RunEvent, step_rank
+from corral.ports.store import Tx
+
+SEEN_EVERY_S = 10.0
+
+
+class ClaimTerms(NamedTuple):
+    host_id: HostId
+    boot_id: str
+    request_id: str
+    slots: int
+    max_leases: int
+    draining: bool
+    capability: str | None
+    holding: tuple[str, ...] | None
+
+
+class Grant(NamedTuple):
+    """A lease and what its worker must know to begin."""
+
+    lease: Lease
+    run: Run
+    spec: str
+    resume: Artifact | None
+    log_left_bytes: int
+
+    @property
+    def wall_left_s(self) -> float | None:
+        return None if self.run.wall_limit_s is None else max(0.0, self.run.wall_limit_s - self.run.ran_s)
+
+
+class ClaimResult(NamedTuple):
+    grants: tuple[Grant, ...]
+    released: tuple[LeaseId, ...]
+
+
+@dataclass
+class Claim:
+    """A unit of work. It may run again after a lost race, so it gives back what its last try took."""
+
+    lanes: Lanes
+    shapes: Shapes
+    shares: Shares
+    policy: ServerPolicy
+    ask: ClaimTerms
+    now: Callable[[], float]
+    reservations: Reservations = field(default_factory=Reservations)
+    roster: Roster = field(default_factory=Roster)
+    taken: list[Candidate] = field(default_factory=list)
+    host: Host | None = None
+    # What the host had left afterwards; None if it was not looked at.
+    free: HostCapacity | None = None
+
+    def __call__(self, tx: Tx) -> ClaimResult:
+        self.undo()
+        now = self.now()
+        host = self.host = self._host(tx, now)
+        released: tuple[LeaseId, ...] = ()
+        if self.ask.holding is not None:
+            released = release_boot(
+                tx, host, self.ask.boot_id, self.ask.holding, now=now, policy=self.policy, shares=self.shares
+            )
+        held = tx.leases.held(host.id)
+        earlier = [item.lease_id for item in held if item.request_id == self.ask.request_id]
+        if earlier:
+            return ClaimResult(tuple(self._render(tx, lease_id) for lease_id in earlier), released)
+        return ClaimResult(tuple(self._grants(tx, host, held, now)), released)
+
+    def undo(self) -> None:
+        self.lanes.put_back(self.taken)
+        self.taken = []
+
+    def _host(self, tx: Tx, now: float) -> Host:
+        # Held against another claim of the same host, or both would count the same free slots.
+        host = tx.hosts.lock(self.ask.host_id)
+        if host is None:
+            raise NotFound(f"there is no host {self.ask.host_id}", hint="Enrol the host again.")
+        if host.revoked_at is not None:
+            # It was let in before it was revoked, and has waited since.
+            raise Forbidden(f"host {host.name} is revoked", hint="Enrol the host again.")
+        new = host._replace(slots=self.ask.slots, boot_id=self.ask.boot_id)
+        if self.ask.capability is not None and self.ask.capability != host.capability:
+            new = new._replace(
+                capability=self.ask.capability, capability_digest=digest_of(json.loads(self.ask.capability))
+            )
+        if new != host:
+            new = new._replace(last_seen_at=now)
+            tx.hosts.save(new)
+        elif host.last_seen_at is None or now - host.last_seen_at > SEEN_EVERY_S:
+            new = new._replace(last_seen_at=now)
+            tx.hosts.seen(host.id, now)
+        self.roster.saw(new)
+        return new
+
+    def _grants(self, tx: Tx, host: Host, held: list[LeaseHolding], now: float) -> list[Grant]:
+        if self.ask.draining or host.capability is None or not takes_work(host, now):
+            return []
+        board = Board(
+            self.lanes,
+            self.shapes,
+            self.shares,
+            self.reservations,
+            self.roster,
+            margin_s=self.policy.least_margin_s,
+        )
+        chooser = Chooser(board, self.policy, tx, host, held, now, self.taken)
+        self.free = chooser.free
+        grants: list[Grant] = []
+        while len(grants) < self.ask.max_leases and (found := chooser.next()) is not None:
+            lease, run = self._lease(tx, host, found, now)
+            chooser.granted(lease)
+            grants.append(Grant(lease, run, found.spec, _resume(tx, run), left_bytes(tx, run, self.policy)))
+        return grants
+
+    def _lease(self, tx: Tx, host: Host, choice: Choice, now: float) -> tuple[Lease, Run]:
+        run, gpus = choice.run, choice.gpus
+        lease_id = new_lease_id()
+        rank = _claim_rank(tx, run, lease_id, now)
+        lease = Lease(
+            id=lease_id,
+            run_id=run.id,
+            project=run.project,
+            attempt=rank.attempt,
+            rank=rank.rank,
+            epoch=rank.epoch,
+            host_id=host.id,
+            boot_id=self.ask.boot_id,
+            request_id=self.ask.request_id,
+            gpus=canonical(gpus),
+            state=LeaseState.LIVE,
+            granted_at=now,
+            beaten_at=None,
+            expires_at=now + self.policy.first_beat_s,
+            active_at=now,
+            closed_at=None,
+            outcome=None,
+            outcome_digest=None,
+            outcome_answer=None,
+            progress="{}",
+            sample="{}",
+            event_seq=0,
+            log_bytes=0,
+            gpu_bytes=choice.gpu_bytes,
+        )
+        tx.leases.insert(lease)
+        run = move(
+            tx,
+            run,
+            RunEvent.CLAIM,
+            at=now,
+            actor=f"host:{host.id}",
+            data={
+                "attempt": lease.attempt,
+                "rank": lease.rank,
+                "epoch": lease.epoch,
+                "lease": lease.id,
+                **_cards(host, gpus),
+            },
+            attempt=lease.attempt,
+            epoch=lease.epoch,
+            started_at=run.started_at if run.started_at is not None else now,
+            last_host=host.id,
+            reason=None,
+            detail=None,
+        )
+        self.shares.claimed(run.project, len(gpus))
+        return lease, run
+
+    def _render(self, tx: Tx, lease_id: LeaseId) -> Grant:
+        """The answer anew: it is never stored, so that it cannot be out of date."""
+        lease = tx.leases.get(lease_id)
+        run = None if lease is None else tx.runs.get(lease.run_id)
+        if lease is None or run is None or run.state not in LEASED:
+            raise NotFound(f"lease {lease_id} has no running run")
+        return Grant(lease, run, tx.runs.spec(run.id), _resume(tx, run), left_bytes(tx, run, self.policy))
+
+
+def _cards(host: Host, gpus: tuple[int, ...]) -> dict[str, list[str]]:
+    """Which GPUs it got, for whoever asks later what a result was made on."""
+    if not gpus:
+        return {}
+    known = {gpu["index"]: gpu["name"] for gpu in json.loads(host.capability or "{}").get("gpus") or ()}
+    return {"gpus": [f"{index}: {known.get(index, 'unknown')}" for index in gpus]}
+
+
+def _resume(tx: Tx, run: Run) -> Artifact | None:
+    return tx.artifacts.newest_checkpoint(run.id) if run.attempt > 1 else None
+
+
+def _claim_rank(tx: Tx, run: Run, lease_id: LeaseId, now: float) -> Rank:
+    """The first rank that waits becomes the lease's; if none does, the next attempt is opened."""
+    ranks = tx.attempts.ranks(run.id, run.attempt) if run.attempt else []
+    waiting = next((rank for rank in ranks if rank.state is RankState.WAITING), None)
+    if waiting is not None:
+        rank = _taken(waiting, run.epoch + 1, lease_id)
+        tx.attempts.save_rank(rank)
+        return rank
+    if run.attempt:
+        tx.attempts.close(run.id, run.attempt, now)
+    number = run.attempt + 1
+    tx.attempts.open(Attempt(run.id, number, now, None))
+    made = [
+        Rank(run.id, number, rank, RankState.WAITING, 0, None, None, None) for rank in range(run.world_size)
+    ]
+    made[0] = _taken(made[0], run.epoch + 1, lease_id)
+    for rank in made:
+        tx.attempts.insert_rank(rank)
+    return made[0]
+
+
+def _taken(rank: Rank, epoch: int, lease_id: LeaseId) -> Rank:
+    state = step_rank(rank.state, RankEvent.CLAIM)
+    return rank._replace(state=state, epoch=epoch, lease_id=lease_id, reason=None)

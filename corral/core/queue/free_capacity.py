@@ -1,0 +1,115 @@
+"""What a host has left after what its leases hold: slots, whole GPUs, and memory of those that are shared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from corral.core.queue.eligibility import declared_of, effective_of
+from corral.domain.capability import Capability, Gpu, Requirements, fitting_gpus, gib
+from corral.domain.host_policy import effective_slots
+from corral.domain.hosts import Host
+from corral.domain.queue import LeaseHolding
+
+
+@dataclass
+class _Use:
+    """What leases hold of one GPU: the whole of it, or so many bytes."""
+
+    whole: bool = False
+    sharers: int = 0
+    bytes: int = 0
+
+
+class HostCapacity:
+    def __init__(self, host: Host, held: Iterable[LeaseHolding]) -> None:
+        declared = declared_of(host)
+        self._have: Capability = effective_of(host)
+        self._most_sharers = declared.slots_per_gpu
+        self._uses: dict[int, _Use] = {}
+        self.slots = effective_slots(host.slots, declared)
+        for item in held:
+            self._hold(json.loads(item.gpus), item.gpu_bytes)
+
+    def holds(self, need: Requirements) -> bool:
+        """Whether the GPUs that it cannot do without are free. Slots are the caller's to count."""
+        if not need.gpus:
+            return True
+        # The count first: of a busy host nothing else need be looked at.
+        untouched = len(self._have.gpus or ()) - len(self._uses)
+        if untouched < need.gpus and not need.share_gpu:
+            return False
+        return len(self._usable(need)) >= need.gpus
+
+    def holds_best(self, need: Requirements) -> bool:
+        """Whether those that it would like are free as well."""
+        wanted = need.gpus_at_best
+        return not wanted or len(self._usable(need)) >= wanted
+
+    def best(self, need: Requirements) -> int:
+        """How many GPUs it could be given now."""
+        return need.gpus_at_best if self.holds_best(need) else need.gpus
+
+    def take(self, need: Requirements, wanted: int) -> tuple[int, ...]:
+        chosen = tuple(gpu.index for gpu in self._usable(need)[:wanted]) if wanted else ()
+        self._hold(chosen, bytes_held(need))
+        return chosen
+
+    def shortage(self, need: Requirements) -> list[str]:
+        """What must become free before the host could take it; for people."""
+        found = [] if self.slots > 0 else ["every slot is busy"]
+        if not self.holds(need):
+            usable = len(self._usable(need))
+            found.append(f"needs {need.gpus} free GPU{'s' if need.gpus > 1 else ''}; {usable} are free")
+            found += [f"GPU {gpu.index} {self._said(gpu)}" for gpu in fitting_gpus(need, self._have)]
+        return found
+
+    def in_use(self) -> list[str]:
+        """The GPUs that leases hold something of; for people."""
+        return [f"GPU {gpu.index} {self._said(gpu)}" for gpu in self._have.gpus or () if self._used(gpu)]
+
+    def _hold(self, gpus: Iterable[int], gpu_bytes: int | None) -> None:
+        self.slots -= 1
+        for index in gpus:
+            use = self._uses.setdefault(index, _Use())
+            if gpu_bytes is None:
+                use.whole = True
+            else:
+                use.sharers += 1
+                use.bytes += gpu_bytes
+
+    def _usable(self, need: Requirements) -> list[Gpu]:
+        """Of those that fit. To be shared, the fullest first, so that whole ones stay whole."""
+        fitting = [gpu for gpu in fitting_gpus(need, self._have) if self._has_room(gpu, need)]
+        return sorted(fitting, key=self._left) if need.share_gpu else fitting
+
+    def _has_room(self, gpu: Gpu, need: Requirements) -> bool:
+        use = self._uses.get(gpu.index)
+        if use is None:
+            return True
+        if use.whole or not need.share_gpu:
+            return False
+        more = self._most_sharers is None or use.sharers < self._most_sharers
+        return more and self._left(gpu) >= (need.min_vram_bytes or 0)
+
+    def _left(self, gpu: Gpu) -> int:
+        return (gpu.memory_bytes or 0) - self._uses.get(gpu.index, _Use()).bytes
+
+    def _used(self, gpu: Gpu) -> bool:
+        return gpu.index in self._uses
+
+    def _said(self, gpu: Gpu) -> str:
+        use = self._uses.get(gpu.index)
+        if use is None:
+            return "is free"
+        if use.whole:
+            return "is held by one run"
+        runs = f"{use.sharers} run{'s' if use.sharers > 1 else ''}"
+        most = "" if self._most_sharers is None else f" of at most {self._most_sharers}"
+        return f"is shared by {runs}{most}; {gib(max(0, self._left(gpu)))} of it are left"
+
+
+def bytes_held(need: Requirements) -> int | None:
+    """How much of each GPU a lease holds; None is the whole."""
+    return need.min_vram_bytes if need.share_gpu else None

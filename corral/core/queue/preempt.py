@@ -1,0 +1,198 @@
+"""Making room: runs that allow it are asked to yield to a queued run of higher priority."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from corral.core.policy import ServerPolicy
+from corral.core.queue.choose import Board
+from corral.core.queue.eligibility import policy_refusals
+from corral.core.queue.free_capacity import HostCapacity
+from corral.core.queue.roster import is_away, takes_work
+from corral.core.runs.cancel import ask_to_yield
+from corral.domain.capability import Requirements
+from corral.domain.hosts import Host
+from corral.domain.ids import HostId, LeaseId, RunId
+from corral.domain.queue import Lane, LeaseHolding
+from corral.domain.runs import Run
+from corral.ports.store import Tx
+
+# More victims than this on one host are not tried in every combination.
+_CONSIDERED = 12
+PAGE = 1000
+# After so long a run that nobody could make room for is looked at again.
+AGAIN_S = 15.0
+
+
+class Victim(NamedTuple):
+    """A run that may be asked to yield: the lowest priority first, then the youngest."""
+
+    priority: int
+    run_for_s: float
+    held: LeaseHolding
+    run_id: RunId
+
+
+class PreemptionPlan(NamedTuple):
+    """Who is asked to yield on which host, for whom."""
+
+    run_id: RunId
+    name: str
+    host_id: HostId
+    victims: tuple[RunId, ...]
+
+
+@dataclass
+class Preemptor:
+    """Run by one server at a time. Remembers whom it has asked for, so that it asks once."""
+
+    board: Board
+    policy: ServerPolicy
+    _asked: dict[RunId, float] = field(default_factory=dict)
+
+    def plan(self, tx: Tx, now: float) -> list[PreemptionPlan]:
+        """Who should yield now. Reads only; costs one index seek where no run may be preempted."""
+        self._asked = {run_id: until for run_id, until in self._asked.items() if until > now}
+        lowest = tx.runs.preemptible(None, 1)
+        if not self.policy.preemption or not lowest:
+            return []
+        waiting = [
+            (lane, head)
+            for lane, head in tx.runs.heads()
+            if lane.priority > lowest[0].priority
+            and head.ready_at + self.policy.preempt_after_s <= now
+            and head.id not in self._asked
+        ]
+        if not waiting:
+            return []
+        fleet = _Fleet(tx, self.board, self.policy, now)
+        waiting.sort(key=lambda item: (-item[0].priority, item[1]))
+        plans = [self._for(tx, lane, head.id, fleet, now) for lane, head in waiting]
+        return [plan for plan in plans if plan is not None]
+
+    def carry_out(self, tx: Tx, plan: PreemptionPlan, now: float) -> None:
+        why = f"makes room for {plan.name} ({plan.run_id})"
+        for run_id in plan.victims:
+            ask_to_yield(tx, run_id, why, actor="corral", now=now, policy=self.policy)
+
+    def _for(self, tx: Tx, lane: Lane, run_id: RunId, fleet: _Fleet, now: float) -> PreemptionPlan | None:
+        run = tx.runs.get(run_id)
+        if run is None:
+            return None
+        need = self.board.shapes.get(tx, lane.shape)
+        margin_s = self.policy.margin_s(run)
+        if self.board.shares.held_back(lane.project, need.gpus, keep_s=margin_s) is not None:
+            return None
+        found = fleet.make_room(run, need)
+        if found is None:
+            # Looking costs a walk over all hosts; what did not help now will hardly in a moment.
+            self._asked[run_id] = now + AGAIN_S
+            return None
+        host, victims = found
+        # Kept for it, or what the first victim frees would go to the next that fits.
+        self.board.reservations.reserve(host.id, run_id, lane.priority, now)
+        self._asked[run_id] = (
+            now + self.policy.lease_s + self.policy.stop_slack_s + _longest_grace(tx, victims)
+        )
+        return PreemptionPlan(run_id, run.name, host.id, tuple(victim.run_id for victim in victims))
+
+
+def _longest_grace(tx: Tx, victims: Iterable[Victim]) -> float:
+    runs = [tx.runs.get(victim.run_id) for victim in victims]
+    return max((run.grace_s for run in runs if run is not None), default=0.0)
+
+
+class _Fleet:
+    """The hosts that could take something, and what each holds, as of one moment."""
+
+    def __init__(self, tx: Tx, board: Board, policy: ServerPolicy, now: float) -> None:
+        self._tx, self._board, self._policy, self._now = tx, board, policy, now
+        self._hosts = [
+            host
+            for host in tx.hosts.page(None, 100_000)
+            if takes_work(host, now) and not is_away(host, now, policy)
+        ]
+        self._held: dict[HostId, list[LeaseHolding]] = defaultdict(list)
+        self._of_lease: dict[LeaseId, LeaseHolding] = {}
+        for host_id, held in tx.leases.held_by_host():
+            self._held[host_id].append(held)
+            self._of_lease[held.lease_id] = held
+        self._free = {host.id: HostCapacity(host, self._held[host.id]) for host in self._hosts}
+        self._victims: dict[HostId, list[Victim]] = defaultdict(list)
+        for run in _all_preemptible(tx):
+            self._add_victim(run)
+
+    def _add_victim(self, run: Run) -> None:
+        for lease in self._tx.leases.live_of_run(run.id):
+            run_for_s = self._now - lease.granted_at
+            # One that was started again has been harmed enough for a while.
+            if run.attempt > 1 and run_for_s < self._policy.preempt_guard_s:
+                continue
+            victim = Victim(run.priority, run_for_s, self._of_lease[lease.id], run.id)
+            self._victims[lease.host_id].append(victim)
+
+    def _may_take(self, host: Host, run: Run, need: Requirements) -> bool:
+        if not self._board.shapes.fits(self._tx, run.shape, host) or policy_refusals(need, host, run):
+            return False
+        return self._board.roster.had(host, run.id, self._now) is None
+
+    def make_room(self, run: Run, need: Requirements) -> tuple[Host, Sequence[Victim]] | None:
+        """The host where the least is lost; None if the run fits somewhere now, or nothing would help."""
+        best: tuple[tuple[float, ...], Host, Sequence[Victim]] | None = None
+        for host in self._hosts:
+            if not self._may_take(host, run, need):
+                continue
+            if _has_room(self._free[host.id], need):
+                return None
+            lower = sorted(victim for victim in self._victims[host.id] if victim.priority < run.priority)
+            victims = fewest(host, self._held[host.id], lower, need) if lower else None
+            if victims is None:
+                continue
+            cost = (
+                float(len(victims)),
+                float(max(v.priority for v in victims)),
+                sum(v.run_for_s for v in victims),
+            )
+            if best is None or cost < best[0]:
+                best = (cost, host, victims)
+        if best is None:
+            return None
+        _, host, victims = best
+        # Nobody else may count on them in the same round.
+        self._victims[host.id] = [v for v in self._victims[host.id] if v not in victims]
+        return host, victims
+
+
+def fewest(
+    host: Host, held: Sequence[LeaseHolding], victims: Sequence[Victim], need: Requirements
+) -> Sequence[Victim] | None:
+    """The fewest of these that free enough: the first such set, in their order; None if all do not."""
+    considered = victims[:_CONSIDERED]
+    every = {victim.held.lease_id for victim in considered}
+    if not _fits(host, [item for item in held if item.lease_id not in every], need):
+        return None
+    for count in range(1, len(considered) + 1):
+        for chosen in itertools.combinations(considered, count):
+            gone = {victim.held.lease_id for victim in chosen}
+            if _fits(host, [item for item in held if item.lease_id not in gone], need):
+                return chosen
+    return None
+
+
+def _fits(host: Host, held: Iterable[LeaseHolding], need: Requirements) -> bool:
+    return _has_room(HostCapacity(host, held), need)
+
+
+def _has_room(free: HostCapacity, need: Requirements) -> bool:
+    return free.slots > 0 and free.holds(need)
+
+
+def _all_preemptible(tx: Tx) -> Iterable[Run]:
+    after: tuple[int, RunId] | None = None
+    while page := tx.runs.preemptible(after, PAGE):
+        yield from page
+        after = (page[-1].priority, page[-1].id)

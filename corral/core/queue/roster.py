@@ -1,0 +1,89 @@
+"""What this server remembers of hosts, as hints: which could have first refusal, and who gave what back.
+
+Lost with a restart and harmless then: a host that gives a run back twice costs nobody an attempt.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+from corral.core.hosts.faults import is_aside
+from corral.core.policy import ServerPolicy
+from corral.core.queue.eligibility import Shapes, effective_of
+from corral.domain.capability import Requirements, preferred
+from corral.domain.hosts import Host
+from corral.domain.ids import HostId, RunId
+from corral.domain.queue import Lane
+from corral.ports.store import Tx
+
+# A run that a host could not start is not given to the same host again for this long.
+AGAIN_S = 30.0
+_MOST = 10_000
+
+
+class GaveBack(NamedTuple):
+    at: float
+    boot_id: str
+    why: str
+
+
+def takes_work(host: Host, now: float) -> bool:
+    """Whether it may be given runs at all, by what is known of it."""
+    return not host.draining and host.revoked_at is None and not is_aside(host, now)
+
+
+def is_away(host: Host, now: float, policy: ServerPolicy) -> bool:
+    return host.last_seen_at is None or now - host.last_seen_at > policy.away_s
+
+
+class Roster:
+    """Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[HostId, Host] | None = None
+        self._gave_back: dict[tuple[HostId, RunId], GaveBack] = {}
+        self._lock = threading.Lock()
+
+    def changed(self) -> None:
+        """Read the hosts anew when they are next asked for."""
+        with self._lock:
+            self._hosts = None
+
+    def saw(self, host: Host) -> None:
+        with self._lock:
+            if self._hosts is not None:
+                self._hosts[host.id] = host
+
+    def has_preferred(
+        self, tx: Tx, shapes: Shapes, lane: Lane, need: Requirements, *, now: float, policy: ServerPolicy
+    ) -> bool:
+        """Whether a host is here, takes work, may take this, and has what it would like."""
+        return any(
+            not is_away(host, now, policy)
+            and takes_work(host, now)
+            and preferred(need, effective_of(host))
+            and shapes.fits(tx, lane.shape, host)
+            and shapes.admits(tx, lane.shape, lane.project, host)
+            for host in self._all(tx)
+        )
+
+    def gave_back(self, host_id: HostId, run_id: RunId, *, boot_id: str, why: str, now: float) -> None:
+        with self._lock:
+            if len(self._gave_back) >= _MOST:
+                self._gave_back = {
+                    key: item for key, item in self._gave_back.items() if now - item.at < AGAIN_S
+                }
+            self._gave_back[host_id, run_id] = GaveBack(now, boot_id, why)
+
+    def had(self, host: Host, run_id: RunId, now: float) -> GaveBack | None:
+        """That this boot of the host gave the run back a moment ago."""
+        found = self._gave_back.get((host.id, run_id))
+        recent = found is not None and found.boot_id == host.boot_id and 0 <= now - found.at < AGAIN_S
+        return found if recent else None
+
+    def _all(self, tx: Tx) -> list[Host]:
+        with self._lock:
+            if self._hosts is None:
+                self._hosts = {host.id: host for host in tx.hosts.page(None, _MOST)}
+            return list(self._hosts.values())

@@ -1,0 +1,1 @@
+"""Runs: submitting, steering and removing them."""

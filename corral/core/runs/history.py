@@ -1,0 +1,70 @@
+"""A run's step along its table: one place that saves it, writes its event and tells who waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from corral.domain.canonical import canonical
+from corral.domain.ids import Digest, RunId
+from corral.domain.queue import Lane, ReadyRun
+from corral.domain.runs import Event, Run
+from corral.domain.states import RunEvent, RunState, step_run
+from corral.ports.store import Tx
+
+TOPIC_RUN = "run"
+TOPIC_READY = "ready"
+TOPIC_LOG = "log"
+TOPIC_STOP = "stop"
+TOPIC_QUOTA = "quota"
+# What a host may take has changed; the key is its id.
+TOPIC_HOST = "host"
+
+
+def step(
+    tx: Tx,
+    run: Run,
+    event: RunEvent,
+    *,
+    at: float,
+    actor: str,
+    data: Mapping[str, object] | None = None,
+    **changes: Any,
+) -> Run:
+    """Step the run and write what changed with it. IllegalTransition if the table has no such row."""
+    run = run._replace(state=step_run(run.state, event), event_n=run.event_n + 1, **changes)
+    return _keep(tx, run, str(event), at=at, actor=actor, data={**(data or {}), "state": run.state})
+
+
+def record(
+    tx: Tx, run: Run, kind: str, *, at: float, actor: str, data: Mapping[str, object] | None = None
+) -> Run:
+    """Save the run together with one more event in its history."""
+    return _keep(tx, run._replace(event_n=run.event_n + 1), kind, at=at, actor=actor, data=data)
+
+
+def _keep(tx: Tx, run: Run, kind: str, *, at: float, actor: str, data: Mapping[str, object] | None) -> Run:
+    tx.runs.save(run)
+    tx.records.append_event(Event(run.id, run.event_n, at, kind, actor, canonical(data or {})))
+    tx.announce(TOPIC_RUN, run.id)
+    if run.state is RunState.QUEUED:
+        tx.announce(TOPIC_READY, ready_key(run))
+    return run
+
+
+def born(tx: Tx, run: Run, *, actor: str) -> None:
+    """The first event of a run that was just inserted with `event_n` 1."""
+    data = canonical({"state": run.state, "generation": run.generation})
+    tx.records.append_event(Event(run.id, run.event_n, run.created_at, "submit", actor, data))
+    tx.announce(TOPIC_RUN, run.id)
+    if run.state is RunState.QUEUED:
+        tx.announce(TOPIC_READY, ready_key(run))
+
+
+def ready_key(run: Run) -> str:
+    return f"{run.shape}|{run.priority}|{run.ready_at!r}|{run.id}|{run.project}"
+
+
+def parse_ready_key(key: str) -> tuple[Lane, ReadyRun]:
+    shape, priority, ready_at, run_id, project = key.split("|", 4)
+    return Lane(Digest(shape), int(priority), project), ReadyRun(float(ready_at), RunId(run_id))

@@ -1,0 +1,334 @@
+"""Accepting runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
+from types import MappingProxyType
+from typing import NamedTuple
+
+from corral.core.quotas import no_room
+from corral.core.runs.dependencies import first_wait, settle_waiting
+from corral.core.runs.transitions import born
+from corral.domain.artifacts import ArtifactKind
+from corral.domain.canonical import canonical, digest_of
+from corral.domain.capability import Requirements
+from corral.domain.errors import Conflict, CorralError, FieldError, InvalidInput
+from corral.domain.holds import CONCURRENCY
+from corral.domain.ids import (
+    ArtifactId,
+    Digest,
+    GroupId,
+    RunId,
+    ScheduleId,
+    is_id,
+    new_group_id,
+    new_run_id,
+)
+from corral.domain.retries import RetryLimits
+from corral.domain.runs import Group, OnFailure, Parent, Run, Submission
+from corral.domain.states import RunState
+from corral.ports.store import Tx
+
+
+class NewRun(NamedTuple):
+    """A run as the wire layer read it; `spec` is its whole resolved form as JSON."""
+
+    project: str
+    name: str
+    kind: str
+    seed: int | None
+    spec: str
+    identity: Digest
+    requirements: Requirements
+    priority: int
+    labels: dict[str, str]
+    retries: RetryLimits
+    wall_limit_s: float | None
+    stall_limit_s: float | None
+    grace_s: float
+    code: ArtifactId | None
+    inputs: dict[str, ArtifactId]
+    secrets: tuple[str, ...]
+    preemptible: bool = False
+    after: tuple[Dependency, ...] = ()
+    # What code and inputs hold, by `code` and `inputs.NAME`, where the caller says it.
+    digests: Mapping[str, str] = MappingProxyType({})
+    # Of inputs that are a part of their artifact: which.
+    parts: Mapping[str, str] = MappingProxyType({})
+
+
+class Dependency(NamedTuple):
+    """A parent: a run's id, or the name of runs of the same submission; `place` is where it is written."""
+
+    run: str
+    input: str | None
+    on_failure: OnFailure
+    place: str
+
+
+class SubmitResult(NamedTuple):
+    ids: tuple[RunId, ...]
+    group_id: GroupId | None
+
+
+def submit(
+    tx: Tx,
+    runs: Sequence[NewRun],
+    *,
+    request_id: str,
+    group: str | None,
+    principal: str,
+    now: float,
+    max_running: int | None = None,
+    schedule_id: ScheduleId | None = None,
+) -> SubmitResult:
+    """Queue the runs, or hold those that are not ready; all or none.
+
+    The same principal and request id again get the first answer.
+    """
+    limit = [] if max_running is None else [max_running]
+    body = digest_of([run.spec for run in runs] + [group, *limit])
+    ids = tuple(new_run_id() for _ in runs)
+    links, missing = _links(tx, ids, runs)
+    missing += [
+        found
+        for index, run in enumerate(runs)
+        for found in missing_of(
+            tx,
+            run.project,
+            code=run.code,
+            inputs=run.inputs,
+            secrets=run.secrets,
+            prefix=_prefix(index, runs),
+            digests=run.digests,
+            parts=run.parts,
+        )
+    ]
+    group_id = new_group_id() if group is not None or len(runs) > 1 else None
+    submission = Submission(principal, request_id, body, group_id, canonical(ids), now)
+    # Nothing is written before all that may refuse it was asked: whoever catches the refusal may commit.
+    refused: CorralError | None = names_what_is_missing(missing) if missing else None
+    refused = refused or no_room(tx, runs[0].project, len(runs))
+    if refused is not None or not tx.runs.put_submission(submission):
+        if (earlier := earlier_answer(tx, principal, request_id, body)) is not None:
+            return earlier
+        assert refused is not None, "a submission that is there has an answer"
+        raise refused
+    if group_id is not None:
+        tx.runs.insert_group(Group(group_id, runs[0].project, group or runs[0].name, now, max_running))
+    places = len(runs) if group_id is None or max_running is None else max_running
+    shapes: dict[Requirements, Digest] = {}
+    born_waiting: list[Run] = []
+    for index, (run_id, run) in enumerate(zip(ids, runs, strict=True)):
+        if run.requirements not in shapes:
+            shapes[run.requirements] = put_shape(tx, run.requirements)
+        shape = shapes[run.requirements]
+        made = as_run(run_id, run, shape, group_id, principal=principal, now=now)
+        made = made._replace(schedule_id=schedule_id)
+        if links[run_id]:
+            made = made._replace(state=RunState.HELD, hold_reason=first_wait(tx, links[run_id]))
+            born_waiting.append(made)
+        elif places > 0:
+            places -= 1
+        else:
+            made = made._replace(state=RunState.HELD, hold_reason=CONCURRENCY)
+        if max_running is not None:
+            # They are let in by age, in the order in which they were given.
+            made = made._replace(ready_at=now + index * 1e-6)
+        put_run(tx, made, run, links[run_id])
+    for made in born_waiting:
+        # Parents that have ended already; a child that ends with them takes its own along.
+        settle_waiting(tx, made.id, now=now)
+    return SubmitResult(ids, group_id)
+
+
+def _prefix(index: int, runs: Sequence[NewRun]) -> str:
+    return f"runs[{index}]." if len(runs) > 1 else ""
+
+
+def _links(
+    tx: Tx, ids: Sequence[RunId], runs: Sequence[NewRun]
+) -> tuple[dict[RunId, list[Parent]], list[FieldError]]:
+    """Who waits for whom. A name means every run of this submission that has it."""
+    named: dict[str, list[RunId]] = {}
+    for run_id, run in zip(ids, runs, strict=True):
+        named.setdefault(run.name, []).append(run_id)
+    links: dict[RunId, list[Parent]] = {}
+    problems: list[FieldError] = []
+    # In one order, so that of two submissions none waits for the other.
+    outside = {text for run in runs for after in run.after if is_id(text := after.run, "r")}
+    known = {text: tx.runs.lock(RunId(text)) for text in sorted(outside)}
+    for index, (run_id, run) in enumerate(zip(ids, runs, strict=True)):
+        found: dict[RunId, Parent] = {}
+        for after in run.after:
+            parent = known.get(after.run)
+            parents = [parent.id] if parent and parent.project == run.project else named.get(after.run, [])
+            for problem in _wrong_link(run_id, after, parents, found, project=run.project):
+                problems.append(FieldError(_prefix(index, runs) + after.place, problem))
+            for parent_id in parents:
+                found[parent_id] = Parent(run_id, parent_id, after.input, after.on_failure)
+        links[run_id] = [found[parent_id] for parent_id in sorted(found)]
+    if not problems:
+        problems = _circle(ids, runs, links)
+    return links, problems
+
+
+def _wrong_link(
+    run_id: RunId, after: Dependency, parents: Sequence[RunId], found: Mapping[RunId, Parent], *, project: str
+) -> Iterator[str]:
+    if not parents:
+        here = "which project " + project + " does not have"
+        yield f"names {after.run}, {here if is_id(after.run, 'r') else 'which is no run of this submission'}"
+    if run_id in parents:
+        yield f"names {after.run}, which is the run itself"
+    if len(parents) > 1 and after.input is not None:
+        yield f"names {after.run}, which is {len(parents)} runs; an input takes the result of one"
+    if any(parent in found for parent in parents):
+        yield f"names {after.run} a second time"
+
+
+def _circle(
+    ids: Sequence[RunId], runs: Sequence[NewRun], links: Mapping[RunId, Sequence[Parent]]
+) -> list[FieldError]:
+    try:
+        TopologicalSorter({run_id: [link.parent_id for link in links[run_id]] for run_id in ids}).prepare()
+    except CycleError as error:
+        names = {run_id: run.name for run_id, run in zip(ids, runs, strict=True)}
+        around = " after ".join(names.get(run_id, run_id) for run_id in reversed(error.args[1]))
+        return [FieldError("after", f"goes round in a circle: {around}")]
+    return []
+
+
+def put_shape(tx: Tx, requirements: Requirements) -> Digest:
+    shape, text = _shape(requirements)
+    tx.runs.put_shape(shape, text)
+    return shape
+
+
+_NO_NEED = Requirements()
+_FIRST_KEYS = frozenset(
+    {
+        *("gpus", "gpu", "min_vram_bytes", "min_ram_bytes", "min_cores", "min_disk_bytes"),
+        *("min_compute_capability", "os", "arch", "labels", "hosts"),
+    }
+)
+
+
+@lru_cache(maxsize=4096)
+def _shape(requirements: Requirements) -> tuple[Digest, str]:
+    # Shapes of before have no such keys; the same need keeps its digest.
+    table = {
+        key: value
+        for key, value in asdict(requirements).items()
+        if key in _FIRST_KEYS or value != getattr(_NO_NEED, key)
+    }
+    text = canonical(table)
+    return digest_of(json.loads(text)), text
+
+
+def earlier_answer(tx: Tx, principal: str, request_id: str, body: Digest) -> SubmitResult | None:
+    earlier = tx.runs.submission(principal, request_id)
+    if earlier is None:
+        return None
+    if earlier.digest != body:
+        raise used_before(request_id)
+    return SubmitResult(tuple(json.loads(earlier.run_ids)), earlier.group_id)
+
+
+def used_before(request_id: str) -> Conflict:
+    return Conflict(
+        f"request id {request_id} was used before for something else",
+        hint="Make a new request id for each new request.",
+    )
+
+
+def missing_of(
+    tx: Tx,
+    project: str,
+    *,
+    code: ArtifactId | None,
+    inputs: Mapping[str, ArtifactId],
+    secrets: Sequence[str],
+    prefix: str,
+    digests: Mapping[str, str] = MappingProxyType({}),
+    parts: Mapping[str, str] = MappingProxyType({}),
+) -> list[FieldError]:
+    """What a run names and is not there: it would fail only once a machine was taken."""
+    fields: list[FieldError] = []
+    named = {f"{prefix}inputs.{name}": artifact for name, artifact in inputs.items()}
+    wanted = {f"{prefix}inputs.{name}": part for name, part in parts.items()}
+    if code is not None:
+        named[f"{prefix}code"] = code
+    for path, artifact_id in named.items():
+        artifact = tx.artifacts.get(artifact_id)
+        if artifact is None or artifact.project != project:
+            fields.append(FieldError(path, f"names {artifact_id}, which project {project} does not have"))
+        elif path.endswith("code") and artifact.kind is not ArtifactKind.CODE:
+            fields.append(FieldError(path, f"names {artifact_id}, which is not code but {artifact.kind}"))
+        elif digests.get(path.removeprefix(prefix), artifact.digest) != artifact.digest:
+            fields.append(FieldError(path, f"names {artifact_id}, which holds something else than it says"))
+        elif (part := wanted.get(path)) is not None and not tx.artifacts.has(artifact_id, part):
+            fields.append(
+                FieldError(path, f"names {part!r} of {artifact_id}, which has no such file or folder")
+            )
+    for name in secrets:
+        if tx.access.secret(project, name) is None:
+            fields.append(
+                FieldError(f"{prefix}secrets", f"names {name}, which project {project} does not have")
+            )
+    return fields
+
+
+def names_what_is_missing(fields: Sequence[FieldError]) -> InvalidInput:
+    lines = "; ".join(f"`{f.path}` {f.message}" for f in fields)
+    return InvalidInput(
+        f"the run names what is not there: {lines}",
+        hint="Upload inputs with the run file, and set secrets with `corral secrets set NAME`.",
+        fields=fields,
+    )
+
+
+def put_run(tx: Tx, run: Run, new: NewRun, links: Sequence[Parent]) -> None:
+    tx.runs.insert(run, new.spec)
+    for link in links:
+        tx.runs.add_parent(link)
+    if new.code is not None or new.inputs:
+        tx.artifacts.use(run.id, [*([new.code] if new.code else []), *new.inputs.values()])
+    born(tx, run, actor=run.submitted_by)
+
+
+def as_run(
+    run_id: RunId, new: NewRun, shape: Digest, group_id: GroupId | None, *, principal: str, now: float
+) -> Run:
+    return Run(
+        id=run_id,
+        project=new.project,
+        name=new.name,
+        kind=new.kind,
+        group_id=group_id,
+        seed=new.seed,
+        identity=new.identity,
+        manifest=None,
+        generation=1,
+        shape=shape,
+        priority=new.priority,
+        labels=canonical(new.labels),
+        submitted_by=principal,
+        created_at=now,
+        world_size=1,
+        min_ranks=1,
+        elastic=False,
+        retry_infrastructure=new.retries.infrastructure,
+        retry_memory=new.retries.memory,
+        retry_code=new.retries.code,
+        wall_limit_s=new.wall_limit_s,
+        stall_limit_s=new.stall_limit_s,
+        grace_s=new.grace_s,
+        preemptible=new.preemptible,
+        ready_at=now,
+        event_n=1,
+    )

@@ -1,0 +1,1 @@
+"""Runs and calls that are made by the clock."""

@@ -1,0 +1,1 @@
+"""What is stored: collecting, checking and limiting it."""

@@ -1,0 +1,85 @@
+"""Who may call: tokens, and the identities that a new installation starts with."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from corral.domain.errors import NotFound, Unauthenticated
+from corral.domain.hosts import Host
+from corral.domain.ids import HostId, TokenId, new_host_id, new_token_id
+from corral.domain.tokens import Scope, Token, hash_secret, new_secret, parse_token, render_token
+from corral.ports.store import Tx
+
+# Announced with its id when a token is made worthless, used, or shortened: nobody is to remember it as good.
+TOPIC_TOKEN = "token"
+
+
+class NewToken(NamedTuple):
+    """The token and its text, which is never shown again."""
+
+    token: Token
+    text: str
+
+
+def make_token(
+    tx: Tx,
+    scope: Scope,
+    name: str,
+    *,
+    now: float,
+    project: str | None = None,
+    host_id: HostId | None = None,
+    expires_at: float | None = None,
+    labels: str | None = None,
+) -> NewToken:
+    secret = new_secret()
+    token = Token(
+        new_token_id(),
+        hash_secret(secret),
+        scope,
+        name,
+        project,
+        host_id,
+        now,
+        expires_at,
+        None,
+        labels=labels,
+    )
+    tx.access.insert_token(token)
+    return NewToken(token, render_token(token.id, secret))
+
+
+def authenticate(tx: Tx, text: str, *, now: float) -> Token:
+    """The token behind the text. One message for every fault: which it was helps only a thief."""
+    parsed = parse_token(text)
+    token = tx.access.token(parsed[0]) if parsed else None
+    if parsed is None or token is None or not token.fits(parsed[1], now):
+        if parsed and token and token.scope is Scope.JOIN and token.matches(parsed[1]):
+            raise _spent(token)
+        raise Unauthenticated("the token is not valid: unknown, expired or revoked")
+    return token
+
+
+def _spent(token: Token) -> Unauthenticated:
+    """Whoever has the secret of a join token is the one who was given it, and should know what to ask for."""
+    return Unauthenticated(
+        "this join token has expired" if token.revoked_at is None else "this join token was revoked",
+        hint="Ask the operator for another: `corral tokens join`.",
+    )
+
+
+def revoke(tx: Tx, token_id: TokenId, *, now: float) -> None:
+    if not tx.access.revoke(token_id, now):
+        raise NotFound(f"there is no valid token {token_id}", hint="List them with `corral tokens ls`.")
+
+
+def make_host(tx: Tx, name: str, *, now: float, expires_at: float | None = None) -> tuple[Host, NewToken]:
+    """A host by this name, and a fresh token for it; one that was revoked is let in again."""
+    host = tx.hosts.by_name(name)
+    if host is None:
+        host = Host(new_host_id(), name, None, None, 0, None, False, None, now)
+        tx.hosts.insert(host)
+    elif host.revoked_at is not None:
+        host = host._replace(revoked_at=None)
+        tx.hosts.save(host)
+    return host, make_token(tx, Scope.HOST, name, now=now, host_id=host.id, expires_at=expires_at)

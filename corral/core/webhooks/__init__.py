@@ -1,0 +1,1 @@
+"""Notices: made from events, and sent."""

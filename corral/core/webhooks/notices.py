@@ -1,0 +1,163 @@
+"""From events of runs to notices that wait to be sent: none lost, none made twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from corral.core import secrets
+from corral.core.webhooks.slack import slack_message
+from corral.domain.canonical import canonical
+from corral.domain.ids import DeliveryId, WebhookId, new_delivery_id
+from corral.domain.reasons import HINTS
+from corral.domain.redaction import SecretValues
+from corral.domain.runs import Event, Run
+from corral.domain.states import FINAL
+from corral.domain.webhooks.deliveries import (
+    TEST,
+    Delivery,
+    DeliveryState,
+    Webhook,
+    WebhookFormat,
+    again,
+    type_of,
+    wants,
+)
+from corral.ports.cipher import Cipher
+from corral.ports.store import Tx
+
+VERSION = 1
+PAGE = 200
+# A receiver that is down for long does not fill the database: events stay in the feed, and wait there.
+MOST_WAITING = 10_000
+# While a test is sent, nobody else sends it.
+_TEST_S = 60.0
+
+
+def gather(tx: Tx, webhook_id: WebhookId, cipher: Cipher, *, now: float) -> bool:
+    """Make deliveries of the next events and move the cursor, in one transaction. True if there is more."""
+    hook = tx.webhooks.get(webhook_id)
+    if hook is None or hook.paused or tx.webhooks.waiting(hook.id, MOST_WAITING) >= MOST_WAITING:
+        return False
+    events, after = tx.records.feed(hook.cursor, PAGE)
+    if not events or not tx.webhooks.advance(hook.id, before=hook.cursor, after=after):
+        return False
+    notices = _Notices(tx, cipher)
+    for event, kind in _wanted(hook, events):
+        run = tx.runs.get(event.run_id)
+        if run is not None and hook.project in (None, run.project):
+            keep(tx, hook, kind, notices.of_run(kind, event, run), next_at=now, now=now)
+    return len(events) == PAGE
+
+
+def _wanted(hook: Webhook, events: Sequence[Event]) -> list[tuple[Event, str]]:
+    patterns = frozenset(json.loads(hook.events))
+    found = [(event, type_of(event.type, json.loads(event.data).get("state"))) for event in events]
+    return [(event, kind) for event, kind in found if kind is not None and wants(patterns, kind)]
+
+
+def make_test(tx: Tx, hook: Webhook, *, actor: str, now: float) -> Delivery:
+    """A notice that says nothing but that it came; the caller sends it."""
+    notice: dict[str, Any] = {"version": VERSION, "type": TEST, "at": now, "number": 0, "run": None}
+    notice["event"] = {"type": "test", "actor": actor, "data": {"webhook": hook.name}}
+    return keep(tx, hook, TEST, notice, next_at=now + _TEST_S, now=now)
+
+
+def replay(tx: Tx, hook: Webhook, ids: Sequence[DeliveryId], *, now: float) -> int:
+    """Send these once more, whatever came of them; how many of them there were."""
+    found = [delivery for item in ids if (delivery := tx.webhooks.delivery(item)) is not None]
+    mine = [delivery for delivery in found if delivery.webhook_id == hook.id]
+    for delivery in mine:
+        tx.webhooks.save_delivery(again(delivery, now=now))
+    return len(mine)
+
+
+def replay_dead(tx: Tx, hook: Webhook, *, limit: int, now: float) -> int:
+    dead = tx.webhooks.deliveries(hook.id, after=None, limit=limit, state=DeliveryState.DEAD)
+    for delivery in dead:
+        tx.webhooks.save_delivery(again(delivery, now=now))
+    return len(dead)
+
+
+def keep(tx: Tx, hook: Webhook, kind: str, notice: dict[str, Any], *, next_at: float, now: float) -> Delivery:
+    body = slack_message(notice) if hook.format is WebhookFormat.SLACK else notice
+    delivery = Delivery(
+        id=new_delivery_id(),
+        webhook_id=hook.id,
+        event=kind,
+        body=canonical(body),
+        state=DeliveryState.WAITING,
+        attempts=0,
+        next_at=next_at,
+        status=None,
+        detail=None,
+        created_at=now,
+        ended_at=None,
+    )
+    tx.webhooks.insert_delivery(delivery)
+    return delivery
+
+
+class _Notices:
+    """What is looked up once for a page of events: secrets of projects, names of hosts and groups."""
+
+    def __init__(self, tx: Tx, cipher: Cipher) -> None:
+        self._tx = tx
+        self._cipher = cipher
+        self._secrets: dict[str, SecretValues] = {}
+
+    def of_run(self, kind: str, event: Event, run: Run) -> dict[str, Any]:
+        """Redacted as it is made: what is stored and sent never held a secret."""
+        if run.project not in self._secrets:
+            self._secrets[run.project] = secrets.of_project(self._tx, self._cipher, run.project)
+        notice = {
+            "version": VERSION,
+            "type": kind,
+            "at": event.at,
+            "number": event.n,
+            "event": {
+                "type": event.type,
+                "actor": self._actor(event.actor),
+                "data": json.loads(event.data),
+            },
+            "run": self._run(run),
+        }
+        redacted: dict[str, Any] = secrets.hidden(notice, self._secrets[run.project])
+        return redacted
+
+    def _actor(self, actor: str) -> str:
+        kind, _, who = actor.partition(":")
+        return f"host:{self._host(who) or who}" if kind == "host" else actor
+
+    def _host(self, host_id: Any) -> str | None:
+        host = self._tx.hosts.get(host_id) if host_id else None
+        return host.name if host else None
+
+    def _run(self, run: Run) -> dict[str, Any]:
+        group = self._tx.runs.group(run.group_id) if run.group_id else None
+        hint = HINTS.get(run.reason) if run.reason and run.state in FINAL else None
+        return {
+            "id": run.id,
+            "project": run.project,
+            "name": run.name,
+            "kind": run.kind,
+            "state": run.state,
+            "group": group.name if group else None,
+            "seed": run.seed,
+            "labels": json.loads(run.labels),
+            "generation": run.generation,
+            "attempt": run.attempt,
+            "reason": run.reason,
+            "detail": run.detail,
+            "hint": hint.format(run=run.id) if hint else None,
+            "exit_code": run.exit_code,
+            "signal": run.signal,
+            "host": self._host(run.last_host),
+            "created_at": run.created_at,
+            "started_at": run.started_at,
+            "ended_at": run.ended_at,
+            "metrics": json.loads(run.metrics),
+            "artifact_id": run.artifact_id,
+            "submitted_by": run.submitted_by,
+        }

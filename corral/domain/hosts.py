@@ -1,0 +1,34 @@
+"""Machines with an identity, and who may call."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from corral.domain.ids import HostId
+
+
+class Host(NamedTuple):
+    """`declared` is what the manifest named in `declared_by` says of it, as JSON; the more restrictive wins.
+
+    A host that is declared but has not enrolled has a row too, and was never seen.
+    """
+
+    id: HostId
+    name: str
+    capability: str | None
+    capability_digest: str | None
+    slots: int
+    boot_id: str | None
+    draining: bool
+    last_seen_at: float | None
+    created_at: float
+    declared: str | None = None
+    declared_digest: str | None = None
+    declared_by: str | None = None
+    revoked_at: float | None = None
+    # Failures in a row that look like the host's fault, and until when it gets nothing for them.
+    strikes: int = 0
+    set_aside_until: float | None = None
+    set_aside_why: str | None = None
+    # What the strikes were for, as JSON.
+    struck_by: str | None = None

@@ -1,0 +1,194 @@
+"""Runs, their attempts and ranks, as the store keeps them.
+
+Records are named tuples: immutable, typed, and cheap enough to make from every row of a hot query.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from corral.domain.ids import ArtifactId, Digest, GroupId, HostId, LeaseId, RunId, new_run_id
+from corral.domain.reasons import Reason
+from corral.domain.retries import RetryLimits
+from corral.domain.states import RankEvent, RankState, RunEvent, RunState, step_rank, step_run
+
+
+class Run(NamedTuple):
+    """Times are Unix seconds. `epoch` is the newest ever granted; `event_n` the number of its last event."""
+
+    id: RunId
+    project: str
+    name: str
+    kind: str
+    group_id: GroupId | None
+    seed: int | None
+    identity: Digest
+    manifest: str | None
+    generation: int
+    shape: Digest
+    priority: int
+    labels: str
+    submitted_by: str
+    created_at: float
+    world_size: int
+    min_ranks: int
+    elastic: bool
+    retry_infrastructure: int
+    retry_memory: int
+    retry_code: int
+    wall_limit_s: float | None
+    stall_limit_s: float | None
+    grace_s: float
+    preemptible: bool = False
+    schedule_id: str | None = None
+    # Of what a manifest declared: the digest of what is not part of its identity.
+    policy: str | None = None
+    # What changes in a run's life; the defaults are how it begins.
+    state: RunState = RunState.QUEUED
+    hold_reason: str | None = None
+    not_before: float | None = None
+    ready_at: float = 0.0
+    started_at: float | None = None
+    ended_at: float | None = None
+    reason: Reason | None = None
+    detail: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    attempt: int = 0
+    epoch: int = 0
+    used_infrastructure: int = 0
+    used_memory: int = 0
+    used_code: int = 0
+    ran_s: float = 0.0
+    stop_deadline: float | None = None
+    stop_reason: Reason | None = None
+    last_host: HostId | None = None
+    artifact_id: ArtifactId | None = None
+    metrics: str = "{}"
+    event_n: int = 0
+    # How many hosts were lost while they ran it.
+    lost_hosts: int = 0
+
+    def born_again(self, *, submitted_by: str, now: float) -> Run:
+        """The same run as a new one of the next generation."""
+        return self._replace(
+            **_BEGINNING,
+            id=new_run_id(),
+            generation=self.generation + 1,
+            submitted_by=submitted_by,
+            created_at=now,
+        )._replace(ready_at=now, event_n=1)
+
+    def stepped(self, event: RunEvent) -> Run:
+        return self._replace(state=step_run(self.state, event))
+
+    @property
+    def budgets(self) -> RetryLimits:
+        return RetryLimits(self.retry_infrastructure, self.retry_memory, self.retry_code)
+
+    @property
+    def used(self) -> RetryLimits:
+        return RetryLimits(self.used_infrastructure, self.used_memory, self.used_code)
+
+    def charged(self, reason: Reason, amount: int = 1) -> Run:
+        used = self.used.charged(reason, amount)
+        return self._replace(
+            used_infrastructure=used.infrastructure, used_memory=used.memory, used_code=used.code
+        )
+
+
+# A run's next generation starts with these.
+_BEGINNING = {
+    name: value
+    for name, value in Run._field_defaults.items()
+    if Run._fields.index(name) >= Run._fields.index("state")
+}
+
+
+class Attempt(NamedTuple):
+    run_id: RunId
+    number: int
+    opened_at: float
+    closed_at: float | None
+
+
+class Rank(NamedTuple):
+    run_id: RunId
+    attempt: int
+    rank: int
+    state: RankState
+    epoch: int
+    lease_id: LeaseId | None
+    reason: Reason | None
+    exit_code: int | None
+
+    def stepped(self, event: RankEvent) -> Rank:
+        return self._replace(state=step_rank(self.state, event))
+
+
+class Group(NamedTuple):
+    id: GroupId
+    project: str
+    name: str
+    created_at: float
+    # How many of its runs may be queued or running at once.
+    max_running: int | None = None
+
+
+class OnFailure(StrEnum):
+    """What becomes of a run whose parent did not succeed."""
+
+    FAIL = "fail"
+    CANCEL = "cancel"
+    RUN = "run"
+
+
+class Parent(NamedTuple):
+    """A run waits for another; `input` names the input that the parent's artifact becomes."""
+
+    run_id: RunId
+    parent_id: RunId
+    input: str | None
+    on_failure: OnFailure
+
+
+class Submission(NamedTuple):
+    """Makes a submit repeatable: the same principal and request id get the same runs."""
+
+    principal: str
+    request_id: str
+    digest: Digest
+    group_id: GroupId | None
+    run_ids: str
+    created_at: float
+
+
+class Event(NamedTuple):
+    """Numbered per run; `seq` orders them across runs within one server's store."""
+
+    run_id: RunId
+    n: int
+    at: float
+    type: str
+    actor: str
+    data: str
+
+
+class GroupEnd(NamedTuple):
+    state: str
+    reason: str | None
+    detail: str | None
+    runs: int
+    example: RunId
+
+
+@dataclass(frozen=True)
+class RunFilter:
+    project: str | None = None
+    states: tuple[str, ...] = ()
+    group: str | None = None
+    name: str | None = None
+    label: tuple[str, str] | None = None
+    schedule: str | None = None

@@ -1,0 +1,1 @@
+"""Notices to other servers: deliveries, the addresses they may go to, and their signatures."""

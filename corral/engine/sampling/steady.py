@@ -1,0 +1,73 @@
+"""Makes sampling on a CPU repeatable to the last bit.
+
+What is drawn does not depend on what else is in the batch, but the last bits of its logprobs do: a matrix
+product of other size adds in another order. So on a CPU the batch must not depend on how fast the environment
+happens to answer: sequences go on only when no answer is awaited. A GPU waits for nobody, and is repeatable
+to rounding.
+"""
+
+from __future__ import annotations
+
+from corral.engine.data.sequences import Completion, Request
+from corral.engine.environments.values import Call, Description, Result
+from corral.engine.sampling.rollouts import Environment, Sampler
+
+_AWAITED = ("start", "step")
+
+
+class SteadyEnvironment:
+    """The environment, and which of its answers may bring new requests."""
+
+    def __init__(self, inner: Environment) -> None:
+        self._inner = inner
+        self._awaited: set[int] = set()
+
+    @property
+    def description(self) -> Description:
+        return self._inner.description
+
+    @property
+    def pending(self) -> int:
+        return self._inner.pending
+
+    @property
+    def awaited(self) -> bool:
+        return bool(self._awaited)
+
+    def submit(self, call: Call) -> int:
+        key = self._inner.submit(call)
+        if call.op in _AWAITED:
+            self._awaited.add(key)
+        return key
+
+    def poll(self, timeout_s: float = 0.0) -> list[Result]:
+        found = self._inner.poll(timeout_s)
+        self._awaited.difference_update(result.key for result in found)
+        return found
+
+
+class SteadySampler:
+    """The sampler; requests are held back, and put in an order of their own, until no answer is awaited."""
+
+    def __init__(self, inner: Sampler, environment: SteadyEnvironment) -> None:
+        self._inner = inner
+        self._environment = environment
+        self._held: list[Request] = []
+
+    @property
+    def pending(self) -> int:
+        """0 while answers are awaited: the caller then waits for those."""
+        return 0 if self._environment.awaited else self._inner.pending + len(self._held)
+
+    def submit(self, request: Request) -> None:
+        self._held.append(request)
+
+    def step(self) -> list[Completion]:
+        for request in sorted(self._held, key=lambda one: (tuple(one.tokens), one.params.seed)):
+            self._inner.submit(request)
+        self._held.clear()
+        return self._inner.step()
+
+    def abort(self, key: int) -> None:
+        self._held = [request for request in self._held if request.key != key]
+        self._inner.abort(key)

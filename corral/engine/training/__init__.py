@@ -1,0 +1,1 @@
+"""Recipes, losses, and what goes on around a training step."""

@@ -1,0 +1,275 @@
+"""What every recipe does around its steps: update, tell, watch, evaluate, save, and go on after a kill."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from corral.engine.data.sequences import Example
+from corral.engine.engine import Engine, Step
+from corral.engine.reports.events import Events
+from corral.engine.reports.report import Record
+from corral.engine.training.checkpoints import JOURNAL, Checkpoints, Saved, link, link_tree
+from corral.engine.training.evaluate import Evaluation, better
+from corral.engine.training.journal import Journal
+from corral.engine.training.losses import Loss
+from corral.engine.training.meter import Meter
+from corral.engine.training.signals import Stop
+from corral.engine.training.watch import Finding, GuardStop, Watch
+from corral.recipes.train import Train
+
+# Sampling for so long is worth an upload of what was sampled: another machine may have to go on.
+ANNOUNCE_AFTER_S = 30.0
+
+
+class OutOfMemory(Exception):
+    """Memory does not hold even one sequence at a time."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def learning_rate(step: int, total: int, *, peak: float, schedule: str, warmup: float) -> float:
+    """The rate of `step` (from 0): a rise over the warm-up, then constant, or down to near 0 at the end."""
+    rising = math.ceil(warmup * total)
+    if step < rising:
+        return peak * (step + 1) / rising
+    gone = (step - rising) / max(total - rising, 1)
+    if schedule == "cosine":
+        return peak * 0.5 * (1 + math.cos(math.pi * gone))
+    return peak * (1 - gone) if schedule == "linear" else peak
+
+
+@dataclass
+class Best:
+    """The step whose evaluation was best so far; its adapter lies in a folder of its own."""
+
+    step: int | None = None
+    value: float | None = None
+
+
+@dataclass
+class Course:
+    """A run under way. `done` counts whole steps; everything else that a resume needs is in the parts.
+
+    `longest` is the most tokens that a sequence of the run can have. `work` is a folder for the journal and
+    the best adapter, on the file system of the checkpoints.
+    """
+
+    train: Train
+    total: int
+    rate: float
+    engine: Engine
+    events: Events
+    checkpoints: Checkpoints
+    watch: Watch
+    meter: Meter
+    stop: Stop
+    work: Path
+    headline: str
+    longest: int
+    evaluate_with: Callable[[int], list[Evaluation]] | None = None
+    record: Record = field(default_factory=Record)
+    best: Best = field(default_factory=Best)
+    done: int = 0
+    _saved: int | None = None
+    _unannounced_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.journal = Journal(self.work / JOURNAL, self.checkpoints.config_digest)
+
+    # -- one step -------------------------------------------------------------------------------------
+
+    def gradients(self, examples: Sequence[Example], loss: Loss, *, temperature: float = 1.0) -> Step:
+        """forward_backward; when memory runs out, again with less at a time."""
+        while True:
+            try:
+                return self._forward_backward(examples, loss, temperature)
+            except torch.OutOfMemoryError as error:
+                problem = str(error).partition("\n")[0]
+            # Outside the handler, since the error holds on to what was computed.
+            self.engine.forget_gradients()
+            self._shrink(problem)
+
+    def _forward_backward(self, examples: Sequence[Example], loss: Loss, temperature: float) -> Step:
+        if self.train.pack:
+            return self.engine.forward_backward(examples, loss, temperature=temperature)
+        whole = Step()
+        for example in examples:
+            alone = self.engine.forward_backward([example], loss, temperature=temperature)
+            whole.add(alone.loss, alone.sums)
+            whole.tokens += alone.tokens
+            whole.padding += alone.padding
+        return whole
+
+    def apply(self, rate: float) -> Tensor:
+        """optim_step, given to the device but not waited for; gives the norm of the gradients. Those that are
+        not finite change nothing; `read` finds them."""
+        return self.engine.optim_step(rate, clip=self.train.grad_clip)
+
+    def read(self, seen: Step, norm: Tensor) -> dict[str, float]:
+        """The numbers of a step: the one place where it waits for the device."""
+        numbers = {**seen.read(), "grad_norm": float(norm)}
+        if finding := self.watch.gradients(
+            self.done + 1,
+            loss=numbers["loss"],
+            grad_norm=numbers["grad_norm"],
+            expected=numbers.get("tokens", 1.0) > 0,
+        ):
+            self.heed(finding)
+        return numbers
+
+    def _shrink(self, problem: str) -> None:
+        """Half as many tokens at a time; when that is one sequence, activations are computed twice."""
+        options = self.engine.options
+        smaller = max(options.micro_tokens // 2, self.longest)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if smaller < options.micro_tokens:
+            self.engine.options = replace(options, micro_tokens=smaller)
+            change = f"micro_tokens goes from {options.micro_tokens} to {smaller}"
+        elif not options.recompute:
+            self.engine.options = replace(options, recompute=True)
+            change = "activations are recomputed from now on"
+        else:
+            raise OutOfMemory(
+                f"Memory ran out at step {self.done + 1} with {self.longest} tokens at a time: {problem}",
+                "Lower max_length, take a smaller model or lora.rank, or a machine with more memory.",
+            )
+        self.note(f"Memory ran out at step {self.done + 1}: {change}, and the step is repeated.")
+
+    def heed(self, finding: Finding) -> None:
+        if finding.policy == "stop":
+            raise GuardStop(finding)
+        self.note(str(finding))
+
+    def note(self, text: str) -> None:
+        self.record.notes.append(text)
+        self.events.note(text)
+
+    def close(self, metrics: Mapping[str, float]) -> None:
+        """The step is whole: tell it, and evaluate and save where it is time."""
+        self.done += 1
+        standing = self.meter.standing(self.done, self.total, headline=self.headline, metrics=metrics)
+        self.record.step(self.done, standing.metrics)
+        self.events.step(standing)
+        self.catch_up()
+        if self._is_due(self.train.save_every):
+            self.save()
+        self.stop.check()
+        self.meter.begin()
+
+    def _is_due(self, every: int) -> bool:
+        return self.done % every == 0 or self.done == self.total
+
+    # -- evaluating -----------------------------------------------------------------------------------
+
+    def catch_up(self) -> None:
+        """Evaluate where it is time and was not done: a stop may have come in between."""
+        every = self.train.eval_every or self.train.save_every
+        if self._is_due(every) and not any(e.step == self.done for e in self.record.evaluations):
+            self.evaluate()
+
+    def evaluate(self) -> None:
+        if self.evaluate_with is None:
+            return
+        with self.stop.interruptible():
+            found = self.evaluate_with(self.done)
+        for evaluation in found:
+            self.record.evaluations.append(evaluation)
+            told = {evaluation.metric: evaluation.interval.mean, **evaluation.extra}
+            self.events.metrics(self.done, told)
+            when = f"after {self.done} steps" if self.done else "before training"
+            self.events.say(f"{evaluation.metric} {when}: {evaluation.interval}")
+            if evaluation.metric == self.train.metric and self.done:
+                self._keep_if_best(evaluation)
+
+    def _keep_if_best(self, evaluation: Evaluation) -> None:
+        if not better(evaluation.metric, evaluation.interval.mean, self.best.value):
+            return
+        self.best = Best(self.done, evaluation.interval.mean)
+        part = self.work / ".best"
+        shutil.rmtree(part, ignore_errors=True)
+        self.engine.save_adapter(part)
+        shutil.rmtree(self.best_folder, ignore_errors=True)
+        part.rename(self.best_folder)
+
+    @property
+    def best_folder(self) -> Path:
+        return self.work / "best"
+
+    # -- keeping --------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """A checkpoint of the whole steps; nothing if there is one already."""
+        if self._saved == self.done and not self._fresh():
+            return
+        metric = next(
+            (e.interval.mean for e in reversed(self.record.evaluations) if e.metric == self.train.metric),
+            None,
+        )
+        self.checkpoints.write(self.done, self._fill, parts=self._parts(), metric=metric)
+        self._saved = self.done
+        # Not before: a kill while it is written would take what was sampled as well.
+        self.journal.forget(self.done)
+
+    def _fresh(self) -> list[Path]:
+        """The rollouts that no checkpoint has learned from."""
+        return [file for file in self.journal.files() if int(file.stem) >= self.done]
+
+    def sampled(self, rows: Sequence[Mapping[str, Any]], took_s: float) -> None:
+        """Keep the rollouts of the step under way, so that no kill makes them be paid for twice."""
+        self.journal.write(self.done, rows)
+        self._unannounced_s += took_s
+        if not self.events.watched or self._unannounced_s < ANNOUNCE_AFTER_S:
+            return
+        self._unannounced_s = 0.0
+        newest = self.checkpoints.newest
+        if newest is None or self._saved is None:
+            self.save()
+        else:
+            self.checkpoints.add_journal(newest, self.journal.files(), step=self._saved)
+
+    def resume(self, saved: Saved) -> None:
+        self.engine.load_state(saved.folder / "engine")
+        self.record = Record.load(saved.folder / "record")
+        self.watch.restore(saved.parts["watch"])
+        self.best = Best(**saved.parts["best"])
+        # The folder may hold one that was found after the checkpoint, in a past that is made again now.
+        shutil.rmtree(self.best_folder, ignore_errors=True)
+        if (saved.folder / "best").is_dir():
+            shutil.copytree(saved.folder / "best", self.best_folder, copy_function=shutil.copyfile)
+        options = saved.parts["options"]
+        self.engine.options = replace(
+            self.engine.options,
+            micro_tokens=min(self.engine.options.micro_tokens, options["micro_tokens"]),
+            recompute=self.engine.options.recompute or options["recompute"],
+        )
+        self.journal.adopt(saved.journal)
+        self.journal.forget(saved.step)
+        self.done = self._saved = saved.step
+
+    def _parts(self) -> dict[str, Any]:
+        options = self.engine.options
+        return {
+            "watch": self.watch.state(),
+            "best": {"step": self.best.step, "value": self.best.value},
+            "options": {"micro_tokens": options.micro_tokens, "recompute": options.recompute},
+        }
+
+    def _fill(self, folder: Path) -> None:
+        self.engine.save(folder / "engine")
+        self.record.save(folder / "record")
+        if self.best_folder.is_dir():
+            link_tree(self.best_folder, folder / "best")
+        for file in self._fresh():
+            (folder / JOURNAL).mkdir(exist_ok=True)
+            link(file, folder / JOURNAL / file.name)

@@ -1,0 +1,285 @@
+"""Reinforcement by groups: sample completions, compare those of each prompt, learn from the difference."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from corral.engine.data.order import Order
+from corral.engine.data.sequences import Example
+from corral.engine.engine import Engine
+from corral.engine.environments.transcript import Sample
+from corral.engine.environments.values import Split
+from corral.engine.model.reference import without_adapter
+from corral.engine.reports.report import Row, shorten
+from corral.engine.sampling.rollouts import Episode, Rollouts
+from corral.engine.training import advantages, losses
+from corral.engine.training.advantages import Markers, Scores
+from corral.engine.training.course import Course, OutOfMemory, learning_rate
+from corral.engine.training.evaluate import Evaluation, interval
+from corral.engine.training.watch import Finding, GuardStop, Sampled
+
+# Rollouts of a step that samples.jsonl shows: the best and the worst of so many groups.
+SHOWN_GROUPS = 4
+# Sequences by which the mismatch is measured where the loss itself does not tell it.
+_PROBED = 8
+# The step that evaluations are sampled as: always the same, so that they can be compared pairwise.
+_EVALUATION = -1
+
+
+@dataclass
+class Setting:
+    """What a run samples from: `rollouts(rows)` makes them for a sampler of so many sequences at once.
+
+    `tasks` are those of the environment that can be used; `markers` the tokens around thinking.
+    """
+
+    rollouts: Callable[[int], Rollouts]
+    rows: int
+    tasks: Sequence[int]
+    seed: int
+    markers: Markers | None = None
+    _made: Rollouts | None = None
+    _told: set[str] = field(default_factory=set)
+
+    def sampling(self) -> Rollouts:
+        if self._made is None:
+            self._made = self.rollouts(self.rows)
+        return self._made
+
+    def shrink(self) -> bool:
+        """Half as many sequences at once; False if there is only one."""
+        self._made = None
+        self.rows //= 2
+        return self.rows > 0
+
+
+def run(course: Course, setting: Setting) -> None:
+    """Train from wherever the course stands to its end."""
+    train, grpo = course.train, course.train.grpo
+    loss = losses.make(train)
+    order = Order(len(setting.tasks), setting.seed)
+    course.meter.begin()
+    for step in range(course.done, course.total):
+        rate = learning_rate(
+            step, course.total, peak=course.rate, schedule=train.schedule, warmup=train.warmup
+        )
+        tasks = [setting.tasks[place] for place in order.batch(step, train.prompts_per_step)]
+        episodes = rollouts_of(course, setting, tasks)
+        scores = advantages.score(episodes, grpo, markers=setting.markers)
+        check_errors(course, setting, episodes)
+        metrics = described(episodes, scores)
+        course.meter.count(size(episodes))
+        course.record.sample(table(step + 1, episodes, scores))
+        examples = advantages.contributing(advantages.build(episodes, grpo, scores=scores))
+        if grpo.beta and examples:
+            examples = with_reference(course.engine, examples, grpo.temperature)
+        if examples and losses.renews_old(grpo):
+            examples = with_old(course.engine, examples, grpo.temperature)
+        if examples and isinstance(loss, losses.Policy) and loss.anchor == "self":
+            metrics["mismatch"] = probed_gap(course.engine, examples, grpo.temperature)
+        for iteration in range(grpo.iterations if examples else 0):
+            # Once the weights have changed, the step is finished before anything else is done.
+            with course.stop.interruptible() if iteration == 0 else nullcontext():
+                seen = course.gradients(examples, loss, temperature=grpo.temperature)
+            numbers = course.read(seen, course.apply(rate))
+            if iteration == 0:
+                metrics |= learned(numbers) | metrics
+        findings = course.watch.rollouts(step + 1, observed(episodes, scores, metrics))
+        course.close({**metrics, "lr": rate})
+        for finding in findings:
+            course.heed(finding)
+
+
+# -- sampling -----------------------------------------------------------------------------------------
+
+
+def rollouts_of(course: Course, setting: Setting, tasks: Sequence[int]) -> list[Episode]:
+    """The episodes of the step under way: from the journal if they were sampled before a kill."""
+    step = course.done
+    if (kept := course.journal.read(step)) is not None:
+        return [restored(row) for row in kept]
+    began = time.perf_counter()
+    course.events.doing("sampling")
+    while True:
+        try:
+            with course.stop.interruptible():
+                episodes = setting.sampling().run(tasks, step=step)
+            break
+        except torch.OutOfMemoryError as error:
+            problem = str(error).partition("\n")[0]
+        course.engine.drop_sampler()
+        if not setting.shrink():
+            raise OutOfMemory(
+                f"Memory ran out while sampling one sequence at step {step + 1}: {problem}",
+                "Lower grpo.max_completion or max_length, or take a machine with more memory.",
+            )
+        course.note(f"Memory ran out while sampling: {setting.rows} sequences at a time from now on.")
+    course.sampled([episode.row() for episode in episodes], time.perf_counter() - began)
+    return episodes
+
+
+def restored(row: dict[str, Any]) -> Episode:
+    return Episode(**{**row, "samples": [Sample(**sample) for sample in row["samples"]]})
+
+
+def check_errors(course: Course, setting: Setting, episodes: Sequence[Episode]) -> None:
+    """An attempt that could not be scored costs itself only; when none could, nothing can be learned."""
+    failed = [episode for episode in episodes if not advantages.is_scored(episode.reward)]
+    if not failed:
+        return
+    causes = Counter((episode.kind or "unscored", episode.error or "no reward") for episode in failed)
+    (kind, error), _ = causes.most_common(1)[0]
+    count = f"{len(failed)} of {len(episodes)} completions of step {course.done + 1} could not be scored"
+    if len(failed) == len(episodes):
+        raise GuardStop(
+            Finding(
+                "no_reward",
+                "stop",
+                f"{count}; most often: {error}",
+                "Correct the environment; it can be tried by itself with a few rows.",
+            )
+        )
+    if kind not in setting._told:
+        setting._told.add(kind)
+        course.note(f"{count} ({kind}); most often: {error}. They are left out of the loss.")
+
+
+# -- numbers ------------------------------------------------------------------------------------------
+
+
+def described(episodes: Sequence[Episode], scores: Scores) -> dict[str, float]:
+    """What was sampled, before anything is learned from it."""
+    lengths = [sum(1 for sample in e.samples for m in sample.mask if m) for e in episodes]
+    metrics: dict[str, float] = {
+        "reward": scores.mean if scores.mean is not None else math.nan,
+        "reward_std": scores.std or 0.0,
+        "length": math.fsum(lengths) / max(len(lengths), 1),
+        "truncated": scores.truncated / max(len(episodes), 1),
+        "flat_groups": scores.frac_flat,
+    }
+    if scores.unscored:
+        metrics["unscored"] = float(scores.unscored)
+    named: dict[str, list[float]] = {}
+    for episode in episodes:
+        for name, value in episode.metrics.items():
+            named.setdefault(f"reward/{name}", []).append(value)
+    return metrics | {name: math.fsum(values) / len(values) for name, values in named.items()}
+
+
+def size(episodes: Sequence[Episode]) -> int:
+    """Tokens of a batch: what was sampled, and each group's prompt once."""
+    sampled = sum(1 for e in episodes for sample in e.samples for m in sample.mask if m)
+    prompts = {e.group: e.samples[0].prompt for e in episodes if e.samples}
+    return sampled + sum(prompts.values())
+
+
+def learned(numbers: dict[str, float]) -> dict[str, float]:
+    """The first pass over fresh samples: its gap between trainer and sampler is their mismatch."""
+    means = losses.summary({key: value for key, value in numbers.items() if key not in ("loss", "grad_norm")})
+    said = {"loss": numbers["loss"], "grad_norm": numbers["grad_norm"], **means}
+    if "gap" in said:
+        said["mismatch"] = said.pop("gap")
+    return said
+
+
+def observed(episodes: Sequence[Episode], scores: Scores, metrics: dict[str, float]) -> Sampled:
+    groups: dict[int, list[float]] = {}
+    for episode, reward in zip(episodes, scores.rewards, strict=True):
+        if reward is not None:
+            groups.setdefault(episode.group, []).append(reward)
+    return Sampled(
+        reward=metrics["reward"],
+        spread=max((max(group) - min(group) for group in groups.values()), default=0.0),
+        length=metrics["length"],
+        entropy=metrics.get("entropy"),
+        mismatch=metrics.get("mismatch"),
+    )
+
+
+def table(step: int, episodes: Sequence[Episode], scores: Scores) -> list[Row]:
+    """The best and the worst of a few groups, as text with their rewards (MT-D45)."""
+    groups: dict[int, list[int]] = {}
+    for place, episode in enumerate(episodes):
+        groups.setdefault(episode.group, []).append(place)
+    rows: list[Row] = []
+    for places in list(groups.values())[:SHOWN_GROUPS]:
+        ranked = sorted(places, key=lambda place: (-_known(scores.rewards[place]), place))
+        for place in dict.fromkeys((ranked[0], ranked[-1])):
+            rows.append(shown(step, episodes[place], scores.rewards[place], scores.advantages[place]))
+    return rows
+
+
+def shown(step: int, episode: Episode, reward: float | None, advantage: float | None) -> Row:
+    opening, rest = episode.messages[: episode.opening], episode.messages[episode.opening :]
+    return {
+        "step": step,
+        "task": episode.task,
+        "prompt": shorten("\n".join(str(m.get("content", "")) for m in opening)),
+        "completion": shorten("\n".join(str(m.get("content", "")) for m in rest)),
+        "reward": reward,
+        "advantage": advantage,
+        "metrics": episode.metrics,
+        "tokens": sum(len(sample.tokens) for sample in episode.samples),
+        "turns": episode.turns,
+        "truncated": episode.truncated,
+        "error": episode.error,
+    }
+
+
+def _known(reward: float | None) -> float:
+    return -math.inf if reward is None else reward
+
+
+# -- the model before training, and the sampler's logprobs ----------------------------------------------
+
+
+def with_reference(engine: Engine, examples: Sequence[Example], temperature: float) -> list[Example]:
+    with without_adapter(engine):
+        columns = engine.logprobs(examples, temperature=temperature)
+    return advantages.with_stream(examples, "ref", columns)
+
+
+def with_old(engine: Engine, examples: Sequence[Example], temperature: float) -> list[Example]:
+    """`old` by the trainer itself, once for all passes over a batch; `sampled` stays the sampler's."""
+    return advantages.with_stream(examples, "old", engine.logprobs(examples, temperature=temperature))
+
+
+def probed_gap(engine: Engine, examples: Sequence[Example], temperature: float) -> float:
+    some = examples[:_PROBED]
+    gaps = [
+        abs(ours - theirs)
+        for example, column in zip(some, engine.logprobs(some, temperature=temperature), strict=True)
+        for ours, theirs, weight in zip(
+            column, example.streams["sampled"], example.streams["policy"], strict=True
+        )
+        if weight
+    ]
+    return math.fsum(gaps) / max(len(gaps), 1)
+
+
+# -- evaluation ---------------------------------------------------------------------------------------
+
+
+def score(rollouts: Rollouts, tasks: Sequence[int], split: Split, step: int) -> tuple[Evaluation, list[Row]]:
+    """One attempt at each task, with seeds that are the same every time. One that fails earns 0."""
+    episodes = rollouts.run(tasks, step=_EVALUATION, group_size=1, split=split)
+    values = [episode.reward if advantages.is_scored(episode.reward) else 0.0 for episode in episodes]
+    named: dict[str, list[float]] = {}
+    for episode in episodes:
+        for name, value in episode.metrics.items():
+            named.setdefault(f"eval_reward/{name}", []).append(value)
+    extra = {name: math.fsum(found) / len(found) for name, found in named.items()}
+    if failed := sum(not advantages.is_scored(episode.reward) for episode in episodes):
+        extra["eval_unscored"] = float(failed)
+    rows: list[Row] = [
+        {**shown(step, e, e.reward, None), "phase": "evaluation"} for e in episodes[: 2 * SHOWN_GROUPS]
+    ]
+    return Evaluation(step, "eval_reward", interval(values), values, extra), rows

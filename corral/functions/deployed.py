@@ -1,0 +1,58 @@
+"""Functions that are deployed already, found by name: `corral.function("demo.embed")`."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from corral.functions import codec
+from corral.functions.app import App
+from corral.functions.backend import backend
+from corral.functions.errors import FunctionError
+from corral.functions.handles import Function, Generator
+from corral.functions.member import Callee, Member
+from corral.functions.options import FunctionSettings
+from corral.functions.protocol import EndpointTarget
+
+
+class DeployedFunction(Function[..., Any]):
+    """Runs wherever it is deployed; there is nothing of it here."""
+
+    target: EndpointTarget
+
+    def _target(self) -> EndpointTarget:
+        return self.target
+
+
+class DeployedGenerator(DeployedFunction, Generator[..., Any]):
+    """Has `stream` instead of `remote`."""
+
+
+def function(name: str, *, project: str | None = None, **params: Any) -> Function[..., Any]:
+    """The function of an endpoint, `"demo.embed"`, or a method of a class with these parameters,
+    `"demo.Model.predict"`. Calls go to whichever version serves."""
+    target, tables, own = backend().look_up(project, name)
+    if not own and len(tables) > 1:
+        raise FunctionError(
+            f"{name} is a class; name a method: {', '.join(f'{name}.{one}' for one in tables)}"
+        )
+    called = own or next(iter(tables))
+    if called not in tables:
+        raise FunctionError(f"{target.endpoint} has no {called}; it has: {', '.join(tables)}")
+    table = tables[called]
+    if table["kind"] == "web":
+        raise FunctionError(f"{name} is served over HTTP at {table['path']}, and takes no other calls")
+
+    def nowhere(*_: Any, **__: Any) -> NoReturn:
+        raise FunctionError(f"{name} is deployed, and not here: call it with .remote(...)")
+
+    nowhere.__name__ = nowhere.__qualname__ = called
+    callee = Callee(called, table["kind"], table["is_async"])
+    app, _, member_name = target.endpoint.partition(".")
+    member = Member(App(app), member_name, nowhere, "", called, FunctionSettings(), {called: callee})
+    packed = None
+    if params:
+        packed = codec.encode({key: params[key] for key in sorted(params)}, what=f"a parameter of {name}")
+    kind = DeployedGenerator if table["kind"] == "generator" else DeployedFunction
+    made = kind(member, nowhere, function=called, params=packed, changes={"options": table["options"]})
+    made.target = target
+    return made

@@ -1,0 +1,264 @@
+"""Calls over HTTP, from a program to a server. What is called for the first time is deployed first."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from corral.client.api import Corral
+from corral.client.discovery import discover
+from corral.client.environments.lock import Lock, resolve
+from corral.client.environments.lock_cache import Locks, Question
+from corral.client.files.tree import scan
+from corral.client.files.upload import upload
+from corral.domain.calls import INLINE_BYTES
+from corral.domain.errors import BlobMissing, DigestMismatch, NotFound
+from corral.domain.errors import VolumeConflict as VolumeConflictThere
+from corral.functions.codec import Pieces, as_text, from_text, whole
+from corral.functions.errors import EndpointGone, ResultLost, VolumeConflict
+from corral.functions.member import Member
+from corral.functions.packaging import Package, pack
+from corral.functions.protocol import CallStatus, EndpointTarget, OutgoingCall, StreamChunk
+from corral.functions.volume_folders import LocalVolumes
+from corral.settings import process_environment, read_settings
+from corral.wire.calls import CallView
+from corral.wire.endpoints import DeployRequest, FunctionTable, Scaling
+from corral.wire.payloads import PayloadBody
+from corral.wire.spec.run_file import BuiltEnvironment, RunSpec, ServiceTable
+from corral.wire.spec.tables import Resources, RetryBudgets
+
+
+class HttpBackend:
+    """Safe to use from several threads."""
+
+    def __init__(self, corral: Corral, project: str, *, locks: Locks | None = None) -> None:
+        self.corral = corral
+        self._project = project
+        self._found: dict[int, tuple[Member, EndpointTarget]] = {}
+        self._lock = threading.Lock()
+        self._local = LocalVolumes()
+        self._locks: dict[str, Lock] = {}
+        self._lock_of_locks = threading.Lock()
+        self._kept = locks
+
+    @classmethod
+    def from_settings(cls) -> HttpBackend:
+        settings = read_settings()
+        address = discover(url=settings.url, token=settings.token, home=settings.home, ca=settings.ca)
+        corral = Corral(address.url, address.token, tls=address.tls)
+        return cls(corral, settings.project, locks=Locks(settings.home / "locks"))
+
+    def find(self, member: Member) -> EndpointTarget:
+        with self._lock:
+            if id(member) not in self._found:
+                # All of the app's: one may call another, and finds it there then.
+                for one in {id(member): member, **{id(m): m for m in member.app.members.values()}}.values():
+                    self._found[id(one)] = (one, self._made_ready(one))
+            return self._found[id(member)][1]
+
+    def look_up(self, project: str | None, name: str) -> tuple[EndpointTarget, dict[str, Any], str]:
+        project = project or self._project
+        head, _, method = name.rpartition(".")
+        try:
+            view, method = self.corral.endpoints.get(project, name), ""
+        except NotFound as error:
+            try:
+                view = self.corral.endpoints.get(project, head)
+            except NotFound:
+                raise EndpointGone(f"{error.message}; `corral fn ls` lists what is deployed") from None
+        tables = {key: table.model_dump() for key, table in view.functions.items()}
+        return EndpointTarget(project, view.name), tables, method
+
+    def _made_ready(self, member: Member) -> EndpointTarget:
+        project = member.app.project or self._project
+        view = self.corral.endpoints.deploy(self.request(member, project, live=True))
+        return EndpointTarget(project, view.name, view.versions[0].version if view.versions else view.current)
+
+    def request(self, member: Member, project: str, *, live: bool) -> DeployRequest:
+        """What deploys the member; its code is uploaded."""
+        package = pack(member)
+        code, digest = self._ship(package, project)
+        settings = member.settings
+        name = f"live.{member.endpoint}"[:64].rstrip("._-") if live else member.endpoint
+        spec = RunSpec(
+            name=name,
+            project=project,
+            kind="service",
+            service=ServiceTable.model_validate(
+                {
+                    "entry": package.entry,
+                    "volumes": dict(settings.volumes),
+                    "max_memory": settings.max_memory,
+                }
+            ),
+            code=code,
+            code_digest=digest,
+            environment=self._environment(member, anew=not live),
+            resources=Resources.model_validate(settings.resources.table()),
+            secrets=list(settings.secrets),
+            env=dict(settings.env),
+            # Another instance is made where one is lost; the run itself is not tried again.
+            retries=RetryBudgets(infrastructure=0),
+            grace=10,
+        )
+        return DeployRequest(
+            project=project,
+            name=name,
+            spec=spec,
+            functions={key: FunctionTable.model_validate(table) for key, table in member.functions().items()},
+            scaling=Scaling.model_validate(settings.scale.table()),
+            live=live,
+        )
+
+    def _ship(self, package: Package, project: str) -> tuple[str, str]:
+        with tempfile.TemporaryDirectory(prefix="corral-code-") as folder:
+            for path, content in package.files.items():
+                target = Path(folder, path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+            tree = scan(Path(folder), ignore=None)
+            upload(tree, Path(folder), self.corral.sink(project))
+            made = self.corral.artifacts.commit(project, kind="code", tree=tree)
+        return made.id, made.digest
+
+    def _resolved(self, question: Question, *, anew: bool) -> Lock:
+        """Once for all functions of a program that ask the same; where it may, from what is remembered."""
+        with self._lock_of_locks:
+            found = self._locks.get(question.digest)
+            if found is None and self._kept is not None and not anew:
+                found = self._kept.find(question)
+            if found is None:
+                found = resolve(
+                    question.requirements,
+                    python=question.python,
+                    env=question.env,
+                    find_links=[question.wheels] if question.wheels else [],
+                    no_index=question.no_index,
+                    folder=Path.cwd(),
+                )
+                if self._kept is not None:
+                    self._kept.keep(question, found)
+            self._locks[question.digest] = found
+            return found
+
+    def _environment(self, member: Member, *, anew: bool) -> BuiltEnvironment | None:
+        wanted = member.settings.environment
+        if not wanted.python and wanted.version is None:
+            return None
+        python = wanted.version or f"{sys.version_info.major}.{sys.version_info.minor}"
+        folder = wanted.find_links or wanted.wheels
+        links = Path(folder).expanduser().absolute() if folder else None
+        question = Question(wanted.python, python, links, wanted.wheels is not None, process_environment())
+        lock = self._resolved(question, anew=anew)
+        return BuiltEnvironment(
+            python=lock.python,
+            lock=lock.text,
+            digest=lock.digest,
+            find_links=str(links) if links else None,
+            no_index=wanted.wheels is not None,
+        )
+
+    def forget(self, target: EndpointTarget) -> None:
+        """It is gone: nobody called it for long. The next call makes it ready again."""
+        with self._lock:
+            self._found = {key: one for key, one in self._found.items() if one[1] != target}
+
+    def make(self, target: EndpointTarget, asks: Sequence[OutgoingCall], wait_s: float) -> list[CallStatus]:
+        request = {
+            "project": target.project,
+            "endpoint": target.endpoint,
+            "version": target.version,
+            "calls": [self._call(target.project, ask) for ask in asks],
+            "wait_s": wait_s,
+        }
+        try:
+            return [self._seen(view) for view in self.corral.calls.make(request)]
+        except NotFound as error:
+            raise EndpointGone(error.message) from error
+
+    def _call(self, project: str, ask: OutgoingCall) -> dict[str, Any]:
+        """What `CallAsk` reads: there may be thousands a second, and the server looks at each anyway."""
+        return {
+            "function": ask.function,
+            "args": self._payload(project, ask.format, ask.args),
+            "params": None if ask.params is None else _inline(*ask.params),
+            "key": ask.key,
+            "priority": ask.priority,
+            "options": ask.options,
+        }
+
+    def _payload(self, project: str, form: str, data: bytes | Pieces) -> dict[str, Any]:
+        if len(data) <= INLINE_BYTES:
+            return _inline(form, whole(data))
+        sink = self.corral.sink(project)
+        stored = sink.hand_over(data.parts if isinstance(data, Pieces) else [data])
+        if stored is not None:
+            return {"format": form, "blob": stored.sha256, "size": stored.size}
+        sent = whole(data)
+        digest = hashlib.sha256(sent).hexdigest()
+        sink.keep(digest, sent)
+        return {"format": form, "blob": digest, "size": len(data)}
+
+    def collect(self, call_ids: Sequence[str], wait_s: float) -> list[CallStatus]:
+        return [self._seen(view) for view in self.corral.calls.collect(call_ids, wait_s)]
+
+    def get(self, call_id: str, wait_s: float) -> CallStatus:
+        return self._seen(self.corral.calls.get(call_id, wait_s))
+
+    def chunks(
+        self, call_id: str, after: int, wait_s: float
+    ) -> tuple[list[StreamChunk], bool, dict[str, Any] | None]:
+        page = self.corral.calls.chunks(call_id, after=after, wait_s=wait_s)
+        project = None
+        given = []
+        for one in page.chunks:
+            if one.payload.blob is not None and project is None:
+                project = self.corral.calls.get(call_id).project
+            given.append(StreamChunk(one.n, one.payload.format, self._bytes(project or "", one.payload)))
+        return given, page.ended, page.error
+
+    def cancel(self, call_id: str) -> None:
+        self.corral.calls.cancel(call_id)
+
+    def logs(self, call_id: str) -> Iterator[tuple[float, str, str]]:
+        call = self.corral.calls.get(call_id)
+        if call.run is None:
+            return
+        for line in self.corral.runs.iter_logs(call.run):
+            if line.call == call_id:
+                yield line.at, line.stream, line.text
+
+    def volume(self, name: str, project: str | None, what: str, given: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._local.do(self.corral, project or self._project, name, what, given)
+        except VolumeConflictThere as error:
+            raise VolumeConflict(f"{error.message} {error.hint}".strip()) from error
+
+    def _seen(self, view: CallView) -> CallStatus:
+        result, error = None, view.error
+        if view.result is not None:
+            try:
+                result = (view.result.format, self._bytes(view.project, view.result))
+            except ResultLost as lost:
+                # Of this call alone: the others that were asked for have theirs.
+                error = {"type": "ResultLost", "message": f"call {view.id}: {lost}"}
+        return CallStatus(view.id, view.state, result, error, view.attempt, view.waiting)
+
+    def _bytes(self, project: str, payload: PayloadBody) -> bytes | memoryview:
+        if payload.body is not None:
+            return from_text(payload.body)
+        assert payload.blob is not None
+        try:
+            source = self.corral.source(project)
+            return source.in_place(payload.blob) or source.whole(payload.blob)
+        except (BlobMissing, DigestMismatch) as error:
+            raise ResultLost(error.message) from error
+
+
+def _inline(form: str, data: bytes) -> dict[str, Any]:
+    return {"format": form, "body": as_text(data), "size": len(data)}

@@ -1,0 +1,50 @@
+"""What a forecast is about: a run, its model, its data and a device; and how the run is cut into pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from corral.recipes import calibration
+from corral.recipes.calibration import Calibration
+from corral.recipes.gpus import GpuFacts
+from corral.recipes.models import ModelFacts
+from corral.recipes.train_tables import DataFacts, Train
+
+Recompute = Literal["none", "full"]
+Precision = Literal["bf16", "fp32"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where a run goes: a GPU, or a machine's own cores and memory."""
+
+    gpu: GpuFacts | None
+    cores: int = 1
+    ram_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    train: Train
+    facts: ModelFacts
+    device: Device
+    data: DataFacts = field(default_factory=DataFacts)
+    constants: Calibration = field(default_factory=calibration.default)
+
+    @property
+    def precision(self) -> Precision:
+        if self.train.precision != "auto":
+            return self.train.precision
+        return "fp32" if self.device.gpu is None else "bf16"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a run is cut into pieces: tokens of a forward pass, whether activations are computed twice, and for
+    sampling how many sequences at once and the most tokens of one (0 where nothing is sampled)."""
+
+    micro_tokens: int
+    recompute: Recompute
+    rows: int = 0
+    context: int = 0

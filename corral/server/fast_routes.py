@@ -1,0 +1,133 @@
+"""The requests that make up the load skip the framework: submit, claim, beat, how runs end, and calls.
+
+The routes of the same names serve the published schema, and any request of another form than the client's
+own falls through to them. Measured: routing, dependencies and middleware cost more than the call itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+from starlette.responses import Response
+
+from corral.domain.canonical import canonical
+from corral.domain.errors import CorralError
+from corral.domain.ids import HostId, LeaseId
+from corral.domain.tokens import Token
+from corral.server.callers import Caller, host_of, user_of
+from corral.server.errors import refused, render, unexpected
+from corral.server.routes import calls, leases, outcomes, runs
+from corral.server.services import Services
+from corral.wire.calls import CallsRequest, CollectRequest, LeaseCallsRequest
+from corral.wire.leases import BeatRequest, ClaimRequest, FinishRequest, OutcomesRequest
+from corral.wire.runs import SubmitRequest
+
+_LEASE_CALL = re.compile(r"/v1/leases/(l-[bcdfghjkmnpqrstvwxz2-9]{12})/(finish|beat|calls)")
+_EPOCH = re.compile(rb"epoch=([0-9]{1,18})")
+_JSON = ((b"content-type", b"application/json"),)
+
+Gone = Callable[[], Awaitable[bool]]
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class FastRoute(NamedTuple):
+    """Who may call, what they send, and what answers; the caller is checked before the body is read."""
+
+    path: str
+    who: Callable[[Token | None], Any]
+    body: type[BaseModel]
+    answer: Callable[[Services, Any, Any, Gone], Awaitable[tuple[int, str]]]
+
+
+class FastReply(NamedTuple):
+    status: int
+    body: bytes
+    headers: Headers = _JSON
+
+
+def match(path: str, query: bytes) -> FastRoute | None:
+    """The call, if a POST of JSON to this address is one of those."""
+    if (call := _CALLS.get(path)) is not None:
+        return call
+    lease = _LEASE_CALL.fullmatch(path)
+    epoch = _EPOCH.fullmatch(query)
+    if lease is None or epoch is None:
+        return None
+    return _lease_call(lease[2], path, LeaseId(lease[1]), int(epoch[1]))
+
+
+async def answer(
+    call: FastRoute, services: Services, token: Token | None, body: bytes, gone: Gone
+) -> FastReply:
+    try:
+        who = call.who(token)
+        asked = call.body.model_validate_json(body)
+        status, text = await call.answer(services, who, asked, gone)
+    except ValidationError as error:
+        return of_response(refused(error.errors(include_url=False, include_input=False)))
+    except CorralError as error:
+        return of_response(render(error))
+    except Exception as error:  # noqa: BLE001 - the edge of a request
+        return of_response(unexpected("POST", call.path, error))
+    return FastReply(status, text.encode())
+
+
+def of_response(response: Response) -> FastReply:
+    headers = tuple(header for header in response.raw_headers if header[0] != b"content-length")
+    return FastReply(response.status_code, bytes(response.body), headers)
+
+
+async def _claim(svc: Services, host_id: HostId, body: ClaimRequest, gone: Gone) -> tuple[int, str]:
+    return 200, await leases.claim_as_json(body, host_id, svc, gone)
+
+
+async def _outcomes(svc: Services, host_id: HostId, body: OutcomesRequest, _: Gone) -> tuple[int, str]:
+    return 200, await outcomes.outcomes_as_json(body, host_id, svc)
+
+
+async def _submit(svc: Services, caller: Caller, body: SubmitRequest, _: Gone) -> tuple[int, str]:
+    done = await runs.submit_or_try(body, caller, svc)
+    return 200 if body.dry_run else 201, done.model_dump_json()
+
+
+async def _make_calls(svc: Services, caller: Caller, body: CallsRequest, _: Gone) -> tuple[int, str]:
+    return 202, await calls.make_as_json(body, caller, svc)
+
+
+async def _collect(svc: Services, caller: Caller, body: CollectRequest, _: Gone) -> tuple[int, str]:
+    return 200, await calls.collect_as_json(body, caller, svc)
+
+
+_CALLS = {
+    call.path: call
+    for call in (
+        FastRoute("/v1/claims", host_of, ClaimRequest, _claim),
+        FastRoute("/v1/runs", user_of, SubmitRequest, _submit),
+        FastRoute("/v1/outcomes", host_of, OutcomesRequest, _outcomes),
+        FastRoute("/v1/calls", user_of, CallsRequest, _make_calls),
+        FastRoute("/v1/calls/collect", user_of, CollectRequest, _collect),
+    )
+}
+
+
+def _lease_call(name: str, path: str, lease_id: LeaseId, epoch: int) -> FastRoute:
+    async def finish(svc: Services, host_id: HostId, body: FinishRequest, _: Gone) -> tuple[int, str]:
+        done = await outcomes.end_well(lease_id, epoch, body, host_id, svc)
+        return 200, canonical(done._asdict())
+
+    async def beat(svc: Services, host_id: HostId, body: BeatRequest, _: Gone) -> tuple[int, str]:
+        return 200, (await leases.beat_lease(lease_id, epoch, body, host_id, svc)).model_dump_json()
+
+    async def exchange(
+        svc: Services, host_id: HostId, body: LeaseCallsRequest, gone: Gone
+    ) -> tuple[int, str]:
+        return 200, await calls.exchange_as_json(lease_id, epoch, body, host_id, svc, gone)
+
+    if name == "finish":
+        return FastRoute(path, host_of, FinishRequest, finish)
+    if name == "calls":
+        return FastRoute(path, host_of, LeaseCallsRequest, exchange)
+    return FastRoute(path, host_of, BeatRequest, beat)

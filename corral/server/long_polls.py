@@ -1,0 +1,171 @@
+"""Long polls: a queued run wakes one worker that could take it, not all."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from corral.core.queue.eligibility import Shapes
+from corral.core.queue.free_capacity import HostCapacity
+from corral.domain.hosts import Host
+from corral.domain.ids import Digest, HostId, LeaseId
+from corral.server.wakeups import wait_for
+
+# So many empty places of the line are left alone.
+SPARE = 64
+
+
+@dataclass(eq=False)
+class LongPoll:
+    """One long poll. `baton` is the shape it was woken for and who was asked before it.
+
+    `free` is what the host had left when it last looked: when it has more, its worker asks anew.
+    `held` are the host's live leases when it last looked; `asleep` says that one has run out since.
+    """
+
+    host: Host | None = None
+    free: HostCapacity | None = None
+    held: list[LeaseId] = field(default_factory=list)
+    asleep: bool = False
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    baton: Baton | None = None
+    # Its place in the line; None while it does not wait.
+    place: int | None = None
+    # How much had found nobody when it was woken.
+    missed: int = 0
+
+
+@dataclass
+class Baton:
+    shape: Digest
+    tried: set[LongPoll] = field(default_factory=set)
+
+
+class LongPolls:
+    """Those that wait stand in a line, the longest first; whoever looks goes to its end.
+
+    For each shape it is known how far from the front nobody may take it. That holds until one of them looks
+    again, so a run that becomes ready costs the same however many hosts wait that it does not fit.
+    """
+
+    def __init__(self, shapes: Shapes) -> None:
+        self._shapes = shapes
+        # Places of those that left are empty until the line is closed up.
+        self._line: list[LongPoll | None] = []
+        self._count = 0
+        self._passed: dict[Digest, int] = {}
+        self._missed = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def close(self) -> None:
+        """The server ends: every poll is answered."""
+        for waiter in self._waiting():
+            waiter.woken.set()
+
+    def join(self, waiter: LongPoll) -> None:
+        waiter.woken.clear()
+        # What it has left is not known until it has looked.
+        waiter.free = None
+        self.leave(waiter)
+        self._to_the_end(waiter)
+
+    def wait_on(self, waiter: LongPoll) -> bool:
+        """What it was woken for is gone: it waits on without a look, and what it has left is what it was.
+
+        False if it must look, since something else became ready meanwhile that nobody was there for.
+        """
+        if waiter.missed != self._missed:
+            return False
+        waiter.woken.clear()
+        waiter.baton = None
+        self.leave(waiter)
+        self._to_the_end(waiter)
+        return True
+
+    def saw(self, waiter: LongPoll, host: Host | None, free: HostCapacity | None) -> None:
+        """It has looked at the queue: what was thought of it before holds no longer."""
+        waiter.host, waiter.free = host, free
+        if waiter.place is not None:
+            self.leave(waiter)
+            self._to_the_end(waiter)
+
+    def leave(self, waiter: LongPoll) -> None:
+        if waiter.place is not None:
+            self._line[waiter.place] = None
+            self._count -= 1
+            waiter.place = None
+
+    def ready(self, shape: Digest) -> None:
+        self._hand(Baton(shape))
+
+    def ready_all(self, shapes: Iterable[Digest]) -> None:
+        for shape in shapes:
+            self.ready(shape)
+
+    def pass_on(self, waiter: LongPoll) -> None:
+        """The waiter could not take what it was woken for: ask the next one."""
+        if waiter.baton is not None:
+            baton, waiter.baton = waiter.baton, None
+            self._hand(baton)
+
+    def changed(self, host_id: HostId) -> None:
+        """What the host may take has changed: its polls look again."""
+        for waiter in self._waiting():
+            if waiter.host is not None and waiter.host.id == host_id:
+                self.leave(waiter)
+                waiter.woken.set()
+
+    async def wait(self, waiter: LongPoll, seconds: float) -> None:
+        await wait_for(waiter.woken, seconds)
+
+    def _waiting(self) -> list[LongPoll]:
+        return [waiter for waiter in self._line if waiter is not None]
+
+    def _to_the_end(self, waiter: LongPoll) -> None:
+        if len(self._line) > 2 * self._count + SPARE:
+            self._close_up()
+        waiter.place = len(self._line)
+        self._line.append(waiter)
+        self._count += 1
+
+    def _close_up(self) -> None:
+        kept = [place for place, waiter in enumerate(self._line) if waiter is not None]
+        self._passed = {shape: bisect_left(kept, passed) for shape, passed in self._passed.items() if passed}
+        self._line = [self._line[place] for place in kept]
+        for place, waiter in enumerate(self._waiting()):
+            waiter.place = place
+
+    def _may_take(self, waiter: LongPoll, shape: Digest) -> bool:
+        """True as well where it is not known."""
+        fits = None if waiter.host is None else self._shapes.fits_if_known(shape, waiter.host)
+        need = self._shapes.known(shape)
+        if fits is None or need is None or waiter.free is None:
+            return fits is not False
+        return fits and waiter.free.holds(need)
+
+    def _hand(self, baton: Baton) -> None:
+        waiter = self._next(baton)
+        if waiter is None:
+            self._missed += 1
+            return
+        baton.tried.add(waiter)
+        waiter.baton, waiter.missed = baton, self._missed
+        # It looks now, and joins again if it has to wait on.
+        self.leave(waiter)
+        waiter.woken.set()
+
+    def _next(self, baton: Baton) -> LongPoll | None:
+        nobody_before = True
+        for place in range(self._passed.get(baton.shape, 0), len(self._line)):
+            waiter = self._line[place]
+            if waiter is not None and self._may_take(waiter, baton.shape):
+                if waiter not in baton.tried:
+                    return waiter
+                nobody_before = False
+            elif nobody_before:
+                self._passed[baton.shape] = place + 1
+        return None

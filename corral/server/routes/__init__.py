@@ -1,0 +1,1 @@
+"""The routes of `/v1`, a file for each noun."""

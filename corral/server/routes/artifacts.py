@@ -1,0 +1,220 @@
+"""Routes: manifests and their files."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from corral.core import artifacts as core
+from corral.core import secrets
+from corral.core.artifacts import readable_by_lease
+from corral.core.audit import note
+from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, listing_digest
+from corral.domain.errors import NotFound
+from corral.domain.ids import ArtifactId
+from corral.domain.redaction import SecretValues
+from corral.domain.tokens import Scope, Token
+from corral.ports.store import Tx
+from corral.server.callers import Anyone, ArtifactPath, Caller, Limit, Project, User
+from corral.server.routes.leases import manifest
+from corral.server.services import Services, Svc
+from corral.server.views import NameLookup, artifact_view, parse_time_cursor, time_cursor
+from corral.wire.artifacts import (
+    ArtifactPage,
+    ArtifactView,
+    FilePage,
+    FileRecord,
+    ManifestRequest,
+    VerifyAnswer,
+)
+
+router = APIRouter(prefix="/v1", tags=["artifacts"])
+
+
+@router.post("/projects/{project}/artifacts", status_code=201)
+async def commit_upload(project: Project, body: ManifestRequest, caller: User, svc: Svc) -> ArtifactView:
+    """Code or an input. Equal content gets the artifact that is there."""
+    what = manifest(body, ArtifactKind.CODE, ArtifactKind.INPUT)
+    await refuse_secrets(project, what, svc)
+
+    def unit(tx: Tx) -> ArtifactView:
+        done = core.commit_upload(tx, project, what, principal=caller.actor, now=svc.clock.now())
+        return artifact_view(done, NameLookup(tx))
+
+    return await svc.store.write(unit)
+
+
+async def refuse_secrets(project: str, what: core.FileManifest, svc: Services) -> None:
+    """Names and bytes of an upload are stored and shown in clear: they may hold no secret of the project."""
+    text = "\n".join([*(file.path for file in what.files), what.meta])
+
+    def unit(tx: Tx) -> tuple[SecretValues, list[ArtifactFile]] | None:
+        secrets.refuse_exposed(tx, svc.cipher, project, text, what="the manifest")
+        known = tx.artifacts.by_digest(project, what.kind, listing_digest(what.files))
+        if known is not None or not tx.access.secrets(project):
+            return None
+        # Only what the project has: that a stranger's file holds a secret is not ours to tell.
+        have = tx.blobs.present(project, [file.digest for file in what.files])
+        distinct = {file.digest: file for file in what.files if file.digest in have}
+        return secrets.of_project(tx, svc.cipher, project), list(distinct.values())
+
+    search = await svc.store.read(unit)
+    if search is not None:
+        for file in search[1]:
+            await svc.in_thread(partial(_search, svc, search[0], file))
+
+
+def _search(svc: Services, values: SecretValues, file: ArtifactFile) -> None:
+    # Missing bytes are the commit's to report.
+    with suppress(KeyError):
+        secrets.refuse_file(values, file.path, svc.blobs.read(file.digest))
+
+
+@router.get("/artifacts")
+async def list_artifacts(
+    caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 50
+) -> ArtifactPage:
+    """Artifacts, the newest first."""
+    if project is not None:
+        caller.check_project(project)
+    after = parse_time_cursor(cursor, "a")
+
+    def unit(tx: Tx) -> ArtifactPage:
+        place = None if after is None else (after[0], ArtifactId(after[1]))
+        found = tx.artifacts.page(project or caller.token.project, after=place, limit=limit)
+        more = time_cursor(found[-1].created_at, found[-1].id) if len(found) == limit else None
+        names = NameLookup(tx)
+        return ArtifactPage(items=[artifact_view(a, names) for a in found], next=more)
+
+    return await svc.store.read(unit)
+
+
+def _seen(tx: Tx, artifact_id: ArtifactId, token: Token) -> Artifact:
+    """An artifact that the caller may read; one of another project is not there for them."""
+    artifact = core.get(tx, artifact_id)
+    if token.scope is not Scope.HOST:
+        if Caller(token).sees(artifact.project):
+            return artifact
+    elif token.host_id is not None:
+        for lease in tx.leases.live_of_host(token.host_id):
+            if artifact_id in readable_by_lease(tx, lease):
+                return artifact
+    raise NotFound(f"there is no artifact {artifact_id}")
+
+
+@router.get("/artifacts/{artifact_id}")
+async def get_artifact(artifact_id: ArtifactPath, token: Anyone, svc: Svc) -> ArtifactView:
+    """One artifact: what made it, its size, whether it is pinned."""
+    return await svc.store.read(lambda tx: artifact_view(_seen(tx, artifact_id, token), NameLookup(tx)))
+
+
+@router.get("/artifacts/{artifact_id}/files")
+async def get_files(
+    artifact_id: ArtifactPath,
+    token: Anyone,
+    svc: Svc,
+    after: Annotated[str, Query(max_length=4096)] = "",
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+) -> FilePage:
+    """A page of the artifact's files, each with its digest and size."""
+
+    def unit(tx: Tx) -> list[ArtifactFile]:
+        _seen(tx, artifact_id, token)
+        return tx.artifacts.files(artifact_id, after=after, limit=limit)
+
+    files = await svc.store.read(unit)
+    items = [
+        FileRecord.model_construct(path=f.path, sha256=f.digest, size=f.size, mode=f.mode) for f in files
+    ]
+    return FilePage(items=items, next=files[-1].path if len(files) == limit else None)
+
+
+@router.post("/artifacts/{artifact_id}/verify")
+async def verify(artifact_id: ArtifactPath, caller: User, svc: Svc) -> VerifyAnswer:
+    """Read every byte of every file again and compare with its digest."""
+    artifact = await svc.store.read(lambda tx: _seen(tx, artifact_id, caller.token))
+    problems: list[str] = []
+    files = size = 0
+    after = ""
+    while True:
+        page = await _file_page(svc, artifact_id, after)
+        for file in page:
+            files += 1
+            size += file.size
+            problem = await svc.in_thread(partial(_check_file, svc, file))
+            if problem:
+                problems.append(problem)
+        if len(page) < 1000:
+            break
+        after = page[-1].path
+    if (files, size) != (artifact.files, artifact.bytes):
+        problems.append(f"the manifest has {files} files of {size} bytes, not as recorded")
+    return VerifyAnswer(artifact_id=artifact_id, files=files, bytes=size, problems=problems)
+
+
+async def _file_page(svc: Services, artifact_id: ArtifactId, after: str) -> list[ArtifactFile]:
+    return await svc.store.read(lambda tx: tx.artifacts.files(artifact_id, after=after, limit=1000))
+
+
+def _check_file(svc: Services, file: ArtifactFile) -> str | None:
+    try:
+        if svc.blobs.size(file.digest) != file.size or not svc.blobs.verify(file.digest):
+            svc.blobs.set_aside(file.digest)
+            return f"{file.path}: the stored bytes do not match {file.digest} and are set aside"
+    except KeyError:
+        return f"{file.path}: the bytes of {file.digest} are missing"
+    return None
+
+
+@router.post("/artifacts/{artifact_id}/pin")
+async def pin(artifact_id: ArtifactPath, caller: User, svc: Svc) -> ArtifactView:
+    """Keep the artifact whatever the retention rules say."""
+    return await _set_pinned(artifact_id, caller, svc, pinned=True)
+
+
+@router.post("/artifacts/{artifact_id}/unpin")
+async def unpin(artifact_id: ArtifactPath, caller: User, svc: Svc) -> ArtifactView:
+    """Leave the artifact to the retention rules again."""
+    return await _set_pinned(artifact_id, caller, svc, pinned=False)
+
+
+async def _set_pinned(
+    artifact_id: ArtifactId, caller: Caller, svc: Services, *, pinned: bool
+) -> ArtifactView:
+    def unit(tx: Tx) -> ArtifactView:
+        found = _seen(tx, artifact_id, caller.token)
+        tx.artifacts.set_pinned(artifact_id, pinned)
+        _note(tx, "artifact.pin" if pinned else "artifact.unpin", found, caller, svc)
+        return artifact_view(found._replace(pinned=pinned), NameLookup(tx))
+
+    return await svc.store.write(unit)
+
+
+@router.delete("/artifacts/{artifact_id}", status_code=204)
+async def delete(artifact_id: ArtifactPath, caller: User, svc: Svc) -> Response:
+    """Remove the artifact; files that nothing else names are deleted later."""
+
+    def unit(tx: Tx) -> None:
+        found = _seen(tx, artifact_id, caller.token)
+        core.delete(tx, artifact_id)
+        _note(tx, "artifact.remove", found, caller, svc)
+
+    await svc.store.write(unit)
+    return Response(status_code=204)
+
+
+def _note(tx: Tx, action: str, artifact: Artifact, caller: Caller, svc: Services) -> None:
+    note(
+        tx,
+        action,
+        f"artifact:{artifact.id}",
+        actor=caller.actor,
+        origin=caller.origin,
+        now=svc.clock.now(),
+        project=artifact.project,
+        kind=artifact.kind,
+        run=artifact.run_id,
+    )

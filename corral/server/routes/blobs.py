@@ -1,0 +1,343 @@
+"""Routes: bytes in and out, for users by project and for workers by lease."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import StreamingResponse
+from starlette.concurrency import iterate_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from corral.core.artifacts import readable_by_lease, remember_blob
+from corral.core.leases.fence import fence
+from corral.core.storage.storage_quota import check_room
+from corral.domain.errors import (
+    BlobMissing,
+    DigestMismatch,
+    InvalidInput,
+    NotFound,
+    StoreUnavailable,
+    TooLarge,
+)
+from corral.domain.ids import Digest, HostId, LeaseId, digest, is_id
+from corral.domain.tokens import Scope, Token
+from corral.ports.blobs import Upload
+from corral.ports.store import Tx
+from corral.server.callers import Anyone, Caller, DigestPath, Epoch, LeasePath, OwnHost, Project, User
+from corral.server.openapi import PARTIAL_ANSWER, RAW_BODY
+from corral.server.services import Services, Svc
+from corral.wire.blobs import BlobAnswer, BlobQuery, BlobStored
+
+router = APIRouter(prefix="/v1", tags=["blobs"])
+
+CHUNK = 1 << 20
+PACK_BYTES = 8 << 20
+_HEADER = 64 + 16
+# Not `isdigit`: that takes superscripts too, which are no numbers.
+_DIGITS = re.compile(r"[0-9]{1,18}")
+Offset = Annotated[int | None, Query(ge=0, lt=2**62)]
+
+
+@dataclass(frozen=True)
+class BlobHolder:
+    """For whom bytes are kept: whose they are, who pins them, until when."""
+
+    project: str
+    name: str
+    expires_at: float | None
+
+
+async def _user_holder(project: Project, caller: User, svc: Svc) -> BlobHolder:
+    return BlobHolder(project, f"user:{caller.token.id}", svc.clock.now() + svc.policy.user_pin_s)
+
+
+async def _lease_holder(lease_id: LeasePath, epoch: Epoch, host_id: OwnHost, svc: Svc) -> BlobHolder:
+    """Fenced: an old epoch may not even upload."""
+    lease, _ = await svc.store.write(
+        lambda tx: fence(tx, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
+    )
+    return BlobHolder(lease.project, f"lease:{lease.id}", None)
+
+
+ForUser = Annotated[BlobHolder, Depends(_user_holder)]
+ForLease = Annotated[BlobHolder, Depends(_lease_holder)]
+
+
+@router.post("/projects/{project}/blobs/query")
+async def query_user(body: BlobQuery, holder: ForUser, svc: Svc) -> BlobAnswer:
+    """Which of these files the project lacks, and so must be uploaded."""
+    return await _query(body, holder, svc)
+
+
+@router.post("/leases/{lease_id}/blobs/query")
+async def query_lease(body: BlobQuery, holder: ForLease, svc: Svc) -> BlobAnswer:
+    """Which of these files the lease's project lacks, and so must be uploaded."""
+    return await _query(body, holder, svc)
+
+
+async def _query(body: BlobQuery, holder: BlobHolder, svc: Services) -> BlobAnswer:
+    wanted = [Digest(sha) for sha in dict.fromkeys(body.blobs)]
+
+    def unit(tx: Tx) -> list[Digest]:
+        have = tx.blobs.present(holder.project, wanted)
+        tx.blobs.pin(holder.project, list(have), holder=holder.name, expires_at=holder.expires_at)
+        return [sha for sha in wanted if sha not in have]
+
+    missing = await svc.store.write(unit)
+    # A row whose file was lost is no reason to keep the bytes that would heal it.
+    missing += await svc.in_thread(partial(_lost, svc, set(wanted) - set(missing)))
+    offsets = await svc.in_thread(partial(_offsets, svc, missing, holder))
+    return BlobAnswer(missing=list(missing), offsets=offsets)
+
+
+def _lost(svc: Services, expected: set[Digest]) -> list[Digest]:
+    return [sha for sha in expected if not svc.blobs.has(sha)]
+
+
+def _offsets(svc: Services, missing: list[Digest], holder: BlobHolder) -> dict[str, int]:
+    sizes = {sha: svc.blobs.partial_size(sha, uploader=holder.name) for sha in missing}
+    return {sha: size for sha, size in sizes.items() if size}
+
+
+@router.put("/projects/{project}/blobs/{sha256}", status_code=201, openapi_extra=RAW_BODY)
+async def put_user(
+    sha256: DigestPath, holder: ForUser, svc: Svc, request: Request, offset: Offset = None
+) -> BlobStored:
+    """Upload one file; one that broke off goes on from its offset."""
+    return await _receive(sha256, holder, svc, request, offset)
+
+
+@router.put("/leases/{lease_id}/blobs/{sha256}", status_code=201, openapi_extra=RAW_BODY)
+async def put_lease(
+    sha256: DigestPath, holder: ForLease, svc: Svc, request: Request, offset: Offset = None
+) -> BlobStored:
+    """Upload one file for a lease; one that broke off goes on from its offset."""
+    return await _receive(sha256, holder, svc, request, offset)
+
+
+async def _receive(
+    sha: Digest, holder: BlobHolder, svc: Services, request: Request, offset: int | None
+) -> BlobStored:
+    """Stream to a partial file; the answer goes out when bytes and row are durable."""
+    _check_length(request, svc)
+    announced = int(request.headers.get("content-length", "0")) + (offset or 0)
+    # Before the body is read: what cannot be kept need not be sent.
+    await svc.store.read(lambda tx: check_room(tx, holder.project, {sha: announced}))
+    await wait_while_condemned(sha, svc)
+    upload = await svc.in_thread(lambda: svc.blobs.open_upload(sha, uploader=holder.name, offset=offset))
+    try:
+        await _pour(request, upload, svc)
+        size = await svc.in_thread(upload.commit)
+    except ClientDisconnect:
+        raise DigestMismatch("the connection broke before the end", hint="Go on from the offset.") from None
+    finally:
+        await svc.in_thread(upload.close)
+    await remember(sha, size, holder, svc)
+    return BlobStored(sha256=sha, size=size, existed=False)
+
+
+def _check_length(request: Request, svc: Services) -> None:
+    length = request.headers.get("content-length", "0")
+    if not length.isdigit() or int(length) > svc.limits.max_blob_bytes:
+        raise TooLarge(f"a blob may have {svc.limits.max_blob_bytes} bytes at most")
+
+
+async def _pour(request: Request, upload: Upload, svc: Services) -> None:
+    """While one piece is hashed and written in a thread, the next is received."""
+    loop = asyncio.get_running_loop()
+    writing: asyncio.Future[None] | None = None
+    parts: list[bytes] = []
+    held = total = 0
+    try:
+        async for part in request.stream():
+            parts.append(part)
+            held += len(part)
+            total += len(part)
+            if total > svc.limits.max_blob_bytes:
+                raise TooLarge(f"a blob may have {svc.limits.max_blob_bytes} bytes at most")
+            if held >= CHUNK:
+                if writing is not None:
+                    await writing
+                writing = loop.run_in_executor(svc.io, upload.write, b"".join(parts))
+                parts, held = [], 0
+        if writing is not None:
+            await writing
+        writing = None
+        if held:
+            await loop.run_in_executor(svc.io, upload.write, b"".join(parts))
+        svc.counters.uploaded_bytes += total
+    finally:
+        if writing is not None and not writing.done():
+            await asyncio.wait([writing])
+
+
+async def wait_while_condemned(sha: Digest, svc: Services) -> None:
+    for _ in range(200):
+        if not await svc.store.read(lambda tx: tx.blobs.is_condemned(sha)):
+            return
+        await asyncio.sleep(0.05)
+    raise StoreUnavailable(f"blob {sha} is being collected; try again")
+
+
+async def remember(sha: Digest, size: int, holder: BlobHolder, svc: Services) -> None:
+    def unit(tx: Tx) -> bool:
+        check_room(tx, holder.project, {sha: size})
+        return remember_blob(
+            tx,
+            holder.project,
+            sha,
+            size,
+            holder=holder.name,
+            expires_at=holder.expires_at,
+            now=svc.clock.now(),
+        )
+
+    if not await svc.store.write(unit):
+        raise StoreUnavailable(f"blob {sha} was collected while it arrived; upload it again")
+
+
+@router.post("/projects/{project}/blobs/pack", status_code=201, openapi_extra=RAW_BODY)
+async def pack_user(holder: ForUser, svc: Svc, request: Request) -> list[BlobStored]:
+    """Upload many small files at once."""
+    return await _unpack(await request.body(), holder, svc)
+
+
+@router.post("/leases/{lease_id}/blobs/pack", status_code=201, openapi_extra=RAW_BODY)
+async def pack_lease(holder: ForLease, svc: Svc, request: Request) -> list[BlobStored]:
+    """Upload many small files at once for a lease."""
+    return await _unpack(await request.body(), holder, svc)
+
+
+async def _unpack(body: bytes, holder: BlobHolder, svc: Services) -> list[BlobStored]:
+    """Many small blobs in one body: for each its digest, its length as 16 hex digits, its bytes."""
+    items = _parse_pack(body)
+    await keep_all(items, holder, svc)
+    svc.counters.uploaded_bytes += len(body)
+    return [BlobStored(sha256=sha, size=len(data), existed=False) for sha, data in items]
+
+
+async def keep_all(items: Sequence[tuple[Digest, bytes]], holder: BlobHolder, svc: Services) -> None:
+    """What is in memory; all of it is durable afterwards."""
+    sizes = {sha: len(data) for sha, data in items}
+    await svc.store.read(lambda tx: check_room(tx, holder.project, sizes))
+    for sha, _ in items:
+        await wait_while_condemned(sha, svc)
+    await svc.in_thread(lambda: svc.blobs.put_many(items))
+
+    def unit(tx: Tx) -> bool:
+        check_room(tx, holder.project, sizes)
+        return all(
+            remember_blob(
+                tx,
+                holder.project,
+                sha,
+                len(data),
+                holder=holder.name,
+                expires_at=holder.expires_at,
+                now=svc.clock.now(),
+            )
+            for sha, data in items
+        )
+
+    if not await svc.store.write(unit):
+        raise StoreUnavailable("a blob of the pack was collected while it arrived; send the pack again")
+
+
+def _parse_pack(body: bytes) -> list[tuple[Digest, bytes]]:
+    if len(body) > PACK_BYTES + 20_000 * _HEADER:
+        raise TooLarge(f"a pack may hold {PACK_BYTES} bytes of blobs")
+    items: list[tuple[Digest, bytes]] = []
+    at = 0
+    while at < len(body):
+        header = body[at : at + _HEADER]
+        try:
+            sha, size = digest(header[:64].decode("ascii")), int(header[64:].decode("ascii"), 16)
+        except ValueError:
+            raise InvalidInput(f"the pack is not well formed at byte {at}") from None
+        at += _HEADER
+        if size < 0 or at + size > len(body):
+            raise InvalidInput(f"the pack ends inside the blob {sha[:12]}")
+        items.append((sha, body[at : at + size]))
+        at += size
+    return items
+
+
+async def _readable(
+    sha256: DigestPath,
+    token: Anyone,
+    svc: Svc,
+    project: str | None = None,
+    lease: str | None = None,
+    epoch: Annotated[int, Query(ge=0, lt=2**62)] = 0,
+) -> Digest:
+    if token.scope is Scope.HOST:
+        await _check_lease_reads(sha256, token, svc, lease, epoch)
+    else:
+        await _check_project_reads(sha256, Caller(token), svc, project)
+    return sha256
+
+
+Readable = Annotated[Digest, Depends(_readable)]
+
+
+def bytes_are_gone(sha: Digest) -> BlobMissing:
+    return BlobMissing(f"blob {sha} is named but its bytes are gone", hint="Run `corral fsck` on the server.")
+
+
+@router.get("/blobs/{sha256}", response_class=StreamingResponse, responses=PARTIAL_ANSWER)
+async def get_blob(sha: Readable, svc: Svc, request: Request) -> StreamingResponse:
+    """A hash is not a key: only what the caller's project or live lease names."""
+    try:
+        size = await svc.in_thread(lambda: svc.blobs.size(sha))
+        start = _range_start(request, size)
+        chunks = await svc.in_thread(lambda: svc.blobs.read(sha, start=start))
+    except KeyError:
+        raise bytes_are_gone(sha) from None
+    headers = {"Content-Length": str(size - start), "Accept-Ranges": "bytes"}
+    if start:
+        headers["Content-Range"] = f"bytes {start}-{size - 1}/{size}"
+    return StreamingResponse(
+        iterate_in_threadpool(chunks), 206 if start else 200, headers, media_type="application/octet-stream"
+    )
+
+
+def _range_start(request: Request, size: int) -> int:
+    text = request.headers.get("range", "")
+    if not (text.startswith("bytes=") and text.endswith("-") and _DIGITS.fullmatch(text[6:-1])):
+        return 0
+    start = int(text[6:-1])
+    return start if start < size else 0
+
+
+async def _check_project_reads(sha: Digest, caller: Caller, svc: Services, project: str | None) -> None:
+    name = caller.check_project(project or caller.token.project or "default")
+    if await svc.store.read(lambda tx: tx.blobs.get(name, sha)) is None:
+        raise NotFound(f"project {name} has no blob {sha}")
+
+
+async def _check_lease_reads(sha: Digest, token: Token, svc: Services, lease: str | None, epoch: int) -> None:
+    host_id = token.host_id
+    if lease is None or not is_id(lease, "l") or host_id is None:
+        raise InvalidInput("a host reads blobs for a lease: give `lease` and `epoch`")
+    await svc.store.write(lambda tx: _named_by_lease(tx, LeaseId(lease), epoch, host_id, sha, svc))
+
+
+def _named_by_lease(
+    tx: Tx, lease_id: LeaseId, epoch: int, host_id: HostId, sha: Digest, svc: Services
+) -> None:
+    found, run = fence(tx, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
+    named = tx.artifacts.names_blob(readable_by_lease(tx, found), sha)
+    # The arguments of a call that the instance was just given; the assignment may not be written yet.
+    given = [*svc.dispatch.given_to(lease_id), *tx.calls.of_lease(lease_id)] if not named else []
+    if (
+        not named
+        and not any(call.args_blob == sha for call in given)
+        and not tx.calls.gave(f"user:run:{run.id}", sha)
+    ):
+        raise NotFound(f"lease {lease_id} names no blob {sha}")

@@ -1,0 +1,250 @@
+"""Routes: deploying, listing, scaling, rolling back and stopping endpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from corral.core import secrets
+from corral.core.audit import note
+from corral.core.endpoints import deploy as core
+from corral.core.endpoints.deploy import NewVersion
+from corral.core.schedules import function_schedules
+from corral.domain.canonical import digest_of
+from corral.domain.endpoints import Endpoint, VersionState
+from corral.domain.errors import InvalidInput, NotFound
+from corral.domain.ids import EndpointId, is_id, is_name
+from corral.ports.store import Tx
+from corral.server.callers import Caller, Limit, User
+from corral.server.endpoint_cache import scaling_of
+from corral.server.services import Services, Svc
+from corral.server.wakeups import SCALE, wait_for
+from corral.wire.endpoints import (
+    DeployRequest,
+    EndpointPage,
+    EndpointView,
+    FunctionTable,
+    Scaling,
+    VersionView,
+)
+
+router = APIRouter(prefix="/v1", tags=["functions"])
+
+
+@router.post("/endpoints", status_code=201)
+async def deploy_endpoint(body: DeployRequest, caller: User, svc: Svc) -> EndpointView:
+    """Deploy a version. With `wait_s`, the answer comes when it serves, or is known to be broken."""
+    caller.check_project(body.project)
+    if body.spec.kind != "service" or body.spec.service is None or body.spec.project != body.project:
+        raise InvalidInput("the spec must be of kind service and of the endpoint's project")
+    functions = {name: table.model_dump(mode="json") for name, table in body.functions.items()}
+    spec = body.spec.model_dump_json()
+    new = NewVersion(
+        body.project,
+        body.name,
+        body.live,
+        digest_of([json.loads(spec), functions]),
+        spec,
+        json.dumps(functions),
+        body.scaling.model_dump_json(),
+    )
+
+    def unit(tx: Tx) -> tuple[Endpoint, int]:
+        secrets.refuse_exposed(tx, svc.cipher, body.project, spec, what="the endpoint")
+        now = svc.clock.now()
+        endpoint, version = core.deploy(tx, new, principal=caller.actor, now=now)
+        if not body.live:
+            note(
+                tx,
+                "endpoint.deploy",
+                f"{endpoint.project}/{endpoint.name}",
+                actor=caller.actor,
+                origin=caller.origin,
+                now=now,
+                version=version.version,
+            )
+        return endpoint, version.version
+
+    endpoint, number = await svc.store.write(unit)
+    svc.book.learn(endpoint)
+    svc.hub.wake(SCALE)
+    deadline = svc.clock.monotonic() + body.wait_s
+    while True:
+        with svc.hub.watch(f"endpoint:{endpoint.id}") as news:
+            view = await svc.store.read(lambda tx: _view(tx, _by_id(tx, endpoint.id), svc))
+            left = deadline - svc.clock.monotonic()
+            if _settled(view, number) or left <= 0:
+                return view
+            await wait_for(news, min(left, 1.0))
+
+
+def _settled(view: EndpointView, number: int) -> bool:
+    """Whether the version serves with an instance that is ready, or never will."""
+    mine = next((one for one in view.versions if one.version == number), None)
+    if mine is None or mine.state == VersionState.ROLLING:
+        return mine is None
+    return mine.state != VersionState.SERVING or view.ready > 0
+
+
+@router.get("/endpoints")
+async def list_endpoints(
+    caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 100
+) -> EndpointPage:
+    """Endpoints, with how many instances each has and how many calls wait."""
+    if project is not None:
+        caller.check_project(project)
+    if cursor is not None and not is_id(cursor, "e"):
+        raise InvalidInput(f"not a cursor: {cursor[:60]!r}", hint="Use the `next` of an earlier page.")
+
+    def unit(tx: Tx) -> EndpointPage:
+        after = None if cursor is None else EndpointId(cursor)
+        found = tx.endpoints.page(project or caller.token.project, after=after, limit=limit)
+        items = [_view(tx, endpoint, svc) for endpoint in found]
+        return EndpointPage(items=items, next=found[-1].id if len(found) == limit else None)
+
+    return await svc.store.read(unit)
+
+
+@router.get("/endpoints/{project}/{name}")
+async def get_endpoint(project: str, name: str, caller: User, svc: Svc) -> EndpointView:
+    """One endpoint, with all its versions."""
+    return await svc.store.read(lambda tx: _view(tx, find(tx, project, name, caller), svc))
+
+
+@router.put("/endpoints/{project}/{name}/scaling")
+async def scale(project: str, name: str, body: Scaling, caller: User, svc: Svc) -> EndpointView:
+    """Set how many instances there are; starts an endpoint that was stopped."""
+    return await _change(
+        project,
+        name,
+        caller,
+        svc,
+        "endpoint.scale",
+        lambda tx, found: core.set_scaling(tx, found.id, body.model_dump_json(), now=svc.clock.now()),
+    )
+
+
+@router.post("/endpoints/{project}/{name}/stop")
+async def stop(project: str, name: str, caller: User, svc: Svc) -> EndpointView:
+    """Take no more calls; those that are accepted wait, and instances end."""
+    return await _change(
+        project,
+        name,
+        caller,
+        svc,
+        "endpoint.stop",
+        lambda tx, found: core.stop(tx, found.id, now=svc.clock.now()),
+    )
+
+
+@router.post("/endpoints/{project}/{name}/rollback")
+async def rollback(
+    project: str,
+    name: str,
+    caller: User,
+    svc: Svc,
+    to: Annotated[int | None, Query(ge=1, lt=2**31)] = None,
+) -> EndpointView:
+    """Let an earlier version serve again; without `to` the one before."""
+
+    def change(tx: Tx, found: Endpoint) -> Endpoint:
+        core.rollback(tx, found.id, to, now=svc.clock.now())
+        return _by_id(tx, found.id)
+
+    return await _change(project, name, caller, svc, "endpoint.rollback", change)
+
+
+@router.delete("/endpoints/{project}/{name}", status_code=204)
+async def remove(project: str, name: str, caller: User, svc: Svc) -> Response:
+    """Remove an endpoint: its instances end, calls that wait are cancelled, then it is gone."""
+
+    def unit(tx: Tx) -> None:
+        found = find(tx, project, name, caller)
+        note(
+            tx,
+            "endpoint.remove",
+            f"{project}/{name}",
+            actor=caller.actor,
+            origin=caller.origin,
+            now=svc.clock.now(),
+        )
+        core.forsake(tx, found.id, now=svc.clock.now())
+
+    await svc.store.write(unit)
+    svc.hub.wake(SCALE)
+    return Response(status_code=204)
+
+
+async def _change(
+    project: str,
+    name: str,
+    caller: Caller,
+    svc: Services,
+    action: str,
+    change: Callable[[Tx, Endpoint], Endpoint],
+) -> EndpointView:
+    def unit(tx: Tx) -> EndpointView:
+        found = find(tx, project, name, caller)
+        changed = change(tx, found)
+        note(tx, action, f"{project}/{name}", actor=caller.actor, origin=caller.origin, now=svc.clock.now())
+        return _view(tx, changed, svc)
+
+    view = await svc.store.write(unit)
+    svc.hub.wake(SCALE)
+    return view
+
+
+def find(tx: Tx, project: str, name: str, caller: Caller) -> Endpoint:
+    if not is_name(project) or not is_name(name):
+        raise NotFound(f"there is no endpoint {project[:64]}/{name[:64]}")
+    found = tx.endpoints.by_name(caller.check_project(project), name)
+    if found is None:
+        raise NotFound(f"project {project} has no endpoint {name!r}", hint="List them with `corral fn ls`.")
+    return found
+
+
+def _by_id(tx: Tx, endpoint_id: EndpointId) -> Endpoint:
+    found = tx.endpoints.get(endpoint_id)
+    if found is None:
+        raise NotFound(f"there is no endpoint {endpoint_id}")
+    return found
+
+
+def _view(tx: Tx, endpoint: Endpoint, svc: Services) -> EndpointView:
+    svc.book.learn(endpoint)
+    counts = dict(tx.calls.counts(endpoint.id))
+    instances = tx.endpoints.instances(endpoint.id)
+    versions = tx.endpoints.versions(endpoint.id)
+    schedule = function_schedules.of_endpoint(tx, endpoint)
+    functions = svc.book.functions(tx, endpoint.id, endpoint.current) if endpoint.current else {}
+    return EndpointView(
+        id=endpoint.id,
+        project=endpoint.project,
+        name=endpoint.name,
+        live=endpoint.live,
+        stopped=endpoint.stopped,
+        current=endpoint.current,
+        scaling=scaling_of(endpoint),
+        functions={name: FunctionTable.model_validate(table) for name, table in functions.items()},
+        instances=len(instances),
+        ready=sum(one.ready_at is not None for one in instances),
+        queued=counts.get("queued", 0),
+        running=counts.get("assigned", 0),
+        created_at=endpoint.created_at,
+        called_at=endpoint.called_at,
+        next_at=None if schedule is None or schedule.paused else schedule.next_at,
+        versions=[
+            VersionView(
+                version=one.version,
+                state=one.state,
+                detail=one.detail,
+                digest=one.digest,
+                created_at=one.created_at,
+                created_by=one.created_by,
+            )
+            for one in versions
+        ],
+    )

@@ -1,0 +1,100 @@
+"""Routes: groups of runs, how they stand and why they ended as they did."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from fastapi import APIRouter
+
+from corral.domain.errors import Ambiguous, NotFound
+from corral.domain.ids import GroupId, RunId
+from corral.domain.runs import Group
+from corral.ports.store import Tx
+from corral.server.callers import Caller, Limit, User
+from corral.server.services import Svc
+from corral.server.views import parse_time_cursor, time_cursor
+from corral.wire.groups import BestRun, EndCount, GroupDetail, GroupPage, GroupView
+
+router = APIRouter(prefix="/v1", tags=["groups"])
+_REASONS = 20
+_METRICS = 20
+_RUNS_READ = 10_000
+
+
+@router.get("/groups")
+async def list_groups(
+    caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 50
+) -> GroupPage:
+    """Newest first."""
+    if project is not None:
+        caller.check_project(project)
+    after = parse_time_cursor(cursor, "g")
+
+    def unit(tx: Tx) -> GroupPage:
+        place = None if after is None else (after[0], GroupId(after[1]))
+        found = tx.runs.page_groups(project or caller.token.project, after=place, limit=limit)
+        more = time_cursor(found[-1].created_at, found[-1].id) if len(found) == limit else None
+        return GroupPage(items=[group_view(tx, group) for group in found], next=more)
+
+    return await svc.store.read(unit)
+
+
+@router.get("/groups/{group}")
+async def get_group(group: str, caller: User, svc: Svc) -> GroupDetail:
+    """One group by its id or name; of several with the name, the newest."""
+    return await svc.store.read(lambda tx: _detail(tx, find_group(tx, group, caller)))
+
+
+def find_group(tx: Tx, text: str, caller: Caller) -> Group:
+    found = [
+        group
+        for group_id in tx.runs.find_groups(text, caller.token.project)
+        if (group := tx.runs.group(group_id)) is not None
+    ]
+    if not found:
+        raise NotFound(f"there is no group {text[:80]!r}", hint="List them with `corral groups ls`.")
+    if len({group.project for group in found}) > 1:
+        raise Ambiguous(
+            f"more than one project has a group {text}: {', '.join(group.id for group in found)}",
+            hint="Give the group's id.",
+        )
+    return max(found, key=lambda group: (group.created_at, group.id))
+
+
+def group_view(tx: Tx, group: Group) -> GroupView:
+    states = tx.runs.group_states(group.id)
+    return GroupView(**group._asdict(), runs=sum(states.values()), states=states)
+
+
+def _detail(tx: Tx, group: Group) -> GroupDetail:
+    least: dict[str, tuple[float, RunId]] = {}
+    greatest: dict[str, tuple[float, RunId]] = {}
+    for run_id, text in tx.runs.group_metrics(group.id, _RUNS_READ):
+        for name, value in json.loads(text).items():
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                continue
+            if name not in least or value < least[name][0]:
+                least[name] = (value, run_id)
+            if name not in greatest or value > greatest[name][0]:
+                greatest[name] = (value, run_id)
+    return GroupDetail(
+        **group_view(tx, group).model_dump(),
+        ended_with=[
+            EndCount(**{**end._asdict(), "detail": _short(end.detail)})
+            for end in tx.runs.group_ends(group.id, _REASONS)
+        ],
+        least=_best(least),
+        greatest=_best(greatest),
+    )
+
+
+def _short(detail: str | None) -> str | None:
+    return detail[:500] if detail else detail
+
+
+def _best(found: dict[str, tuple[float, RunId]]) -> list[BestRun]:
+    return [
+        BestRun(metric=name, value=value, run_id=run_id)
+        for name, (value, run_id) in sorted(found.items())[:_METRICS]
+    ]

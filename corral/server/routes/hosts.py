@@ -1,0 +1,214 @@
+"""Routes: hosts, how they join, and what their operators do with them."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+
+from corral.core.audit import note
+from corral.core.hosts import enroll as enrol
+from corral.core.hosts.drain import DrainStop, empty
+from corral.core.hosts.enroll import JoinRequest, find_host, lock_host
+from corral.core.hosts.faults import forgiven
+from corral.core.runs.transitions import TOPIC_HOST
+from corral.domain.errors import Conflict, InvalidInput, NotFound
+from corral.domain.hosts import Host
+from corral.domain.ids import HostId, is_id
+from corral.ports.store import Tx
+from corral.server.callers import Caller, Joining, Limit, Operator, OwnHost, User, origin_of
+from corral.server.services import Services, Svc
+from corral.server.views import host_view
+from corral.wire.hosts.enroll import (
+    CaAnswer,
+    Credential,
+    EnrollAnswer,
+    EnrollRequest,
+    RotateCredentialRequest,
+)
+from corral.wire.hosts.hosts import HostPage, HostView
+
+router = APIRouter(prefix="/v1", tags=["hosts"])
+
+
+@router.get("/ca")
+async def authority(svc: Svc) -> CaAnswer:
+    """The certificate of the authority that a caller may trust once it has checked it against a pin."""
+    return CaAnswer(ca=svc.trust.ca_pem)
+
+
+@router.post("/hosts/enroll", status_code=201)
+async def enroll(body: EnrollRequest, joining: Joining, svc: Svc) -> EnrollAnswer:
+    """Use a join token up, and become a host with a credential of its own."""
+    ask = JoinRequest(body.request_id, body.name, body.hostname)
+    lifetime_s = svc.policy.host_token_s
+
+    def unit(tx: Tx) -> EnrollAnswer:
+        now = svc.clock.now()
+        done = enrol.enroll(tx, joining.token.id, ask, origin=joining.origin, now=now, policy=svc.policy)
+        signed = svc.trust.sign(body.certificate_request, done.host.id, now=now, lifetime_s=lifetime_s)
+        return EnrollAnswer(
+            host_id=done.host.id,
+            name=done.host.name,
+            labels=list(done.labels),
+            token=done.made.text,
+            expires_in_s=lifetime_s,
+            certificate=signed,
+        )
+
+    answer = await svc.store.write(unit)
+    svc.known.forget(joining.token.id)
+    svc.known.forget_host(HostId(answer.host_id))
+    return answer
+
+
+@router.get("/hosts/self")
+async def own_host(host_id: OwnHost, svc: Svc) -> HostView:
+    """What the server knows of the host that calls."""
+    return await svc.store.read(lambda tx: _detail(tx, _own(tx, host_id), svc))
+
+
+@router.post("/hosts/self/rotate", status_code=201)
+async def rotate(body: RotateCredentialRequest, host_id: OwnHost, request: Request, svc: Svc) -> Credential:
+    """Another credential for the host that calls; the present one holds on until `settle`."""
+    origin = origin_of(request)
+    lifetime_s = svc.policy.host_token_s
+
+    def unit(tx: Tx) -> Credential:
+        now = svc.clock.now()
+        made = enrol.rotate(tx, host_id, origin=origin, now=now, policy=svc.policy)
+        signed = svc.trust.sign(body.certificate_request, host_id, now=now, lifetime_s=lifetime_s)
+        return Credential(token=made.text, expires_in_s=lifetime_s, certificate=signed)
+
+    return await svc.store.write(unit)
+
+
+@router.post("/hosts/self/settle", status_code=204)
+async def settle(host_id: OwnHost, request: Request, svc: Svc) -> None:
+    """The host has kept the credential that it calls with: its others end after a short overlap."""
+    kept = request.state.token.id
+    await svc.store.write(lambda tx: enrol.settle(tx, host_id, kept, now=svc.clock.now(), policy=svc.policy))
+    svc.known.forget_host(host_id)
+
+
+@router.post("/hosts/self/leave", status_code=204)
+async def leave(host_id: OwnHost, request: Request, svc: Svc) -> None:
+    """The host gives its identity back."""
+    origin = origin_of(request)
+
+    def unit(tx: Tx) -> None:
+        now = svc.clock.now()
+        host = enrol.revoke_host(tx, lock_host(tx, host_id), now=now)
+        note(
+            tx,
+            "host.leave",
+            f"host:{host.name}",
+            actor=f"host:{host.name}",
+            origin=origin,
+            now=now,
+            host=host.id,
+        )
+
+    await svc.store.write(unit)
+    svc.known.forget_host(host_id)
+
+
+@router.get("/hosts")
+async def list_hosts(caller: User, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> HostPage:
+    """Hosts: what they have, whether they are here, and how many of their slots are busy."""
+    if cursor and not is_id(cursor, "h"):
+        raise InvalidInput(f"not a cursor: {cursor[:60]!r}", hint="Use the `next` of an earlier page.")
+    after = HostId(cursor) if cursor else None
+
+    def unit(tx: Tx) -> HostPage:
+        busy = dict(tx.hosts.busy())
+        hosts = tx.hosts.page(after, limit)
+        now = svc.clock.now()
+        items = [host_view(h, busy.get(h.id, 0), now=now, policy=svc.policy) for h in hosts]
+        return HostPage(items=items, next=hosts[-1].id if len(hosts) == limit else None)
+
+    return await svc.store.read(unit)
+
+
+@router.get("/hosts/{host_id}")
+async def show_host(host_id: str, caller: User, svc: Svc) -> HostView:
+    """One host, by id or name."""
+    return await svc.store.read(lambda tx: _detail(tx, find_host(tx, host_id), svc))
+
+
+@router.post("/hosts/{host_id}/drain")
+async def drain(host_id: str, caller: Operator, svc: Svc, stop: DrainStop = DrainStop.NONE) -> HostView:
+    """No new runs. What runs there goes on, but for what `stop` names: those write a checkpoint and go on
+    elsewhere, at no cost to their retries."""
+    done = await _set_draining(host_id, caller, svc, draining=True)
+    if stop is not DrainStop.NONE:
+        await svc.store.write(lambda tx: _empty(tx, done, stop, caller, svc))
+    return done
+
+
+def _empty(tx: Tx, view: HostView, stop: DrainStop, caller: Caller, svc: Services) -> None:
+    host = find_host(tx, view.id)
+    asked = empty(tx, host, stop, actor=caller.actor, now=svc.clock.now(), policy=svc.policy)
+    _note(tx, "host.empty", host, caller, svc, stop=stop, asked=asked)
+
+
+@router.post("/hosts/{host_id}/resume")
+async def resume(host_id: str, caller: Operator, svc: Svc) -> HostView:
+    """Let a host that was drained or set aside take runs again."""
+    done = await _set_draining(host_id, caller, svc, draining=False)
+    svc.waiters.ready_all(svc.lanes.shapes())
+    return done
+
+
+async def _set_draining(text: str, caller: Caller, svc: Services, *, draining: bool) -> HostView:
+    def unit(tx: Tx) -> HostView:
+        host = lock_host(tx, text)
+        if host.revoked_at is not None:
+            raise Conflict(
+                f"host {host.name} is revoked", hint=f"`corral tokens join {host.name}` lets it enrol again."
+            )
+        new = (host if draining else forgiven(host))._replace(draining=draining)
+        if new != host:
+            host = new
+            tx.hosts.save(host)
+            tx.announce(TOPIC_HOST, host.id)
+            _note(tx, "host.drain" if draining else "host.resume", host, caller, svc)
+        return _detail(tx, host, svc)
+
+    return await svc.store.write(unit)
+
+
+@router.post("/hosts/{host_id}/revoke")
+async def revoke(host_id: str, caller: Operator, svc: Svc) -> HostView:
+    """Its credentials are worth nothing from the next call on; its leases run out by themselves."""
+
+    def unit(tx: Tx) -> HostView:
+        host = lock_host(tx, host_id)
+        if host.revoked_at is None:
+            _note(tx, "host.revoke", host, caller, svc)
+            tx.announce(TOPIC_HOST, host.id)
+        return _detail(tx, enrol.revoke_host(tx, host, now=svc.clock.now()), svc)
+
+    done = await svc.store.write(unit)
+    svc.known.forget_host(HostId(done.id))
+    return done
+
+
+def _note(tx: Tx, action: str, host: Host, caller: Caller, svc: Services, **data: object) -> None:
+    target, now = f"host:{host.name}", svc.clock.now()
+    note(tx, action, target, actor=caller.actor, origin=caller.origin, now=now, host=host.id, **data)
+
+
+def _own(tx: Tx, host_id: HostId) -> Host:
+    host = tx.hosts.get(host_id)
+    if host is None:
+        raise NotFound(f"there is no host {host_id}", hint="Enrol the host again.")
+    return host
+
+
+def _detail(tx: Tx, host: Host, svc: Services) -> HostView:
+    now = svc.clock.now()
+    busy = dict(tx.hosts.busy()).get(host.id, 0)
+    ends = [token.expires_at for token in tx.access.of_host(host.id) if token.holds(now)]
+    known = [at for at in ends if at is not None]
+    # One that never ends outlasts all others.
+    expires_at = max(known) if known and len(known) == len(ends) else None
+    return host_view(host, busy, now=now, policy=svc.policy, credential_expires_at=expires_at)

@@ -1,0 +1,373 @@
+"""Routes: what a worker calls. Each names the lease and carries its epoch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request, Response
+
+from corral.core import logs, secrets
+from corral.core.artifacts import FileManifest, commit_from_lease
+from corral.core.leases.beat import Beat, beat
+from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
+from corral.core.storage.objects import list_objects, put_object, read_object
+from corral.domain.artifacts import ArtifactFile, ArtifactKind
+from corral.domain.canonical import canonical
+from corral.domain.errors import InvalidInput, LeaseLost
+from corral.domain.ids import Digest, HostId, LeaseId
+from corral.domain.leases import LeaseState
+from corral.domain.redaction import SecretValues
+from corral.ports.store import Tx
+from corral.server.callers import Epoch, LeasePath, Limit, OwnHost
+from corral.server.long_polls import LongPoll
+from corral.server.openapi import RAW_ANSWER, RAW_BODY
+from corral.server.services import Services, Svc
+from corral.server.views import NameLookup, artifact_view, lease_json
+from corral.server.wakeups import wait_for
+from corral.wire.artifacts import ArtifactView, ManifestRequest
+from corral.wire.leases import (
+    BeatAnswer,
+    BeatRequest,
+    ClaimAnswer,
+    ClaimRequest,
+    ObjectAnswer,
+    ObjectList,
+)
+from corral.wire.logs import EventAnswer, EventBatch, LogRecord
+from corral.wire.secrets import SecretsAnswer
+
+router = APIRouter(prefix="/v1", tags=["worker"])
+
+
+@router.post("/claims", response_model=ClaimAnswer)
+async def claim(body: ClaimRequest, host_id: OwnHost, svc: Svc, request: Request) -> Response:
+    """Leases on runs that fit, at once or within `wait_s`."""
+    text = await claim_as_json(body, host_id, svc, request.is_disconnected)
+    return Response(text, media_type="application/json")
+
+
+async def claim_as_json(
+    body: ClaimRequest, host_id: HostId, svc: Services, gone: Callable[[], Awaitable[bool]]
+) -> str:
+    deadline = svc.clock.monotonic() + body.wait_s
+    waiter = LongPoll()
+    holding = body.holding
+    released: list[str] = []
+    try:
+        while True:
+            # Waiting begins before looking, or a run queued in between would be missed.
+            svc.waiters.join(waiter)
+            done = await _try_claim(body, host_id, svc, waiter, holding)
+            released += done.released
+            holding = None
+            left = deadline - svc.clock.monotonic()
+            if done.grants or left <= 0 or not body.max_leases or waiter.asleep:
+                return _claim_answer(done, released, svc)
+            _pass_on(svc, waiter)
+            await _wait(svc, waiter, deadline)
+            if svc.hub.closing or await gone():
+                return _claim_answer(done, released, svc)
+    finally:
+        svc.waiters.leave(waiter)
+        _pass_on(svc, waiter)
+
+
+async def _wait(svc: Services, waiter: LongPoll, deadline: float) -> None:
+    """Until there may be something for it, or its time is over."""
+    while (left := deadline - svc.clock.monotonic()) > 0:
+        await svc.waiters.wait(waiter, left)
+        if waiter.baton is None or svc.board.may_have(waiter.baton.shape):
+            return
+        # Many runs were queued at once, and whoever came first took them all.
+        if not svc.waiters.wait_on(waiter):
+            return
+
+
+def _pass_on(svc: Services, waiter: LongPoll) -> None:
+    """What it was woken for, and what else waits behind it, is the next one's; if anything does."""
+    if waiter.baton is not None and svc.board.may_have(waiter.baton.shape):
+        svc.waiters.pass_on(waiter)
+    waiter.baton = None
+
+
+async def _try_claim(
+    body: ClaimRequest, host_id: HostId, svc: Services, waiter: LongPoll, holding: list[str] | None
+) -> ClaimResult:
+    ask = ClaimTerms(
+        host_id=host_id,
+        boot_id=body.boot_id,
+        request_id=body.request_id,
+        slots=body.slots,
+        max_leases=body.max_leases,
+        draining=body.draining,
+        capability=None if body.capability is None else canonical(body.capability.model_dump()),
+        holding=None if holding is None else tuple(holding),
+    )
+    unit = Claim(
+        svc.lanes,
+        svc.shapes,
+        svc.shares,
+        svc.policy,
+        ask,
+        svc.clock.now,
+        reservations=svc.reservations,
+        roster=svc.roster,
+    )
+
+    def look(tx: Tx) -> ClaimResult:
+        # A host that let a lease run out while its poll waited is asleep. It must come back first, or it
+        # would be given its own run as a new one and lose the work that it may still bring.
+        waiter.asleep = any(_ran_out(tx, lease_id) for lease_id in waiter.held)
+        if waiter.asleep:
+            return ClaimResult((), ())
+        done = unit(tx)
+        waiter.held = [lease.id for lease in tx.leases.live_of_host(host_id)] if not done.grants else []
+        return done
+
+    try:
+        done = await svc.store.write(look)
+    except BaseException:
+        unit.undo()
+        raise
+    svc.waiters.saw(waiter, unit.host, unit.free)
+    svc.counters.granted += len(done.grants)
+    return done
+
+
+def _ran_out(tx: Tx, lease_id: LeaseId) -> bool:
+    lease = tx.leases.get(lease_id)
+    return lease is not None and lease.state is LeaseState.EXPIRED
+
+
+def _claim_answer(done: ClaimResult, released: list[str], svc: Services) -> str:
+    """A `ClaimAnswer`."""
+    leases = ",".join(lease_json(grant, svc.policy) for grant in done.grants)
+    return f'{{"leases":[{leases}],"lease_s":{svc.policy.lease_s},"released":{canonical(released)}}}'
+
+
+@router.post("/leases/{lease_id}/beat")
+async def beat_lease(
+    lease_id: LeasePath, epoch: Epoch, body: BeatRequest, host_id: OwnHost, svc: Svc
+) -> BeatAnswer:
+    """Renew the lease. With `wait_s`, the answer comes when a stop is wanted or the time is over."""
+    progress, sample = _small_json(body.progress), _small_json(body.sample)
+
+    def unit(tx: Tx) -> Beat:
+        nonlocal progress
+        if body.progress and (values := _values(tx, lease_id, svc)) is not None:
+            progress = canonical(secrets.hidden(body.progress, values))
+        return beat(
+            tx,
+            lease_id,
+            epoch,
+            host_id=host_id,
+            progress=progress if body.progress else None,
+            sample=sample,
+            active_s_ago=body.active_s_ago,
+            now=svc.clock.now(),
+            policy=svc.policy,
+        )
+
+    with svc.hub.watch(stop_key(lease_id)) as wanted:
+        done = await svc.store.write(unit)
+        if done.action == "continue" and body.wait_s and await wait_for(wanted, body.wait_s):
+            done = await svc.store.write(unit)
+    return BeatAnswer.model_validate({**done._asdict(), "lease_s": svc.policy.lease_s})
+
+
+def stop_key(lease_id: str) -> str:
+    return f"stop:{lease_id}"
+
+
+def _small_json(value: object) -> str:
+    text = canonical(value)
+    if len(text) > 16_384:
+        raise InvalidInput("progress or sample is larger than 16 KiB")
+    return text
+
+
+@router.post("/leases/{lease_id}/secrets")
+async def lease_secrets(lease_id: LeasePath, epoch: Epoch, host_id: OwnHost, svc: Svc) -> SecretsAnswer:
+    """The values of the secrets that the lease's run names."""
+    values = await svc.store.write(
+        lambda tx: secrets.for_lease(
+            tx, svc.cipher, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy
+        )
+    )
+    return SecretsAnswer(values=values)
+
+
+@router.post("/leases/{lease_id}/events")
+async def lease_events(
+    lease_id: LeasePath, epoch: Epoch, body: EventBatch, host_id: OwnHost, svc: Svc
+) -> EventAnswer:
+    """Append logs and metrics: first the bytes, durably, then the row that makes them count."""
+    batch = _batch(body, None)
+
+    def look(tx: Tx) -> tuple[logs.AppendPlan | None, SecretValues | None]:
+        found = logs.plan(tx, lease_id, batch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
+        return found, _values(tx, lease_id, svc)
+
+    async with svc.turns.of(lease_id):
+        plan, values = await svc.store.read(look)
+        if plan is None:
+            return await _seen_before(lease_id, body.seq, host_id, svc)
+        if values is not None:
+            # The worker took out what it gave the run; the other secrets of the project it never has.
+            batch = await svc.in_thread(lambda: _batch(body, values))
+        await svc.in_thread(lambda: logs.write(plan, batch, svc.segments))
+        accepted = await svc.store.write(
+            lambda tx: logs.commit(
+                tx, lease_id, epoch, plan, batch, host_id=host_id, now=svc.clock.now(), policy=svc.policy
+            )
+        )
+    return EventAnswer(accepted=accepted, next_seq=body.seq + 1)
+
+
+async def _seen_before(lease_id: LeaseId, seq: int, host_id: HostId, svc: Services) -> EventAnswer:
+    lease = await svc.store.read(lambda tx: tx.leases.get(lease_id))
+    if lease is None or lease.host_id != host_id:
+        raise LeaseLost(f"there is no lease {lease_id}")
+    return EventAnswer(accepted=False, next_seq=lease.event_seq + 1)
+
+
+def _values(tx: Tx, lease_id: LeaseId, svc: Services) -> SecretValues | None:
+    lease = tx.leases.get(lease_id)
+    return None if lease is None else svc.hider.of(tx, lease.project)
+
+
+def _batch(body: EventBatch, values: SecretValues | None) -> logs.LogBatch:
+    clean: Callable[[str], str] = str if values is None else values.redact_text
+    log_lines = [
+        json.dumps([r.at, r.stream, r.partial, clean(r.text), *_of_call(r)]) + "\n" for r in body.logs
+    ]
+    metric_lines = [json.dumps([m.at, clean(m.name), m.value, m.step]) + "\n" for m in body.metrics]
+    progress = _small_json(body.progress)
+    if values is not None:
+        progress = canonical(secrets.hidden(body.progress, values))
+    return logs.LogBatch(
+        seq=body.seq,
+        logs="".join(log_lines).encode(),
+        log_records=len(log_lines),
+        metrics="".join(metric_lines).encode(),
+        metric_records=len(metric_lines),
+        latest={clean(m.name): m.value for m in body.metrics},
+        notes=tuple(map(clean, body.notes)),
+        progress=None if body.progress is None else progress,
+    )
+
+
+def _of_call(record: LogRecord) -> list[str]:
+    return [] if record.call is None else [record.call]
+
+
+def manifest(body: ManifestRequest, *kinds: ArtifactKind) -> FileManifest:
+    kind = ArtifactKind(body.kind)
+    if kind not in kinds:
+        raise InvalidInput(f"a manifest of kind {kind} does not belong here")
+    return FileManifest(
+        kind=kind,
+        files=tuple(ArtifactFile(f.path, Digest(f.sha256), f.size, f.mode) for f in body.files),
+        step=body.step,
+        metric=body.metric,
+        meta=canonical(body.meta),
+    )
+
+
+@router.post("/leases/{lease_id}/artifacts", status_code=201)
+async def commit_artifact(
+    lease_id: LeasePath, epoch: Epoch, body: ManifestRequest, host_id: OwnHost, svc: Svc
+) -> ArtifactView:
+    """Commit the output of the lease's run; every file must be on the server already."""
+    return await _commit(lease_id, epoch, manifest(body, ArtifactKind.OUTPUT), host_id, svc)
+
+
+@router.post("/leases/{lease_id}/checkpoints", status_code=201)
+async def commit_checkpoint(
+    lease_id: LeasePath, epoch: Epoch, body: ManifestRequest, host_id: OwnHost, svc: Svc
+) -> ArtifactView:
+    """Commit a checkpoint of the lease's run; every file must be on the server already."""
+    return await _commit(lease_id, epoch, manifest(body, ArtifactKind.CHECKPOINT), host_id, svc)
+
+
+async def _commit(
+    lease_id: LeaseId, epoch: int, what: FileManifest, host_id: HostId, svc: Services
+) -> ArtifactView:
+    def unit(tx: Tx) -> ArtifactView:
+        done = commit_from_lease(
+            tx, lease_id, epoch, what, host_id=host_id, now=svc.clock.now(), policy=svc.policy
+        )
+        return artifact_view(done, NameLookup(tx))
+
+    return await svc.store.write(unit)
+
+
+@router.put("/leases/{lease_id}/objects/{key:path}", openapi_extra=RAW_BODY)
+async def write_object(
+    lease_id: LeasePath,
+    key: str,
+    epoch: Epoch,
+    host_id: OwnHost,
+    svc: Svc,
+    request: Request,
+    if_match: Annotated[str | None, Header()] = None,
+    if_none_match: Annotated[str | None, Header()] = None,
+) -> ObjectAnswer:
+    """A small named object of the run; `If-None-Match: *` creates, `If-Match: ETAG` replaces that version."""
+    body = await request.body()
+    etag = await svc.store.write(
+        lambda tx: put_object(
+            tx,
+            lease_id,
+            epoch,
+            key,
+            body,
+            if_match=if_match,
+            if_none_match=if_none_match,
+            host_id=host_id,
+            now=svc.clock.now(),
+            policy=svc.policy,
+        )
+    )
+    return ObjectAnswer(key=key, etag=etag)
+
+
+@router.get("/leases/{lease_id}/objects/{key:path}", response_class=Response, responses=RAW_ANSWER)
+async def get_object(lease_id: LeasePath, key: str, epoch: Epoch, host_id: OwnHost, svc: Svc) -> Response:
+    """Read a small named object of the run; its version is in `ETag`."""
+    found = await svc.store.write(
+        lambda tx: read_object(
+            tx, lease_id, epoch, key, host_id=host_id, now=svc.clock.now(), policy=svc.policy
+        )
+    )
+    return Response(found.body, media_type="application/octet-stream", headers={"ETag": found.etag})
+
+
+@router.get("/leases/{lease_id}/objects")
+async def get_objects(
+    lease_id: LeasePath,
+    epoch: Epoch,
+    host_id: OwnHost,
+    svc: Svc,
+    prefix: Annotated[str, Query(max_length=512)] = "",
+    after: Annotated[str, Query(max_length=512)] = "",
+    limit: Limit = 1000,
+) -> ObjectList:
+    """List the small named objects of the run."""
+    # A fenced read may take a lease up again, which is a write.
+    keys = await svc.store.write(
+        lambda tx: list_objects(
+            tx,
+            lease_id,
+            epoch,
+            prefix,
+            after=after,
+            limit=limit,
+            host_id=host_id,
+            now=svc.clock.now(),
+            policy=svc.policy,
+        ),
+    )
+    return ObjectList(keys=keys, next=keys[-1] if len(keys) == limit else None)

@@ -1,0 +1,255 @@
+"""Routes: planning and applying manifests, and looking at them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from pydantic import ValidationError
+
+from corral.core import secrets
+from corral.core.manifests.apply import Apply, ApplyOrigin, ApplyResult, delete
+from corral.core.manifests.plan import ManifestPlan, WantedRun, plan
+from corral.core.runs.submit import NewRun
+from corral.domain.errors import InvalidInput, NotFound
+from corral.domain.holds import REMOVED
+from corral.domain.host_policy import render_declared
+from corral.domain.ids import Digest, is_name
+from corral.domain.manifests import ApplyOptions, Manifest, ManifestChange, ManifestEntry
+from corral.domain.states import FINAL
+from corral.ports.store import Tx
+from corral.server.callers import Limit, Operator, User
+from corral.server.routes.runs import new_run
+from corral.server.services import Svc
+from corral.wire.base import explain
+from corral.wire.errors import ErrorField
+from corral.wire.manifests import (
+    ApplyAnswer,
+    ApplyRequest,
+    ChangeView,
+    DifferenceView,
+    ManifestDetail,
+    ManifestPage,
+    ManifestPolicy,
+    ManifestView,
+)
+from corral.wire.spec.identity import identity_of
+from corral.wire.spec.run_file import RunSpec
+
+router = APIRouter(prefix="/v1", tags=["manifests"])
+
+
+@router.post("/manifests")
+async def apply_manifest(body: ApplyRequest, caller: Operator, svc: Svc) -> ApplyAnswer:
+    """Say what a manifest would change, or make it so: all of it or nothing."""
+    caller.check_project(body.project)
+    asked = ManifestQuery(body)
+
+    def look(tx: Tx) -> ManifestPlan:
+        secrets.refuse_exposed(tx, svc.cipher, body.project, asked.text(), what="the manifest")
+        return plan(tx, asked.wanted, asked.fresh)
+
+    made = await svc.store.read(look)
+    lacking = made.lacking(asked.fresh)
+    answer = _answer(asked.wanted, made, needs=lacking)
+    if body.mode == "plan" or lacking:
+        return answer
+    known = await svc.store.read(lambda tx: tx.manifests.get(body.project, body.name))
+    unit = Apply(
+        asked.wanted,
+        asked.fresh,
+        asked.remade,
+        ApplyOrigin(caller.actor, caller.origin, svc.clock.now()),
+        svc.policy,
+    )
+    if not made.changes and not made.problems and known is not None and unit.is_same(known):
+        return answer.model_copy(update={"applied": True, "revision": known.revision})
+    done: ApplyResult = await svc.store.write(unit)
+    return _answer(asked.wanted, done.plan, manifest=done.manifest)
+
+
+class ManifestQuery:
+    """A request in the core's words."""
+
+    def __init__(self, body: ApplyRequest) -> None:
+        policies = [ManifestPolicy(table) for table in body.policies]
+        if any(entry.policy >= len(policies) for entry in body.runs):
+            raise InvalidInput("`runs` name a policy that `policies` does not have")
+        self._policies = {policy.digest: policy for policy in policies}
+        entries = [
+            ManifestEntry(Digest(e.identity), e.name, e.group, policy.digest, policy.values, e.fitted)
+            for e in body.runs
+            for policy in (policies[e.policy],)
+        ]
+        self.wanted = WantedRun(
+            project=body.project,
+            name=body.name,
+            entries={entry.identity: entry for entry in entries},
+            hosts={name: render_declared(table.declared()) for name, table in body.hosts.items()},
+            also=frozenset(ApplyOptions(text) for text in body.also),
+            limits=body.max_running,
+        )
+        self.fresh = self._fresh(body)
+
+    def remade(self, spec: str, entry: ManifestEntry) -> NewRun:
+        """A stored spec with the policy that the manifest has for it now."""
+        try:
+            return new_run(RunSpec.model_validate({**json.loads(spec), **entry.values, "name": entry.name}))
+        except ValidationError as error:
+            raise explain(RunSpec, error, what=f"the run {entry.name}") from None
+
+    def _fresh(self, body: ApplyRequest) -> dict[Digest, NewRun]:
+        environments = {environment.digest: environment for environment in body.environments}
+        made: dict[Digest, NewRun] = {}
+        for given in body.specs:
+            if given.environment is not None and given.environment not in environments:
+                raise InvalidInput(f"the environment of {given.name} is not sent along")
+            spec = given.unpacked(environments)
+            entry = self.wanted.entries.get(identity_of(spec))
+            if entry is None:
+                raise InvalidInput(
+                    f"the spec of {spec.name} is not of a run that `runs` names",
+                    hint="Install the same version of corral here and on the server.",
+                )
+            if spec.project != body.project:
+                raise InvalidInput(f"the spec of {spec.name} is of project {spec.project}")
+            own = {**self._policies[entry.policy].fields, "name": entry.name}
+            made[entry.identity] = new_run(spec.model_copy(update=own))
+        return made
+
+    def text(self) -> str:
+        """All of what would be stored."""
+        wanted = self.wanted
+        policies = {entry.policy: json.dumps(entry.values) for entry in wanted.entries.values()}
+        names = {text for entry in wanted.entries.values() for text in (entry.name, entry.group or "")}
+        return "\n".join(
+            [*(run.spec for run in self.fresh.values()), *policies.values(), *names, *wanted.hosts.values()]
+        )
+
+
+def _answer(
+    wanted: WantedRun, made: ManifestPlan, *, needs: Iterable[Digest] = (), manifest: Manifest | None = None
+) -> ApplyAnswer:
+    lacking = list(needs)
+    return ApplyAnswer(
+        project=wanted.project,
+        name=wanted.name,
+        applied=manifest is not None,
+        complete=not lacking,
+        revision=None if manifest is None else manifest.revision,
+        changes=[_change(change) for change in made.changes],
+        same=made.same,
+        ended=[_change(change) for change in made.ended],
+        gone=[_change(change) for change in made.gone],
+        needs=lacking,
+        problems=[ErrorField(path=f.path, message=f.message) for f in made.problems],
+    )
+
+
+def _change(change: ManifestChange) -> ChangeView:
+    # Built without validation: there may be ten thousand, and all of it is ours.
+    return ChangeView.model_construct(
+        action=change.action.value,
+        kind=change.kind,
+        name=change.name,
+        identity=change.identity,
+        run_id=change.run_id,
+        state=change.state,
+        fields=[DifferenceView.model_construct(**d._asdict()) for d in change.differences],
+    )
+
+
+@router.get("/manifests")
+async def list_manifests(
+    caller: User, svc: Svc, cursor: Annotated[str | None, Query(max_length=200)] = None, limit: Limit = 100
+) -> ManifestPage:
+    """Manifests as they were last applied."""
+    after = _cursor(cursor)
+
+    def unit(tx: Tx) -> ManifestPage:
+        found = tx.manifests.page(after, limit)
+        items = [_view(m) for m in found if m.revision and caller.sees(m.project)]
+        return ManifestPage(items=items, next=found[-1].key if len(found) == limit else None)
+
+    return await svc.store.read(unit)
+
+
+@router.get("/manifests/{project}/{name}")
+async def get_manifest(project: str, name: str, caller: User, svc: Svc) -> ManifestDetail:
+    """One manifest: its hosts, how its runs stand, and which are held because it no longer names them."""
+
+    def unit(tx: Tx) -> ManifestDetail:
+        found = tx.manifests.get(project, name) if is_name(project) and is_name(name) else None
+        if found is None or not found.revision or not caller.sees(project):
+            raise _absent(project, name)
+        runs = tx.runs.of_manifest(project, name).values()
+        named = json.loads(found.body)["runs"]
+        states: dict[str, int] = {}
+        for run in runs:
+            if run.identity in named:
+                states[run.state] = states.get(run.state, 0) + 1
+        gone = [
+            ChangeView(
+                action="removed",
+                kind="run",
+                name=run.name,
+                identity=run.identity,
+                run_id=run.id,
+                state=run.state,
+            )
+            for run in runs
+            if run.hold_reason == REMOVED and run.state not in FINAL
+        ]
+        return ManifestDetail(**_view(found).model_dump(), states=states, gone=gone)
+
+    return await svc.store.read(unit)
+
+
+@router.delete("/manifests/{project}/{name}", status_code=204)
+async def delete_manifest(
+    project: str,
+    name: str,
+    caller: Operator,
+    svc: Svc,
+    also: Annotated[list[ApplyOptions] | None, Query(max_length=3)] = None,
+) -> Response:
+    """Forget a manifest. Its runs that wait or run must be pruned with it."""
+    if not is_name(project) or not is_name(name):
+        raise _absent(project, name)
+    caller.check_project(project)
+    by = ApplyOrigin(caller.actor, caller.origin, svc.clock.now())
+    wanted = frozenset(also or ())
+    await svc.store.write(lambda tx: delete(tx, project, name, also=wanted, by=by, policy=svc.policy))
+    return Response(status_code=204)
+
+
+def _view(found: Manifest) -> ManifestView:
+    body = json.loads(found.body)
+    return ManifestView(
+        project=found.project,
+        name=found.name,
+        revision=found.revision,
+        digest=found.digest,
+        applied_at=found.applied_at,
+        applied_by=found.applied_by,
+        runs=len(body["runs"]),
+        hosts=sorted(body["hosts"]),
+    )
+
+
+def _cursor(text: str | None) -> tuple[str, str] | None:
+    if text is None:
+        return None
+    project, _, name = text.partition("/")
+    if not is_name(project) or not is_name(name):
+        raise InvalidInput(f"not a cursor: {text[:60]!r}", hint="Use the `next` of an earlier page.")
+    return project, name
+
+
+def _absent(project: str, name: str) -> NotFound:
+    return NotFound(
+        f"there is no manifest {name[:80]!r} in project {project[:80]!r}",
+        hint="List them with `corral manifest ls`.",
+    )

@@ -1,0 +1,118 @@
+"""Routes: how leases end, one at a time or all that a host has to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import APIRouter, Response
+
+from corral.core.leases.outcomes import LeaseOutcome, LeaseReport
+from corral.domain.canonical import canonical
+from corral.domain.errors import CorralError
+from corral.domain.ids import ArtifactId, HostId, LeaseId
+from corral.domain.reasons import Reason
+from corral.ports.store import Tx
+from corral.server.batch_write import write_together
+from corral.server.callers import Epoch, LeasePath, OwnHost
+from corral.server.errors import body_of
+from corral.server.services import Services, Svc
+from corral.wire.leases import (
+    FailRequest,
+    FinishRequest,
+    OutcomeAnswer,
+    OutcomeReport,
+    OutcomesAnswer,
+    OutcomesRequest,
+    StoppedRequest,
+)
+
+router = APIRouter(prefix="/v1", tags=["worker"])
+
+
+@router.post("/outcomes", response_model=OutcomesAnswer)
+async def outcomes(body: OutcomesRequest, host_id: OwnHost, svc: Svc) -> Response:
+    """End several leases. Each report is answered as its own call would be; they share a commit."""
+    return Response(await outcomes_as_json(body, host_id, svc), media_type="application/json")
+
+
+async def outcomes_as_json(body: OutcomesRequest, host_id: HostId, svc: Services) -> str:
+    """An `OutcomesAnswer`."""
+    units = [
+        _unit(LeaseId(report.lease_id), report.epoch, _told(report), host_id, svc) for report in body.reports
+    ]
+    leases = [LeaseId(report.lease_id) for report in body.reports]
+    answers = await write_together(svc.store, lambda tx: tx.leases.lock_runs(leases), units)
+    return canonical({"results": [_result(*pair) for pair in zip(body.reports, answers, strict=True)]})
+
+
+def _result(report: OutcomeReport, done: LeaseOutcome | Exception) -> dict[str, object]:
+    if isinstance(done, CorralError):
+        return {"lease_id": report.lease_id, "outcome": None, "error": body_of(done).model_dump()}
+    if isinstance(done, Exception):
+        raise done
+    return {"lease_id": report.lease_id, "outcome": done._asdict(), "error": None}
+
+
+def _told(report: OutcomeReport) -> LeaseReport:
+    if report.finish is not None:
+        return _finished(report.finish)
+    if report.fail is not None:
+        return LeaseReport("fail", **report.fail.model_dump())
+    assert report.stopped is not None
+    return LeaseReport("stopped", **report.stopped.model_dump())
+
+
+def _finished(body: FinishRequest) -> LeaseReport:
+    return LeaseReport(
+        "finish",
+        Reason.FINISHED,
+        artifact_id=None if body.artifact_id is None else ArtifactId(body.artifact_id),
+        metrics=tuple(body.metrics.items()),
+        ran_s=body.ran_s,
+    )
+
+
+@router.post("/leases/{lease_id}/finish")
+async def finish(
+    lease_id: LeasePath, epoch: Epoch, body: FinishRequest, host_id: OwnHost, svc: Svc
+) -> OutcomeAnswer:
+    """End the lease: the program ended well."""
+    return _answer(await end_well(lease_id, epoch, body, host_id, svc))
+
+
+async def end_well(
+    lease_id: LeaseId, epoch: int, body: FinishRequest, host_id: HostId, svc: Services
+) -> LeaseOutcome:
+    return await svc.store.write(_unit(lease_id, epoch, _finished(body), host_id, svc))
+
+
+@router.post("/leases/{lease_id}/fail")
+async def fail(
+    lease_id: LeasePath, epoch: Epoch, body: FailRequest, host_id: OwnHost, svc: Svc
+) -> OutcomeAnswer:
+    """End the lease: the program failed, or could not be started."""
+    return await _end(lease_id, epoch, LeaseReport("fail", **body.model_dump()), host_id, svc)
+
+
+@router.post("/leases/{lease_id}/stopped")
+async def stopped(
+    lease_id: LeasePath, epoch: Epoch, body: StoppedRequest, host_id: OwnHost, svc: Svc
+) -> OutcomeAnswer:
+    """End the lease: the program was stopped as asked, or its worker gives the run back."""
+    return await _end(lease_id, epoch, LeaseReport("stopped", **body.model_dump()), host_id, svc)
+
+
+async def _end(
+    lease_id: LeaseId, epoch: int, report: LeaseReport, host_id: HostId, svc: Services
+) -> OutcomeAnswer:
+    return _answer(await svc.store.write(_unit(lease_id, epoch, report, host_id, svc)))
+
+
+def _unit(
+    lease_id: LeaseId, epoch: int, report: LeaseReport, host_id: HostId, svc: Services
+) -> Callable[[Tx], LeaseOutcome]:
+    return lambda tx: svc.ender.end(tx, lease_id, epoch, report, host_id=host_id, now=svc.clock.now())
+
+
+def _answer(done: LeaseOutcome) -> OutcomeAnswer:
+    return OutcomeAnswer(run_state=done.run_state, rank_state=done.rank_state)

@@ -1,0 +1,295 @@
+"""Routes: submitting, reading and steering runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from corral.core import secrets
+from corral.core.artifacts import run_of
+from corral.core.queue import queue_notes as in_line
+from corral.core.queue.why import WhyQuestion, standings, summary
+from corral.core.runs.cancel import cancel
+from corral.core.runs.hold import hold, let_go
+from corral.core.runs.remove import remove
+from corral.core.runs.requeue import requeue, requeue_with_children
+from corral.core.runs.submit import Dependency, NewRun, SubmitResult, submit
+from corral.domain.artifacts import ArtifactKind
+from corral.domain.errors import InvalidInput
+from corral.domain.ids import ArtifactId, RunId
+from corral.domain.runs import OnFailure, RunFilter
+from corral.domain.states import RunState
+from corral.ports.store import Tx
+from corral.server.callers import Caller, Limit, User, find_run
+from corral.server.services import Services, Svc
+from corral.server.views import (
+    NameLookup,
+    artifact_view,
+    event_view,
+    parse_time_cursor,
+    placement,
+    run_detail,
+    run_view,
+    time_cursor,
+)
+from corral.wire.artifacts import ArtifactPage
+from corral.wire.runs import (
+    CancelRequest,
+    EventPage,
+    RemovedRun,
+    RequeueRequest,
+    RunDetail,
+    RunPage,
+    RunView,
+    SubmitAnswer,
+    SubmitRequest,
+    WhyAnswer,
+)
+from corral.wire.spec.identity import identity_of
+from corral.wire.spec.run_file import RunSpec
+
+router = APIRouter(prefix="/v1", tags=["runs"])
+
+
+@router.post("/runs", status_code=201, responses={200: {"model": SubmitAnswer}})
+async def submit_runs(body: SubmitRequest, caller: User, svc: Svc, response: Response) -> SubmitAnswer:
+    """Accept one run or a group, all or none. A dry run stores nothing and says where it could run."""
+    if body.dry_run:
+        response.status_code = 200
+    return await submit_or_try(body, caller, svc)
+
+
+async def submit_or_try(body: SubmitRequest, caller: Caller, svc: Services) -> SubmitAnswer:
+    for spec in body.runs:
+        caller.check_project(spec.project)
+    if len({spec.project for spec in body.runs}) > 1:
+        raise InvalidInput("the runs of one submission must be of one project")
+    runs = [new_run(spec) for spec in body.runs]
+    # All of what is stored of the request.
+    text = "\n".join([*(run.spec for run in runs), body.group or "", body.request_id])
+    if body.dry_run:
+        return await svc.store.read(lambda tx: _dry_run(tx, svc, body.runs, text))
+
+    def unit(tx: Tx) -> SubmitResult:
+        secrets.refuse_exposed(tx, svc.cipher, runs[0].project, text, what="the run")
+        return submit(
+            tx,
+            runs,
+            request_id=body.request_id,
+            group=body.group,
+            principal=caller.actor,
+            now=svc.clock.now(),
+            max_running=body.max_running,
+        )
+
+    done = await svc.store.write(unit)
+    return SubmitAnswer(ids=list(done.ids), group_id=done.group_id)
+
+
+def new_run(spec: RunSpec) -> NewRun:
+    return NewRun(
+        project=spec.project,
+        name=spec.name,
+        kind=spec.kind,
+        seed=spec.seed,
+        spec=spec.model_dump_json(),
+        identity=identity_of(spec),
+        requirements=spec.requirements(),
+        priority=spec.priority,
+        labels=spec.labels,
+        retries=spec.retries.budgets(),
+        wall_limit_s=spec.wall_limit,
+        stall_limit_s=spec.stall_limit,
+        grace_s=spec.grace,
+        code=None if spec.code is None else ArtifactId(spec.code),
+        inputs={name: ArtifactId(value) for name, value in spec.inputs.items()},
+        secrets=tuple(spec.secrets),
+        preemptible=spec.preemptible,
+        after=tuple(
+            Dependency(one.run, one.input, OnFailure(one.on_failure), f"after[{index}]")
+            for index, one in enumerate(spec.after)
+        ),
+        digests=_digests(spec),
+        parts=spec.input_paths,
+    )
+
+
+def _digests(spec: RunSpec) -> dict[str, str]:
+    digests = {f"inputs.{name}": digest for name, digest in spec.input_digests.items()}
+    return digests if spec.code_digest is None else {**digests, "code": spec.code_digest}
+
+
+def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec], text: str) -> SubmitAnswer:
+    secrets.refuse_exposed(tx, svc.cipher, specs[0].project, text, what="the run")
+    asked = WhyQuestion(specs[0].requirements(), specs[0].project, specs[0].name)
+    found = standings(tx, asked, now=svc.clock.now(), policy=svc.policy, shapes=svc.shapes)
+    return SubmitAnswer(ids=[], hosts=[placement(s) for s in found])
+
+
+@router.get("/runs")
+async def list_runs(
+    caller: User,
+    svc: Svc,
+    project: str | None = None,
+    state: Annotated[list[RunState] | None, Query(max_length=20)] = None,
+    group: str | None = None,
+    name: str | None = None,
+    label: Annotated[str | None, Query(pattern=r"^[^=]+=.*$")] = None,
+    schedule: str | None = None,
+    cursor: str | None = None,
+    limit: Limit = 50,
+) -> RunPage:
+    """Newest first."""
+    if project is not None:
+        caller.check_project(project)
+    where = RunFilter(
+        project=project or caller.token.project,
+        states=tuple(state or ()),
+        group=group,
+        name=name,
+        label=None if label is None else (label.split("=", 1)[0], label.split("=", 1)[1]),
+        schedule=schedule,
+    )
+    after = parse_time_cursor(cursor, "r")
+
+    def unit(tx: Tx) -> RunPage:
+        names = NameLookup(tx)
+        place = None if after is None else (after[0], RunId(after[1]))
+        runs = tx.runs.page(where, after=place, limit=limit)
+        more = time_cursor(runs[-1].created_at, runs[-1].id) if len(runs) == limit else None
+        return RunPage(items=[run_view(tx, run, names) for run in runs], next=more)
+
+    return await svc.store.read(unit)
+
+
+@router.get("/runs/{run}")
+async def get_run(run: str, caller: User, svc: Svc) -> RunDetail:
+    """One run: its spec, its attempts, how it stands and why it ended."""
+    return await svc.store.read(lambda tx: run_detail(tx, run_of(tx, find_run(tx, run, caller))))
+
+
+@router.get("/runs/{run}/artifacts")
+async def run_artifacts(run: str, caller: User, svc: Svc) -> ArtifactPage:
+    """Everything that the run made, checkpoints included."""
+    return await svc.store.read(lambda tx: _artifacts(tx, run, caller, None))
+
+
+@router.get("/runs/{run}/checkpoints")
+async def run_checkpoints(run: str, caller: User, svc: Svc) -> ArtifactPage:
+    """The run's checkpoints."""
+    return await svc.store.read(lambda tx: _artifacts(tx, run, caller, ArtifactKind.CHECKPOINT))
+
+
+def _artifacts(tx: Tx, text: str, caller: Caller, kind: ArtifactKind | None) -> ArtifactPage:
+    names = NameLookup(tx)
+    found = tx.artifacts.of_run(find_run(tx, text, caller))
+    return ArtifactPage(items=[artifact_view(a, names) for a in found if kind in (None, a.kind)])
+
+
+@router.get("/runs/{run}/why", response_model=WhyAnswer)
+async def why(run: str, caller: User, svc: Svc) -> Response:
+    """For each host: eligible, or every reason why not."""
+
+    def unit(tx: Tx) -> str:
+        found = run_of(tx, find_run(tx, run, caller))
+        now = svc.clock.now()
+        asked = WhyQuestion(svc.shapes.get(tx, found.shape), found.project, found.name, found)
+        hosts = standings(tx, asked, now=now, policy=svc.policy, shapes=svc.shapes, roster=svc.roster)
+        held_back = in_line.held_back(tx, svc.board, found, policy=svc.policy)
+        group = in_line.group_is_full(tx, found)
+        answer = WhyAnswer(
+            run_id=found.id,
+            state=found.state,
+            summary=summary(found, hosts, now=now, held_back=held_back, group=group),
+            hosts=[placement(s) for s in hosts],
+            queue=in_line.notes(tx, svc.board, found, now=now, policy=svc.policy),
+        )
+        # Rendered here and not in the event loop: with a thousand hosts it is long.
+        return answer.model_dump_json()
+
+    return Response(await svc.store.read(unit), media_type="application/json")
+
+
+@router.post("/runs/{run}/cancel")
+async def cancel_run(run: str, body: CancelRequest, caller: User, svc: Svc) -> RunView:
+    """Cancel a run: at once if it waits, otherwise its worker is told to stop it."""
+
+    def unit(tx: Tx) -> RunView:
+        run_id = find_run(tx, run, caller)
+        secrets.refuse_exposed(tx, svc.cipher, run_of(tx, run_id).project, body.reason, what="the reason")
+        now = svc.clock.now()
+        done = cancel(tx, run_id, reason=body.reason, actor=caller.actor, now=now, policy=svc.policy)
+        return run_view(tx, done, NameLookup(tx))
+
+    return await svc.store.write(unit)
+
+
+@router.post("/runs/{run}/requeue", status_code=201)
+async def requeue_run(run: str, body: RequeueRequest, caller: User, svc: Svc) -> SubmitAnswer:
+    """A final run again, as the next generation with a new id."""
+    again = requeue_with_children if body.with_children else requeue
+
+    def unit(tx: Tx) -> SubmitResult:
+        return again(
+            tx,
+            find_run(tx, run, caller),
+            request_id=body.request_id,
+            principal=caller.actor,
+            now=svc.clock.now(),
+        )
+
+    return SubmitAnswer(ids=list((await svc.store.write(unit)).ids))
+
+
+@router.post("/runs/{run}/hold")
+async def hold_run(run: str, caller: User, svc: Svc) -> RunView:
+    """Keep a run that waits from starting until it is released."""
+
+    def unit(tx: Tx) -> RunView:
+        done = hold(tx, find_run(tx, run, caller), actor=caller.actor, now=svc.clock.now())
+        return run_view(tx, done, NameLookup(tx))
+
+    return await svc.store.write(unit)
+
+
+@router.post("/runs/{run}/release")
+async def release_run(run: str, caller: User, svc: Svc) -> RunView:
+    """Let a run go that somebody held; it is queued unless something else holds it."""
+
+    def unit(tx: Tx) -> RunView:
+        done = let_go(tx, find_run(tx, run, caller), actor=caller.actor, now=svc.clock.now())
+        return run_view(tx, done, NameLookup(tx))
+
+    return await svc.store.write(unit)
+
+
+@router.delete("/runs/{run}")
+async def remove_run(run: str, caller: User, svc: Svc) -> RemovedRun:
+    """Remove a run that has ended, with its logs and the artifacts that nobody else uses."""
+
+    def unit(tx: Tx) -> RemovedRun:
+        run_id = find_run(tx, run, caller)
+        done = remove(tx, run_id, actor=caller.actor, origin=caller.origin, now=svc.clock.now())
+        return RemovedRun(id=done.run_id, artifacts=done.artifacts, kept=list(done.kept))
+
+    return await svc.store.write(unit)
+
+
+@router.get("/events")
+async def feed(
+    caller: User, svc: Svc, cursor: Annotated[str, Query(max_length=64)] = "", limit: Limit = 100
+) -> EventPage:
+    """Events of all runs, in the order in which they were committed."""
+
+    def unit(tx: Tx) -> EventPage:
+        events, after = tx.records.feed(cursor, limit)
+        projects: dict[str, bool] = {}
+        for event in events:
+            if event.run_id not in projects:
+                run = tx.runs.get(event.run_id)
+                projects[event.run_id] = run is not None and caller.sees(run.project)
+        names = NameLookup(tx)
+        return EventPage(items=[event_view(e, names) for e in events if projects[e.run_id]], next=after)
+
+    return await svc.store.read(unit)

@@ -1,0 +1,223 @@
+"""Routes: schedules."""
+
+from __future__ import annotations
+
+import json
+
+from fastapi import APIRouter, Query
+from pydantic import ValidationError
+
+from corral.core import secrets
+from corral.core.schedules import fire as schedules
+from corral.core.schedules.fire import ScheduleActor, ScheduledWork, ScheduleOrder
+from corral.core.schedules.function_schedules import CallOrder
+from corral.domain.errors import Ambiguous, InvalidInput, NotFound
+from corral.domain.ids import ScheduleId, is_id, new_schedule_id
+from corral.domain.schedules import MissedTimes, Overlap, Schedule
+from corral.ports.store import Tx
+from corral.server.callers import Caller, Limit, User
+from corral.server.routes.runs import new_run
+from corral.server.services import Svc
+from corral.wire.base import explain
+from corral.wire.runs import SubmitAnswer
+from corral.wire.schedules import (
+    RunNowRequest,
+    ScheduleDetail,
+    SchedulePage,
+    ScheduleRequest,
+    ScheduleView,
+)
+from corral.wire.spec.run_file import RunSpec
+
+router = APIRouter(prefix="/v1", tags=["schedules"])
+_TIMES_SHOWN = 5
+
+
+@router.post("/schedules", status_code=201)
+async def add_schedule(body: ScheduleRequest, caller: User, svc: Svc) -> ScheduleView:
+    """Make the runs again and again, at the schedule's times."""
+    for spec in body.runs:
+        caller.check_project(spec.project)
+    if len({spec.project for spec in body.runs}) > 1:
+        raise InvalidInput("the runs of one schedule must be of one project")
+    stored = body.model_dump_json(include={"runs", "group", "max_running"})
+    order = order_of(stored)
+    put = schedules.replace if body.replace else schedules.add
+
+    def unit(tx: Tx) -> ScheduleView:
+        now = svc.clock.now()
+        made = _schedule(body, stored, caller.actor, now)
+        secrets.refuse_exposed(tx, svc.cipher, made.project, stored + body.name, what="the schedule")
+        return schedule_view(put(tx, made, order, who=_who(caller), now=now))
+
+    return await svc.store.write(unit)
+
+
+@router.get("/schedules")
+async def list_schedules(
+    caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 50
+) -> SchedulePage:
+    """All schedules that the caller sees."""
+    if project is not None:
+        caller.check_project(project)
+    if cursor and not is_id(cursor, "s"):
+        raise InvalidInput(f"not a cursor: {cursor[:60]!r}", hint="Use the `next` of an earlier page.")
+
+    def unit(tx: Tx) -> SchedulePage:
+        after = ScheduleId(cursor) if cursor else None
+        found = tx.schedules.page(project or caller.token.project, after, limit)
+        more = found[-1].id if len(found) == limit else None
+        return SchedulePage(items=[schedule_view(one) for one in found], next=more)
+
+    return await svc.store.read(unit)
+
+
+@router.get("/schedules/{schedule}")
+async def get_schedule(
+    schedule: str, caller: User, svc: Svc, project: str | None = Query(None)
+) -> ScheduleDetail:
+    """One schedule by its id or name, with what it submits and its next times."""
+
+    def unit(tx: Tx) -> ScheduleDetail:
+        found = find_schedule(tx, schedule, project, caller)
+        stored = json.loads(found.spec)
+        return ScheduleDetail(
+            **schedule_view(found).model_dump(),
+            runs=stored.get("runs", []),
+            function=stored["call"]["function"] if "call" in stored else None,
+            group=stored.get("group"),
+            max_running=stored.get("max_running"),
+            times=_times(found),
+        )
+
+    return await svc.store.read(unit)
+
+
+@router.post("/schedules/{schedule}/pause")
+async def pause_schedule(
+    schedule: str, caller: User, svc: Svc, project: str | None = Query(None)
+) -> ScheduleView:
+    """No more runs until it is resumed."""
+
+    def unit(tx: Tx) -> ScheduleView:
+        found = find_schedule(tx, schedule, project, caller)
+        return schedule_view(schedules.pause(tx, found.id, who=_who(caller), now=svc.clock.now()))
+
+    return await svc.store.write(unit)
+
+
+@router.post("/schedules/{schedule}/resume")
+async def resume_schedule(
+    schedule: str, caller: User, svc: Svc, project: str | None = Query(None)
+) -> ScheduleView:
+    """Go on from its next time."""
+
+    def unit(tx: Tx) -> ScheduleView:
+        found = find_schedule(tx, schedule, project, caller)
+        return schedule_view(schedules.resume(tx, found.id, who=_who(caller), now=svc.clock.now()))
+
+    return await svc.store.write(unit)
+
+
+@router.post("/schedules/{schedule}/run", status_code=201)
+async def run_schedule_now(
+    schedule: str, body: RunNowRequest, caller: User, svc: Svc, project: str | None = Query(None)
+) -> SubmitAnswer:
+    """Make its runs now, beside its times."""
+
+    def unit(tx: Tx) -> SubmitAnswer:
+        found = find_schedule(tx, schedule, project, caller)
+        done = schedules.run_now(
+            tx,
+            found.id,
+            lambda one: order_of(one.spec),
+            request_id=body.request_id,
+            who=_who(caller),
+            now=svc.clock.now(),
+        )
+        return SubmitAnswer(ids=list(done.ids), group_id=done.group_id)
+
+    return await svc.store.write(unit)
+
+
+@router.delete("/schedules/{schedule}")
+async def remove_schedule(
+    schedule: str, caller: User, svc: Svc, project: str | None = Query(None)
+) -> ScheduleView:
+    """Make no more runs; those that it made stay."""
+
+    def unit(tx: Tx) -> ScheduleView:
+        found = find_schedule(tx, schedule, project, caller)
+        schedules.remove(tx, found.id, who=_who(caller), now=svc.clock.now())
+        return schedule_view(found)
+
+    return await svc.store.write(unit)
+
+
+def order_of(stored: str) -> ScheduledWork:
+    """What a schedule keeps as JSON, as what it makes."""
+    table = json.loads(stored)
+    if "call" in table:
+        return CallOrder.read(table["call"])
+    try:
+        specs = [RunSpec.model_validate_json(json.dumps(one)) for one in table["runs"]]
+    except ValidationError as error:
+        # Stored by another version of Corral.
+        raise explain(RunSpec, error, what="what the schedule submits") from None
+    return ScheduleOrder([new_run(spec) for spec in specs], table.get("group"), table.get("max_running"))
+
+
+def find_schedule(tx: Tx, text: str, project: str | None, caller: Caller) -> Schedule:
+    if project is not None:
+        caller.check_project(project)
+    ids = tx.schedules.find(text, project or caller.token.project, 3)
+    found = [one for schedule_id in ids if (one := tx.schedules.get(schedule_id)) is not None]
+    if not found:
+        raise NotFound(f"there is no schedule {text[:80]!r}", hint="List them with `corral schedules ls`.")
+    if len(found) > 1:
+        raise Ambiguous(
+            f"more than one project has a schedule {text}: {', '.join(one.project for one in found)}",
+            hint="Name the project, or give the schedule's id.",
+        )
+    return found[0]
+
+
+def schedule_view(schedule: Schedule) -> ScheduleView:
+    table = schedule._asdict()
+    return ScheduleView(**{**table, "every": table.pop("every_s")})
+
+
+def _schedule(body: ScheduleRequest, stored: str, actor: str, now: float) -> Schedule:
+    when = body.schedule
+    return Schedule(
+        id=new_schedule_id(),
+        project=body.runs[0].project,
+        name=body.name,
+        spec=stored,
+        cron=when.cron,
+        every_s=when.every,
+        timezone=when.timezone,
+        missed=MissedTimes(when.missed),
+        overlap=Overlap(when.overlap),
+        paused=False,
+        next_at=None,
+        last_at=None,
+        last_run=None,
+        fired=0,
+        skipped=0,
+        created_at=now,
+        created_by=actor,
+    )
+
+
+def _times(schedule: Schedule) -> list[float]:
+    times: list[float] = []
+    at = None if schedule.paused else schedule.next_at
+    while at is not None and len(times) < _TIMES_SHOWN:
+        times.append(at)
+        at = schedules.following(schedule._replace(next_at=at), at)
+    return times
+
+
+def _who(caller: Caller) -> ScheduleActor:
+    return ScheduleActor(caller.actor, caller.origin)

@@ -1,0 +1,205 @@
+"""Routes: volumes, for users by project and for instances by lease."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Response
+
+from corral.core import volumes as core
+from corral.core.artifacts import FileManifest
+from corral.core.audit import note
+from corral.core.leases.fence import fence
+from corral.core.volumes import VolumeChange, VolumeCommitResult
+from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind
+from corral.domain.errors import InvalidInput, NotFound
+from corral.domain.ids import Digest, HostId, LeaseId, is_name
+from corral.domain.runs import Run
+from corral.domain.volumes import VolumeRecord, VolumeVersion
+from corral.ports.store import Tx
+from corral.server.callers import Epoch, LeasePath, Limit, OwnHost, Project, User
+from corral.server.routes.artifacts import refuse_secrets
+from corral.server.services import Services, Svc
+from corral.wire.volumes import VolumeCommit, VolumeDetail, VolumePage, VolumeVersionView, VolumeView
+
+router = APIRouter(prefix="/v1", tags=["volumes"])
+
+
+async def volume_path(volume: Annotated[str, Path()]) -> str:
+    if not is_name(volume):
+        raise NotFound(f"there is no volume {volume[:80]!r}")
+    return volume
+
+
+VolumePath = Annotated[str, Depends(volume_path)]
+
+
+@router.get("/volumes")
+async def list_volumes(
+    caller: User,
+    svc: Svc,
+    project: str | None = None,
+    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Limit = 100,
+) -> VolumePage:
+    """Volumes by project and name."""
+    if project is not None:
+        caller.check_project(project)
+    after = None if cursor is None else cursor.partition("/")
+    if after is not None and not (is_name(after[0]) and is_name(after[2])):
+        raise InvalidInput("not a cursor", hint="Use the `next` of an earlier page.")
+
+    def unit(tx: Tx) -> VolumePage:
+        place = None if after is None else (after[0], after[2])
+        found = tx.volumes.page(project or caller.token.project, after=place, limit=limit)
+        more = f"{found[-1].project}/{found[-1].name}" if len(found) == limit else None
+        return VolumePage(items=[_volume(tx, one) for one in found], next=more)
+
+    return await svc.store.read(unit)
+
+
+@router.get("/projects/{project}/volumes/{volume}")
+async def get_volume(project: Project, volume: VolumePath, svc: Svc) -> VolumeDetail:
+    """One volume, with the versions that are kept."""
+
+    def unit(tx: Tx) -> VolumeDetail:
+        found = core.get(tx, project, volume)
+        kept = tx.volumes.versions(project, volume)
+        versions = [_version(found, one, tx.artifacts.get(one.artifact_id)) for one in kept]
+        return VolumeDetail(**_volume(tx, found).model_dump(), versions=versions)
+
+    return await svc.store.read(unit)
+
+
+@router.post("/projects/{project}/volumes/{volume}/versions", status_code=201)
+async def commit_volume(
+    project: Project, volume: VolumePath, body: VolumeCommit, caller: User, svc: Svc
+) -> VolumeVersionView:
+    """Commit a change of the volume's files, which must be there; makes the volume if there is none.
+
+    What others committed since is merged; files that both changed are a conflict that names them.
+    """
+    change = _change(body)
+    await _refuse_secrets(project, volume, change, svc)
+
+    def unit(tx: Tx) -> VolumeVersionView:
+        done = core.commit(tx, project, volume, change, by=caller.actor, now=svc.clock.now())
+        return _answer(project, volume, done)
+
+    return await svc.store.write(unit)
+
+
+@router.delete("/projects/{project}/volumes/{volume}", status_code=204)
+async def remove_volume(project: Project, volume: VolumePath, caller: User, svc: Svc) -> Response:
+    """Remove a volume with all its versions."""
+
+    def unit(tx: Tx) -> None:
+        core.remove(tx, project, volume)
+        note(
+            tx,
+            "volume.remove",
+            f"{project}/{volume}",
+            actor=caller.actor,
+            origin=caller.origin,
+            now=svc.clock.now(),
+        )
+
+    await svc.store.write(unit)
+    return Response(status_code=204)
+
+
+@router.get("/leases/{lease_id}/volumes/{volume}")
+async def get_mounted(
+    lease_id: LeasePath, epoch: Epoch, volume: VolumePath, host_id: OwnHost, svc: Svc
+) -> VolumeVersionView:
+    """The newest version of a volume that the lease's run mounts; the lease may read its files then."""
+
+    def unit(tx: Tx) -> VolumeVersionView:
+        run = _mounting(tx, lease_id, epoch, volume, host_id=host_id, svc=svc)
+        found = tx.volumes.get(run.project, volume)
+        done = VolumeCommitResult(None, None) if found is None else core.newest(tx, found)
+        return _readable(tx, run, volume, done)
+
+    return await svc.store.write(unit)
+
+
+@router.post("/leases/{lease_id}/volumes/{volume}/versions", status_code=201)
+async def commit_mounted(
+    lease_id: LeasePath, epoch: Epoch, volume: VolumePath, body: VolumeCommit, host_id: OwnHost, svc: Svc
+) -> VolumeVersionView:
+    """Commit a change of a volume that the lease's run mounts."""
+    change = _change(body)
+    project = await svc.store.write(
+        lambda tx: _mounting(tx, lease_id, epoch, volume, host_id=host_id, svc=svc).project
+    )
+    await _refuse_secrets(project, volume, change, svc)
+
+    def unit(tx: Tx) -> VolumeVersionView:
+        run = _mounting(tx, lease_id, epoch, volume, host_id=host_id, svc=svc)
+        done = core.commit(tx, run.project, volume, change, by=f"run:{run.id}", now=svc.clock.now())
+        return _readable(tx, run, volume, done)
+
+    return await svc.store.write(unit)
+
+
+async def _refuse_secrets(project: str, volume: str, change: VolumeChange, svc: Services) -> None:
+    new = await svc.store.read(lambda tx: core.unseen(tx, project, volume, change.files))
+    await refuse_secrets(project, FileManifest(ArtifactKind.VOLUME, tuple(new)), svc)
+
+
+def _mounting(tx: Tx, lease_id: LeaseId, epoch: int, volume: str, *, host_id: HostId, svc: Services) -> Run:
+    """The lease's run, if it mounts the volume: a host gets at no other through it."""
+    _, run = fence(tx, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
+    service = json.loads(tx.runs.spec(run.id)).get("service") or {}
+    if volume not in (service.get("volumes") or {}).values():
+        raise NotFound(
+            f"run {run.id} does not mount a volume {volume!r}",
+            hint="Name it in the decorator: volumes={'data': corral.Volume(...)}.",
+        )
+    return run
+
+
+def _readable(tx: Tx, run: Run, volume: str, done: VolumeCommitResult) -> VolumeVersionView:
+    if done.artifact is not None:
+        tx.artifacts.use(run.id, [done.artifact.id])
+    return _answer(run.project, volume, done)
+
+
+def _change(body: VolumeCommit) -> VolumeChange:
+    return VolumeChange(
+        body.base, [ArtifactFile(f.path, Digest(f.sha256), f.size, f.mode) for f in body.files]
+    )
+
+
+def _answer(project: str, volume: str, done: VolumeCommitResult) -> VolumeVersionView:
+    if done.version is None:
+        return VolumeVersionView(volume=volume, project=project, version=0)
+    return _version(done.version, done.version, done.artifact)
+
+
+def _version(
+    of: VolumeRecord | VolumeVersion, version: VolumeVersion, artifact: Artifact | None
+) -> VolumeVersionView:
+    return VolumeVersionView(
+        volume=of.name,
+        project=of.project,
+        version=version.version,
+        parent=version.parent,
+        artifact_id=version.artifact_id,
+        digest=None if artifact is None else artifact.digest,
+        files=0 if artifact is None else artifact.files,
+        bytes=0 if artifact is None else artifact.bytes,
+        created_at=version.created_at,
+        created_by=version.created_by,
+    )
+
+
+def _volume(tx: Tx, volume: VolumeRecord) -> VolumeView:
+    version, artifact = core.newest(tx, volume)
+    return VolumeView(
+        **volume._asdict(),
+        files=0 if artifact is None else artifact.files,
+        bytes=0 if artifact is None else artifact.bytes,
+        changed_at=volume.created_at if version is None else version.created_at,
+    )

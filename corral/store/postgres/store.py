@@ -1,0 +1,279 @@
+"""The store on Postgres: for more than one server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from corral.domain.errors import InvalidInput, StoreUnavailable
+from corral.ports.store import Tx
+from corral.store import schema
+from corral.store.dialect import Dialect
+from corral.store.postgres.connection import (
+    Raw,
+    ReadSession,
+    WriteSession,
+    connect,
+    is_lost_race,
+    outcome_unknown,
+    send_all,
+    translated,
+)
+from corral.store.postgres.listener import CHANNEL, Listener, payload
+from corral.store.rows import Row
+
+T = TypeVar("T")
+S = TypeVar("S", bound=ReadSession)
+
+_WRITERS = 8
+_READERS = 4
+_TRIES = 6
+# A row that was there from the start is no race: once more is enough to see it.
+_TRIES_ON_A_DUPLICATE = 2
+_FIRST_PAUSE_S = 0.005
+_LISTEN_WITHIN_S = 5.0
+
+_BEGIN_WRITE = b"BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE"
+_BEGIN_READ = b"BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+_NOTIFY = (
+    b"SELECT pg_notify(%(channel)s, said) FROM json_array_elements_text(CAST(%(said)s AS JSON)) AS t (said)"
+)
+
+
+class PostgresStore:
+    alone = False
+
+    """`url` is a `postgresql://` address. Every thread of the pools keeps a connection of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        _prepare(url)
+        self._writers = ThreadPoolExecutor(_WRITERS, "corral-write")
+        self._readers = ThreadPoolExecutor(_READERS, "corral-read")
+        self._leading = ThreadPoolExecutor(1, "corral-lead")
+        self._local = threading.local()
+        self._sessions: list[ReadSession] = []
+        self._leader: Raw | None = None
+        self._led: set[str] = set()
+        self._listeners: list[Callable[[str, str], None]] = []
+        self._listener: Listener | None = None
+        self._closed = False
+
+    async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
+        await self._hear()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._writers, self._write_in_thread, unit)
+
+    async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
+        await self._hear()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._writers, self._write_each_in_thread, units)
+
+    async def read(self, unit: Callable[[Tx], T]) -> T:
+        await self._hear()
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, self._read_in_thread, unit)
+
+    def subscribe(self, listener: Callable[[str, str], None]) -> None:
+        self._listeners.append(listener)
+
+    async def lead(self, loop: str) -> bool:
+        await self._hear()
+        running = asyncio.get_running_loop()
+        return await running.run_in_executor(self._leading, self._lead_in_thread, loop)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._listener is not None:
+            self._listener.stop()
+        for pool in (self._writers, self._readers, self._leading):
+            pool.shutdown(wait=True)
+        for session in self._sessions:
+            session.close()
+        if self._leader is not None:
+            self._leader.close()
+
+    async def _hear(self) -> None:
+        """Begin to listen with the first call in a loop, so that its own announcements are heard too."""
+        if self._closed:
+            raise StoreUnavailable("the database is closed")
+        if not self._listeners or self._listener is not None:
+            return
+        self._listener = Listener(self._url, asyncio.get_running_loop(), self._heard)
+        try:
+            await asyncio.wait_for(self._listener.listening.wait(), _LISTEN_WITHIN_S)
+        except TimeoutError:
+            # It goes on trying; announcements are hints, so work need not wait for them.
+            return
+
+    def _heard(self, topic: str, key: str) -> None:
+        for listener in self._listeners:
+            asyncio.get_running_loop().call_soon(listener, topic, key)
+
+    def _write_in_thread(self, unit: Callable[[Tx], T]) -> T:
+        for tried in range(1, _TRIES + 1):
+            try:
+                return self._write_once(unit)
+            except psycopg.Error as error:
+                enough = _TRIES_ON_A_DUPLICATE if isinstance(error, psycopg.IntegrityError) else _TRIES
+                died = tried == 1 and self._has_died()
+                if not died and (not is_lost_race(error) or tried >= enough):
+                    raise translated(error) from error
+            time.sleep(random.uniform(0, _FIRST_PAUSE_S * 2**tried))
+        raise StoreUnavailable("the database is too busy with others")
+
+    def _write_each_in_thread(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
+        """In one transaction; if that cannot be, each in its own."""
+        try:
+            return [*self._write_in_thread(lambda tx: [unit(tx) for unit in units])]
+        except StoreUnavailable as error:
+            # They may have been kept, and must not run again.
+            return [StoreUnavailable(error.message, hint=error.hint) for _ in units]
+        except Exception:  # noqa: BLE001 - of which unit it is shows when they run alone.
+            return [self._answer(unit) for unit in units]
+
+    def _answer(self, unit: Callable[[Tx], T]) -> T | Exception:
+        try:
+            return self._write_in_thread(unit)
+        except Exception as error:  # noqa: BLE001 - it is the answer of its own unit.
+            return error
+
+    def _write_once(self, unit: Callable[[Tx], T]) -> T:
+        session = self._session(WriteSession)
+        committing = False
+        try:
+            session.connection.answered = False
+            session.raw.execute(_BEGIN_WRITE)
+            result = unit(session.tx)
+            session.hours.write()
+            announced = session.tx.take_announced()
+            if announced:
+                said = json.dumps([payload(topic, key) for topic, key in announced])
+                session.raw.execute(_NOTIFY, {"channel": CHANNEL, "said": said})
+                send_all(session.raw)
+            if not session.connection.answered:
+                # It may have died while it was idle: better heard now than during the commit.
+                session.pipeline.sync()
+            committing = True
+            commit = session.raw.execute(b"COMMIT")
+            session.pipeline.sync()
+        except BaseException as error:
+            session.tx.take_announced()
+            session.hours.forget()
+            session.abandon()
+            # What the server refused was not committed; a connection that broke leaves it open.
+            if committing and session.raw.closed and isinstance(error, psycopg.OperationalError):
+                raise outcome_unknown(error) from error
+            raise
+        # A transaction with a failed statement is rolled back by COMMIT without an error.
+        if commit.statusmessage != "COMMIT":
+            raise StoreUnavailable("the database rolled the transaction back")
+        return result
+
+    def _read_in_thread(self, unit: Callable[[Tx], T]) -> T:
+        try:
+            try:
+                return self._read_once(unit)
+            except psycopg.OperationalError:
+                if not self._has_died():
+                    raise
+                return self._read_once(unit)
+        except psycopg.Error as error:
+            raise translated(error) from error
+
+    def _read_once(self, unit: Callable[[Tx], T]) -> T:
+        session = self._session(ReadSession)
+        session.raw.execute(_BEGIN_READ)
+        try:
+            return unit(session.tx)
+        finally:
+            session.tx.take_announced()
+            _end(session.raw)
+
+    def _has_died(self) -> bool:
+        """Whether the connection broke: perhaps while it was idle, so a new one is tried once."""
+        session: ReadSession | None = getattr(self._local, "session", None)
+        return session is not None and session.raw.closed
+
+    def _session(self, kind: type[S]) -> S:
+        session: S | None = getattr(self._local, "session", None)
+        if session is not None:
+            if not session.raw.closed:
+                return session
+            session.close()
+            self._sessions.remove(session)
+            self._local.session = None
+        session = kind(self._url)
+        self._sessions.append(session)
+        self._local.session = session
+        return session
+
+    def _lead_in_thread(self, loop: str) -> bool:
+        try:
+            if self._leader is None or self._leader.closed:
+                # The locks went with the connection.
+                self._led.clear()
+                self._leader = connect(self._url)
+            if loop in self._led:
+                self._leader.execute(b"SELECT 1")
+                return True
+            key = {"key": schema.lock_key(f"loop:{loop}")}
+            row = self._leader.execute(b"SELECT pg_try_advisory_lock(%(key)s)", key).fetchone()
+        except psycopg.OperationalError:
+            if self._leader is not None:
+                self._leader.close()
+            return False
+        if row is not None and row[0]:
+            self._led.add(loop)
+        return loop in self._led
+
+
+def _end(raw: Raw) -> None:
+    """Leave nothing open: after a commit there is nothing to do."""
+    if raw.closed or raw.info.transaction_status is psycopg.pq.TransactionStatus.IDLE:
+        return
+    try:
+        raw.execute(b"ROLLBACK")
+    except psycopg.OperationalError:
+        raw.close()
+
+
+def _prepare(url: str) -> None:
+    try:
+        conninfo_to_dict(url)
+    except (psycopg.Error, UnicodeError):
+        # The driver quotes what it cannot read, and that may be the password.
+        raise InvalidInput(
+            "CORRAL_DATABASE is not an address that can be read",
+            hint='Write it as "postgresql://user:password@host:5432/name", with % as %25 and @ as %40.',
+        ) from None
+    try:
+        with connect(url) as raw:
+            _prepare_schema(raw, url)
+    except psycopg.Error as error:
+        raise translated(error) from error
+
+
+def _prepare_schema(raw: Raw, url: str) -> None:
+    def execute(statement: str) -> Sequence[Row]:
+        cursor = raw.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+    where = f"database {raw.info.dbname} of {raw.info.host}"
+    # Several servers may start at once on an empty database.
+    with raw.transaction():
+        raw.execute(b"SELECT pg_advisory_xact_lock(%(key)s)", {"key": schema.lock_key("schema")})
+        if schema.is_empty(execute, Dialect.POSTGRES):
+            schema.create(execute, Dialect.POSTGRES)
+        current = schema.is_current(execute, Dialect.POSTGRES, where)
+    if not current:
+        schema.migrate(url)

@@ -1,0 +1,88 @@
+"""Whether a database is ours and current. Needs no Alembic: a server that is up to date never loads it."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+from corral.domain.errors import InvalidInput, StoreUnavailable, VersionMismatch
+from corral.store.dialect import HERE, Dialect, ddl
+from corral.store.rows import Row
+
+# Oldest first. A revision that is not here was made by a newer server.
+REVISIONS = ("0001", "0002", "0003")
+HEAD = REVISIONS[-1]
+# Raised together with `corral_schema.needs` by a migration that servers before it cannot live with.
+GENERATION = 1
+
+Execute = Callable[[str], Sequence[Row]]
+
+_TABLES = {
+    Dialect.SQLITE: "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'",
+    Dialect.POSTGRES: "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()",
+}
+# As Alembic itself would make it.
+_VERSION_TABLE = (
+    "CREATE TABLE alembic_version ("
+    "version_num VARCHAR(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
+)
+
+
+def is_empty(execute: Execute, dialect: Dialect) -> bool:
+    return not execute(_TABLES[dialect])
+
+
+def create(execute: Execute, dialect: Dialect) -> None:
+    """Make the current schema in an empty database; the caller holds a transaction."""
+    for statement in ddl((HERE / "schema.sql").read_text(encoding="utf-8"), dialect):
+        execute(statement)
+    execute(_VERSION_TABLE)
+    execute(f"INSERT INTO alembic_version (version_num) VALUES ('{HEAD}')")
+
+
+def is_current(execute: Execute, dialect: Dialect, where: str) -> bool:
+    """False if migrations are due. Raise if it is not ours, or too new for this server."""
+    tables = {row[0] for row in execute(_TABLES[dialect])}
+    if not {"corral_schema", "alembic_version"} <= tables:
+        raise not_ours(where, f"it has {len(tables)} tables, none of which is corral_schema")
+    ((needs,),) = execute("SELECT needs FROM corral_schema")
+    revisions = [row[0] for row in execute("SELECT version_num FROM alembic_version")]
+    if needs > GENERATION:
+        raise VersionMismatch(
+            f"{where} has schema {', '.join(revisions)}, which needs a server of generation {needs}; "
+            f"this one is of generation {GENERATION}",
+            hint="Install the newer Corral that last used this database.",
+        )
+    return revisions == [HEAD] or not set(revisions) <= set(REVISIONS)
+
+
+def lock_key(name: str) -> int:
+    """Of an advisory lock of Postgres."""
+    digest = hashlib.sha256(f"corral:{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def not_ours(where: str, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"{where} is not a Corral database: {why}",
+        hint="Name another file or database, or move this one away.",
+    )
+
+
+def migrate(url: str) -> None:
+    """Run the migrations in a process of their own, so that this one never carries their libraries."""
+    done = subprocess.run(
+        # The address may hold a password: a command line can be read by everybody, a pipe cannot.
+        [sys.executable, "-m", "corral.store.migrate", "-"],
+        input=url,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise StoreUnavailable(
+            f"the database could not be migrated: {done.stderr.strip()[-2000:]}",
+            hint="Nothing was changed; correct what the message says and start again.",
+        )

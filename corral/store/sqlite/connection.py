@@ -1,0 +1,159 @@
+"""Connections to SQLite, and its errors in our words."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from corral.domain.errors import Conflict, CorralError, DiskFull, StoreUnavailable
+from corral.store.dialect import PARAMETER, Dialect, Statements
+from corral.store.rows import Params, R, Record, Row
+
+log = logging.getLogger(__name__)
+_CACHE = "PRAGMA cache_size = -24576"
+_WAL_PAGES = 4000
+STATEMENTS = Statements(Dialect.SQLITE, locks=False)
+_PLACES: dict[str, tuple[str, Callable[[Params], tuple[Any, ...]]]] = {}
+_FIELDS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {}
+
+_UNAVAILABLE = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_NOTADB,
+}
+
+
+class SqliteConnection:
+    """Runs named statements on a raw connection that somebody else begins and commits."""
+
+    def __init__(self, raw: sqlite3.Connection) -> None:
+        self._raw = raw
+
+    def one(self, name: str, params: Params) -> Row | None:
+        row: Row | None = self._raw.execute(*_positional(name, params)).fetchone()
+        return row
+
+    def all(self, name: str, params: Params) -> list[Row]:
+        return self._raw.execute(*_positional(name, params)).fetchall()
+
+    def run(self, name: str, params: Params) -> int:
+        return self._raw.execute(*_positional(name, params)).rowcount
+
+    def tell(self, name: str, params: Params) -> None:
+        self._raw.execute(*_positional(name, params))
+
+    def put(self, name: str, kind: Record[R], record: R) -> None:
+        text, pick = _FIELDS.get(name) or _fields(name, kind.columns)
+        # The driver takes a text enum for its text, and a truth value for 0 or 1.
+        self._raw.execute(text, pick(record))
+
+
+def _positional(name: str, params: Params) -> tuple[str, tuple[Any, ...]]:
+    """The statement with `?` for each name. Binding by name costs the driver twice as much as by place."""
+    text = STATEMENTS.text(name, params)
+    found = _PLACES.get(text)
+    if found is None:
+        names = PARAMETER.findall(text)
+        found = _PLACES[text] = (PARAMETER.sub("?", text), _picker(names))
+    return found[0], found[1](params)
+
+
+def _fields(name: str, columns: tuple[str, ...]) -> tuple[str, Callable[[Any], tuple[Any, ...]]]:
+    text = STATEMENTS.text(name, columns)
+    places = [columns.index(field) for field in PARAMETER.findall(text)]
+    found = _FIELDS[name] = (PARAMETER.sub("?", text), _picker(places))
+    return found
+
+
+def _picker(keys: list[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(keys) > 1:
+        return itemgetter(*keys)
+    # One key alone would be picked as a bare value instead of a tuple of one.
+    return (lambda given: (given[keys[0]],)) if keys else (lambda given: ())
+
+
+def open_writer(path: str) -> sqlite3.Connection:
+    # No waiting inside SQLite: the caller waits, and the event loop with it stays free.
+    return sqlite3.connect(
+        path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=512
+    )
+
+
+def tune_writer(raw: sqlite3.Connection) -> None:
+    raw.execute("PRAGMA journal_mode = WAL")
+    # FULL syncs the WAL at every commit: what was answered survives a power cut.
+    raw.execute("PRAGMA synchronous = FULL")
+    raw.execute(_CACHE)
+    # Savepoints keep their undo pages in memory instead of a temporary file.
+    raw.execute("PRAGMA temp_store = MEMORY")
+    raw.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+    raw.execute(f"PRAGMA journal_size_limit = {64 << 20}")
+
+
+def grow_wal(raw: sqlite3.Connection) -> None:
+    """To the size that it will have: a commit that makes a file longer takes the disk half as long again.
+
+    What does not fit into the cache is written to it, also by a transaction that is then undone.
+    """
+    (page_bytes,) = raw.execute("PRAGMA page_size").fetchone()
+    raw.execute("PRAGMA cache_size = 16")
+    try:
+        raw.execute("BEGIN IMMEDIATE")
+        raw.execute("CREATE TABLE filler (bytes BLOB NOT NULL)")
+        raw.execute("INSERT INTO filler VALUES (zeroblob(?))", (_WAL_PAGES * page_bytes,))
+    except sqlite3.Error:
+        # On a disk so full it grows as it must.
+        log.info("the write-ahead log was not made larger", exc_info=True)
+    finally:
+        if raw.in_transaction:
+            raw.execute("ROLLBACK")
+        raw.execute(_CACHE)
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    raw = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=ro",
+        uri=True,
+        timeout=1,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+    )
+    raw.execute("PRAGMA cache_size = -4096")
+    raw.execute("PRAGMA temp_store = MEMORY")
+    return raw
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    return _primary(error) == sqlite3.SQLITE_BUSY
+
+
+def translated(error: Exception) -> Exception:
+    """The error as a caller of the store should see it; a defect stays what it is."""
+    if not isinstance(error, sqlite3.Error):
+        return error
+    if isinstance(error, sqlite3.IntegrityError):
+        return Conflict(f"the database already has such a row: {error}")
+    code = _primary(error)
+    return unavailable(error) if code == sqlite3.SQLITE_FULL or code in _UNAVAILABLE else error
+
+
+def unavailable(error: sqlite3.Error) -> CorralError:
+    kind = DiskFull if _primary(error) == sqlite3.SQLITE_FULL else StoreUnavailable
+    return kind(f"the database could not be written: {error}")
+
+
+def _primary(error: sqlite3.Error) -> int | None:
+    # Extended codes keep the primary one in their low byte; errors of the module itself have none.
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF

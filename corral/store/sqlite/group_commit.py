@@ -1,0 +1,336 @@
+"""One writer with group commit: units queue up and share a transaction.
+
+Units run in the event loop's thread, since their statements take microseconds; only COMMIT, which waits
+for the disk, runs in a thread. What is asked for meanwhile makes up the next transaction.
+
+The first unit of a transaction runs where it is asked for: a turn of the event loop takes as long as its
+statements.
+
+A unit that is patient, since nobody waits for its answer alone, lets the commit wait a moment for what comes
+next: then one wait for the disk serves both. Where that is all there is to do, and the disk has been quick of
+late, it is waited for in the loop's thread: to and from another takes a third as long as the disk.
+
+A unit that fails before it changed anything leaves nothing to undo, and nearly all that fail do so. After
+one that failed half way the transaction is rolled back, and its units and all that wait run in savepoints.
+A savepoint for every unit would cost each of them two statements and a copy of every page that it changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from corral.domain.errors import CorralError, StoreUnavailable
+from corral.ports.store import Tx
+from corral.store.sqlite.committer import Committer
+from corral.store.sqlite.connection import SqliteConnection, is_busy, translated, unavailable
+from corral.store.transaction import SqlTx
+
+T = TypeVar("T")
+
+MAX_UNITS = 256
+# Long enough to fill a commit, short enough that the loop answers others in between.
+MAX_WORK_S = 0.010
+BUSY_S = 5.0
+PATIENCE_S = 0.003
+# A disk that takes less is waited for in place, for at most so many units.
+QUICK_S = 0.0005
+_FEW = 3
+# So many after a checkpoint, and fewer if much was written in a thread: the log is far from full then.
+_HERE_MOST = 256
+_FEW_CHANGES = 64
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.05
+
+
+class _Job:
+    __slots__ = ("announced", "early", "error", "future", "patient", "result", "unit")
+
+    def __init__(self, unit: Callable[[Tx], Any], future: asyncio.Future[Any], *, patient: bool) -> None:
+        self.unit = unit
+        self.future = future
+        self.patient = patient
+        self.result: Any = None
+        self.error: Exception | None = None
+        self.announced: list[tuple[str, str]] = []
+        self.early: list[tuple[str, str]] = []
+
+    def answer(self) -> None:
+        if self.future.done():
+            return  # Its caller went away.
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+
+
+class GroupCommit:
+    def __init__(
+        self,
+        raw: sqlite3.Connection,
+        *,
+        committer: Committer | None,
+        deliver: Callable[[Iterable[tuple[str, str]]], None],
+        deliver_early: Callable[[Iterable[tuple[str, str]]], None],
+        busy_s: float = BUSY_S,
+    ) -> None:
+        """`committer` None commits in the loop's thread, which is right for a database in memory."""
+        self._raw = raw
+        self._tx = SqlTx(SqliteConnection(raw))
+        self._committer = committer
+        self._deliver, self._deliver_early = deliver, deliver_early
+        self._busy_s = busy_s
+        self._queue: deque[_Job] = deque()
+        # How many of the next units run in savepoints.
+        self._careful = 0
+        self._draining: asyncio.Task[None] | None = None
+        # Of the transaction that is open, what ran in it; and the changes of the connection before it.
+        self._jobs: list[_Job] = []
+        self._changes = 0
+        self._more: asyncio.Future[None] | None = None
+        # How long the disk took, of late.
+        self._commit_s = math.inf
+        # How many commits may be waited for in place until the log is emptied.
+        self._here_left = 0
+        self._closed = False
+        self.commits = 0
+
+    def ask(self, unit: Callable[[Tx], T], *, patient: bool = False) -> asyncio.Future[T]:
+        """The answer comes after the commit."""
+        if self._closed:
+            raise StoreUnavailable("the database is closed")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._queue.append(_Job(unit, future, patient=patient))
+        if self._draining is None or self._draining.done():
+            self._run_first()
+            self._draining = loop.create_task(self._drain())
+        elif self._more is not None:
+            _wake(self._more)
+        return future
+
+    async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
+        answers: list[T | Exception] = []
+        for future in [self.ask(unit) for unit in units]:
+            try:
+                answers.append(await future)
+            except Exception as error:  # noqa: BLE001 - it is the answer of its own unit.
+                answers.append(error)
+        return answers
+
+    async def close(self) -> None:
+        """Take no more, and finish what was taken."""
+        self._closed = True
+        if self._draining is not None and not self._draining.done():
+            await asyncio.wait([self._draining])
+
+    async def _drain(self) -> None:
+        try:
+            while self._jobs or self._queue or self._raw.in_transaction:
+                if self._jobs or self._raw.in_transaction or await self._begin():
+                    self._run_units()
+                    if self._may_wait():
+                        await self._wait_for_more()
+                        self._run_units()
+                    small = self._is_small()
+                    await self._commit(here=small and self._here_left > 0)
+                    self._jobs = []
+                    if small and not self._here_left:
+                        await self._checkpoint()
+        finally:
+            # Nobody may wait for ever, not even if this task is cancelled or has a defect.
+            jobs, self._jobs = self._jobs, []
+            self._fail(jobs, StoreUnavailable("the database writer ended before it could commit"))
+            self._fail_queue(StoreUnavailable("the database writer ended"))
+
+    def _run_first(self) -> None:
+        if self._raw.in_transaction:
+            # Its writer ended before it could commit, and they were told so.
+            with suppress(sqlite3.Error):
+                self._raw.execute("ROLLBACK")
+        if self._committer is None:
+            # In memory nobody may find it open.
+            return
+        try:
+            self._raw.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            # It is busy or broken: the task deals with that.
+            return
+        self._changes = self._raw.total_changes
+        try:
+            self._run_units()
+        except sqlite3.Error as error:
+            jobs, self._jobs = self._jobs, []
+            with suppress(sqlite3.Error):
+                self._raw.execute("ROLLBACK")
+            self._fail(jobs, unavailable(error))
+
+    async def _begin(self) -> bool:
+        pause_s = _FIRST_PAUSE_S
+        give_up_at = time.monotonic() + self._busy_s
+        while True:
+            try:
+                self._raw.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if not is_busy(error) or time.monotonic() > give_up_at:
+                    self._fail_queue(unavailable(error))
+                    return False
+            else:
+                self._changes = self._raw.total_changes
+                return True
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _run_units(self) -> None:
+        """What is asked for by now. It must not undo what was told of early."""
+        ran = len(self._jobs)
+        if any(job.early for job in self._jobs):
+            self._careful = len(self._queue)
+        stop_at = time.monotonic() + MAX_WORK_S
+        while self._queue and len(self._jobs) < MAX_UNITS and self._raw.in_transaction:
+            job = self._queue.popleft()
+            if job.future.done():
+                continue
+            self._jobs.append(job)
+            if self._careful:
+                self._careful -= 1
+                self._run_carefully(job)
+            elif not self._run_unit(job):
+                self._run_again()
+            if time.monotonic() > stop_at:
+                break
+        self._deliver_early(item for job in self._jobs[ran:] if job.error is None for item in job.early)
+
+    def _may_wait(self) -> bool:
+        return (
+            self._committer is not None
+            and not self._closed
+            and not self._queue
+            and self._raw.in_transaction
+            and bool(self._jobs)
+            and all(job.patient and job.error is None for job in self._jobs)
+        )
+
+    async def _wait_for_more(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._more = loop.create_future()
+        over = loop.call_later(PATIENCE_S, _wake, self._more)
+        try:
+            await self._more
+        finally:
+            over.cancel()
+            self._more = None
+
+    def _run_unit(self, job: _Job) -> bool:
+        """False if it failed half way."""
+        changes = self._raw.total_changes
+        try:
+            job.result = job.unit(self._tx)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the unit's caller alone.
+            job.error = translated(error)
+            self._tx.take_announced()
+            # A full disk or a failing one makes SQLite roll back everything by itself.
+            return self._raw.total_changes == changes or not self._raw.in_transaction
+        job.early = self._tx.take_early()
+        job.announced = self._tx.take_announced()
+        return True
+
+    def _run_again(self) -> None:
+        self._raw.execute("ROLLBACK")
+        for job in reversed(self._jobs):
+            job.error = None
+            self._queue.appendleft(job)
+        self._jobs = []
+        self._careful = len(self._queue)
+
+    def _run_carefully(self, job: _Job) -> None:
+        self._raw.execute("SAVEPOINT unit")
+        whole = self._run_unit(job)
+        if self._raw.in_transaction:
+            if not whole:
+                self._raw.execute("ROLLBACK TO unit")
+            self._raw.execute("RELEASE unit")
+
+    async def _commit(self, *, here: bool) -> None:
+        jobs = self._jobs
+        if not self._raw.in_transaction:
+            lost = next((job.error for job in jobs if isinstance(job.error, StoreUnavailable)), None)
+            self._fail(jobs, lost or StoreUnavailable("the database rolled the transaction back"))
+            return
+        try:
+            await self._commit_durably(here=here)
+        except sqlite3.Error as error:
+            if self._raw.in_transaction:
+                self._raw.execute("ROLLBACK")
+            self._fail(jobs, unavailable(error))
+            return
+        # Who was patient comes last, and finds there what it waits for.
+        for job in sorted(jobs, key=_is_patient):
+            job.answer()
+        self._deliver(item for job in jobs for item in job.announced)
+
+    async def _commit_durably(self, *, here: bool) -> None:
+        # A worker that finds nothing to do changes nothing, and the disk need not be waited for.
+        if self._committer is None or self._raw.total_changes == self._changes:
+            self._raw.execute("COMMIT")
+            return
+        self.commits += 1
+        if here:
+            self._here_left -= 1
+            self._commit_now()
+            return
+        if self._raw.total_changes - self._changes > _FEW_CHANGES:
+            self._here_left = 0
+        await self._committer.run(self._commit_now)
+
+    def _is_small(self) -> bool:
+        """Whether it is as well waited for in place."""
+        return (
+            self._committer is not None
+            and self._commit_s < QUICK_S
+            and not self._queue
+            and len(self._jobs) <= _FEW
+            and any(job.patient for job in self._jobs)
+        )
+
+    def _commit_now(self) -> None:
+        began = time.perf_counter()
+        self._raw.execute("COMMIT")
+        took = time.perf_counter() - began
+        self._commit_s = took if self._commit_s == math.inf else 0.8 * self._commit_s + 0.2 * took
+
+    async def _checkpoint(self) -> None:
+        """In a thread: a commit in place would have to do it when the log is full, and that takes long."""
+        if self._committer is not None:
+            # Of a disk that fails whoever writes next is told.
+            with suppress(sqlite3.Error):
+                await self._committer.run(self._checkpoint_now)
+                self._here_left = _HERE_MOST
+
+    def _checkpoint_now(self) -> None:
+        self._raw.execute("PRAGMA wal_checkpoint").fetchone()
+
+    def _fail_queue(self, error: CorralError) -> None:
+        self._fail(self._queue, error)
+        self._queue.clear()
+
+    def _fail(self, jobs: Iterable[_Job], error: Exception) -> None:
+        for job in jobs:
+            # Each caller gets an exception of its own: raising one adds to its traceback.
+            job.error = type(error)(*error.args)
+            job.answer()
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _is_patient(job: _Job) -> bool:
+    return job.patient

@@ -1,0 +1,111 @@
+"""Calls."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+
+from corral.domain.calls import CallFilter, CallPool, CallRecord, Chunk, QueuedCall
+from corral.domain.ids import CallId, Digest, EndpointId, LeaseId, RunId
+from corral.store.connection import Connection
+from corral.store.rows import CALL, CHUNK
+
+
+class SqlCalls:
+    def __init__(self, connection: Connection) -> None:
+        self._db = connection
+
+    def insert(self, call: CallRecord) -> bool:
+        if call.key is None:
+            self._db.put("call_insert", CALL, call)
+            return True
+        return self._db.run("call_insert_once", CALL.params(call)) > 0
+
+    def get(self, call_id: CallId) -> CallRecord | None:
+        row = self._db.one("call_get", {"id": call_id})
+        return None if row is None else CALL.read(row)
+
+    def lock(self, call_id: CallId) -> CallRecord | None:
+        row = self._db.one("call_lock", {"id": call_id})
+        return None if row is None else CALL.read(row)
+
+    def many(self, call_ids: Sequence[CallId]) -> list[CallRecord]:
+        rows = self._db.all("call_many", {"ids": json.dumps(list(call_ids))})
+        return [CALL.read(row) for row in rows]
+
+    def ended(self, call_ids: Sequence[CallId]) -> list[CallRecord]:
+        rows = self._db.all("call_ended", {"ids": json.dumps(list(call_ids))})
+        return [CALL.read(row) for row in rows]
+
+    def by_key(self, endpoint_id: EndpointId, key: str) -> CallRecord | None:
+        row = self._db.one("call_by_key", {"endpoint_id": endpoint_id, "key": key})
+        return None if row is None else CALL.read(row)
+
+    def save(self, call: CallRecord) -> None:
+        self._db.put("call_save", CALL, call)
+
+    def assign(
+        self, call_ids: Sequence[CallId], *, lease_id: LeaseId, run_id: RunId, now: float
+    ) -> list[CallId]:
+        params = {"ids": json.dumps(list(call_ids)), "lease_id": lease_id, "run_id": run_id, "now": now}
+        return [CallId(row[0]) for row in self._db.all("call_assign", params)]
+
+    def of_lease(self, lease_id: LeaseId, *, before: float = math.inf) -> list[CallRecord]:
+        rows = self._db.all("call_of_lease", {"lease_id": lease_id, "before": before})
+        return [CALL.read(row) for row in rows]
+
+    def orphans(self, limit: int) -> list[CallId]:
+        return [CallId(row[0]) for row in self._db.all("call_orphans", {"limit": limit})]
+
+    def pools(self) -> list[CallPool]:
+        found: list[CallPool] = []
+        row = self._db.one("pool_first", {})
+        while row is not None:
+            found.append(CallPool(EndpointId(row[0]), row[1], row[2]))
+            row = self._db.one("pool_next", found[-1]._asdict())
+        return found
+
+    def waiting(self, pool: CallPool, *, after: QueuedCall | None, limit: int) -> list[QueuedCall]:
+        params = {**pool._asdict(), "limit": limit}
+        if after is not None:
+            params |= {"priority": -after.minus_priority, "ready_at": after.ready_at, "after": after.id}
+        rows = self._db.all("call_waiting", params)
+        return [QueuedCall(-row[0], row[1], CallId(row[2])) for row in rows]
+
+    def gave(self, submitted_by: str, blob: Digest) -> bool:
+        return self._db.one("call_gave", {"submitted_by": submitted_by, "blob": blob}) is not None
+
+    def counts(self, endpoint_id: EndpointId) -> list[tuple[str, int]]:
+        return [(row[0], row[1]) for row in self._db.all("call_counts", {"endpoint_id": endpoint_id})]
+
+    def page(self, where: CallFilter, *, after: tuple[float, CallId] | None, limit: int) -> list[CallRecord]:
+        at, last = after or (float("inf"), CallId(""))
+        given = {name: value for name, value in vars(where).items() if value is not None}
+        statement = "call_dead" if given.pop("dead", False) else "call_page"
+        rows = self._db.all(statement, {"at": at, "last": last, "limit": limit, **given})
+        return [CALL.read(row)._replace(args=None, result=None) for row in rows]
+
+    def due(self, now: float, limit: int) -> list[CallId]:
+        return [CallId(row[0]) for row in self._db.all("call_due", {"now": now, "limit": limit})]
+
+    def forgettable(self, now: float, limit: int) -> list[CallId]:
+        return [CallId(row[0]) for row in self._db.all("call_forgettable", {"now": now, "limit": limit})]
+
+    def delete(self, call_id: CallId) -> None:
+        self._db.tell("chunk_delete", {"id": call_id})
+        self._db.tell("call_delete", {"id": call_id})
+
+    def drop_payloads(self, call_id: CallId, *, forget_at: float) -> None:
+        self._db.tell("chunk_delete", {"id": call_id})
+        self._db.tell("call_drop_payloads", {"id": call_id, "forget_at": forget_at})
+
+    def delete_chunks(self, call_id: CallId) -> None:
+        self._db.tell("chunk_delete", {"id": call_id})
+
+    def insert_chunk(self, chunk: Chunk) -> None:
+        self._db.put("chunk_insert", CHUNK, chunk)
+
+    def chunks(self, call_id: CallId, *, after: int, limit: int) -> list[Chunk]:
+        rows = self._db.all("chunk_page", {"call_id": call_id, "after": after, "limit": limit})
+        return [CHUNK.read(row) for row in rows]

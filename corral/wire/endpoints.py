@@ -1,0 +1,110 @@
+"""Endpoints: deploying, scaling and reading them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from corral.wire.base import Answer, Exact, Name, known_only
+from corral.wire.payloads import PayloadBody
+from corral.wire.spec.run_file import RunSpec
+from corral.wire.spec.tables import ScheduleTable
+
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$", max_length=256)]
+
+
+class CallOptionsBody(Exact):
+    timeout_s: float | None = Field(None, gt=0, le=30 * 86400)
+    ttl_s: float | None = Field(None, gt=0, le=366 * 86400, description="How long it may wait for its start.")
+    keep_s: float = Field(7 * 86400.0, ge=0, le=3660 * 86400.0, description="How long its result is kept.")
+    retries: int = Field(0, ge=0, le=1000)
+    retry_on: list[Annotated[str, Field(max_length=256)]] = Field(default=[], max_length=64)
+    delay_s: float = Field(1.0, ge=0, le=86400)
+    backoff: float = Field(2.0, ge=1, le=100)
+    max_delay_s: float = Field(60.0, ge=0, le=86400)
+
+
+class Scaling(Exact):
+    """How many instances there are. With none in use they end after `idle_s`."""
+
+    min: int = Field(0, ge=0, le=1000)
+    max: int = Field(1, ge=1, le=1000)
+    idle_s: float = Field(60.0, ge=1, le=30 * 86400)
+    queue_delay_s: float | None = Field(
+        4.0, gt=0, le=3600, description="One more when a call waits this long."
+    )
+    per_instance: int | None = Field(None, ge=1, le=10_000, description="Or one for so many calls at once.")
+    concurrency: int = Field(1, ge=1, le=1000, description="Calls that one instance runs at a time.")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Scaling:
+        if self.min > self.max:
+            raise ValueError(f"has min {self.min} above max {self.max}")
+        return self
+
+
+class FunctionTable(Exact):
+    """What one function of an endpoint is and how it is run."""
+
+    kind: Literal["function", "generator", "web"] = "function"
+    is_async: bool = False
+    options: CallOptionsBody = CallOptionsBody()
+    batch_size: int | None = Field(None, ge=1, le=10_000)
+    batch_wait_s: float = Field(0.05, ge=0, le=60)
+    path: str | None = Field(None, pattern=r"^/", max_length=512)
+    method: Literal["GET", "POST", "PUT", "DELETE", "PATCH"] | None = None
+    schedule: ScheduleTable | None = Field(None, description="When it is called by the clock.")
+    schedule_args: PayloadBody | None = Field(None, description="With what its schedule calls it.")
+    streams: bool = Field(False, description="Of a web function: whether it gives its answer bit by bit.")
+
+    @model_validator(mode="after")
+    def _a_schedule_has_arguments(self) -> FunctionTable:
+        if self.schedule is not None and (self.schedule_args is None or self.schedule_args.body is None):
+            raise ValueError("with a schedule needs schedule_args with a body")
+        return self
+
+
+class DeployRequest(Exact):
+    """`spec` is the run spec of an instance, of kind service."""
+
+    project: Name = "default"
+    name: Name
+    spec: RunSpec
+    functions: dict[FunctionName, FunctionTable] = Field(min_length=1, max_length=256)
+    scaling: Scaling = Scaling()
+    live: bool = Field(False, description="Made by a program that calls it; goes when nobody calls.")
+    wait_s: float = Field(0, ge=0, le=60, description="How long to wait for its first instance.")
+
+
+class VersionView(Answer):
+    version: int
+    state: str
+    detail: str | None = None
+    digest: str
+    created_at: float
+    created_by: str
+
+
+class EndpointView(Answer):
+    id: str
+    project: str
+    name: str
+    live: bool
+    stopped: bool
+    current: int
+    scaling: Annotated[Scaling, known_only(Scaling)]
+    functions: dict[str, Annotated[FunctionTable, known_only(FunctionTable)]] = {}
+    instances: int = 0
+    ready: int = 0
+    queued: int = 0
+    running: int = 0
+    created_at: float
+    called_at: float
+    next_at: float | None = Field(None, description="When its schedule calls it next.")
+    versions: list[VersionView] = []
+
+
+class EndpointPage(Answer):
+    items: list[EndpointView]
+    next: str | None = None

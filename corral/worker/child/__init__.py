@@ -1,0 +1,1 @@
+"""A child process: started, watched, heard and ended."""

@@ -1,0 +1,108 @@
+"""From the start of a child to its end: its output read, its events heard, the wishes of others obeyed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from corral.worker.beats import Vitals
+from corral.worker.child.events_file import EventsFile
+from corral.worker.child.events_listener import Listener
+from corral.worker.child.output import Pump
+from corral.worker.child.process import Child, Exit, start
+from corral.worker.child.verdict import Ended
+from corral.worker.control import Control, StopWish
+from corral.worker.instance.serving import Serving
+from corral.worker.prepare.preparation import Prepared
+from corral.worker.prepare.workspace import Workspace
+from corral.worker.report.checkpoints import Checkpoints
+from corral.worker.report.recorder import Recorder
+
+LOOK_UP_S = 0.2
+# Everything of the child is gone by then, so its pipes end at once, unless something escaped.
+DRAIN_LIMIT_S = 10.0
+
+
+class _Steering:
+    """Does to a child what was wished, once each: terminate, and kill after the grace."""
+
+    def __init__(self, child: Child, control: Control, recorder: Recorder) -> None:
+        self._child = child
+        self._control = control
+        self._recorder = recorder
+        self._kill_at: float | None = None
+        self._killed = False
+        self.obeyed: StopWish | None = None
+
+    def look(self) -> None:
+        if self._killed:
+            return
+        if self._control.lost or self._recorder.problem is not None:
+            self._kill()
+        elif self._kill_at is not None:
+            if time.monotonic() >= self._kill_at:
+                self._recorder.say("the command did not end in its grace time and is killed")
+                self._kill()
+        elif (wish := self._control.wish()) is not None and self._child.outcome() is None:
+            self.obeyed = wish
+            self._kill_at = time.monotonic() + wish.grace_s
+            self._recorder.say(f"stopping: {wish.detail}")
+            self._recorder.tick()
+            self._child.terminate()
+
+    def _kill(self) -> None:
+        self._killed = True
+        self._child.kill()
+
+
+@dataclass(frozen=True)
+class Supervision:
+    workspace: Workspace
+    control: Control
+    recorder: Recorder
+    vitals: Vitals
+    checkpoints: Checkpoints
+    serving: Serving | None = None
+
+    def run(self, prepared: Prepared, *, quota_bytes: int) -> Ended:
+        """Start the child and see it through. OSError if this host cannot start any."""
+        secrets = prepared.secrets
+        began = time.monotonic()
+        with start(prepared.command) as child:
+            pump = Pump(
+                {child.stdout: "stdout", child.stderr: "stderr"},
+                self.recorder,
+                secrets=secrets,
+                quota_bytes=quota_bytes,
+                mark=None if self.serving is None else self.serving.mark,
+            )
+            file = EventsFile(self.workspace.events, secrets.redact_text)
+            listener = Listener(file, self.recorder, checkpoints=self.checkpoints)
+            self.vitals.active_at = lambda: self.recorder.active_at
+            pump.start()
+            listener.start()
+            steering = _Steering(child, self.control, self.recorder)
+            if self.serving is not None:
+                self.serving.kill = child.kill
+            found = self._see_through(child, steering)
+            if self.serving is not None:
+                self.serving.end()
+            ran_s = time.monotonic() - began
+            pump.drain(DRAIN_LIMIT_S)
+            listener.end()
+        problem = self.recorder.problem
+        return Ended(
+            exit=found,
+            ran_s=ran_s,
+            obeyed=steering.obeyed,
+            local_problem=None if problem is None else f"this host cannot take the run's log: {problem}",
+            last_errors=pump.last_errors(),
+            metrics=tuple(listener.last_metrics.items()),
+        )
+
+    def _see_through(self, child: Child, steering: _Steering) -> Exit:
+        while (found := child.wait(LOOK_UP_S)) is None:
+            self.vitals.pid = self.vitals.pid or child.pid
+            steering.look()
+        self.vitals.pid = None
+        return found

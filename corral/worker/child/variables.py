@@ -1,0 +1,94 @@
+"""The environment of a child: little of the worker's own, all of the contract, only its own GPUs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from corral.wire.leases import LeaseView
+from corral.worker.child.strays import DATA_DIR_VARIABLE, LEASE_VARIABLE
+from corral.worker.prepare.environments import activate_env
+from corral.worker.prepare.workspace import Workspace
+
+_KEPT = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+        *("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS"),
+        *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT"),
+        # Without these, programs on Windows do not start.
+        *("SYSTEMROOT", "SYSTEMDRIVE", "COMSPEC", "PATHEXT", "TEMP", "TMP", "USERPROFILE", "APPDATA"),
+    }
+)
+_KEPT_BEGINNINGS = ("LC_", "CUDA_", "NVIDIA_", "NCCL_")
+# Where models and compiled kernels are kept, and how many threads there are. No token: a model that is
+# gated is fetched with a secret of the run's own project.
+_KEPT_FOR_ENGINE = frozenset(
+    {
+        *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_ENDPOINT", "TRANSFORMERS_CACHE"),
+        *("XDG_CACHE_HOME", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
+        *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+    }
+)
+
+
+def base_environment(own: Mapping[str, str]) -> dict[str, str]:
+    """What a child inherits. Tokens and whatever else the worker was given stay with the worker."""
+    kept = {
+        name: value
+        for name, value in own.items()
+        if name.upper() in _KEPT or name.startswith(_KEPT_BEGINNINGS)
+    }
+    kept.setdefault("PATH", os.defpath)
+    if shutil.which("python", path=kept["PATH"]) is None:
+        # Last, so that it stands in for nothing that the host has.
+        kept["PATH"] += os.pathsep + os.path.dirname(sys.executable)
+    return kept
+
+
+def engine_environment(own: Mapping[str, str]) -> dict[str, str]:
+    """What a training run inherits beside that."""
+    return {name: value for name, value in own.items() if name in _KEPT_FOR_ENGINE}
+
+
+def child_environment(
+    lease: LeaseView,
+    workspace: Workspace,
+    *,
+    base: Mapping[str, str],
+    python: Path | None,
+    secrets: Mapping[str, str],
+    data_dir: Path,
+    host_has_gpus: bool,
+) -> dict[str, str]:
+    env = dict(base) if python is None else activate_env(python, base)
+    env["PYTHONUNBUFFERED"] = "1"
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    if host_has_gpus:
+        # NVML, which numbered them, counts by bus; CUDA would put the fastest first.
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, lease.gpus))
+    env |= lease.spec.env
+    env |= secrets
+    env |= {
+        "CORRAL_RUN_ID": lease.run_id,
+        "CORRAL_RANK": str(lease.rank),
+        "CORRAL_WORLD_SIZE": str(lease.world_size),
+        "CORRAL_ATTEMPT": str(lease.attempt),
+        LEASE_VARIABLE: lease.id,
+        DATA_DIR_VARIABLE: str(data_dir),
+        "CORRAL_SPEC": str(workspace.spec),
+        "CORRAL_INPUT_DIR": str(workspace.inputs),
+        "CORRAL_OUTPUT_DIR": str(workspace.output),
+        "CORRAL_CHECKPOINT_DIR": str(workspace.checkpoints),
+        "CORRAL_EVENTS": str(workspace.events),
+    }
+    if lease.gpu_bytes is not None:
+        env["CORRAL_GPU_MEMORY_BYTES"] = str(lease.gpu_bytes)
+    if lease.resume is not None:
+        env["CORRAL_RESUME_DIR"] = str(workspace.resume)
+    return env

@@ -1,0 +1,119 @@
+"""What the end of a child means. A cause that is not known is called unknown."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from corral.domain.reasons import Reason
+from corral.domain.redaction import SecretValues
+from corral.wire.leases import FailRequest, FinishRequest, StoppedRequest
+from corral.worker.child.process import SIGKILL, Exit
+from corral.worker.control import StopWish
+from corral.worker.prepare.workspace import Outcome
+
+# Raised by what the program itself does; anybody may send the others.
+_OWN_FAULT = {"SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS", "SIGXCPU", "SIGXFSZ"}
+
+_DETAIL_CHARS = 20_000
+_NOT_EXECUTABLE = 126
+_NOT_FOUND = 127
+
+# What the exit codes of corral.engine mean; the rest are errors of the run's own.
+ENGINE_CODES: Mapping[int, Reason] = {2: Reason.BAD_DATA, 4: Reason.OUT_OF_MEMORY}
+_NO_CODES: Mapping[int, Reason] = {}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A child's end as the worker saw it. `obeyed` is the wish for which it was signalled, if any."""
+
+    exit: Exit
+    ran_s: float
+    obeyed: StopWish | None = None
+    local_problem: str | None = None
+    last_errors: str = ""
+    metrics: tuple[tuple[str, float], ...] = ()
+
+
+def verdict(ended: Ended, codes: Mapping[int, Reason] = _NO_CODES) -> Outcome:
+    """`codes` are the exit codes by which the program tells its reason."""
+    found = ended.exit
+    if ended.obeyed is not None:
+        return stopped(ended.obeyed, found, ended.ran_s)
+    if ended.local_problem is not None:
+        return failed(Reason.ENVIRONMENT, ended.local_problem, found, ended.ran_s)
+    if found.error is not None:
+        # Executed never: the command is wrong. Killed from outside: nobody knows why.
+        reason = Reason.UNKNOWN if found.signal == SIGKILL else Reason.CODE_ERROR
+        return failed(reason, found.error, replace(found, code=_shell_code(found)), ended.ran_s)
+    if found.code == 0:
+        return Outcome(FinishRequest(metrics=dict(ended.metrics), ran_s=ended.ran_s))
+    told = codes.get(found.code) if found.code is not None and found.oom is not True else None
+    return failed(told or _reason(found), _detail(found, ended.last_errors), found, ended.ran_s)
+
+
+def _shell_code(found: Exit) -> int | None:
+    """Of a command that was never executed, as a shell gives it: 127 not found, 126 not executable."""
+    if found.signal is not None:
+        return None
+    return _NOT_FOUND if found.errno == errno.ENOENT else _NOT_EXECUTABLE
+
+
+def stopped(wish: StopWish, found: Exit | None, ran_s: float) -> Outcome:
+    return Outcome(
+        StoppedRequest(
+            reason=wish.reason,
+            detail=wish.detail,
+            exit_code=None if found is None else found.code,
+            signal=None if found is None else found.signal,
+            ran_s=ran_s,
+        )
+    )
+
+
+def failed(reason: Reason, detail: str, found: Exit | None = None, ran_s: float = 0) -> Outcome:
+    return Outcome(
+        FailRequest(
+            reason=reason,
+            detail=detail.encode("utf-8", "replace").decode()[:_DETAIL_CHARS],
+            exit_code=None if found is None else found.code,
+            signal=None if found is None else found.signal,
+            ran_s=ran_s,
+        )
+    )
+
+
+def hidden(outcome: Outcome, secrets: SecretValues) -> Outcome:
+    """The same without the run's secrets: whatever was put into it, they do not leave the host with it."""
+    body = outcome.body
+    if isinstance(body, FinishRequest):
+        return outcome
+    return Outcome(body.model_copy(update={"detail": secrets.redact_text(body.detail)[:_DETAIL_CHARS]}))
+
+
+def _reason(found: Exit) -> Reason:
+    if found.oom is True:
+        return Reason.OUT_OF_MEMORY
+    if found.signal is None or _name(found.signal) in _OWN_FAULT:
+        return Reason.CODE_ERROR
+    return Reason.UNKNOWN
+
+
+def _detail(found: Exit, last_errors: str) -> str:
+    if found.oom is True:
+        what = "memory ran out: the kernel killed a process of the run"
+    elif found.signal is not None:
+        what = f"the command was killed by {_name(found.signal)}"
+    else:
+        what = f"the command ended with exit code {found.code}"
+    return f"{what}\n{last_errors}".rstrip()
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,213 @@
+"""What this machine has, and what of it is free at the moment. Unknown is None, never zero."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import platform
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import psutil
+
+from corral.domain.capability import ENGINE_PACKAGES, Capability
+from corral.worker.host.build import build
+from corral.worker.host.cgroup import cpu_quota, memory_left, memory_limit
+from corral.worker.host.gpus import GpuProbe, Survey
+
+log = logging.getLogger(__name__)
+
+_ROOT = Path("/")
+_NOTHING_SET: Mapping[str, str] = MappingProxyType({})
+_GPUS = GpuProbe()
+_SYSTEMS = {"Linux": "linux", "Darwin": "darwin", "Windows": "windows"}
+_ARCHES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
+
+
+@dataclass(frozen=True)
+class FreeNow:
+    """What is free at the moment, our own runs' use included; for the check before a start, not for
+    eligibility. GPU memory by index."""
+
+    ram_bytes: int | None
+    disk_bytes: int | None
+    gpu_bytes: Mapping[int, int | None] | None
+
+
+@dataclass(frozen=True)
+class Now:
+    """Both at once: what there is, and what of it is free."""
+
+    capability: Capability
+    free: FreeNow
+
+
+def probe(
+    data_dir: Path,
+    labels: Sequence[str],
+    *,
+    environ: Mapping[str, str] = _NOTHING_SET,
+    gpus: GpuProbe = _GPUS,
+    root: Path = _ROOT,
+) -> Capability:
+    """Totals, within the limits of the container. Takes as long as a hanging driver's timeout at most.
+
+    `environ` is asked for CUDA_VISIBLE_DEVICES; `root` is where `proc` and `sys` are.
+    """
+    found = gpus.survey(environ)
+    if found.note:
+        log.warning("%s", found.note)
+    return _capability(found, data_dir, labels, root)
+
+
+def look_again(
+    data_dir: Path,
+    labels: Sequence[str],
+    *,
+    environ: Mapping[str, str] = _NOTHING_SET,
+    gpus: GpuProbe = _GPUS,
+    root: Path = _ROOT,
+) -> Now:
+    """For the check before a start: the driver is asked once for both."""
+    found = gpus.survey(environ)
+    return Now(_capability(found, data_dir, labels, root), _free(found, data_dir, root))
+
+
+def _capability(found: Survey, data_dir: Path, labels: Sequence[str], root: Path) -> Capability:
+    machine = platform.machine().lower()
+    return Capability(
+        hostname=socket.gethostname(),
+        os=_SYSTEMS.get(platform.system(), platform.system().lower()),
+        arch=_ARCHES.get(machine, machine),
+        cores=usable_cores(physical=_physical_cores(), affinity=_affinity(), quota=cpu_quota(root)),
+        ram_bytes=_least(_ram_total(), memory_limit(root)),
+        disk_bytes=_disk_total(data_dir),
+        gpus=None if found.gpus is None else tuple(state.gpu for state in found.gpus),
+        python=platform.python_version(),
+        labels=tuple(labels),
+        engine=engine_versions(),
+        corral=build(),
+        gpu_note=found.note,
+    )
+
+
+def engine_versions() -> dict[str, str | None]:
+    """Of what the training engine needs in this Python; nothing is imported, which would take seconds."""
+    return {name: _version(name) for name in ENGINE_PACKAGES}
+
+
+def _version(name: str) -> str | None:
+    try:
+        if importlib.util.find_spec(name) is None:
+            return None
+        return importlib.metadata.version(name)
+    except (importlib.metadata.PackageNotFoundError, ImportError, ValueError):
+        # A folder of that name without a version is no installation.
+        return None
+
+
+def free_now(
+    data_dir: Path,
+    *,
+    environ: Mapping[str, str] = _NOTHING_SET,
+    gpus: GpuProbe = _GPUS,
+    root: Path = _ROOT,
+) -> FreeNow:
+    return _free(gpus.survey(environ), data_dir, root)
+
+
+def _free(found: Survey, data_dir: Path, root: Path) -> FreeNow:
+    states = found.gpus
+    return FreeNow(
+        ram_bytes=_least(_ram_available(), memory_left(root)),
+        disk_bytes=_disk_free(data_dir),
+        gpu_bytes=None if states is None else {state.gpu.index: state.free_bytes for state in states},
+    )
+
+
+def gpu_sample(indexes: Sequence[int], *, gpus: GpuProbe = _GPUS) -> dict[str, float]:
+    """For a beat: `gpu0_utilisation` (0 to 1) and `gpu0_memory_used_bytes` of each; unknowns are left out.
+
+    Starts no process without GPUs.
+    """
+    if not indexes:
+        return {}
+    sample: dict[str, float] = {}
+    for state in gpus.survey(_NOTHING_SET).gpus or ():
+        if state.gpu.index in indexes:
+            if state.utilisation is not None:
+                sample[f"gpu{state.gpu.index}_utilisation"] = state.utilisation
+            if state.used_bytes is not None:
+                sample[f"gpu{state.gpu.index}_memory_used_bytes"] = float(state.used_bytes)
+    return sample
+
+
+def usable_cores(*, physical: int | None, affinity: int | None, quota: float | None) -> int | None:
+    """Physical cores, fewer where the process may not run on all of them or all of the time.
+
+    A quota counts even if the cores are unknown: it is a promise of so much time.
+    """
+    if physical is None and quota is None:
+        return None
+    whole = None if quota is None else max(1, int(quota))
+    return _least(physical, affinity, whole)
+
+
+def _least(*values: int | None) -> int | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _physical_cores() -> int | None:
+    try:
+        return psutil.cpu_count(logical=False) or None
+    except (OSError, psutil.Error):
+        return None
+
+
+def _affinity() -> int | None:
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    try:
+        return len(os.sched_getaffinity(0))
+    except OSError:
+        return None
+
+
+def _ram_total() -> int | None:
+    try:
+        return psutil.virtual_memory().total or None
+    except (OSError, psutil.Error):
+        return None
+
+
+def _ram_available() -> int | None:
+    try:
+        return psutil.virtual_memory().available
+    except (OSError, psutil.Error):
+        return None
+
+
+def _disk_total(path: Path) -> int | None:
+    try:
+        return shutil.disk_usage(_existing(path)).total or None
+    except OSError:
+        return None
+
+
+def _disk_free(path: Path) -> int | None:
+    try:
+        return shutil.disk_usage(_existing(path)).free
+    except OSError:
+        return None
+
+
+def _existing(path: Path) -> Path:
+    """The folder, or the nearest above that is there: it decides on the file system."""
+    absolute = path.absolute()
+    return next((folder for folder in (absolute, *absolute.parents) if folder.exists()), absolute)

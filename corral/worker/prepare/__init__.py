@@ -1,0 +1,1 @@
+"""Everything between a lease and the start of its child."""

@@ -1,0 +1,242 @@
+"""Everything between a lease and the start of its child: code, inputs, checkpoint, environment, secrets."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from corral.client.api import Corral
+from corral.client.environments.installer import InstallerStopped
+from corral.client.environments.lock import Lock
+from corral.client.files.unpack import ContentMismatch
+from corral.domain.calls import PREPARING
+from corral.domain.capability import ENGINE_PACKAGES
+from corral.domain.errors import CorralError, LeaseLost, NotFound
+from corral.domain.paths import printable
+from corral.domain.reasons import Reason
+from corral.domain.redaction import SecretValues
+from corral.wire.leases import LeaseView
+from corral.wire.spec.run_file import BuiltEnvironment, render_argv
+from corral.worker.child.process import Command
+from corral.worker.child.variables import child_environment
+from corral.worker.control import Control
+from corral.worker.host.probe import Now
+from corral.worker.host.system_packages import SystemPackages
+from corral.worker.instance.serving import Serving
+from corral.worker.prepare.environments import Environments
+from corral.worker.prepare.input_cache import Cache
+from corral.worker.prepare.volumes import Mounts
+from corral.worker.prepare.workspace import Workspace, make_read_only
+from corral.worker.report.outbox import Outbox
+from corral.worker.report.recorder import Recorder
+from corral.worker.server_link import GivenUp, Link, keep_trying
+
+# Not the folder that it starts in: a `corral` in the user's code would stand in for ours.
+_ENGINE = ("-P", "-m", "corral.engine")
+_LACKS = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
+_LOOK_LIMIT_S = 60.0
+
+
+class CannotStart(Exception):
+    """The run cannot be started here, for a reason that is the run's to bear."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class Host:
+    """What all jobs of this worker share."""
+
+    home: Path
+    link: Link
+    outbox: Outbox
+    cache: Cache
+    base_env: Mapping[str, str]
+    has_gpus: bool
+    look_again: Callable[[], Now]
+    engine_env: Mapping[str, str] = field(default_factory=dict)
+    system: SystemPackages = field(default_factory=SystemPackages)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    command: Command
+    secrets: SecretValues
+
+
+@dataclass(frozen=True)
+class Preparation:
+    host: Host
+    lease: LeaseView
+    workspace: Workspace
+    control: Control
+    recorder: Recorder
+    serving: Serving | None = None
+
+    def run(self) -> Prepared:
+        """Raise CannotStart, GivenUp, LeaseLost, or OSError when the disk is full."""
+        lease, workspace = self.lease, self.workspace
+        workspace.spec.write_text(lease.spec.model_dump_json(), encoding="utf-8")
+        if lease.spec.code is None:
+            workspace.work.mkdir(exist_ok=True)
+        else:
+            self._fetch("the code", lease.spec.code, workspace.work)
+        for name, artifact_id in lease.spec.inputs.items():
+            part = lease.spec.input_paths.get(name)
+            self._fetch(f"input {name}", artifact_id, workspace.inputs / name, part)
+        make_read_only(workspace.inputs)
+        if self.serving is not None:
+            self._mount(self.serving)
+        if lease.resume is not None:
+            self._fetch("the checkpoint to resume from", lease.resume.artifact_id, workspace.resume)
+        python = self._python()
+        values = self.secret_values()
+        env = child_environment(
+            lease,
+            workspace,
+            base=self._base_env(),
+            python=python,
+            secrets=values,
+            data_dir=self.host.home,
+            host_has_gpus=self.host.has_gpus,
+        )
+        if self.serving is not None:
+            env |= self.serving.environment()
+            if self.serving.mounts is not None:
+                env |= self.serving.mounts.environment()
+        return Prepared(Command(self._argv(python), workspace.work, env), SecretValues(values))
+
+    def _base_env(self) -> Mapping[str, str]:
+        is_train = self.lease.spec.kind == "train"
+        return {**self.host.base_env, **self.host.engine_env} if is_train else self.host.base_env
+
+    def _argv(self, python: Path | None) -> tuple[str, ...]:
+        spec = self.lease.spec
+        if self.serving is not None:
+            return self.serving.command(python)
+        if spec.kind != "train":
+            return tuple(render_argv(spec, self.lease.run_id))
+        if python is not None:
+            self._check_engine(python)
+        return (str(python or sys.executable), *_ENGINE)
+
+    def _check_engine(self, python: Path) -> None:
+        """The host's own Python was asked when the run was placed; a built one is asked now."""
+        asked = [str(python), "-I", "-c", _LACKS, "corral", *ENGINE_PACKAGES]
+        try:
+            done = subprocess.run(asked, capture_output=True, timeout=_LOOK_LIMIT_S, check=True, text=True)
+        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+            raise CannotStart(
+                Reason.ENVIRONMENT, f"the Python that was built does not run: {error}"
+            ) from error
+        if lacks := done.stdout.split():
+            raise CannotStart(
+                Reason.ENVIRONMENT,
+                f"the environment that was built cannot train: it lacks {', '.join(lacks)}. "
+                "Add `corral[train]` to `environment.requirements`, or leave [environment] out.",
+            )
+
+    def secret_values(self) -> dict[str, str]:
+        """In memory only, and only as late as possible."""
+        lease = self.lease
+        if not lease.spec.secrets:
+            return {}
+        try:
+            answer = keep_trying(
+                self.host.link,
+                lambda corral: corral.leases.secrets(lease.id, lease.epoch),
+                given_up=self.control.given_up,
+            )
+        except LeaseLost:
+            raise
+        except CorralError as error:
+            raise CannotStart(Reason.ENVIRONMENT, f"{error.message} {error.hint}".strip()) from error
+        if missing := sorted(set(lease.spec.secrets) - set(answer.values)):
+            raise CannotStart(
+                Reason.ENVIRONMENT,
+                f"project {lease.project} has no secret {', '.join(missing)}. "
+                f"Set it with `corral secrets set`, then requeue the run.",
+            )
+        return dict(answer.values)
+
+    def _mount(self, serving: Serving) -> None:
+        root = self.workspace.root / "volumes"
+        mounts = Mounts(self.host.link, self.lease, self.control, root, self.host.cache)
+        serving.mounts = mounts
+        if not mounts.wanted:
+            return
+        try:
+            keep_trying(self.host.link, mounts.fill, given_up=self.control.given_up)
+        except LeaseLost:
+            raise
+        except CorralError as error:
+            raise CannotStart(
+                Reason.ENVIRONMENT, f"a volume cannot be brought here: {error.message}"
+            ) from error
+
+    def _fetch(self, what: str, artifact_id: str, target: Path, part: str | None = None) -> None:
+        try:
+            keep_trying(
+                self.host.link,
+                lambda corral: self._fetch_once(corral, artifact_id, target, part),
+                given_up=self.control.given_up,
+            )
+        except ContentMismatch as error:
+            raise CannotStart(Reason.BAD_DATA, f"{what} ({artifact_id}): {error.message}") from error
+        except NotFound as error:
+            raise CannotStart(
+                Reason.BAD_DATA, f"{what} ({artifact_id}) is not on the server: {error.message}"
+            ) from error
+        except LeaseLost:
+            raise
+        except CorralError as error:
+            raise CannotStart(Reason.ENVIRONMENT, f"{what} cannot be fetched: {error.message}") from error
+
+    def _fetch_once(self, corral: Corral, artifact_id: str, target: Path, part: str | None) -> None:
+        # Between the tries of a long outage, a run that was told to stop stops.
+        if self.control.stopping:
+            raise GivenUp
+        source = corral.leases.source(self.lease.id, self.lease.epoch)
+        tree = self.host.cache.tree(artifact_id, lambda: corral.artifacts.tree(artifact_id, source.params))
+        if part is not None:
+            try:
+                tree = tree.part(part)
+            except KeyError:
+                message = (
+                    f"{printable(target.name)}: the artifact {artifact_id} has no file or folder {part!r}"
+                )
+                raise CannotStart(Reason.BAD_DATA, f"input {message}") from None
+        self.host.cache.unpack(tree, source.read, target)
+
+    def _python(self) -> Path | None:
+        built = self.lease.spec.environment
+        if built is None:
+            return None
+        try:
+            return self._environments(built).build(
+                Lock(built.lock, built.python), self._progress, lambda: self.control.stopping
+            )
+        except InstallerStopped as error:
+            raise GivenUp from error
+        except CorralError as error:
+            raise CannotStart(Reason.ENVIRONMENT, f"{error.message}\n{error.hint}") from error
+
+    def _environments(self, built: BuiltEnvironment) -> Environments:
+        links = [Path(built.find_links)] if built.find_links else []
+        return Environments(
+            self.host.home / "environments", self.host.base_env, find_links=links, no_index=built.no_index
+        )
+
+    def _progress(self, line: str) -> None:
+        self.recorder.say(line)
+        if self.serving is not None:
+            # Whoever waits for the first call sees it.
+            self.recorder.progress({PREPARING: f"building environment: {line}"[:300]})
+        self.recorder.active()
+        self.recorder.tick()

@@ -1,0 +1,70 @@
+"""The volumes of an instance: folders beside its code, brought there before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from corral.client.api import Corral
+from corral.client.volumes.folder import Folder
+from corral.client.volumes.volumes import LeaseRemote
+from corral.domain.errors import InvalidInput
+from corral.domain.redaction import SecretValues
+from corral.wire.leases import LeaseView
+from corral.worker.control import Control
+from corral.worker.prepare.input_cache import Cache
+from corral.worker.server_link import Link, keep_trying
+
+VARIABLE = "CORRAL_VOLUME_DIR"
+
+
+@dataclass
+class Mounts:
+    """`folders` by the name of their volume."""
+
+    link: Link
+    lease: LeaseView
+    control: Control
+    root: Path
+    cache: Cache
+    folders: dict[str, Folder] = field(default_factory=dict)
+    secrets: SecretValues | None = None
+
+    @property
+    def wanted(self) -> dict[str, str]:
+        service = self.lease.spec.service
+        return {} if service is None else service.volumes
+
+    def fill(self, corral: Corral) -> None:
+        """Once, before the instance starts. What is there already from a try that broke off is kept."""
+        self.root.mkdir(exist_ok=True)
+        for name, volume in self.wanted.items():
+            if volume not in self.folders:
+                folder = Folder(self.root / name, self._remote(corral, volume))
+                folder.fill(self.cache.unpack)
+                self.folders[volume] = folder
+
+    def environment(self) -> dict[str, str]:
+        return {VARIABLE: str(self.root)} if self.wanted else {}
+
+    def do(self, volume: str, what: str, *, discard: bool) -> dict[str, Any]:
+        """What code in the instance asks for."""
+        folder = self.folders.get(volume)
+        if folder is None:
+            raise InvalidInput(
+                f"this function does not use the volume {volume!r}",
+                hint="Name it in the decorator: volumes={'data': corral.Volume(...)}.",
+            )
+        if what == "path":
+            return {"path": str(folder.root)}
+
+        def work(corral: Corral) -> int:
+            folder.remote = self._remote(corral, volume)
+            folder.secrets = self.secrets
+            return folder.commit() if what == "commit" else folder.reload(discard=discard)
+
+        return {"version": keep_trying(self.link, work, given_up=self.control.given_up)}
+
+    def _remote(self, corral: Corral, volume: str) -> LeaseRemote:
+        return LeaseRemote(corral.transport, self.lease.id, self.lease.epoch, volume)

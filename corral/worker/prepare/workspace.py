@@ -1,0 +1,174 @@
+"""One lease's folder on this host, and the record in it of how far its job has come."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from corral.domain.ids import is_id
+from corral.wire.leases import FailRequest, FinishRequest, LeaseView, StoppedRequest
+
+OutcomeKind = Literal["finish", "fail", "stopped"]
+_BODIES: dict[str, type[FinishRequest | FailRequest | StoppedRequest]] = {
+    "finish": FinishRequest,
+    "fail": FailRequest,
+    "stopped": StoppedRequest,
+}
+
+
+class Phase(StrEnum):
+    """How far a job has come. What has not reached `output` dies with the worker."""
+
+    RUNNING = "running"
+    # The child ended with 0 and its output is still to be uploaded.
+    OUTPUT = "output"
+    OUTCOME = "outcome"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What will be reported. In phase `output` it is a finish that lacks its artifact."""
+
+    body: FinishRequest | FailRequest | StoppedRequest
+
+    @property
+    def kind(self) -> OutcomeKind:
+        match self.body:
+            case FinishRequest():
+                return "finish"
+            case FailRequest():
+                return "fail"
+            case StoppedRequest():
+                return "stopped"
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    lease: LeaseView
+    phase: Phase
+    outcome: Outcome | None = None
+
+
+class Workspace:
+    """The folder `leases/<lease id>` under the worker's home."""
+
+    def __init__(self, worker_home: Path, lease_id: str) -> None:
+        self.lease_id = lease_id
+        self.root = worker_home / "leases" / lease_id
+        self.spool = worker_home / "spool" / lease_id
+        self.work = self.root / "work"
+        self.inputs = self.root / "inputs"
+        self.output = self.root / "output"
+        self.checkpoints = self.root / "checkpoints"
+        self.resume = self.root / "resume"
+        self.staging = self.root / "staging"
+        self.tmp = self.root / "tmp"
+        self.events = self.root / "events.jsonl"
+        self.spec = self.root / "spec.json"
+        self._record = self.root / "job.json"
+
+    def create(self) -> None:
+        for folder in (self.root, self.inputs, self.output, self.checkpoints, self.tmp):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.events.touch()
+
+    def save(self, record: JobRecord) -> None:
+        """Replace the record in one step: after a kill it is the old one or the new one."""
+        self._write(record, lambda _: None)
+
+    def save_durably(self, record: JobRecord) -> None:
+        """The same, and after a power cut it is still there."""
+        self._write(record, os.fsync)
+        for folder in (self.root, self.root.parent):
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def load(self) -> JobRecord | None:
+        """None if there is no record, or none that can be read."""
+        try:
+            said = json.loads(self._record.read_bytes())
+            outcome = said["outcome"]
+            body = None if outcome is None else _BODIES[outcome["kind"]].model_validate(outcome["body"])
+            return JobRecord(
+                lease=LeaseView.model_validate(said["lease"]),
+                phase=Phase(said["phase"]),
+                outcome=None if body is None else Outcome(body),
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def discard(self) -> None:
+        """Remove what the child wrote and nobody will ask for; its record and its log stay.
+
+        At once, since a full disk that the server shares could otherwise not take the outcome.
+        """
+        for folder in (self.work, self.inputs, self.output, self.checkpoints, self.resume, self.tmp):
+            remove_tree(folder)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.spool, ignore_errors=True)
+        # The record goes last: a job whose outcome is delivered twice is harmless, one without is lost.
+        with suppress(OSError):
+            for entry in self.root.iterdir():
+                if entry != self._record:
+                    remove_tree(entry)
+        self._record.unlink(missing_ok=True)
+        remove_tree(self.root)
+
+    def _write(self, record: JobRecord, sync: Callable[[int], None]) -> None:
+        outcome: dict[str, Any] | None = None
+        if record.outcome is not None:
+            outcome = {"kind": record.outcome.kind, "body": record.outcome.body.model_dump(mode="json")}
+        said = {"phase": record.phase, "lease": record.lease.model_dump(mode="json"), "outcome": outcome}
+        part = self._record.with_suffix(".part")
+        with part.open("w", encoding="utf-8") as file:
+            json.dump(said, file)
+            file.flush()
+            sync(file.fileno())
+        part.replace(self._record)
+
+
+def workspaces(worker_home: Path) -> Iterator[Workspace]:
+    """What earlier jobs have left."""
+    with suppress(FileNotFoundError):
+        for folder in sorted((worker_home / "leases").iterdir()):
+            if is_id(folder.name, "l"):
+                yield Workspace(worker_home, folder.name)
+
+
+def make_read_only(root: Path) -> None:
+    for parent, _, names in os.walk(root):
+        for name in names:
+            path = os.path.join(parent, name)
+            os.chmod(path, 0o555 if os.lstat(path).st_mode & stat.S_IXUSR else 0o444)
+        os.chmod(parent, 0o555)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove what the child left there, also where it took away the right to do so."""
+    if path.is_symlink() or not path.is_dir():
+        with suppress(OSError):
+            path.unlink()
+        return
+    shutil.rmtree(path, ignore_errors=True)
+    if not path.exists():
+        return
+    for parent, folders, _ in os.walk(path):
+        # Before they are entered: a folder that cannot be listed cannot be emptied.
+        for folder in folders:
+            with suppress(OSError):
+                os.chmod(os.path.join(parent, folder), 0o700, follow_symlinks=False)
+        with suppress(OSError):
+            os.chmod(parent, 0o700)
+    shutil.rmtree(path, ignore_errors=True)

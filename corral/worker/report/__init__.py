@@ -1,0 +1,1 @@
+"""What travels back to the server: records, checkpoints, outcomes."""
