@@ -1,4 +1,7 @@
-"""`python -m bench [all | NAME ...] [--quick]`: measure, print, and keep the tables in bench/results."""
+"""`python -m bench [all | NAME ...] [--quick]`: measure, print, and keep the tables in bench/results.
+
+`python -m bench stale` lists the tables whose measured code has changed since.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from bench import (
     start,
     upload,
 )
+from bench.commits import current, show_stale
 from bench.functions import measure as functions
 from bench.machine import look, others_busy
 from bench.options import Options
@@ -58,10 +62,13 @@ class TookTooLong(Exception):
 
 def main() -> int:
     arguments = _parse()
+    if arguments.names == ["stale"]:
+        show_stale()
+        return 0
     signal.signal(signal.SIGTERM, _leave)
     names = arguments.names if arguments.names and "all" not in arguments.names else list(SCRIPTS)
     options = Options(quick=arguments.quick)
-    machine = look()
+    machine, commit = look(), current()
     print("\n".join(machine.lines()) + "\n", flush=True)
     results: list[Result] = []
     failed = False
@@ -80,9 +87,9 @@ def main() -> int:
             )
         print(show(results[-1]), flush=True)
         if arguments.out is not None:
-            write(results[-1], machine, arguments.out)
+            write(results[-1], machine, commit, arguments.out)
     if arguments.out is not None and len(results) == len(SCRIPTS):
-        write_summary(results, machine, arguments.out)
+        write_summary(results, machine, commit, arguments.out)
     return int(failed)
 
 
@@ -104,12 +111,12 @@ def _limited(name: str) -> Iterator[None]:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all, or of {', '.join(SCRIPTS)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all, stale, or of {', '.join(SCRIPTS)}")
     parser.add_argument("--quick", action="store_true", help="a smoke test: seconds, no rivals, nothing kept")
     parser.add_argument("--out", type=Path, help="where to keep the tables; bench/results unless --quick")
     arguments = parser.parse_args()
     # Not by `choices`: argparse refuses an empty list there.
-    if unknown := set(arguments.names) - {*SCRIPTS, "all"}:
+    if unknown := set(arguments.names) - {*SCRIPTS, "all", "stale"}:
         parser.error(f"there is no bench {', '.join(sorted(unknown))}; choose from {', '.join(SCRIPTS)}, all")
     if arguments.out is None and not arguments.quick:
         arguments.out = RESULTS

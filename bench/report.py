@@ -57,31 +57,31 @@ class Result:
 def show(result: Result) -> str:
     parts = [f"== {result.title} =="]
     for table in result.tables():
-        parts.append(_plain(table))
+        parts.append(plain(table))
     parts += [f"method: {result.method[0]}", f"        {result.method[1]}"]
     parts += [f"note: {note}" for note in result.notes]
     return "\n".join(parts) + "\n"
 
 
-def write(result: Result, machine: Machine, folder: Path) -> None:
+def write(result: Result, machine: Machine, commit: str | None, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{result.name}.md").write_text(_markdown(result, machine), encoding="utf-8")
-    kept = {"machine": asdict(machine), **asdict(result)}
+    (folder / f"{result.name}.md").write_text(_markdown(result, machine, commit), encoding="utf-8")
+    kept = {"machine": asdict(machine), "commit": commit, **asdict(result)}
     text = json.dumps(kept, indent=2, ensure_ascii=False)
     (folder / f"{result.name}.json").write_text(text + "\n", encoding="utf-8")
 
 
-def write_summary(results: Sequence[Result], machine: Machine, folder: Path) -> None:
+def write_summary(results: Sequence[Result], machine: Machine, commit: str | None, folder: Path) -> None:
     rows = [figure.row() for result in results for figure in result.figures]
-    lines = ["# Corral measured: all figures of one run", "", *_bullets(machine.lines()), ""]
+    lines = ["# Corral measured: all figures of one run", "", *_facts(machine, commit), ""]
     lines += [_markdown_table(Table(FIGURE_HEADERS, rows)), ""]
     lines += ["How each was measured, and its details, are in the file of its name beside this one:", ""]
     lines += [f"- [{result.title}]({result.name}.md)" for result in results]
     (folder / "summary.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _markdown(result: Result, machine: Machine) -> str:
-    lines = [f"# {result.title}", "", *_bullets(machine.lines()), ""]
+def _markdown(result: Result, machine: Machine, commit: str | None) -> str:
+    lines = [f"# {result.title}", "", *_facts(machine, commit), ""]
     for table in result.tables():
         if table.title:
             lines += [f"## {table.title}", ""]
@@ -90,6 +90,10 @@ def _markdown(result: Result, machine: Machine) -> str:
     if result.notes:
         lines += ["", *_bullets(result.notes)]
     return "\n".join(lines) + "\n"
+
+
+def _facts(machine: Machine, commit: str | None) -> list[str]:
+    return _bullets([*machine.lines(), f"measured at commit {commit or 'unknown'}"])
 
 
 def _bullets(lines: Sequence[str]) -> list[str]:
@@ -101,7 +105,7 @@ def _markdown_table(table: Table) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 
-def _plain(table: Table) -> str:
+def plain(table: Table) -> str:
     rows = [table.headers, *table.rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.headers))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]

@@ -1,0 +1,85 @@
+"""At which commit a table was measured, and whether what it measures has changed since."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from bench.report import RESULTS, Table, plain
+
+ROOT = Path(__file__).parents[1]
+_SERVER = (
+    "corral/server",
+    "corral/core",
+    "corral/store",
+    "corral/domain",
+    "corral/wire",
+    "corral/bootstrap.py",
+)
+_CLIENT = ("corral/client", "corral/wire", "corral/domain")
+_INSTANCE = ("corral/worker", "corral/runner")
+# The code that each table is about; its script under bench/ counts too.
+MEASURED: Mapping[str, tuple[str, ...]] = {
+    "cycles": (*_SERVER, "bench/cycles.py"),
+    "start": (*_SERVER, "corral/worker", "bench/start.py"),
+    "functions": (
+        *_SERVER,
+        *_CLIENT,
+        "corral/worker",
+        "corral/runner",
+        "corral/functions",
+        "bench/functions",
+    ),
+    "deep_queue": (*_SERVER, "bench/deep_queue.py"),
+    "eligibility": (*_SERVER, "bench/eligibility.py"),
+    "polling": (*_SERVER, "bench/polling.py"),
+    "beats": (*_SERVER, "bench/beats.py"),
+    "manifest": (*_SERVER, *_CLIENT, "corral/cli/manifests.py", "bench/manifest.py"),
+    "memory": (*_SERVER, "corral/worker", "bench/memory.py"),
+    "upload": (*_SERVER, *_CLIENT, "corral/adapters", "bench/upload.py"),
+    "help": ("corral/cli/main.py", "corral/__init__.py", "bench/help_time.py"),
+    "simulation": (*_SERVER, "bench/simulation.py", "bench/simulated.py"),
+    "engine": ("corral/engine", "corral/recipes", "bench/engine"),
+}
+
+
+def current() -> str | None:
+    """The commit of this checkout, with `+` where files differ from it; None where there is no history."""
+    commit = _git("rev-parse", "--short=10", "HEAD")
+    if commit is None:
+        return None
+    return f"{commit}+" if _git("status", "--porcelain", "--", "corral", "bench/*.py") else commit
+
+
+def stale(folder: Path = RESULTS) -> Table:
+    """The tables whose measured code has changed since, or of which nobody knows the commit."""
+    rows = []
+    for name, paths in MEASURED.items():
+        file = folder / f"{name}.json"
+        if not file.exists():
+            rows.append([name, "", "never measured"])
+            continue
+        commit = json.loads(file.read_text()).get("commit")
+        if commit is None:
+            rows.append([name, "", "its commit is not known"])
+        elif (changed := _git("diff", "--name-only", commit.rstrip("+"), "--", *paths)) is None:
+            rows.append([name, commit, "its commit is not in this history"])
+        elif changed or commit.endswith("+"):
+            count = len(changed.splitlines())
+            rows.append([name, commit, f"{count} files of what it measures have changed"])
+    return Table(("table", "commit", "why"), rows)
+
+
+def show_stale() -> None:
+    table = stale()
+    print(plain(table) if table.rows else "every table was measured with the code of today")
+
+
+def _git(*words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,1 @@
+"""What an earlier release left behind, and its programs, against this one."""

@@ -1,0 +1,250 @@
+"""Clients, workers and data folders of commit c34a843, with the code of today.
+
+The earlier code is taken out of this repository's own history and run with the packages that are installed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMIT = "c34a843"
+ROOT = Path(__file__).parents[2]
+_CLEAN = {key: value for key, value in os.environ.items() if "CORRAL" not in key and key != "PYTHONPATH"}
+
+PROGRAM = """
+import corral
+
+app = corral.App("kept")
+count = {"calls": 0}
+
+
+@app.function()
+def double(x: int) -> int:
+    return 2 * x
+
+
+@app.function()
+def quadruple(x: int) -> int:
+    return double.remote(double(x))
+
+
+@app.cls()
+class Counter:
+    start: int = corral.parameter(default=0)
+
+    @corral.enter()
+    def load(self) -> None:
+        self.value = self.start
+
+    @corral.method()
+    def add(self, n: int) -> int:
+        self.value += n
+        return self.value
+"""
+
+CALLER = """
+import json, sys
+import corral
+
+found = {
+    "double": corral.function("kept.double").remote(21),
+    "quadruple": corral.function("kept.quadruple").remote(3),
+    "many": list(corral.function("kept.double").map(range(5))),
+}
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True)
+class Release:
+    """The code in `source`, as commands that use the data folder `home`."""
+
+    source: Path
+    home: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**_CLEAN, "PYTHONPATH": str(self.source), "CORRAL_HOME": str(self.home), "CORRAL_PORT": "0"}
+
+    def corral(self, *words: str, cwd: Path | None = None) -> str:
+        return self.python("-m", "corral", *words, cwd=cwd)
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self.corral(*words, "--json"))
+
+    def python(self, *words: str, cwd: Path | None = None) -> str:
+        done = subprocess.run(
+            [sys.executable, *words],
+            env=self.env,
+            cwd=cwd or self.home.parent,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def start(self, program: str, log: Path) -> subprocess.Popen[bytes]:
+        with log.open("ab") as out:
+            return subprocess.Popen([sys.executable, "-m", program], env=self.env, stdout=out, stderr=out)
+
+
+@pytest.fixture(scope="module")
+def old_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    packed = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", COMMIT, "corral"], capture_output=True, check=False
+    )
+    if packed.returncode != 0:
+        pytest.skip(f"this copy has no history with {COMMIT}; clone the repository in full")
+    folder = tmp_path_factory.mktemp("old")
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(old_source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A data folder that the old release filled and left, and what it said was in it."""
+    folder = tmp_path_factory.mktemp("made")
+    old = Release(old_source, folder / "home")
+    work = folder / "work"
+    work.mkdir()
+    (work / "kept.py").write_text(PROGRAM)
+    (work / "sweep.toml").write_text(
+        'name = "sweep"\nargv = ["sh", "-c", "echo {params.x} > $CORRAL_OUTPUT_DIR/x"]\n[sweep]\nx = [1, 2]\n'
+    )
+    (work / "needs.toml").write_text(
+        'name = "needs"\nsecrets = ["GREETING"]\n'
+        'argv = ["sh", "-c", "printf %s \\"$GREETING\\" | wc -c > $CORRAL_OUTPUT_DIR/length"]\n'
+    )
+    (work / "nightly.toml").write_text('name = "nightly"\nargv = ["true"]\n[schedule]\ncron = "0 3 * * *"\n')
+    (work / "waits.toml").write_text('name = "waits"\nargv = ["true"]\n[resources]\nlabels = ["absent"]\n')
+    (work / "fleet.toml").write_text(
+        'name = "fleet"\n[runs.declared]\nargv = ["true"]\n[hosts.elsewhere]\nslots = 2\n'
+    )
+    old.corral("up", "--detach")
+    try:
+        old.corral("submit", "sweep.toml", "--follow", cwd=work)
+        old.corral("run", "--", "sh", "-c", "echo 42 > $CORRAL_OUTPUT_DIR/answer", cwd=work)
+        subprocess.run(
+            [sys.executable, "-m", "corral", "secrets", "set", "GREETING"],
+            env=old.env,
+            input="a kept value",
+            text=True,
+            check=True,
+            capture_output=True,
+        )
+        old.corral("volumes", "put", "kept", str(work / "kept.py"), "kept.py")
+        old.corral("schedules", "add", "nightly.toml", cwd=work)
+        old.corral("manifest", "apply", "fleet.toml", cwd=work)
+        old.corral("quotas", "set", "default", "--max-running", "50")
+        old.corral("fn", "deploy", "kept.py", cwd=work)
+        assert json.loads(old.python("-c", CALLER, cwd=work))["double"] == 42
+        old.corral("submit", "waits.toml", cwd=work)
+        listed = {
+            "runs": {run["id"] for run in old.json("ls")},
+            "artifacts": {one["id"] for one in old.json("artifacts", "ls")},
+            "waiting": old.json("ls", "--state", "queued")[0]["id"],
+        }
+    finally:
+        old.corral("down")
+    return folder, listed
+
+
+@pytest.fixture
+def data(made: tuple[Path, dict[str, Any]], tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    folder, listed = made
+    shutil.copytree(folder, tmp_path / "copy", symlinks=True)
+    return tmp_path / "copy", listed
+
+
+@pytest.fixture
+def new(data: tuple[Path, dict[str, Any]]) -> Iterator[Release]:
+    release = Release(ROOT, data[0] / "home")
+    try:
+        yield release
+    finally:
+        release.corral("down")
+
+
+def test_a_data_folder_is_taken_over_whole(new: Release, data: tuple[Path, dict[str, Any]]) -> None:
+    work, listed = data[0] / "work", data[1]
+    new.corral("up", "--detach")
+
+    assert listed["runs"] <= {run["id"] for run in new.json("ls")}
+    assert listed["artifacts"] <= {one["id"] for one in new.json("artifacts", "ls")}
+    assert [one["name"] for one in new.json("schedules", "ls")] == ["nightly"]
+    assert [one["name"] for one in new.json("secrets", "ls")] == ["GREETING"]
+    new.corral("volumes", "get", "kept", "/", str(work / "fetched"))
+    assert (work / "fetched" / "kept.py").read_text() == PROGRAM
+    new.corral("submit", "needs.toml", "--follow", cwd=work)
+    new.corral("artifacts", "get", "latest", "greeting", cwd=work)
+    assert (work / "greeting" / "length").read_text().strip() == str(len("a kept value"))
+    assert "nothing to change" in new.corral("manifest", "plan", "fleet.toml", cwd=work)
+    new.corral("cancel", listed["waiting"])
+    assert new.json("show", listed["waiting"])["state"] == "cancelled"
+    new.corral("audit", "verify")
+    assert "no problem" in new.corral("fsck")
+
+
+def test_deployed_functions_answer_again(new: Release, data: tuple[Path, dict[str, Any]]) -> None:
+    new.corral("up", "--detach")
+
+    assert json.loads(new.python("-c", CALLER)) == {"double": 42, "quadruple": 12, "many": [0, 2, 4, 6, 8]}
+
+
+def test_an_old_client_is_served(new: Release, old_source: Path, data: tuple[Path, dict[str, Any]]) -> None:
+    work = data[0] / "work"
+    new.corral("up", "--detach")
+    old = Release(old_source, new.home)
+
+    assert "2 succeeded" in old.corral("submit", "sweep.toml", "--follow", cwd=work)
+    assert {run["state"] for run in old.json("ls")[:2]} == {"succeeded"}
+    assert json.loads(old.python("-c", CALLER))["quadruple"] == 12
+    (work / "again.py").write_text(PROGRAM.replace('"kept"', '"again"'))
+    old.corral("fn", "deploy", "again.py", cwd=work)
+    assert json.loads(old.python("-c", CALLER.replace("kept.", "again.")))["many"] == [0, 2, 4, 6, 8]
+
+
+def test_an_old_worker_is_given_runs_and_calls(
+    new: Release, old_source: Path, data: tuple[Path, dict[str, Any]]
+) -> None:
+    work = data[0] / "work"
+    old = Release(old_source, new.home)
+    processes = [new.start("corral.server", work / "server.log")]
+    try:
+        _wait_until_it_listens(new)
+        processes.append(old.start("corral.worker", work / "worker.log"))
+        assert "2 succeeded" in new.corral("submit", "sweep.toml", "--follow", cwd=work)
+        assert json.loads(new.python("-c", CALLER))["quadruple"] == 12
+    finally:
+        for process in reversed(processes):
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+def _wait_until_it_listens(release: Release) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        done = subprocess.run(
+            [sys.executable, "-m", "corral", "ls"], env=release.env, capture_output=True, check=False
+        )
+        if done.returncode == 0:
+            return
+        time.sleep(0.2)
+    raise AssertionError("the server did not listen within a minute")
