@@ -17,7 +17,7 @@ from corral.domain.ids import HostId, LeaseId, RunId
 from corral.domain.leases import Lease
 from corral.domain.runs import Run
 from corral.ports.blobs import SegmentStore
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 LOG, METRIC = "log", "metric"
 _LATEST_METRICS = 256

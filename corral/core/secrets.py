@@ -13,7 +13,7 @@ from corral.domain.ids import HostId, LeaseId
 from corral.domain.redaction import MIN_SECRET_BYTES, SecretValues, StreamScanner
 from corral.domain.secrets import Secret
 from corral.ports.cipher import Cipher
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def put(tx: Tx, cipher: Cipher, project: str, name: str, value: str, *, now: float) -> Secret:

@@ -8,7 +8,7 @@ from corral.domain.errors import NotFound, Unauthenticated
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId, TokenId, new_host_id, new_token_id
 from corral.domain.tokens import Scope, Token, hash_secret, new_secret, parse_token, render_token
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # Announced with its id when a token is made worthless, used, or shortened: nobody is to remember it as good.
 TOPIC_TOKEN = "token"

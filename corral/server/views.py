@@ -23,7 +23,7 @@ from corral.domain.reasons import HINTS
 from corral.domain.runs import Event, Run
 from corral.domain.states import FINAL, LEASED
 from corral.domain.tokens import Token
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactView
 from corral.wire.hosts.capability import CapabilityReport
 from corral.wire.hosts.hosts import HostView

@@ -24,7 +24,7 @@ from corral.store.tables.webhooks import SqlWebhooks
 LONGEST_KEY = 1500
 
 
-class SqlTx:
+class Tx:
     """Made once per connection: the parts hold nothing but the connection."""
 
     def __init__(self, connection: Connection) -> None:
@@ -48,6 +48,10 @@ class SqlTx:
         self._early: list[tuple[str, str]] = []
 
     def announce(self, topic: str, key: str, *, early: bool = False) -> None:
+        """Told to every subscriber of every server after the commit, and only then.
+
+        One that is `early` may be told while the commit is on its way to the disk, which it may not reach.
+        """
         if len(key) > LONGEST_KEY:
             raise ValueError(f"a key of {len(key)} characters is too long to announce: {key[:80]}")
         (self._early if early else self._announced).append((topic, key))

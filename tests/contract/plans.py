@@ -22,7 +22,7 @@ from corral.domain.reasons import Reason
 from corral.domain.retries import RetryLimits
 from corral.domain.runs import OnFailure, Run
 from corral.domain.states import RunEvent
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 POLICY = ServerPolicy()
 __all__ = ["Plan", "let_in", "new", "parent", "settle_more", "settle_waiting"]

@@ -30,8 +30,8 @@ from corral.domain.manifests import PRUNED
 from corral.domain.manifests import ApplyOptions as AlsoAction
 from corral.domain.runs import Run
 from corral.domain.states import RunState
-from corral.ports.store import Tx
 from corral.server.routes.manifests import ManifestQuery
+from corral.store.transaction import Tx
 from corral.wire.hosts.policy import HostTable
 from corral.wire.manifests import ApplyRequest
 from corral.wire.spec.run_file import RunSpec

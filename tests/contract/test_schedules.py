@@ -21,7 +21,7 @@ from corral.domain.quotas import Quota
 from corral.domain.runs import Run, RunFilter
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
 from corral.domain.states import FINAL
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 DAY = 86_400.0
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()

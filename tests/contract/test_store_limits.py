@@ -19,8 +19,9 @@ from corral.domain.artifacts import Blob, NamedObject
 from corral.domain.errors import Conflict, ProjectFull
 from corral.domain.quotas import Quota
 from corral.domain.states import RunState
-from corral.ports.store import Store, Tx
 from corral.store.postgres.store import PostgresStore
+from corral.store.store import Store
+from corral.store.transaction import Tx
 
 POLICY = ServerPolicy()
 

@@ -17,8 +17,8 @@ from corral.domain.artifacts import ArtifactFile
 from corral.domain.errors import InvalidInput, StoreUnavailable
 from corral.domain.ids import HostId
 from corral.domain.runs import Event, Submission
-from corral.ports.store import Tx
 from corral.store.postgres.store import PostgresStore
+from corral.store.transaction import Tx
 
 
 @pytest.fixture

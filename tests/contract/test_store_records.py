@@ -10,7 +10,7 @@ from corral.domain.artifacts import NamedObject, Segment
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import RunId
 from corral.domain.runs import Event
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def an_event(run_id: RunId, n: int) -> Event:

@@ -13,7 +13,7 @@ from corral.domain.queue import Lane, ReadyRun
 from corral.domain.reasons import Reason
 from corral.domain.runs import Group, Run, RunFilter, Submission
 from corral.domain.states import RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def insert(db: Database, *runs: Run) -> None:

@@ -18,9 +18,9 @@ from contract.conftest import Database, opened
 from contract.samples import a_run
 from corral.domain.errors import Conflict, DiskFull, InvalidInput, StoreUnavailable
 from corral.domain.runs import Run
-from corral.ports.store import Tx
 from corral.store.sqlite.committer import Committer
 from corral.store.sqlite.store import MEMORY, SqliteStore
+from corral.store.transaction import Tx
 
 
 def insert(run: Run, tx: Tx) -> None:

@@ -10,7 +10,7 @@ import pytest
 from contract.conftest import Database, Heard
 from contract.samples import a_run
 from corral.domain.errors import Conflict, CorralError, StoreUnavailable
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def test_a_unit_returns_its_result_and_is_read_back_at_once(db: Database) -> None:

@@ -17,8 +17,9 @@ from corral.core.webhooks.notices import PAGE, gather
 from corral.domain.ids import WebhookId, new_delivery_id, new_webhook_id
 from corral.domain.states import RunEvent
 from corral.domain.webhooks.deliveries import Delivery, DeliveryState, Webhook, WebhookFormat
-from corral.ports.store import Store, Tx
 from corral.store.postgres.store import PostgresStore
+from corral.store.store import Store
+from corral.store.transaction import Tx
 
 # Unmistakably fake.
 VALUE = "canary-NOT-A-REAL-SECRET-0099"

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from corral.core.storage.fsck import check_run
 from corral.domain.ids import RunId
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 from model.model import Host, Lease, Model, Run, Window
 from model.tables import FINAL
 from model.world import Backend, Reply, World

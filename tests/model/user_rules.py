@@ -9,7 +9,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from corral.core.runs.dependencies import hold_over_limit, let_in
 from corral.domain.ids import GroupId
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 from model import sweeping
 from model.base import PROJECTS, Base
 from model.model import Group, Run

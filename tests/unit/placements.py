@@ -31,7 +31,7 @@ from corral.domain.quotas import Quota, UsageHours, month_of
 from corral.domain.reasons import Reason
 from corral.domain.retries import RetryLimits
 from corral.domain.runs import Event, Run
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 POLICY = ServerPolicy(lease_s=30.0, first_beat_s=10.0)
 

@@ -14,7 +14,7 @@ from corral.domain.errors import Conflict, Forbidden, InvalidInput, NotFound
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId, TokenId, is_id, is_name, new_host_id
 from corral.domain.tokens import Scope, Token, hash_secret
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # `/v1/hosts/self` is whoever calls.
 RESERVED = frozenset({"self", "enroll"})

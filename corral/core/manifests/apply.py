@@ -35,7 +35,7 @@ from corral.domain.manifests import (
 )
 from corral.domain.runs import Group, Parent, Run
 from corral.domain.states import FINAL, LEASED, RunEvent, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class ApplyOrigin(NamedTuple):

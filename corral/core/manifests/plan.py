@@ -23,7 +23,7 @@ from corral.domain.manifests import (
 )
 from corral.domain.runs import Group
 from corral.domain.states import FINAL, LEASED, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from corral.domain.queue import Lane, LeaseHolding, ReadyRun
 from corral.domain.quotas import QuotaUse, month_start, over_quota
 from corral.domain.runs import Run
 from corral.domain.states import RunEvent, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # How many runs of later rank are looked at for backfill in one claim.
 BACKFILL_TRIES = 8

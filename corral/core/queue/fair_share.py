@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping
 
 from corral.domain.quotas import Quota, QuotaUse, month_of, month_start, over_quota
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 HALF_LIFE_S = 86_400.0
 # A running lease weighs as if it had already run this long, so that a burst of claims is shared out too.

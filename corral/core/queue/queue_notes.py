@@ -7,7 +7,7 @@ from corral.core.queue.choose import Board
 from corral.domain.holds import CONCURRENCY
 from corral.domain.runs import Run
 from corral.domain.states import RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def held_back(tx: Tx, board: Board, run: Run, *, policy: ServerPolicy) -> str | None:

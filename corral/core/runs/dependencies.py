@@ -21,7 +21,7 @@ from corral.domain.ids import GroupId, RunId
 from corral.domain.reasons import Reason
 from corral.domain.runs import OnFailure, Parent, Run
 from corral.domain.states import FINAL, RunEvent, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # How many runs one transaction settles or lets in.
 MOST_AT_ONCE = 100

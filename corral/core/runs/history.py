@@ -10,7 +10,7 @@ from corral.domain.ids import Digest, RunId
 from corral.domain.queue import Lane, ReadyRun
 from corral.domain.runs import Event, Run
 from corral.domain.states import RunEvent, RunState, step_run
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 TOPIC_RUN = "run"
 TOPIC_READY = "ready"

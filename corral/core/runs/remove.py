@@ -8,7 +8,7 @@ from corral.core.audit import note
 from corral.domain.errors import Conflict, NotFound
 from corral.domain.ids import ArtifactId, RunId
 from corral.domain.states import FINAL
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class RemovalResult(NamedTuple):

@@ -22,7 +22,7 @@ from corral.domain.ids import ArtifactId, RunId
 from corral.domain.reasons import Reason
 from corral.domain.runs import OnFailure, Run, Submission
 from corral.domain.states import FINAL, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # How many runs one call makes again.
 MOST_CHILDREN = 10_000

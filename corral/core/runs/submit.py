@@ -31,7 +31,7 @@ from corral.domain.ids import (
 from corral.domain.retries import RetryLimits
 from corral.domain.runs import Group, OnFailure, Parent, Run, Submission
 from corral.domain.states import RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class NewRun(NamedTuple):

@@ -18,7 +18,8 @@ from corral.domain.runs import Run
 from corral.domain.states import FINAL, LEASED, LIVE_RANKS, RunState
 from corral.domain.volumes import VolumeRecord
 from corral.ports.blobs import BlobStore, SegmentStore
-from corral.ports.store import Store, Tx
+from corral.store.store import Store
+from corral.store.transaction import Tx
 
 PAGE = 200
 _USERS_NAMED = 5

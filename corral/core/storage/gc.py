@@ -14,7 +14,8 @@ from corral.domain.artifacts import Blob
 from corral.domain.ids import RunId
 from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.clock import Clock
-from corral.ports.store import Store, Tx
+from corral.store.store import Store
+from corral.store.transaction import Tx
 
 PAGE = 500
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]

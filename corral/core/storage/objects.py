@@ -10,7 +10,7 @@ from corral.core.policy import ServerPolicy
 from corral.domain.artifacts import NamedObject
 from corral.domain.errors import Conflict, InvalidInput, NotFound, TooLarge
 from corral.domain.ids import HostId, LeaseId
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 MAX_BYTES = 1 << 20
 MAX_OBJECTS = 10_000

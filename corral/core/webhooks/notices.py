@@ -25,7 +25,7 @@ from corral.domain.webhooks.deliveries import (
     wants,
 )
 from corral.ports.cipher import Cipher
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 VERSION = 1
 PAGE = 200

@@ -20,12 +20,12 @@ from corral.domain.errors import CorralError, InvalidInput, NotFound
 from corral.domain.ids import TokenId, is_id
 from corral.domain.secrets import Secret
 from corral.domain.tokens import Scope
-from corral.ports.store import Tx
 from corral.server.callers import Limit, Operator, Project, User
 from corral.server.metrics import Snapshot
 from corral.server.openapi import streamed
 from corral.server.services import Services, Svc
 from corral.server.views import host_view, token_view
+from corral.store.transaction import Tx
 from corral.wire.health import FsckLine, Health
 from corral.wire.secrets import SecretPage, SecretValue, SecretView
 from corral.wire.tokens import JOIN_DEFAULT_S, CreatedToken, TokenPage, TokenRequest

@@ -17,11 +17,11 @@ from corral.domain.errors import NotFound
 from corral.domain.ids import ArtifactId
 from corral.domain.redaction import SecretValues
 from corral.domain.tokens import Scope, Token
-from corral.ports.store import Tx
 from corral.server.callers import Anyone, ArtifactPath, Caller, Limit, Project, User
 from corral.server.routes.leases import manifest
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, parse_time_cursor, time_cursor
+from corral.store.transaction import Tx
 from corral.wire.artifacts import (
     ArtifactPage,
     ArtifactView,

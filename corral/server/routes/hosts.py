@@ -13,10 +13,10 @@ from corral.core.runs.transitions import TOPIC_HOST
 from corral.domain.errors import Conflict, InvalidInput, NotFound
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId, is_id
-from corral.ports.store import Tx
 from corral.server.callers import Caller, Joining, Limit, Operator, OwnHost, User, origin_of
 from corral.server.services import Services, Svc
 from corral.server.views import host_view
+from corral.store.transaction import Tx
 from corral.wire.hosts.enroll import (
     CaAnswer,
     Credential,

@@ -14,11 +14,11 @@ from corral.domain.ids import DeliveryId, WebhookId, is_id, is_name, new_webhook
 from corral.domain.webhooks.addresses import parse_url
 from corral.domain.webhooks.deliveries import Delivery, DeliveryState, Webhook, WebhookFormat
 from corral.domain.webhooks.signing import key_of, new_key
-from corral.ports.store import Tx
 from corral.server.callers import Caller, Limit, Operator
 from corral.server.notifier import Notices, key_context, url_context
 from corral.server.services import Services, Svc
 from corral.server.views import parse_time_cursor, time_cursor
+from corral.store.transaction import Tx
 from corral.wire.webhooks import (
     REPLAY_AT_ONCE,
     CreatedWebhook,

@@ -13,7 +13,7 @@ from corral.domain.errors import Conflict, CorralError, DiskFull, StoreUnavailab
 from corral.store.dialect import Dialect, Statements
 from corral.store.rows import Params, R, Record, Row
 from corral.store.tables.quotas import LateHours
-from corral.store.transaction import SqlTx
+from corral.store.transaction import Tx
 
 Raw = psycopg.Connection[tuple[Any, ...]]
 
@@ -88,7 +88,7 @@ class ReadSession:
 
     def __init__(self, url: str) -> None:
         self.raw = connect(url)
-        self.tx = SqlTx(PostgresConnection(self.raw, READ_STATEMENTS))
+        self.tx = Tx(PostgresConnection(self.raw, READ_STATEMENTS))
 
     def close(self) -> None:
         self.raw.close()
@@ -103,7 +103,7 @@ class WriteSession(ReadSession):
         self._stack = ExitStack()
         self.pipeline = self._stack.enter_context(self.raw.pipeline())
         self.connection = PostgresConnection(self.raw, WRITE_STATEMENTS, self.pipeline)
-        self.tx = SqlTx(self.connection)
+        self.tx = Tx(self.connection)
         self.hours = self.tx.quotas = LateHours(self.connection)
 
     def abandon(self) -> None:

@@ -15,7 +15,6 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from corral.domain.errors import InvalidInput, StoreUnavailable
-from corral.ports.store import Tx
 from corral.store import schema
 from corral.store.dialect import Dialect
 from corral.store.postgres.connection import (
@@ -30,6 +29,7 @@ from corral.store.postgres.connection import (
 )
 from corral.store.postgres.listener import CHANNEL, Listener, payload
 from corral.store.rows import Row
+from corral.store.transaction import Tx
 
 T = TypeVar("T")
 S = TypeVar("S", bound=ReadSession)

@@ -27,10 +27,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from corral.domain.errors import CorralError, StoreUnavailable
-from corral.ports.store import Tx
 from corral.store.sqlite.committer import Committer
 from corral.store.sqlite.connection import SqliteConnection, is_busy, translated, unavailable
-from corral.store.transaction import SqlTx
+from corral.store.transaction import Tx
 
 T = TypeVar("T")
 
@@ -82,7 +81,7 @@ class GroupCommit:
     ) -> None:
         """`committer` None commits in the loop's thread, which is right for a database in memory."""
         self._raw = raw
-        self._tx = SqlTx(SqliteConnection(raw))
+        self._tx = Tx(SqliteConnection(raw))
         self._committer = committer
         self._deliver, self._deliver_early = deliver, deliver_early
         self._busy_s = busy_s

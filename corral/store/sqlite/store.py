@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from corral.domain.errors import CorralError, StoreUnavailable
-from corral.ports.store import Tx
 from corral.store import schema
 from corral.store.dialect import Dialect
 from corral.store.rows import Row
@@ -29,7 +28,7 @@ from corral.store.sqlite.connection import (
     tune_writer,
 )
 from corral.store.sqlite.group_commit import BUSY_S, GroupCommit
-from corral.store.transaction import SqlTx
+from corral.store.transaction import Tx
 
 T = TypeVar("T")
 
@@ -59,7 +58,7 @@ class SqliteStore:
             self._raw.execute(f"PRAGMA max_page_count = {max_bytes // page_bytes}")
         if roomy and self._path and shutil.disk_usage(self._path.parent).free > PLENTY_BYTES:
             grow_wal(self._raw)
-        self._tx = SqlTx(SqliteConnection(self._raw))
+        self._tx = Tx(SqliteConnection(self._raw))
         self._committer = Committer("corral-commit") if self._path else None
         self._readers = ThreadPoolExecutor(_READERS, "corral-read") if self._path else None
         self._local = threading.local()
@@ -132,7 +131,7 @@ class SqliteStore:
         if not hasattr(self._local, "raw"):
             raw = open_reader(self._path)
             self._opened.append(raw)
-            self._local.raw, self._local.tx = raw, SqlTx(SqliteConnection(raw))
+            self._local.raw, self._local.tx = raw, Tx(SqliteConnection(raw))
         return _read(self._local.raw, self._local.tx, unit)
 
     def _deliver_soon(self, announced: Iterable[tuple[str, str]]) -> None:
@@ -151,7 +150,7 @@ class SqliteStore:
                     log.exception("what was told of %s early was not heard", topic)
 
 
-def _read(raw: sqlite3.Connection, tx: SqlTx, unit: Callable[[Tx], T]) -> T:
+def _read(raw: sqlite3.Connection, tx: Tx, unit: Callable[[Tx], T]) -> T:
     try:
         raw.execute("BEGIN")
         try:

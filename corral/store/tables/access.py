@@ -28,12 +28,15 @@ class SqlAccess:
         return self._db.run("token_revoke", {"id": token_id, "at": at}) > 0
 
     def of_host(self, host_id: HostId) -> list[Token]:
+        """Its credentials that are not revoked, expired ones among them."""
         return [TOKEN.read(row) for row in self._db.all("token_of_host", {"host_id": host_id})]
 
     def use(self, token_id: TokenId, host_id: HostId, *, by: str, at: float) -> bool:
+        """Mark a join token as used for this host; False if it was used before."""
         return self._db.run("token_use", {"id": token_id, "host_id": host_id, "by": by, "at": at}) > 0
 
     def shorten(self, token_id: TokenId, expires_at: float) -> None:
+        """It ends then, unless it ends before."""
         self._db.run("token_shorten", {"id": token_id, "at": expires_at})
 
     def put_secret(self, secret: Secret) -> None:

@@ -25,6 +25,7 @@ class SqlArtifacts:
         return None if row is None else ARTIFACT.read(row)
 
     def by_digest(self, project: str, kind: ArtifactKind, digest: Digest) -> Artifact | None:
+        """A user's upload (no run) with equal content."""
         params = {"project": project, "kind": kind.value, "digest": digest}
         row = self._db.one("artifact_by_digest", params)
         return None if row is None else ARTIFACT.read(row)
@@ -34,6 +35,7 @@ class SqlArtifacts:
         return [ARTIFACT_FILE.read(row) for row in self._db.all("artifact_files", params)]
 
     def has(self, artifact_id: ArtifactId, path: str) -> bool:
+        """Whether it has a file or a folder of this path."""
         # What lies in the folder sorts between the slash and the character after it.
         params = {"artifact_id": artifact_id, "path": path, "low": f"{path}/", "high": f"{path}0"}
         return self._db.one("artifact_has", params) is not None
@@ -56,6 +58,7 @@ class SqlArtifacts:
         return self._db.one("artifact_names_blob", params) is not None
 
     def naming(self, project: str, digest: Digest, limit: int) -> list[tuple[ArtifactId, str, RunId | None]]:
+        """Which artifacts of the project hold these bytes: the artifact, the file's path, the run."""
         params = {"project": project, "digest": digest, "limit": limit}
         return [(row[0], row[1], row[2]) for row in self._db.all("artifact_naming", params)]
 
@@ -77,10 +80,12 @@ class SqlArtifacts:
         self._db.tell("blob_loosen", {"project": artifact.project, "digests": json.dumps(digests)})
 
     def unused_uploads(self, before: float, limit: int) -> list[ArtifactId]:
+        """Code and inputs that no run, schedule or endpoint names, made before then."""
         rows = self._db.all("artifact_unused_uploads", {"before": before, "limit": limit})
         return [ArtifactId(row[0]) for row in rows]
 
     def use(self, run_id: RunId, artifact_ids: Iterable[ArtifactId]) -> None:
+        """Remember which artifacts a run reads."""
         for artifact_id in artifact_ids:
             self._db.tell("artifact_use", {"run_id": run_id, "artifact_id": artifact_id})
 
@@ -88,6 +93,7 @@ class SqlArtifacts:
         self._db.tell("run_delete_run_inputs", {"run_id": run_id})
 
     def is_used(self, artifact_id: ArtifactId, *, but: RunId) -> bool:
+        """Whether another run, a schedule or an endpoint reads it."""
         return self._db.one("artifact_is_used", {"artifact_id": artifact_id, "but": but}) is not None
 
     def used_by(self, run_id: RunId) -> list[ArtifactId]:

@@ -15,6 +15,7 @@ class SqlAudit:
         self._db = connection
 
     def last(self) -> AuditEntry | None:
+        """The newest; no other transaction appends until this one ends."""
         # In a statement of its own: the next one then sees what was appended while this one waited.
         self._db.one("audit_lock", {"key": _LOCK})
         row = self._db.one("audit_last", {})
@@ -24,9 +25,11 @@ class SqlAudit:
         self._db.put("audit_append", AUDIT, entry)
 
     def after(self, n: int, limit: int, where: AuditFilter = EVERYTHING) -> list[AuditEntry]:
+        """What follows entry `n`, in order."""
         return self._page("audit_after", n, limit, where)
 
     def before(self, n: int, limit: int, where: AuditFilter = EVERYTHING) -> list[AuditEntry]:
+        """What precedes entry `n`, the newest first."""
         return self._page("audit_before", n, limit, where)
 
     def _page(self, statement: str, n: int, limit: int, where: AuditFilter) -> list[AuditEntry]:

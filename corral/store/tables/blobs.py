@@ -30,11 +30,13 @@ class SqlBlobs:
         return None if row is None else BLOB.read(row)
 
     def put(self, blob: Blob) -> None:
+        """Insert, or clear nothing if it is there already."""
         new = {"project": blob.project, "digest": blob.digest, "size": blob.size}
         self._db.tell("project_bytes_add", new)
         self._db.put("blob_put", BLOB, blob)
 
     def present(self, project: str, digests: Sequence[Digest]) -> dict[Digest, int]:
+        """Of these, the ones the project has and that are not condemned, with their sizes."""
         params = {"project": project, "digests": json.dumps(list(digests))}
         return {Digest(row[0]): row[1] for row in self._db.all("blob_present", params)}
 
@@ -62,6 +64,7 @@ class SqlBlobs:
         return len(expired)
 
     def condemn(self, older_than: float, now: float, limit: int) -> list[Blob]:
+        """Mark rows with neither manifest nor pin, and return them together with those marked before."""
         marked = 0
         # Rows that turn out to be held cost a look each and are not loose afterwards.
         for _ in range(_LOOKS_PER_FIND):
@@ -81,6 +84,7 @@ class SqlBlobs:
         return True
 
     def drop(self, project: str, digest: Digest) -> bool:
+        """Delete a condemned row; True if no other project has the bytes either."""
         # As for an upload: nobody counts the project's bytes in between.
         self._db.one("blob_lock_project", {"project": project})
         self._db.tell("project_bytes_take", {"project": project, "digest": digest})
@@ -93,18 +97,24 @@ class SqlBlobs:
         return [BLOB.read(row) for row in self._db.all("blob_page", params)]
 
     def any_project_has(self, digest: Digest) -> bool:
+        """Whether a row that is not condemned names these bytes."""
         return self._db.one("blob_anywhere", {"digest": digest}) is not None
 
     def is_condemned(self, digest: Digest) -> bool:
+        """Whether a row of any project that names these bytes is on its way out."""
         return self._db.one("blob_condemned_anywhere", {"digest": digest}) is not None
 
     def project_bytes(self, project: str) -> int:
+        """How many bytes the project's files have, those on their way out included. In a transaction that
+        writes, no other one asks this until it ends: what is added to the answer stays true."""
         self._db.one("blob_lock_project", {"project": project})
         known = self._db.one("project_bytes_get", {"project": project})
         (row,) = [known] if known is not None else self._db.all("blob_project_bytes", {"project": project})
         return int(row[0])
 
     def count_bytes(self, project: str) -> None:
+        """Count them, and keep the count: from then on `project_bytes` need not look at every file. Done
+        again now and then, since servers of before did not keep it."""
         self._db.one("blob_lock_project", {"project": project})
         (row,) = self._db.all("blob_project_bytes", {"project": project})
         self._db.tell("project_bytes_put", {"project": project, "bytes": int(row[0])})

@@ -17,6 +17,7 @@ class SqlCalls:
         self._db = connection
 
     def insert(self, call: CallRecord) -> bool:
+        """False, and nothing is written, if the endpoint has a call with this key."""
         if call.key is None:
             self._db.put("call_insert", CALL, call)
             return True
@@ -27,6 +28,7 @@ class SqlCalls:
         return None if row is None else CALL.read(row)
 
     def lock(self, call_id: CallId) -> CallRecord | None:
+        """Like `get`, and no other transaction changes it until this one ends."""
         row = self._db.one("call_lock", {"id": call_id})
         return None if row is None else CALL.read(row)
 
@@ -35,6 +37,7 @@ class SqlCalls:
         return [CALL.read(row) for row in rows]
 
     def ended(self, call_ids: Sequence[CallId]) -> list[CallRecord]:
+        """Those of them that are final."""
         rows = self._db.all("call_ended", {"ids": json.dumps(list(call_ids))})
         return [CALL.read(row) for row in rows]
 
@@ -43,22 +46,27 @@ class SqlCalls:
         return None if row is None else CALL.read(row)
 
     def save(self, call: CallRecord) -> None:
+        """Write every column that may change after insert."""
         self._db.put("call_save", CALL, call)
 
     def assign(
         self, call_ids: Sequence[CallId], *, lease_id: LeaseId, run_id: RunId, now: float
     ) -> list[CallId]:
+        """Give queued calls to a lease, each as its next attempt; return those that still were queued."""
         params = {"ids": json.dumps(list(call_ids)), "lease_id": lease_id, "run_id": run_id, "now": now}
         return [CallId(row[0]) for row in self._db.all("call_assign", params)]
 
     def of_lease(self, lease_id: LeaseId, *, before: float = math.inf) -> list[CallRecord]:
+        """The assigned ones; with `before`, those that were assigned earlier than that."""
         rows = self._db.all("call_of_lease", {"lease_id": lease_id, "before": before})
         return [CALL.read(row) for row in rows]
 
     def orphans(self, limit: int) -> list[CallId]:
+        """Assigned to leases that are not live any more."""
         return [CallId(row[0]) for row in self._db.all("call_orphans", {"limit": limit})]
 
     def pools(self) -> list[CallPool]:
+        """Every pool that has a queued call; costs one index seek per pool."""
         found: list[CallPool] = []
         row = self._db.one("pool_first", {})
         while row is not None:
@@ -74,12 +82,14 @@ class SqlCalls:
         return [QueuedCall(-row[0], row[1], CallId(row[2])) for row in rows]
 
     def gave(self, submitted_by: str, blob: Digest) -> bool:
+        """Whether a call that this principal made has these bytes as its result or among its chunks."""
         return self._db.one("call_gave", {"submitted_by": submitted_by, "blob": blob}) is not None
 
     def counts(self, endpoint_id: EndpointId) -> list[tuple[str, int]]:
         return [(row[0], row[1]) for row in self._db.all("call_counts", {"endpoint_id": endpoint_id})]
 
     def page(self, where: CallFilter, *, after: tuple[float, CallId] | None, limit: int) -> list[CallRecord]:
+        """Newest first, without payloads."""
         at, last = after or (float("inf"), CallId(""))
         given = {name: value for name, value in vars(where).items() if value is not None}
         statement = "call_dead" if given.pop("dead", False) else "call_page"
@@ -87,16 +97,19 @@ class SqlCalls:
         return [CALL.read(row)._replace(args=None, result=None) for row in rows]
 
     def due(self, now: float, limit: int) -> list[CallId]:
+        """Queued ones whose time to live is over."""
         return [CallId(row[0]) for row in self._db.all("call_due", {"now": now, "limit": limit})]
 
     def forgettable(self, now: float, limit: int) -> list[CallId]:
         return [CallId(row[0]) for row in self._db.all("call_forgettable", {"now": now, "limit": limit})]
 
     def delete(self, call_id: CallId) -> None:
+        """With its chunks."""
         self._db.tell("chunk_delete", {"id": call_id})
         self._db.tell("call_delete", {"id": call_id})
 
     def drop_payloads(self, call_id: CallId, *, forget_at: float) -> None:
+        """Arguments, result and chunks go; the record stays until then."""
         self._db.tell("chunk_delete", {"id": call_id})
         self._db.tell("call_drop_payloads", {"id": call_id, "forget_at": forget_at})
 

@@ -20,6 +20,7 @@ class SqlHosts:
         return None if row is None else HOST.read(row)
 
     def lock(self, host_id: HostId) -> Host | None:
+        """Like `get`, and no other transaction gives this host leases until this one ends."""
         row = self._db.one("host_lock", {"id": host_id})
         return None if row is None else HOST.read(row)
 
@@ -34,9 +35,11 @@ class SqlHosts:
         self._db.tell("host_seen", {"id": host_id, "at": at})
 
     def forgive(self, host_id: HostId) -> bool:
+        """Clear what is held against the host; False, at little cost, if nothing is."""
         return self._db.run("host_forgive", {"id": host_id}) > 0
 
     def pull_in(self, latest: float) -> int:
+        """After the clock went back: no host is set aside for longer than until then."""
         return self._db.run("host_pull_in", {"latest": latest})
 
     def page(self, after: HostId | None, limit: int) -> list[Host]:
@@ -44,6 +47,7 @@ class SqlHosts:
         return [HOST.read(row) for row in rows]
 
     def declared_by(self, manifest: str) -> list[Host]:
+        """Hosts that this manifest, as `project/name`, declares."""
         return [HOST.read(row) for row in self._db.all("host_declared_by", {"declared_by": manifest})]
 
     def busy(self) -> list[tuple[HostId, int]]:

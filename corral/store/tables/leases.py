@@ -26,11 +26,13 @@ class SqlLeases:
         return None if row is None else LEASE.read(row)
 
     def hold(self, lease_id: LeaseId) -> tuple[Run, Lease] | None:
+        """The lease with its run; no other transaction changes either until this one ends."""
         row = self._db.one("lease_hold", {"id": lease_id})
         width = len(RUN.columns)
         return None if row is None else (RUN.read(row[:width]), LEASE.read(row[width:]))
 
     def lock_runs(self, ids: Iterable[LeaseId]) -> None:
+        """Hold the runs of these leases, in the order of `runs.lock_all`."""
         self._db.one("lease_lock_runs", {"ids": json.dumps([*ids])})
 
     def save(self, lease: Lease) -> None:
@@ -40,18 +42,21 @@ class SqlLeases:
         return [LEASE.read(row) for row in self._db.all("lease_live_of_host", {"host_id": host_id})]
 
     def held(self, host_id: HostId) -> list[LeaseHolding]:
+        """What each live lease of the host holds."""
         return [LeaseHolding(*row) for row in self._db.all("lease_held", {"host_id": host_id})]
 
     def live_of_run(self, run_id: RunId) -> list[Lease]:
         return [LEASE.read(row) for row in self._db.all("lease_live_of_run", {"run_id": run_id})]
 
     def held_by_host(self) -> list[tuple[HostId, LeaseHolding]]:
+        """The same for every host that has some."""
         return [(HostId(row[0]), LeaseHolding(*row[1:])) for row in self._db.all("lease_held_by_host", {})]
 
     def live_of_project(self, project: str) -> list[Lease]:
         return [LEASE.read(row) for row in self._db.all("lease_live_of_project", {"project": project})]
 
     def in_use(self, *, now: float, since: float, project: str | None = None) -> list[QuotaUse]:
+        """By project, what its live leases hold, and for how long since then; reads only an index."""
         params: dict[str, object] = {"since": since}
         if project is not None:
             params["project"] = project
@@ -72,6 +77,7 @@ class SqlLeases:
         return [LeaseId(row[0]) for row in self._db.all("lease_expired", {"now": now, "limit": limit})]
 
     def restamp(self, expires_at: float) -> int:
+        """Give every live lease until then; return how many."""
         return self._db.run("lease_restamp", {"expires_at": expires_at})
 
     def live_count(self) -> int:

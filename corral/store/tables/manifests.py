@@ -16,13 +16,16 @@ class SqlManifests:
         return None if row is None else MANIFEST.read(row)
 
     def lock(self, project: str, name: str) -> Manifest | None:
+        """Like `get`, and no other transaction applies this manifest until this one ends."""
         row = self._db.one("manifest_lock", {"project": project, "name": name})
         return None if row is None else MANIFEST.read(row)
 
     def claim(self, manifest: Manifest) -> None:
+        """Insert it unless there is one of its name; waits for whoever is about to do the same."""
         self._db.put("manifest_claim", MANIFEST, manifest)
 
     def put(self, manifest: Manifest) -> None:
+        """Insert or replace."""
         self._db.put("manifest_put", MANIFEST, manifest)
 
     def page(self, after: tuple[str, str] | None, limit: int) -> list[Manifest]:

@@ -16,10 +16,12 @@ class SqlQuotas:
         return None if row is None else QUOTA.read(row)
 
     def lock(self, project: str) -> Quota | None:
+        """Like `get`, and no other transaction that locks it goes on until this one ends."""
         row = self._db.one("quota_lock", {"project": project})
         return None if row is None else QUOTA.read(row)
 
     def try_lock(self, project: str) -> Quota | None:
+        """Like `lock`, but None as well if another transaction holds it: nobody waits in a circle."""
         row = self._db.one("quota_try_lock", {"project": project})
         return None if row is None else QUOTA.read(row)
 
@@ -27,12 +29,14 @@ class SqlQuotas:
         return [QUOTA.read(row) for row in self._db.all("quota_all", {})]
 
     def put(self, quota: Quota) -> None:
+        """Insert or replace."""
         self._db.put("quota_put", QUOTA, quota)
 
     def delete(self, project: str) -> bool:
         return self._db.run("quota_delete", {"project": project}) > 0
 
     def add_hours(self, used: UsageHours) -> None:
+        """Add to what the project used in that month."""
         self._add(used)
 
     def hours(self, project: str, month: str) -> UsageHours | None:

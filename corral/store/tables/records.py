@@ -27,6 +27,10 @@ class SqlRecords:
         return [EVENT.read(row) for row in rows]
 
     def feed(self, after: str, limit: int) -> tuple[list[Event], str]:
+        """Events of all runs after a cursor (empty: from the beginning), and the next cursor.
+
+        An event that commits late is never skipped.
+        """
         xid, seq = _parse_cursor(after) if after else (0, 0)
         rows = self._db.all("event_feed", {"xid": xid, "seq": seq, "limit": limit})
         if not rows:
@@ -35,10 +39,12 @@ class SqlRecords:
         return [EVENT.read(row[:-2]) for row in rows], f"{last_xid}.{last_seq}"
 
     def feed_end(self) -> str:
+        """A cursor from which `feed` gives what commits from now on."""
         ((xid, seq),) = self._db.all("event_feed_end", {})
         return f"{xid}.{seq}"
 
     def segment(self, segment: Segment) -> None:
+        """Insert or replace."""
         self._db.put("segment_put", SEGMENT, segment)
         self._db.tell("segment_mark_run", {"run_id": segment.run_id, "logged": 1})
 
@@ -52,6 +58,7 @@ class SqlRecords:
         return None if row is None else SEGMENT.read(row)
 
     def runs_gone(self, limit: int) -> list[RunId]:
+        """Runs that were removed and still have segments."""
         return [RunId(row[0]) for row in self._db.all("segment_runs_gone", {"limit": limit})]
 
     def delete_segments(self, run_id: RunId) -> int:
@@ -76,6 +83,7 @@ class SqlRecords:
         return int(row[0])
 
     def usage(self) -> list[tuple[str, float, float]]:
+        """(project, seconds used, as of when) for fair share."""
         return [(row[0], row[1], row[2]) for row in self._db.all("usage_all", {})]
 
     def put_usage(self, project: str, used_s: float, at: float) -> None:

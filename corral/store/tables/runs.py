@@ -39,24 +39,31 @@ class SqlRuns:
         return None if row is None else RUN.read(row)
 
     def lock(self, run_id: RunId) -> Run | None:
+        """Like `get`, and no other transaction changes the run until this one ends."""
         row = self._db.one("run_lock", {"id": run_id})
         return None if row is None else RUN.read(row)
 
     def lock_all(self, ids: Iterable[RunId]) -> None:
+        """Hold them against change, in the one order in which whoever locks several must."""
         self._db.one("run_lock_all", {"ids": json.dumps([*ids])})
 
     def try_lock(self, run_id: RunId) -> tuple[Run, str] | None:
+        """Like `lock`, with the spec, but None as well if another transaction holds the run: nobody waits
+        in a circle."""
         row = self._db.one("run_try_lock", {"id": run_id})
         return None if row is None else (RUN.read(row[:-1]), str(row[-1]))
 
     def save(self, run: Run) -> None:
+        """Write every column that may change after insert."""
         self._db.put("run_save", RUN, run)
 
     def save_policy(self, run: Run, spec: str) -> None:
+        """Write what `save` does not: the columns that are not part of a run's identity, and its spec."""
         self._db.put("run_save_policy", RUN, run)
         self.put_spec(run.id, spec)
 
     def of_manifest(self, project: str, manifest: str) -> dict[Digest, ManifestRun]:
+        """By identity, the newest generation of every run that the manifest ever declared."""
         rows = self._db.all("run_of_manifest", {"project": project, "manifest": manifest})
         # In the order of generations, so that the newest is the one that stays.
         return {row[1]: KNOWN.read(row) for row in rows}
@@ -71,6 +78,7 @@ class SqlRuns:
         self._db.tell("spec_save", {"run_id": run_id, "spec": spec})
 
     def delete(self, run_id: RunId) -> None:
+        """The run and all that is its own, but for artifacts and log segments."""
         for table in _TABLES_OF_A_RUN:
             self._db.tell(f"run_delete_{table}", {"run_id": run_id})
 
@@ -82,6 +90,7 @@ class SqlRuns:
         return [RunId(row[0]) for row in self._db.all("run_by_prefix", params)]
 
     def page(self, where: RunFilter, *, after: tuple[float, RunId] | None, limit: int) -> list[Run]:
+        """Newest first; `after` is the last of the page before."""
         base: dict[str, object] = {"limit": limit}
         # Nothing is created after the end of time, so without `after` the page begins at the newest.
         base["after_created_at"], base["after_id"] = after or (math.inf, "")
@@ -127,6 +136,7 @@ class SqlRuns:
         return [str(row[0]) for row in self._db.all("schedule_find", params)]
 
     def find_groups(self, text: str, project: str | None) -> list[GroupId]:
+        """Those with this id or name."""
         params: dict[str, object] = {"text": text, "limit": _MAX_GROUPS}
         if project is not None:
             params["project"] = project
@@ -135,6 +145,7 @@ class SqlRuns:
     def page_groups(
         self, project: str | None, *, after: tuple[float, GroupId] | None, limit: int
     ) -> list[Group]:
+        """Newest first."""
         params: dict[str, object] = {"limit": limit}
         params["after_created_at"], params["after_id"] = after or (math.inf, "")
         if project is not None:
@@ -142,13 +153,16 @@ class SqlRuns:
         return [GROUP.read(row) for row in self._db.all("group_page", params)]
 
     def group_states(self, group_id: GroupId) -> dict[str, int]:
+        """How many of its runs are in each state."""
         return {row[0]: row[1] for row in self._db.all("group_states", {"group_id": group_id})}
 
     def group_ends(self, group_id: GroupId, limit: int) -> list[GroupEnd]:
+        """Why its runs failed or were cancelled, the most frequent first."""
         rows = self._db.all("group_ends", {"group_id": group_id, "limit": limit})
         return [GroupEnd(*row) for row in rows]
 
     def group_metrics(self, group_id: GroupId, limit: int) -> list[tuple[RunId, str]]:
+        """The last metrics of its runs, as JSON."""
         rows = self._db.all("group_metrics", {"group_id": group_id, "limit": limit})
         return [(RunId(row[0]), str(row[1])) for row in rows]
 
@@ -159,9 +173,11 @@ class SqlRuns:
             row = self._db.one("state_project_after", {"state": state, "after": row[0]})
 
     def lanes(self) -> list[Lane]:
+        """Every lane that has a queued run; costs one index seek per lane, however long it is."""
         return [lane for lane, _ in self.heads()]
 
     def heads(self) -> list[tuple[Lane, ReadyRun]]:
+        """The same, each with its oldest run."""
         heads: list[tuple[Lane, ReadyRun]] = []
         row = self._db.one("lane_first", {})
         while row is not None:
@@ -172,12 +188,14 @@ class SqlRuns:
         return heads
 
     def ready(self, lane: Lane, *, after: ReadyRun | None, limit: int) -> list[ReadyRun]:
+        """The oldest queued runs of a lane, in order."""
         params: dict[str, object] = {**lane._asdict(), "limit": limit}
         if after is not None:
             params |= {"after_ready_at": after.ready_at, "after_id": after.id}
         return [ReadyRun(*row) for row in self._db.all("run_ready", params)]
 
     def ready_names(self, lane: Lane, *, after: ReadyRun, limit: int) -> list[QueuedRun]:
+        """The next queued runs of a lane, with what only the run itself tells a policy."""
         params = {**lane._asdict(), "after_ready_at": after.ready_at, "after_id": after.id, "limit": limit}
         rows = self._db.all("run_ready_names", params)
         return [QueuedRun(ReadyRun(row[0], RunId(row[1])), row[2], row[3]) for row in rows]
@@ -189,29 +207,39 @@ class SqlRuns:
         return [RunId(row[0]) for row in self._db.all("run_due_stops", {"now": now, "limit": limit})]
 
     def pull_in(self, *, now: float, stop_s: float, backoff_s: float) -> int:
+        """For as long as the server was blind nobody could hear of a stop, and the clock may have gone back:
+        every stop is due `stop_s` and its grace from now, and no backoff ends later than `backoff_s` from
+        now. Return how many were changed."""
         stops = self._db.run("run_pull_in_stops", {"latest": now + stop_s})
         return stops + self._db.run("run_pull_in_backoffs", {"latest": now + backoff_s})
 
     def over_wall(self, now: float, since: float, limit: int) -> list[RunId]:
+        """Running runs whose wall limit is used up, counting of the present lease only what lies
+        after `since`. The worker keeps the limit itself; this is for one that does not."""
         params = {"now": now, "since": since, "limit": limit}
         return [RunId(row[0]) for row in self._db.all("run_over_wall", params)]
 
     def stalled(self, now: float, limit: int) -> list[LeaseId]:
+        """Live leases of running runs with a stall limit that showed no activity for that long."""
         return [LeaseId(row[0]) for row in self._db.all("run_stalled", {"now": now, "limit": limit})]
 
     def ended_before(self, when: float, limit: int) -> list[RunId]:
+        """Final runs that still have log segments and ended before `when`."""
         return [RunId(row[0]) for row in self._db.all("run_ended_before", {"when": when, "limit": limit})]
 
     def counts(self) -> list[tuple[str, int]]:
+        """How many runs are in each state that is not final."""
         return [(row[0], row[1]) for row in self._db.all("run_counts", {})]
 
     def preemptible(self, after: tuple[int, RunId] | None, limit: int) -> list[Run]:
+        """Running runs that may be asked to yield, by priority, the lowest first."""
         params: dict[str, object] = {"limit": limit}
         if after is not None:
             params |= {"after_priority": after[0], "after_id": after[1]}
         return [RUN.read(row) for row in self._db.all("run_preemptible", params)]
 
     def unstarted(self, project: str, limit: int) -> int:
+        """How many runs of the project have not started, counted up to `limit`."""
         (row,) = self._db.all("run_unstarted", {"project": project, "limit": limit})
         return int(row[0])
 
@@ -220,11 +248,13 @@ class SqlRuns:
         return [RUN.read(row) for row in rows]
 
     def newest_generation(self, run: Run) -> int:
+        """Of the runs that its manifest declares with the same identity."""
         params = {"project": run.project, "manifest": run.manifest, "identity": run.identity}
         row = self._db.one("run_newest_generation", params)
         return int(row[0]) if row is not None and row[0] is not None else 0
 
     def put_submission(self, submission: Submission) -> bool:
+        """False, and nothing is written, if this principal used the request id before."""
         return self._db.run("submission_put", SUBMISSION.params(submission)) > 0
 
     def submission(self, principal: str, request_id: str) -> Submission | None:
@@ -232,11 +262,13 @@ class SqlRuns:
         return None if row is None else SUBMISSION.read(row)
 
     def forget_submissions(self, principal: str, prefix: str) -> None:
+        """Of whom nobody will ask again, by the beginning of their request ids."""
         # Request ids are ASCII, so everything that begins with the prefix sorts below it with a tilde.
         params = {"principal": principal, "low": prefix, "high": prefix + "~"}
         self._db.tell("submission_forget", params)
 
     def delete_empty_group(self, group_id: GroupId) -> None:
+        """If none of its runs is left."""
         self._db.tell("group_delete_empty", {"id": group_id})
 
     def insert_group(self, group: Group) -> None:
@@ -255,14 +287,17 @@ class SqlRuns:
         return [PARENT.read(row) for row in self._db.all("children", {"parent_id": parent_id})]
 
     def waiting_children(self, parent_id: RunId, *, after: str, limit: int) -> list[RunId]:
+        """Of the children that are held because they wait for parents, those after `after`, by id."""
         params = {"parent_id": parent_id, "after": after, "limit": limit}
         return [RunId(row[0]) for row in self._db.all("children_waiting", params)]
 
     def waiting(self, after: str, limit: int) -> list[WaitingRun]:
+        """Runs that are held because they wait for parents, by id."""
         rows = self._db.all("held_waiting", {"after": after, "limit": limit})
         return [WaitingRun(RunId(row[0]), bool(row[1])) for row in rows]
 
     def put_unsettled(self, parent_id: RunId, after: str) -> None:
+        """Children of the ended run from `after` on were left for the sweeper."""
         self._db.tell("unsettled_put", {"run_id": parent_id, "after_id": after})
 
     def unsettled(self, limit: int) -> list[tuple[RunId, str]]:
@@ -272,29 +307,37 @@ class SqlRuns:
         self._db.tell("unsettled_delete", {"run_id": parent_id})
 
     def lock_group(self, group_id: GroupId) -> Group | None:
+        """Like `group`, and nobody else gives places in it until this transaction ends."""
         row = self._db.one("group_lock", {"id": group_id})
         return None if row is None else GROUP.read(row)
 
     def try_lock_group(self, group_id: GroupId) -> Group | None:
+        """Like `lock_group`; None also when another transaction has it."""
         row = self._db.one("group_try_lock", {"id": group_id})
         return None if row is None else GROUP.read(row)
 
     def running_in_group(self, group_id: GroupId, limit: int) -> int:
+        """How many of its runs are with a host; no further than the limit."""
         (row,) = self._db.all("group_running", {"group_id": group_id, "limit": limit})
         return int(row[0])
 
     def queued_in_group(self, group_id: GroupId, limit: int) -> list[RunId]:
+        """Those that are queued, the youngest first."""
         return [RunId(row[0]) for row in self._db.all("group_queued", {"group_id": group_id, "limit": limit})]
 
     def placed(self, group_id: GroupId, *, but: RunId | None, limit: int) -> int:
+        """How many of the group's runs have a place, not counting `but` and at most `limit`: those that
+        are queued or further and not final, and those between two tries."""
         row = self._db.one("group_placed", {"group_id": group_id, "but": but or "", "limit": limit})
         return int(row[0]) if row is not None else 0
 
     def waiting_in_group(self, group_id: GroupId, hold_reason: str, limit: int) -> list[RunId]:
+        """Its runs that are held for this reason, the oldest first."""
         params = {"group_id": group_id, "hold_reason": hold_reason, "limit": limit}
         return [RunId(row[0]) for row in self._db.all("group_waiting", params)]
 
     def group_with_held(self, after: str) -> GroupId | None:
+        """The next group by id that has a held run."""
         row = self._db.one("group_with_held_after", {"after": after})
         return None if row is None else GroupId(row[0])
 

@@ -20,6 +20,7 @@ class SqlSchedules:
         return None if row is None else SCHEDULE.read(row)
 
     def lock(self, schedule_id: ScheduleId) -> Schedule | None:
+        """Like `get`, and no other transaction changes it until this one ends."""
         row = self._db.one("schedule_lock", {"id": schedule_id})
         return None if row is None else SCHEDULE.read(row)
 
@@ -31,16 +32,19 @@ class SqlSchedules:
         self._db.put("schedule_save", SCHEDULE, schedule)
 
     def find(self, text: str, project: str | None, limit: int) -> list[ScheduleId]:
+        """Those with this id or name."""
         params: dict[str, object] = {"text": text, "limit": limit}
         if project is not None:
             params["project"] = project
         return [ScheduleId(row[0]) for row in self._db.all("schedule_find", params)]
 
     def unfinished(self, schedule_id: ScheduleId, limit: int) -> list[RunId]:
+        """Its runs that have not ended."""
         rows = self._db.all("schedule_unfinished", {"schedule_id": schedule_id, "limit": limit})
         return [RunId(row[0]) for row in rows]
 
     def ahead(self, now: float, limit: int) -> list[ScheduleId]:
+        """Those whose next time was worked out after `now`: the clock was set back since."""
         rows = self._db.all("schedule_ahead", {"now": now, "limit": limit})
         return [ScheduleId(row[0]) for row in rows]
 

@@ -12,6 +12,7 @@ class SqlVolumes:
         self._db = connection
 
     def insert(self, volume: VolumeRecord) -> bool:
+        """False, and nothing is written, if the project has one of this name."""
         return self._db.run("volume_insert", VOLUME.params(volume)) > 0
 
     def get(self, project: str, name: str) -> VolumeRecord | None:
@@ -19,6 +20,7 @@ class SqlVolumes:
         return None if row is None else VOLUME.read(row)
 
     def lock(self, project: str, name: str) -> VolumeRecord | None:
+        """Like `get`, and no other transaction changes it until this one ends."""
         row = self._db.one("volume_lock", {"project": project, "name": name})
         return None if row is None else VOLUME.read(row)
 
@@ -26,6 +28,7 @@ class SqlVolumes:
         self._db.tell("volume_set_head", {"project": project, "name": name, "head": head})
 
     def page(self, project: str | None, *, after: tuple[str, str] | None, limit: int) -> list[VolumeRecord]:
+        """By project and name."""
         last_project, last = after or ("", "")
         params: dict[str, object] = {"last_project": last_project, "last": last, "limit": limit}
         if project is not None:
@@ -33,6 +36,7 @@ class SqlVolumes:
         return [VOLUME.read(row) for row in self._db.all("volume_page", params)]
 
     def delete(self, project: str, name: str) -> None:
+        """With its versions."""
         for statement in ("volume_versions_delete", "volume_delete"):
             self._db.tell(statement, {"project": project, "name": name})
 
@@ -44,6 +48,7 @@ class SqlVolumes:
         return None if row is None else VOLUME_VERSION.read(row)
 
     def versions(self, project: str, name: str) -> list[VolumeVersion]:
+        """Newest first."""
         rows = self._db.all("volume_version_all", {"project": project, "name": name})
         return [VOLUME_VERSION.read(row) for row in rows]
 
@@ -51,5 +56,6 @@ class SqlVolumes:
         self._db.tell("volume_version_delete", {"project": project, "name": name, "version": version})
 
     def surplus(self, *, keep: int, before: float, limit: int) -> list[VolumeVersion]:
+        """Versions made before then, behind the newest `keep` of their volume."""
         rows = self._db.all("volume_surplus", {"keep": keep, "before": before, "limit": limit})
         return [VOLUME_VERSION.read(row) for row in rows]

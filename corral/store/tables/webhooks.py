@@ -27,9 +27,11 @@ class SqlWebhooks:
         return [WEBHOOK.read(row) for row in self._db.all("webhook_all", {})]
 
     def of_calls(self) -> list[Webhook]:
+        """Those that may want notices of calls."""
         return [WEBHOOK.read(row) for row in self._db.all("webhook_of_calls", {})]
 
     def advance(self, webhook_id: WebhookId, *, before: str, after: str) -> bool:
+        """Move the cursor on; False, and nothing is written, if it is not where it was thought to be."""
         params = {"id": webhook_id, "before": before, "after": after}
         return self._db.run("webhook_advance", params) > 0
 
@@ -37,13 +39,16 @@ class SqlWebhooks:
         self._db.tell("webhook_set_paused", {"id": webhook_id, "paused": int(paused)})
 
     def set_secret(self, webhook_id: WebhookId, secret: str, *, keep_until: float) -> None:
+        """The one of before is kept as the old one."""
         params = {"id": webhook_id, "secret": secret, "until": keep_until}
         self._db.tell("webhook_set_secret", params)
 
     def forget_old_secrets(self, now: float) -> None:
+        """Those whose time is over."""
         self._db.tell("webhook_forget_old_secrets", {"now": now})
 
     def delete(self, webhook_id: WebhookId) -> bool:
+        """With its deliveries."""
         self._db.run("webhook_delete_deliveries", {"id": webhook_id})
         return self._db.run("webhook_delete", {"id": webhook_id}) > 0
 
@@ -58,10 +63,12 @@ class SqlWebhooks:
         self._db.put("delivery_save", DELIVERY, delivery)
 
     def due(self, webhook_id: WebhookId, now: float, limit: int) -> list[Delivery]:
+        """What waits to be sent now, the longest due first."""
         rows = self._db.all("delivery_due", {"webhook_id": webhook_id, "now": now, "limit": limit})
         return [DELIVERY.read(row) for row in rows]
 
     def waiting(self, webhook_id: WebhookId, most: int) -> int:
+        """How many wait, counted no further than `most`."""
         (row,) = self._db.all("delivery_waiting", {"webhook_id": webhook_id, "most": most})
         return int(row[0])
 
@@ -73,6 +80,7 @@ class SqlWebhooks:
         limit: int,
         state: DeliveryState | None = None,
     ) -> list[Delivery]:
+        """Newest first."""
         at, last = after or (float("inf"), DeliveryId(""))
         params: dict[str, object] = {"webhook_id": webhook_id, "at": at, "last": last, "limit": limit}
         if state is not None:
@@ -80,4 +88,5 @@ class SqlWebhooks:
         return [DELIVERY.read(row) for row in self._db.all("delivery_page", params)]
 
     def forget(self, before: float, limit: int) -> int:
+        """Delete deliveries that ended before then; return how many."""
         return self._db.run("delivery_forget", {"before": before, "limit": limit})
