@@ -58,7 +58,7 @@ class NameLookup:
         if run.group_id is None:
             return None
         if run.group_id not in self._groups:
-            group = self._tx.runs.group(run.group_id)
+            group = self._tx.groups.get(run.group_id)
             self._groups[run.group_id] = group.name if group else None
         return self._groups[run.group_id]
 

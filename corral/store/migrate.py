@@ -15,7 +15,7 @@ from alembic.config import Config
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.pool import NullPool
 
-from corral.store.dialect import HERE
+from corral.store.statements import HERE
 
 SQLITE = "sqlite:///"
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from corral.domain.errors import InvalidInput, StoreUnavailable, VersionMismatch
-from corral.store.dialect import HERE, Dialect, ddl
 from corral.store.rows import Row
+from corral.store.statements import HERE, Dialect, ddl
 
 # Oldest first. A revision that is not here was made by a newer server.
 REVISIONS = ("0001", "0002", "0003")

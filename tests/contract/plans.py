@@ -107,7 +107,7 @@ class Plan:
         return [str(self.run(run_id).state) for run_id in run_ids]
 
     def events(self, run_id: RunId) -> list[str]:
-        found = self.db.read(lambda tx: tx.records.events(run_id, after=0, limit=100))
+        found = self.db.read(lambda tx: tx.events.of_run(run_id, after=0, limit=100))
         assert [event.n for event in found] == list(range(1, self.run(run_id).event_n + 1))
         return [event.type for event in found]
 

@@ -114,7 +114,7 @@ def test_the_cursor_moves_only_from_where_it_was(db: Database) -> None:
 
 def test_a_new_webhook_hears_what_comes_after_it(db: Database, cipher: FileCipher) -> None:
     db.write(lambda tx: _runs(tx, 2))
-    hook = a_hook(cursor=db.write(lambda tx: tx.records.feed_end()))
+    hook = a_hook(cursor=db.write(lambda tx: tx.events.feed_end()))
     db.write(lambda tx: tx.webhooks.insert(hook))
     db.write(lambda tx: _runs(tx, 1))
 

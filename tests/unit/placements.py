@@ -245,7 +245,7 @@ class Ground:
         return found
 
     def events(self, run_id: RunId) -> list[Event]:
-        return self.db.now_read(lambda tx: tx.records.events(run_id, after=0, limit=100))
+        return self.db.now_read(lambda tx: tx.events.of_run(run_id, after=0, limit=100))
 
     def why(self, run_id: RunId) -> dict[str, RunStanding]:
         run = self.run(run_id)

@@ -131,7 +131,7 @@ class Sweeper:
             await self.store.write(halt)
 
     def _tick(self, new_window: bool, tx: Tx) -> None:
-        tx.records.tick("sweeper", self.clock.now())
+        tx.loops.tick("sweeper", self.clock.now())
         if new_window:
             now, policy = self.clock.now(), self.policy
             tx.leases.restamp(now + policy.lease_s)

@@ -87,7 +87,7 @@ class GroupNames:
         if group_id is None:
             return None
         if group_id not in self._found:
-            self._found[group_id] = self._tx.runs.group(group_id)
+            self._found[group_id] = self._tx.groups.get(group_id)
         found = self._found[group_id]
         return None if found is None else found.name
 

@@ -66,7 +66,7 @@ def requeue_with_children(
 
 def was_requeued(tx: Tx, run: Run) -> bool:
     """Whether there is a next generation: it is the last that happens to a run that has ended."""
-    last = tx.records.events(run.id, after=max(0, run.event_n - 3), limit=3)
+    last = tx.events.of_run(run.id, after=max(0, run.event_n - 3), limit=3)
     return any(event.type == "requeued_as" for event in last)
 
 

@@ -54,7 +54,7 @@ async def refuse_secrets(project: str, what: core.FileManifest, svc: Services) -
     def unit(tx: Tx) -> tuple[SecretValues, list[ArtifactFile]] | None:
         secrets.refuse_exposed(tx, svc.cipher, project, text, what="the manifest")
         known = tx.artifacts.by_digest(project, what.kind, listing_digest(what.files))
-        if known is not None or not tx.access.secrets(project):
+        if known is not None or not tx.secrets.of_project(project):
             return None
         # Only what the project has: that a stranger's file holds a secret is not ours to tell.
         have = tx.blobs.present(project, [file.digest for file in what.files])

@@ -338,6 +338,6 @@ def _named_by_lease(
     if (
         not named
         and not any(call.args_blob == sha for call in given)
-        and not tx.calls.gave(f"user:run:{run.id}", sha)
+        and not tx.calls.returned_blob(f"user:run:{run.id}", sha)
     ):
         raise NotFound(f"lease {lease_id} names no blob {sha}")

@@ -207,7 +207,7 @@ def _own(tx: Tx, host_id: HostId) -> Host:
 def _detail(tx: Tx, host: Host, svc: Services) -> HostView:
     now = svc.clock.now()
     busy = dict(tx.hosts.busy()).get(host.id, 0)
-    ends = [token.expires_at for token in tx.access.of_host(host.id) if token.holds(now)]
+    ends = [token.expires_at for token in tx.tokens.of_host(host.id) if token.holds(now)]
     known = [at for at in ends if at is not None]
     # One that never ends outlasts all others.
     expires_at = max(known) if known and len(known) == len(ends) else None

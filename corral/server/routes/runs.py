@@ -283,7 +283,7 @@ async def feed(
     """Events of all runs, in the order in which they were committed."""
 
     def unit(tx: Tx) -> EventPage:
-        events, after = tx.records.feed(cursor, limit)
+        events, after = tx.events.feed(cursor, limit)
         projects: dict[str, bool] = {}
         for event in events:
             if event.run_id not in projects:

@@ -197,7 +197,7 @@ async def _follow_events(svc: Services, run_id: RunId, after: int, request: Requ
 async def _event_page(svc: Services, run_id: RunId, after: int, limit: int) -> tuple[Run, list[EventView]]:
     def unit(tx: Tx) -> tuple[Run, list[EventView]]:
         names = NameLookup(tx)
-        events = tx.records.events(run_id, after=after, limit=limit)
+        events = tx.events.of_run(run_id, after=after, limit=limit)
         return run_of(tx, run_id), [event_view(event, names) for event in events]
 
     return await svc.store.read(unit)

@@ -64,7 +64,7 @@ async def add_webhook(body: WebhookRequest, caller: Operator, svc: Svc) -> Creat
             format=WebhookFormat(body.format),
             events=canonical(list(dict.fromkeys(body.events))),
             secret=svc.cipher.encrypt(key, context=key_context(webhook_id)),
-            cursor=tx.records.feed_end(),
+            cursor=tx.events.feed_end(),
             paused=False,
             created_at=now,
             created_by=caller.actor,
@@ -124,7 +124,7 @@ async def resume_webhook(webhook: str, body: ResumeRequest, caller: Operator, sv
     def unit(tx: Tx) -> WebhookView:
         hook = _find(tx, webhook)
         if body.skip:
-            tx.webhooks.advance(hook.id, before=hook.cursor, after=tx.records.feed_end())
+            tx.webhooks.advance(hook.id, before=hook.cursor, after=tx.events.feed_end())
         tx.webhooks.set_paused(hook.id, False)
         _note(tx, "webhook.resume", hook, caller, svc, skip=body.skip)
         return _view(tx, hook._replace(paused=False), svc)

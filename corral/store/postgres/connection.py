@@ -10,8 +10,8 @@ import psycopg
 from psycopg import errors
 
 from corral.domain.errors import Conflict, CorralError, DiskFull, StoreUnavailable
-from corral.store.dialect import Dialect, Statements
 from corral.store.rows import Params, R, Record, Row
+from corral.store.statements import Dialect, Statements
 from corral.store.tables.quotas import LateHours
 from corral.store.transaction import Tx
 

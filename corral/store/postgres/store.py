@@ -16,7 +16,6 @@ from psycopg.conninfo import conninfo_to_dict
 
 from corral.domain.errors import InvalidInput, StoreUnavailable
 from corral.store import schema
-from corral.store.dialect import Dialect
 from corral.store.postgres.connection import (
     Raw,
     ReadSession,
@@ -29,6 +28,7 @@ from corral.store.postgres.connection import (
 )
 from corral.store.postgres.listener import CHANNEL, Listener, payload
 from corral.store.rows import Row
+from corral.store.statements import Dialect
 from corral.store.transaction import Tx
 
 T = TypeVar("T")

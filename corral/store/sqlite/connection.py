@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from corral.domain.errors import Conflict, CorralError, DiskFull, StoreUnavailable
-from corral.store.dialect import PARAMETER, Dialect, Statements
 from corral.store.rows import Params, R, Record, Row
+from corral.store.statements import PARAMETER, Dialect, Statements
 
 log = logging.getLogger(__name__)
 _CACHE = "PRAGMA cache_size = -24576"

@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from corral.domain.errors import CorralError, StoreUnavailable
 from corral.store import schema
-from corral.store.dialect import Dialect
 from corral.store.rows import Row
 from corral.store.sqlite.committer import Committer
 from corral.store.sqlite.connection import (
@@ -28,6 +27,7 @@ from corral.store.sqlite.connection import (
     tune_writer,
 )
 from corral.store.sqlite.group_commit import BUSY_S, GroupCommit
+from corral.store.statements import Dialect
 from corral.store.transaction import Tx
 
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from alembic import op
 
-from corral.store.dialect import Dialect, ddl
+from corral.store.statements import Dialect, ddl
 
 revision = "0001"
 down_revision = None

@@ -1,4 +1,4 @@
-"""Named statements from `.sql` files, rendered for one database. The rules are in `statements/README.md`."""
+"""Named statements from `.sql` files, rendered for one database. The rules are in `sql/README.md`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Statements:
 
 def read_statements() -> Mapping[str, str]:
     found: dict[str, str] = {}
-    for path in sorted((HERE / "statements").glob("*.sql")):
+    for path in sorted((HERE / "sql").glob("*.sql")):
         _, *parts = _NAME.split(path.read_text(encoding="utf-8"))
         for name, body in zip(parts[::2], parts[1::2], strict=True):
             if name in found:

@@ -21,17 +21,3 @@ UPDATE tokens SET used_at = :at, used_by = :by, host_id = :host_id WHERE id = :i
 
 -- name: token_shorten
 UPDATE tokens SET expires_at = :at WHERE id = :id AND (expires_at IS NULL OR expires_at > :at);
-
--- name: secret_put
-INSERT INTO secrets (<secret>) VALUES (<:secret>)
-ON CONFLICT (project, name) DO UPDATE SET
-    ciphertext = excluded.ciphertext, updated_at = excluded.updated_at;
-
--- name: secret_get
-SELECT <secret> FROM secrets WHERE project = :project AND name = :name;
-
--- name: secret_all
-SELECT <secret> FROM secrets WHERE project = :project ORDER BY name;
-
--- name: secret_delete
-DELETE FROM secrets WHERE project = :project AND name = :name;
