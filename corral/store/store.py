@@ -1,8 +1,7 @@
-"""Where the rules keep their records: one Protocol, kept on SQLite and on Postgres.
+"""The store that the core and the server use; `sqlite` and `postgres` implement it.
 
-Use cases are plain functions over a `Tx`; the store decides when to commit.
-`Store.write` returns after the commit is durable, or raises and nothing of the unit is kept.
-A unit may run more than once (lost races on Postgres), so it touches nothing but its `Tx`.
+Use cases are plain functions over a `Tx`; the store decides when to commit. A unit may run more than once
+(lost races on Postgres), so it touches nothing but its `Tx`.
 """
 
 from __future__ import annotations
@@ -18,19 +17,22 @@ T = TypeVar("T")
 class Store(Protocol):
     @property
     def alone(self) -> bool:
-        """Whether no other server writes to it."""
+        """Whether this is the only server that writes to the database."""
         ...
 
     async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
-        """Run the unit; return after its commit is durable. StoreUnavailable if it cannot be now.
+        """Run the unit and return after its commit is durable, or raise and keep nothing of it.
 
-        A commit of `patient` ones alone may wait some milliseconds for others to share it with.
+        StoreUnavailable if the database cannot be written now. The commit of a `patient` unit may wait some
+        milliseconds for other units to share it with.
         """
         ...
 
     async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
-        """Like `write` for each of them, in order and with as few commits as it takes. An error is the
-        answer to its own unit, and harms no other."""
+        """Like `write` for each unit, in order and with as few commits as possible.
+
+        A unit that fails has its error in place of a result, and does not affect the others.
+        """
         ...
 
     async def read(self, unit: Callable[[Tx], T]) -> T:
@@ -38,12 +40,14 @@ class Store(Protocol):
         ...
 
     def subscribe(self, listener: Callable[[str, str], None]) -> None:
-        """Call `listener(topic, key)` in the event loop for what commits announced. May repeat or,
-        after a lost connection, miss: listeners treat it as a hint."""
+        """Call `listener(topic, key)` in the event loop for each announcement of a commit.
+
+        Announcements may be repeated and, after a lost connection, missed: they are only hints.
+        """
         ...
 
     async def lead(self, loop: str) -> bool:
-        """Whether this server may run the loop now; at most one server gets True at a time."""
+        """Whether this server may run the loop now; at most one server may at a time."""
         ...
 
     async def close(self) -> None: ...

@@ -467,12 +467,12 @@ def test_a_unit_that_could_not_be_run_at_all_is_told_so(tmp_path: Path) -> None:
         return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_SAVEPOINT else sqlite3.SQLITE_OK
 
     with opened(store) as db:
-        store._writer._careful = 1
+        store._writer._in_savepoints = 1
         store._raw.set_authorizer(without_savepoints)
         with pytest.raises(StoreUnavailable, match="not authorized"):
             db.write(partial(insert, a_run()))
         store._raw.set_authorizer(None)
-        store._writer._careful = 0
+        store._writer._in_savepoints = 0
 
         db.write(partial(insert, a_run()))
         assert kept(tmp_path / "corral.db") == 1
