@@ -306,7 +306,7 @@ class GroupCommit:
         self._commit_s = took if self._commit_s == math.inf else 0.8 * self._commit_s + 0.2 * took
 
     async def _checkpoint(self) -> None:
-        """Run the checkpoint in a thread, since it takes long: a commit in the loop's thread must not do it."""
+        """Run the checkpoint in a thread: it takes too long for a commit in the loop's thread."""
         if self._committer is not None:
             # If the disk fails, the next write reports it.
             with suppress(sqlite3.Error):
