@@ -263,7 +263,7 @@ def test_submissions_groups_and_shapes_come_back(db: Database) -> None:
     db.write(unit)
 
     assert db.read(lambda tx: tx.groups.get(group.id)) == group
-    assert db.read(lambda tx: tx.groups.runs(group.id, 10)) == [run.id]
+    assert listed(db, RunFilter(group=group.id)) == [run.id]
     assert db.read(lambda tx: tx.runs.submission("user:ada", "request-1")) == submission
     assert db.read(lambda tx: tx.runs.submission("user:bob", "request-1")) is None
     assert db.read(lambda tx: tx.runs.shape(SHAPE)) == "{}"

@@ -168,7 +168,7 @@ class PostgresStore:
             session.tx.take_announced()
             session.hours.forget()
             session.abandon()
-            # A refused commit is certain; one whose connection broke may have succeeded.
+            # A commit that the server refused did not happen; if the connection broke, it may have.
             if committing and session.raw.closed and isinstance(error, psycopg.OperationalError):
                 raise outcome_unknown(error) from error
             raise

@@ -34,16 +34,13 @@ GROUP BY state, reason, detail ORDER BY COUNT(*) DESC, MIN(id) LIMIT :limit;
 SELECT id, metrics FROM runs WHERE group_id = :group_id AND metrics <> '{}'
 ORDER BY created_at, id LIMIT :limit;
 
--- name: group_runs
-SELECT id FROM runs WHERE group_id = :group_id ORDER BY created_at, id LIMIT :limit;
-
 -- name: group_lock
 SELECT <group> FROM groups WHERE id = :id /*lock FOR UPDATE */;
 
 -- name: group_try_lock
 SELECT <group> FROM groups WHERE id = :id /*lock FOR UPDATE SKIP LOCKED */;
 
--- Those that have a place: queued or further, or between two tries.
+-- Runs that have a place: queued or further, or between two tries.
 -- name: group_placed
 SELECT COUNT(*) FROM (
     SELECT id FROM runs /*sqlite INDEXED BY runs_in_group */
@@ -55,7 +52,7 @@ SELECT COUNT(*) FROM (
     LIMIT :limit
 ) AS placed;
 
--- Those that run, counted no further than the limit.
+-- Running runs, counted up to the limit.
 -- name: group_running
 SELECT COUNT(*) FROM (
     SELECT 1 FROM runs /*sqlite INDEXED BY runs_in_group */

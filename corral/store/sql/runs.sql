@@ -10,7 +10,7 @@ SELECT <run> FROM runs WHERE id = :id;
 -- name: run_lock
 SELECT <run> FROM runs WHERE id = :id /*lock FOR UPDATE */;
 
--- Whoever locks several runs does so in the order of their ids, or two would wait for each other.
+-- Several runs are always locked in the order of their ids: two transactions must not wait for each other.
 -- name: run_lock_all
 SELECT COUNT(*) /*lock FROM (
     SELECT id FROM runs WHERE id IN (<list ids>) ORDER BY id FOR UPDATE
@@ -75,7 +75,7 @@ ORDER BY created_at DESC, id DESC LIMIT :limit;
 SELECT project FROM runs WHERE state = :state /*if after AND project > :after */
 ORDER BY project LIMIT 1;
 
--- SQLite has no statistics to tell the queue's index from that of states, so it is told.
+-- SQLite has no statistics to choose between the queue's index and that of states, so the index is named.
 -- name: lane_first
 SELECT shape, priority, project, ready_at, id FROM runs /*sqlite INDEXED BY runs_claim */
 WHERE state = 'queued' ORDER BY shape, priority DESC, project, ready_at, id LIMIT 1;
@@ -149,7 +149,7 @@ SELECT <run> FROM runs /*sqlite INDEXED BY runs_preemptible */
 WHERE state = 'running' AND preemptible = 1 /*if after_id AND (priority, id) > (:after_priority, :after_id) */
 ORDER BY priority, id LIMIT :limit;
 
--- Counts no further than the limit.
+-- Counts up to the limit.
 -- name: run_unstarted
 SELECT COUNT(*) FROM (
     SELECT 1 FROM runs /*sqlite INDEXED BY runs_state */
@@ -239,7 +239,7 @@ DELETE FROM ranks WHERE run_id = :run_id;
 -- name: run_delete_leases
 DELETE FROM leases WHERE run_id = :run_id;
 
--- SQLite gives the number of the last row again once that row is gone, and readers of the feed are past it.
+-- SQLite reuses the number of the last row after that row is deleted, and readers of the feed are past it.
 -- name: run_delete_events
 DELETE FROM events WHERE run_id = :run_id /*sqlite AND seq < (SELECT MAX(seq) FROM events) */;
 

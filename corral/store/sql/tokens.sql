@@ -15,7 +15,7 @@ UPDATE tokens SET revoked_at = COALESCE(revoked_at, :at) WHERE id = :id;
 SELECT <token> FROM tokens
 WHERE host_id = :host_id AND scope = 'host' AND revoked_at IS NULL ORDER BY id;
 
--- Whoever comes second finds it used.
+-- A second use changes nothing.
 -- name: token_use
 UPDATE tokens SET used_at = :at, used_by = :by, host_id = :host_id WHERE id = :id AND used_at IS NULL;
 

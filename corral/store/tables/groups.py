@@ -60,10 +60,6 @@ class SqlGroups(Table):
         rows = self._db.all("group_metrics", {"group_id": group_id, "limit": limit})
         return [(RunId(row[0]), str(row[1])) for row in rows]
 
-    def runs(self, group_id: GroupId, limit: int) -> list[RunId]:
-        """The oldest first."""
-        return self._column("group_runs", group_id=group_id, limit=limit)
-
     def running(self, group_id: GroupId, limit: int) -> int:
         """How many of its runs are with a host, counted up to `limit`."""
         return self._number("group_running", group_id=group_id, limit=limit)
