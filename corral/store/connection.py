@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from corral.store.rows import Params, R, Record, Row
+from corral.store.rows import Params, R, RecordKind, Row
 
 
 class Connection(Protocol):
@@ -23,6 +23,6 @@ class Connection(Protocol):
         commit: a database across a network is not waited for."""
         ...
 
-    def put(self, name: str, kind: Record[R], record: R) -> None:
+    def put(self, name: str, kind: RecordKind[R], record: R) -> None:
         """Like `tell`, with the fields of the record as parameters."""
         ...

@@ -26,7 +26,7 @@ Row = Sequence[Any]
 Params = Mapping[str, object]
 
 
-class Record(Generic[R]):
+class RecordKind(Generic[R]):
     """How one kind of record is kept: enums as their text, truth values as 0 or 1, the rest as it is."""
 
     def __init__(self, kind: type[R]) -> None:
@@ -64,41 +64,41 @@ def _values(hint: Any) -> Mapping[Any, Any]:
     return {}
 
 
-ARTIFACT = Record(Artifact)
-ARTIFACT_FILE = Record(ArtifactFile)
-ATTEMPT = Record(Attempt)
-AUDIT = Record(AuditEntry)
-BLOB = Record(Blob)
-CALL = Record(CallRecord)
-CHUNK = Record(Chunk)
-DELIVERY = Record(Delivery)
-ENDPOINT = Record(Endpoint)
-EVENT = Record(Event)
-GROUP = Record(Group)
-HOST = Record(Host)
-HOURS = Record(UsageHours)
-INSTANCE = Record(Instance)
-LEASE = Record(Lease)
-MANIFEST = Record(Manifest)
-MANIFEST_RUN = Record(ManifestRun)
-OBJECT = Record(NamedObject)
-PARENT = Record(Parent)
-POOL = Record(PoolParams)
-QUOTA = Record(Quota)
-RANK = Record(Rank)
-RUN = Record(Run)
-SCHEDULE = Record(Schedule)
-SECRET = Record(Secret)
-SEGMENT = Record(Segment)
-SERVING = Record(ServingVersion)
-SUBMISSION = Record(Submission)
-TOKEN = Record(Token)
-VERSION = Record(EndpointVersion)
-VOLUME = Record(VolumeRecord)
-VOLUME_VERSION = Record(VolumeVersion)
-WEBHOOK = Record(Webhook)
+ARTIFACT = RecordKind(Artifact)
+ARTIFACT_FILE = RecordKind(ArtifactFile)
+ATTEMPT = RecordKind(Attempt)
+AUDIT = RecordKind(AuditEntry)
+BLOB = RecordKind(Blob)
+CALL = RecordKind(CallRecord)
+CHUNK = RecordKind(Chunk)
+DELIVERY = RecordKind(Delivery)
+ENDPOINT = RecordKind(Endpoint)
+EVENT = RecordKind(Event)
+GROUP = RecordKind(Group)
+HOST = RecordKind(Host)
+HOURS = RecordKind(UsageHours)
+INSTANCE = RecordKind(Instance)
+LEASE = RecordKind(Lease)
+MANIFEST = RecordKind(Manifest)
+MANIFEST_RUN = RecordKind(ManifestRun)
+OBJECT = RecordKind(NamedObject)
+PARENT = RecordKind(Parent)
+POOL = RecordKind(PoolParams)
+QUOTA = RecordKind(Quota)
+RANK = RecordKind(Rank)
+RUN = RecordKind(Run)
+SCHEDULE = RecordKind(Schedule)
+SECRET = RecordKind(Secret)
+SEGMENT = RecordKind(Segment)
+SERVING = RecordKind(ServingVersion)
+SUBMISSION = RecordKind(Submission)
+TOKEN = RecordKind(Token)
+VERSION = RecordKind(EndpointVersion)
+VOLUME = RecordKind(VolumeRecord)
+VOLUME_VERSION = RecordKind(VolumeVersion)
+WEBHOOK = RecordKind(Webhook)
 
 # What `<run>` stands for in a statement: the columns of RUN.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
-    name.lower(): kind.columns for name, kind in [*globals().items()] if isinstance(kind, Record)
+    name.lower(): kind.columns for name, kind in [*globals().items()] if isinstance(kind, RecordKind)
 }

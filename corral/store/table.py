@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from corral.store.connection import Connection
-from corral.store.rows import R, Record
+from corral.store.rows import R, RecordKind
 
 
 class Table:
@@ -14,11 +14,11 @@ class Table:
     def __init__(self, connection: Connection) -> None:
         self._db = connection
 
-    def _one(self, kind: Record[R], statement: str, /, **params: object) -> R | None:
+    def _one(self, kind: RecordKind[R], statement: str, /, **params: object) -> R | None:
         row = self._db.one(statement, params)
         return None if row is None else kind.read(row)
 
-    def _all(self, kind: Record[R], statement: str, /, **params: object) -> list[R]:
+    def _all(self, kind: RecordKind[R], statement: str, /, **params: object) -> list[R]:
         return [kind.read(row) for row in self._db.all(statement, params)]
 
     def _column(self, statement: str, /, **params: object) -> list[Any]:

@@ -11,7 +11,7 @@ from psycopg import errors
 from psycopg.pq import TransactionStatus
 
 from corral.domain.errors import Conflict, CorralError, DiskFull, StoreUnavailable
-from corral.store.rows import Params, R, Record, Row
+from corral.store.rows import Params, R, RecordKind, Row
 from corral.store.statements import Dialect, Statements
 from corral.store.tables.quotas import LateHours
 from corral.store.transaction import Tx
@@ -64,7 +64,7 @@ class PostgresConnection:
     def tell(self, name: str, params: Params) -> None:
         self._execute(name, params)
 
-    def put(self, name: str, kind: Record[R], record: R) -> None:
+    def put(self, name: str, kind: RecordKind[R], record: R) -> None:
         self._execute(name, kind.params(record))
 
     def _execute(self, name: str, params: Params) -> psycopg.Cursor[tuple[Any, ...]]:

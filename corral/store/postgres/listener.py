@@ -25,7 +25,7 @@ def payload(topic: str, key: str) -> str:
     return f"{topic} {key}"
 
 
-class Listener:
+class AnnouncementListener:
     """A thread with its own connection. It reconnects by itself, and misses what is announced in between."""
 
     def __init__(self, url: str, loop: asyncio.AbstractEventLoop, heard: Callable[[str, str], None]) -> None:

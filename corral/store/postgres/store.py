@@ -27,7 +27,7 @@ from corral.store.postgres.connection import (
     send_all,
     translated,
 )
-from corral.store.postgres.listener import CHANNEL, Listener, payload
+from corral.store.postgres.listener import CHANNEL, AnnouncementListener, payload
 from corral.store.rows import Row
 from corral.store.statements import Dialect
 from corral.store.transaction import Tx
@@ -67,7 +67,7 @@ class PostgresStore:
         self._leader: Raw | None = None
         self._led: set[str] = set()
         self._listeners: list[Callable[[str, str], None]] = []
-        self._listener: Listener | None = None
+        self._listener: AnnouncementListener | None = None
         self._closed = False
 
     async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
@@ -108,7 +108,7 @@ class PostgresStore:
 
     async def _listen(self) -> None:
         """Done by the first call in a loop, so that the announcements of that call are heard too."""
-        self._listener = Listener(self._url, asyncio.get_running_loop(), self._heard)
+        self._listener = AnnouncementListener(self._url, asyncio.get_running_loop(), self._heard)
         # After that it keeps trying; announcements are hints, so the call need not wait for them.
         with suppress(TimeoutError):
             await asyncio.wait_for(self._listener.listening.wait(), _LISTEN_WITHIN_S)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from corral.domain.errors import Conflict, CorralError, DiskFull, StoreUnavailable
-from corral.store.rows import Params, R, Record, Row
+from corral.store.rows import Params, R, RecordKind, Row
 from corral.store.statements import PARAMETER, Dialect, Statements
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class SqliteConnection:
     def tell(self, name: str, params: Params) -> None:
         self._raw.execute(*_positional(name, params))
 
-    def put(self, name: str, kind: Record[R], record: R) -> None:
+    def put(self, name: str, kind: RecordKind[R], record: R) -> None:
         text, pick = _FIELDS.get(name) or _fields(name, kind.columns)
         # The driver stores a text enum as its text, and a truth value as 0 or 1.
         self._raw.execute(text, pick(record))
