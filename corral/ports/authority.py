@@ -1,4 +1,4 @@
-"""Who signs certificates."""
+"""Signing certificates."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class Authority(Protocol):
 
     @property
     def ca_pem(self) -> str:
-        """Its certificate, for those who are to trust it."""
+        """The certificate of the authority, for clients that are to trust it."""
         ...
 
     def sign_host(self, request_pem: str, host_id: HostId, *, now: float, lifetime_s: float) -> str:
-        """A client certificate for the key in the request, in the name of the host whatever it asks for.
+        """A client certificate for the key in the request. It names the host, whatever the request asks for.
 
-        Raise InvalidInput for what is not a signed request with a sound key.
+        Raise InvalidInput unless the text is a signed request with a sound key.
         """
         ...

@@ -1,4 +1,4 @@
-"""Bytes by digest, and append-only segments. Rights and pins are the database's business."""
+"""Bytes by digest, and append-only segments. Rights and pins are kept in the database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Upload(Protocol):
 
     @property
     def offset(self) -> int:
-        """How many bytes are there; an upload goes on from here."""
+        """How many bytes are there; the upload continues from here."""
         ...
 
     def write(self, data: bytes) -> None: ...
@@ -22,38 +22,39 @@ class Upload(Protocol):
     def commit(self) -> int:
         """Check the digest, make the bytes durable, then make them visible; return their size.
 
-        DigestMismatch removes the partial: what is there is not what was announced.
+        DigestMismatch, which removes the partial, if the bytes are not the announced ones.
         """
         ...
 
     def close(self) -> None:
-        """Let go; the partial stays for a later try."""
+        """End this try; the partial stays for a later one."""
         ...
 
 
 class HandedOverFile(Protocol):
-    """A file that was handed over, and may still be written. Calls block: run them in a thread."""
+    """A file that a process of this machine handed over, and may still be writing. Calls block: run them in a
+    thread."""
 
     @property
     def digest(self) -> Digest:
-        """Of what was read."""
+        """The digest of the bytes read so far."""
         ...
 
     @property
     def size(self) -> int:
-        """How much was read."""
+        """The number of bytes read so far."""
         ...
 
     def read_on(self) -> bool:
-        """Read what is there, or a part of it. True if that is all, nobody writes more, and it is durable."""
+        """Read what is there, or a part of it. True once the file is read, complete and durable."""
         ...
 
     def commit(self) -> None:
-        """Make it visible as a blob, once it was read. StoreUnavailable if it was written to since."""
+        """Make the file visible as a blob after it was read. StoreUnavailable if it was written to since."""
         ...
 
     def close(self) -> None:
-        """Without a commit the file is gone."""
+        """Without a commit this deletes the file."""
         ...
 
 
@@ -61,8 +62,8 @@ class BlobStore(Protocol):
     """Content-addressed blobs. Equal bytes twice are one blob. Every stored file re-hashes to its name."""
 
     def open_upload(self, digest: Digest, *, uploader: str, offset: int | None) -> Upload:
-        """Begin or go on. `offset` None starts anew; otherwise it must be where the partial ends
-        (OffsetMismatch). Two uploaders of equal bytes never share a partial."""
+        """Begin an upload, or continue one. `offset` None starts anew; otherwise it must be where the partial
+        ends (OffsetMismatch). Two uploaders of equal bytes never share a partial."""
         ...
 
     def partial_size(self, digest: Digest, *, uploader: str) -> int: ...
@@ -70,27 +71,27 @@ class BlobStore(Protocol):
     def put_many(self, items: Sequence[tuple[Digest, bytes]]) -> None:
         """Store many small blobs at once, all durable on return and cheaper than an upload each.
 
-        DigestMismatch before anything is stored if one is not what it is called. After any other error
-        some may be there, each of them whole.
+        DigestMismatch, and nothing is stored, if the bytes of one do not have its digest. After any other
+        error some blobs may be stored, each of them whole.
         """
         ...
 
     def near(self) -> Path | None:
-        """A folder of this machine for files that `take` can have; None if there is none."""
+        """The folder of this machine from which `take` takes files; None if there is none."""
         ...
 
     def take(self, name: str) -> HandedOverFile:
-        """A file of that folder, for good. KeyError if it is not there.
+        """Take a file out of that folder. KeyError if it is not there.
 
-        While its writer holds a lock on it there is more to come.
+        The file is incomplete while its writer holds a lock on it.
         """
         ...
 
     def place(self, digest: Digest) -> Path | None:
         """Where on this machine the bytes can be read, and only read. KeyError if absent.
 
-        None where that cannot be, and for those that were not hashed of late: then they are sent, and whoever
-        gets them hashes them.
+        None if there is no such place, or the bytes were not hashed lately: then they are sent, and the
+        receiver hashes them.
         """
         ...
 
@@ -101,11 +102,11 @@ class BlobStore(Protocol):
         ...
 
     def read(self, digest: Digest, *, start: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """KeyError if absent, at the call."""
+        """KeyError if absent, at the call and not at the first chunk."""
         ...
 
     def verify(self, digest: Digest) -> bool:
-        """Read every byte again and compare. KeyError if absent."""
+        """Whether every byte still matches the digest. KeyError if absent."""
         ...
 
     def delete(self, digest: Digest) -> None:
@@ -113,7 +114,7 @@ class BlobStore(Protocol):
         ...
 
     def set_aside(self, digest: Digest) -> None:
-        """Take damaged bytes out of the store but keep them for a look; the next upload brings good ones."""
+        """Move damaged bytes out of the store but keep them for inspection; an upload then replaces them."""
         ...
 
     def digests(self, prefix: str) -> Iterator[Digest]:
@@ -121,7 +122,7 @@ class BlobStore(Protocol):
         ...
 
     def sweep_partials(self, older_than_s: float) -> int:
-        """Remove what no uploader came back to."""
+        """Remove the partials to which no uploader came back; return how many."""
         ...
 
     def free_bytes(self) -> int | None: ...
@@ -131,7 +132,7 @@ class SegmentStore(Protocol):
     """Append-only files whose committed length is kept in the database."""
 
     def append(self, key: str, offset: int, data: bytes) -> None:
-        """Write at the offset, cutting what lies behind it (left by a crash), and make it durable."""
+        """Write at the offset, cut off what a crash left behind it, and make the bytes durable."""
         ...
 
     def read(self, key: str, start: int, length: int) -> bytes:

@@ -6,10 +6,10 @@ from typing import Protocol
 
 
 class Cipher(Protocol):
-    """`context` is bound to the ciphertext: moved to another row, it does not decrypt."""
+    """`context` is bound to the ciphertext: a ciphertext moved to another row does not decrypt."""
 
     def encrypt(self, text: str, *, context: str) -> str: ...
 
     def decrypt(self, ciphertext: str, *, context: str) -> str:
-        """CorralError if the key or the context is not the one it was made with."""
+        """CorralError if it was encrypted with another key or context."""
         ...

@@ -1,4 +1,4 @@
-"""How notices leave."""
+"""Sending notices to webhooks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from corral.domain.webhooks.deliveries import DeliveryResult
 
 
 class WebhookSender(Protocol):
-    """Resolves a name once per call, refuses addresses that are not public (unless the operator allowed
-    them) and plain HTTP to those that are, connects to the very address that it judged, follows no
-    redirects, and keeps nothing of the answer but its status."""
+    """Resolves a name once per call and connects to the very address that it checked.
+
+    It refuses addresses that are not public (unless the operator allowed them) and plain HTTP to public
+    ones, follows no redirects, and keeps nothing of the answer but its status.
+    """
 
     async def check(self, target: WebhookTarget) -> None:
-        """Raise AddressRefused if nothing would be sent there."""
+        """Raise AddressRefused if `send` would refuse the address."""
         ...
 
     async def send(self, target: WebhookTarget, headers: Mapping[str, str], body: bytes) -> DeliveryResult:
-        """One try; whatever goes wrong is in the answer."""
+        """Try once; the result says what went wrong, if anything."""
         ...
 
     async def close(self) -> None: ...

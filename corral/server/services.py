@@ -24,7 +24,6 @@ from corral.core.secrets import SecretRedactor
 from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.cipher import Cipher
 from corral.ports.clock import Clock
-from corral.ports.store import Store
 from corral.ports.webhook_sender import WebhookSender
 from corral.server.call_results import CallResults
 from corral.server.dispatch import Dispatcher
@@ -35,6 +34,7 @@ from corral.server.metrics import Counters
 from corral.server.tls import TlsTrust
 from corral.server.token_cache import TokenCache
 from corral.server.wakeups import Wakeups
+from corral.store.store import Store
 
 T = TypeVar("T")
 log = logging.getLogger("corral.server")

@@ -1,6 +1,6 @@
-"""Bring a database to the newest schema: `python -m corral.store.migrate URL`, or `-` to read it.
+"""Bring a database to the newest schema: `python -m corral.store.migrate URL`, or `-` to read it from stdin.
 
-Run as a process of its own, since Alembic and SQLAlchemy would stay in a server's memory for nothing.
+It is a process of its own, since Alembic and SQLAlchemy would stay in a server's memory for nothing.
 """
 
 from __future__ import annotations
@@ -8,22 +8,23 @@ from __future__ import annotations
 import sqlite3
 import sys
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
-from alembic import command
+from alembic import command, op
 from alembic.config import Config
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.pool import NullPool
 
-from corral.store.dialect import HERE
+from corral.store.statements import HERE, Dialect, ddl
 
 SQLITE = "sqlite:///"
 
 
 def config() -> Config:
-    made = Config()
-    made.set_main_option("script_location", str(HERE / "migrations"))
-    return made
+    found = Config()
+    found.set_main_option("script_location", str(HERE / "migrations"))
+    return found
 
 
 def upgrade(url: str) -> None:
@@ -32,6 +33,14 @@ def upgrade(url: str) -> None:
     with closing(_open(url)) as connection:
         settings.attributes["connection"] = connection
         command.upgrade(settings, "head")
+
+
+def run_script(migration: str) -> None:
+    """Run the `.sql` file beside a migration."""
+    connection = op.get_bind()
+    dialect = Dialect.SQLITE if connection.dialect.name == "sqlite" else Dialect.POSTGRES
+    for statement in ddl(Path(migration).with_suffix(".sql").read_text(encoding="utf-8"), dialect):
+        connection.exec_driver_sql(statement)
 
 
 def _open(url: str) -> Connection:
@@ -46,7 +55,7 @@ def _open(url: str) -> Connection:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Any) -> None:
-        # The driver would begin only at the first change of data, and leave the tables outside.
+        # The driver begins only at the first change of data: CREATE TABLE would be outside the transaction.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine.connect()

@@ -1,155 +1,104 @@
-"""Between rows and records: columns in the order of a record's fields, enums and truth values by hand."""
+"""Between rows and records: a record's fields are the columns, in the same order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
 
-from corral.domain.artifacts import (
-    Artifact,
-    ArtifactFile,
-    ArtifactKind,
-    Blob,
-    NamedObject,
-    Segment,
-)
+from corral.domain.artifacts import Artifact, ArtifactFile, Blob, NamedObject, Segment
 from corral.domain.audit import AuditEntry
-from corral.domain.calls import CallRecord, CallState, Chunk
-from corral.domain.endpoints import (
-    Endpoint,
-    EndpointVersion,
-    Instance,
-    PoolParams,
-    ServingVersion,
-    VersionState,
-)
+from corral.domain.calls import CallRecord, Chunk
+from corral.domain.endpoints import Endpoint, EndpointVersion, Instance, PoolParams, ServingVersion
 from corral.domain.hosts import Host
-from corral.domain.leases import Lease, LeaseState
+from corral.domain.leases import Lease
 from corral.domain.manifests import Manifest, ManifestRun
 from corral.domain.quotas import Quota, UsageHours
-from corral.domain.reasons import Reason
-from corral.domain.runs import Attempt, Event, Group, OnFailure, Parent, Rank, Run, Submission
-from corral.domain.schedules import MissedTimes, Overlap, Schedule
+from corral.domain.runs import Attempt, Event, Group, Parent, Rank, Run, Submission
+from corral.domain.schedules import Schedule
 from corral.domain.secrets import Secret
-from corral.domain.states import RankState, RunState
-from corral.domain.tokens import Scope, Token
+from corral.domain.tokens import Token
 from corral.domain.volumes import VolumeRecord, VolumeVersion
-from corral.domain.webhooks.deliveries import Delivery, DeliveryState, Webhook, WebhookFormat
+from corral.domain.webhooks.deliveries import Delivery, Webhook
 
 R = TypeVar("R", bound=NamedTuple)
 Row = Sequence[Any]
 Params = Mapping[str, object]
 
 
-class Record(Generic[R]):
-    """How one kind of record is kept."""
+class RecordKind(Generic[R]):
+    """How one kind of record is kept: enums as their text, truth values as 0 or 1, the rest as it is."""
 
-    def __init__(
-        self,
-        kind: type[R],
-        *,
-        enums: Mapping[str, type[StrEnum]] | None = None,
-        truths: Iterable[str] = (),
-    ) -> None:
+    def __init__(self, kind: type[R]) -> None:
         self.columns: tuple[str, ...] = kind._fields
         self._make: Callable[[Iterable[Any]], R] = kind._make
-        self._enums = tuple(enums or {})
-        self._truths = tuple(truths)
-        tables: dict[str, Mapping[Any, Any]] = {name: {0: False, 1: True} for name in self._truths}
-        for name, enum in (enums or {}).items():
-            tables[name] = {None: None, **{member.value: member for member in enum}}
-        self._tables = tuple((self.columns.index(name), table) for name, table in tables.items())
+        hints = get_type_hints(kind)
+        found = ((index, name, _values(hints[name])) for index, name in enumerate(self.columns))
+        self._converted = tuple((index, name, values) for index, name, values in found if values)
 
     def read(self, row: Row) -> R:
-        if not self._tables:
+        if not self._converted:
             return self._make(row)
         values = list(row)
-        for index, table in self._tables:
-            values[index] = table[values[index]]
+        for index, _, by_kept in self._converted:
+            values[index] = by_kept[values[index]]
         return self._make(values)
 
     def params(self, record: R) -> dict[str, Any]:
         """Plain values only: drivers would store an enum by its name or not at all."""
         params: dict[str, Any] = record._asdict()
-        for name in self._enums:
-            if params[name] is not None:
-                params[name] = params[name].value
-        for name in self._truths:
-            params[name] = int(params[name])
+        for _, name, _ in self._converted:
+            value = params[name]
+            if value is not None:
+                params[name] = value.value if isinstance(value, StrEnum) else int(value)
         return params
 
 
-RUN = Record(
-    Run,
-    enums={"state": RunState, "reason": Reason, "stop_reason": Reason},
-    truths=["elastic", "preemptible"],
-)
-KNOWN = Record(ManifestRun, enums={"state": RunState})
-SUBMISSION = Record(Submission)
-GROUP = Record(Group)
-ATTEMPT = Record(Attempt)
-RANK = Record(Rank, enums={"state": RankState, "reason": Reason})
-LEASE = Record(Lease, enums={"state": LeaseState})
-HOST = Record(Host, truths=["draining"])
-TOKEN = Record(Token, enums={"scope": Scope})
-SECRET = Record(Secret)
-BLOB = Record(Blob)
-ARTIFACT = Record(Artifact, enums={"kind": ArtifactKind}, truths=["pinned"])
-ARTIFACT_FILE = Record(ArtifactFile)
-EVENT = Record(Event)
-SEGMENT = Record(Segment)
-OBJECT = Record(NamedObject)
-PARENT = Record(Parent, enums={"on_failure": OnFailure})
-MANIFEST = Record(Manifest)
-SCHEDULE = Record(Schedule, enums={"missed": MissedTimes, "overlap": Overlap}, truths=["paused"])
-QUOTA = Record(Quota)
-HOURS = Record(UsageHours)
-AUDIT = Record(AuditEntry)
-WEBHOOK = Record(Webhook, enums={"format": WebhookFormat}, truths=["paused"])
-DELIVERY = Record(Delivery, enums={"state": DeliveryState})
-ENDPOINT = Record(Endpoint, truths=["live", "stopped"])
-VERSION = Record(EndpointVersion, enums={"state": VersionState})
-INSTANCE = Record(Instance)
-SERVING = Record(ServingVersion, enums={"state": VersionState, "lease_state": LeaseState}, truths=["stopped"])
-POOL = Record(PoolParams)
-CALL = Record(CallRecord, enums={"state": CallState})
-CHUNK = Record(Chunk)
-VOLUME = Record(VolumeRecord)
-VOLUME_VERSION = Record(VolumeVersion)
+def _values(hint: Any) -> Mapping[Any, Any]:
+    """The values of a field's type by what is kept of them; empty for a type that is kept as it is."""
+    for kind in get_args(hint) or (hint,):
+        if kind is bool:
+            return {0: False, 1: True}
+        if isinstance(kind, type) and issubclass(kind, StrEnum):
+            return {None: None, **{member.value: member for member in kind}}
+    return {}
 
-# What `<run>` stands for in a statement.
+
+ARTIFACT = RecordKind(Artifact)
+ARTIFACT_FILE = RecordKind(ArtifactFile)
+ATTEMPT = RecordKind(Attempt)
+AUDIT = RecordKind(AuditEntry)
+BLOB = RecordKind(Blob)
+CALL = RecordKind(CallRecord)
+CHUNK = RecordKind(Chunk)
+DELIVERY = RecordKind(Delivery)
+ENDPOINT = RecordKind(Endpoint)
+EVENT = RecordKind(Event)
+GROUP = RecordKind(Group)
+HOST = RecordKind(Host)
+HOURS = RecordKind(UsageHours)
+INSTANCE = RecordKind(Instance)
+LEASE = RecordKind(Lease)
+MANIFEST = RecordKind(Manifest)
+MANIFEST_RUN = RecordKind(ManifestRun)
+OBJECT = RecordKind(NamedObject)
+PARENT = RecordKind(Parent)
+POOL = RecordKind(PoolParams)
+QUOTA = RecordKind(Quota)
+RANK = RecordKind(Rank)
+RUN = RecordKind(Run)
+SCHEDULE = RecordKind(Schedule)
+SECRET = RecordKind(Secret)
+SEGMENT = RecordKind(Segment)
+SERVING = RecordKind(ServingVersion)
+SUBMISSION = RecordKind(Submission)
+TOKEN = RecordKind(Token)
+VERSION = RecordKind(EndpointVersion)
+VOLUME = RecordKind(VolumeRecord)
+VOLUME_VERSION = RecordKind(VolumeVersion)
+WEBHOOK = RecordKind(Webhook)
+
+# What `<run>` stands for in a statement: the columns of RUN.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "run": RUN.columns,
-    "known": KNOWN.columns,
-    "submission": SUBMISSION.columns,
-    "group": GROUP.columns,
-    "attempt": ATTEMPT.columns,
-    "rank": RANK.columns,
-    "lease": LEASE.columns,
-    "host": HOST.columns,
-    "token": TOKEN.columns,
-    "secret": SECRET.columns,
-    "blob": BLOB.columns,
-    "artifact": ARTIFACT.columns,
-    "artifact_file": ARTIFACT_FILE.columns,
-    "event": EVENT.columns,
-    "segment": SEGMENT.columns,
-    "object": OBJECT.columns,
-    "parent": PARENT.columns,
-    "manifest": MANIFEST.columns,
-    "schedule": SCHEDULE.columns,
-    "quota": QUOTA.columns,
-    "hours": HOURS.columns,
-    "audit": AUDIT.columns,
-    "webhook": WEBHOOK.columns,
-    "delivery": DELIVERY.columns,
-    "endpoint": ENDPOINT.columns,
-    "version": VERSION.columns,
-    "instance": INSTANCE.columns,
-    "pool": POOL.columns,
-    "call": CALL.columns,
-    "chunk": CHUNK.columns,
-    "volume": VOLUME.columns,
-    "volume_version": VOLUME_VERSION.columns,
+    name.lower(): kind.columns for name, kind in [*globals().items()] if isinstance(kind, RecordKind)
 }

@@ -1,4 +1,4 @@
-"""Whether a database is ours and current. Needs no Alembic: a server that is up to date never loads it."""
+"""Whether a database is ours and current. A server whose database is up to date never loads Alembic."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 
 from corral.domain.errors import InvalidInput, StoreUnavailable, VersionMismatch
-from corral.store.dialect import HERE, Dialect, ddl
 from corral.store.rows import Row
+from corral.store.statements import HERE, Dialect, ddl
 
 # Oldest first. A revision that is not here was made by a newer server.
 REVISIONS = ("0001", "0002", "0003")
 HEAD = REVISIONS[-1]
-# Raised together with `corral_schema.needs` by a migration that servers before it cannot live with.
+# A migration that older servers cannot work with raises this and `corral_schema.needs` by one.
 GENERATION = 1
 
 Execute = Callable[[str], Sequence[Row]]
@@ -23,7 +23,7 @@ _TABLES = {
     Dialect.SQLITE: "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'",
     Dialect.POSTGRES: "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()",
 }
-# As Alembic itself would make it.
+# As Alembic itself would create it.
 _VERSION_TABLE = (
     "CREATE TABLE alembic_version ("
     "version_num VARCHAR(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
@@ -35,7 +35,7 @@ def is_empty(execute: Execute, dialect: Dialect) -> bool:
 
 
 def create(execute: Execute, dialect: Dialect) -> None:
-    """Make the current schema in an empty database; the caller holds a transaction."""
+    """Create the current schema in an empty database, within the caller's transaction."""
     for statement in ddl((HERE / "schema.sql").read_text(encoding="utf-8"), dialect):
         execute(statement)
     execute(_VERSION_TABLE)
@@ -43,7 +43,7 @@ def create(execute: Execute, dialect: Dialect) -> None:
 
 
 def is_current(execute: Execute, dialect: Dialect, where: str) -> bool:
-    """False if migrations are due. Raise if it is not ours, or too new for this server."""
+    """False if migrations are due. Raise if the database is not ours, or too new for this server."""
     tables = {row[0] for row in execute(_TABLES[dialect])}
     if not {"corral_schema", "alembic_version"} <= tables:
         raise not_ours(where, f"it has {len(tables)} tables, none of which is corral_schema")
@@ -59,7 +59,7 @@ def is_current(execute: Execute, dialect: Dialect, where: str) -> bool:
 
 
 def lock_key(name: str) -> int:
-    """Of an advisory lock of Postgres."""
+    """The key of the Postgres advisory lock of this name."""
     digest = hashlib.sha256(f"corral:{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
@@ -72,7 +72,7 @@ def not_ours(where: str, why: str) -> InvalidInput:
 
 
 def migrate(url: str) -> None:
-    """Run the migrations in a process of their own, so that this one never carries their libraries."""
+    """Run the migrations in a process of their own, so that this one never loads their libraries."""
     done = subprocess.run(
         # The address may hold a password: a command line can be read by everybody, a pipe cannot.
         [sys.executable, "-m", "corral.store.migrate", "-"],

@@ -34,7 +34,7 @@ def failing(ground: Ground, request: pytest.FixtureRequest) -> Iterator[Callable
     writer: Any = ground.live.services.store._writer  # type: ignore[attr-defined]
     commit, left = writer._commit_now, [0]
     is_small, writer._is_small = writer._is_small, lambda: request.param == "in place"
-    writer._here_left = 1_000
+    writer._inline_left = 1_000
 
     def commit_or_fail() -> None:
         if left[0]:

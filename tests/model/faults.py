@@ -8,7 +8,8 @@ from enum import StrEnum
 from typing import NoReturn, TypeVar
 
 from corral.domain.errors import StoreUnavailable
-from corral.ports.store import Store, Tx
+from corral.store.store import Store
+from corral.store.transaction import Tx
 
 T = TypeVar("T")
 

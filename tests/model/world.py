@@ -20,11 +20,12 @@ from corral.adapters.webhook_sender import HttpSender
 from corral.core.policy import ServerPolicy
 from corral.core.tokens import make_token
 from corral.domain.tokens import Scope
-from corral.ports.store import Store, Tx
 from corral.server.app import ControlPlane
 from corral.server.services import Services
 from corral.store.postgres.store import PostgresStore
 from corral.store.sqlite.store import SqliteStore
+from corral.store.store import Store
+from corral.store.transaction import Tx
 from model.clock import ManualClock
 from model.faults import FaultyStore, ServerDied
 

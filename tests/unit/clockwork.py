@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from corral.domain.errors import StoreUnavailable
-from corral.ports.store import Tx
 from corral.store.sqlite.store import MEMORY, SqliteStore
+from corral.store.transaction import Tx
 
 T = TypeVar("T")
 
@@ -83,16 +83,13 @@ def refuse() -> None:
     raise StoreUnavailable("the database is away")
 
 
-class CountingTx:
+class CountingTx(Tx):
     """Counts the calls of each part of a transaction, by name: `runs.ready`."""
 
     def __init__(self, tx: Tx) -> None:
-        self._tx = tx
         self.counted: Counter[str] = Counter()
-
-    def __getattr__(self, part: str) -> Any:
-        found = getattr(self._tx, part)
-        return found if callable(found) else _CountingPart(found, part, self.counted)
+        for name, part in vars(tx).items():
+            setattr(self, name, part if name.startswith("_") else _CountingPart(part, name, self.counted))
 
 
 class _CountingPart:

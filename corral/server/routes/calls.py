@@ -22,13 +22,13 @@ from corral.domain.errors import Forbidden, InvalidInput, NotFound
 from corral.domain.ids import CallId, EndpointId, HostId, LeaseId, RunId, is_id
 from corral.domain.runs import Run
 from corral.domain.tokens import Token
-from corral.ports.store import Tx
 from corral.server.call_waits import waits_for
 from corral.server.callers import Caller, Epoch, LeasePath, Limit, OwnHost, User
 from corral.server.dispatch import REFILL, InstancePoll
 from corral.server.services import Services, Svc
 from corral.server.views import parse_time_cursor, time_cursor
 from corral.server.wakeups import wait_for
+from corral.store.transaction import Tx
 from corral.wire.calls import (
     CallPage,
     CallRequest,

@@ -1,4 +1,4 @@
-"""Connections to Postgres, and its errors in our words."""
+"""Connections to Postgres, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any
 
 import psycopg
 from psycopg import errors
+from psycopg.pq import TransactionStatus
 
 from corral.domain.errors import Conflict, CorralError, DiskFull, StoreUnavailable
-from corral.store.dialect import Dialect, Statements
-from corral.store.rows import Params, R, Record, Row
+from corral.store.rows import Params, R, RecordKind, Row
+from corral.store.statements import Dialect, Statements
 from corral.store.tables.quotas import LateHours
-from corral.store.transaction import SqlTx
+from corral.store.transaction import Tx
 
 Raw = psycopg.Connection[tuple[Any, ...]]
 
 WRITE_STATEMENTS = Statements(Dialect.POSTGRES, locks=True)
 READ_STATEMENTS = Statements(Dialect.POSTGRES, locks=False)
 
-# A server that hangs must not keep others from its rows for ever.
+# A server that hangs must not lock rows for ever.
 _SETTINGS = b"""
     SET synchronous_commit = on;
     SET lock_timeout = '10s';
@@ -30,16 +31,16 @@ _SETTINGS = b"""
 
 
 class PostgresConnection:
-    """Runs named statements on a raw connection that somebody else begins and commits.
+    """Runs named statements in a transaction that the store begins and commits.
 
-    In a pipeline only what is read is waited for.
+    In a pipeline it waits only for statements whose result is read.
     """
 
     def __init__(self, raw: Raw, statements: Statements, pipeline: psycopg.Pipeline | None = None) -> None:
         self._raw = raw
         self._statements = statements
         self._pipeline = pipeline
-        # Whether the server was heard since somebody set this to False.
+        # Whether the server answered since the store set this to False.
         self.answered = False
 
     def one(self, name: str, params: Params) -> Row | None:
@@ -55,7 +56,7 @@ class PostgresConnection:
     def run(self, name: str, params: Params) -> int:
         cursor = self._execute(name, params)
         if self._pipeline is not None:
-            # Without rows to fetch, nothing else would wait for the count.
+            # No rows are fetched, so nothing else waits for the count.
             self._pipeline.sync()
         self.answered = True
         return cursor.rowcount
@@ -63,7 +64,7 @@ class PostgresConnection:
     def tell(self, name: str, params: Params) -> None:
         self._execute(name, params)
 
-    def put(self, name: str, kind: Record[R], record: R) -> None:
+    def put(self, name: str, kind: RecordKind[R], record: R) -> None:
         self._execute(name, kind.params(record))
 
     def _execute(self, name: str, params: Params) -> psycopg.Cursor[tuple[Any, ...]]:
@@ -74,45 +75,55 @@ class PostgresConnection:
 
 
 def send_all(raw: Raw) -> None:
-    """Send what is left of a large statement: psycopg's pipeline would wait for an answer to half of it."""
+    """Send the rest of a large statement: psycopg's pipeline would wait for the answer to half of it."""
     while raw.pgconn.flush():
         room = select.poll()
         room.register(raw.fileno(), select.POLLIN | select.POLLOUT)
         if any(event & select.POLLIN for _, event in room.poll()):
-            # The server must be able to send, or it would not go on reading.
+            # A server that cannot send its answers stops reading.
             raw.pgconn.consume_input()
 
 
 class ReadSession:
-    """A connection of one thread, and the transactions that run on it one after the other."""
+    """The connection of one thread, and the transaction object that runs on it again and again."""
 
     def __init__(self, url: str) -> None:
         self.raw = connect(url)
-        self.tx = SqlTx(PostgresConnection(self.raw, READ_STATEMENTS))
+        self.tx = Tx(PostgresConnection(self.raw, READ_STATEMENTS))
+
+    def abandon(self) -> None:
+        """Roll back if a transaction is open: after a commit there is nothing to do."""
+        if self.raw.closed or self.raw.info.transaction_status is TransactionStatus.IDLE:
+            return
+        try:
+            self.raw.execute(b"ROLLBACK")
+        except psycopg.OperationalError:
+            self.raw.close()
 
     def close(self) -> None:
         self.raw.close()
 
 
 class WriteSession(ReadSession):
-    """Always in a pipeline: statements are sent without waiting for each other's answers, and only what is
-    read is waited for. A statement that fails makes the next one that is waited for fail."""
+    """Always in a pipeline: statements are sent without waiting for the answers to earlier ones.
+
+    The error of a statement is raised by the next one whose result is read.
+    """
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self._stack = ExitStack()
         self.pipeline = self._stack.enter_context(self.raw.pipeline())
         self.connection = PostgresConnection(self.raw, WRITE_STATEMENTS, self.pipeline)
-        self.tx = SqlTx(self.connection)
+        self.tx = Tx(self.connection)
         self.hours = self.tx.quotas = LateHours(self.connection)
 
     def abandon(self) -> None:
-        """Leave nothing open: after a commit there is nothing to do."""
         try:
-            # What is still under way; whatever it says, it is not kept.
+            # The answers still under way do not matter: nothing of the transaction is kept.
             with suppress(psycopg.Error):
                 self.pipeline.sync()
-            if self.raw.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE:
+            if self.raw.info.transaction_status is not TransactionStatus.IDLE:
                 self.raw.execute(b"ROLLBACK")
                 self.pipeline.sync()
         except psycopg.Error:
@@ -125,13 +136,13 @@ class WriteSession(ReadSession):
 
 
 def connect(url: str) -> Raw:
-    """In autocommit mode: transactions are begun by name."""
+    """In autocommit mode: the store itself sends BEGIN and COMMIT."""
     raw: Raw = psycopg.connect(
         url,
         autocommit=True,
         application_name="corral",
         connect_timeout=5,
-        # A peer that vanished without a word is noticed within half a minute.
+        # A server that vanished without closing the connection is noticed within half a minute.
         keepalives_idle=10,
         keepalives_interval=5,
         keepalives_count=3,
@@ -143,12 +154,12 @@ def connect(url: str) -> Raw:
 
 
 def is_lost_race(error: psycopg.Error) -> bool:
-    """Whether the unit would see another world if it ran again."""
+    """Whether another transaction interfered, so that the unit may succeed if it runs again."""
     return isinstance(error, errors.SerializationFailure | errors.DeadlockDetected | errors.IntegrityError)
 
 
 def translated(error: psycopg.Error) -> Exception:
-    """The error as a caller of the store should see it; a defect stays what it is."""
+    """The error as a caller of the store should see it; a defect is not translated."""
     if isinstance(error, errors.IntegrityError):
         return Conflict(f"the database already has such a row: {_line(error)}")
     if isinstance(error, errors.DiskFull):

@@ -1,4 +1,4 @@
-"""Hearing what the commits of all servers announced."""
+"""Listens for what the commits of all servers announce."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from corral.store.postgres.connection import Raw, connect
 
 CHANNEL = "corral"
 _RECONNECT_S = 1.0
-# Only a net: a closing store wakes the thread itself.
+# Only a safety net: a store that closes wakes the thread itself.
 _WAIT_S = 30.0
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,8 @@ def payload(topic: str, key: str) -> str:
     return f"{topic} {key}"
 
 
-class Listener:
-    """A thread with a connection of its own. It reconnects by itself; what is said meanwhile is missed."""
+class AnnouncementListener:
+    """A thread with its own connection. It reconnects by itself, and misses what is announced in between."""
 
     def __init__(self, url: str, loop: asyncio.AbstractEventLoop, heard: Callable[[str, str], None]) -> None:
         self._url = url
@@ -43,8 +43,8 @@ class Listener:
         raw = self._raw
         if raw is not None and not raw.closed:
             # Wakes the thread, which waits on this socket.
-            with socket.socket(fileno=os.dup(raw.fileno())) as pipe:
-                pipe.shutdown(socket.SHUT_RDWR)
+            with socket.socket(fileno=os.dup(raw.fileno())) as wire:
+                wire.shutdown(socket.SHUT_RDWR)
         self._thread.join(timeout=5)
 
     def _run(self) -> None:

@@ -9,15 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from corral.domain.errors import InvalidInput, StoreUnavailable
-from corral.ports.store import Tx
 from corral.store import schema
-from corral.store.dialect import Dialect
 from corral.store.postgres.connection import (
     Raw,
     ReadSession,
@@ -28,16 +27,19 @@ from corral.store.postgres.connection import (
     send_all,
     translated,
 )
-from corral.store.postgres.listener import CHANNEL, Listener, payload
+from corral.store.postgres.listener import CHANNEL, AnnouncementListener, payload
 from corral.store.rows import Row
+from corral.store.statements import Dialect
+from corral.store.transaction import Tx
 
+A = TypeVar("A")
 T = TypeVar("T")
 S = TypeVar("S", bound=ReadSession)
 
 _WRITERS = 8
 _READERS = 4
 _TRIES = 6
-# A row that was there from the start is no race: once more is enough to see it.
+# If the row was there from the start, the second try finds it: it was no race.
 _TRIES_ON_A_DUPLICATE = 2
 _FIRST_PAUSE_S = 0.005
 _LISTEN_WITHIN_S = 5.0
@@ -50,9 +52,9 @@ _NOTIFY = (
 
 
 class PostgresStore:
-    alone = False
-
     """`url` is a `postgresql://` address. Every thread of the pools keeps a connection of its own."""
+
+    alone = False
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -65,31 +67,23 @@ class PostgresStore:
         self._leader: Raw | None = None
         self._led: set[str] = set()
         self._listeners: list[Callable[[str, str], None]] = []
-        self._listener: Listener | None = None
+        self._listener: AnnouncementListener | None = None
         self._closed = False
 
     async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
-        await self._hear()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._writers, self._write_in_thread, unit)
+        return await self._run(self._writers, self._write_in_thread, unit)
 
     async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
-        await self._hear()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._writers, self._write_each_in_thread, units)
+        return await self._run(self._writers, self._write_each_in_thread, units)
 
     async def read(self, unit: Callable[[Tx], T]) -> T:
-        await self._hear()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, self._read_in_thread, unit)
+        return await self._run(self._readers, self._read_in_thread, unit)
 
     def subscribe(self, listener: Callable[[str, str], None]) -> None:
         self._listeners.append(listener)
 
     async def lead(self, loop: str) -> bool:
-        await self._hear()
-        running = asyncio.get_running_loop()
-        return await running.run_in_executor(self._leading, self._lead_in_thread, loop)
+        return await self._run(self._leading, self._lead_in_thread, loop)
 
     async def close(self) -> None:
         self._closed = True
@@ -100,20 +94,24 @@ class PostgresStore:
         for session in self._sessions:
             session.close()
         if self._leader is not None:
+            # Postgres releases the locks of a closed connection only after a moment.
+            with suppress(psycopg.Error):
+                self._leader.execute(b"SELECT pg_advisory_unlock_all()")
             self._leader.close()
 
-    async def _hear(self) -> None:
-        """Begin to listen with the first call in a loop, so that its own announcements are heard too."""
+    async def _run(self, pool: ThreadPoolExecutor, work: Callable[[A], T], argument: A) -> T:
         if self._closed:
             raise StoreUnavailable("the database is closed")
-        if not self._listeners or self._listener is not None:
-            return
-        self._listener = Listener(self._url, asyncio.get_running_loop(), self._heard)
-        try:
+        if self._listeners and self._listener is None:
+            await self._listen()
+        return await asyncio.get_running_loop().run_in_executor(pool, work, argument)
+
+    async def _listen(self) -> None:
+        """Done by the first call in a loop, so that the announcements of that call are heard too."""
+        self._listener = AnnouncementListener(self._url, asyncio.get_running_loop(), self._heard)
+        # After that it keeps trying; announcements are hints, so the call need not wait for them.
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._listener.listening.wait(), _LISTEN_WITHIN_S)
-        except TimeoutError:
-            # It goes on trying; announcements are hints, so work need not wait for them.
-            return
 
     def _heard(self, topic: str, key: str) -> None:
         for listener in self._listeners:
@@ -129,22 +127,22 @@ class PostgresStore:
                 if not died and (not is_lost_race(error) or tried >= enough):
                     raise translated(error) from error
             time.sleep(random.uniform(0, _FIRST_PAUSE_S * 2**tried))
-        raise StoreUnavailable("the database is too busy with others")
+        raise StoreUnavailable("the database is too busy with other transactions")
 
     def _write_each_in_thread(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
-        """In one transaction; if that cannot be, each in its own."""
+        """Run them in one transaction or, if one of them fails, each in its own."""
         try:
             return [*self._write_in_thread(lambda tx: [unit(tx) for unit in units])]
         except StoreUnavailable as error:
-            # They may have been kept, and must not run again.
+            # The commit may have been kept, so the units must not run again.
             return [StoreUnavailable(error.message, hint=error.hint) for _ in units]
-        except Exception:  # noqa: BLE001 - of which unit it is shows when they run alone.
+        except Exception:  # noqa: BLE001 - run alone, each unit shows whether the error is its own.
             return [self._answer(unit) for unit in units]
 
     def _answer(self, unit: Callable[[Tx], T]) -> T | Exception:
         try:
             return self._write_in_thread(unit)
-        except Exception as error:  # noqa: BLE001 - it is the answer of its own unit.
+        except Exception as error:  # noqa: BLE001 - the result of this unit.
             return error
 
     def _write_once(self, unit: Callable[[Tx], T]) -> T:
@@ -161,7 +159,7 @@ class PostgresStore:
                 session.raw.execute(_NOTIFY, {"channel": CHANNEL, "said": said})
                 send_all(session.raw)
             if not session.connection.answered:
-                # It may have died while it was idle: better heard now than during the commit.
+                # The connection may have died while it was idle: found now, the unit can run again.
                 session.pipeline.sync()
             committing = True
             commit = session.raw.execute(b"COMMIT")
@@ -170,11 +168,11 @@ class PostgresStore:
             session.tx.take_announced()
             session.hours.forget()
             session.abandon()
-            # What the server refused was not committed; a connection that broke leaves it open.
+            # A commit that the server refused did not happen; if the connection broke, it may have.
             if committing and session.raw.closed and isinstance(error, psycopg.OperationalError):
                 raise outcome_unknown(error) from error
             raise
-        # A transaction with a failed statement is rolled back by COMMIT without an error.
+        # COMMIT rolls back a transaction with a failed statement without an error.
         if commit.statusmessage != "COMMIT":
             raise StoreUnavailable("the database rolled the transaction back")
         return result
@@ -197,10 +195,10 @@ class PostgresStore:
             return unit(session.tx)
         finally:
             session.tx.take_announced()
-            _end(session.raw)
+            session.abandon()
 
     def _has_died(self) -> bool:
-        """Whether the connection broke: perhaps while it was idle, so a new one is tried once."""
+        """Whether the connection broke, perhaps while it was idle: then a new one is tried once."""
         session: ReadSession | None = getattr(self._local, "session", None)
         return session is not None and session.raw.closed
 
@@ -220,7 +218,7 @@ class PostgresStore:
     def _lead_in_thread(self, loop: str) -> bool:
         try:
             if self._leader is None or self._leader.closed:
-                # The locks went with the connection.
+                # The locks ended with the connection.
                 self._led.clear()
                 self._leader = connect(self._url)
             if loop in self._led:
@@ -237,21 +235,11 @@ class PostgresStore:
         return loop in self._led
 
 
-def _end(raw: Raw) -> None:
-    """Leave nothing open: after a commit there is nothing to do."""
-    if raw.closed or raw.info.transaction_status is psycopg.pq.TransactionStatus.IDLE:
-        return
-    try:
-        raw.execute(b"ROLLBACK")
-    except psycopg.OperationalError:
-        raw.close()
-
-
 def _prepare(url: str) -> None:
     try:
         conninfo_to_dict(url)
     except (psycopg.Error, UnicodeError):
-        # The driver quotes what it cannot read, and that may be the password.
+        # The error of the driver quotes the address, and with it the password.
         raise InvalidInput(
             "CORRAL_DATABASE is not an address that can be read",
             hint='Write it as "postgresql://user:password@host:5432/name", with % as %25 and @ as %40.',

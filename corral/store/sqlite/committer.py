@@ -10,7 +10,7 @@ from contextlib import suppress
 
 
 class Committer:
-    """One at a time, in order. A pool of threads does the same, and takes as long as the disk to do it."""
+    """Runs one job at a time, in order. A thread pool would add as much time as the disk itself takes."""
 
     def __init__(self, name: str) -> None:
         self._queue: queue.SimpleQueue[tuple[Callable[[], None], asyncio.Future[None]] | None] = (
@@ -25,7 +25,7 @@ class Committer:
         return future
 
     def close(self) -> None:
-        """What was asked for is done first."""
+        """Finish the jobs that were given, then end the thread."""
         self._queue.put(None)
         self._thread.join()
 
@@ -35,9 +35,9 @@ class Committer:
             error: Exception | None = None
             try:
                 work()
-            except Exception as raised:  # noqa: BLE001 - it belongs to whoever asked
+            except Exception as raised:  # noqa: BLE001 - raised where the job was given
                 error = raised
-            # The loop may have ended meanwhile, with nobody left to be told.
+            # The loop may have ended meanwhile: then nobody waits for the result.
             with suppress(RuntimeError):
                 future.get_loop().call_soon_threadsafe(_tell, future, error)
 

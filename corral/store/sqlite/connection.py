@@ -1,4 +1,4 @@
-"""Connections to SQLite, and its errors in our words."""
+"""Connections to SQLite, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from corral.domain.errors import Conflict, CorralError, DiskFull, StoreUnavailable
-from corral.store.dialect import PARAMETER, Dialect, Statements
-from corral.store.rows import Params, R, Record, Row
+from corral.store.rows import Params, R, RecordKind, Row
+from corral.store.statements import PARAMETER, Dialect, Statements
 
 log = logging.getLogger(__name__)
 _CACHE = "PRAGMA cache_size = -24576"
@@ -34,7 +34,7 @@ _UNAVAILABLE = {
 
 
 class SqliteConnection:
-    """Runs named statements on a raw connection that somebody else begins and commits."""
+    """Runs named statements in a transaction that the store begins and commits."""
 
     def __init__(self, raw: sqlite3.Connection) -> None:
         self._raw = raw
@@ -52,14 +52,14 @@ class SqliteConnection:
     def tell(self, name: str, params: Params) -> None:
         self._raw.execute(*_positional(name, params))
 
-    def put(self, name: str, kind: Record[R], record: R) -> None:
+    def put(self, name: str, kind: RecordKind[R], record: R) -> None:
         text, pick = _FIELDS.get(name) or _fields(name, kind.columns)
-        # The driver takes a text enum for its text, and a truth value for 0 or 1.
+        # The driver stores a text enum as its text, and a truth value as 0 or 1.
         self._raw.execute(text, pick(record))
 
 
 def _positional(name: str, params: Params) -> tuple[str, tuple[Any, ...]]:
-    """The statement with `?` for each name. Binding by name costs the driver twice as much as by place."""
+    """The statement with `?` for each name: binding by name takes the driver twice as long."""
     text = STATEMENTS.text(name, params)
     found = _PLACES.get(text)
     if found is None:
@@ -78,12 +78,12 @@ def _fields(name: str, columns: tuple[str, ...]) -> tuple[str, Callable[[Any], t
 def _picker(keys: list[Any]) -> Callable[[Any], tuple[Any, ...]]:
     if len(keys) > 1:
         return itemgetter(*keys)
-    # One key alone would be picked as a bare value instead of a tuple of one.
+    # `itemgetter` of one key returns the bare value instead of a tuple.
     return (lambda given: (given[keys[0]],)) if keys else (lambda given: ())
 
 
 def open_writer(path: str) -> sqlite3.Connection:
-    # No waiting inside SQLite: the caller waits, and the event loop with it stays free.
+    # SQLite itself does not wait for a lock: the caller does, without blocking the event loop.
     return sqlite3.connect(
         path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=512
     )
@@ -91,7 +91,7 @@ def open_writer(path: str) -> sqlite3.Connection:
 
 def tune_writer(raw: sqlite3.Connection) -> None:
     raw.execute("PRAGMA journal_mode = WAL")
-    # FULL syncs the WAL at every commit: what was answered survives a power cut.
+    # FULL syncs the WAL at every commit: a committed transaction survives a power cut.
     raw.execute("PRAGMA synchronous = FULL")
     raw.execute(_CACHE)
     # Savepoints keep their undo pages in memory instead of a temporary file.
@@ -101,9 +101,9 @@ def tune_writer(raw: sqlite3.Connection) -> None:
 
 
 def grow_wal(raw: sqlite3.Connection) -> None:
-    """To the size that it will have: a commit that makes a file longer takes the disk half as long again.
+    """Give the WAL its final size: a commit that makes the file longer takes the disk half as long again.
 
-    What does not fit into the cache is written to it, also by a transaction that is then undone.
+    A transaction writes to the WAL what does not fit into the cache, even if it is then rolled back.
     """
     (page_bytes,) = raw.execute("PRAGMA page_size").fetchone()
     raw.execute("PRAGMA cache_size = 16")
@@ -112,7 +112,7 @@ def grow_wal(raw: sqlite3.Connection) -> None:
         raw.execute("CREATE TABLE filler (bytes BLOB NOT NULL)")
         raw.execute("INSERT INTO filler VALUES (zeroblob(?))", (_WAL_PAGES * page_bytes,))
     except sqlite3.Error:
-        # On a disk so full it grows as it must.
+        # On a full disk the WAL grows as it is needed.
         log.info("the write-ahead log was not made larger", exc_info=True)
     finally:
         if raw.in_transaction:
@@ -139,7 +139,7 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 
 def translated(error: Exception) -> Exception:
-    """The error as a caller of the store should see it; a defect stays what it is."""
+    """The error as a caller of the store should see it; a defect is not translated."""
     if not isinstance(error, sqlite3.Error):
         return error
     if isinstance(error, sqlite3.IntegrityError):
@@ -154,6 +154,6 @@ def unavailable(error: sqlite3.Error) -> CorralError:
 
 
 def _primary(error: sqlite3.Error) -> int | None:
-    # Extended codes keep the primary one in their low byte; errors of the module itself have none.
+    # Extended codes have the primary one in their low byte; errors of the Python module have no code.
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF

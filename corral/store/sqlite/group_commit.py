@@ -1,18 +1,18 @@
 """One writer with group commit: units queue up and share a transaction.
 
 Units run in the event loop's thread, since their statements take microseconds; only COMMIT, which waits
-for the disk, runs in a thread. What is asked for meanwhile makes up the next transaction.
+for the disk, runs in a thread. The units that arrive meanwhile form the next transaction.
 
-The first unit of a transaction runs where it is asked for: a turn of the event loop takes as long as its
-statements.
+The first unit of a transaction runs at once, inside `ask`: a turn of the event loop takes as long as the
+statements of the unit.
 
-A unit that is patient, since nobody waits for its answer alone, lets the commit wait a moment for what comes
-next: then one wait for the disk serves both. Where that is all there is to do, and the disk has been quick of
-late, it is waited for in the loop's thread: to and from another takes a third as long as the disk.
+If all units of a transaction are patient, the commit waits a moment for more units: then one wait for the
+disk serves them all. If the transaction stays small, and the disk was quick lately, the commit runs in the
+loop's thread: the way to another thread and back takes a third as long as the disk.
 
-A unit that fails before it changed anything leaves nothing to undo, and nearly all that fail do so. After
-one that failed half way the transaction is rolled back, and its units and all that wait run in savepoints.
-A savepoint for every unit would cost each of them two statements and a copy of every page that it changes.
+Nearly every unit that fails does so before it changes anything, and leaves nothing to undo. If one fails
+half way, the transaction is rolled back, and its units and all that are queued run in savepoints. A savepoint
+for every unit would cost two statements and a copy of every changed page each time.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from corral.domain.errors import CorralError, StoreUnavailable
-from corral.ports.store import Tx
 from corral.store.sqlite.committer import Committer
 from corral.store.sqlite.connection import SqliteConnection, is_busy, translated, unavailable
-from corral.store.transaction import SqlTx
+from corral.store.transaction import Tx
 
 T = TypeVar("T")
 
 MAX_UNITS = 256
-# Long enough to fill a commit, short enough that the loop answers others in between.
+# Long enough to fill a commit, short enough that the event loop stays responsive.
 MAX_WORK_S = 0.010
 BUSY_S = 5.0
 PATIENCE_S = 0.003
-# A disk that takes less is waited for in place, for at most so many units.
+# If the disk takes less than this, a commit of at most so many units runs in the loop's thread.
 QUICK_S = 0.0005
 _FEW = 3
-# So many after a checkpoint, and fewer if much was written in a thread: the log is far from full then.
-_HERE_MOST = 256
+# So many commits may run there between checkpoints, and none after a commit of many changes: a commit on a
+# full log would have to run the checkpoint itself.
+_MAX_INLINE = 256
 _FEW_CHANGES = 64
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
@@ -63,7 +63,7 @@ class _Job:
 
     def answer(self) -> None:
         if self.future.done():
-            return  # Its caller went away.
+            return  # Its caller was cancelled.
         if self.error is not None:
             self.future.set_exception(self.error)
         else:
@@ -80,29 +80,29 @@ class GroupCommit:
         deliver_early: Callable[[Iterable[tuple[str, str]]], None],
         busy_s: float = BUSY_S,
     ) -> None:
-        """`committer` None commits in the loop's thread, which is right for a database in memory."""
+        """Without a `committer` every commit runs in the loop's thread, as a database in memory needs."""
         self._raw = raw
-        self._tx = SqlTx(SqliteConnection(raw))
+        self._tx = Tx(SqliteConnection(raw))
         self._committer = committer
         self._deliver, self._deliver_early = deliver, deliver_early
         self._busy_s = busy_s
         self._queue: deque[_Job] = deque()
         # How many of the next units run in savepoints.
-        self._careful = 0
+        self._in_savepoints = 0
         self._draining: asyncio.Task[None] | None = None
-        # Of the transaction that is open, what ran in it; and the changes of the connection before it.
+        # The jobs that ran in the open transaction, and the change count of the connection when it began.
         self._jobs: list[_Job] = []
         self._changes = 0
         self._more: asyncio.Future[None] | None = None
-        # How long the disk took, of late.
+        # How long the disk took lately.
         self._commit_s = math.inf
-        # How many commits may be waited for in place until the log is emptied.
-        self._here_left = 0
+        # How many commits may still run in the loop's thread before the next checkpoint.
+        self._inline_left = 0
         self._closed = False
         self.commits = 0
 
     def ask(self, unit: Callable[[Tx], T], *, patient: bool = False) -> asyncio.Future[T]:
-        """The answer comes after the commit."""
+        """Queue the unit; the future has its result after the commit."""
         if self._closed:
             raise StoreUnavailable("the database is closed")
         loop = asyncio.get_running_loop()
@@ -120,12 +120,12 @@ class GroupCommit:
         for future in [self.ask(unit) for unit in units]:
             try:
                 answers.append(await future)
-            except Exception as error:  # noqa: BLE001 - it is the answer of its own unit.
+            except Exception as error:  # noqa: BLE001 - the result of this unit.
                 answers.append(error)
         return answers
 
     async def close(self) -> None:
-        """Take no more, and finish what was taken."""
+        """Refuse new units, and finish those that were accepted."""
         self._closed = True
         if self._draining is not None and not self._draining.done():
             await asyncio.wait([self._draining])
@@ -139,28 +139,28 @@ class GroupCommit:
                         await self._wait_for_more()
                         self._run_units()
                     small = self._is_small()
-                    await self._commit(here=small and self._here_left > 0)
+                    await self._commit(inline=small and self._inline_left > 0)
                     self._jobs = []
-                    if small and not self._here_left:
+                    if small and not self._inline_left:
                         await self._checkpoint()
         finally:
-            # Nobody may wait for ever, not even if this task is cancelled or has a defect.
+            # No caller may wait for ever, even if this task is cancelled or has a defect.
             jobs, self._jobs = self._jobs, []
             self._fail(jobs, StoreUnavailable("the database writer ended before it could commit"))
             self._fail_queue(StoreUnavailable("the database writer ended"))
 
     def _run_first(self) -> None:
         if self._raw.in_transaction:
-            # Its writer ended before it could commit, and they were told so.
+            # Left by a drain task that ended before its commit; its callers have their errors.
             with suppress(sqlite3.Error):
                 self._raw.execute("ROLLBACK")
         if self._committer is None:
-            # In memory nobody may find it open.
+            # In memory readers share the connection, so no transaction may stay open.
             return
         try:
             self._raw.execute("BEGIN IMMEDIATE")
         except sqlite3.Error:
-            # It is busy or broken: the task deals with that.
+            # The database is busy or broken: the drain task handles that.
             return
         self._changes = self._raw.total_changes
         try:
@@ -188,19 +188,19 @@ class GroupCommit:
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     def _run_units(self) -> None:
-        """What is asked for by now. It must not undo what was told of early."""
+        """Run what is queued. Once something was announced early, the transaction must not be rolled back."""
         ran = len(self._jobs)
         if any(job.early for job in self._jobs):
-            self._careful = len(self._queue)
+            self._in_savepoints = len(self._queue)
         stop_at = time.monotonic() + MAX_WORK_S
         while self._queue and len(self._jobs) < MAX_UNITS and self._raw.in_transaction:
             job = self._queue.popleft()
             if job.future.done():
                 continue
             self._jobs.append(job)
-            if self._careful:
-                self._careful -= 1
-                self._run_carefully(job)
+            if self._in_savepoints:
+                self._in_savepoints -= 1
+                self._run_in_savepoint(job)
             elif not self._run_unit(job):
                 self._run_again()
             if time.monotonic() > stop_at:
@@ -228,14 +228,14 @@ class GroupCommit:
             self._more = None
 
     def _run_unit(self, job: _Job) -> bool:
-        """False if it failed half way."""
+        """False if the unit failed half way."""
         changes = self._raw.total_changes
         try:
             job.result = job.unit(self._tx)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the unit's caller alone.
+        except Exception as error:  # noqa: BLE001 - raised to the caller of this unit alone.
             job.error = translated(error)
             self._tx.take_announced()
-            # A full disk or a failing one makes SQLite roll back everything by itself.
+            # If the disk is full or fails, SQLite rolls everything back by itself.
             return self._raw.total_changes == changes or not self._raw.in_transaction
         job.early = self._tx.take_early()
         job.announced = self._tx.take_announced()
@@ -247,9 +247,9 @@ class GroupCommit:
             job.error = None
             self._queue.appendleft(job)
         self._jobs = []
-        self._careful = len(self._queue)
+        self._in_savepoints = len(self._queue)
 
-    def _run_carefully(self, job: _Job) -> None:
+    def _run_in_savepoint(self, job: _Job) -> None:
         self._raw.execute("SAVEPOINT unit")
         whole = self._run_unit(job)
         if self._raw.in_transaction:
@@ -257,40 +257,40 @@ class GroupCommit:
                 self._raw.execute("ROLLBACK TO unit")
             self._raw.execute("RELEASE unit")
 
-    async def _commit(self, *, here: bool) -> None:
+    async def _commit(self, *, inline: bool) -> None:
         jobs = self._jobs
         if not self._raw.in_transaction:
             lost = next((job.error for job in jobs if isinstance(job.error, StoreUnavailable)), None)
             self._fail(jobs, lost or StoreUnavailable("the database rolled the transaction back"))
             return
         try:
-            await self._commit_durably(here=here)
+            await self._commit_durably(inline=inline)
         except sqlite3.Error as error:
             if self._raw.in_transaction:
                 self._raw.execute("ROLLBACK")
             self._fail(jobs, unavailable(error))
             return
-        # Who was patient comes last, and finds there what it waits for.
+        # Patient callers last: what they wait for is often done by the others.
         for job in sorted(jobs, key=_is_patient):
             job.answer()
         self._deliver(item for job in jobs for item in job.announced)
 
-    async def _commit_durably(self, *, here: bool) -> None:
-        # A worker that finds nothing to do changes nothing, and the disk need not be waited for.
+    async def _commit_durably(self, *, inline: bool) -> None:
+        # A claim that finds no run changes nothing, so there is no need to wait for the disk.
         if self._committer is None or self._raw.total_changes == self._changes:
             self._raw.execute("COMMIT")
             return
         self.commits += 1
-        if here:
-            self._here_left -= 1
+        if inline:
+            self._inline_left -= 1
             self._commit_now()
             return
         if self._raw.total_changes - self._changes > _FEW_CHANGES:
-            self._here_left = 0
+            self._inline_left = 0
         await self._committer.run(self._commit_now)
 
     def _is_small(self) -> bool:
-        """Whether it is as well waited for in place."""
+        """Whether the commit is quick enough to run in the loop's thread."""
         return (
             self._committer is not None
             and self._commit_s < QUICK_S
@@ -306,12 +306,12 @@ class GroupCommit:
         self._commit_s = took if self._commit_s == math.inf else 0.8 * self._commit_s + 0.2 * took
 
     async def _checkpoint(self) -> None:
-        """In a thread: a commit in place would have to do it when the log is full, and that takes long."""
+        """Run the checkpoint in a thread: it takes too long for a commit in the loop's thread."""
         if self._committer is not None:
-            # Of a disk that fails whoever writes next is told.
+            # If the disk fails, the next write reports it.
             with suppress(sqlite3.Error):
                 await self._committer.run(self._checkpoint_now)
-                self._here_left = _HERE_MOST
+                self._inline_left = _MAX_INLINE
 
     def _checkpoint_now(self) -> None:
         self._raw.execute("PRAGMA wal_checkpoint").fetchone()
@@ -322,7 +322,7 @@ class GroupCommit:
 
     def _fail(self, jobs: Iterable[_Job], error: Exception) -> None:
         for job in jobs:
-            # Each caller gets an exception of its own: raising one adds to its traceback.
+            # Each caller gets its own exception, since raising one adds to its traceback.
             job.error = type(error)(*error.args)
             job.answer()
 

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from corral.domain.errors import CorralError, StoreUnavailable
-from corral.ports.store import Tx
 from corral.store import schema
-from corral.store.dialect import Dialect
 from corral.store.rows import Row
 from corral.store.sqlite.committer import Committer
 from corral.store.sqlite.connection import (
@@ -29,7 +27,8 @@ from corral.store.sqlite.connection import (
     tune_writer,
 )
 from corral.store.sqlite.group_commit import BUSY_S, GroupCommit
-from corral.store.transaction import SqlTx
+from corral.store.statements import Dialect
+from corral.store.transaction import Tx
 
 T = TypeVar("T")
 
@@ -40,10 +39,10 @@ _READERS = 3
 
 
 class SqliteStore:
-    """`path` is a file, made if it is not there, or `:memory:`; `max_bytes` is how large it may grow.
+    """`path` is a file, created if absent, or `:memory:`; `max_bytes` is how large it may grow.
 
-    One that is to serve for long is `roomy`: on a disk with plenty of space, what it is slow to make later is
-    made at the start.
+    `roomy` is for a store that serves for long: if the disk has plenty of space, the write-ahead log gets
+    its final size at the start.
     """
 
     alone = True
@@ -59,7 +58,7 @@ class SqliteStore:
             self._raw.execute(f"PRAGMA max_page_count = {max_bytes // page_bytes}")
         if roomy and self._path and shutil.disk_usage(self._path.parent).free > PLENTY_BYTES:
             grow_wal(self._raw)
-        self._tx = SqlTx(SqliteConnection(self._raw))
+        self._tx = Tx(SqliteConnection(self._raw))
         self._committer = Committer("corral-commit") if self._path else None
         self._readers = ThreadPoolExecutor(_READERS, "corral-read") if self._path else None
         self._local = threading.local()
@@ -82,7 +81,7 @@ class SqliteStore:
         if not self._opened:
             raise StoreUnavailable("the database is closed")
         if self._readers is None:
-            # Between its transactions the writer's connection is free: in memory they never wait.
+            # In memory the writer commits without waiting, so its connection is free here.
             return _read(self._raw, self._tx, unit)
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._read_in_thread, unit)
 
@@ -90,7 +89,7 @@ class SqliteStore:
         self._listeners.append(listener)
 
     async def lead(self, loop: str) -> bool:
-        # The file has one server, which its lock file sees to.
+        # The lock file ensures that the database has one server.
         return True
 
     async def close(self) -> None:
@@ -105,12 +104,12 @@ class SqliteStore:
 
     @property
     def commits(self) -> int:
-        """How often the disk was waited for."""
+        """How many commits waited for the disk."""
         return self._writer.commits
 
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
-        """A transaction of its own, for use where no event loop runs."""
+        """A transaction for code that runs without an event loop."""
         self._raw.execute("BEGIN IMMEDIATE")
         try:
             yield self._tx
@@ -132,11 +131,11 @@ class SqliteStore:
         if not hasattr(self._local, "raw"):
             raw = open_reader(self._path)
             self._opened.append(raw)
-            self._local.raw, self._local.tx = raw, SqlTx(SqliteConnection(raw))
+            self._local.raw, self._local.tx = raw, Tx(SqliteConnection(raw))
         return _read(self._local.raw, self._local.tx, unit)
 
     def _deliver_soon(self, announced: Iterable[tuple[str, str]]) -> None:
-        # Not called here: a listener that raises must not stop the writer.
+        # Called later: a listener that raises must not stop the writer.
         loop = asyncio.get_running_loop()
         for topic, key in announced:
             for listener in self._listeners:
@@ -148,10 +147,10 @@ class SqliteStore:
                 try:
                     listener(topic, key)
                 except Exception:
-                    log.exception("what was told of %s early was not heard", topic)
+                    log.exception("a listener failed on an early announcement of %s", topic)
 
 
-def _read(raw: sqlite3.Connection, tx: SqlTx, unit: Callable[[Tx], T]) -> T:
+def _read(raw: sqlite3.Connection, tx: Tx, unit: Callable[[Tx], T]) -> T:
     try:
         raw.execute("BEGIN")
         try:
@@ -190,7 +189,7 @@ def _prepare(raw: sqlite3.Connection, where: str, url: str) -> None:
     def execute(statement: str) -> Sequence[Row]:
         return raw.execute(statement).fetchall()
 
-    # Looked at before anything is set: a file that is not ours is left as it was.
+    # Checked before anything is changed: a file that is not ours stays as it is.
     if not schema.is_empty(execute, Dialect.SQLITE):
         schema.is_current(execute, Dialect.SQLITE, where)
     tune_writer(raw)
@@ -203,7 +202,7 @@ def _prepare(raw: sqlite3.Connection, where: str, url: str) -> None:
 
 
 def _make_private_file(path: Path) -> None:
-    # SQLite gives its WAL the same permissions.
+    # SQLite gives the WAL the permissions of this file.
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:
@@ -213,7 +212,7 @@ def _make_private_file(path: Path) -> None:
 
 
 def _sync_directory(folder: Path) -> None:
-    # Windows keeps no handle on a folder, and needs none.
+    # Windows cannot open a folder, and need not sync it.
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -1,1 +1,1 @@
-"""One file for each noun: the statements that read and write its rows."""
+"""One file for each noun: the methods that read and write its rows. The SQL itself is in `../sql`."""

@@ -1,4 +1,4 @@
-"""Calls."""
+"""Calls and the chunks of their results."""
 
 from __future__ import annotations
 
@@ -8,57 +8,56 @@ from collections.abc import Sequence
 
 from corral.domain.calls import CallFilter, CallPool, CallRecord, Chunk, QueuedCall
 from corral.domain.ids import CallId, Digest, EndpointId, LeaseId, RunId
-from corral.store.connection import Connection
 from corral.store.rows import CALL, CHUNK
+from corral.store.table import Table, given
 
 
-class SqlCalls:
-    def __init__(self, connection: Connection) -> None:
-        self._db = connection
-
+class SqlCalls(Table):
     def insert(self, call: CallRecord) -> bool:
+        """False, and nothing is written, if the endpoint has a call with this key."""
         if call.key is None:
             self._db.put("call_insert", CALL, call)
             return True
         return self._db.run("call_insert_once", CALL.params(call)) > 0
 
     def get(self, call_id: CallId) -> CallRecord | None:
-        row = self._db.one("call_get", {"id": call_id})
-        return None if row is None else CALL.read(row)
+        return self._one(CALL, "call_get", id=call_id)
 
     def lock(self, call_id: CallId) -> CallRecord | None:
-        row = self._db.one("call_lock", {"id": call_id})
-        return None if row is None else CALL.read(row)
+        """Like `get`, and no other transaction changes it until this one ends."""
+        return self._one(CALL, "call_lock", id=call_id)
 
     def many(self, call_ids: Sequence[CallId]) -> list[CallRecord]:
-        rows = self._db.all("call_many", {"ids": json.dumps(list(call_ids))})
-        return [CALL.read(row) for row in rows]
+        return self._all(CALL, "call_many", ids=json.dumps(list(call_ids)))
 
     def ended(self, call_ids: Sequence[CallId]) -> list[CallRecord]:
-        rows = self._db.all("call_ended", {"ids": json.dumps(list(call_ids))})
-        return [CALL.read(row) for row in rows]
+        """Those of the calls that are final."""
+        return self._all(CALL, "call_ended", ids=json.dumps(list(call_ids)))
 
     def by_key(self, endpoint_id: EndpointId, key: str) -> CallRecord | None:
-        row = self._db.one("call_by_key", {"endpoint_id": endpoint_id, "key": key})
-        return None if row is None else CALL.read(row)
+        return self._one(CALL, "call_by_key", endpoint_id=endpoint_id, key=key)
 
     def save(self, call: CallRecord) -> None:
+        """Write every column that may change after insert."""
         self._db.put("call_save", CALL, call)
 
     def assign(
         self, call_ids: Sequence[CallId], *, lease_id: LeaseId, run_id: RunId, now: float
     ) -> list[CallId]:
-        params = {"ids": json.dumps(list(call_ids)), "lease_id": lease_id, "run_id": run_id, "now": now}
-        return [CallId(row[0]) for row in self._db.all("call_assign", params)]
+        """Give queued calls to a lease, each as its next attempt; return those that still were queued."""
+        ids = json.dumps([*call_ids])
+        return self._column("call_assign", ids=ids, lease_id=lease_id, run_id=run_id, now=now)
 
     def of_lease(self, lease_id: LeaseId, *, before: float = math.inf) -> list[CallRecord]:
-        rows = self._db.all("call_of_lease", {"lease_id": lease_id, "before": before})
-        return [CALL.read(row) for row in rows]
+        """The calls assigned to the lease; with `before`, only those assigned earlier than that."""
+        return self._all(CALL, "call_of_lease", lease_id=lease_id, before=before)
 
     def orphans(self, limit: int) -> list[CallId]:
-        return [CallId(row[0]) for row in self._db.all("call_orphans", {"limit": limit})]
+        """Calls assigned to leases that are not live any more."""
+        return self._column("call_orphans", limit=limit)
 
     def pools(self) -> list[CallPool]:
+        """Every pool that has a queued call; costs one index seek per pool."""
         found: list[CallPool] = []
         row = self._db.one("pool_first", {})
         while row is not None:
@@ -73,39 +72,43 @@ class SqlCalls:
         rows = self._db.all("call_waiting", params)
         return [QueuedCall(-row[0], row[1], CallId(row[2])) for row in rows]
 
-    def gave(self, submitted_by: str, blob: Digest) -> bool:
-        return self._db.one("call_gave", {"submitted_by": submitted_by, "blob": blob}) is not None
+    def returned_blob(self, submitted_by: str, blob: Digest) -> bool:
+        """Whether a call that this principal made has these bytes as its result or among its chunks."""
+        return self._exists("call_gave", submitted_by=submitted_by, blob=blob)
 
     def counts(self, endpoint_id: EndpointId) -> list[tuple[str, int]]:
         return [(row[0], row[1]) for row in self._db.all("call_counts", {"endpoint_id": endpoint_id})]
 
     def page(self, where: CallFilter, *, after: tuple[float, CallId] | None, limit: int) -> list[CallRecord]:
-        at, last = after or (float("inf"), CallId(""))
-        given = {name: value for name, value in vars(where).items() if value is not None}
-        statement = "call_dead" if given.pop("dead", False) else "call_page"
-        rows = self._db.all(statement, {"at": at, "last": last, "limit": limit, **given})
-        return [CALL.read(row)._replace(args=None, result=None) for row in rows]
+        """Newest first, without payloads."""
+        at, last = after or (math.inf, "")
+        conditions = given(**vars(where))
+        statement = "call_dead" if conditions.pop("dead", False) else "call_page"
+        found = self._all(CALL, statement, at=at, last=last, limit=limit, **conditions)
+        return [call._replace(args=None, result=None) for call in found]
 
     def due(self, now: float, limit: int) -> list[CallId]:
-        return [CallId(row[0]) for row in self._db.all("call_due", {"now": now, "limit": limit})]
+        """Queued calls whose time to live is over."""
+        return self._column("call_due", now=now, limit=limit)
 
     def forgettable(self, now: float, limit: int) -> list[CallId]:
-        return [CallId(row[0]) for row in self._db.all("call_forgettable", {"now": now, "limit": limit})]
+        return self._column("call_forgettable", now=now, limit=limit)
 
     def delete(self, call_id: CallId) -> None:
-        self._db.tell("chunk_delete", {"id": call_id})
-        self._db.tell("call_delete", {"id": call_id})
+        """Delete the call with its chunks."""
+        self.delete_chunks(call_id)
+        self._tell("call_delete", id=call_id)
 
     def drop_payloads(self, call_id: CallId, *, forget_at: float) -> None:
-        self._db.tell("chunk_delete", {"id": call_id})
-        self._db.tell("call_drop_payloads", {"id": call_id, "forget_at": forget_at})
+        """Delete arguments, result and chunks; the record itself stays until `forget_at`."""
+        self.delete_chunks(call_id)
+        self._tell("call_drop_payloads", id=call_id, forget_at=forget_at)
 
     def delete_chunks(self, call_id: CallId) -> None:
-        self._db.tell("chunk_delete", {"id": call_id})
+        self._tell("chunk_delete", id=call_id)
 
     def insert_chunk(self, chunk: Chunk) -> None:
         self._db.put("chunk_insert", CHUNK, chunk)
 
     def chunks(self, call_id: CallId, *, after: int, limit: int) -> list[Chunk]:
-        rows = self._db.all("chunk_page", {"call_id": call_id, "after": after, "limit": limit})
-        return [CHUNK.read(row) for row in rows]
+        return self._all(CHUNK, "chunk_page", call_id=call_id, after=after, limit=limit)

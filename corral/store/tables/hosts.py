@@ -4,47 +4,44 @@ from __future__ import annotations
 
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId
-from corral.store.connection import Connection
 from corral.store.rows import HOST
+from corral.store.table import Table
 
 
-class SqlHosts:
-    def __init__(self, connection: Connection) -> None:
-        self._db = connection
-
+class SqlHosts(Table):
     def insert(self, host: Host) -> None:
         self._db.put("host_insert", HOST, host)
 
     def get(self, host_id: HostId) -> Host | None:
-        row = self._db.one("host_get", {"id": host_id})
-        return None if row is None else HOST.read(row)
+        return self._one(HOST, "host_get", id=host_id)
 
     def lock(self, host_id: HostId) -> Host | None:
-        row = self._db.one("host_lock", {"id": host_id})
-        return None if row is None else HOST.read(row)
+        """Like `get`, and no other transaction gives this host leases until this one ends."""
+        return self._one(HOST, "host_lock", id=host_id)
 
     def by_name(self, name: str) -> Host | None:
-        row = self._db.one("host_by_name", {"name": name})
-        return None if row is None else HOST.read(row)
+        return self._one(HOST, "host_by_name", name=name)
 
     def save(self, host: Host) -> None:
         self._db.put("host_save", HOST, host)
 
     def seen(self, host_id: HostId, at: float) -> None:
-        self._db.tell("host_seen", {"id": host_id, "at": at})
+        self._tell("host_seen", id=host_id, at=at)
 
     def forgive(self, host_id: HostId) -> bool:
-        return self._db.run("host_forgive", {"id": host_id}) > 0
+        """Clear the faults of the host; False, at little cost, if it has none."""
+        return self._changed("host_forgive", id=host_id)
 
     def pull_in(self, latest: float) -> int:
+        """After the clock went back: no host is set aside beyond `latest`; return how many were."""
         return self._db.run("host_pull_in", {"latest": latest})
 
     def page(self, after: HostId | None, limit: int) -> list[Host]:
-        rows = self._db.all("host_page", {"after": after or "", "limit": limit})
-        return [HOST.read(row) for row in rows]
+        return self._all(HOST, "host_page", after=after or "", limit=limit)
 
     def declared_by(self, manifest: str) -> list[Host]:
-        return [HOST.read(row) for row in self._db.all("host_declared_by", {"declared_by": manifest})]
+        """Hosts that this manifest, as `project/name`, declares."""
+        return self._all(HOST, "host_declared_by", declared_by=manifest)
 
     def busy(self) -> list[tuple[HostId, int]]:
         return [(HostId(row[0]), row[1]) for row in self._db.all("host_busy", {})]

@@ -10,51 +10,50 @@ from corral.domain.leases import Lease
 from corral.domain.queue import LeaseHolding
 from corral.domain.quotas import QuotaUse
 from corral.domain.runs import Run
-from corral.store.connection import Connection
 from corral.store.rows import LEASE, RUN
+from corral.store.table import Table, given
 
 
-class SqlLeases:
-    def __init__(self, connection: Connection) -> None:
-        self._db = connection
-
+class SqlLeases(Table):
     def insert(self, lease: Lease) -> None:
         self._db.put("lease_insert", LEASE, lease)
 
     def get(self, lease_id: LeaseId) -> Lease | None:
-        row = self._db.one("lease_get", {"id": lease_id})
-        return None if row is None else LEASE.read(row)
+        return self._one(LEASE, "lease_get", id=lease_id)
 
     def hold(self, lease_id: LeaseId) -> tuple[Run, Lease] | None:
+        """The lease with its run; no other transaction changes either until this one ends."""
         row = self._db.one("lease_hold", {"id": lease_id})
         width = len(RUN.columns)
         return None if row is None else (RUN.read(row[:width]), LEASE.read(row[width:]))
 
     def lock_runs(self, ids: Iterable[LeaseId]) -> None:
+        """Lock the runs of these leases, in the order of `runs.lock_all`."""
         self._db.one("lease_lock_runs", {"ids": json.dumps([*ids])})
 
     def save(self, lease: Lease) -> None:
         self._db.put("lease_save", LEASE, lease)
 
     def live_of_host(self, host_id: HostId) -> list[Lease]:
-        return [LEASE.read(row) for row in self._db.all("lease_live_of_host", {"host_id": host_id})]
+        return self._all(LEASE, "lease_live_of_host", host_id=host_id)
 
     def held(self, host_id: HostId) -> list[LeaseHolding]:
+        """What each live lease of the host holds."""
         return [LeaseHolding(*row) for row in self._db.all("lease_held", {"host_id": host_id})]
 
     def live_of_run(self, run_id: RunId) -> list[Lease]:
-        return [LEASE.read(row) for row in self._db.all("lease_live_of_run", {"run_id": run_id})]
+        return self._all(LEASE, "lease_live_of_run", run_id=run_id)
 
     def held_by_host(self) -> list[tuple[HostId, LeaseHolding]]:
+        """What each live lease of any host holds."""
         return [(HostId(row[0]), LeaseHolding(*row[1:])) for row in self._db.all("lease_held_by_host", {})]
 
     def live_of_project(self, project: str) -> list[Lease]:
-        return [LEASE.read(row) for row in self._db.all("lease_live_of_project", {"project": project})]
+        return self._all(LEASE, "lease_live_of_project", project=project)
 
     def in_use(self, *, now: float, since: float, project: str | None = None) -> list[QuotaUse]:
-        params: dict[str, object] = {"since": since}
-        if project is not None:
-            params["project"] = project
+        """By project, what its live leases hold, and for how long after `since`; reads only an index."""
+        params = given(since=since, project=project)
         found: dict[str, QuotaUse] = {}
         for name, gpus, count, begun in self._db.all("lease_in_use", params):
             each, held_s = len(json.loads(gpus)), count * now - begun
@@ -69,11 +68,11 @@ class SqlLeases:
         return list(found.values())
 
     def expired(self, now: float, limit: int) -> list[LeaseId]:
-        return [LeaseId(row[0]) for row in self._db.all("lease_expired", {"now": now, "limit": limit})]
+        return self._column("lease_expired", now=now, limit=limit)
 
     def restamp(self, expires_at: float) -> int:
+        """Let every live lease expire then; return how many there are."""
         return self._db.run("lease_restamp", {"expires_at": expires_at})
 
     def live_count(self) -> int:
-        (row,) = self._db.all("lease_live_count", {})
-        return int(row[0])
+        return self._number("lease_live_count")

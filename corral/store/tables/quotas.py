@@ -1,58 +1,59 @@
-"""Quotas and what was used of them."""
+"""Quotas of projects, and what projects used."""
 
 from __future__ import annotations
 
 from corral.domain.quotas import Quota, UsageHours
 from corral.store.connection import Connection
 from corral.store.rows import HOURS, QUOTA
+from corral.store.table import Table
 
 
-class SqlQuotas:
-    def __init__(self, connection: Connection) -> None:
-        self._db = connection
-
+class SqlQuotas(Table):
     def get(self, project: str) -> Quota | None:
-        row = self._db.one("quota_get", {"project": project})
-        return None if row is None else QUOTA.read(row)
+        return self._one(QUOTA, "quota_get", project=project)
 
     def lock(self, project: str) -> Quota | None:
-        row = self._db.one("quota_lock", {"project": project})
-        return None if row is None else QUOTA.read(row)
+        """Like `get`, and no other transaction locks it until this one ends."""
+        return self._one(QUOTA, "quota_lock", project=project)
 
     def try_lock(self, project: str) -> Quota | None:
-        row = self._db.one("quota_try_lock", {"project": project})
-        return None if row is None else QUOTA.read(row)
+        """Like `lock`, but None as well if another transaction holds it."""
+        return self._one(QUOTA, "quota_try_lock", project=project)
 
     def all(self) -> list[Quota]:
-        return [QUOTA.read(row) for row in self._db.all("quota_all", {})]
+        return self._all(QUOTA, "quota_all")
 
     def put(self, quota: Quota) -> None:
+        """Insert or replace."""
         self._db.put("quota_put", QUOTA, quota)
 
     def delete(self, project: str) -> bool:
-        return self._db.run("quota_delete", {"project": project}) > 0
+        return self._changed("quota_delete", project=project)
 
     def add_hours(self, used: UsageHours) -> None:
-        self._add(used)
+        """Add to what the project used in that month."""
+        self._db.put("hours_add", HOURS, used)
 
     def hours(self, project: str, month: str) -> UsageHours | None:
-        row = self._db.one("hours_get", {"project": project, "month": month})
-        return None if row is None else HOURS.read(row)
-
-    def _add(self, used: UsageHours) -> None:
-        self._db.put("hours_add", HOURS, used)
+        return self._one(HOURS, "hours_get", project=project, month=month)
 
     def hours_page(self, after: tuple[str, str] | None, limit: int) -> list[UsageHours]:
         project, month = after or ("", "")
-        rows = self._db.all("hours_page", {"project": project, "month": month, "limit": limit})
-        return [HOURS.read(row) for row in rows]
+        return self._all(HOURS, "hours_page", project=project, month=month, limit=limit)
+
+    def usage(self) -> list[tuple[str, float, float]]:
+        """(project, seconds used, as of when) for fair share."""
+        return [(row[0], row[1], row[2]) for row in self._db.all("usage_all", {})]
+
+    def put_usage(self, project: str, used_s: float, at: float) -> None:
+        self._tell("usage_put", project=project, used_s=used_s, at=at)
 
 
 class LateHours(SqlQuotas):
-    """Hours are added at the end of a transaction, in the order of their keys.
+    """Adds hours at the end of the transaction, in the order of their keys.
 
-    A batch of outcomes adds to the rows of several projects, and another one to the same rows in another
-    order: written as they come, each would wait for the other.
+    Two batches of outcomes may add to the same projects in different orders: if each wrote as it went,
+    they would wait for each other.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -68,7 +69,7 @@ class LateHours(SqlQuotas):
 
     def write(self) -> None:
         for key in sorted(self._late):
-            self._add(self._late[key])
+            super().add_hours(self._late[key])
         self._late.clear()
 
     def forget(self) -> None:

@@ -4,56 +4,45 @@ from __future__ import annotations
 
 from corral.domain.ids import RunId, ScheduleId
 from corral.domain.schedules import Schedule
-from corral.store.connection import Connection
 from corral.store.rows import SCHEDULE
+from corral.store.table import Table, given
 
 
-class SqlSchedules:
-    def __init__(self, connection: Connection) -> None:
-        self._db = connection
-
+class SqlSchedules(Table):
     def insert(self, schedule: Schedule) -> None:
         self._db.put("schedule_insert", SCHEDULE, schedule)
 
     def get(self, schedule_id: ScheduleId) -> Schedule | None:
-        row = self._db.one("schedule_get", {"id": schedule_id})
-        return None if row is None else SCHEDULE.read(row)
+        return self._one(SCHEDULE, "schedule_get", id=schedule_id)
 
     def lock(self, schedule_id: ScheduleId) -> Schedule | None:
-        row = self._db.one("schedule_lock", {"id": schedule_id})
-        return None if row is None else SCHEDULE.read(row)
+        """Like `get`, and no other transaction changes it until this one ends."""
+        return self._one(SCHEDULE, "schedule_lock", id=schedule_id)
 
     def by_name(self, project: str, name: str) -> Schedule | None:
-        row = self._db.one("schedule_by_name", {"project": project, "name": name})
-        return None if row is None else SCHEDULE.read(row)
+        return self._one(SCHEDULE, "schedule_by_name", project=project, name=name)
 
     def save(self, schedule: Schedule) -> None:
         self._db.put("schedule_save", SCHEDULE, schedule)
 
     def find(self, text: str, project: str | None, limit: int) -> list[ScheduleId]:
-        params: dict[str, object] = {"text": text, "limit": limit}
-        if project is not None:
-            params["project"] = project
-        return [ScheduleId(row[0]) for row in self._db.all("schedule_find", params)]
+        """Schedules with this id or name."""
+        return self._column("schedule_find", text=text, limit=limit, **given(project=project))
 
     def unfinished(self, schedule_id: ScheduleId, limit: int) -> list[RunId]:
-        rows = self._db.all("schedule_unfinished", {"schedule_id": schedule_id, "limit": limit})
-        return [RunId(row[0]) for row in rows]
+        """Its runs that have not ended."""
+        return self._column("schedule_unfinished", schedule_id=schedule_id, limit=limit)
 
     def ahead(self, now: float, limit: int) -> list[ScheduleId]:
-        rows = self._db.all("schedule_ahead", {"now": now, "limit": limit})
-        return [ScheduleId(row[0]) for row in rows]
+        """Schedules whose next time was computed after `now`: the clock was set back since."""
+        return self._column("schedule_ahead", now=now, limit=limit)
 
     def page(self, project: str | None, after: ScheduleId | None, limit: int) -> list[Schedule]:
-        params: dict[str, object] = {"after": after or "", "limit": limit}
-        if project is not None:
-            params["project"] = project
-        rows = self._db.all("schedule_page", params)
-        return [SCHEDULE.read(row) for row in rows]
+        scope = given(project=project)
+        return self._all(SCHEDULE, "schedule_page", after=after or "", limit=limit, **scope)
 
     def due(self, now: float, limit: int) -> list[ScheduleId]:
-        rows = self._db.all("schedule_due", {"now": now, "limit": limit})
-        return [ScheduleId(row[0]) for row in rows]
+        return self._column("schedule_due", now=now, limit=limit)
 
     def delete(self, schedule_id: ScheduleId) -> bool:
-        return self._db.run("schedule_delete", {"id": schedule_id}) > 0
+        return self._changed("schedule_delete", id=schedule_id)

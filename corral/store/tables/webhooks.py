@@ -2,68 +2,67 @@
 
 from __future__ import annotations
 
+import math
+
 from corral.domain.ids import DeliveryId, WebhookId
 from corral.domain.webhooks.deliveries import Delivery, DeliveryState, Webhook
-from corral.store.connection import Connection
 from corral.store.rows import DELIVERY, WEBHOOK
+from corral.store.table import Table
 
 
-class SqlWebhooks:
-    def __init__(self, connection: Connection) -> None:
-        self._db = connection
-
+class SqlWebhooks(Table):
     def insert(self, webhook: Webhook) -> None:
         self._db.put("webhook_insert", WEBHOOK, webhook)
 
     def get(self, webhook_id: WebhookId) -> Webhook | None:
-        row = self._db.one("webhook_get", {"id": webhook_id})
-        return None if row is None else WEBHOOK.read(row)
+        return self._one(WEBHOOK, "webhook_get", id=webhook_id)
 
     def by_name(self, name: str) -> Webhook | None:
-        row = self._db.one("webhook_by_name", {"name": name})
-        return None if row is None else WEBHOOK.read(row)
+        return self._one(WEBHOOK, "webhook_by_name", name=name)
 
     def all(self) -> list[Webhook]:
-        return [WEBHOOK.read(row) for row in self._db.all("webhook_all", {})]
+        return self._all(WEBHOOK, "webhook_all")
 
     def of_calls(self) -> list[Webhook]:
-        return [WEBHOOK.read(row) for row in self._db.all("webhook_of_calls", {})]
+        """Webhooks that may want notices of calls."""
+        return self._all(WEBHOOK, "webhook_of_calls")
 
     def advance(self, webhook_id: WebhookId, *, before: str, after: str) -> bool:
-        params = {"id": webhook_id, "before": before, "after": after}
-        return self._db.run("webhook_advance", params) > 0
+        """Move the cursor on; False, and nothing is written, if it is not at `before`."""
+        return self._changed("webhook_advance", id=webhook_id, before=before, after=after)
 
     def set_paused(self, webhook_id: WebhookId, paused: bool) -> None:
-        self._db.tell("webhook_set_paused", {"id": webhook_id, "paused": int(paused)})
+        self._tell("webhook_set_paused", id=webhook_id, paused=int(paused))
 
     def set_secret(self, webhook_id: WebhookId, secret: str, *, keep_until: float) -> None:
-        params = {"id": webhook_id, "secret": secret, "until": keep_until}
-        self._db.tell("webhook_set_secret", params)
+        """Replace the secret; the present one stays valid as the old one until `keep_until`."""
+        self._tell("webhook_set_secret", id=webhook_id, secret=secret, until=keep_until)
 
     def forget_old_secrets(self, now: float) -> None:
-        self._db.tell("webhook_forget_old_secrets", {"now": now})
+        """Delete old secrets that are no longer valid."""
+        self._tell("webhook_forget_old_secrets", now=now)
 
     def delete(self, webhook_id: WebhookId) -> bool:
+        """Delete the webhook with its deliveries."""
         self._db.run("webhook_delete_deliveries", {"id": webhook_id})
-        return self._db.run("webhook_delete", {"id": webhook_id}) > 0
+        return self._changed("webhook_delete", id=webhook_id)
 
     def insert_delivery(self, delivery: Delivery) -> None:
         self._db.put("delivery_insert", DELIVERY, delivery)
 
     def delivery(self, delivery_id: DeliveryId) -> Delivery | None:
-        row = self._db.one("delivery_get", {"id": delivery_id})
-        return None if row is None else DELIVERY.read(row)
+        return self._one(DELIVERY, "delivery_get", id=delivery_id)
 
     def save_delivery(self, delivery: Delivery) -> None:
         self._db.put("delivery_save", DELIVERY, delivery)
 
     def due(self, webhook_id: WebhookId, now: float, limit: int) -> list[Delivery]:
-        rows = self._db.all("delivery_due", {"webhook_id": webhook_id, "now": now, "limit": limit})
-        return [DELIVERY.read(row) for row in rows]
+        """Deliveries to be sent now, the longest due first."""
+        return self._all(DELIVERY, "delivery_due", webhook_id=webhook_id, now=now, limit=limit)
 
     def waiting(self, webhook_id: WebhookId, most: int) -> int:
-        (row,) = self._db.all("delivery_waiting", {"webhook_id": webhook_id, "most": most})
-        return int(row[0])
+        """How many deliveries wait, counted up to `most`."""
+        return self._number("delivery_waiting", webhook_id=webhook_id, most=most)
 
     def deliveries(
         self,
@@ -73,11 +72,13 @@ class SqlWebhooks:
         limit: int,
         state: DeliveryState | None = None,
     ) -> list[Delivery]:
-        at, last = after or (float("inf"), DeliveryId(""))
-        params: dict[str, object] = {"webhook_id": webhook_id, "at": at, "last": last, "limit": limit}
-        if state is not None:
-            params["state"] = state.value
-        return [DELIVERY.read(row) for row in self._db.all("delivery_page", params)]
+        """Newest first."""
+        at, last = after or (math.inf, "")
+        scope = {} if state is None else {"state": state.value}
+        return self._all(
+            DELIVERY, "delivery_page", webhook_id=webhook_id, at=at, last=last, limit=limit, **scope
+        )
 
     def forget(self, before: float, limit: int) -> int:
+        """Delete deliveries that ended before then; return how many."""
         return self._db.run("delivery_forget", {"before": before, "limit": limit})

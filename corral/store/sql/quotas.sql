@@ -1,3 +1,10 @@
+-- name: usage_all
+SELECT project, used_s, at FROM usage ORDER BY project;
+
+-- name: usage_put
+INSERT INTO usage (project, used_s, at) VALUES (:project, :used_s, :at)
+ON CONFLICT (project) DO UPDATE SET used_s = excluded.used_s, at = excluded.at;
+
 -- name: quota_get
 SELECT <quota> FROM quotas WHERE project = :project;
 

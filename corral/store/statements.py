@@ -1,4 +1,4 @@
-"""Named statements from `.sql` files, rendered for one database. The rules are in `statements/README.md`."""
+"""Named statements from `.sql` files, rendered for one database. The rules are in `sql/README.md`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ELEMENTS = {
 
 
 class Statements:
-    """Every named statement for one database. Those with conditions are rendered as they are asked for."""
+    """Every named statement for one database. Those with conditions are rendered when first asked for."""
 
     def __init__(self, dialect: Dialect, *, locks: bool) -> None:
         kept = {dialect.value, "lock"} if locks else {dialect.value}
@@ -69,7 +69,7 @@ class Statements:
 
 def read_statements() -> Mapping[str, str]:
     found: dict[str, str] = {}
-    for path in sorted((HERE / "statements").glob("*.sql")):
+    for path in sorted((HERE / "sql").glob("*.sql")):
         _, *parts = _NAME.split(path.read_text(encoding="utf-8"))
         for name, body in zip(parts[::2], parts[1::2], strict=True):
             if name in found:
@@ -79,7 +79,7 @@ def read_statements() -> Mapping[str, str]:
 
 
 def ddl(text: str, dialect: Dialect) -> list[str]:
-    """The statements of a schema file, with the database's own types."""
+    """The statements of a schema file, with the types of the database."""
     text = _COMMENT.sub("", _render(text, dialect, {dialect.value}))
     if dialect is Dialect.POSTGRES:
         text = _TYPE.sub(lambda m: _POSTGRES_TYPES[m[1]], text)
@@ -94,5 +94,5 @@ def _render(text: str, dialect: Dialect, kept: Collection[str]) -> str:
 
 def _bind(text: str, dialect: Dialect) -> str:
     text = " ".join(text.split())
-    # A per cent sign in a pattern is no parameter's.
+    # In Postgres a percent sign begins a parameter, so one in a pattern is doubled.
     return text if dialect is Dialect.SQLITE else PARAMETER.sub(r"%(\1)s", text.replace("%", "%%"))

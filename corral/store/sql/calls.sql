@@ -57,7 +57,7 @@ WHERE state = 'queued' AND endpoint_id = :endpoint_id AND version = :version AND
     /*if after AND (-priority, ready_at, id) > (-:priority, :ready_at, :after) */
 ORDER BY priority DESC, ready_at, id LIMIT :limit;
 
--- Through the pins, which name the calls that hold these bytes.
+-- Found through the pins, which name the calls that hold these bytes.
 -- name: call_gave
 SELECT 1 FROM pins AS p JOIN calls AS c ON c.id = substr(p.holder, 6)
 WHERE p.digest = :blob AND p.project = c.project AND p.holder LIKE 'call:%' AND c.submitted_by = :submitted_by
@@ -76,7 +76,7 @@ WHERE (created_at, id) < (:at, :last)
     /*if function AND function = :function */
 ORDER BY created_at DESC, id DESC LIMIT :limit;
 
--- Few among many that succeeded, so by an index of their own.
+-- Few calls among many that succeeded, so they have an index of their own.
 -- name: call_dead
 SELECT <call> FROM calls /*sqlite INDEXED BY calls_dead */
 WHERE state IN ('failed', 'expired') AND (created_at, id) < (:at, :last)

@@ -10,7 +10,7 @@ SELECT <run> FROM runs WHERE id = :id;
 -- name: run_lock
 SELECT <run> FROM runs WHERE id = :id /*lock FOR UPDATE */;
 
--- Whoever locks several runs does so in the order of their ids, or two would wait for each other.
+-- Several runs are always locked in the order of their ids: two transactions must not wait for each other.
 -- name: run_lock_all
 SELECT COUNT(*) /*lock FROM (
     SELECT id FROM runs WHERE id IN (<list ids>) ORDER BY id FOR UPDATE
@@ -40,7 +40,7 @@ UPDATE runs SET
 WHERE id = :id;
 
 -- name: run_of_manifest
-SELECT <known> FROM runs
+SELECT <manifest_run> FROM runs
 WHERE project = :project AND manifest = :manifest ORDER BY identity, generation;
 
 -- name: spec_save
@@ -75,7 +75,7 @@ ORDER BY created_at DESC, id DESC LIMIT :limit;
 SELECT project FROM runs WHERE state = :state /*if after AND project > :after */
 ORDER BY project LIMIT 1;
 
--- SQLite has no statistics to tell the queue's index from that of states, so it is told.
+-- SQLite has no statistics to choose between the queue's index and that of states, so the index is named.
 -- name: lane_first
 SELECT shape, priority, project, ready_at, id FROM runs /*sqlite INDEXED BY runs_claim */
 WHERE state = 'queued' ORDER BY shape, priority DESC, project, ready_at, id LIMIT 1;
@@ -149,7 +149,7 @@ SELECT <run> FROM runs /*sqlite INDEXED BY runs_preemptible */
 WHERE state = 'running' AND preemptible = 1 /*if after_id AND (priority, id) > (:after_priority, :after_id) */
 ORDER BY priority, id LIMIT :limit;
 
--- Counts no further than the limit.
+-- Counts up to the limit.
 -- name: run_unstarted
 SELECT COUNT(*) FROM (
     SELECT 1 FROM runs /*sqlite INDEXED BY runs_state */
@@ -167,45 +167,6 @@ SELECT <submission> FROM submissions WHERE principal = :principal AND request_id
 
 -- name: submission_forget
 DELETE FROM submissions WHERE principal = :principal AND request_id >= :low AND request_id < :high;
-
--- name: group_insert
-INSERT INTO groups (<group>) VALUES (<:group>);
-
--- name: group_limit
-UPDATE groups SET max_running = :max_running WHERE id = :id;
-
--- name: group_get
-SELECT <group> FROM groups WHERE id = :id;
-
--- name: group_find
-SELECT id FROM groups WHERE (id = :text OR name = :text) /*if project AND project = :project */
-ORDER BY id LIMIT :limit;
-
--- name: group_delete_empty
-DELETE FROM groups WHERE id = :id AND NOT EXISTS (
-    SELECT 1 FROM runs WHERE group_id = :id AND group_id IS NOT NULL
-);
-
--- name: group_page
-SELECT <group> FROM groups
-WHERE (created_at, id) < (:after_created_at, :after_id) /*if project AND project = :project */
-ORDER BY created_at DESC, id DESC LIMIT :limit;
-
--- name: group_states
-SELECT state, COUNT(*) FROM runs /*sqlite INDEXED BY runs_in_group */
-WHERE group_id = :group_id AND group_id IS NOT NULL GROUP BY state ORDER BY state;
-
--- name: group_ends
-SELECT state, reason, detail, COUNT(*) AS runs, MIN(id) FROM runs
-WHERE group_id = :group_id AND state IN ('failed', 'cancelled')
-GROUP BY state, reason, detail ORDER BY COUNT(*) DESC, MIN(id) LIMIT :limit;
-
--- name: group_metrics
-SELECT id, metrics FROM runs WHERE group_id = :group_id AND metrics <> '{}'
-ORDER BY created_at, id LIMIT :limit;
-
--- name: group_runs
-SELECT id FROM runs WHERE group_id = :group_id ORDER BY created_at, id LIMIT :limit;
 
 -- name: shape_put
 INSERT INTO shapes (shape, requirements) VALUES (:shape, :requirements) ON CONFLICT DO NOTHING;
@@ -229,48 +190,6 @@ SELECT <parent> FROM run_parents WHERE run_id = :run_id ORDER BY parent_id;
 
 -- name: children
 SELECT <parent> FROM run_parents WHERE parent_id = :parent_id ORDER BY run_id;
-
--- name: group_lock
-SELECT <group> FROM groups WHERE id = :id /*lock FOR UPDATE */;
-
--- name: group_try_lock
-SELECT <group> FROM groups WHERE id = :id /*lock FOR UPDATE SKIP LOCKED */;
-
--- Those that have a place: queued or further, or between two tries.
--- name: group_placed
-SELECT COUNT(*) FROM (
-    SELECT id FROM runs /*sqlite INDEXED BY runs_in_group */
-    WHERE group_id = :group_id AND group_id IS NOT NULL AND id <> :but
-        AND state IN ('queued', 'placing', 'running', 'stopping', 'halting', 'yielding')
-    UNION ALL
-    SELECT id FROM runs /*sqlite INDEXED BY runs_waiting */
-    WHERE group_id = :group_id AND state = 'held' AND hold_reason = 'backoff' AND id <> :but
-    LIMIT :limit
-) AS placed;
-
--- Those that run, counted no further than the limit.
--- name: group_running
-SELECT COUNT(*) FROM (
-    SELECT 1 FROM runs /*sqlite INDEXED BY runs_in_group */
-    WHERE group_id = :group_id AND group_id IS NOT NULL
-        AND state IN ('placing', 'running', 'stopping', 'halting', 'yielding')
-    LIMIT :limit
-) AS running;
-
--- The youngest first: they give up their places.
--- name: group_queued
-SELECT id FROM runs /*sqlite INDEXED BY runs_in_group */
-WHERE group_id = :group_id AND group_id IS NOT NULL AND state = 'queued'
-ORDER BY ready_at DESC, id DESC LIMIT :limit;
-
--- name: group_waiting
-SELECT id FROM runs /*sqlite INDEXED BY runs_waiting */
-WHERE group_id = :group_id AND state = 'held' AND hold_reason = :hold_reason
-ORDER BY ready_at, id LIMIT :limit;
-
--- name: group_with_held_after
-SELECT group_id FROM runs /*sqlite INDEXED BY runs_waiting */
-WHERE state = 'held' AND group_id > :after ORDER BY group_id LIMIT 1;
 
 -- name: held_waiting
 SELECT r.id, CASE
@@ -320,7 +239,7 @@ DELETE FROM ranks WHERE run_id = :run_id;
 -- name: run_delete_leases
 DELETE FROM leases WHERE run_id = :run_id;
 
--- SQLite gives the number of the last row again once that row is gone, and readers of the feed are past it.
+-- SQLite reuses the number of the last row after that row is deleted, and readers of the feed are past it.
 -- name: run_delete_events
 DELETE FROM events WHERE run_id = :run_id /*sqlite AND seq < (SELECT MAX(seq) FROM events) */;
 

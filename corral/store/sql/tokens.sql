@@ -15,23 +15,9 @@ UPDATE tokens SET revoked_at = COALESCE(revoked_at, :at) WHERE id = :id;
 SELECT <token> FROM tokens
 WHERE host_id = :host_id AND scope = 'host' AND revoked_at IS NULL ORDER BY id;
 
--- Whoever comes second finds it used.
+-- A second use changes nothing.
 -- name: token_use
 UPDATE tokens SET used_at = :at, used_by = :by, host_id = :host_id WHERE id = :id AND used_at IS NULL;
 
 -- name: token_shorten
 UPDATE tokens SET expires_at = :at WHERE id = :id AND (expires_at IS NULL OR expires_at > :at);
-
--- name: secret_put
-INSERT INTO secrets (<secret>) VALUES (<:secret>)
-ON CONFLICT (project, name) DO UPDATE SET
-    ciphertext = excluded.ciphertext, updated_at = excluded.updated_at;
-
--- name: secret_get
-SELECT <secret> FROM secrets WHERE project = :project AND name = :name;
-
--- name: secret_all
-SELECT <secret> FROM secrets WHERE project = :project ORDER BY name;
-
--- name: secret_delete
-DELETE FROM secrets WHERE project = :project AND name = :name;

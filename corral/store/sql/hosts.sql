@@ -22,7 +22,7 @@ WHERE id = :id;
 -- name: host_seen
 UPDATE hosts SET last_seen_at = :at WHERE id = :id;
 
--- Matches nothing, and so locks nothing, in all but a few cases.
+-- Usually matches no row, and then locks none.
 -- name: host_forgive
 UPDATE hosts SET strikes = 0, set_aside_until = NULL, set_aside_why = NULL, struck_by = NULL
 WHERE id = :id AND strikes > 0;

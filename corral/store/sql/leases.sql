@@ -4,7 +4,7 @@ INSERT INTO leases (<lease>) VALUES (<:lease>);
 -- name: lease_get
 SELECT <lease> FROM leases WHERE id = :id;
 
--- The run first: everybody locks it before they touch its leases.
+-- The run first: every transaction locks the run before its leases.
 -- name: lease_hold
 SELECT <r.run>, <l.lease> FROM leases AS l JOIN runs AS r ON r.id = l.run_id
 WHERE l.id = :id /*lock FOR UPDATE OF r, l */;

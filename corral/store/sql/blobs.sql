@@ -35,7 +35,7 @@ WHERE expires_at IS NOT NULL AND expires_at <= :now ORDER BY expires_at LIMIT :l
 DELETE FROM pins WHERE project = :project AND digest = :digest AND holder = :holder
     AND expires_at IS NOT NULL AND expires_at <= :now;
 
--- Every row is written, also one that is loose already: collection may be about to clear it.
+-- Writes even a row that is loose already: collection may be about to tighten it.
 -- name: blob_loosen
 UPDATE blobs SET loose_at = created_at WHERE project = :project AND digest IN (<list digests>);
 
@@ -87,12 +87,12 @@ SELECT bytes FROM project_bytes WHERE project = :project;
 INSERT INTO project_bytes (project, bytes) VALUES (:project, :bytes)
 ON CONFLICT (project) DO UPDATE SET bytes = excluded.bytes;
 
--- Before the blob is put: where there is a count, it grows by what is new.
+-- Runs before the blob is put: a kept count grows by the size of a blob that is new.
 -- name: project_bytes_add
 UPDATE project_bytes SET bytes = bytes + :size
 WHERE project = :project AND NOT EXISTS (SELECT 1 FROM blobs WHERE project = :project AND digest = :digest);
 
--- Before the blob is dropped.
+-- Runs before the blob is dropped.
 -- name: project_bytes_take
 UPDATE project_bytes SET bytes = bytes - (
     SELECT COALESCE(SUM(size), 0) FROM blobs

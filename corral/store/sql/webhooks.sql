@@ -14,7 +14,7 @@ SELECT <webhook> FROM webhooks ORDER BY name;
 -- name: webhook_of_calls
 SELECT <webhook> FROM webhooks WHERE events LIKE '%"call.%' OR events LIKE '%"*"%' ORDER BY name;
 
--- Compared with where it was: of two servers that read the same events, one makes the deliveries.
+-- Compares the old cursor: if two servers read the same events, only one makes the deliveries.
 -- name: webhook_advance
 UPDATE webhooks SET cursor = :after WHERE id = :id AND cursor = :before;
 

@@ -46,7 +46,7 @@ SELECT 1 FROM artifact_files WHERE digest = :digest AND artifact_id IN (<list ar
 SELECT f.artifact_id, f.path, a.run_id FROM artifact_files AS f JOIN artifacts AS a ON a.id = f.artifact_id
 WHERE f.digest = :digest AND a.project = :project ORDER BY f.artifact_id, f.path LIMIT :limit;
 
--- Epochs only rise, so they tell new from old also when the clock was set back.
+-- Epochs only rise, so they order checkpoints even if the clock was set back.
 -- name: artifact_newest_checkpoint
 SELECT <artifact> FROM artifacts WHERE run_id = :run_id AND kind = 'checkpoint'
 ORDER BY epoch DESC, created_at DESC, step DESC, id DESC LIMIT 1;

@@ -1,0 +1,77 @@
+-- name: group_insert
+INSERT INTO groups (<group>) VALUES (<:group>);
+
+-- name: group_limit
+UPDATE groups SET max_running = :max_running WHERE id = :id;
+
+-- name: group_get
+SELECT <group> FROM groups WHERE id = :id;
+
+-- name: group_find
+SELECT id FROM groups WHERE (id = :text OR name = :text) /*if project AND project = :project */
+ORDER BY id LIMIT :limit;
+
+-- name: group_delete_empty
+DELETE FROM groups WHERE id = :id AND NOT EXISTS (
+    SELECT 1 FROM runs WHERE group_id = :id AND group_id IS NOT NULL
+);
+
+-- name: group_page
+SELECT <group> FROM groups
+WHERE (created_at, id) < (:after_created_at, :after_id) /*if project AND project = :project */
+ORDER BY created_at DESC, id DESC LIMIT :limit;
+
+-- name: group_states
+SELECT state, COUNT(*) FROM runs /*sqlite INDEXED BY runs_in_group */
+WHERE group_id = :group_id AND group_id IS NOT NULL GROUP BY state ORDER BY state;
+
+-- name: group_ends
+SELECT state, reason, detail, COUNT(*) AS runs, MIN(id) FROM runs
+WHERE group_id = :group_id AND state IN ('failed', 'cancelled')
+GROUP BY state, reason, detail ORDER BY COUNT(*) DESC, MIN(id) LIMIT :limit;
+
+-- name: group_metrics
+SELECT id, metrics FROM runs WHERE group_id = :group_id AND metrics <> '{}'
+ORDER BY created_at, id LIMIT :limit;
+
+-- name: group_lock
+SELECT <group> FROM groups WHERE id = :id /*lock FOR UPDATE */;
+
+-- name: group_try_lock
+SELECT <group> FROM groups WHERE id = :id /*lock FOR UPDATE SKIP LOCKED */;
+
+-- Runs that have a place: queued or further, or between two tries.
+-- name: group_placed
+SELECT COUNT(*) FROM (
+    SELECT id FROM runs /*sqlite INDEXED BY runs_in_group */
+    WHERE group_id = :group_id AND group_id IS NOT NULL AND id <> :but
+        AND state IN ('queued', 'placing', 'running', 'stopping', 'halting', 'yielding')
+    UNION ALL
+    SELECT id FROM runs /*sqlite INDEXED BY runs_waiting */
+    WHERE group_id = :group_id AND state = 'held' AND hold_reason = 'backoff' AND id <> :but
+    LIMIT :limit
+) AS placed;
+
+-- Running runs, counted up to the limit.
+-- name: group_running
+SELECT COUNT(*) FROM (
+    SELECT 1 FROM runs /*sqlite INDEXED BY runs_in_group */
+    WHERE group_id = :group_id AND group_id IS NOT NULL
+        AND state IN ('placing', 'running', 'stopping', 'halting', 'yielding')
+    LIMIT :limit
+) AS running;
+
+-- The youngest first: they give up their places.
+-- name: group_queued
+SELECT id FROM runs /*sqlite INDEXED BY runs_in_group */
+WHERE group_id = :group_id AND group_id IS NOT NULL AND state = 'queued'
+ORDER BY ready_at DESC, id DESC LIMIT :limit;
+
+-- name: group_waiting
+SELECT id FROM runs /*sqlite INDEXED BY runs_waiting */
+WHERE group_id = :group_id AND state = 'held' AND hold_reason = :hold_reason
+ORDER BY ready_at, id LIMIT :limit;
+
+-- name: group_with_held_after
+SELECT group_id FROM runs /*sqlite INDEXED BY runs_waiting */
+WHERE state = 'held' AND group_id > :after ORDER BY group_id LIMIT 1;

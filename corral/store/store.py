@@ -1,0 +1,53 @@
+"""The store that the core and the server use; `sqlite` and `postgres` implement it.
+
+Use cases are plain functions over a `Tx`; the store decides when to commit. A unit may run more than once
+(lost races on Postgres), so it touches nothing but its `Tx`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from corral.store.transaction import Tx
+
+T = TypeVar("T")
+
+
+class Store(Protocol):
+    @property
+    def alone(self) -> bool:
+        """Whether this is the only server that writes to the database."""
+        ...
+
+    async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
+        """Run the unit and return after its commit is durable, or raise and keep nothing of it.
+
+        StoreUnavailable if the database cannot be written now. The commit of a `patient` unit may wait some
+        milliseconds for other units to share it with.
+        """
+        ...
+
+    async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
+        """Like `write` for each unit, in order and with as few commits as possible.
+
+        A unit that fails has its error in place of a result, and does not affect the others.
+        """
+        ...
+
+    async def read(self, unit: Callable[[Tx], T]) -> T:
+        """Run the unit on one consistent snapshot; it must not write and must end within a second."""
+        ...
+
+    def subscribe(self, listener: Callable[[str, str], None]) -> None:
+        """Call `listener(topic, key)` in the event loop for each announcement of a commit.
+
+        Announcements may be repeated and, after a lost connection, missed: they are only hints.
+        """
+        ...
+
+    async def lead(self, loop: str) -> bool:
+        """Whether this server may run the loop now; at most one server may at a time."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,34 @@
+"""Tokens of users and hosts."""
+
+from __future__ import annotations
+
+from corral.domain.ids import HostId, TokenId
+from corral.domain.tokens import Token
+from corral.store.rows import TOKEN
+from corral.store.table import Table
+
+
+class SqlTokens(Table):
+    def insert(self, token: Token) -> None:
+        self._db.put("token_insert", TOKEN, token)
+
+    def get(self, token_id: TokenId) -> Token | None:
+        return self._one(TOKEN, "token_get", id=token_id)
+
+    def page(self, after: TokenId | None, limit: int) -> list[Token]:
+        return self._all(TOKEN, "token_page", after=after or "", limit=limit)
+
+    def revoke(self, token_id: TokenId, at: float) -> bool:
+        return self._changed("token_revoke", id=token_id, at=at)
+
+    def of_host(self, host_id: HostId) -> list[Token]:
+        """The host's credentials that are not revoked, expired ones included."""
+        return self._all(TOKEN, "token_of_host", host_id=host_id)
+
+    def use(self, token_id: TokenId, host_id: HostId, *, by: str, at: float) -> bool:
+        """Mark a join token as used for this host; False if it was used before."""
+        return self._changed("token_use", id=token_id, host_id=host_id, by=by, at=at)
+
+    def shorten(self, token_id: TokenId, expires_at: float) -> None:
+        """The token expires then, unless it expires earlier anyway."""
+        self._db.run("token_shorten", {"id": token_id, "at": expires_at})
