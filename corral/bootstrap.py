@@ -16,7 +16,6 @@ from pathlib import Path
 
 import uvicorn
 
-from corral import __version__
 from corral.adapters.blobs.directory import DirectoryBlobs
 from corral.adapters.blobs.segments import DirectorySegments
 from corral.adapters.cipher import FileCipher, load_key
@@ -49,6 +48,7 @@ from corral.server.services import RequestLimits, Services
 from corral.server.tls import TlsTrust
 from corral.settings import Settings
 from corral.store.sqlite.store import SqliteStore
+from corral.version import __version__
 
 log = logging.getLogger("corral.server")
 # How often files that are given are looked at for a change.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import datetime
 import decimal
+import io
 import json
 import math
 import sys
@@ -21,7 +22,6 @@ from corral.files.mapped import Mapped
 
 PLAIN = "plain1"
 PICKLE = "pickle5"
-FORMATS = (PLAIN, PICKLE)
 # Deeper values are pickled, which says clearly what is too deep for it.
 _DEEPEST = 64
 _WORTH_IT = 1 << 20
@@ -85,10 +85,8 @@ def decode(form: str, data: bytes | memoryview, *, unpickling: Callable[[], None
         raise CannotDecode(f"the format {form!r} is not known here; is the other side newer?")
     if unpickling is not None:
         unpickling()
-    import pickle  # noqa: PLC0415 - most values never need it
-
     try:
-        return pickle.loads(data)
+        return _unpickle(data)
     except Exception as error:
         raise CannotDecode(f"it cannot be unpickled here: {type(error).__name__}: {error}") from error
 
@@ -256,6 +254,33 @@ def _pickle(value: Any, what: str) -> bytes:
     except Exception as error:
         raise CannotEncode(f"{what} cannot be pickled: {_culprit(value) or error}") from error
     return data
+
+
+# A deployed package of an earlier version names these modules and classes as they were called then.
+_MOVED = {"handles": "function", "lookup": "deployed", "protocol": "backend"}
+_RENAMED = {
+    "Deployed": "DeployedFunction",
+    "Resources": "FunctionResources",
+    "Seen": "CallStatus",
+    "Settings": "FunctionSettings",
+    "Target": "EndpointTarget",
+}
+
+
+def _unpickle(data: bytes | memoryview) -> Any:
+    import pickle  # noqa: PLC0415 - most values never need it
+
+    class Renaming(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            package, _, last = module.rpartition(".")
+            if package == "corral.functions":
+                module, name = f"{package}.{_MOVED.get(last, last)}", _RENAMED.get(name, name)
+            return super().find_class(module, name)
+
+    try:
+        return pickle.loads(data)
+    except (AttributeError, ModuleNotFoundError):
+        return Renaming(io.BytesIO(data)).load()
 
 
 def load_cloudpickle() -> Any:

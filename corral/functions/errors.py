@@ -8,18 +8,17 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from corral.errors import FunctionError, VolumeConflict
 from corral.functions import codec
 
 _LONGEST_TRACEBACK = 20_000
 _LONGEST_MESSAGE = 10_000
 
 
-class FunctionError(Exception):
-    """Everything that can go wrong around a call and is not the function's own exception."""
-
-
 class RemoteError(FunctionError):
     """The function raised something that is not known here; `record` has its type, message and traceback."""
+
+    code = "remote_error"
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         module, name = record.get("module", ""), record.get("type", "Exception")
@@ -31,9 +30,13 @@ class RemoteError(FunctionError):
 class CallTimeout(FunctionError, TimeoutError):
     """The function ran longer than its timeout and was killed."""
 
+    code = "call_timeout"
+
 
 class NotFinished(FunctionError, TimeoutError):
     """The result was not there within the time that the caller was ready to wait; the call goes on."""
+
+    code = "not_finished"
 
     def __init__(self, call_id: str, state: str, waiting: str | None = None) -> None:
         why = f" and waits for {waiting}" if waiting else ""
@@ -44,25 +47,37 @@ class NotFinished(FunctionError, TimeoutError):
 class CallCancelled(FunctionError):
     """Somebody cancelled the call."""
 
+    code = "call_cancelled"
+
 
 class CallExpired(FunctionError):
     """Nobody took the call within its time to live, or its result is not kept any more."""
+
+    code = "call_expired"
 
 
 class InstanceLost(FunctionError):
     """The process that ran it died, more often than a call may lose one."""
 
+    code = "instance_lost"
+
 
 class CannotStart(FunctionError):
     """No instance of the endpoint can be started; the message has the reason."""
+
+    code = "cannot_start"
 
 
 class EndpointGone(FunctionError):
     """The endpoint was removed."""
 
+    code = "endpoint_gone"
+
 
 class ExitCalled(FunctionError):
     """The function called sys.exit; `code` is what it gave."""
+
+    code: Any = "exit_called"
 
     def __init__(self, message: str, code: Any = None) -> None:
         super().__init__(message)
@@ -72,13 +87,13 @@ class ExitCalled(FunctionError):
 class ResultTooLarge(FunctionError):
     """The result is larger than the server takes."""
 
+    code = "result_too_large"
+
 
 class ResultLost(FunctionError):
     """The function ended well, but what it gave could not be kept, or is missing or damaged now."""
 
-
-class VolumeConflict(FunctionError):
-    """Somebody else changed the same files of a volume meanwhile; nothing was committed or reloaded."""
+    code = "result_lost"
 
 
 def problem_of(code: str | None, message: str) -> FunctionError:

@@ -57,6 +57,10 @@ class Retries:
         }
 
 
+def as_retries(given: Retries | int | None) -> Retries | None:
+    return Retries(given) if isinstance(given, int) else given
+
+
 @dataclass(frozen=True)
 class Batch:
     """Gather up to `size` calls for at most `wait`, and run them as one: the method gets and gives lists."""
@@ -239,8 +243,11 @@ def options_of(given: dict[str, Any]) -> dict[str, Any]:
     known = {"timeout", "retries", "ttl", "keep"}
     if unknown := sorted(set(given) - known):
         raise TypeError(f"a call has no option {', '.join(unknown)}; it has: {', '.join(sorted(known))}")
-    retries = given.get("retries")
-    table = FunctionSettings(
-        **{**given, "retries": Retries(retries) if isinstance(retries, int) else retries}
-    )
-    return {key: value for key, value in table.call_options().items() if key != "keep_s" or "keep" in given}
+    table = FunctionSettings(**{**given, "retries": as_retries(given.get("retries"))}).call_options()
+    return {key: value for key, value in table.items() if key != "keep_s" or "keep" in given}
+
+
+def as_names(given: Sequence[str], what: str) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise TypeError(f'{what} takes a list, as ["{given}"]')
+    return tuple(given)

@@ -27,7 +27,6 @@ class Package:
 
     entry: dict[str, Any]
     files: dict[str, bytes | Path] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 def pack(member: Member) -> Package:

@@ -10,14 +10,14 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
+from corral.errors import FunctionError
 from corral.functions import codec
-from corral.functions.backend import backend
+from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, backend
 from corral.functions.calls import Call, tell_of_pickle, value_of
-from corral.functions.errors import EndpointGone, FunctionError, rebuild
-from corral.functions.mapping import Mapping as _Mapping
-from corral.functions.member import Member
+from corral.functions.errors import EndpointGone, rebuild
+from corral.functions.map import RemoteMap as _Mapping
+from corral.functions.member import Member, kind_of
 from corral.functions.options import options_of
-from corral.functions.protocol import CallStatus, EndpointTarget, OutgoingCall, StreamChunk
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -256,9 +256,9 @@ class Generator(Function[P, R]):
         try:
             while True:
                 given, ended, error = backend().chunks(call_id, after, _POLL_S)
-                for one in given:
-                    after = one.n
-                    yield self._chunk(one)
+                for number, payload in given.items():
+                    after = number
+                    yield codec.decode(*payload, unpickling=lambda: tell_of_pickle(self.member.endpoint))
                 if ended:
                     if error is not None:
                         raise rebuild(error)
@@ -268,9 +268,12 @@ class Generator(Function[P, R]):
             _let_go(call_id)
             raise
 
-    def _chunk(self, one: StreamChunk) -> R:
-        value: R = codec.decode(one.format, one.data, unpickling=lambda: tell_of_pickle(self.member.endpoint))
-        return value
+
+def handle_of(fn: Callable[..., Any]) -> type[Function[..., Any]]:
+    """Which of the three a function becomes."""
+    if kind_of(fn) == "generator":
+        return Generator
+    return AsyncFunction if inspect.iscoroutinefunction(fn) else Function
 
 
 class Aio(Generic[P, R]):

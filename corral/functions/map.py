@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from corral.functions.backend import backend
-from corral.functions.protocol import CallStatus, EndpointTarget, OutgoingCall
+from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, backend
 
 BATCH = 250
 _WAIT_S = 30.0
@@ -16,7 +15,7 @@ Value = Callable[[CallStatus], Any]
 
 
 @dataclass
-class Mapping:
+class RemoteMap:
     """Each input is keyed by the map's name and its place: a map that is run again repeats nothing."""
 
     target: EndpointTarget
