@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from corral.errors import FunctionError
 from corral.functions.codec import Pieces
 from corral.functions.member import Member
+from corral.functions.pickle_names import pickle_as
 
 # A value as it travels: its format, and its bytes.
 Payload: TypeAlias = tuple[str, bytes | memoryview]
@@ -60,6 +61,9 @@ class VolumeFile(NamedTuple):
     path: str
     size: int
     sha256: str
+
+
+pickle_as("corral.functions.protocol", Target=EndpointTarget, Seen=CallStatus, VolumeFile=VolumeFile)
 
 
 class Backend(Protocol):

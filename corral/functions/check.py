@@ -58,22 +58,15 @@ def _imports(member: Member, package: Package) -> Iterator[CheckFinding]:
             ):
                 continue
             distributions = {_normal(one) for one in owners.get(top, [])}
+            level, why = "warning", ""
             if not distributions:
-                yield CheckFinding(
-                    "error", _place(file, top), f"imports {top}, which is neither local nor installed here"
-                )
+                level, why = "error", ", which is neither local nor installed here"
             elif hosts_own:
-                yield CheckFinding(
-                    "warning",
-                    _place(file, top),
-                    f"imports {top}; the app names no requirements, so every host must have it",
-                )
+                why = "; the app names no requirements, so every host must have it"
             elif not distributions & wanted:
-                yield CheckFinding(
-                    "warning",
-                    _place(file, top),
-                    f"imports {top} ({', '.join(sorted(distributions))}); the app does not name it",
-                )
+                why = f" ({', '.join(sorted(distributions))}); the app does not name it"
+            if why:
+                yield CheckFinding(level, _place(file, top), f"imports {top}{why}")
 
 
 def _place(file: Path, top: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import datetime
 import decimal
-import io
 import json
 import math
 import sys
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from corral.files.mapped import Mapped
+from corral.functions.pickle_names import unpickle
 
 PLAIN = "plain1"
 PICKLE = "pickle5"
@@ -86,7 +86,7 @@ def decode(form: str, data: bytes | memoryview, *, unpickling: Callable[[], None
     if unpickling is not None:
         unpickling()
     try:
-        return _unpickle(data)
+        return unpickle(data)
     except Exception as error:
         raise CannotDecode(f"it cannot be unpickled here: {type(error).__name__}: {error}") from error
 
@@ -214,26 +214,6 @@ def _read_array(value: dict[str, Any], buffers: memoryview) -> Any:
     return found if found.flags.writeable and found.nbytes >= _WORTH_IT else found.copy()
 
 
-def _iso_delta(value: datetime.timedelta) -> list[int]:
-    return [value.days, value.seconds, value.microseconds]
-
-
-_COLLECTIONS: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
-_TEXTS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    complex: (lambda v: [v.real.hex(), v.imag.hex()], lambda v: complex(*map(float.fromhex, v))),
-    datetime.datetime: (
-        lambda v: _moment(v),
-        lambda v: datetime.datetime.fromisoformat(v[0]).replace(fold=v[1]),
-    ),
-    datetime.date: (lambda v: v.isoformat(), datetime.date.fromisoformat),
-    datetime.timedelta: (_iso_delta, lambda v: datetime.timedelta(*v)),
-    decimal.Decimal: (str, decimal.Decimal),
-    uuid.UUID: (str, uuid.UUID),
-    range: (lambda v: [v.start, v.stop, v.step], lambda v: range(*v)),
-    slice: (lambda v: _bounds(v), lambda v: slice(*v)),
-}
-
-
 def _moment(value: datetime.datetime) -> list[str | int]:
     if value.tzinfo is not None and type(value.tzinfo) is not datetime.timezone:
         raise NotPlain("a time with a zone of its own is not plain")
@@ -247,6 +227,19 @@ def _bounds(value: slice) -> list[int | None]:
     return parts
 
 
+_COLLECTIONS: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+_TEXTS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    complex: (lambda v: [v.real.hex(), v.imag.hex()], lambda v: complex(*map(float.fromhex, v))),
+    datetime.datetime: (_moment, lambda v: datetime.datetime.fromisoformat(v[0]).replace(fold=v[1])),
+    datetime.date: (lambda v: v.isoformat(), datetime.date.fromisoformat),
+    datetime.timedelta: (lambda v: [v.days, v.seconds, v.microseconds], lambda v: datetime.timedelta(*v)),
+    decimal.Decimal: (str, decimal.Decimal),
+    uuid.UUID: (str, uuid.UUID),
+    range: (lambda v: [v.start, v.stop, v.step], lambda v: range(*v)),
+    slice: (_bounds, lambda v: slice(*v)),
+}
+
+
 def _pickle(value: Any, what: str) -> bytes:
     cloudpickle = load_cloudpickle()
     try:
@@ -254,33 +247,6 @@ def _pickle(value: Any, what: str) -> bytes:
     except Exception as error:
         raise CannotEncode(f"{what} cannot be pickled: {_culprit(value) or error}") from error
     return data
-
-
-# A deployed package of an earlier version names these modules and classes as they were called then.
-_MOVED = {"handles": "function", "lookup": "deployed", "protocol": "backend"}
-_RENAMED = {
-    "Deployed": "DeployedFunction",
-    "Resources": "FunctionResources",
-    "Seen": "CallStatus",
-    "Settings": "FunctionSettings",
-    "Target": "EndpointTarget",
-}
-
-
-def _unpickle(data: bytes | memoryview) -> Any:
-    import pickle  # noqa: PLC0415 - most values never need it
-
-    class Renaming(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            package, _, last = module.rpartition(".")
-            if package == "corral.functions":
-                module, name = f"{package}.{_MOVED.get(last, last)}", _RENAMED.get(name, name)
-            return super().find_class(module, name)
-
-    try:
-        return pickle.loads(data)
-    except (AttributeError, ModuleNotFoundError):
-        return Renaming(io.BytesIO(data)).load()
 
 
 def load_cloudpickle() -> Any:

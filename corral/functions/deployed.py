@@ -6,10 +6,12 @@ from typing import Any, NoReturn
 
 from corral.errors import FunctionError
 from corral.functions import codec
+from corral.functions.app import App
 from corral.functions.backend import EndpointTarget, backend
 from corral.functions.function import Function, Generator
-from corral.functions.member import AppMembers, Callee, Member
+from corral.functions.member import Callee, Member
 from corral.functions.options import FunctionSettings
+from corral.functions.pickle_names import pickle_as
 
 
 class DeployedFunction(Function[..., Any]):
@@ -23,6 +25,9 @@ class DeployedFunction(Function[..., Any]):
 
 class DeployedGenerator(DeployedFunction, Generator[..., Any]):
     """Has `stream` instead of `remote`."""
+
+
+pickle_as("corral.functions.lookup", Deployed=DeployedFunction, DeployedGenerator=DeployedGenerator)
 
 
 def function(name: str, *, project: str | None = None, **params: Any) -> Function[..., Any]:
@@ -46,7 +51,7 @@ def function(name: str, *, project: str | None = None, **params: Any) -> Functio
     nowhere.__name__ = nowhere.__qualname__ = called
     callee = Callee(called, table["kind"], table["is_async"])
     app, _, member_name = target.endpoint.partition(".")
-    member = Member(AppMembers(app), member_name, nowhere, "", called, FunctionSettings(), {called: callee})
+    member = Member(App(app), member_name, nowhere, "", called, FunctionSettings(), {called: callee})
     packed = None
     if params:
         packed = codec.encode({key: params[key] for key in sorted(params)}, what=f"a parameter of {name}")

@@ -18,8 +18,6 @@ _LONGEST_MESSAGE = 10_000
 class RemoteError(FunctionError):
     """The function raised something that is not known here; `record` has its type, message and traceback."""
 
-    code = "remote_error"
-
     def __init__(self, record: Mapping[str, Any]) -> None:
         module, name = record.get("module", ""), record.get("type", "Exception")
         dotted = f"{module}.{name}" if module and module != "builtins" else name
@@ -30,13 +28,9 @@ class RemoteError(FunctionError):
 class CallTimeout(FunctionError, TimeoutError):
     """The function ran longer than its timeout and was killed."""
 
-    code = "call_timeout"
-
 
 class NotFinished(FunctionError, TimeoutError):
     """The result was not there within the time that the caller was ready to wait; the call goes on."""
-
-    code = "not_finished"
 
     def __init__(self, call_id: str, state: str, waiting: str | None = None) -> None:
         why = f" and waits for {waiting}" if waiting else ""
@@ -47,37 +41,28 @@ class NotFinished(FunctionError, TimeoutError):
 class CallCancelled(FunctionError):
     """Somebody cancelled the call."""
 
-    code = "call_cancelled"
-
 
 class CallExpired(FunctionError):
     """Nobody took the call within its time to live, or its result is not kept any more."""
-
-    code = "call_expired"
 
 
 class InstanceLost(FunctionError):
     """The process that ran it died, more often than a call may lose one."""
 
-    code = "instance_lost"
-
 
 class CannotStart(FunctionError):
     """No instance of the endpoint can be started; the message has the reason."""
-
-    code = "cannot_start"
 
 
 class EndpointGone(FunctionError):
     """The endpoint was removed."""
 
-    code = "endpoint_gone"
-
 
 class ExitCalled(FunctionError):
     """The function called sys.exit; `code` is what it gave."""
 
-    code: Any = "exit_called"
+    # Of the process here, and not of the error.
+    code: Any
 
     def __init__(self, message: str, code: Any = None) -> None:
         super().__init__(message)
@@ -87,13 +72,9 @@ class ExitCalled(FunctionError):
 class ResultTooLarge(FunctionError):
     """The result is larger than the server takes."""
 
-    code = "result_too_large"
-
 
 class ResultLost(FunctionError):
     """The function ended well, but what it gave could not be kept, or is missing or damaged now."""
-
-    code = "result_lost"
 
 
 def problem_of(code: str | None, message: str) -> FunctionError:

@@ -13,11 +13,12 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 from corral.errors import FunctionError
 from corral.functions import codec
 from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, backend
-from corral.functions.calls import Call, tell_of_pickle, value_of
+from corral.functions.calls import Call, tell_of_pickle
 from corral.functions.errors import EndpointGone, rebuild
-from corral.functions.map import RemoteMap as _Mapping
+from corral.functions.map import RemoteMap
 from corral.functions.member import Member, kind_of
 from corral.functions.options import options_of
+from corral.functions.pickle_names import pickle_as
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -122,13 +123,8 @@ class Function(Generic[P, R]):
         if not iterables:
             raise TypeError("map() needs something to go through")
         # As zip, but what is given in unequal lengths is a mistake.
-        return self._mapped(
-            ((args, common) for args in zip(*iterables, strict=True)),
-            order,
-            return_exceptions,
-            window,
-            resume,
-        )
+        asks = (self._ask(args, common) for args in zip(*iterables, strict=True))
+        return self._map(asks, resume, window).results(order=order, return_exceptions=return_exceptions)
 
     @overload
     def starmap(
@@ -160,7 +156,8 @@ class Function(Generic[P, R]):
         resume: str | None = None,
     ) -> Iterator[Any]:
         """Call it with the items of each row as its arguments."""
-        return self._mapped(((tuple(row), {}) for row in rows), order, return_exceptions, window, resume)
+        asks = (self._ask(tuple(row), {}) for row in rows)
+        return self._map(asks, resume, window).results(order=order, return_exceptions=return_exceptions)
 
     def for_each(self, *iterables: Iterable[Any], **options: Any) -> None:
         """Like `map`, for what the calls do and not for what they return."""
@@ -172,20 +169,9 @@ class Function(Generic[P, R]):
         """The same ways, to be awaited."""
         return Aio(self)
 
-    def _mapped(
-        self,
-        rows: Iterator[tuple[tuple[Any, ...], dict[str, Any]]],
-        order: bool,
-        return_exceptions: bool,
-        window: int,
-        resume: str | None,
-    ) -> Iterator[R]:
-        asks = (self._ask(args, kwargs) for args, kwargs in rows)
-        name = resume or secrets.token_hex(8)
-        mapping = _Mapping(self._target(), asks, name=f"map:{name}", window=window)
-        if order:
-            return mapping.in_order(self._value, return_exceptions=return_exceptions)
-        return mapping.as_they_come(self._value, return_exceptions=return_exceptions)
+    def _map(self, asks: Iterator[OutgoingCall], resume: str | None, window: int) -> RemoteMap:
+        name = f"map:{resume or secrets.token_hex(8)}"
+        return RemoteMap(self._target(), asks, name, self.member.endpoint, window)
 
     def _make(self, asks: list[OutgoingCall], wait_s: float) -> list[CallStatus]:
         target = self._target()
@@ -195,9 +181,6 @@ class Function(Generic[P, R]):
             # Nobody called it for so long that it was cleared away.
             backend().forget(target)
             return backend().make(self._target(), asks, wait_s)
-
-    def _value(self, seen: Any) -> Any:
-        return value_of(seen, self.member.endpoint)
 
     def _target(self) -> EndpointTarget:
         return backend().find(self.member)
@@ -267,6 +250,9 @@ class Generator(Function[P, R]):
             # Nobody reads on: it need not go on either.
             _let_go(call_id)
             raise
+
+
+pickle_as("corral.functions.handles", Function=Function, AsyncFunction=AsyncFunction, Generator=Generator)
 
 
 def handle_of(fn: Callable[..., Any]) -> type[Function[..., Any]]:

@@ -70,10 +70,11 @@ class Member:
             check_scheduled(fn, batch)
         qualname = getattr(fn, "__qualname__", type(fn).__qualname__)
         plain = getattr(fn, "__name__", "function")
-        called = "function" if plain == "<lambda>" else plain
+        is_lambda = plain == "<lambda>"
+        called = "function" if is_lambda else plain
         callee = Callee(called, kind_of(fn), is_async(fn), batch, path, method)
         module = getattr(fn, "__module__", "__main__")
-        own = name or (called if called != "function" or plain != "<lambda>" else "lambda")
+        own = name or ("lambda" if is_lambda else plain)
         return cls(app, own, fn, module, qualname, settings, {called: callee})
 
     @property

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from corral.functions.pickle_names import pickle_as
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _SHORTEST_PERIOD_S = 10.0
@@ -155,20 +157,15 @@ class FunctionResources:
     system: tuple[str, ...] = ()
 
     def table(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if self.gpu is not None:
-            found |= _gpu_table(self.gpu)
-        if self.memory is not None:
-            found["min_ram"] = self.memory
-        if self.cores is not None:
-            found["min_cores"] = self.cores
-        if self.labels:
-            found["labels"] = list(self.labels)
-        if self.hosts:
-            found["hosts"] = list(self.hosts)
-        if self.system:
-            found["system"] = list(self.system)
-        return found
+        found = {
+            "min_ram": self.memory,
+            "min_cores": self.cores,
+            "labels": list(self.labels),
+            "hosts": list(self.hosts),
+            "system": list(self.system),
+            **({} if self.gpu is None else _gpu_table(self.gpu)),
+        }
+        return {key: value for key, value in found.items() if value not in (None, [])}
 
 
 def _gpu_table(gpu: str | int | Sequence[str]) -> dict[str, Any]:
@@ -251,3 +248,6 @@ def as_names(given: Sequence[str], what: str) -> tuple[str, ...]:
     if isinstance(given, str):
         raise TypeError(f'{what} takes a list, as ["{given}"]')
     return tuple(given)
+
+
+pickle_as("corral.functions.options", Settings=FunctionSettings, Resources=FunctionResources)

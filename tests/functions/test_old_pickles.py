@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import asyncio
 import os
+import pickle
+import pickletools
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,18 @@ def test_an_app_of_then_takes_members_of_now() -> None:
 
     assert made.member.settings.resources.memory == "1GiB"
     assert list(app.members)[-1] == "later"
+
+
+def test_pickles_of_now_have_the_names_of_then() -> None:
+    """Old workers and old programs can read them."""
+    old = codec.decode(codec.PICKLE, OLD.read_bytes())
+
+    assert _names(pickle.dumps(old, protocol=5)) == _names(OLD.read_bytes())
+
+
+def _names(data: bytes) -> set[str]:
+    """The modules and classes that a pickle refers to, as text; and whatever other text it has."""
+    return {str(arg) for op, arg, _ in pickletools.genops(data) if "UNICODE" in op.name} - {"attempt", "args"}
 
 
 def test_what_is_nowhere_is_still_an_error() -> None:
