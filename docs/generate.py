@@ -23,6 +23,7 @@ from corral.bootstrap import build_services
 from corral.cli.main import app
 from corral.domain.errors import CorralError
 from corral.domain.webhooks.deliveries import TYPES
+from corral.errors import FunctionError
 from corral.functions import decorator_options
 from corral.functions.decorator_options import ClassOptions, FunctionOptions
 from corral.recipes.schema import fields_of, nested
@@ -302,7 +303,13 @@ def notices() -> str:
     return f"{types}```json\n{schema}\n```\n\n"
 
 
-def function_options() -> str:
+ERRORS = """## Errors
+
+A call raises what the function raises, or one of these, which are `corral.FunctionError`s:
+"""
+
+
+def functions() -> str:
     tree = ast.parse(inspect.getsource(decorator_options))
     kinds = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     lines = [
@@ -310,7 +317,11 @@ def function_options() -> str:
         for table in (ClassOptions, FunctionOptions)
         for name, kind, words in _documented(kinds[table.__name__])
     ]
-    return _table("| option | type | meaning |", lines)
+    errors = [
+        f"| `corral.{kind.__name__}` | {' '.join((kind.__doc__ or '').split())} |"
+        for kind in sorted(FunctionError.__subclasses__(), key=lambda kind: kind.__name__)
+    ]
+    return _table("| option | type | meaning |", lines) + ERRORS + _table("| error | meaning |", errors)
 
 
 def _types(annotation: str) -> str:
@@ -345,7 +356,7 @@ PAGES = {
     "errors.md": errors,
     "http-api.md": calls,
     "webhooks.md": notices,
-    "functions.md": function_options,
+    "functions.md": functions,
 }
 
 

@@ -10,7 +10,7 @@ from corral.functions.classes import class_member, parameter
 from corral.functions.decorator_options import ClassOptions, FunctionOptions, settings_of
 from corral.functions.function import AsyncFunction, Function, Generator, handle_of
 from corral.functions.member import AppMembers, Member
-from corral.functions.options import Batch, Environment, FunctionResources, FunctionSettings, as_names
+from corral.functions.options import Environment, FunctionResources, FunctionSettings, as_names
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -98,24 +98,18 @@ class App(AppMembers):
     ) -> FunctionDecorator:
         settings = settings_of(self._settings, options, known=FunctionOptions.__optional_keys__)
         name, batch = options.get("name"), options.get("batch")
-        return FunctionDecorator(self, settings, name=name, batch=batch, path=path, method=method)
+        return FunctionDecorator(
+            lambda fn: Member.of_function(
+                self, fn, settings=settings, name=name, batch=batch, path=path, method=method
+            )
+        )
 
 
 class FunctionDecorator:
     """What `@app.function(...)` gives; its overloads keep the function's own signature for type checkers."""
 
-    def __init__(
-        self,
-        app: App,
-        settings: FunctionSettings,
-        *,
-        name: str | None,
-        batch: Batch | None,
-        path: str | None,
-        method: str | None,
-    ) -> None:
-        self._app, self._settings, self._name, self._batch = app, settings, name, batch
-        self._path, self._method = path, method
+    def __init__(self, declare: Callable[[Callable[..., Any]], Member]) -> None:
+        self._declare = declare
 
     @overload
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]]) -> AsyncFunction[P, R]: ...
@@ -133,14 +127,6 @@ class FunctionDecorator:
             raise TypeError(f"{fn.__name__} is a class; decorate it with @app.cls()")
         if not callable(fn):
             raise TypeError(f"@app.function() decorates functions, not {fn!r}")
-        member = Member.of_function(
-            self._app,
-            fn,
-            self._settings,
-            name=self._name,
-            batch=self._batch,
-            path=self._path,
-            method=self._method,
-        )
-        self._app.add(member)
+        member = self._declare(fn)
+        member.app.add(member)
         return handle_of(fn)(member, fn)

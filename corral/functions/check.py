@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dis
 import importlib.metadata
 import re
 import sys
@@ -45,9 +46,7 @@ def _imports(member: Member, package: Package) -> Iterator[CheckFinding]:
     }
     hosts_own = member.settings.environment.is_host
     owners = importlib.metadata.packages_distributions()
-    for path, file in package.files.items():
-        if isinstance(file, bytes) or not path.endswith(".py"):
-            continue
+    for path, file in _sources(package):
         name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         tops = {one.partition(".")[0] for one in imports_of(file, name)}
         for top in sorted(tops - {"corral", *sys.stdlib_module_names}):
@@ -69,6 +68,12 @@ def _imports(member: Member, package: Package) -> Iterator[CheckFinding]:
                 yield CheckFinding(level, _place(file, top), f"imports {top}{why}")
 
 
+def _sources(package: Package) -> Iterator[tuple[str, Path]]:
+    for path, file in package.files.items():
+        if isinstance(file, Path) and path.endswith(".py"):
+            yield path, file
+
+
 def _place(file: Path, top: str) -> str:
     for number, line in enumerate(file.read_text("utf-8", "replace").splitlines(), start=1):
         if re.search(rf"\b(import|from)\s+{re.escape(top)}\b", line):
@@ -78,9 +83,7 @@ def _place(file: Path, top: str) -> str:
 
 def _paths(package: Package) -> Iterator[CheckFinding]:
     """Paths of this machine that another will not have."""
-    for path, file in package.files.items():
-        if isinstance(file, bytes) or not path.endswith(".py"):
-            continue
+    for _, file in _sources(package):
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and _ABSOLUTE.match(node.value):
                 yield CheckFinding(
@@ -114,8 +117,6 @@ def _by_value(member: Member, package: Package) -> Iterator[CheckFinding]:
 
 def _attributes(code: Any) -> set[str]:
     """Names that only ever follow a dot are no globals."""
-    import dis  # noqa: PLC0415 - only here
-
     names = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     return set(code.co_names) - names
 

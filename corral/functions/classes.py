@@ -107,13 +107,9 @@ class Method(Generic[H]):
         return handle_of(self.fn)(member, bound, function=self.name, params=params)
 
     def callee(self, base: FunctionSettings) -> Callee:
-        own = None
-        if self.timeout is not None or self.retries is not None:
-            own = replace(
-                base,
-                timeout=base.timeout if self.timeout is None else self.timeout,
-                retries=base.retries if self.retries is None else self.retries,
-            )
+        given = {"timeout": self.timeout, "retries": self.retries}
+        changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        own = replace(base, **changes) if changes else None
         return Callee(self.name, kind_of(self.fn), is_async(self.fn), self.batch, settings=own)
 
 

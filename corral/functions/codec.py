@@ -271,16 +271,9 @@ def _culprit(value: Any) -> str:
             load_cloudpickle().dumps(part, protocol=5)
         except Exception as error:  # noqa: BLE001 - whatever it says, this is the part
             deeper = _culprit(part)
-            return (
-                f"{place}{deeper}"
-                if deeper.startswith(("[", "."))
-                else f"{place} is a {_named(part)} ({error})"
-            )
+            named = f"{type(part).__module__}.{type(part).__qualname__}"
+            return place + (deeper if deeper.startswith(("[", ".")) else f" is a {named} ({error})")
     return ""
-
-
-def _named(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def as_text(data: bytes) -> str:

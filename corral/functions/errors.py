@@ -93,14 +93,8 @@ class RemoteTraceback(Exception):
         return f"\n{self.text.rstrip()}"
 
 
-_OWN: dict[str, type[FunctionError]] = {
-    "CallTimeout": CallTimeout,
-    "InstanceLost": InstanceLost,
-    "CannotStart": CannotStart,
-    "Expired": CallExpired,
-    "ResultTooLarge": ResultTooLarge,
-    "ResultLost": ResultLost,
-}
+_PLAIN = (CallTimeout, InstanceLost, CannotStart, ResultTooLarge, ResultLost)
+_OWN: dict[str, type[FunctionError]] = {"Expired": CallExpired, **{kind.__name__: kind for kind in _PLAIN}}
 
 
 def describe(error: BaseException, *, hide: int = 1) -> dict[str, Any]:

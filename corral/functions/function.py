@@ -117,8 +117,10 @@ class Function(Generic[P, R]):
     ) -> Iterator[Any]:
         """Call it for each item, or for the items of several iterables side by side.
 
-        `resume` names a map: after a crash of the caller the same map with the same name calls only what has
-        no result yet.
+        At most `window` calls are under way at once; `order=False` gives results as they come. With
+        `return_exceptions` a call that failed gives its exception instead of ending the map. `resume` names a
+        map: after a crash of the caller the same map with the same name calls only what has no result yet.
+        `common` are arguments of every call.
         """
         if not iterables:
             raise TypeError("map() needs something to go through")
@@ -285,12 +287,10 @@ class Aio(Generic[P, R]):
 
 
 class AioGenerator(Aio[P, R]):
-    def __init__(self, function: Generator[P, R]) -> None:
-        super().__init__(function)
-        self._generator = function
+    _function: Generator[P, R]
 
     async def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
-        source = await asyncio.to_thread(self._generator.stream, *args, **kwargs)
+        source = await asyncio.to_thread(self._function.stream, *args, **kwargs)
         async for item in _in_thread(source):
             yield item
 

@@ -147,7 +147,7 @@ class HttpBackend:
 
     def _environment(self, member: Member, *, anew: bool) -> BuiltEnvironment | None:
         wanted = member.settings.environment
-        if not wanted.python and wanted.version is None:
+        if wanted.is_host:
             return None
         python = wanted.version or f"{sys.version_info.major}.{sys.version_info.minor}"
         folder = wanted.find_links or wanted.wheels
