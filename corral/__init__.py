@@ -1,22 +1,40 @@
-"""Corral rounds up the machines you have and trains models on them as if they were one."""
+"""Corral rounds up the machines you have and trains models on them as if they were one.
 
-from __future__ import annotations
+The public names are loaded when they are used: every command and instance imports this module.
+`__init__.pyi` has the same names for editors and type checkers.
+"""
 
-from typing import TYPE_CHECKING, Any
+import importlib
 
-if TYPE_CHECKING:
-    from corral.functions.surface import *  # noqa: F403
+from corral.version import __version__
 
-__version__ = "0.1.0"
+_PUBLIC = {
+    "corral.client.api": "Corral",
+    "corral.client.http.errors": "UntrustedServer",
+    "corral.domain.errors": "AddressRefused Ambiguous BlobMissing Conflict DigestMismatch DiskFull Forbidden "
+    "InvalidInput NotFound ProjectFull QuotaExceeded RateLimited SecretExposed ServerUnreachable "
+    "StoreUnavailable TooLarge Unauthenticated VersionMismatch",
+    "corral.errors": "CorralError FieldError FunctionError VolumeConflict",
+    "corral.functions.app": "App",
+    "corral.functions.calls": "Call UnpickleNotice",
+    "corral.functions.classes": "Parameters enter exit method parameter",
+    "corral.functions.decorator_options": "ClassOptions FunctionOptions",
+    "corral.functions.deployed": "function",
+    "corral.functions.errors": "CallCancelled CallExpired CallTimeout CannotStart EndpointGone ExitCalled "
+    "InstanceLost NotFinished RemoteError ResultLost ResultTooLarge",
+    "corral.functions.function": "AsyncFunction Function Generator",
+    "corral.functions.options": "Batch Cron Period Retries",
+    "corral.functions.volumes": "Volume",
+}
+_MODULES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+__all__ = ["__version__", *_MODULES]
 
 
-def __getattr__(name: str) -> Any:
-    """`corral.App` and the like are loaded when they are used: every command imports this module."""
-    if name.startswith("_"):
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
         raise AttributeError(f"module 'corral' has no attribute {name!r}")
-    import importlib  # noqa: PLC0415 - only where a name is asked for
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
-    surface = importlib.import_module("corral.functions.surface")
-    if name not in surface.__all__:
-        raise AttributeError(f"module 'corral' has no attribute {name!r}")
-    return getattr(surface, name)
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

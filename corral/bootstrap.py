@@ -16,7 +16,6 @@ from pathlib import Path
 
 import uvicorn
 
-from corral import __version__
 from corral.adapters.blobs.directory import DirectoryBlobs
 from corral.adapters.blobs.segments import DirectorySegments
 from corral.adapters.cipher import FileCipher, load_key
@@ -50,6 +49,7 @@ from corral.settings import Settings
 from corral.store.sqlite.store import SqliteStore
 from corral.store.store import Store
 from corral.store.transaction import Tx
+from corral.version import __version__
 
 log = logging.getLogger("corral.server")
 # How often files that are given are looked at for a change.

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import json
 import pkgutil
 import re
@@ -21,6 +23,9 @@ from corral.bootstrap import build_services
 from corral.cli.main import app
 from corral.domain.errors import CorralError
 from corral.domain.webhooks.deliveries import TYPES
+from corral.errors import FunctionError
+from corral.functions import decorator_options
+from corral.functions.decorator_options import ClassOptions, FunctionOptions
 from corral.recipes.schema import fields_of, nested
 from corral.recipes.train import Train, json_schema
 from corral.server.app import ControlPlane
@@ -298,6 +303,39 @@ def notices() -> str:
     return f"{types}```json\n{schema}\n```\n\n"
 
 
+ERRORS = """## Errors
+
+A call raises what the function raises, or one of these, which are `corral.FunctionError`s:
+"""
+
+
+def functions() -> str:
+    tree = ast.parse(inspect.getsource(decorator_options))
+    kinds = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    lines = [
+        f"| `{name}` | {_types(kind)} | {words} |"
+        for table in (ClassOptions, FunctionOptions)
+        for name, kind, words in _documented(kinds[table.__name__])
+    ]
+    errors = [
+        f"| `corral.{kind.__name__}` | {' '.join((kind.__doc__ or '').split())} |"
+        for kind in sorted(FunctionError.__subclasses__(), key=lambda kind: kind.__name__)
+    ]
+    return _table("| option | type | meaning |", lines) + ERRORS + _table("| error | meaning |", errors)
+
+
+def _types(annotation: str) -> str:
+    return " or ".join(f"`{one}`" for one in annotation.split(" | ") if one != "None")
+
+
+def _documented(node: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
+    """The annotated names of a class, each with the text below it."""
+    for found, below in zip(node.body, node.body[1:], strict=False):
+        if isinstance(found, ast.AnnAssign) and isinstance(below, ast.Expr):
+            text = " ".join(ast.literal_eval(below.value).split())
+            yield ast.unparse(found.target), ast.unparse(found.annotation), text
+
+
 def _table(head: str, lines: list[str]) -> str:
     rule = re.sub(r" [a-zA-Z]* ", "---", head)
     return "\n".join(["", head, rule, *lines, "", ""])
@@ -318,6 +356,7 @@ PAGES = {
     "errors.md": errors,
     "http-api.md": calls,
     "webhooks.md": notices,
+    "functions.md": functions,
 }
 
 

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import httpx
 
-from corral import __version__
 from corral.domain.errors import AddressRefused
 from corral.domain.webhooks.addresses import Network, WebhookTarget, is_allowed, refusal
 from corral.domain.webhooks.deliveries import DeliveryResult
+from corral.version import __version__
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 TIMEOUT_S = 15.0

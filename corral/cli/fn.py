@@ -19,15 +19,15 @@ from corral.client.api import Corral
 from corral.client.environments.lock_cache import Locks
 from corral.client.runs import RunQuery
 from corral.domain.errors import CorralError, InvalidInput, NotFound, ServerUnreachable
+from corral.errors import FunctionError
 from corral.functions import backend as backends
 from corral.functions.app import App
 from corral.functions.calls import Call
 from corral.functions.check import CheckFinding
 from corral.functions.check import check as checked
 from corral.functions.deployed import function as lookup
-from corral.functions.errors import FunctionError
-from corral.functions.find_app import find
-from corral.functions.handles import Function, Generator
+from corral.functions.find_app import find_app
+from corral.functions.function import Function, Generator
 from corral.functions.http_backend import HttpBackend
 from corral.functions.member import Member
 from corral.settings import read_settings
@@ -57,7 +57,7 @@ def _backend(corral: Corral) -> HttpBackend:
 
 def _loaded(text: str) -> tuple[list[App], Member | None]:
     try:
-        return find(text)
+        return find_app(text)
     except FunctionError as error:
         raise InvalidInput(str(error), hint="Name a Python file that makes an app.") from None
     except CorralError:

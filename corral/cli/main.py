@@ -13,8 +13,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from corral import __version__
 from corral.domain.errors import CorralError, ServerUnreachable
+from corral.version import __version__
 
 EXIT_ERROR = 1
 EXIT_UNREACHABLE = 3

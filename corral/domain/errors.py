@@ -1,37 +1,10 @@
-"""Everything Corral raises on purpose. The code is stable on the wire; clients switch on it."""
+"""What the server and the parts around it raise on purpose; `corral.errors` has the root and the tree."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
-
-
-@dataclass(frozen=True)
-class FieldError:
-    """One thing wrong with one place of the input; `path` as the user would write it (`resources.gpus`)."""
-
-    path: str
-    message: str
-
-
-class CorralError(Exception):
-    """Base of everything raised on purpose."""
-
-    code: ClassVar[str] = "error"
-    hint: str = ""
-    fields: tuple[FieldError, ...] = ()
-
-    def __init__(self, message: str, *, hint: str = "", fields: Sequence[FieldError] = ()) -> None:
-        super().__init__(message)
-        if hint:
-            self.hint = hint
-        if fields:
-            self.fields = tuple(fields)
-
-    @property
-    def message(self) -> str:
-        return str(self.args[0])
+from corral.errors import CorralError as CorralError
+from corral.errors import FieldError as FieldError
+from corral.errors import VolumeConflict as VolumeConflict
 
 
 class InvalidInput(CorralError):
@@ -57,13 +30,6 @@ class Conflict(CorralError):
     """The thing is in a state that does not allow this."""
 
     code = "conflict"
-
-
-class VolumeConflict(CorralError):
-    """Somebody else committed changes of the same files since; nothing was changed. `fields` names them."""
-
-    code = "volume_conflict"
-    hint = "Keep a copy of yours under another name, reload the volume, and commit again."
 
 
 class LeaseLost(CorralError):

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 from corral.functions import codec
-from corral.functions.backend import backend
+from corral.functions.backend import CallStatus, backend
 from corral.functions.errors import CallCancelled, CallExpired, NotFinished, rebuild
-from corral.functions.protocol import CallStatus
 
 R = TypeVar("R")
 _POLL_S = 30.0
@@ -67,8 +66,7 @@ class Call(Generic[R]):
 
     def logs(self) -> Iterator[str]:
         """What it has printed so far, in order."""
-        for _, _, text in backend().logs(self.id):
-            yield text
+        return backend().logs(self.id)
 
     def _ended(self, timeout: float | None) -> CallStatus:
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import dis
 import importlib.metadata
 import re
 import sys
@@ -45,9 +46,7 @@ def _imports(member: Member, package: Package) -> Iterator[CheckFinding]:
     }
     hosts_own = member.settings.environment.is_host
     owners = importlib.metadata.packages_distributions()
-    for path, file in package.files.items():
-        if isinstance(file, bytes) or not path.endswith(".py"):
-            continue
+    for path, file in _sources(package):
         name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         tops = {one.partition(".")[0] for one in imports_of(file, name)}
         for top in sorted(tops - {"corral", *sys.stdlib_module_names}):
@@ -58,22 +57,21 @@ def _imports(member: Member, package: Package) -> Iterator[CheckFinding]:
             ):
                 continue
             distributions = {_normal(one) for one in owners.get(top, [])}
+            level, why = "warning", ""
             if not distributions:
-                yield CheckFinding(
-                    "error", _place(file, top), f"imports {top}, which is neither local nor installed here"
-                )
+                level, why = "error", ", which is neither local nor installed here"
             elif hosts_own:
-                yield CheckFinding(
-                    "warning",
-                    _place(file, top),
-                    f"imports {top}; the app names no requirements, so every host must have it",
-                )
+                why = "; the app names no requirements, so every host must have it"
             elif not distributions & wanted:
-                yield CheckFinding(
-                    "warning",
-                    _place(file, top),
-                    f"imports {top} ({', '.join(sorted(distributions))}); the app does not name it",
-                )
+                why = f" ({', '.join(sorted(distributions))}); the app does not name it"
+            if why:
+                yield CheckFinding(level, _place(file, top), f"imports {top}{why}")
+
+
+def _sources(package: Package) -> Iterator[tuple[str, Path]]:
+    for path, file in package.files.items():
+        if isinstance(file, Path) and path.endswith(".py"):
+            yield path, file
 
 
 def _place(file: Path, top: str) -> str:
@@ -85,9 +83,7 @@ def _place(file: Path, top: str) -> str:
 
 def _paths(package: Package) -> Iterator[CheckFinding]:
     """Paths of this machine that another will not have."""
-    for path, file in package.files.items():
-        if isinstance(file, bytes) or not path.endswith(".py"):
-            continue
+    for _, file in _sources(package):
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and _ABSOLUTE.match(node.value):
                 yield CheckFinding(
@@ -121,8 +117,6 @@ def _by_value(member: Member, package: Package) -> Iterator[CheckFinding]:
 
 def _attributes(code: Any) -> set[str]:
     """Names that only ever follow a dot are no globals."""
-    import dis  # noqa: PLC0415 - only here
-
     names = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     return set(code.co_names) - names
 

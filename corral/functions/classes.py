@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from typing import (
-    TYPE_CHECKING,
     Any,
     Concatenate,
     Generic,
@@ -19,12 +17,9 @@ from typing import (
 )
 
 from corral.functions import codec
-from corral.functions.handles import AsyncFunction, Function, Generator
-from corral.functions.member import Callee, Member, is_async, kind_of
-from corral.functions.options import Batch, FunctionSettings, Retries
-
-if TYPE_CHECKING:
-    from corral.functions.app import App
+from corral.functions.function import AsyncFunction, Function, Generator, handle_of
+from corral.functions.member import AppMembers, Callee, Member, is_async, kind_of
+from corral.functions.options import Batch, FunctionSettings, Retries, as_retries
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,7 +27,6 @@ T = TypeVar("T")
 H = TypeVar("H", covariant=True)
 _MISSING: Any = object()
 _HOOK = "_corral_hook"
-PLAIN_CLASS = "_corral_class"
 
 
 @dataclass(frozen=True)
@@ -90,7 +84,7 @@ class Method(Generic[H]):
         self.fn = fn
         self.batch = batch
         self.timeout = timeout
-        self.retries = Retries(retries) if isinstance(retries, int) else retries
+        self.retries = as_retries(retries)
         functools.update_wrapper(self, fn)  # type: ignore[arg-type]
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -110,17 +104,12 @@ class Method(Generic[H]):
         if member is None:
             raise TypeError(f"{owner.__name__} has methods for the fleet but no @app.cls() above it")
         params = instance.__dict__.get("_corral_params")
-        kind = _handle_kind(self.fn)
-        return kind(member, bound, function=self.name, params=params)
+        return handle_of(self.fn)(member, bound, function=self.name, params=params)
 
     def callee(self, base: FunctionSettings) -> Callee:
-        own = None
-        if self.timeout is not None or self.retries is not None:
-            own = replace(
-                base,
-                timeout=base.timeout if self.timeout is None else self.timeout,
-                retries=base.retries if self.retries is None else self.retries,
-            )
+        given = {"timeout": self.timeout, "retries": self.retries}
+        changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        own = replace(base, **changes) if changes else None
         return Callee(self.name, kind_of(self.fn), is_async(self.fn), self.batch, settings=own)
 
 
@@ -128,12 +117,6 @@ def _one_of_batch(bound: Callable[..., Any], item: Any) -> Any:
     """Called plainly, a method that takes lists gets a list of one."""
     (result,) = bound([item])
     return result
-
-
-def _handle_kind(fn: Callable[..., Any]) -> type[Function[..., Any]]:
-    if kind_of(fn) == "generator":
-        return Generator
-    return AsyncFunction if inspect.iscoroutinefunction(fn) else Function
 
 
 class _Decorator:
@@ -190,51 +173,41 @@ def method(
     return kind(batch=batch, timeout=timeout, retries=retries)
 
 
-@dataclass(frozen=True, eq=False)
-class Class:
-    cls: Any
-    member: Member
-
-    @classmethod
-    def of(cls, target: type, app: App, settings: FunctionSettings, *, name: str | None) -> Class:
-        if not isinstance(target, type):
-            raise TypeError(f"@app.cls() decorates classes, not {target!r}")
-        params = _parameters(target)
-        if "__init__" in vars(target) and params:
-            raise TypeError(
-                f"{target.__name__} has both parameters and an __init__; load things in @corral.enter()"
-            )
-        methods = {
-            key: value
-            for base in reversed(target.__mro__)
-            for key, value in vars(base).items()
-            if isinstance(value, Method)
-        }
-        if not methods:
-            raise TypeError(f"{target.__name__} has no @corral.method() that could be called")
-        callees = {key: value.callee(settings) for key, value in methods.items()}
-        member = Member(
-            app,
-            name or target.__name__,
-            target,
-            target.__module__,
-            target.__qualname__,
-            settings,
-            callees,
-            True,
+def class_member(target: Any, app: AppMembers, settings: FunctionSettings, *, name: str | None) -> Member:
+    """The class as a member of the app; it is given an `__init__` that takes its parameters."""
+    if not isinstance(target, type):
+        raise TypeError(f"@app.cls() decorates classes, not {target!r}")
+    params = _attributes(target, Parameter)
+    if "__init__" in vars(target) and params:
+        raise TypeError(
+            f"{target.__name__} has both parameters and an __init__; load things in @corral.enter()"
         )
-        target._corral_member = member  # type: ignore[attr-defined]
-        if "__init__" not in vars(target):
-            target.__init__ = _initialiser(target, params)  # type: ignore[misc]
-        return cls(target, member)
+    methods = _attributes(target, Method)
+    if not methods:
+        raise TypeError(f"{target.__name__} has no @corral.method() that could be called")
+    member = Member(
+        app,
+        name or target.__name__,
+        target,
+        target.__module__,
+        target.__qualname__,
+        settings,
+        {key: value.callee(settings) for key, value in methods.items()},
+        is_class=True,
+    )
+    target._corral_member = member  # type: ignore[attr-defined]
+    if "__init__" not in vars(target):
+        target.__init__ = _initialiser(target, params)  # type: ignore[misc]
+    return member
 
 
-def _parameters(target: type) -> dict[str, Parameter]:
+def _attributes(target: type, kind: type[T]) -> dict[str, T]:
+    """Those of a kind, of the class and its bases; where both have one, that of the class."""
     return {
         key: value
         for base in reversed(target.__mro__)
         for key, value in vars(base).items()
-        if isinstance(value, Parameter)
+        if isinstance(value, kind)
     }
 
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from corral.files.mapped import Mapped
+from corral.functions.pickle_names import unpickle
 
 PLAIN = "plain1"
 PICKLE = "pickle5"
-FORMATS = (PLAIN, PICKLE)
 # Deeper values are pickled, which says clearly what is too deep for it.
 _DEEPEST = 64
 _WORTH_IT = 1 << 20
@@ -85,10 +85,8 @@ def decode(form: str, data: bytes | memoryview, *, unpickling: Callable[[], None
         raise CannotDecode(f"the format {form!r} is not known here; is the other side newer?")
     if unpickling is not None:
         unpickling()
-    import pickle  # noqa: PLC0415 - most values never need it
-
     try:
-        return pickle.loads(data)
+        return unpickle(data)
     except Exception as error:
         raise CannotDecode(f"it cannot be unpickled here: {type(error).__name__}: {error}") from error
 
@@ -216,26 +214,6 @@ def _read_array(value: dict[str, Any], buffers: memoryview) -> Any:
     return found if found.flags.writeable and found.nbytes >= _WORTH_IT else found.copy()
 
 
-def _iso_delta(value: datetime.timedelta) -> list[int]:
-    return [value.days, value.seconds, value.microseconds]
-
-
-_COLLECTIONS: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
-_TEXTS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    complex: (lambda v: [v.real.hex(), v.imag.hex()], lambda v: complex(*map(float.fromhex, v))),
-    datetime.datetime: (
-        lambda v: _moment(v),
-        lambda v: datetime.datetime.fromisoformat(v[0]).replace(fold=v[1]),
-    ),
-    datetime.date: (lambda v: v.isoformat(), datetime.date.fromisoformat),
-    datetime.timedelta: (_iso_delta, lambda v: datetime.timedelta(*v)),
-    decimal.Decimal: (str, decimal.Decimal),
-    uuid.UUID: (str, uuid.UUID),
-    range: (lambda v: [v.start, v.stop, v.step], lambda v: range(*v)),
-    slice: (lambda v: _bounds(v), lambda v: slice(*v)),
-}
-
-
 def _moment(value: datetime.datetime) -> list[str | int]:
     if value.tzinfo is not None and type(value.tzinfo) is not datetime.timezone:
         raise NotPlain("a time with a zone of its own is not plain")
@@ -247,6 +225,19 @@ def _bounds(value: slice) -> list[int | None]:
     if any(part is not None and type(part) is not int for part in parts):
         raise NotPlain("a slice of other than numbers is not plain")
     return parts
+
+
+_COLLECTIONS: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+_TEXTS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    complex: (lambda v: [v.real.hex(), v.imag.hex()], lambda v: complex(*map(float.fromhex, v))),
+    datetime.datetime: (_moment, lambda v: datetime.datetime.fromisoformat(v[0]).replace(fold=v[1])),
+    datetime.date: (lambda v: v.isoformat(), datetime.date.fromisoformat),
+    datetime.timedelta: (lambda v: [v.days, v.seconds, v.microseconds], lambda v: datetime.timedelta(*v)),
+    decimal.Decimal: (str, decimal.Decimal),
+    uuid.UUID: (str, uuid.UUID),
+    range: (lambda v: [v.start, v.stop, v.step], lambda v: range(*v)),
+    slice: (_bounds, lambda v: slice(*v)),
+}
 
 
 def _pickle(value: Any, what: str) -> bytes:
@@ -280,16 +271,9 @@ def _culprit(value: Any) -> str:
             load_cloudpickle().dumps(part, protocol=5)
         except Exception as error:  # noqa: BLE001 - whatever it says, this is the part
             deeper = _culprit(part)
-            return (
-                f"{place}{deeper}"
-                if deeper.startswith(("[", "."))
-                else f"{place} is a {_named(part)} ({error})"
-            )
+            named = f"{type(part).__module__}.{type(part).__qualname__}"
+            return place + (deeper if deeper.startswith(("[", ".")) else f" is a {named} ({error})")
     return ""
-
-
-def _named(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def as_text(data: bytes) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from corral.errors import FunctionError
 from corral.functions import codec
 from corral.functions.app import App
-from corral.functions.backend import backend
-from corral.functions.errors import FunctionError
-from corral.functions.handles import Function, Generator
+from corral.functions.backend import EndpointTarget, backend
+from corral.functions.function import Function, Generator
 from corral.functions.member import Callee, Member
 from corral.functions.options import FunctionSettings
-from corral.functions.protocol import EndpointTarget
+from corral.functions.pickle_names import pickle_as
 
 
 class DeployedFunction(Function[..., Any]):
@@ -25,6 +25,9 @@ class DeployedFunction(Function[..., Any]):
 
 class DeployedGenerator(DeployedFunction, Generator[..., Any]):
     """Has `stream` instead of `remote`."""
+
+
+pickle_as("corral.functions.lookup", Deployed=DeployedFunction, DeployedGenerator=DeployedGenerator)
 
 
 def function(name: str, *, project: str | None = None, **params: Any) -> Function[..., Any]:

@@ -8,14 +8,11 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from corral.errors import FunctionError, VolumeConflict
 from corral.functions import codec
 
 _LONGEST_TRACEBACK = 20_000
 _LONGEST_MESSAGE = 10_000
-
-
-class FunctionError(Exception):
-    """Everything that can go wrong around a call and is not the function's own exception."""
 
 
 class RemoteError(FunctionError):
@@ -64,6 +61,9 @@ class EndpointGone(FunctionError):
 class ExitCalled(FunctionError):
     """The function called sys.exit; `code` is what it gave."""
 
+    # Of the process here, and not of the error.
+    code: Any
+
     def __init__(self, message: str, code: Any = None) -> None:
         super().__init__(message)
         self.code = code
@@ -75,10 +75,6 @@ class ResultTooLarge(FunctionError):
 
 class ResultLost(FunctionError):
     """The function ended well, but what it gave could not be kept, or is missing or damaged now."""
-
-
-class VolumeConflict(FunctionError):
-    """Somebody else changed the same files of a volume meanwhile; nothing was committed or reloaded."""
 
 
 def problem_of(code: str | None, message: str) -> FunctionError:
@@ -97,14 +93,8 @@ class RemoteTraceback(Exception):
         return f"\n{self.text.rstrip()}"
 
 
-_OWN: dict[str, type[FunctionError]] = {
-    "CallTimeout": CallTimeout,
-    "InstanceLost": InstanceLost,
-    "CannotStart": CannotStart,
-    "Expired": CallExpired,
-    "ResultTooLarge": ResultTooLarge,
-    "ResultLost": ResultLost,
-}
+_PLAIN = (CallTimeout, InstanceLost, CannotStart, ResultTooLarge, ResultLost)
+_OWN: dict[str, type[FunctionError]] = {"Expired": CallExpired, **{kind.__name__: kind for kind in _PLAIN}}
 
 
 def describe(error: BaseException, *, hide: int = 1) -> dict[str, Any]:

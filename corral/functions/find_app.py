@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from corral.errors import FunctionError
 from corral.functions.app import App
-from corral.functions.errors import FunctionError
 from corral.functions.member import Member
 
 
@@ -36,7 +36,7 @@ def apps_of(module: ModuleType) -> list[App]:
     return list({id(one): one for one in vars(module).values() if isinstance(one, App)}.values())
 
 
-def find(text: str) -> tuple[list[App], Member | None]:
+def find_app(text: str) -> tuple[list[App], Member | None]:
     """`file.py` or `file.py::member`."""
     file, _, name = text.partition("::")
     apps = apps_of(load_file(Path(file)))

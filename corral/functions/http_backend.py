@@ -18,12 +18,11 @@ from corral.client.files.tree import scan
 from corral.client.files.upload import upload
 from corral.domain.calls import INLINE_BYTES
 from corral.domain.errors import BlobMissing, DigestMismatch, NotFound
-from corral.domain.errors import VolumeConflict as VolumeConflictThere
+from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, Payload
 from corral.functions.codec import Pieces, as_text, from_text, whole
-from corral.functions.errors import EndpointGone, ResultLost, VolumeConflict
+from corral.functions.errors import EndpointGone, ResultLost
 from corral.functions.member import Member
 from corral.functions.packaging import Package, pack
-from corral.functions.protocol import CallStatus, EndpointTarget, OutgoingCall, StreamChunk
 from corral.functions.volume_folders import LocalVolumes
 from corral.settings import process_environment, read_settings
 from corral.wire.calls import CallView
@@ -148,7 +147,7 @@ class HttpBackend:
 
     def _environment(self, member: Member, *, anew: bool) -> BuiltEnvironment | None:
         wanted = member.settings.environment
-        if not wanted.python and wanted.version is None:
+        if wanted.is_host:
             return None
         python = wanted.version or f"{sys.version_info.major}.{sys.version_info.minor}"
         folder = wanted.find_links or wanted.wheels
@@ -212,32 +211,29 @@ class HttpBackend:
 
     def chunks(
         self, call_id: str, after: int, wait_s: float
-    ) -> tuple[list[StreamChunk], bool, dict[str, Any] | None]:
+    ) -> tuple[dict[int, Payload], bool, dict[str, Any] | None]:
         page = self.corral.calls.chunks(call_id, after=after, wait_s=wait_s)
         project = None
-        given = []
+        given: dict[int, Payload] = {}
         for one in page.chunks:
             if one.payload.blob is not None and project is None:
                 project = self.corral.calls.get(call_id).project
-            given.append(StreamChunk(one.n, one.payload.format, self._bytes(project or "", one.payload)))
+            given[one.n] = one.payload.format, self._bytes(project or "", one.payload)
         return given, page.ended, page.error
 
     def cancel(self, call_id: str) -> None:
         self.corral.calls.cancel(call_id)
 
-    def logs(self, call_id: str) -> Iterator[tuple[float, str, str]]:
+    def logs(self, call_id: str) -> Iterator[str]:
         call = self.corral.calls.get(call_id)
         if call.run is None:
             return
         for line in self.corral.runs.iter_logs(call.run):
             if line.call == call_id:
-                yield line.at, line.stream, line.text
+                yield line.text
 
     def volume(self, name: str, project: str | None, what: str, given: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return self._local.do(self.corral, project or self._project, name, what, given)
-        except VolumeConflictThere as error:
-            raise VolumeConflict(f"{error.message} {error.hint}".strip()) from error
+        return self._local.do(self.corral, project or self._project, name, what, given)
 
     def _seen(self, view: CallView) -> CallStatus:
         result, error = None, view.error
@@ -247,7 +243,7 @@ class HttpBackend:
             except ResultLost as lost:
                 # Of this call alone: the others that were asked for have theirs.
                 error = {"type": "ResultLost", "message": f"call {view.id}: {lost}"}
-        return CallStatus(view.id, view.state, result, error, view.attempt, view.waiting)
+        return CallStatus(view.id, view.state, result, error, view.waiting)
 
     def _bytes(self, project: str, payload: PayloadBody) -> bytes | memoryview:
         if payload.body is not None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from corral.functions import codec
 from corral.functions.options import Batch, FunctionSettings
-
-if TYPE_CHECKING:
-    from corral.functions.app import App
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Callee:
 class Member:
     """`target` is the function or class as the user wrote it, with what else decorates it."""
 
-    app: App
+    app: AppMembers
     name: str
     target: Any
     module: str
@@ -60,10 +57,10 @@ class Member:
     @classmethod
     def of_function(
         cls,
-        app: App,
+        app: AppMembers,
         fn: Callable[..., Any],
-        settings: FunctionSettings,
         *,
+        settings: FunctionSettings,
         name: str | None,
         batch: Batch | None,
         path: str | None,
@@ -73,10 +70,11 @@ class Member:
             check_scheduled(fn, batch)
         qualname = getattr(fn, "__qualname__", type(fn).__qualname__)
         plain = getattr(fn, "__name__", "function")
-        called = "function" if plain == "<lambda>" else plain
+        is_lambda = plain == "<lambda>"
+        called = "function" if is_lambda else plain
         callee = Callee(called, kind_of(fn), is_async(fn), batch, path, method)
         module = getattr(fn, "__module__", "__main__")
-        own = name or (called if called != "function" or plain != "<lambda>" else "lambda")
+        own = name or ("lambda" if is_lambda else plain)
         return cls(app, own, fn, module, qualname, settings, {called: callee})
 
     @property
@@ -85,6 +83,22 @@ class Member:
 
     def functions(self) -> dict[str, Any]:
         return {name: callee.table(self.settings) for name, callee in self.callees.items()}
+
+
+@dataclass(eq=False)
+class AppMembers:
+    """An app as its members know it: its name and project, the files that travel with it, and the others."""
+
+    name: str
+    project: str | None = None
+    include: tuple[str, ...] = ()
+    members: dict[str, Member] = field(default_factory=dict)
+
+    def add(self, member: Member) -> None:
+        earlier = self.members.get(member.name)
+        if earlier is not None and earlier.qualname != member.qualname:
+            raise ValueError(f"{self.name} has two members named {member.name!r}; give one another `name`")
+        self.members[member.name] = member
 
 
 def check_scheduled(fn: Callable[..., Any], batch: Batch | None) -> None:

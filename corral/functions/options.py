@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from corral.functions.pickle_names import pickle_as
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _SHORTEST_PERIOD_S = 10.0
@@ -57,6 +59,10 @@ class Retries:
         }
 
 
+def as_retries(given: Retries | int | None) -> Retries | None:
+    return Retries(given) if isinstance(given, int) else given
+
+
 @dataclass(frozen=True)
 class Batch:
     """Gather up to `size` calls for at most `wait`, and run them as one: the method gets and gives lists."""
@@ -93,12 +99,8 @@ class Cron:
         _check_rules(self.missed, self.overlap)
 
     def table(self) -> dict[str, Any]:
-        return {
-            "cron": self.line,
-            "timezone": self.timezone,
-            "missed": self.missed,
-            "overlap": self.overlap,
-        }
+        times = {"cron": self.line, "timezone": self.timezone}
+        return {**times, "missed": self.missed, "overlap": self.overlap}
 
 
 @dataclass(frozen=True)
@@ -151,20 +153,15 @@ class FunctionResources:
     system: tuple[str, ...] = ()
 
     def table(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if self.gpu is not None:
-            found |= _gpu_table(self.gpu)
-        if self.memory is not None:
-            found["min_ram"] = self.memory
-        if self.cores is not None:
-            found["min_cores"] = self.cores
-        if self.labels:
-            found["labels"] = list(self.labels)
-        if self.hosts:
-            found["hosts"] = list(self.hosts)
-        if self.system:
-            found["system"] = list(self.system)
-        return found
+        found = {
+            "min_ram": self.memory,
+            "min_cores": self.cores,
+            "labels": list(self.labels),
+            "hosts": list(self.hosts),
+            "system": list(self.system),
+            **({} if self.gpu is None else _gpu_table(self.gpu)),
+        }
+        return {key: value for key, value in found.items() if value not in (None, [])}
 
 
 def _gpu_table(gpu: str | int | Sequence[str]) -> dict[str, Any]:
@@ -239,8 +236,14 @@ def options_of(given: dict[str, Any]) -> dict[str, Any]:
     known = {"timeout", "retries", "ttl", "keep"}
     if unknown := sorted(set(given) - known):
         raise TypeError(f"a call has no option {', '.join(unknown)}; it has: {', '.join(sorted(known))}")
-    retries = given.get("retries")
-    table = FunctionSettings(
-        **{**given, "retries": Retries(retries) if isinstance(retries, int) else retries}
-    )
-    return {key: value for key, value in table.call_options().items() if key != "keep_s" or "keep" in given}
+    table = FunctionSettings(**{**given, "retries": as_retries(given.get("retries"))}).call_options()
+    return {key: value for key, value in table.items() if key != "keep_s" or "keep" in given}
+
+
+def as_names(given: Sequence[str], what: str) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise TypeError(f'{what} takes a list, as ["{given}"]')
+    return tuple(given)
+
+
+pickle_as("corral.functions.options", Settings=FunctionSettings, Resources=FunctionResources)

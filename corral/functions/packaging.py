@@ -27,7 +27,6 @@ class Package:
 
     entry: dict[str, Any]
     files: dict[str, bytes | Path] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 def pack(member: Member) -> Package:
@@ -35,15 +34,12 @@ def pack(member: Member) -> Package:
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     home = _Home.of(member.module)
     if home is None or any(part in member.qualname for part in _BY_VALUE) or not _is_there(member):
-        files = {PICKLE_FILE: _by_value(member)}
-        return Package(
-            {"kind": "pickle", "file": PICKLE_FILE, "python": here, "is_class": member.is_class}, dict(files)
-        )
+        entry = {"kind": "pickle", "file": PICKLE_FILE, "python": here, "is_class": member.is_class}
+        return Package(entry, {PICKLE_FILE: _by_value(member)})
     found = Package(
         {"kind": "module", "module": home.module, "qualname": member.qualname, "is_class": member.is_class}
     )
-    for path, file in _closure(home):
-        found.files[path] = file
+    found.files.update(_closure(home))
     for pattern in member.app.include:
         for file in sorted(home.root.glob(pattern)):
             if file.is_file():

@@ -12,7 +12,7 @@ from typing import Any
 from corral.client.api import Corral
 from corral.client.volumes import volumes
 from corral.client.volumes.folder import Folder
-from corral.functions.protocol import VolumeFile
+from corral.functions.backend import VolumeFile
 
 
 class LocalVolumes:

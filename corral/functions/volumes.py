@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from corral.functions.backend import backend
-from corral.functions.protocol import VolumeFile
+from corral.functions.backend import VolumeFile, backend
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from corral.functions import codec
 from corral.functions.classes import hooks
-from corral.functions.handles import Function
+from corral.functions.function import Function
 
 Callables = dict[str, Callable[..., Any]]
 

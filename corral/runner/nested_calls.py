@@ -7,10 +7,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+from corral.errors import FunctionError
+from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, Payload
 from corral.functions.codec import as_text, from_text, whole
-from corral.functions.errors import FunctionError, problem_of
+from corral.functions.errors import problem_of
 from corral.functions.member import Member
-from corral.functions.protocol import CallStatus, EndpointTarget, OutgoingCall, StreamChunk
 from corral.runner.channel import Channel
 from corral.runner.listener import Ears
 from corral.runner.output import current
@@ -84,18 +85,15 @@ class InstanceBackend:
 
     def chunks(
         self, call_id: str, after: int, wait_s: float
-    ) -> tuple[list[StreamChunk], bool, dict[str, Any] | None]:
+    ) -> tuple[dict[int, Payload], bool, dict[str, Any] | None]:
         answer = self._ask("chunks", id=call_id, after=after, wait_s=wait_s)
-        given = [
-            StreamChunk(one["n"], one["payload"]["format"], from_text(one["payload"]["body"]))
-            for one in answer["chunks"]
-        ]
+        given = {one["n"]: _payload(one["payload"]) for one in answer["chunks"]}
         return given, answer["ended"], answer["error"]
 
     def cancel(self, call_id: str) -> None:
         self._ask("cancel", id=call_id)
 
-    def logs(self, call_id: str) -> Iterator[tuple[float, str, str]]:
+    def logs(self, call_id: str) -> Iterator[str]:
         raise FunctionError("logs are read from outside: `corral calls logs`")
 
     def volume(self, name: str, project: str | None, what: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -124,8 +122,11 @@ def _seen(table: dict[str, Any]) -> CallStatus:
     return CallStatus(
         table["id"],
         table["state"],
-        None if result is None else (result["format"], from_text(result["body"])),
+        None if result is None else _payload(result),
         table.get("error"),
-        table.get("attempt", 0),
         table.get("waiting"),
     )
+
+
+def _payload(table: dict[str, Any]) -> Payload:
+    return table["format"], from_text(table["body"])

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from corral import __version__
 from corral.core.calls.lifecycle import TOPIC_CALL, TOPIC_CALL_READY, parse_ready_call
 from corral.core.endpoints.deploy import TOPIC_ENDPOINT
 from corral.core.runs.transitions import (
@@ -58,6 +57,7 @@ from corral.server.routes import (
 from corral.server.scaling import Scaler
 from corral.server.services import Services
 from corral.server.wakeups import SCALE
+from corral.version import __version__
 
 # The first that fits a path is asked.
 _ROUTES = (

@@ -11,7 +11,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from corral import __version__
 from corral.core.tokens import authenticate
 from corral.domain.errors import CorralError, InvalidInput, RateLimited, TooLarge, Unauthenticated
 from corral.domain.tokens import Scope as TokenScope
@@ -20,6 +19,7 @@ from corral.server import fast_routes as express
 from corral.server.errors import render
 from corral.server.rate_limits import RateLimits, is_vital, origin_key
 from corral.server.services import Services
+from corral.version import __version__
 
 OPEN = frozenset({"/v1/health", "/v1/ca", "/v1/openapi.json"})
 VERSION_HEADER = (b"corral-version", __version__.encode())

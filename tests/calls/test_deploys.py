@@ -21,7 +21,7 @@ import corral
 from calls.conftest import Scene
 from corral.domain.errors import CorralError
 from corral.functions import backend
-from corral.functions.find_app import find
+from corral.functions.find_app import find_app
 from corral.functions.http_backend import HttpBackend
 from corral.wire.endpoints import EndpointView
 
@@ -50,7 +50,7 @@ class Harness:
         """Of the first one no instance is made until it is called, so that nothing is to be waited for."""
         self.write(body, options)
         sys.modules.pop(self.name, None)
-        _, member = find(f"{self.file}::says")
+        _, member = find_app(f"{self.file}::says")
         assert member is not None
         request = self.remote.request(member, "default", live=False)
         wait_s = 30.0 if self.deployed or request.scaling.min else 0.0
@@ -119,7 +119,7 @@ def test_two_deploys_at_once_leave_one_that_serves(app: Harness) -> None:
     for number in (1, 2):
         app.write(f"return {number}")
         sys.modules.pop(app.name, None)
-        _, member = find(f"{app.file}::says")
+        _, member = find_app(f"{app.file}::says")
         assert member is not None
         requests.append(app.remote.request(member, "default", live=False).model_copy(update={"wait_s": 30.0}))
     threads = [

@@ -24,8 +24,8 @@ from corral.client.http.transport import Backoff
 from corral.domain.errors import CorralError, StoreUnavailable
 from corral.domain.ids import Digest
 from corral.functions import backend
-from corral.functions.find_app import find
-from corral.functions.handles import Function
+from corral.functions.find_app import find_app
+from corral.functions.function import Function
 from corral.functions.http_backend import HttpBackend
 from corral.ports.blobs import BlobStore, HandedOverFile, Upload
 
@@ -260,7 +260,7 @@ def test_code_that_is_damaged_fails_each_call_with_that_reason(
     monkeypatch.syspath_prepend(str(tmp_path))
     file = tmp_path / "brittle.py"
     file.write_text("import corral\napp = corral.App('brittle')\n@app.function()\ndef f(): return 1\n")
-    _, member = find(f"{file}::f")
+    _, member = find_app(f"{file}::f")
     assert member is not None
     backend.backend().find(member)
     ground.damage(hashlib.sha256(file.read_bytes()).hexdigest())

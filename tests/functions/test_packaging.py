@@ -13,7 +13,7 @@ import pytest
 
 from corral.functions.app import App
 from corral.functions.check import check
-from corral.functions.find_app import find
+from corral.functions.find_app import find_app
 from corral.functions.packaging import PICKLE_FILE, pack
 
 
@@ -143,7 +143,7 @@ def test_the_check_names_a_capture_that_cannot_be_pickled() -> None:
 def test_a_member_is_found_by_file_and_name(project: Path) -> None:
     write(project, found_app=APP + "@app.function()\ndef f(): ...\n")
 
-    apps, member = find(f"{project / 'found_app.py'}::f")
+    apps, member = find_app(f"{project / 'found_app.py'}::f")
 
     assert [app.name for app in apps] == ["demo"]
     assert member is not None

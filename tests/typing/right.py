@@ -85,6 +85,10 @@ def functions() -> None:
     assert_type(count.stream(3), Iterator[int])
     assert_type(count_later.stream(3), Iterator[str])
     assert_type(score(Item("a")), dict[str, int])
+    try:
+        corral.Corral("http://127.0.0.1:1", None).runs.get("r-1")
+    except corral.CorralError as error:
+        assert_type(error.hint, str)
 
 
 async def awaited() -> None:

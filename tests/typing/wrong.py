@@ -41,6 +41,13 @@ def misspelt() -> None: ...
 def too_wordy() -> None: ...
 
 
+@app.web("/misspelt", gpus=1)  # error: call-arg
+def misspelt_too() -> None: ...
+
+
+app.cls(batch=corral.Batch(8))  # error: call-arg
+
+
 @corral.method(batch=corral.Batch(8))  # error: arg-type
 def not_a_list(self: object, x: int) -> int:
     return x

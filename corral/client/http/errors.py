@@ -16,8 +16,8 @@ _EXCERPT_CHARS = 200
 def _kinds(parent: type[CorralError]) -> Iterator[type[CorralError]]:
     yield parent
     for child in parent.__subclasses__():
-        # A class with arguments of its own cannot be told from a message alone.
-        if child.__init__ is CorralError.__init__:
+        # A class with arguments of its own cannot be built from a message alone.
+        if child.__init__ is CorralError.__init__ and "code" in vars(child):
             yield from _kinds(child)
 
 

@@ -18,12 +18,12 @@ from typing import Any, Self, TypeVar
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from corral import __version__
 from corral.client.http.direct import Answered, Direct, NoConnection, is_direct
 from corral.client.http.errors import UntrustedServer, from_response, not_an_answer, unreachable
 from corral.client.http.sockets import OpenSockets
 from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable, StoreUnavailable
 from corral.domain.tokens import split_pin
+from corral.version import __version__
 from corral.wire.blobs import HandoverFolder
 
 M = TypeVar("M")

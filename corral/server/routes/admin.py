@@ -10,7 +10,6 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
-from corral import __version__
 from corral.core import secrets as core_secrets
 from corral.core.audit import note
 from corral.core.hosts.enroll import make_join_token
@@ -26,6 +25,7 @@ from corral.server.openapi import streamed
 from corral.server.services import Services, Svc
 from corral.server.views import host_view, token_view
 from corral.store.transaction import Tx
+from corral.version import __version__
 from corral.wire.health import FsckLine, Health
 from corral.wire.secrets import SecretPage, SecretValue, SecretView
 from corral.wire.tokens import JOIN_DEFAULT_S, CreatedToken, TokenPage, TokenRequest

@@ -8,7 +8,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from corral import __version__
+from corral.version import __version__
 
 _LIMIT_S = 5.0
 

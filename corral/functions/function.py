@@ -10,14 +10,15 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
+from corral.errors import FunctionError
 from corral.functions import codec
-from corral.functions.backend import backend
-from corral.functions.calls import Call, tell_of_pickle, value_of
-from corral.functions.errors import EndpointGone, FunctionError, rebuild
-from corral.functions.mapping import Mapping as _Mapping
-from corral.functions.member import Member
+from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, backend
+from corral.functions.calls import Call, tell_of_pickle
+from corral.functions.errors import EndpointGone, rebuild
+from corral.functions.map import RemoteMap
+from corral.functions.member import Member, kind_of
 from corral.functions.options import options_of
-from corral.functions.protocol import CallStatus, EndpointTarget, OutgoingCall, StreamChunk
+from corral.functions.pickle_names import pickle_as
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -116,19 +117,16 @@ class Function(Generic[P, R]):
     ) -> Iterator[Any]:
         """Call it for each item, or for the items of several iterables side by side.
 
-        `resume` names a map: after a crash of the caller the same map with the same name calls only what has
-        no result yet.
+        At most `window` calls are under way at once; `order=False` gives results as they come. With
+        `return_exceptions` a call that failed gives its exception instead of ending the map. `resume` names a
+        map: after a crash of the caller the same map with the same name calls only what has no result yet.
+        `common` are arguments of every call.
         """
         if not iterables:
             raise TypeError("map() needs something to go through")
         # As zip, but what is given in unequal lengths is a mistake.
-        return self._mapped(
-            ((args, common) for args in zip(*iterables, strict=True)),
-            order,
-            return_exceptions,
-            window,
-            resume,
-        )
+        asks = (self._ask(args, common) for args in zip(*iterables, strict=True))
+        return self._map(asks, resume, window).results(order=order, return_exceptions=return_exceptions)
 
     @overload
     def starmap(
@@ -160,7 +158,8 @@ class Function(Generic[P, R]):
         resume: str | None = None,
     ) -> Iterator[Any]:
         """Call it with the items of each row as its arguments."""
-        return self._mapped(((tuple(row), {}) for row in rows), order, return_exceptions, window, resume)
+        asks = (self._ask(tuple(row), {}) for row in rows)
+        return self._map(asks, resume, window).results(order=order, return_exceptions=return_exceptions)
 
     def for_each(self, *iterables: Iterable[Any], **options: Any) -> None:
         """Like `map`, for what the calls do and not for what they return."""
@@ -172,20 +171,9 @@ class Function(Generic[P, R]):
         """The same ways, to be awaited."""
         return Aio(self)
 
-    def _mapped(
-        self,
-        rows: Iterator[tuple[tuple[Any, ...], dict[str, Any]]],
-        order: bool,
-        return_exceptions: bool,
-        window: int,
-        resume: str | None,
-    ) -> Iterator[R]:
-        asks = (self._ask(args, kwargs) for args, kwargs in rows)
-        name = resume or secrets.token_hex(8)
-        mapping = _Mapping(self._target(), asks, name=f"map:{name}", window=window)
-        if order:
-            return mapping.in_order(self._value, return_exceptions=return_exceptions)
-        return mapping.as_they_come(self._value, return_exceptions=return_exceptions)
+    def _map(self, asks: Iterator[OutgoingCall], resume: str | None, window: int) -> RemoteMap:
+        name = f"map:{resume or secrets.token_hex(8)}"
+        return RemoteMap(self._target(), asks, name, self.member.endpoint, window)
 
     def _make(self, asks: list[OutgoingCall], wait_s: float) -> list[CallStatus]:
         target = self._target()
@@ -195,9 +183,6 @@ class Function(Generic[P, R]):
             # Nobody called it for so long that it was cleared away.
             backend().forget(target)
             return backend().make(self._target(), asks, wait_s)
-
-    def _value(self, seen: Any) -> Any:
-        return value_of(seen, self.member.endpoint)
 
     def _target(self) -> EndpointTarget:
         return backend().find(self.member)
@@ -256,9 +241,9 @@ class Generator(Function[P, R]):
         try:
             while True:
                 given, ended, error = backend().chunks(call_id, after, _POLL_S)
-                for one in given:
-                    after = one.n
-                    yield self._chunk(one)
+                for number, payload in given.items():
+                    after = number
+                    yield codec.decode(*payload, unpickling=lambda: tell_of_pickle(self.member.endpoint))
                 if ended:
                     if error is not None:
                         raise rebuild(error)
@@ -268,9 +253,15 @@ class Generator(Function[P, R]):
             _let_go(call_id)
             raise
 
-    def _chunk(self, one: StreamChunk) -> R:
-        value: R = codec.decode(one.format, one.data, unpickling=lambda: tell_of_pickle(self.member.endpoint))
-        return value
+
+pickle_as("corral.functions.handles", Function=Function, AsyncFunction=AsyncFunction, Generator=Generator)
+
+
+def handle_of(fn: Callable[..., Any]) -> type[Function[..., Any]]:
+    """Which of the three a function becomes."""
+    if kind_of(fn) == "generator":
+        return Generator
+    return AsyncFunction if inspect.iscoroutinefunction(fn) else Function
 
 
 class Aio(Generic[P, R]):
@@ -296,12 +287,10 @@ class Aio(Generic[P, R]):
 
 
 class AioGenerator(Aio[P, R]):
-    def __init__(self, function: Generator[P, R]) -> None:
-        super().__init__(function)
-        self._generator = function
+    _function: Generator[P, R]
 
     async def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
-        source = await asyncio.to_thread(self._generator.stream, *args, **kwargs)
+        source = await asyncio.to_thread(self._function.stream, *args, **kwargs)
         async for item in _in_thread(source):
             yield item
 

@@ -2,52 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from corral.functions.backend import backend
-from corral.functions.protocol import CallStatus, EndpointTarget, OutgoingCall
+from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, backend
+from corral.functions.calls import value_of
 
 BATCH = 250
 _WAIT_S = 30.0
-Value = Callable[[CallStatus], Any]
 
 
 @dataclass
-class Mapping:
+class RemoteMap:
     """Each input is keyed by the map's name and its place: a map that is run again repeats nothing."""
 
     target: EndpointTarget
     asks: Iterator[OutgoingCall]
     name: str
-    window: int = 1000
+    function: str
+    window: int
     _sent: int = 0
     _open: dict[str, int] = field(default_factory=dict)
     _exhausted: bool = False
 
-    def in_order(self, value: Value, *, return_exceptions: bool) -> Iterator[Any]:
+    def results(self, *, order: bool, return_exceptions: bool) -> Iterator[Any]:
+        for seen in self._in_order() if order else (seen for _, seen in self._ended()):
+            try:
+                value = value_of(seen, self.function)
+            except Exception as error:
+                if not return_exceptions:
+                    self._cancel_rest()
+                    raise
+                value = error
+            yield value
+
+    def _in_order(self) -> Iterator[CallStatus]:
         ready: dict[int, CallStatus] = {}
         next_up = 0
         for index, seen in self._ended():
             ready[index] = seen
             while next_up in ready:
-                yield self._give(ready.pop(next_up), value, return_exceptions)
+                yield ready.pop(next_up)
                 next_up += 1
-
-    def as_they_come(self, value: Value, *, return_exceptions: bool) -> Iterator[Any]:
-        for _, seen in self._ended():
-            yield self._give(seen, value, return_exceptions)
-
-    def _give(self, seen: CallStatus, value: Value, return_exceptions: bool) -> Any:
-        try:
-            return value(seen)
-        except Exception as error:
-            if not return_exceptions:
-                self._cancel_rest()
-                raise
-            return error
 
     def _ended(self) -> Iterator[tuple[int, CallStatus]]:
         try:

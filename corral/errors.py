@@ -1,0 +1,73 @@
+"""The root of every error that Corral raises on purpose. Standard library only: instances load it too.
+
+CorralError
+├── InvalidInput, NotFound, Ambiguous, Conflict, ...    what a server refuses: corral.domain.errors
+├── StoreUnavailable                                    worth another try
+│   └── DiskFull, RateLimited, ProjectFull
+├── ServerUnreachable
+│   └── UntrustedServer                                 corral.client.http.errors
+└── FunctionError                                       around a call: corral.functions.errors
+    ├── CallTimeout, NotFinished                        TimeoutErrors as well
+    ├── CallCancelled, CallExpired, EndpointGone
+    ├── InstanceLost, CannotStart
+    ├── ResultTooLarge, ResultLost
+    ├── RemoteError, ExitCalled
+    └── VolumeConflict
+"""
+
+from __future__ import annotations
+
+import copyreg
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class FieldError:
+    """One thing wrong with one place of the input; `path` as the user would write it (`resources.gpus`)."""
+
+    path: str
+    message: str
+
+
+class CorralError(Exception):
+    """Base of everything raised on purpose. `hint` says what to do next, `fields` what is wrong where."""
+
+    # Stable on the wire; clients switch on it.
+    code: str = "error"
+    hint: str = ""
+    fields: tuple[FieldError, ...] = ()
+
+    def __init__(self, message: str, *, hint: str = "", fields: Sequence[FieldError] = ()) -> None:
+        super().__init__(message)
+        if hint:
+            self.hint = hint
+        if fields:
+            self.fields = tuple(fields)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not through __init__, whose arguments may be other than `args`.
+        return copyreg.__newobj__, (type(self),), {"args": self.args, **vars(self)}  # type: ignore[attr-defined]
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0])
+
+
+class FunctionError(CorralError):
+    """Everything that can go wrong around a call and is not the function's own exception."""
+
+    code = "function_error"
+
+
+class VolumeConflict(FunctionError):
+    """Somebody else committed changes of the same files since; nothing was changed. `fields` names them."""
+
+    code = "volume_conflict"
+    hint = "Keep a copy of yours under another name, reload the volume, and commit again."
+
+
+# Stored retry rules, records of exceptions and pickles know these classes by their first modules.
+CorralError.__module__ = FieldError.__module__ = "corral.domain.errors"
+FunctionError.__module__ = VolumeConflict.__module__ = "corral.functions.errors"
