@@ -13,22 +13,19 @@ from corral.core.audit import note
 from corral.core.endpoints import deploy as core
 from corral.core.endpoints.deploy import NewVersion
 from corral.core.schedules import function_schedules
+from corral.core.wakeups import SCALE, wait_for
 from corral.domain.canonical import digest_of
 from corral.domain.endpoints import Endpoint, VersionState
 from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.ids import EndpointId, is_id, is_name
 from corral.ports.store import Tx
 from corral.server.callers import Caller, Limit, User
-from corral.server.endpoint_cache import scaling_of
 from corral.server.services import Services, Svc
-from corral.server.wakeups import SCALE, wait_for
 from corral.wire.endpoints import (
     DeployRequest,
     EndpointPage,
     EndpointView,
-    FunctionTable,
     Scaling,
-    VersionView,
 )
 
 router = APIRouter(prefix="/v1", tags=["functions"])
@@ -69,7 +66,7 @@ async def deploy_endpoint(body: DeployRequest, caller: User, svc: Svc) -> Endpoi
         return endpoint, version.version
 
     endpoint, number = await svc.store.write(unit)
-    svc.book.learn(endpoint)
+    svc.calls.endpoints.learn(endpoint)
     svc.hub.wake(SCALE)
     deadline = svc.clock.monotonic() + body.wait_s
     while True:
@@ -82,7 +79,7 @@ async def deploy_endpoint(body: DeployRequest, caller: User, svc: Svc) -> Endpoi
 
 
 def _settled(view: EndpointView, number: int) -> bool:
-    """Whether the version serves with an instance that is ready, or never will."""
+    """Whether the version serves with an instance that is ready, or never will serve."""
     mine = next((one for one in view.versions if one.version == number), None)
     if mine is None or mine.state == VersionState.ROLLING:
         return mine is None
@@ -111,7 +108,7 @@ async def list_endpoints(
 @router.get("/endpoints/{project}/{name}")
 async def get_endpoint(project: str, name: str, caller: User, svc: Svc) -> EndpointView:
     """One endpoint, with all its versions."""
-    return await svc.store.read(lambda tx: _view(tx, find(tx, project, name, caller), svc))
+    return await svc.store.read(lambda tx: _view(tx, find_endpoint(tx, project, name, caller), svc))
 
 
 @router.put("/endpoints/{project}/{name}/scaling")
@@ -162,7 +159,7 @@ async def remove(project: str, name: str, caller: User, svc: Svc) -> Response:
     """Remove an endpoint: its instances end, calls that wait are cancelled, then it is gone."""
 
     def unit(tx: Tx) -> None:
-        found = find(tx, project, name, caller)
+        found = find_endpoint(tx, project, name, caller)
         note(
             tx,
             "endpoint.remove",
@@ -171,7 +168,7 @@ async def remove(project: str, name: str, caller: User, svc: Svc) -> Response:
             origin=caller.origin,
             now=svc.clock.now(),
         )
-        core.forsake(tx, found.id, now=svc.clock.now())
+        core.abandon(tx, found.id, now=svc.clock.now())
 
     await svc.store.write(unit)
     svc.hub.wake(SCALE)
@@ -187,7 +184,7 @@ async def _change(
     change: Callable[[Tx, Endpoint], Endpoint],
 ) -> EndpointView:
     def unit(tx: Tx) -> EndpointView:
-        found = find(tx, project, name, caller)
+        found = find_endpoint(tx, project, name, caller)
         changed = change(tx, found)
         note(tx, action, f"{project}/{name}", actor=caller.actor, origin=caller.origin, now=svc.clock.now())
         return _view(tx, changed, svc)
@@ -197,7 +194,7 @@ async def _change(
     return view
 
 
-def find(tx: Tx, project: str, name: str, caller: Caller) -> Endpoint:
+def find_endpoint(tx: Tx, project: str, name: str, caller: Caller) -> Endpoint:
     if not is_name(project) or not is_name(name):
         raise NotFound(f"there is no endpoint {project[:64]}/{name[:64]}")
     found = tx.endpoints.by_name(caller.check_project(project), name)
@@ -214,37 +211,25 @@ def _by_id(tx: Tx, endpoint_id: EndpointId) -> Endpoint:
 
 
 def _view(tx: Tx, endpoint: Endpoint, svc: Services) -> EndpointView:
-    svc.book.learn(endpoint)
+    svc.calls.endpoints.learn(endpoint)
     counts = dict(tx.calls.counts(endpoint.id))
     instances = tx.endpoints.instances(endpoint.id)
     versions = tx.endpoints.versions(endpoint.id)
     schedule = function_schedules.of_endpoint(tx, endpoint)
-    functions = svc.book.functions(tx, endpoint.id, endpoint.current) if endpoint.current else {}
-    return EndpointView(
-        id=endpoint.id,
-        project=endpoint.project,
-        name=endpoint.name,
-        live=endpoint.live,
-        stopped=endpoint.stopped,
-        current=endpoint.current,
-        scaling=scaling_of(endpoint),
-        functions={name: FunctionTable.model_validate(table) for name, table in functions.items()},
-        instances=len(instances),
-        ready=sum(one.ready_at is not None for one in instances),
-        queued=counts.get("queued", 0),
-        running=counts.get("assigned", 0),
-        created_at=endpoint.created_at,
-        called_at=endpoint.called_at,
-        next_at=None if schedule is None or schedule.paused else schedule.next_at,
-        versions=[
-            VersionView(
-                version=one.version,
-                state=one.state,
-                detail=one.detail,
-                digest=one.digest,
-                created_at=one.created_at,
-                created_by=one.created_by,
-            )
-            for one in versions
-        ],
+    functions = svc.calls.endpoints.functions(tx, endpoint.id, endpoint.current) if endpoint.current else {}
+    counted = {
+        "instances": len(instances),
+        "ready": sum(one.ready_at is not None for one in instances),
+        "queued": counts.get("queued", 0),
+        "running": counts.get("assigned", 0),
+    }
+    return EndpointView.model_validate(
+        {
+            **endpoint._asdict(),
+            **counted,
+            "scaling": json.loads(endpoint.scaling),
+            "functions": functions,
+            "next_at": None if schedule is None or schedule.paused else schedule.next_at,
+            "versions": [one._asdict() for one in versions],
+        }
     )
