@@ -116,7 +116,16 @@ class OutcomeBody(Exact):
 
     def outcome(self) -> CallOutcome:
         result = None if self.result is None else self.result.payload("result")
-        return CallOutcome(**{**dict(self), "result": result})
+        return CallOutcome(
+            CallId(self.call_id),
+            self.attempt,
+            result,
+            self.error,
+            self.ran_s,
+            self.gave_back,
+            self.cancelled,
+            self.chunks,
+        )
 
 
 class ChunksBody(Exact):

@@ -26,7 +26,7 @@ class CallOptionsBody(Exact):
     max_delay_s: float = Field(60.0, ge=0, le=86400)
 
     def options(self) -> CallOptions:
-        return CallOptions(**{**dict(self), "retry_on": tuple(self.retry_on)})
+        return CallOptions(**{**vars(self), "retry_on": tuple(self.retry_on)})
 
 
 class Scaling(Exact):

@@ -485,7 +485,7 @@ def test_rollback_goes_to_the_version_before(db: Database) -> None:
     db.write(lambda tx: deployed(tx, digest="2" * 64))
     db.write(lambda tx: endpoints.became_ready(tx, endpoint.id, 2, now=300.0))
 
-    assert db.write(lambda tx: endpoints.rollback(tx, endpoint.id, None, now=400.0)).version == 1
+    assert db.write(lambda tx: endpoints.rollback(tx, endpoint.id, None, now=400.0)).current == 1
 
     now = db.read(lambda tx: tx.endpoints.get(endpoint.id))
     assert now is not None

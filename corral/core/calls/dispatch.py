@@ -90,16 +90,17 @@ class Dispatcher:
     def remember(self, calls: Iterable[CallRecord]) -> None:
         """Their arguments need not be read again a moment later."""
         for call in calls:
-            self._forget(call.id)
+            self.forget(call.id)
             self._recent[call.id] = call
             self._recent_bytes += len(call.args or b"")
         while self._recent and (self._recent_bytes > KEEP_BYTES or len(self._recent) > KEEP_CALLS):
-            self._forget(next(iter(self._recent)))
+            self.forget(next(iter(self._recent)))
 
-    def forget(self, call_ids: Iterable[CallId]) -> None:
-        """They have ended. A queue that was read just before may still name them: they are read again."""
-        for call_id in call_ids:
-            self._forget(call_id)
+    def forget(self, call_id: CallId) -> None:
+        """It has ended. A queue that was read just before may still name it: then it is read again."""
+        old = self._recent.pop(call_id, None)
+        if old is not None:
+            self._recent_bytes -= len(old.args or b"")
 
     def recent(self, call_id: CallId) -> CallRecord | None:
         return self._recent.get(call_id)
@@ -109,7 +110,7 @@ class Dispatcher:
         if call_id in self._holder:
             self._changed.add(call_id)
         else:
-            self._forget(call_id)
+            self.forget(call_id)
 
     def queue(self, pool: CallPool, place: QueuedCall) -> bool:
         """A call was queued. False if no instance waited for it."""
@@ -362,8 +363,3 @@ class Dispatcher:
                 poll.woken.set()
                 return True
         return False
-
-    def _forget(self, call_id: CallId) -> None:
-        old = self._recent.pop(call_id, None)
-        if old is not None:
-            self._recent_bytes -= len(old.args or b"")

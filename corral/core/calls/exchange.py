@@ -66,7 +66,8 @@ class CallExchange:
         dispatch.settled(lease_id, settled)
         ended = [call for call in changed if call.state in CALL_FINAL]
         self._context.results.ended(ended)
-        dispatch.forget(call.id for call in ended)
+        for call in ended:
+            dispatch.forget(call.id)
         dispatch.queue_again(call for call in changed if call.state is CallState.QUEUED)
         if ended:
             # Whoever waits for them comes first.

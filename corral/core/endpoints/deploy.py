@@ -108,7 +108,7 @@ def broke(tx: Tx, endpoint_id: EndpointId, number: int, why: str) -> None:
     tx.announce(TOPIC_ENDPOINT, endpoint_id)
 
 
-def rollback(tx: Tx, endpoint_id: EndpointId, to: int | None, *, now: float) -> EndpointVersion:
+def rollback(tx: Tx, endpoint_id: EndpointId, to: int | None, *, now: float) -> Endpoint:
     """Let an earlier version serve again; without `to` the one before the present."""
     endpoint = _locked(tx, endpoint_id)
     versions = tx.endpoints.versions(endpoint_id)
@@ -122,11 +122,11 @@ def rollback(tx: Tx, endpoint_id: EndpointId, to: int | None, *, now: float) -> 
         what = f"version {to}" if to is not None else "a version before the present one"
         raise NotFound(f"{endpoint.name} does not have {what} that could serve", hint="See `corral fn show`.")
     if choice[0].version == endpoint.current:
-        return choice[0]
+        return endpoint
     return _take_over(tx, endpoint, choice[0], now=now)
 
 
-def _take_over(tx: Tx, endpoint: Endpoint, version: EndpointVersion, *, now: float) -> EndpointVersion:
+def _take_over(tx: Tx, endpoint: Endpoint, version: EndpointVersion, *, now: float) -> Endpoint:
     for other in tx.endpoints.versions(endpoint.id):
         if other.version != version.version and other.state in (VersionState.SERVING, VersionState.ROLLING):
             tx.endpoints.save_version(other._replace(state=VersionState.RETIRED))
@@ -134,7 +134,7 @@ def _take_over(tx: Tx, endpoint: Endpoint, version: EndpointVersion, *, now: flo
     tx.endpoints.save_version(version)
     endpoint = _save(tx, endpoint._replace(current=version.version))
     keep_schedule(tx, endpoint, version, now=now)
-    return version
+    return endpoint
 
 
 def stop(tx: Tx, endpoint_id: EndpointId, *, now: float) -> Endpoint:

@@ -47,20 +47,21 @@ router = APIRouter(prefix="/v1", tags=["functions"])
 
 Gone = Callable[[], Awaitable[bool]]
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
+# Fields that a `CallView` has from the record as they are.
+_SAME_IN_VIEW = (
+    *("id", "project", "function", "state", "priority", "attempt", "lost", "key", "version", "created_at"),
+    *("started_at", "ended_at", "ran_s", "chunks", "args_bytes", "result_bytes", "submitted_by", "forgotten"),
+)
 
 
 @router.post("/calls", status_code=202, response_model=CallsAnswer)
 async def make_calls(body: CallsRequest, caller: User, svc: Svc) -> Response:
     """Accept calls, all or none, durably. With `wait_s`, the answer comes when all have ended."""
-    text = await make_as_json(body, caller, svc)
+    text = as_json(await accept(body, caller, svc), svc)
     return Response(text, status_code=202, media_type="application/json")
 
 
-async def make_as_json(body: CallsRequest, caller: Caller, svc: Services) -> str:
-    return _as_json(await accept(body, caller, svc), svc)
-
-
-def _as_json(calls: Iterable[CallRecord], svc: Services) -> str:
+def as_json(calls: Iterable[CallRecord], svc: Services) -> str:
     """A `CallsAnswer`, without a model of each call: there may be thousands a second."""
     return _dumps({"calls": [_table(call, svc) for call in calls]})
 
@@ -109,14 +110,10 @@ def _new_calls(body: CallsRequest, caller: Caller) -> tuple[list[CallRecord], di
 @router.post("/calls/collect", response_model=CallsAnswer)
 async def collect(body: CollectRequest, caller: User, svc: Svc) -> Response:
     """The calls that have ended, with their results; with `wait_s` as soon as there is one."""
-    return Response(await collect_as_json(body, caller, svc), media_type="application/json")
+    return Response(as_json(await ended_calls(body, caller, svc), svc), media_type="application/json")
 
 
-async def collect_as_json(body: CollectRequest, caller: Caller, svc: Services) -> str:
-    return _as_json(await _collected(body, caller, svc), svc)
-
-
-async def _collected(body: CollectRequest, caller: Caller, svc: Services) -> list[CallRecord]:
+async def ended_calls(body: CollectRequest, caller: Caller, svc: Services) -> list[CallRecord]:
     found = await svc.results.wait_any([CallId(one) for one in body.ids], body.wait_s, fresh=False)
     return [call for call in found if caller.sees(call.project)]
 
@@ -142,16 +139,13 @@ async def list_calls(
         found = None if endpoint is None else tx.endpoints.by_name(within or "default", endpoint)
         if endpoint is not None and found is None:
             raise NotFound(f"there is no endpoint {endpoint!r}", hint="List them with `corral fn ls`.")
-        where = CallFilter(
-            within,
-            found.id if found else None,
-            state.value if isinstance(state, CallState) else None,
-            function,
-            True if state == "dead" else None,
-        )
-        page = tx.calls.page(
-            where, after=None if after is None else (after[0], CallId(after[1])), limit=limit
-        )
+        endpoint_id = found.id if found else None
+        if state == "dead":
+            where = CallFilter(within, endpoint_id, None, function, dead=True)
+        else:
+            where = CallFilter(within, endpoint_id, state, function)
+        last = None if after is None else (after[0], CallId(after[1]))
+        page = tx.calls.page(where, after=last, limit=limit)
         return CallPage(
             items=[_view(call, svc) for call in page],
             next=time_cursor(page[-1].created_at, page[-1].id) if len(page) == limit else None,
@@ -253,32 +247,15 @@ def _view(call: CallRecord, svc: Services) -> CallView:
 
 def _table(call: CallRecord, svc: Services) -> dict[str, Any]:
     """The fields of a `CallView`."""
-    outcome = call.outcome
-    empty = outcome is None or (outcome.body is None and outcome.blob is None)
+    result = call.outcome
+    empty = result is None or (result.body is None and result.blob is None)
     return {
-        "id": call.id,
-        "project": call.project,
+        **{name: getattr(call, name) for name in _SAME_IN_VIEW},
         "endpoint": svc.calls.endpoints.name(call.endpoint_id),
-        "function": call.function,
-        "state": call.state.value,
-        "priority": call.priority,
-        "attempt": call.attempt,
-        "lost": call.lost,
-        "key": call.key,
         "parent": call.parent_id,
-        "version": call.version,
-        "created_at": call.created_at,
-        "started_at": call.started_at,
-        "ended_at": call.ended_at,
-        "ran_s": call.ran_s,
         "run": call.run_id,
-        "chunks": call.chunks,
-        "args_bytes": call.args_bytes,
-        "result_bytes": call.result_bytes,
-        "result": None if outcome is None or empty else payload_table(outcome),
+        "result": None if result is None or empty else payload_table(result),
         "error": _error(call),
-        "submitted_by": call.submitted_by,
-        "forgotten": call.forgotten,
     }
 
 
@@ -347,7 +324,7 @@ async def nested_calls(
             )
             return NestedAnswer(calls=[_view(call, svc) for call in await accept(request, caller, svc)])
         case "collect":
-            found = await _collected(CollectRequest(ids=body.ids, wait_s=body.wait_s), caller, svc)
+            found = await ended_calls(CollectRequest(ids=body.ids, wait_s=body.wait_s), caller, svc)
             return NestedAnswer(calls=[_view(call, svc) for call in found])
         case "get":
             return NestedAnswer(call=await get_call(body.id or "", caller, svc, body.wait_s))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -114,27 +115,14 @@ async def get_endpoint(project: str, name: str, caller: User, svc: Svc) -> Endpo
 @router.put("/endpoints/{project}/{name}/scaling")
 async def scale(project: str, name: str, body: Scaling, caller: User, svc: Svc) -> EndpointView:
     """Set how many instances there are; starts an endpoint that was stopped."""
-    return await _change(
-        project,
-        name,
-        caller,
-        svc,
-        "endpoint.scale",
-        lambda tx, found: core.set_scaling(tx, found.id, body.model_dump_json(), now=svc.clock.now()),
-    )
+    change = partial(core.set_scaling, scaling=body.model_dump_json())
+    return await _change("scale", project, name, caller=caller, svc=svc, change=change)
 
 
 @router.post("/endpoints/{project}/{name}/stop")
 async def stop(project: str, name: str, caller: User, svc: Svc) -> EndpointView:
     """Take no more calls; those that are accepted wait, and instances end."""
-    return await _change(
-        project,
-        name,
-        caller,
-        svc,
-        "endpoint.stop",
-        lambda tx, found: core.stop(tx, found.id, now=svc.clock.now()),
-    )
+    return await _change("stop", project, name, caller=caller, svc=svc, change=core.stop)
 
 
 @router.post("/endpoints/{project}/{name}/rollback")
@@ -146,47 +134,26 @@ async def rollback(
     to: Annotated[int | None, Query(ge=1, lt=2**31)] = None,
 ) -> EndpointView:
     """Let an earlier version serve again; without `to` the one before."""
-
-    def change(tx: Tx, found: Endpoint) -> Endpoint:
-        core.rollback(tx, found.id, to, now=svc.clock.now())
-        return _by_id(tx, found.id)
-
-    return await _change(project, name, caller, svc, "endpoint.rollback", change)
+    change = partial(core.rollback, to=to)
+    return await _change("rollback", project, name, caller=caller, svc=svc, change=change)
 
 
 @router.delete("/endpoints/{project}/{name}", status_code=204)
 async def remove(project: str, name: str, caller: User, svc: Svc) -> Response:
     """Remove an endpoint: its instances end, calls that wait are cancelled, then it is gone."""
-
-    def unit(tx: Tx) -> None:
-        found = find_endpoint(tx, project, name, caller)
-        note(
-            tx,
-            "endpoint.remove",
-            f"{project}/{name}",
-            actor=caller.actor,
-            origin=caller.origin,
-            now=svc.clock.now(),
-        )
-        core.abandon(tx, found.id, now=svc.clock.now())
-
-    await svc.store.write(unit)
-    svc.hub.wake(SCALE)
+    await _change("remove", project, name, caller=caller, svc=svc, change=core.abandon)
     return Response(status_code=204)
 
 
 async def _change(
-    project: str,
-    name: str,
-    caller: Caller,
-    svc: Services,
-    action: str,
-    change: Callable[[Tx, Endpoint], Endpoint],
+    action: str, project: str, name: str, *, caller: Caller, svc: Services, change: Callable[..., Endpoint]
 ) -> EndpointView:
+    """Change the endpoint and write it to the audit; the scaler looks at once."""
+    target, now = f"{project}/{name}", svc.clock.now()
+
     def unit(tx: Tx) -> EndpointView:
-        found = find_endpoint(tx, project, name, caller)
-        changed = change(tx, found)
-        note(tx, action, f"{project}/{name}", actor=caller.actor, origin=caller.origin, now=svc.clock.now())
+        changed = change(tx, find_endpoint(tx, project, name, caller).id, now=now)
+        note(tx, f"endpoint.{action}", target, actor=caller.actor, origin=caller.origin, now=now)
         return _view(tx, changed, svc)
 
     view = await svc.store.write(unit)
