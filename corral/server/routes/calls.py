@@ -188,11 +188,10 @@ async def get_chunks(
         call = _find_call(tx, call_id, caller)
         found = tx.calls.chunks(call.id, after=after, limit=limit)
         last = found[-1].n if found else after
-        payloads = [payload_table(Payload(chunk.format, chunk.body, chunk.blob)) for chunk in found]
         return ChunkPage(
             chunks=[
-                ChunkView(n=chunk.n, payload=PayloadBody(**table))
-                for chunk, table in zip(found, payloads, strict=True)
+                ChunkView(n=c.n, payload=PayloadBody(**payload_table(Payload(c.format, c.body, c.blob))))
+                for c in found
             ],
             state=call.state,
             ended=call.forgotten or (call.state in CALL_FINAL and last >= call.chunks),
