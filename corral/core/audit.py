@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corral.domain.audit import AuditEntry, chained
 from corral.domain.canonical import canonical
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def note(tx: Tx, action: str, target: str, *, actor: str, origin: str, now: float, **data: object) -> None:

@@ -17,7 +17,7 @@ from corral.domain.ids import HostId, LeaseId, RunId
 from corral.domain.leases import Lease
 from corral.domain.runs import Run
 from corral.ports.blobs import SegmentStore
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 LOG, METRIC = "log", "metric"
 _LATEST_METRICS = 256
@@ -99,7 +99,7 @@ def commit(
         if spot is None:
             continue
         old = spot.segment
-        tx.records.segment(old._replace(bytes=old.bytes + len(data), records=old.records + records))
+        tx.logs.put(old._replace(bytes=old.bytes + len(data), records=old.records + records))
     tx.leases.save(
         lease._replace(
             event_seq=batch.seq,
@@ -127,7 +127,7 @@ def left_bytes(tx: Tx, run: Run, policy: ServerPolicy) -> int:
     """What is left of the run's log quota for an attempt that begins."""
     if run.attempt <= 1:
         return policy.log_quota_bytes
-    used = sum(segment.bytes for segment in tx.records.segments(run.id, LOG))
+    used = sum(segment.bytes for segment in tx.logs.segments(run.id, LOG))
     return max(0, policy.log_quota_bytes - used)
 
 
@@ -138,7 +138,7 @@ def _is_next(lease: Lease, seq: int) -> bool:
 
 
 def _spot(tx: Tx, lease: Lease, stream: str, now: float, policy: ServerPolicy) -> AppendPosition:
-    last = tx.records.last_segment(lease.run_id, lease.attempt, lease.rank, stream)
+    last = tx.logs.last(lease.run_id, lease.attempt, lease.rank, stream)
     if last is not None and last.bytes < policy.segment_bytes:
         return AppendPosition(last, False)
     n = 0 if last is None else last.n + 1
@@ -237,4 +237,4 @@ def position(run_segments: list[Segment]) -> Cursor:
 
 
 def of_run(tx: Tx, run_id: RunId, stream: str) -> list[Segment]:
-    return tx.records.segments(run_id, stream)
+    return tx.logs.segments(run_id, stream)

@@ -13,14 +13,14 @@ from corral.domain.ids import HostId, LeaseId
 from corral.domain.redaction import MIN_SECRET_BYTES, SecretValues, StreamScanner
 from corral.domain.secrets import Secret
 from corral.ports.cipher import Cipher
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def put(tx: Tx, cipher: Cipher, project: str, name: str, value: str, *, now: float) -> Secret:
     if "\0" in value:
         raise InvalidInput(f"the value of {name} holds a NUL byte, which no environment variable can")
     secret = Secret(project, name, cipher.encrypt(value, context=f"{project}/{name}"), now)
-    tx.access.put_secret(secret)
+    tx.secrets.put(secret)
     return secret
 
 
@@ -33,7 +33,7 @@ def listed(tx: Tx, cipher: Cipher, project: str) -> list[tuple[Secret, bool]]:
     """The project's secrets, and of each whether it is kept out of output."""
     return [
         (s, is_redacted(cipher.decrypt(s.ciphertext, context=f"{project}/{s.name}")))
-        for s in tx.access.secrets(project)
+        for s in tx.secrets.of_project(project)
     ]
 
 
@@ -42,7 +42,7 @@ def of_project(tx: Tx, cipher: Cipher, project: str) -> SecretValues:
     return SecretValues(
         {
             s.name: cipher.decrypt(s.ciphertext, context=f"{project}/{s.name}")
-            for s in tx.access.secrets(project)
+            for s in tx.secrets.of_project(project)
         }
     )
 
@@ -57,7 +57,7 @@ class SecretRedactor:
 
     def of(self, tx: Tx, project: str) -> SecretValues | None:
         """None if the project has no secrets."""
-        stored = tuple(tx.access.secrets(project))
+        stored = tuple(tx.secrets.of_project(project))
         if not stored:
             self._known.pop(project, None)
             return None
@@ -80,7 +80,7 @@ def hidden(value: Any, values: SecretValues) -> Any:
 
 def refuse_exposed(tx: Tx, cipher: Cipher, project: str, text: str, *, what: str) -> None:
     """SecretExposed if the text holds a secret's value: it would be stored and shown in clear."""
-    if not tx.access.secrets(project):
+    if not tx.secrets.of_project(project):
         return
     found = of_project(tx, cipher, project).find(text.encode())
     if found is not None:
@@ -113,7 +113,7 @@ def for_lease(
     _, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
     values: dict[str, str] = {}
     for name in json.loads(tx.runs.spec(run.id)).get("secrets", []):
-        secret = tx.access.secret(run.project, name)
+        secret = tx.secrets.get(run.project, name)
         if secret is None:
             raise NotFound(
                 f"project {run.project} has no secret {name}",

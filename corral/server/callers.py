@@ -10,7 +10,7 @@ from corral.domain.errors import Ambiguous, Forbidden, NotFound, Unauthenticated
 from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId, RunId, is_id, is_name
 from corral.domain.ids import digest as parse_digest
 from corral.domain.tokens import Scope, Token
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class Caller:

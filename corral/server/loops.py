@@ -16,10 +16,10 @@ from corral.domain.calls import CallPool
 from corral.domain.ids import LeaseId
 from corral.domain.leases import LeaseState
 from corral.domain.queue import Lane, ReadyRun
-from corral.ports.store import Tx
 from corral.server.notifier import Notifier
 from corral.server.routes.schedules import order_of
 from corral.server.services import Services
+from corral.store.transaction import Tx
 
 log = logging.getLogger("corral.server.loops")
 RECONCILE_S = 2.0

@@ -67,7 +67,7 @@ class Notifier:
 
     async def _gather(self, hook: Webhook) -> None:
         # A look that costs no commit: mostly there is nothing.
-        events, _ = await self._svc.store.read(lambda tx: tx.records.feed(hook.cursor, 1))
+        events, _ = await self._svc.store.read(lambda tx: tx.events.feed(hook.cursor, 1))
         while events and await self._gather_page(hook.id):
             pass
 

@@ -26,13 +26,13 @@ from corral.core.wakeups import Wakeups
 from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.cipher import Cipher
 from corral.ports.clock import Clock
-from corral.ports.store import Store
 from corral.ports.webhook_sender import WebhookSender
 from corral.server.lease_locks import LeaseLocks
 from corral.server.long_polls import LongPolls
 from corral.server.metrics import Counters
 from corral.server.tls import TlsTrust
 from corral.server.token_cache import TokenCache
+from corral.store.store import Store
 
 T = TypeVar("T")
 

@@ -11,7 +11,8 @@ from corral.domain.canonical import digest_of
 from corral.domain.endpoints import Endpoint, PoolParams, VersionState
 from corral.domain.errors import BlobMissing, Conflict, FieldError, InvalidInput, NotFound
 from corral.domain.ids import CallId, EndpointId, new_call_id
-from corral.ports.store import Store, Tx
+from corral.store.store import Store
+from corral.store.transaction import Tx
 
 # A function that calls itself without end is stopped at this depth.
 DEEPEST = 32

@@ -11,7 +11,7 @@ from corral.core.calls.dispatch import REFILL
 from corral.domain.calls import CallPool, CallRecord, CallState, QueuedCall
 from corral.domain.endpoints import ServingVersion
 from corral.domain.ids import CallId, LeaseId, RunId
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 log = logging.getLogger("corral.calls")
 # An assignment is written down after this long, unless the call has ended.

@@ -6,7 +6,7 @@ from corral.core.calls.transitions import end_and_tell, locked
 from corral.domain.calls import CALL_FINAL, CallEvent, CallRecord
 from corral.domain.errors import Conflict
 from corral.domain.ids import CallId
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def cancel(tx: Tx, call_id: CallId, *, now: float) -> CallRecord:

@@ -10,7 +10,7 @@ from corral.core.endpoints.cache import EndpointCache
 from corral.core.policy import ServerPolicy
 from corral.core.wakeups import Wakeups
 from corral.ports.clock import Clock
-from corral.ports.store import Store
+from corral.store.store import Store
 
 
 @dataclass

@@ -19,7 +19,7 @@ from corral.domain.endpoints import ServingVersion, VersionState
 from corral.domain.errors import LeaseLost
 from corral.domain.ids import CallId, HostId, LeaseId
 from corral.domain.leases import LeaseState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # A call that its instance still does not know after this long was assigned in an answer that was lost.
 LOST_AFTER_S = 30.0

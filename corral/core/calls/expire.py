@@ -5,7 +5,7 @@ from __future__ import annotations
 from corral.core.calls.transitions import end_and_tell, with_error
 from corral.domain.calls import CallEvent, CallState
 from corral.domain.ids import CallId
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # How long the record of an ended call is kept, even without its result.
 RECORD_S = 30 * 86400.0

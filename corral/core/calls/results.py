@@ -12,7 +12,7 @@ from corral.core.wakeups import wait_for
 from corral.domain.calls import CALL_FINAL, CallRecord
 from corral.domain.ids import CallId
 from corral.ports.clock import Clock
-from corral.ports.store import Store
+from corral.store.store import Store
 
 KEEP_BYTES = 16 << 20
 KEEP_CALLS = 10_000

@@ -6,7 +6,7 @@ from corral.core.calls.transitions import TOPIC_CALL_READY, locked, ready_key
 from corral.domain.calls import CALL_FINAL, CallEvent, CallOptions, CallRecord, CallState
 from corral.domain.errors import Conflict
 from corral.domain.ids import CallId
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def retry(tx: Tx, call_id: CallId, *, now: float) -> CallRecord:

@@ -21,7 +21,7 @@ from corral.domain.calls import (
 from corral.domain.canonical import canonical
 from corral.domain.errors import InvalidInput
 from corral.domain.ids import CallId, EndpointId, LeaseId, RunId
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # A call that killed this many instances is not given to another.
 MOST_LOST = 3

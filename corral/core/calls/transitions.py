@@ -10,7 +10,7 @@ from corral.domain.calls import CallEvent, CallOptions, CallPool, CallRecord, Ca
 from corral.domain.canonical import canonical
 from corral.domain.errors import NotFound
 from corral.domain.ids import CallId, EndpointId
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 TOPIC_CALL = "call"
 TOPIC_CALL_READY = "call_ready"

@@ -10,7 +10,7 @@ from corral.core.schedules.function_schedules import keep as keep_schedule
 from corral.domain.endpoints import Endpoint, EndpointVersion, VersionState
 from corral.domain.errors import Conflict, NotFound
 from corral.domain.ids import ArtifactId, Digest, EndpointId, RunId, new_endpoint_id
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 TOPIC_ENDPOINT = "endpoint"
 # How long an endpoint that a program made stays after its last call.

@@ -35,7 +35,7 @@ from corral.domain.errors import CorralError, InvalidInput, NotFound
 from corral.domain.ids import EndpointId, RunId
 from corral.domain.runs import Run
 from corral.domain.states import FINAL, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 log = logging.getLogger("corral.scaling")
 PAGE = 200

@@ -7,7 +7,7 @@ from enum import StrEnum
 from corral.core.policy import ServerPolicy
 from corral.core.runs.cancel import ask_to_yield
 from corral.domain.hosts import Host
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class DrainStop(StrEnum):

@@ -18,7 +18,7 @@ from corral.domain.reasons import Reason
 from corral.domain.retries import BUDGET_OF, Budget
 from corral.domain.runs import Rank, Run
 from corral.domain.states import LEASED, STOPPING, RankEvent, RankState, RunEvent, RunState, step_rank
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # What the sweeper or a new boot ended, as against what the worker itself reported.
 LONGEST_BACKOFF_S = 60.0

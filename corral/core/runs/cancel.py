@@ -12,7 +12,7 @@ from corral.domain.leases import LeaseState
 from corral.domain.reasons import Reason
 from corral.domain.runs import Run
 from corral.domain.states import FINAL, STOPPING, RankEvent, RankState, RunEvent, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def cancel(tx: Tx, run_id: RunId, *, reason: str, actor: str, now: float, policy: ServerPolicy) -> Run:

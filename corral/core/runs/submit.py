@@ -31,7 +31,7 @@ from corral.domain.ids import (
 from corral.domain.retries import RetryLimits
 from corral.domain.runs import Group, OnFailure, Parent, Run, Submission
 from corral.domain.states import RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class NewRun(NamedTuple):
@@ -119,7 +119,7 @@ def submit(
         assert refused is not None, "a submission that is there has an answer"
         raise refused
     if group_id is not None:
-        tx.runs.insert_group(Group(group_id, runs[0].project, group or runs[0].name, now, max_running))
+        tx.groups.insert(Group(group_id, runs[0].project, group or runs[0].name, now, max_running))
     places = len(runs) if group_id is None or max_running is None else max_running
     shapes: dict[Requirements, Digest] = {}
     born_waiting: list[Run] = []
@@ -276,7 +276,7 @@ def missing_of(
                 FieldError(path, f"names {part!r} of {artifact_id}, which has no such file or folder")
             )
     for name in secrets:
-        if tx.access.secret(project, name) is None:
+        if tx.secrets.get(project, name) is None:
             fields.append(
                 FieldError(f"{prefix}secrets", f"names {name}, which project {project} does not have")
             )

@@ -21,7 +21,7 @@ from corral.core.runs.history import (
 )
 from corral.domain.runs import Run
 from corral.domain.states import RunEvent
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 __all__ = [
     "TOPIC_HOST",

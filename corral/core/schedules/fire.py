@@ -14,7 +14,7 @@ from corral.domain.errors import Conflict, CorralError, NotFound, StoreUnavailab
 from corral.domain.ids import ArtifactId, RunId, ScheduleId
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
 from corral.domain.states import FINAL, STOPPING
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # Later than this, a time was missed: the server was away, or could not write.
 MISSED_AFTER_S = 60.0

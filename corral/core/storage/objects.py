@@ -10,7 +10,7 @@ from corral.core.policy import ServerPolicy
 from corral.domain.artifacts import NamedObject
 from corral.domain.errors import Conflict, InvalidInput, NotFound, TooLarge
 from corral.domain.ids import HostId, LeaseId
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 MAX_BYTES = 1 << 20
 MAX_OBJECTS = 10_000
@@ -35,7 +35,7 @@ def put_object(
     if len(body) > MAX_BYTES:
         raise TooLarge(f"object {key} has {len(body)} bytes; {MAX_BYTES} are allowed")
     _, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
-    old = tx.records.object(run.id, key)
+    old = tx.objects.get(run.id, key)
     if if_none_match is not None:
         if if_none_match.strip() != "*":
             raise InvalidInput("If-None-Match takes only `*`")
@@ -43,14 +43,14 @@ def put_object(
             raise Conflict(f"object {key} is there already, with ETag {old.etag}")
     if if_match is not None and (old is None or old.etag != if_match.strip()):
         raise Conflict(f"object {key} has ETag {old.etag if old else 'none'}, not {if_match.strip()[:80]}")
-    if old is None and tx.records.object_count(run.id) >= MAX_OBJECTS:
+    if old is None and tx.objects.count(run.id) >= MAX_OBJECTS:
         raise Conflict(
             f"run {run.id} has {MAX_OBJECTS} objects already",
             hint="Write over old keys; large or many values belong into files.",
         )
     version = hashlib.sha256(body + (old.etag if old else "").encode()).hexdigest()[:32]
     etag = f'"{version}"'
-    tx.records.put_object(NamedObject(run.id, key, etag, body, epoch, now))
+    tx.objects.put(NamedObject(run.id, key, etag, body, epoch, now))
     return etag
 
 
@@ -59,7 +59,7 @@ def read_object(
 ) -> NamedObject:
     _check_key(key)
     _, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
-    found = tx.records.object(run.id, key)
+    found = tx.objects.get(run.id, key)
     if found is None:
         raise NotFound(f"run {run.id} has no object {key}")
     return found
@@ -78,7 +78,7 @@ def list_objects(
     policy: ServerPolicy,
 ) -> list[str]:
     _, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
-    return tx.records.objects(run.id, prefix, after=after, limit=limit)
+    return tx.objects.keys(run.id, prefix, after=after, limit=limit)
 
 
 def _check_key(key: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from corral.core.webhooks.notices import MOST_WAITING, VERSION, keep
 from corral.domain.calls import CALL_FINAL, CallRecord
 from corral.domain.webhooks.deliveries import wants
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # Fields that a notice has from the call's record as they are.
 _SAME_IN_NOTICE = (

@@ -20,12 +20,12 @@ from corral.domain.errors import CorralError, InvalidInput, NotFound
 from corral.domain.ids import TokenId, is_id
 from corral.domain.secrets import Secret
 from corral.domain.tokens import Scope
-from corral.ports.store import Tx
 from corral.server.callers import Limit, Operator, Project, User
 from corral.server.metrics import Snapshot
 from corral.server.openapi import streamed
 from corral.server.services import Services, Svc
 from corral.server.views import host_view, token_view
+from corral.store.transaction import Tx
 from corral.wire.health import FsckLine, Health
 from corral.wire.secrets import SecretPage, SecretValue, SecretView
 from corral.wire.tokens import JOIN_DEFAULT_S, CreatedToken, TokenPage, TokenRequest
@@ -78,7 +78,7 @@ def _id_cursor(text: str, kind: str) -> str:
 async def list_tokens(caller: Operator, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> TokenPage:
     """Tokens without their text."""
     after = TokenId(_id_cursor(cursor, "t")) if cursor else None
-    found = await svc.store.read(lambda tx: tx.access.tokens(after, limit))
+    found = await svc.store.read(lambda tx: tx.tokens.page(after, limit))
     return TokenPage(items=[token_view(t) for t in found], next=found[-1].id if len(found) == limit else None)
 
 
@@ -166,7 +166,7 @@ async def delete_secret(project: Project, name: SecretName, caller: User, svc: S
     """Remove a secret of the project."""
 
     def unit(tx: Tx) -> None:
-        if not tx.access.delete_secret(project, name):
+        if not tx.secrets.delete(project, name):
             raise NotFound(f"project {project} has no secret {name}", hint="`corral secrets ls` lists them.")
         target, now = f"secret:{project}/{name}", svc.clock.now()
         note(tx, "secret.remove", target, actor=caller.actor, origin=caller.origin, now=now)

@@ -28,10 +28,10 @@ from corral.domain.errors import (
 from corral.domain.ids import Digest, HostId, LeaseId, digest, is_id
 from corral.domain.tokens import Scope, Token
 from corral.ports.blobs import Upload
-from corral.ports.store import Tx
 from corral.server.callers import Anyone, Caller, DigestPath, Epoch, LeasePath, OwnHost, Project, User
 from corral.server.openapi import PARTIAL_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
+from corral.store.transaction import Tx
 from corral.wire.blobs import BlobAnswer, BlobQuery, BlobStored
 
 router = APIRouter(prefix="/v1", tags=["blobs"])
@@ -338,6 +338,6 @@ def _named_by_lease(
     if (
         not named
         and not any(call.args_blob == sha for call in given)
-        and not tx.calls.gave(f"user:run:{run.id}", sha)
+        and not tx.calls.returned_blob(f"user:run:{run.id}", sha)
     ):
         raise NotFound(f"lease {lease_id} names no blob {sha}")

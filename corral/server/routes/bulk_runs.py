@@ -15,11 +15,11 @@ from corral.domain.errors import CorralError, StoreUnavailable
 from corral.domain.ids import RunId
 from corral.domain.runs import Run, RunFilter
 from corral.domain.states import FINAL, RunState
-from corral.ports.store import Tx
 from corral.server.batch_write import write_together
 from corral.server.callers import Caller, User
 from corral.server.services import Services, Svc
 from corral.server.views import parse_time_cursor, time_cursor
+from corral.store.transaction import Tx
 from corral.wire.runs import (
     ActionRefusal,
     ActionResult,

@@ -22,11 +22,11 @@ from corral.domain.errors import Forbidden, NotFound
 from corral.domain.ids import CallId, HostId, LeaseId, is_id
 from corral.domain.runs import Run
 from corral.domain.tokens import Token
-from corral.ports.store import Tx
 from corral.server.callers import Caller, Epoch, LeasePath, Limit, OwnHost, User
 from corral.server.routes.endpoints import find_endpoint
 from corral.server.services import Services, Svc
 from corral.server.views import parse_time_cursor, time_cursor
+from corral.store.transaction import Tx
 from corral.wire.calls import (
     CallPage,
     CallsAnswer,

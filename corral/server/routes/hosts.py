@@ -13,10 +13,10 @@ from corral.core.runs.transitions import TOPIC_HOST
 from corral.domain.errors import Conflict, InvalidInput, NotFound
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId, is_id
-from corral.ports.store import Tx
 from corral.server.callers import Caller, Joining, Limit, Operator, OwnHost, User, origin_of
 from corral.server.services import Services, Svc
 from corral.server.views import host_view
+from corral.store.transaction import Tx
 from corral.wire.hosts.enroll import (
     CaAnswer,
     Credential,
@@ -207,7 +207,7 @@ def _own(tx: Tx, host_id: HostId) -> Host:
 def _detail(tx: Tx, host: Host, svc: Services) -> HostView:
     now = svc.clock.now()
     busy = dict(tx.hosts.busy()).get(host.id, 0)
-    ends = [token.expires_at for token in tx.access.of_host(host.id) if token.holds(now)]
+    ends = [token.expires_at for token in tx.tokens.of_host(host.id) if token.holds(now)]
     known = [at for at in ends if at is not None]
     # One that never ends outlasts all others.
     expires_at = max(known) if known and len(known) == len(ends) else None

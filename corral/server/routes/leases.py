@@ -20,12 +20,12 @@ from corral.domain.errors import InvalidInput, LeaseLost
 from corral.domain.ids import Digest, HostId, LeaseId
 from corral.domain.leases import LeaseState
 from corral.domain.redaction import SecretValues
-from corral.ports.store import Tx
 from corral.server.callers import Epoch, LeasePath, Limit, OwnHost
 from corral.server.long_polls import LongPoll
 from corral.server.openapi import RAW_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, lease_json
+from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactView, ManifestRequest
 from corral.wire.leases import (
     BeatAnswer,

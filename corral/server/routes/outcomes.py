@@ -11,11 +11,11 @@ from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError
 from corral.domain.ids import ArtifactId, HostId, LeaseId
 from corral.domain.reasons import Reason
-from corral.ports.store import Tx
 from corral.server.batch_write import write_together
 from corral.server.callers import Epoch, LeasePath, OwnHost
 from corral.server.errors import body_of
 from corral.server.services import Services, Svc
+from corral.store.transaction import Tx
 from corral.wire.leases import (
     FailRequest,
     FinishRequest,

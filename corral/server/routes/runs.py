@@ -20,7 +20,6 @@ from corral.domain.errors import InvalidInput
 from corral.domain.ids import ArtifactId, RunId
 from corral.domain.runs import OnFailure, RunFilter
 from corral.domain.states import RunState
-from corral.ports.store import Tx
 from corral.server.callers import Caller, Limit, User, find_run
 from corral.server.services import Services, Svc
 from corral.server.views import (
@@ -33,6 +32,7 @@ from corral.server.views import (
     run_view,
     time_cursor,
 )
+from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactPage
 from corral.wire.runs import (
     CancelRequest,
@@ -283,7 +283,7 @@ async def feed(
     """Events of all runs, in the order in which they were committed."""
 
     def unit(tx: Tx) -> EventPage:
-        events, after = tx.records.feed(cursor, limit)
+        events, after = tx.events.feed(cursor, limit)
         projects: dict[str, bool] = {}
         for event in events:
             if event.run_id not in projects:

@@ -14,10 +14,10 @@ from corral.core.schedules.function_schedules import CallOrder
 from corral.domain.errors import Ambiguous, InvalidInput, NotFound
 from corral.domain.ids import ScheduleId, is_id, new_schedule_id
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
-from corral.ports.store import Tx
 from corral.server.callers import Caller, Limit, User
 from corral.server.routes.runs import new_run
 from corral.server.services import Svc
+from corral.store.transaction import Tx
 from corral.wire.base import explain
 from corral.wire.runs import SubmitAnswer
 from corral.wire.schedules import (

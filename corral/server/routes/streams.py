@@ -16,11 +16,11 @@ from corral.domain.artifacts import Segment
 from corral.domain.ids import RunId
 from corral.domain.runs import Run
 from corral.domain.states import FINAL
-from corral.ports.store import Tx
 from corral.server.callers import Limit, User, find_run
 from corral.server.openapi import streamed
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, event_view, run_view
+from corral.store.transaction import Tx
 from corral.wire.logs import LogLine, LogPage, MetricPage, MetricPoint
 from corral.wire.runs import EventPage, EventView, RunView
 
@@ -197,7 +197,7 @@ async def _follow_events(svc: Services, run_id: RunId, after: int, request: Requ
 async def _event_page(svc: Services, run_id: RunId, after: int, limit: int) -> tuple[Run, list[EventView]]:
     def unit(tx: Tx) -> tuple[Run, list[EventView]]:
         names = NameLookup(tx)
-        events = tx.records.events(run_id, after=after, limit=limit)
+        events = tx.events.of_run(run_id, after=after, limit=limit)
         return run_of(tx, run_id), [event_view(event, names) for event in events]
 
     return await svc.store.read(unit)

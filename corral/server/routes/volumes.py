@@ -17,10 +17,10 @@ from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.ids import Digest, HostId, LeaseId, is_name
 from corral.domain.runs import Run
 from corral.domain.volumes import VolumeRecord, VolumeVersion
-from corral.ports.store import Tx
 from corral.server.callers import Epoch, LeasePath, Limit, OwnHost, Project, User
 from corral.server.routes.artifacts import refuse_secrets
 from corral.server.services import Services, Svc
+from corral.store.transaction import Tx
 from corral.wire.volumes import VolumeCommit, VolumeDetail, VolumePage, VolumeVersionView, VolumeView
 
 router = APIRouter(prefix="/v1", tags=["volumes"])

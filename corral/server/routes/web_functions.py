@@ -16,12 +16,12 @@ from corral.core.calls.accept import accept, new_call, write_accepted
 from corral.domain.calls import CALL_FINAL, INLINE_BYTES, CallRecord, CallState, Payload
 from corral.domain.errors import CorralError, NotFound
 from corral.domain.ids import Digest
-from corral.ports.store import Tx
 from corral.server.callers import Caller, User
 from corral.server.routes.blobs import BlobHolder, keep_all
 from corral.server.routes.calls import get_chunks
 from corral.server.routes.endpoints import find_endpoint
 from corral.server.services import Services, Svc
+from corral.store.transaction import Tx
 from corral.wire.calls import ChunkPage
 from corral.wire.endpoints import FunctionTable
 

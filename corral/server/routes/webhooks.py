@@ -14,11 +14,11 @@ from corral.domain.ids import DeliveryId, WebhookId, is_id, is_name, new_webhook
 from corral.domain.webhooks.addresses import parse_url
 from corral.domain.webhooks.deliveries import Delivery, DeliveryState, Webhook, WebhookFormat
 from corral.domain.webhooks.signing import key_of, new_key
-from corral.ports.store import Tx
 from corral.server.callers import Caller, Limit, Operator
 from corral.server.notifier import Notices, key_context, url_context
 from corral.server.services import Services, Svc
 from corral.server.views import parse_time_cursor, time_cursor
+from corral.store.transaction import Tx
 from corral.wire.webhooks import (
     REPLAY_AT_ONCE,
     CreatedWebhook,
@@ -64,7 +64,7 @@ async def add_webhook(body: WebhookRequest, caller: Operator, svc: Svc) -> Creat
             format=WebhookFormat(body.format),
             events=canonical(list(dict.fromkeys(body.events))),
             secret=svc.cipher.encrypt(key, context=key_context(webhook_id)),
-            cursor=tx.records.feed_end(),
+            cursor=tx.events.feed_end(),
             paused=False,
             created_at=now,
             created_by=caller.actor,
@@ -124,7 +124,7 @@ async def resume_webhook(webhook: str, body: ResumeRequest, caller: Operator, sv
     def unit(tx: Tx) -> WebhookView:
         hook = _find(tx, webhook)
         if body.skip:
-            tx.webhooks.advance(hook.id, before=hook.cursor, after=tx.records.feed_end())
+            tx.webhooks.advance(hook.id, before=hook.cursor, after=tx.events.feed_end())
         tx.webhooks.set_paused(hook.id, False)
         _note(tx, "webhook.resume", hook, caller, svc, skip=body.skip)
         return _view(tx, hook._replace(paused=False), svc)
