@@ -1,4 +1,4 @@
-"""Calls."""
+"""Calls: making, following and cancelling them, and the exchange of an instance."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Calls:
         self._transport = transport
 
     def make(self, request: Mapping[str, Any]) -> list[CallView]:
-        """What `CallsRequest` reads. Repeated while the server is away, if every call has a key; tried once
-        otherwise."""
+        """`request` has the fields of a `CallsRequest`. It is repeated while the server is away if every call
+        has a key, and tried once otherwise."""
         send = partial(
             self._transport.post,
             "/v1/calls",
@@ -74,13 +74,13 @@ class Calls:
         return self._transport.once("POST", f"{self._path(call_id)}/retry", CallView)
 
     def exchange(self, lease_id: str, epoch: int, request: LeaseCallsRequest) -> LeaseCallsAnswer:
-        """Of an instance: outcomes in, work out. One try; the caller has a patience of its own."""
+        """For an instance: outcomes in, calls out. It is tried once; the caller repeats it."""
         return self.begin_exchange(lease_id, epoch, request)()
 
     def begin_exchange(
         self, lease_id: str, epoch: int, request: LeaseCallsRequest
     ) -> Callable[[], LeaseCallsAnswer]:
-        """The same in two steps: what this gives waits for the answer."""
+        """The same in two steps: the function that this returns waits for the answer."""
         return self._transport.begin(
             f"/v1/leases/{quoted(lease_id)}/calls?epoch={epoch}",
             LeaseCallsAnswer,
@@ -89,7 +89,7 @@ class Calls:
         )
 
     def nested(self, lease_id: str, epoch: int, request: NestedRequest) -> NestedAnswer:
-        """Of an instance: what its code asks of other endpoints."""
+        """For an instance: what its code asks of other endpoints."""
         return self._transport.repeat(
             "POST",
             f"/v1/leases/{quoted(lease_id)}/nested",

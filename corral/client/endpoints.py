@@ -1,4 +1,4 @@
-"""Endpoints."""
+"""Endpoints: deploying, scaling, reading and removing them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Endpoints:
         self._transport = transport
 
     def deploy(self, request: DeployRequest) -> EndpointView:
-        # The same again changes nothing.
+        # Deploying the same again changes nothing, so it may be repeated.
         return self._transport.repeat(
             "POST", "/v1/endpoints", EndpointView, body=request, timeout_s=request.wait_s + POLL_SLACK_S
         )
@@ -37,7 +37,7 @@ class Endpoints:
 
     def rollback(self, project: str, name: str, to: int | None = None) -> EndpointView:
         path = f"{self._path(project, name)}/rollback"
-        # Without a number a second one would go back further.
+        # Without a number, a repeated request would go back one version more.
         send = self._transport.once if to is None else self._transport.repeat
         return send("POST", path, EndpointView, params={"to": to})
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
+from corral.domain.canonical import canonical
 from corral.domain.errors import IllegalTransition
 from corral.domain.ids import CallId, Digest, EndpointId, LeaseId, RunId
 
 # Larger arguments and results are blobs.
 INLINE_BYTES = 64 << 10
-# Under this name an instance that is being prepared tells how far it is.
+# The key under which an instance that is being prepared reports how far it is.
 PREPARING = "preparing"
 
 
@@ -27,13 +31,13 @@ class CallState(StrEnum):
 
 class CallEvent(StrEnum):
     ASSIGN = "assign"
-    # The instance is gone or gave it back; or it failed and is tried again.
+    # The instance is gone or gave the call back, or the call failed and is retried.
     REQUEUE = "requeue"
     SUCCEED = "succeed"
     FAIL = "fail"
     CANCEL = "cancel"
     EXPIRE = "expire"
-    # By hand, of one that ended without a result.
+    # By hand, if the call ended without a result.
     RETRY = "retry"
 
 
@@ -43,7 +47,7 @@ CALL_TRANSITIONS: Mapping[tuple[CallState, CallEvent], CallState] = {
     (_S.QUEUED, _E.CANCEL): _S.CANCELLED,
     (_S.QUEUED, _E.EXPIRE): _S.EXPIRED,
     (_S.QUEUED, _E.FAIL): _S.FAILED,
-    # A result of an instance that was thought lost, while nobody else has begun.
+    # An instance that was thought lost reports a result before another begins.
     (_S.QUEUED, _E.SUCCEED): _S.SUCCEEDED,
     (_S.ASSIGNED, _E.REQUEUE): _S.QUEUED,
     (_S.ASSIGNED, _E.SUCCEED): _S.SUCCEEDED,
@@ -64,7 +68,7 @@ def step_call(state: CallState, event: CallEvent) -> CallState:
 
 
 class Payload(NamedTuple):
-    """Bytes in some format that only the two ends understand; beyond `INLINE_BYTES` they are a blob."""
+    """Bytes in a format that only caller and function understand; a blob if larger than `INLINE_BYTES`."""
 
     format: str
     body: bytes | None = None
@@ -72,8 +76,45 @@ class Payload(NamedTuple):
     size: int = 0
 
 
+@dataclass(frozen=True)
+class CallOptions:
+    """`retry_on` names exception types, `Module.Name` or `Name`; an empty one means all of them."""
+
+    timeout_s: float | None = None
+    ttl_s: float | None = None
+    keep_s: float = 7 * 86400.0
+    retries: int = 0
+    retry_on: tuple[str, ...] = ()
+    delay_s: float = 1.0
+    backoff: float = 2.0
+    max_delay_s: float = 60.0
+
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def read(text: str) -> CallOptions:
+        table = json.loads(text)
+        return CallOptions(**{**table, "retry_on": tuple(table.get("retry_on", ()))})
+
+    @lru_cache(maxsize=1024)  # noqa: B019 - options are few, and the calls that share them are many
+    def text(self) -> str:
+        return canonical(vars(self))
+
+    def allows_retry(self, error: Mapping[str, Any], attempt: int) -> bool:
+        if attempt > self.retries:
+            return False
+        names = {str(name) for name in error.get("bases", ())}
+        return not self.retry_on or bool(names & set(self.retry_on))
+
+    def pause_s(self, call_id: CallId, attempt: int) -> float:
+        """Between half and all of the delay. The call's id spreads it, because a unit may run twice and must
+        give the same both times."""
+        whole = min(self.max_delay_s, self.delay_s * self.backoff ** (attempt - 1))
+        spread = zlib.crc32(f"{call_id}:{attempt}".encode()) % 1000 / 1000
+        return whole * (0.5 + 0.5 * spread)
+
+
 class CallRecord(NamedTuple):
-    """`options` and `error` are JSON. `lost` counts instances that went away while they had it."""
+    """`options` and `error` are JSON. `lost` counts the instances that died while they ran it."""
 
     id: CallId
     project: str
@@ -94,7 +135,7 @@ class CallRecord(NamedTuple):
     created_at: float
     ready_at: float
     expires_at: float | None = None
-    # What changes in its life.
+    # The fields from here on change.
     state: CallState = CallState.QUEUED
     attempt: int = 0
     lost: int = 0
@@ -113,7 +154,7 @@ class CallRecord(NamedTuple):
 
     @property
     def forgotten(self) -> bool:
-        """Its arguments and its result are not kept any more; only the record is."""
+        """Whether its arguments and result are deleted, and only the record is left."""
         return not self.args_format
 
     @property
@@ -131,7 +172,7 @@ class CallRecord(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """One thing that a generator gave."""
+    """One value that a generator gave."""
 
     call_id: CallId
     n: int
@@ -140,8 +181,32 @@ class Chunk(NamedTuple):
     blob: Digest | None
 
 
+class CallOutcome(NamedTuple):
+    """What an instance reports of one call. `error` is set if it failed."""
+
+    call_id: CallId
+    attempt: int
+    result: Payload | None
+    error: Mapping[str, Any] | None
+    ran_s: float
+    # Given back before it began, because the instance stops.
+    gave_back: bool = False
+    cancelled: bool = False
+    # Of a generator: how many values it gave in this attempt.
+    chunks: int | None = None
+
+
+class ChunkBatch(NamedTuple):
+    """Values that a generator gave one after the other; `first` is the number of the first."""
+
+    call_id: CallId
+    attempt: int
+    first: int
+    parts: Sequence[Payload]
+
+
 class QueuedCall(NamedTuple):
-    """A queued call as the dispatcher sees it; the order of the fields is the order of service."""
+    """A call's place in its queue; the order of the fields is the order of service."""
 
     minus_priority: int
     ready_at: float
@@ -149,7 +214,7 @@ class QueuedCall(NamedTuple):
 
 
 class CallPool(NamedTuple):
-    """Calls that the same instances can take. `version` 0 is whichever serves."""
+    """Calls that the same instances can run. `version` 0 is the one that serves now."""
 
     endpoint_id: EndpointId
     version: int
@@ -162,5 +227,5 @@ class CallFilter:
     endpoint_id: EndpointId | None = None
     state: str | None = None
     function: str | None = None
-    # Only those that ended without a result and were not cancelled.
+    # Only calls that failed or expired.
     dead: bool | None = None

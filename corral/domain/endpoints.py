@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
+from corral.domain.calls import CallPool
 from corral.domain.ids import Digest, EndpointId, HostId, RunId
 from corral.domain.leases import LeaseState
 
 
 class VersionState(StrEnum):
-    # Its first instance has not said that it is ready yet; the one before still serves.
+    # None of its instances is ready yet; the version before still serves.
     ROLLING = "rolling"
     SERVING = "serving"
     RETIRED = "retired"
-    # It never became ready; `detail` says why.
+    # No instance became ready; `detail` says why.
     BROKEN = "broken"
+
+
+@dataclass(frozen=True)
+class ScalingRule:
+    """How many instances an endpoint has. An instance without calls ends after `idle_s`."""
+
+    min: int = 0
+    max: int = 1
+    idle_s: float = 60.0
+    # One more instance starts when a call has waited this long,
+    queue_delay_s: float | None = 4.0
+    # or there is one instance for so many calls.
+    per_instance: int | None = None
+    # How many calls an instance runs at a time.
+    concurrency: int = 1
+
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def read(text: str) -> ScalingRule:
+        return ScalingRule(**json.loads(text))
 
 
 class Endpoint(NamedTuple):
@@ -31,6 +55,10 @@ class Endpoint(NamedTuple):
     created_at: float
     created_by: str
     called_at: float
+
+    @property
+    def rule(self) -> ScalingRule:
+        return ScalingRule.read(self.scaling)
 
 
 class EndpointVersion(NamedTuple):
@@ -59,7 +87,7 @@ class Instance(NamedTuple):
 
 
 class ServingVersion(NamedTuple):
-    """What has to be known of an instance each time it asks for calls: of its lease and its endpoint."""
+    """An instance that asks for calls, with its lease, its version and its endpoint."""
 
     run_id: RunId
     host_id: HostId
@@ -69,15 +97,25 @@ class ServingVersion(NamedTuple):
     version: int
     pool: str
     ready_at: float | None
-    # Of its own version.
+    # The state of its own version.
     state: VersionState
-    # Of the endpoint: which version serves, and whether any does.
+    # The version that serves now, and whether the endpoint is stopped.
     current: int
     stopped: bool
 
+    @property
+    def is_current(self) -> bool:
+        """Whether it takes calls for the version that serves, and not only for its own number."""
+        return self.state is VersionState.ROLLING or (not self.stopped and self.current == self.version)
+
+    @property
+    def pools(self) -> tuple[CallPool, ...]:
+        numbers = (self.version, 0) if self.is_current else (self.version,)
+        return tuple(CallPool(self.endpoint_id, number, self.pool) for number in numbers)
+
 
 class PoolParams(NamedTuple):
-    """With what the instances of a class's pool are made."""
+    """The parameters of a class whose methods a pool's instances serve."""
 
     endpoint_id: EndpointId
     pool: str

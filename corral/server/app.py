@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from corral.core.calls.lifecycle import TOPIC_CALL, TOPIC_CALL_READY, parse_ready_call
+from corral.core.calls.transitions import TOPIC_CALL, TOPIC_CALL_READY, parse_ready_call
 from corral.core.endpoints.deploy import TOPIC_ENDPOINT
+from corral.core.endpoints.scaling import Scaler
 from corral.core.runs.transitions import (
     TOPIC_HOST,
     TOPIC_LOG,
@@ -20,9 +21,11 @@ from corral.core.runs.transitions import (
     parse_ready_key,
 )
 from corral.core.tokens import TOPIC_TOKEN
+from corral.core.wakeups import SCALE
 from corral.domain.ids import CallId, EndpointId, HostId
 from corral.server import errors
 from corral.server.gate import Gate
+from corral.server.instance_runs import instance_run
 from corral.server.loops import Loops
 from corral.server.notifier import Notifier
 from corral.server.openapi import ERRORS, declare_scopes
@@ -54,9 +57,7 @@ from corral.server.routes import (
 from corral.server.routes import (
     web_functions as web,
 )
-from corral.server.scaling import Scaler
 from corral.server.services import Services
-from corral.server.wakeups import SCALE
 from corral.version import __version__
 
 # The first that fits a path is asked.
@@ -118,7 +119,8 @@ class ControlPlane:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         self.services.store.subscribe(self._heard)
         await self.loops.reconcile()
-        loops = [*self.loops.all(), Scaler(self.services).forever()]
+        scaler = Scaler(self.services.calls, self.services.shapes, instance_run)
+        loops = [*self.loops.all(), scaler.forever()]
         tasks = [asyncio.create_task(loop) for loop in loops]
         try:
             yield
@@ -159,11 +161,11 @@ class ControlPlane:
         elif topic == TOPIC_CALL_READY:
             self._call_is_ready(key)
         elif topic == TOPIC_CALL:
-            self.services.results.touched(CallId(key))
-            self.services.dispatch.touched(CallId(key))
+            self.services.results.call_changed(CallId(key))
+            self.services.dispatch.call_changed(CallId(key))
             self.services.hub.wake(f"call:{key}")
         elif topic == TOPIC_ENDPOINT:
-            self.services.dispatch.changed(EndpointId(key))
+            self.services.dispatch.endpoint_changed(EndpointId(key))
             self.services.hub.wake(f"endpoint:{key}")
             self.services.hub.wake(SCALE)
         elif topic == TOPIC_HOST:
@@ -173,7 +175,7 @@ class ControlPlane:
             self.services.known.forget(key)
 
     def _call_is_ready(self, key: str) -> None:
-        pool, waiting = parse_ready_call(key)
-        self.services.results.again(waiting.id)
-        if not self.services.dispatch.heard(pool, waiting):
+        pool, place = parse_ready_call(key)
+        self.services.results.forget(place.id)
+        if not self.services.dispatch.queue(pool, place):
             self.services.hub.wake(SCALE)

@@ -1,7 +1,7 @@
-"""The requests that make up the load skip the framework: submit, claim, beat, how runs end, and calls.
+"""The busiest requests skip the framework: submit, claim, beat, the outcomes of runs, and calls.
 
-The routes of the same names serve the published schema, and any request of another form than the client's
-own falls through to them. Measured: routing, dependencies and middleware cost more than the call itself.
+The ordinary routes of the same paths serve the published schema, and every request that does not look like
+the client's own. Measured: routing, dependencies and middleware cost more than the request itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from corral.wire.calls import CallsRequest, CollectRequest, LeaseCallsRequest
 from corral.wire.leases import BeatRequest, ClaimRequest, FinishRequest, OutcomesRequest
 from corral.wire.runs import SubmitRequest
 
-_LEASE_CALL = re.compile(r"/v1/leases/(l-[bcdfghjkmnpqrstvwxz2-9]{12})/(finish|beat|calls)")
+_LEASE_PATH = re.compile(r"/v1/leases/(l-[bcdfghjkmnpqrstvwxz2-9]{12})/(finish|beat|calls)")
 _EPOCH = re.compile(rb"epoch=([0-9]{1,18})")
 _JSON = ((b"content-type", b"application/json"),)
 
@@ -34,10 +34,10 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 
 class FastRoute(NamedTuple):
-    """Who may call, what they send, and what answers; the caller is checked before the body is read."""
+    """Who may send the request, its body, and what answers it; the sender is checked before the body."""
 
     path: str
-    who: Callable[[Token | None], Any]
+    sender: Callable[[Token | None], Any]
     body: type[BaseModel]
     answer: Callable[[Services, Any, Any, Gone], Awaitable[tuple[int, str]]]
 
@@ -49,29 +49,29 @@ class FastReply(NamedTuple):
 
 
 def match(path: str, query: bytes) -> FastRoute | None:
-    """The call, if a POST of JSON to this address is one of those."""
-    if (call := _CALLS.get(path)) is not None:
-        return call
-    lease = _LEASE_CALL.fullmatch(path)
+    """The fast route for a POST of JSON to this address, if there is one."""
+    if (route := _ROUTES.get(path)) is not None:
+        return route
+    lease = _LEASE_PATH.fullmatch(path)
     epoch = _EPOCH.fullmatch(query)
     if lease is None or epoch is None:
         return None
-    return _lease_call(lease[2], path, LeaseId(lease[1]), int(epoch[1]))
+    return _lease_route(lease[2], path, LeaseId(lease[1]), int(epoch[1]))
 
 
 async def answer(
-    call: FastRoute, services: Services, token: Token | None, body: bytes, gone: Gone
+    route: FastRoute, services: Services, token: Token | None, body: bytes, gone: Gone
 ) -> FastReply:
     try:
-        who = call.who(token)
-        asked = call.body.model_validate_json(body)
-        status, text = await call.answer(services, who, asked, gone)
+        sender = route.sender(token)
+        request = route.body.model_validate_json(body)
+        status, text = await route.answer(services, sender, request, gone)
     except ValidationError as error:
         return of_response(refused(error.errors(include_url=False, include_input=False)))
     except CorralError as error:
         return of_response(render(error))
     except Exception as error:  # noqa: BLE001 - the edge of a request
-        return of_response(unexpected("POST", call.path, error))
+        return of_response(unexpected("POST", route.path, error))
     return FastReply(status, text.encode())
 
 
@@ -94,16 +94,16 @@ async def _submit(svc: Services, caller: Caller, body: SubmitRequest, _: Gone) -
 
 
 async def _make_calls(svc: Services, caller: Caller, body: CallsRequest, _: Gone) -> tuple[int, str]:
-    return 202, await calls.make_as_json(body, caller, svc)
+    return 202, calls.as_json(await calls.accept(body, caller, svc), svc)
 
 
 async def _collect(svc: Services, caller: Caller, body: CollectRequest, _: Gone) -> tuple[int, str]:
-    return 200, await calls.collect_as_json(body, caller, svc)
+    return 200, calls.as_json(await calls.ended_calls(body, caller, svc), svc)
 
 
-_CALLS = {
-    call.path: call
-    for call in (
+_ROUTES = {
+    route.path: route
+    for route in (
         FastRoute("/v1/claims", host_of, ClaimRequest, _claim),
         FastRoute("/v1/runs", user_of, SubmitRequest, _submit),
         FastRoute("/v1/outcomes", host_of, OutcomesRequest, _outcomes),
@@ -113,7 +113,7 @@ _CALLS = {
 }
 
 
-def _lease_call(name: str, path: str, lease_id: LeaseId, epoch: int) -> FastRoute:
+def _lease_route(name: str, path: str, lease_id: LeaseId, epoch: int) -> FastRoute:
     async def finish(svc: Services, host_id: HostId, body: FinishRequest, _: Gone) -> tuple[int, str]:
         done = await outcomes.end_well(lease_id, epoch, body, host_id, svc)
         return 200, canonical(done._asdict())

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.free_capacity import HostCapacity
+from corral.core.wakeups import wait_for
 from corral.domain.hosts import Host
 from corral.domain.ids import Digest, HostId, LeaseId
-from corral.server.wakeups import wait_for
 
 # So many empty places of the line are left alone.
 SPARE = 64

@@ -80,7 +80,7 @@ class Loops:
         heads, pools, ended = await self._svc.store.read(unit)
         self._svc.dispatch.reconcile(pools)
         for lease_id in ended:
-            self._svc.dispatch.gone(lease_id)
+            self._svc.dispatch.lease_ended(lease_id)
         self._svc.lanes.check(heads)
         # Whoever has first refusal is asked anew: some may be away by now, and others back.
         self._svc.roster.changed()

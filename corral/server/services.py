@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 
+from corral.core.calls.context import CallContext
+from corral.core.calls.exchange import CallExchange
 from corral.core.leases.outcomes import LeaseEnder
 from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board
@@ -21,23 +22,19 @@ from corral.core.queue.lanes import Lanes
 from corral.core.queue.reservations import Reservations
 from corral.core.queue.roster import Roster
 from corral.core.secrets import SecretRedactor
+from corral.core.wakeups import Wakeups
 from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.cipher import Cipher
 from corral.ports.clock import Clock
 from corral.ports.webhook_sender import WebhookSender
-from corral.server.call_results import CallResults
-from corral.server.dispatch import Dispatcher
-from corral.server.endpoint_cache import EndpointCache
 from corral.server.lease_locks import LeaseLocks
 from corral.server.long_polls import LongPolls
 from corral.server.metrics import Counters
 from corral.server.tls import TlsTrust
 from corral.server.token_cache import TokenCache
-from corral.server.wakeups import Wakeups
 from corral.store.store import Store
 
 T = TypeVar("T")
-log = logging.getLogger("corral.server")
 
 
 @dataclass(frozen=True)
@@ -86,21 +83,10 @@ class Services:
         self.known = TokenCache(lambda: self.clock.now())
         self.hider = SecretRedactor(self.cipher)
         self.ender = LeaseEnder(self.policy, self.shares, self.roster, self.hider.of)
-        self.dispatch = Dispatcher(self.clock)
-        self.book = EndpointCache()
-        self.results = CallResults()
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def in_background(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Not waited for. What fails is logged; nobody depends on it."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("work in the background failed: %s", error)
+        self.calls = CallContext(self.store, self.clock, self.policy, self.hub)
+        self.dispatch = self.calls.dispatch
+        self.results = self.calls.results
+        self.exchange = CallExchange(self.calls)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.io, partial(work))

@@ -1,4 +1,4 @@
-"""Endpoints and calls, as callers and instances speak of them."""
+"""Calls: what callers send and see, and what instances report and get."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic import JsonValue as Json
 
-from corral.domain.ids import is_id
+from corral.domain.calls import CallOutcome, ChunkBatch
+from corral.domain.ids import CallId, is_id
 from corral.wire.base import Answer, Exact, Name, known_only
 from corral.wire.endpoints import CallOptionsBody, FunctionName, FunctionTable
 from corral.wire.payloads import PayloadBody
@@ -44,7 +45,7 @@ class CallsRequest(Exact):
 
 
 class CallView(Answer):
-    """A call as it is now. What is not known is null; lists leave payloads out."""
+    """A call as it is now. Lists leave payloads out."""
 
     id: str
     project: str
@@ -93,7 +94,7 @@ class ChunkView(Answer):
 
 
 class ChunkPage(Answer):
-    """`ended` when the generator has given its last, or will give none because the call ended."""
+    """`ended` if the generator has given its last, or gives no more because the call ended."""
 
     chunks: list[ChunkView]
     state: str
@@ -102,7 +103,7 @@ class ChunkPage(Answer):
 
 
 class OutcomeBody(Exact):
-    """How one call ended on an instance."""
+    """How one call ended on an instance: a `CallOutcome` as JSON."""
 
     call_id: CallIdText
     attempt: int = Field(ge=1)
@@ -113,6 +114,19 @@ class OutcomeBody(Exact):
     cancelled: bool = False
     chunks: int | None = Field(None, ge=0, description="Of a generator: how many it gave in this try.")
 
+    def outcome(self) -> CallOutcome:
+        result = None if self.result is None else self.result.payload("result")
+        return CallOutcome(
+            CallId(self.call_id),
+            self.attempt,
+            result,
+            self.error,
+            self.ran_s,
+            self.gave_back,
+            self.cancelled,
+            self.chunks,
+        )
+
 
 class ChunksBody(Exact):
     call_id: CallIdText
@@ -120,9 +134,13 @@ class ChunksBody(Exact):
     first: int = Field(ge=1)
     chunks: list[PayloadBody] = Field(min_length=1, max_length=1000)
 
+    def batch(self) -> ChunkBatch:
+        parts = [one.payload("chunks") for one in self.chunks]
+        return ChunkBatch(CallId(self.call_id), self.attempt, self.first, parts)
+
 
 class LeaseCallsRequest(Exact):
-    """Outcomes in, work out. `holding` are the calls that the instance has begun."""
+    """Outcomes in, calls out. `holding` are the calls that the instance has begun."""
 
     outcomes: list[OutcomeBody] = Field(default=[], max_length=MOST_CALLS)
     chunks: list[ChunksBody] = Field(default=[], max_length=MOST_CALLS)
@@ -132,7 +150,7 @@ class LeaseCallsRequest(Exact):
 
 
 class NestedRequest(Exact):
-    """What code in an instance asks of other endpoints, in the name of its own run."""
+    """What code in an instance asks of other endpoints, with the rights of its own run."""
 
     what: Literal["find", "make", "collect", "get", "chunks", "cancel"]
     endpoint: Name | None = None
@@ -147,7 +165,7 @@ class NestedRequest(Exact):
 
 
 class NestedAnswer(Answer):
-    """What of it is set depends on what was asked."""
+    """Which fields are set depends on `what` was asked."""
 
     project: str | None = None
     endpoint: str | None = None
@@ -170,7 +188,7 @@ class AssignedCall(Answer):
 
 
 class LeaseCallsAnswer(Answer):
-    """`cancelled` are of those it holds; `stop` asks it to finish what it has and end."""
+    """`cancelled` are calls that it need not finish; `stop` asks it to finish the others and end."""
 
     calls: list[AssignedCall]
     cancelled: list[str] = []

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from corral.domain.calls import CallOptions
 from corral.wire.base import Answer, Exact, Name, known_only
 from corral.wire.payloads import PayloadBody
 from corral.wire.spec.run_file import RunSpec
@@ -24,9 +25,12 @@ class CallOptionsBody(Exact):
     backoff: float = Field(2.0, ge=1, le=100)
     max_delay_s: float = Field(60.0, ge=0, le=86400)
 
+    def options(self) -> CallOptions:
+        return CallOptions(**{**vars(self), "retry_on": tuple(self.retry_on)})
+
 
 class Scaling(Exact):
-    """How many instances there are. With none in use they end after `idle_s`."""
+    """How many instances there are. An instance without calls ends after `idle_s`."""
 
     min: int = Field(0, ge=0, le=1000)
     max: int = Field(1, ge=1, le=1000)

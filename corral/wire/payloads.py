@@ -1,4 +1,4 @@
-"""Arguments and results of calls: bytes that only the two ends understand."""
+"""Arguments and results of calls."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from corral.domain.calls import INLINE_BYTES, Payload
+from corral.domain.errors import InvalidInput
 from corral.domain.ids import Digest
 from corral.wire.base import DigestText, Exact
 
@@ -16,7 +17,7 @@ Format = Annotated[str, Field(pattern=r"^[a-z0-9+.-]+$", max_length=32)]
 
 
 class PayloadBody(Exact):
-    """Bytes that only the two ends understand: base64 in `body`, or a blob of the project."""
+    """Bytes that only caller and function understand: base64 in `body`, or a blob of the project."""
 
     format: Format
     body: str | None = Field(None, max_length=INLINE_BYTES * 4 // 3 + 8)
@@ -29,18 +30,19 @@ class PayloadBody(Exact):
             raise ValueError("needs exactly one of body and blob")
         return self
 
-    def payload(self) -> Payload:
+    def payload(self, place: str = "payload") -> Payload:
+        """InvalidInput, which names the place, if the body is not base64."""
         if self.body is None:
             assert self.blob is not None
             return Payload(self.format, None, Digest(self.blob), self.size)
         try:
             data = base64.b64decode(self.body, validate=True)
         except binascii.Error as error:
-            raise ValueError(f"body is not base64: {error}") from None
+            raise InvalidInput(f"{place}: body is not base64: {error}") from None
         return Payload(self.format, data, None, len(data))
 
 
 def payload_table(payload: Payload) -> dict[str, Any]:
-    """What `PayloadBody` reads."""
+    """The fields of a `PayloadBody`."""
     body = None if payload.body is None else base64.b64encode(payload.body).decode("ascii")
     return {"format": payload.format, "body": body, "blob": payload.blob, "size": payload.size}

@@ -55,7 +55,8 @@ def calls(ground: Ground) -> set[str]:
 
 
 def nothing_is_held(ground: Ground) -> bool:
-    return not any(ground.live.services.dispatch.given.values())
+    dispatch = ground.live.services.dispatch
+    return all(dispatch.is_idle(lease_id, 0.0) for lease_id in dispatch.leases())
 
 
 def test_a_call_whose_commit_fails_is_made_again_under_its_key(

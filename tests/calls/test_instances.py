@@ -12,8 +12,8 @@ from acceptance.stack import until
 import corral
 from calls import pier
 from calls.conftest import Scene
+from corral.core.endpoints.scaling import SURE_AFTER_S
 from corral.functions import backend
-from corral.server.scaling import SURE_AFTER_S
 from corral.wire.endpoints import Scaling
 
 pytestmark = pytest.mark.timeout(170)

@@ -10,7 +10,7 @@ import pytest
 
 from contract.conftest import Database
 from contract.plans import POLICY
-from corral.core.calls import lifecycle as calls
+from corral.core.calls.transitions import cannot_run
 from corral.core.endpoints import deploy as endpoints
 from corral.core.endpoints.deploy import NewVersion
 from corral.core.schedules import fire as schedules
@@ -76,7 +76,7 @@ class Deployed:
 
     def end(self, call: CallRecord) -> None:
         def unit(tx: Tx) -> None:
-            calls.cannot_run(tx, call, "enough", now=self.now)
+            cannot_run(tx, call, "enough", now=self.now)
 
         self.db.write(unit)
 
@@ -128,7 +128,7 @@ def test_it_ends_with_stop_and_begins_again_with_scale(fn: Deployed) -> None:
     assert fn.schedule is not None
     assert fn.schedule.next_at == NOON + HOUR + 600
 
-    fn.db.write(lambda tx: endpoints.forsake(tx, endpoint.id, now=NOON))
+    fn.db.write(lambda tx: endpoints.abandon(tx, endpoint.id, now=NOON))
     assert fn.schedule is None
 
 

@@ -11,19 +11,32 @@ import pytest
 from contract.conftest import Database
 from contract.samples import a_lease, a_run, an_artifact
 from contract.test_store_webhooks import a_hook
-from corral.core.calls import lifecycle as core
-from corral.core.calls.lifecycle import CallOptions, CallOrigin, CallOutcome, NewCall
+from corral.core.calls import accept as accepting
+from corral.core.calls.accept import DEEPEST
+from corral.core.calls.cancel import cancel
+from corral.core.calls.expire import RECORD_S, expire, forget
+from corral.core.calls.retry import retry
+from corral.core.calls.settle import MOST_LOST, add_chunks, lose, settle, take_back
 from corral.core.endpoints import deploy as endpoints
-from corral.core.endpoints.deploy import EndpointLoad, NewVersion, ScalingRule, desired
+from corral.core.endpoints.deploy import NewVersion
+from corral.core.endpoints.scaling import EndpointLoad, desired
 from corral.domain.artifacts import ArtifactKind
-from corral.domain.calls import CallFilter, CallPool, CallRecord, CallState, Payload
-from corral.domain.endpoints import Endpoint, VersionState
+from corral.domain.calls import (
+    CallFilter,
+    CallOptions,
+    CallOutcome,
+    CallPool,
+    CallRecord,
+    CallState,
+    ChunkBatch,
+    Payload,
+)
+from corral.domain.endpoints import Endpoint, ScalingRule, VersionState
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import Digest, LeaseId, RunId, new_lease_id
 from corral.domain.leases import Lease, LeaseState
 from corral.store.transaction import Tx
 
-ADA = CallOrigin("user:ada")
 LEASE, RUN = new_lease_id(), a_run().id
 
 
@@ -32,15 +45,14 @@ def deployed(tx: Tx, *, name: str = "demo.f", digest: str = "1" * 64, now: float
     return endpoints.deploy(tx, new, principal="user:ada", now=now)[0]
 
 
-def new_call(value: bytes = b"x", **given: Any) -> NewCall:
-    key, priority = given.pop("key", None), given.pop("priority", 0)
-    return NewCall(
-        "f", Payload("plain1", value, None, len(value)), key, priority, CallOptions(**given), "", None
-    )
+def new_call(value: bytes = b"x", **given: Any) -> CallRecord:
+    known = {name: given.pop(name) for name in ("key", "priority", "parent_id") if name in given}
+    args = Payload("plain1", value, None, len(value))
+    return accepting.new_call("f", args, CallOptions(**given), submitted_by="user:ada", **known)
 
 
-def accept(tx: Tx, *calls: NewCall, now: float = 100.0) -> list[CallRecord]:
-    return core.accept(tx, deployed(tx), 0, calls, caller=ADA, now=now)
+def accept(tx: Tx, *calls: CallRecord, now: float = 100.0) -> list[CallRecord]:
+    return accepting.accept(tx, deployed(tx), calls, now=now)
 
 
 def accept_at(now: float, tx: Tx) -> CallRecord:
@@ -54,10 +66,10 @@ def save_lease(lease: Lease, tx: Tx) -> None:
 def settled(told: CallOutcome, tx: Tx) -> list[CallRecord]:
     call = tx.calls.get(told.call_id)
     assert call is not None
-    return core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=200.0)
+    return settle(tx, LEASE, RUN, call.endpoint_id, [told], now=200.0)
 
 
-def assigned(tx: Tx, *calls: NewCall, lease: LeaseId = LEASE) -> list[CallRecord]:
+def assigned(tx: Tx, *calls: CallRecord, lease: LeaseId = LEASE) -> list[CallRecord]:
     made = accept(tx, *calls)
     tx.calls.assign([call.id for call in made], lease_id=lease, run_id=RUN, now=101.0)
     return tx.calls.many([call.id for call in made])
@@ -74,7 +86,7 @@ def error(call: CallRecord, *, attempt: int = 1, kind: str = "ValueError") -> Ca
 
 def gave(call: CallRecord, first: int, *values: bytes, attempt: int, tx: Tx) -> CallRecord | None:
     parts = [Payload("plain1", value) for value in values]
-    return core.add_chunks(tx, call.id, attempt, LEASE, first, parts, now=104.0)
+    return add_chunks(tx, ChunkBatch(call.id, attempt, first, parts), LEASE, now=104.0)
 
 
 def state(db: Database, call: CallRecord) -> CallState:
@@ -114,10 +126,8 @@ def test_a_key_makes_a_call_once(db: Database) -> None:
 def test_the_first_outcome_is_kept_and_a_replay_changes_nothing(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=102.0))
-    replay = db.write(
-        lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call, b"z")], now=103.0)
-    )
+    (done,) = db.write(lambda tx: settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=102.0))
+    replay = db.write(lambda tx: settle(tx, LEASE, RUN, call.endpoint_id, [result(call, b"z")], now=103.0))
 
     assert (done.state, done.result, done.attempt) == (CallState.SUCCEEDED, b"y", 1)
     assert replay == []
@@ -130,13 +140,11 @@ def test_an_outcome_of_a_lease_that_does_not_have_the_call_changes_nothing(db: D
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
 
     assert (
-        db.write(lambda tx: core.settle(tx, new_lease_id(), RUN, call.endpoint_id, [result(call)], now=102.0))
+        db.write(lambda tx: settle(tx, new_lease_id(), RUN, call.endpoint_id, [result(call)], now=102.0))
         == []
     )
     assert (
-        db.write(
-            lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call, attempt=2)], now=102.0)
-        )
+        db.write(lambda tx: settle(tx, LEASE, RUN, call.endpoint_id, [result(call, attempt=2)], now=102.0))
         == []
     )
     assert state(db, call) is CallState.ASSIGNED
@@ -157,18 +165,18 @@ def test_an_assignment_that_was_never_written_does_not_lose_the_outcome(db: Data
     """A server that dies after it gave a call and before it wrote that down."""
     (call,) = db.write(lambda tx: accept(tx, new_call()))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=102.0))
+    (done,) = db.write(lambda tx: settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=102.0))
 
     assert (done.state, done.attempt) == (CallState.SUCCEEDED, 1)
 
 
 def test_a_lost_instance_s_calls_go_to_another_but_not_for_ever(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
-    for lost in range(1, core.MOST_LOST + 1):
-        found = db.write(lambda tx: core.lose(tx, call.id, now=105.0))
+    for lost in range(1, MOST_LOST + 1):
+        found = db.write(lambda tx: lose(tx, call.id, now=105.0))
         assert found is not None
         assert found.lost == lost
-        if lost < core.MOST_LOST:
+        if lost < MOST_LOST:
             assert found.state is CallState.QUEUED
             db.write(lambda tx: tx.calls.assign([call.id], lease_id=LEASE, run_id=RUN, now=106.0))
     assert found is not None
@@ -178,9 +186,9 @@ def test_a_lost_instance_s_calls_go_to_another_but_not_for_ever(db: Database) ->
 
 def test_a_result_of_an_instance_that_was_thought_lost_is_taken_while_nobody_has_begun(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
-    db.write(lambda tx: core.lose(tx, call.id, now=105.0))
+    db.write(lambda tx: lose(tx, call.id, now=105.0))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=106.0))
+    (done,) = db.write(lambda tx: settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=106.0))
 
     assert done.state is CallState.SUCCEEDED
 
@@ -189,7 +197,7 @@ def interrupted(tx: Tx) -> CallRecord:
     """A generator that had given two when its instance was lost, and is run again."""
     (call,) = assigned(tx, new_call())
     gave(call, 1, b"a", b"b", attempt=1, tx=tx)
-    assert core.lose(tx, call.id, now=105.0) is not None
+    assert lose(tx, call.id, now=105.0) is not None
     tx.calls.assign([call.id], lease_id=LEASE, run_id=RUN, now=106.0)
     return call
 
@@ -201,7 +209,7 @@ def test_a_generator_whose_instance_was_lost_goes_on_where_it_was(db: Database) 
     db.write(lambda tx: gave(call, 2, b"b", b"c", attempt=2, tx=tx))
     told = result(call, attempt=2)._replace(chunks=3)
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
+    (done,) = db.write(lambda tx: settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
     assert done.state is CallState.SUCCEEDED
     found = db.read(lambda tx: tx.calls.chunks(call.id, after=0, limit=10))
     assert [one.body for one in found] == [b"a", b"b", b"c"]
@@ -223,7 +231,7 @@ def test_a_generator_that_gives_fewer_when_it_is_run_again_is_no_whole(db: Datab
     db.write(lambda tx: gave(call, 1, b"a", attempt=2, tx=tx))
     told = result(call, attempt=2)._replace(chunks=1)
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
+    (done,) = db.write(lambda tx: settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
 
     assert done.state is CallState.FAILED
 
@@ -233,11 +241,11 @@ def test_an_end_that_overtakes_its_chunks_is_told_again(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
     told = result(call)._replace(chunks=1)
     with pytest.raises(InvalidInput, match="chunk 1"):
-        db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
+        db.write(lambda tx: settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
 
     db.write(lambda tx: gave(call, 1, b"a", attempt=1, tx=tx))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
+    (done,) = db.write(lambda tx: settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
     assert done.state is CallState.SUCCEEDED
 
 
@@ -265,7 +273,7 @@ def test_retries_are_by_type_with_growing_pauses_and_an_end(db: Database) -> Non
         pauses.append(again.ready_at - 200.0)
         db.write(lambda tx: tx.calls.assign([call.id], lease_id=LEASE, run_id=RUN, now=201.0))
     (last,) = db.write(
-        lambda tx: core.settle(
+        lambda tx: settle(
             tx, LEASE, RUN, call.endpoint_id, [error(call, attempt=3, kind="OSError")], now=300.0
         )
     )
@@ -277,7 +285,7 @@ def test_retries_are_by_type_with_growing_pauses_and_an_end(db: Database) -> Non
 def test_an_error_of_another_type_is_not_tried_again(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call(retries=5, retry_on=("OSError",))))
 
-    (done,) = db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [error(call)], now=102.0))
+    (done,) = db.write(lambda tx: settle(tx, LEASE, RUN, call.endpoint_id, [error(call)], now=102.0))
 
     assert done.state is CallState.FAILED
 
@@ -285,18 +293,18 @@ def test_an_error_of_another_type_is_not_tried_again(db: Database) -> None:
 def test_cancel_ends_it_at_once_and_a_late_result_changes_nothing(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
 
-    db.write(lambda tx: core.cancel(tx, call.id, now=102.0))
+    db.write(lambda tx: cancel(tx, call.id, now=102.0))
 
     assert state(db, call) is CallState.CANCELLED
-    assert db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=103.0)) == []
+    assert db.write(lambda tx: settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=103.0)) == []
     with pytest.raises(Conflict, match="cancelled already"):
-        db.write(lambda tx: core.cancel(tx, call.id, now=104.0))
+        db.write(lambda tx: cancel(tx, call.id, now=104.0))
 
 
 def test_a_call_cancelled_in_the_queue_says_cancelled(db: Database) -> None:
     """RF-D25."""
     (call,) = db.write(lambda tx: accept(tx, new_call()))
-    db.write(lambda tx: core.cancel(tx, call.id, now=102.0))
+    db.write(lambda tx: cancel(tx, call.id, now=102.0))
 
     assert state(db, call) is CallState.CANCELLED
 
@@ -307,7 +315,7 @@ def test_a_time_to_live_ends_waiting_and_what_expired_still_answers(db: Database
     assert db.read(lambda tx: tx.calls.due(109.0, 10)) == []
     assert db.read(lambda tx: tx.calls.due(111.0, 10)) == [call.id]
 
-    db.write(lambda tx: core.expire(tx, call.id, now=111.0))
+    db.write(lambda tx: expire(tx, call.id, now=111.0))
 
     assert state(db, call) is CallState.EXPIRED
 
@@ -315,25 +323,25 @@ def test_a_time_to_live_ends_waiting_and_what_expired_still_answers(db: Database
 def test_a_failed_call_can_be_tried_again_by_hand_under_its_id(db: Database) -> None:
     """RF-C20."""
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
-    db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [error(call)], now=102.0))
+    db.write(lambda tx: settle(tx, LEASE, RUN, call.endpoint_id, [error(call)], now=102.0))
 
-    again = db.write(lambda tx: core.retry(tx, call.id, now=103.0))
+    again = db.write(lambda tx: retry(tx, call.id, now=103.0))
 
     assert (again.id, again.state, again.error) == (call.id, CallState.QUEUED, None)
     db.write(lambda tx: tx.calls.assign([call.id], lease_id=LEASE, run_id=RUN, now=104.0))
-    db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call, attempt=4)], now=105.0))
+    db.write(lambda tx: settle(tx, LEASE, RUN, call.endpoint_id, [result(call, attempt=4)], now=105.0))
     with pytest.raises(Conflict, match="succeeded"):
-        db.write(lambda tx: core.retry(tx, call.id, now=106.0))
+        db.write(lambda tx: retry(tx, call.id, now=106.0))
 
 
 def test_a_result_goes_when_its_time_is_over_and_the_record_of_it_later(db: Database) -> None:
     """RF-C22, RF-D27: what expired still answers, and says so."""
     (call,) = db.write(lambda tx: assigned(tx, new_call(keep_s=100.0, key="k")))
-    db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=200.0))
+    db.write(lambda tx: settle(tx, LEASE, RUN, call.endpoint_id, [result(call)], now=200.0))
     assert db.read(lambda tx: tx.calls.forgettable(299.0, 10)) == []
     assert db.read(lambda tx: tx.calls.forgettable(301.0, 10)) == [call.id]
 
-    db.write(lambda tx: core.forget(tx, call.id, now=301.0))
+    db.write(lambda tx: forget(tx, call.id, now=301.0))
 
     kept = db.read(lambda tx: tx.calls.get(call.id))
     assert kept is not None
@@ -342,9 +350,9 @@ def test_a_result_goes_when_its_time_is_over_and_the_record_of_it_later(db: Data
     (again,) = db.write(lambda tx: accept(tx, new_call(key="k")))
     assert again.id == call.id, "the key is still the call's"
 
-    later = 200.0 + core.RECORD_S + 1
+    later = 200.0 + RECORD_S + 1
     assert db.read(lambda tx: tx.calls.forgettable(later, 10)) == [call.id]
-    db.write(lambda tx: core.forget(tx, call.id, now=later))
+    db.write(lambda tx: forget(tx, call.id, now=later))
     assert db.read(lambda tx: tx.calls.get(call.id)) is None
 
 
@@ -353,16 +361,16 @@ def test_dead_letters_are_listed_and_tried_again_as_long_as_their_arguments_are_
     calls = db.write(lambda tx: assigned(tx, *(new_call(keep_s=100.0) for _ in range(3))))
     late = db.write(lambda tx: accept(tx, new_call(ttl_s=5.0)))[0]
     told = [error(calls[0]), result(calls[1])]
-    db.write(lambda tx: core.settle(tx, LEASE, RUN, calls[0].endpoint_id, told, now=200.0))
-    db.write(lambda tx: core.cancel(tx, calls[2].id, now=200.0))
-    db.write(lambda tx: core.expire(tx, late.id, now=200.0))
+    db.write(lambda tx: settle(tx, LEASE, RUN, calls[0].endpoint_id, told, now=200.0))
+    db.write(lambda tx: cancel(tx, calls[2].id, now=200.0))
+    db.write(lambda tx: expire(tx, late.id, now=200.0))
 
     dead = db.read(lambda tx: tx.calls.page(CallFilter(dead=True), after=None, limit=10))
     assert {call.id for call in dead} == {calls[0].id, late.id}
-    assert db.write(lambda tx: core.retry(tx, late.id, now=201.0)).state is CallState.QUEUED
-    db.write(lambda tx: core.forget(tx, calls[0].id, now=301.0))
+    assert db.write(lambda tx: retry(tx, late.id, now=201.0)).state is CallState.QUEUED
+    db.write(lambda tx: forget(tx, calls[0].id, now=301.0))
     with pytest.raises(Conflict, match="arguments"):
-        db.write(lambda tx: core.retry(tx, calls[0].id, now=302.0))
+        db.write(lambda tx: retry(tx, calls[0].id, now=302.0))
 
 
 def test_whoever_asked_is_told_of_each_end_once_in_the_transaction_that_ends_it(db: Database) -> None:
@@ -378,20 +386,20 @@ def test_whoever_asked_is_told_of_each_end_once_in_the_transaction_that_ends_it(
         *db.write(lambda tx: assigned(tx, new_call())),
     ]
     told = [error(calls[0]), result(calls[1])]
-    db.write(lambda tx: core.settle(tx, LEASE, RUN, calls[0].endpoint_id, told, now=200.0))
-    db.write(lambda tx: core.settle(tx, LEASE, RUN, calls[0].endpoint_id, told, now=201.0))
+    db.write(lambda tx: settle(tx, LEASE, RUN, calls[0].endpoint_id, told, now=200.0))
+    db.write(lambda tx: settle(tx, LEASE, RUN, calls[0].endpoint_id, told, now=201.0))
 
     def made(name: str) -> list[tuple[str, str]]:
         found = db.read(lambda tx: tx.webhooks.deliveries(hooks[name].id, after=None, limit=10))
         return sorted((one.event, json.loads(one.body)["call"]["id"]) for one in found)
 
     assert made("all") == [("call.succeeded", calls[1].id)], "one that is tried again has not ended"
-    db.write(lambda tx: core.cancel(tx, calls[0].id, now=202.0))
+    db.write(lambda tx: cancel(tx, calls[0].id, now=202.0))
     assert made("all") == sorted([("call.cancelled", calls[0].id), ("call.succeeded", calls[1].id)])
     assert made("failed") == made("runs") == made("other") == []
 
     lost = db.write(lambda tx: assigned(tx, new_call()))[0]
-    db.write(lambda tx: core.settle(tx, LEASE, RUN, lost.endpoint_id, [error(lost)], now=203.0))
+    db.write(lambda tx: settle(tx, LEASE, RUN, lost.endpoint_id, [error(lost)], now=203.0))
     assert made("failed") == [("call.failed", lost.id)]
 
 
@@ -399,12 +407,10 @@ def test_calls_within_calls_have_a_bottom(db: Database) -> None:
     """RF-D37: recursion into itself ends with an error and not with a full queue."""
 
     def deeper(tx: Tx, parent: CallRecord) -> CallRecord:
-        return core.accept(tx, deployed(tx), 0, [new_call()], caller=CallOrigin("run:r", parent.id), now=1.0)[
-            0
-        ]
+        return accept(tx, new_call(parent_id=parent.id), now=1.0)[0]
 
     (call,) = db.write(lambda tx: accept(tx, new_call()))
-    for _ in range(core.DEEPEST - 1):
+    for _ in range(DEEPEST - 1):
         call = db.write(partial(deeper, parent=call))
     with pytest.raises(Conflict, match="deep"):
         db.write(lambda tx: deeper(tx, call))
@@ -479,7 +485,7 @@ def test_rollback_goes_to_the_version_before(db: Database) -> None:
     db.write(lambda tx: deployed(tx, digest="2" * 64))
     db.write(lambda tx: endpoints.became_ready(tx, endpoint.id, 2, now=300.0))
 
-    assert db.write(lambda tx: endpoints.rollback(tx, endpoint.id, None, now=400.0)).version == 1
+    assert db.write(lambda tx: endpoints.rollback(tx, endpoint.id, None, now=400.0)).current == 1
 
     now = db.read(lambda tx: tx.endpoints.get(endpoint.id))
     assert now is not None
@@ -491,22 +497,20 @@ def test_a_stopped_endpoint_takes_no_calls(db: Database) -> None:
     db.write(lambda tx: endpoints.stop(tx, endpoint.id, now=300.0))
 
     with pytest.raises(Conflict, match="stopped"):
-        db.write(
-            lambda tx: core.accept(tx, endpoint._replace(stopped=True), 0, [new_call()], caller=ADA, now=1.0)
-        )
+        db.write(lambda tx: accepting.accept(tx, endpoint._replace(stopped=True), [new_call()], now=1.0))
 
 
 @pytest.mark.parametrize(
     ("load", "rule", "count"),
     [
-        (EndpointLoad(0, 0, 0, 0, 0), ScalingRule(0, 5, 4.0, None, 1), 0),
-        (EndpointLoad(1, 0, 0, 0, 0), ScalingRule(0, 5, 4.0, None, 1), 1),
-        (EndpointLoad(0, 0, 0, 0, 0), ScalingRule(2, 5, 4.0, None, 1), 2),
-        (EndpointLoad(8, 1.0, 1, 1, 0), ScalingRule(0, 5, 4.0, None, 1), 1),
-        (EndpointLoad(8, 5.0, 1, 1, 0), ScalingRule(0, 5, 4.0, None, 1), 5),
-        (EndpointLoad(2, 5.0, 1, 3, 2), ScalingRule(0, 5, 4.0, None, 1), 3),
-        (EndpointLoad(9, 0.0, 1, 1, 0), ScalingRule(0, 9, None, 2, 1), 5),
-        (EndpointLoad(99, 9.0, 1, 1, 0), ScalingRule(0, 3, 4.0, None, 1), 3),
+        (EndpointLoad(0, 0, 0, 0, 0), ScalingRule(0, 5, 60.0, 4.0, None), 0),
+        (EndpointLoad(1, 0, 0, 0, 0), ScalingRule(0, 5, 60.0, 4.0, None), 1),
+        (EndpointLoad(0, 0, 0, 0, 0), ScalingRule(2, 5, 60.0, 4.0, None), 2),
+        (EndpointLoad(8, 1.0, 1, 1, 0), ScalingRule(0, 5, 60.0, 4.0, None), 1),
+        (EndpointLoad(8, 5.0, 1, 1, 0), ScalingRule(0, 5, 60.0, 4.0, None), 5),
+        (EndpointLoad(2, 5.0, 1, 3, 2), ScalingRule(0, 5, 60.0, 4.0, None), 3),
+        (EndpointLoad(9, 0.0, 1, 1, 0), ScalingRule(0, 9, 60.0, None, 2), 5),
+        (EndpointLoad(99, 9.0, 1, 1, 0), ScalingRule(0, 3, 60.0, 4.0, None), 3),
     ],
 )
 def test_how_many_instances_there_should_be(load: EndpointLoad, rule: ScalingRule, count: int) -> None:
@@ -522,7 +526,7 @@ def test_what_an_instance_of_another_endpoint_says_changes_nothing(db: Database)
     (call,) = db.write(lambda tx: accept(tx, new_call()))
     other = db.write(lambda tx: deployed(tx, name="demo.other"))
 
-    assert db.write(lambda tx: core.settle(tx, LEASE, RUN, other.id, [result(call)], now=102.0)) == []
+    assert db.write(lambda tx: settle(tx, LEASE, RUN, other.id, [result(call)], now=102.0)) == []
     assert state(db, call) is CallState.QUEUED
 
 
@@ -530,19 +534,19 @@ def test_a_call_that_its_instance_never_got_is_taken_back(db: Database) -> None:
     """The answer that gave it was lost on the way."""
     known, lost = db.write(lambda tx: assigned(tx, new_call(b"1"), new_call(b"2")))
 
-    taken = db.write(lambda tx: core.take_back(tx, LEASE, {known.id}, before=150.0, now=200.0))
+    taken = db.write(lambda tx: take_back(tx, LEASE, {known.id}, before=150.0, now=200.0))
 
     assert [call.id for call in taken] == [lost.id]
     assert state(db, known) is CallState.ASSIGNED
-    assert db.write(lambda tx: core.take_back(tx, LEASE, {known.id}, before=150.0, now=200.0)) == []
+    assert db.write(lambda tx: take_back(tx, LEASE, {known.id}, before=150.0, now=200.0)) == []
 
 
 def test_the_chunks_of_a_generator_that_is_tried_again_are_new_ones(db: Database) -> None:
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
     db.write(lambda tx: gave(call, 1, b"old", attempt=1, tx=tx))
-    db.write(lambda tx: core.settle(tx, LEASE, RUN, call.endpoint_id, [error(call)], now=102.0))
+    db.write(lambda tx: settle(tx, LEASE, RUN, call.endpoint_id, [error(call)], now=102.0))
 
-    db.write(lambda tx: core.retry(tx, call.id, now=103.0))
+    db.write(lambda tx: retry(tx, call.id, now=103.0))
 
     assert db.read(lambda tx: tx.calls.chunks(call.id, after=0, limit=10)) == []
 
@@ -552,7 +556,7 @@ def test_calls_of_a_version_that_does_not_start_are_refused_with_the_reason(db: 
     db.write(lambda tx: endpoints.broke(tx, endpoint.id, 1, "it does not import"))
 
     with pytest.raises(Conflict, match="it does not import"):
-        db.write(lambda tx: core.accept(tx, endpoint, 0, [new_call()], caller=ADA, now=1.0))
+        db.write(lambda tx: accepting.accept(tx, endpoint, [new_call()], now=1.0))
 
 
 def test_the_code_of_an_endpoint_that_nobody_calls_is_kept_as_long_as_it_is(db: Database) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
+from corral.core.calls.dispatch import Dispatcher, InstancePoll
 from corral.domain.calls import CallPool, QueuedCall
 from corral.domain.ids import CallId, EndpointId, LeaseId
-from corral.server.dispatch import Dispatcher, InstancePoll
 
 POOLS = (CallPool(EndpointId("e-1"), 1, ""), CallPool(EndpointId("e-1"), 0, ""))
 
@@ -24,7 +24,7 @@ def a_poll(name: str) -> InstancePoll:
 
 
 def push(dispatch: Dispatcher, pool: CallPool, call: str) -> bool:
-    return dispatch.heard(pool, QueuedCall(0, 0.0, CallId(call)))
+    return dispatch.queue(pool, QueuedCall(0, 0.0, CallId(call)))
 
 
 def test_a_poll_that_joins_again_and_leaves_is_gone() -> None:

@@ -1,1 +1,1 @@
-"""Calls: accepting them, giving them to instances, keeping one outcome of each."""
+"""Calls: accepting them, assigning them to instances, keeping one outcome of each; not the instances."""

@@ -1,1 +1,1 @@
-"""Endpoints: versions, and how many instances there are."""
+"""Endpoints: their versions, and how many instances serve them; not which instance runs which call."""

@@ -1,10 +1,8 @@
-"""Endpoints: deploying versions, letting one take over from another, and how many instances to have."""
+"""Endpoints: deploying versions, letting one take over from another, stopping and removing them."""
 
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from corral.core.schedules.function_schedules import check as check_schedule
@@ -15,7 +13,7 @@ from corral.domain.ids import ArtifactId, Digest, EndpointId, RunId, new_endpoin
 from corral.store.transaction import Tx
 
 TOPIC_ENDPOINT = "endpoint"
-# Of an endpoint that no deploy made: how long after its last call it stays.
+# How long an endpoint that a program made stays after its last call.
 LIVE_FOR_S = 900.0
 
 
@@ -36,11 +34,11 @@ def deploy(tx: Tx, new: NewVersion, *, principal: str, now: float) -> tuple[Endp
     if versions and versions[0].digest == new.digest and versions[0].state is not VersionState.BROKEN:
         if (endpoint.scaling, endpoint.stopped) != (new.scaling, False):
             endpoint = _save(tx, endpoint._replace(scaling=new.scaling, stopped=False))
-        # Also where somebody removed it by hand.
+        # Somebody may have removed the schedule by hand.
         keep_schedule(tx, endpoint, tx.endpoints.version(endpoint.id, endpoint.current), now=now)
         return endpoint, versions[0]
     number = versions[0].version + 1 if versions else 1
-    # One that nobody could call before has nothing to take over from, and so is its own first try.
+    # A first version has none to take over from, and serves at once.
     first = endpoint.current == 0
     state = VersionState.SERVING if first else VersionState.ROLLING
     version = EndpointVersion(
@@ -66,7 +64,7 @@ def deploy(tx: Tx, new: NewVersion, *, principal: str, now: float) -> tuple[Endp
 
 
 def _keep_code(tx: Tx, version: EndpointVersion) -> None:
-    """Its code stays as long as the endpoint: to the collector it is one more run that reads it."""
+    """The code stays as long as the endpoint does: the garbage collector sees one more run that reads it."""
     code = json.loads(version.spec).get("code")
     if code is not None:
         tx.artifacts.use(RunId(version.endpoint_id), [ArtifactId(code)])
@@ -93,7 +91,7 @@ def _endpoint(tx: Tx, new: NewVersion, *, principal: str, now: float) -> Endpoin
 
 
 def became_ready(tx: Tx, endpoint_id: EndpointId, number: int, *, now: float) -> None:
-    """The first instance of a version asks for calls: it takes over."""
+    """The first instance of a version asks for calls: the version takes over."""
     endpoint = tx.endpoints.lock(endpoint_id)
     version = tx.endpoints.version(endpoint_id, number)
     if endpoint is None or version is None or version.state is not VersionState.ROLLING:
@@ -110,7 +108,7 @@ def broke(tx: Tx, endpoint_id: EndpointId, number: int, why: str) -> None:
     tx.announce(TOPIC_ENDPOINT, endpoint_id)
 
 
-def rollback(tx: Tx, endpoint_id: EndpointId, to: int | None, *, now: float) -> EndpointVersion:
+def rollback(tx: Tx, endpoint_id: EndpointId, to: int | None, *, now: float) -> Endpoint:
     """Let an earlier version serve again; without `to` the one before the present."""
     endpoint = _locked(tx, endpoint_id)
     versions = tx.endpoints.versions(endpoint_id)
@@ -122,13 +120,13 @@ def rollback(tx: Tx, endpoint_id: EndpointId, to: int | None, *, now: float) -> 
     ]
     if not choice:
         what = f"version {to}" if to is not None else "a version before the present one"
-        raise NotFound(f"{endpoint.name} has not {what} that could serve", hint="See `corral fn show`.")
+        raise NotFound(f"{endpoint.name} does not have {what} that could serve", hint="See `corral fn show`.")
     if choice[0].version == endpoint.current:
-        return choice[0]
+        return endpoint
     return _take_over(tx, endpoint, choice[0], now=now)
 
 
-def _take_over(tx: Tx, endpoint: Endpoint, version: EndpointVersion, *, now: float) -> EndpointVersion:
+def _take_over(tx: Tx, endpoint: Endpoint, version: EndpointVersion, *, now: float) -> Endpoint:
     for other in tx.endpoints.versions(endpoint.id):
         if other.version != version.version and other.state in (VersionState.SERVING, VersionState.ROLLING):
             tx.endpoints.save_version(other._replace(state=VersionState.RETIRED))
@@ -136,18 +134,18 @@ def _take_over(tx: Tx, endpoint: Endpoint, version: EndpointVersion, *, now: flo
     tx.endpoints.save_version(version)
     endpoint = _save(tx, endpoint._replace(current=version.version))
     keep_schedule(tx, endpoint, version, now=now)
-    return version
+    return endpoint
 
 
 def stop(tx: Tx, endpoint_id: EndpointId, *, now: float) -> Endpoint:
-    """No new calls, also none of its schedule."""
+    """It takes no new calls, not from its schedule either."""
     endpoint = _save(tx, _locked(tx, endpoint_id)._replace(stopped=True))
     keep_schedule(tx, endpoint, None, now=now)
     return endpoint
 
 
-def forsake(tx: Tx, endpoint_id: EndpointId, *, now: float) -> Endpoint:
-    """Mark it for removal: as one that a program made and nobody has called for ages."""
+def abandon(tx: Tx, endpoint_id: EndpointId, *, now: float) -> Endpoint:
+    """Mark it for removal, like one that a program made and nobody has called for long."""
     endpoint = _locked(tx, endpoint_id)
     keep_schedule(tx, endpoint, None, now=now)
     return _save(tx, endpoint._replace(live=True, stopped=True, called_at=0.0))
@@ -170,44 +168,3 @@ def _save(tx: Tx, endpoint: Endpoint) -> Endpoint:
     tx.endpoints.save(endpoint)
     tx.announce(TOPIC_ENDPOINT, endpoint.id)
     return endpoint
-
-
-@dataclass(frozen=True)
-class EndpointLoad:
-    """Of one pool: how many wait, how long the first has, how many are being run, and by how many."""
-
-    waiting: int
-    waited_s: float
-    running: int
-    instances: int
-    # How many of the instances have not asked for calls yet.
-    starting: int
-
-
-@dataclass(frozen=True)
-class ScalingRule:
-    least: int
-    most: int
-    queue_delay_s: float | None
-    per_instance: int | None
-    concurrency: int
-
-
-def desired(load: EndpointLoad, rule: ScalingRule) -> int:
-    """How many instances the pool should have now. It never asks for fewer: idle ones end by themselves."""
-    want = max(load.instances, rule.least)
-    busy = load.waiting + load.running
-    if load.waiting and not load.instances:
-        want = max(want, 1)
-    if rule.per_instance is not None:
-        want = max(want, math.ceil(busy / rule.per_instance))
-    elif (
-        rule.queue_delay_s is not None
-        and load.waiting
-        and load.waited_s >= rule.queue_delay_s
-        # What is starting already will take some of them.
-        and load.waiting > load.starting * rule.concurrency
-    ):
-        missing = load.waiting - load.starting * rule.concurrency
-        want = max(want, load.instances + max(1, math.ceil(missing / rule.concurrency / 2)))
-    return min(want, max(rule.most, rule.least))

@@ -7,14 +7,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from corral.core.calls import lifecycle as calls
-from corral.core.calls.lifecycle import CallOptions, CallOrigin, NewCall
+from corral.core.calls.accept import accept, new_call
+from corral.core.calls.cancel import cancel
 from corral.core.policy import ServerPolicy
 from corral.core.runs.submit import SubmitResult
 from corral.core.schedules import fire as schedules
 from corral.core.schedules.cron import check_times
 from corral.core.schedules.fire import NewSchedule, ScheduleActor
-from corral.domain.calls import CALL_FINAL, Payload
+from corral.domain.calls import CALL_FINAL, CallOptions, Payload
 from corral.domain.canonical import canonical
 from corral.domain.endpoints import Endpoint, EndpointVersion
 from corral.domain.errors import Conflict, NotFound
@@ -32,7 +32,7 @@ class CallOrder(NamedTuple):
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> CallOrder:
-        """What a schedule keeps of it."""
+        """From the spec of a stored schedule."""
         data = base64.b64decode(table["body"])
         args = Payload(table["format"], data, None, len(data))
         return cls(EndpointId(table["endpoint"]), table["function"], args)
@@ -53,10 +53,9 @@ class CallOrder(NamedTuple):
             raise NotFound("its function is not deployed any more")
         table = json.loads(version.functions).get(self.function, {})
         options = CallOptions.read(json.dumps(table.get("options", {})))
-        new = NewCall(self.function, self.args, ask.request_id, 0, options, "", None)
-        # As if called a moment ago: its row is not ours to lock here.
-        asked = endpoint._replace(called_at=now)
-        (call,) = calls.accept(tx, asked, 0, [new], caller=CallOrigin(ask.principal), now=now)
+        new = new_call(self.function, self.args, options, submitted_by=ask.principal, key=ask.request_id)
+        # With a fresh `called_at`, `accept` does not write the endpoint's row, which is not locked here.
+        (call,) = accept(tx, endpoint._replace(called_at=now), [new], now=now)
         return SubmitResult((RunId(call.id),), None)
 
     def unfinished(self, tx: Tx, schedule: Schedule) -> Sequence[RunId]:
@@ -67,17 +66,17 @@ class CallOrder(NamedTuple):
         self, tx: Tx, schedule: Schedule, made: Sequence[RunId], *, now: float, policy: ServerPolicy
     ) -> None:
         for call_id in made:
-            calls.cancel(tx, CallId(call_id), now=now)
+            cancel(tx, CallId(call_id), now=now)
 
 
 def of_endpoint(tx: Tx, endpoint: Endpoint) -> Schedule | None:
-    """Its schedule, if it has one; another's of the same name is not its own."""
+    """Its schedule, if it has one; a schedule of the same name may belong to something else."""
     found = tx.schedules.by_name(endpoint.project, endpoint.name)
     return found if found is not None and _endpoint_of(found) == endpoint.id else None
 
 
 def check(tx: Tx, endpoint: Endpoint, version: EndpointVersion, *, now: float) -> None:
-    """Before a deploy: InvalidInput for times that never come, Conflict if the name is somebody else's."""
+    """Before a deploy: InvalidInput for times that never come, Conflict if the name is taken."""
     wanted = _wanted(endpoint, version, now)
     if wanted is None:
         return
@@ -100,23 +99,16 @@ def keep(tx: Tx, endpoint: Endpoint, version: EndpointVersion | None, *, now: fl
             schedules.remove(tx, mine.id, who=who, now=now)
         return
     if mine is None and tx.schedules.by_name(endpoint.project, endpoint.name) is not None:
-        # Taken since the deploy, which would have been refused.
+        # The name was taken after the deploy was checked.
         return
-    if mine is not None and _asks_the_same(mine, wanted):
+    if mine is not None and _demand(mine) == _demand(wanted):
         return
     order = CallOrder.read(json.loads(wanted.spec)["call"])
     schedules.replace(tx, wanted, order, who=who, now=now)
 
 
-def _asks_the_same(old: Schedule, new: Schedule) -> bool:
-    return (old.spec, old.cron, old.every_s, old.timezone, old.missed, old.overlap) == (
-        new.spec,
-        new.cron,
-        new.every_s,
-        new.timezone,
-        new.missed,
-        new.overlap,
-    )
+def _demand(one: Schedule) -> tuple[object, ...]:
+    return one.spec, one.cron, one.every_s, one.timezone, one.missed, one.overlap
 
 
 def _endpoint_of(schedule: Schedule) -> str | None:
@@ -125,7 +117,7 @@ def _endpoint_of(schedule: Schedule) -> str | None:
 
 
 def _wanted(endpoint: Endpoint, version: EndpointVersion, now: float) -> Schedule | None:
-    """An endpoint has one function with a schedule at most: classes have none."""
+    """At most one function of an endpoint has a schedule: methods of classes have none."""
     for name, table in json.loads(version.functions).items():
         asked = table.get("schedule")
         if asked is None:

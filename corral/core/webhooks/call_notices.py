@@ -1,4 +1,4 @@
-"""From ends of calls to notices that wait to be sent, in the transaction that ends them."""
+"""Makes the notices of ended calls, in the transaction that ends them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from corral.domain.calls import CALL_FINAL, CallRecord
 from corral.domain.webhooks.deliveries import wants
 from corral.store.transaction import Tx
 
+# Fields that a notice has from the call's record as they are.
+_SAME_IN_NOTICE = (
+    *("id", "project", "function", "state", "attempt", "lost", "key", "created_at", "started_at", "ended_at"),
+    *("ran_s", "result_bytes", "submitted_by"),
+)
+
 
 def tell(tx: Tx, calls: Sequence[CallRecord], *, now: float) -> None:
-    """One delivery for each of them that has ended and each webhook that asks for it.
+    """One delivery for each call that has ended and each webhook that asks for it.
 
-    Where a receiver has been away for so long that thousands wait for it, no more are made.
+    A webhook for which too many deliveries wait already gets no more.
     """
     ended = [call for call in calls if call.state in CALL_FINAL]
     if not ended:
@@ -33,7 +39,7 @@ def tell(tx: Tx, calls: Sequence[CallRecord], *, now: float) -> None:
 
 
 def notice_of(tx: Tx, call: CallRecord) -> dict[str, Any]:
-    """Neither arguments nor result; what an exception says was redacted where it was raised."""
+    """Without arguments and result. The exception's message was redacted where it was raised."""
     endpoint = tx.endpoints.get(call.endpoint_id)
     error = json.loads(call.error) if call.error is not None else {}
     return {
@@ -44,22 +50,10 @@ def notice_of(tx: Tx, call: CallRecord) -> dict[str, Any]:
         "event": {"type": "end", "actor": "corral", "data": {"state": call.state}},
         "run": None,
         "call": {
-            "id": call.id,
-            "project": call.project,
+            **{name: getattr(call, name) for name in _SAME_IN_NOTICE},
             "endpoint": endpoint.name if endpoint else None,
-            "function": call.function,
-            "state": call.state,
-            "attempt": call.attempt,
-            "lost": call.lost,
-            "key": call.key,
             "run": call.run_id,
             "error": error.get("type"),
             "message": str(error["message"])[:2000] if "message" in error else None,
-            "created_at": call.created_at,
-            "started_at": call.started_at,
-            "ended_at": call.ended_at,
-            "ran_s": call.ran_s,
-            "result_bytes": call.result_bytes,
-            "submitted_by": call.submitted_by,
         },
     }

@@ -334,7 +334,7 @@ def _named_by_lease(
     found, run = fence(tx, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
     named = tx.artifacts.names_blob(readable_by_lease(tx, found), sha)
     # The arguments of a call that the instance was just given; the assignment may not be written yet.
-    given = [*svc.dispatch.given_to(lease_id), *tx.calls.of_lease(lease_id)] if not named else []
+    given = [*svc.dispatch.recent_of(lease_id), *tx.calls.of_lease(lease_id)] if not named else []
     if (
         not named
         and not any(call.args_blob == sha for call in given)

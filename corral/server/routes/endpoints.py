@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -13,22 +14,19 @@ from corral.core.audit import note
 from corral.core.endpoints import deploy as core
 from corral.core.endpoints.deploy import NewVersion
 from corral.core.schedules import function_schedules
+from corral.core.wakeups import SCALE, wait_for
 from corral.domain.canonical import digest_of
 from corral.domain.endpoints import Endpoint, VersionState
 from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.ids import EndpointId, is_id, is_name
 from corral.server.callers import Caller, Limit, User
-from corral.server.endpoint_cache import scaling_of
 from corral.server.services import Services, Svc
-from corral.server.wakeups import SCALE, wait_for
 from corral.store.transaction import Tx
 from corral.wire.endpoints import (
     DeployRequest,
     EndpointPage,
     EndpointView,
-    FunctionTable,
     Scaling,
-    VersionView,
 )
 
 router = APIRouter(prefix="/v1", tags=["functions"])
@@ -69,7 +67,7 @@ async def deploy_endpoint(body: DeployRequest, caller: User, svc: Svc) -> Endpoi
         return endpoint, version.version
 
     endpoint, number = await svc.store.write(unit)
-    svc.book.learn(endpoint)
+    svc.calls.endpoints.learn(endpoint)
     svc.hub.wake(SCALE)
     deadline = svc.clock.monotonic() + body.wait_s
     while True:
@@ -82,7 +80,7 @@ async def deploy_endpoint(body: DeployRequest, caller: User, svc: Svc) -> Endpoi
 
 
 def _settled(view: EndpointView, number: int) -> bool:
-    """Whether the version serves with an instance that is ready, or never will."""
+    """Whether the version serves with an instance that is ready, or never will serve."""
     mine = next((one for one in view.versions if one.version == number), None)
     if mine is None or mine.state == VersionState.ROLLING:
         return mine is None
@@ -111,33 +109,20 @@ async def list_endpoints(
 @router.get("/endpoints/{project}/{name}")
 async def get_endpoint(project: str, name: str, caller: User, svc: Svc) -> EndpointView:
     """One endpoint, with all its versions."""
-    return await svc.store.read(lambda tx: _view(tx, find(tx, project, name, caller), svc))
+    return await svc.store.read(lambda tx: _view(tx, find_endpoint(tx, project, name, caller), svc))
 
 
 @router.put("/endpoints/{project}/{name}/scaling")
 async def scale(project: str, name: str, body: Scaling, caller: User, svc: Svc) -> EndpointView:
     """Set how many instances there are; starts an endpoint that was stopped."""
-    return await _change(
-        project,
-        name,
-        caller,
-        svc,
-        "endpoint.scale",
-        lambda tx, found: core.set_scaling(tx, found.id, body.model_dump_json(), now=svc.clock.now()),
-    )
+    change = partial(core.set_scaling, scaling=body.model_dump_json())
+    return await _change("scale", project, name, caller=caller, svc=svc, change=change)
 
 
 @router.post("/endpoints/{project}/{name}/stop")
 async def stop(project: str, name: str, caller: User, svc: Svc) -> EndpointView:
     """Take no more calls; those that are accepted wait, and instances end."""
-    return await _change(
-        project,
-        name,
-        caller,
-        svc,
-        "endpoint.stop",
-        lambda tx, found: core.stop(tx, found.id, now=svc.clock.now()),
-    )
+    return await _change("stop", project, name, caller=caller, svc=svc, change=core.stop)
 
 
 @router.post("/endpoints/{project}/{name}/rollback")
@@ -149,47 +134,26 @@ async def rollback(
     to: Annotated[int | None, Query(ge=1, lt=2**31)] = None,
 ) -> EndpointView:
     """Let an earlier version serve again; without `to` the one before."""
-
-    def change(tx: Tx, found: Endpoint) -> Endpoint:
-        core.rollback(tx, found.id, to, now=svc.clock.now())
-        return _by_id(tx, found.id)
-
-    return await _change(project, name, caller, svc, "endpoint.rollback", change)
+    change = partial(core.rollback, to=to)
+    return await _change("rollback", project, name, caller=caller, svc=svc, change=change)
 
 
 @router.delete("/endpoints/{project}/{name}", status_code=204)
 async def remove(project: str, name: str, caller: User, svc: Svc) -> Response:
     """Remove an endpoint: its instances end, calls that wait are cancelled, then it is gone."""
-
-    def unit(tx: Tx) -> None:
-        found = find(tx, project, name, caller)
-        note(
-            tx,
-            "endpoint.remove",
-            f"{project}/{name}",
-            actor=caller.actor,
-            origin=caller.origin,
-            now=svc.clock.now(),
-        )
-        core.forsake(tx, found.id, now=svc.clock.now())
-
-    await svc.store.write(unit)
-    svc.hub.wake(SCALE)
+    await _change("remove", project, name, caller=caller, svc=svc, change=core.abandon)
     return Response(status_code=204)
 
 
 async def _change(
-    project: str,
-    name: str,
-    caller: Caller,
-    svc: Services,
-    action: str,
-    change: Callable[[Tx, Endpoint], Endpoint],
+    action: str, project: str, name: str, *, caller: Caller, svc: Services, change: Callable[..., Endpoint]
 ) -> EndpointView:
+    """Change the endpoint and write it to the audit; the scaler looks at once."""
+    target, now = f"{project}/{name}", svc.clock.now()
+
     def unit(tx: Tx) -> EndpointView:
-        found = find(tx, project, name, caller)
-        changed = change(tx, found)
-        note(tx, action, f"{project}/{name}", actor=caller.actor, origin=caller.origin, now=svc.clock.now())
+        changed = change(tx, find_endpoint(tx, project, name, caller).id, now=now)
+        note(tx, f"endpoint.{action}", target, actor=caller.actor, origin=caller.origin, now=now)
         return _view(tx, changed, svc)
 
     view = await svc.store.write(unit)
@@ -197,7 +161,7 @@ async def _change(
     return view
 
 
-def find(tx: Tx, project: str, name: str, caller: Caller) -> Endpoint:
+def find_endpoint(tx: Tx, project: str, name: str, caller: Caller) -> Endpoint:
     if not is_name(project) or not is_name(name):
         raise NotFound(f"there is no endpoint {project[:64]}/{name[:64]}")
     found = tx.endpoints.by_name(caller.check_project(project), name)
@@ -214,37 +178,25 @@ def _by_id(tx: Tx, endpoint_id: EndpointId) -> Endpoint:
 
 
 def _view(tx: Tx, endpoint: Endpoint, svc: Services) -> EndpointView:
-    svc.book.learn(endpoint)
+    svc.calls.endpoints.learn(endpoint)
     counts = dict(tx.calls.counts(endpoint.id))
     instances = tx.endpoints.instances(endpoint.id)
     versions = tx.endpoints.versions(endpoint.id)
     schedule = function_schedules.of_endpoint(tx, endpoint)
-    functions = svc.book.functions(tx, endpoint.id, endpoint.current) if endpoint.current else {}
-    return EndpointView(
-        id=endpoint.id,
-        project=endpoint.project,
-        name=endpoint.name,
-        live=endpoint.live,
-        stopped=endpoint.stopped,
-        current=endpoint.current,
-        scaling=scaling_of(endpoint),
-        functions={name: FunctionTable.model_validate(table) for name, table in functions.items()},
-        instances=len(instances),
-        ready=sum(one.ready_at is not None for one in instances),
-        queued=counts.get("queued", 0),
-        running=counts.get("assigned", 0),
-        created_at=endpoint.created_at,
-        called_at=endpoint.called_at,
-        next_at=None if schedule is None or schedule.paused else schedule.next_at,
-        versions=[
-            VersionView(
-                version=one.version,
-                state=one.state,
-                detail=one.detail,
-                digest=one.digest,
-                created_at=one.created_at,
-                created_by=one.created_by,
-            )
-            for one in versions
-        ],
+    functions = svc.calls.endpoints.functions(tx, endpoint.id, endpoint.current) if endpoint.current else {}
+    counted = {
+        "instances": len(instances),
+        "ready": sum(one.ready_at is not None for one in instances),
+        "queued": counts.get("queued", 0),
+        "running": counts.get("assigned", 0),
+    }
+    return EndpointView.model_validate(
+        {
+            **endpoint._asdict(),
+            **counted,
+            "scaling": json.loads(endpoint.scaling),
+            "functions": functions,
+            "next_at": None if schedule is None or schedule.paused else schedule.next_at,
+            "versions": [one._asdict() for one in versions],
+        }
     )

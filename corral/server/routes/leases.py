@@ -13,6 +13,7 @@ from corral.core.artifacts import FileManifest, commit_from_lease
 from corral.core.leases.beat import Beat, beat
 from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
 from corral.core.storage.objects import list_objects, put_object, read_object
+from corral.core.wakeups import wait_for
 from corral.domain.artifacts import ArtifactFile, ArtifactKind
 from corral.domain.canonical import canonical
 from corral.domain.errors import InvalidInput, LeaseLost
@@ -24,7 +25,6 @@ from corral.server.long_polls import LongPoll
 from corral.server.openapi import RAW_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, lease_json
-from corral.server.wakeups import wait_for
 from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactView, ManifestRequest
 from corral.wire.leases import (

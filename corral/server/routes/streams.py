@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from corral.core import logs
 from corral.core.artifacts import run_of
+from corral.core.wakeups import wait_for
 from corral.domain.artifacts import Segment
 from corral.domain.ids import RunId
 from corral.domain.runs import Run
@@ -19,7 +20,6 @@ from corral.server.callers import Limit, User, find_run
 from corral.server.openapi import streamed
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, event_view, run_view
-from corral.server.wakeups import wait_for
 from corral.store.transaction import Tx
 from corral.wire.logs import LogLine, LogPage, MetricPage, MetricPoint
 from corral.wire.runs import EventPage, EventView, RunView

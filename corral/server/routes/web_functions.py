@@ -12,25 +12,24 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from corral.core.calls import lifecycle as core
-from corral.core.calls.lifecycle import CallOptions, NewCall
+from corral.core.calls.accept import accept, new_call, write_accepted
 from corral.domain.calls import CALL_FINAL, INLINE_BYTES, CallRecord, CallState, Payload
 from corral.domain.errors import CorralError, NotFound
 from corral.domain.ids import Digest
 from corral.server.callers import Caller, User
 from corral.server.routes.blobs import BlobHolder, keep_all
-from corral.server.routes.calls import accepted, get_chunks, wait_all
-from corral.server.routes.endpoints import find
+from corral.server.routes.calls import get_chunks
+from corral.server.routes.endpoints import find_endpoint
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
 from corral.wire.calls import ChunkPage
 from corral.wire.endpoints import FunctionTable
 
 router = APIRouter(prefix="/v1", tags=["functions"])
-# What only the instance and this gateway understand.
+# A format that only the instance and this gateway understand.
 WEB = "web1"
 WAIT_S = 60.0
-# Of the caller's business with us, not with the function.
+# Headers that are for this server, not for the function.
 _OURS = frozenset({"authorization", "host", "connection", "content-length", "transfer-encoding", "cookie"})
 
 
@@ -68,7 +67,7 @@ async def web(project: str, name: str, path: str, request: Request, caller: User
     timeout_s = table.options.timeout_s or WAIT_S
     if table.kind == "web" and table.streams:
         return await _streamed(call, caller, svc)
-    (call,) = await wait_all([call], min(timeout_s + 5.0, 3600.0), svc, fresh=True)
+    (call,) = await svc.results.wait_all([call], min(timeout_s + 5.0, 3600.0), fresh=True)
     result = call.result
     if call.outcome is not None and call.result_blob is not None:
         result = await svc.in_thread(partial(_bytes, svc, call.outcome))
@@ -80,8 +79,8 @@ async def _payload(asked: dict[str, Any], project: str, name: str, caller: Calle
         data = json.dumps(asked).encode()
         if len(data) <= INLINE_BYTES:
             return Payload(WEB, data, None, len(data))
-    # Whether it can be called is looked at before anything is kept.
-    await svc.store.read(lambda tx: find(tx, project, name, caller))
+    # Nothing is kept for an endpoint that cannot be called.
+    await svc.store.read(lambda tx: find_endpoint(tx, project, name, caller))
     sha, data = await svc.in_thread(lambda: _hashed(asked))
     holder = BlobHolder(project, f"user:{caller.token.id}", svc.clock.now() + svc.policy.user_pin_s)
     await keep_all([(sha, data)], holder, svc)
@@ -99,16 +98,15 @@ async def _accepted(
     tables: list[FunctionTable] = []
 
     def unit(tx: Tx) -> list[CallRecord]:
-        endpoint = find(tx, project, name, caller)
-        functions = svc.book.functions(tx, endpoint.id, endpoint.current) if endpoint.current else {}
+        endpoint = find_endpoint(tx, project, name, caller)
+        current, cache = endpoint.current, svc.calls.endpoints
+        functions = cache.functions(tx, endpoint.id, current) if current else {}
         function, table = _routed(functions, method, path, name)
-        options = CallOptions(**{**table.options.model_dump(), "retry_on": tuple(table.options.retry_on)})
-        new = NewCall(function, payload, None, 0, options, "", None)
-        who = core.CallOrigin(caller.actor)
         tables[:] = [table]
-        return core.accept(tx, endpoint, 0, [new], caller=who, now=svc.clock.now(), early=svc.store.alone)
+        call = new_call(function, payload, table.options.options(), submitted_by=caller.actor)
+        return accept(tx, endpoint, [call], now=svc.clock.now(), early=svc.store.alone)
 
-    (call,) = await accepted(unit, svc, patient=True)
+    (call,) = await write_accepted(svc.store, svc.dispatch, unit, patient=True)
     return call, tables[0]
 
 
@@ -138,9 +136,9 @@ def _answer(call: CallRecord, result: bytes | None) -> Response:
         )
     if call.result_format != WEB:
         return Response(result, media_type="application/octet-stream")
-    told = json.loads(result)
-    headers = {str(key): str(value) for key, value in told.get("headers", {}).items()}
-    return Response(base64.b64decode(told["body"]), status_code=int(told["status"]), headers=headers)
+    answer = json.loads(result)
+    headers = {str(key): str(value) for key, value in answer.get("headers", {}).items()}
+    return Response(base64.b64decode(answer["body"]), status_code=int(answer["status"]), headers=headers)
 
 
 _KINDS = {
@@ -151,7 +149,7 @@ _KINDS = {
 
 
 async def _streamed(call: CallRecord, caller: Caller, svc: Services) -> Response:
-    """Waits for the first piece: until then it can still be refused, and what it is is not known."""
+    """The first piece decides the status and the media type, so it is waited for."""
     page = await get_chunks(call.id, caller, svc, 0, WAIT_S, 100)
     if not page.chunks:
         seen = await svc.store.read(lambda tx: tx.calls.get(call.id)) or call
@@ -168,20 +166,20 @@ async def _pieces(call_id: str, page: ChunkPage, caller: Caller, svc: Services) 
             after = chunk.n
             yield await svc.in_thread(partial(_bytes, svc, chunk.payload.payload()))
         if page.error is not None:
-            # Broken off, so that nobody takes it for the whole.
+            # The answer breaks off, so that nobody takes it for the whole.
             raise BadGateway(f"call {call_id} failed: {page.error.get('type')} {page.error.get('message')}")
         if page.ended:
             return
         page = await get_chunks(call_id, caller, svc, after, 30.0, 100)
 
 
-def _bytes(svc: Services, given: Payload) -> bytes:
-    if given.blob is None:
-        return given.body or b""
+def _bytes(svc: Services, payload: Payload) -> bytes:
+    if payload.blob is None:
+        return payload.body or b""
     try:
-        data = b"".join(svc.blobs.read(given.blob))
+        data = b"".join(svc.blobs.read(payload.blob))
     except KeyError:
         data = b""
-    if hashlib.sha256(data).hexdigest() != given.blob:
+    if hashlib.sha256(data).hexdigest() != payload.blob:
         raise BadGateway("the answer is missing or damaged", hint="Run `corral fsck` on the server.")
     return data

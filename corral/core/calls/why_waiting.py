@@ -1,4 +1,4 @@
-"""What a call that has not begun is waiting for, in words for whoever waits."""
+"""What a queued call waits for, in words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from corral.domain.states import RunState
 from corral.store.transaction import Tx
 
 
-def waits_for(tx: Tx, call: CallRecord, now: float) -> str | None:
+def why_waiting(tx: Tx, call: CallRecord, now: float) -> str | None:
     """None for a call that has begun or ended."""
     if call.state is not CallState.QUEUED:
         return None
@@ -19,19 +19,16 @@ def waits_for(tx: Tx, call: CallRecord, now: float) -> str | None:
     endpoint = tx.endpoints.get(call.endpoint_id)
     if endpoint is None:
         return None
-    number = call.version or endpoint.current
-    mine = [
-        one
-        for one in tx.endpoints.instances(call.endpoint_id)
-        if (one.version, one.pool) == (number, call.pool)
-    ]
+    place = (call.version or endpoint.current, call.pool)
+    instances = tx.endpoints.instances(call.endpoint_id)
+    mine = [one for one in instances if (one.version, one.pool) == place]
     if any(one.ready_at is not None for one in mine):
         return "an instance that is free"
-    said = [text for one in mine if (text := _of_instance(tx, one)) is not None]
-    return said[0] if said else "an instance, which is about to be made"
+    found = (text for one in mine if (text := _state_of(tx, one)) is not None)
+    return next(found, "an instance, which is about to be made")
 
 
-def _of_instance(tx: Tx, instance: Instance) -> str | None:
+def _state_of(tx: Tx, instance: Instance) -> str | None:
     run = tx.runs.get(instance.run_id)
     if run is None:
         return None

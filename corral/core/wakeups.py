@@ -1,4 +1,4 @@
-"""Wakes streams: somebody follows a run, something of it changed."""
+"""Wakes whoever waits for a key: the followers of a run, a call or an endpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Wakeups:
         self._watchers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
 
     def close(self) -> None:
-        """The server ends: nobody is to wait any longer."""
+        """The server ends: nobody waits any longer."""
         self.closing = True
         for key in list(self._watchers):
             self.wake(key)

@@ -1,0 +1,26 @@
+"""What one server's rules for calls and endpoints share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from corral.core.calls.dispatch import Dispatcher
+from corral.core.calls.results import CallResults
+from corral.core.endpoints.cache import EndpointCache
+from corral.core.policy import ServerPolicy
+from corral.core.wakeups import Wakeups
+from corral.ports.clock import Clock
+from corral.store.store import Store
+
+
+@dataclass
+class CallContext:
+    store: Store
+    clock: Clock
+    policy: ServerPolicy
+    wakeups: Wakeups
+    endpoints: EndpointCache = field(default_factory=EndpointCache)
+
+    def __post_init__(self) -> None:
+        self.dispatch = Dispatcher(self.clock)
+        self.results = CallResults(self.store, self.clock)

@@ -1,0 +1,70 @@
+"""Instances without calls give way to runs that wait for their place, the longest unused first."""
+
+from __future__ import annotations
+
+from corral.core.calls.context import CallContext
+from corral.core.queue.eligibility import Shapes
+from corral.core.queue.free_capacity import HostCapacity
+from corral.core.queue.roster import takes_work
+from corral.domain.ids import LeaseId, RunId
+from corral.domain.queue import Lane
+from corral.store.transaction import Tx
+
+# A run that has waited this long waits for a place, not for the next poll of a host.
+WAITED_S = 0.3
+# An instance without a call for this long is not in use.
+UNUSED_S = 1.0
+# How long an instance that is evicted for a run may take to end.
+PATIENCE_S = 10.0
+
+
+class IdleEviction:
+    def __init__(self, context: CallContext, shapes: Shapes) -> None:
+        self._context = context
+        self._shapes = shapes
+        # When an instance was last evicted for a run.
+        self._evicted_at: dict[RunId, float] = {}
+
+    async def look(self) -> None:
+        dispatch = self._context.dispatch
+        if unused := dispatch.unused(UNUSED_S):
+            for lease_id in await self._context.store.read(lambda tx: self._in_the_way(tx, unused)):
+                dispatch.send_away(lease_id)
+
+    def _in_the_way(self, tx: Tx, unused: list[LeaseId]) -> list[LeaseId]:
+        now = self._context.clock.now()
+        self._evicted_at = {run: at for run, at in self._evicted_at.items() if 0 <= now - at < PATIENCE_S}
+        found: list[LeaseId] = []
+        for lane, ready in tx.runs.heads():
+            if now - ready.ready_at < WAITED_S or ready.id in self._evicted_at:
+                continue
+            for lease_id in unused:
+                if lease_id not in found and self._helps(tx, lease_id, lane, now):
+                    found.append(lease_id)
+                    self._evicted_at[ready.id] = now
+                    break
+        return found
+
+    def _helps(self, tx: Tx, lease_id: LeaseId, lane: Lane, now: float) -> bool:
+        """Whether the lane's run could start on the lease's host if the lease ended, and cannot now."""
+        lease = tx.leases.get(lease_id)
+        host = None if lease is None else tx.hosts.get(lease.host_id)
+        if lease is None or host is None or not takes_work(host, now) or _must_stay(tx, lease.run_id):
+            return False
+        shapes = self._shapes
+        if not shapes.fits(tx, lane.shape, host) or not shapes.admits(tx, lane.shape, lane.project, host):
+            return False
+        need = shapes.get(tx, lane.shape)
+        held = tx.leases.held(host.id)
+        free = HostCapacity(host, held)
+        if free.slots > 0 and free.holds(need):
+            return False
+        without = HostCapacity(host, [one for one in held if one.lease_id != lease_id])
+        return without.slots > 0 and without.holds(need)
+
+
+def _must_stay(tx: Tx, run_id: RunId) -> bool:
+    """Whether it is one of the instances that are kept without calls."""
+    instance = tx.endpoints.instance(run_id)
+    endpoint = None if instance is None else tx.endpoints.get(instance.endpoint_id)
+    return endpoint is None or len(tx.endpoints.instances(endpoint.id)) <= endpoint.rule.min
