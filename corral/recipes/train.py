@@ -10,7 +10,7 @@ from corral.recipes import json_schema as _json_schema
 from corral.recipes import models
 from corral.recipes import train_rules as rules
 from corral.recipes.models import ModelFacts
-from corral.recipes.schema import Problem, check_fields, fields_of, setting, to_plain
+from corral.recipes.schema import SettingProblem, check_fields, fields_of, setting, to_plain
 from corral.recipes.train_tables import CLIPS, DataFacts, Grpo, Guards, Lora, Train
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "Grpo",
     "Guards",
     "Lora",
-    "Problem",
+    "SettingProblem",
     "Train",
     "TrainError",
     "check_model",
@@ -55,7 +55,7 @@ class TrainError(Exception):
     code: ClassVar[str] = "invalid_input"
     hint: ClassVar[str] = "Correct the settings named above; `corral schema` prints what is allowed."
 
-    def __init__(self, problems: list[Problem]) -> None:
+    def __init__(self, problems: list[SettingProblem]) -> None:
         super().__init__("; ".join(str(problem) for problem in problems))
         self.problems = problems
 
@@ -74,25 +74,25 @@ def parse(model: object, table: object, facts: ModelFacts | None = None) -> Trai
     if "" in checked.bad or "recipe" in checked.bad:
         raise TrainError(problems)
     train = _filled_in(Train(model=name, **checked.values), checked.given, facts)
-    asked = rules.Asked(train, checked.given, facts)
+    asked = rules.RequestedRun(train, checked.given, facts)
     problems += rules.problems(asked, checked.bad)
     if problems:
         raise TrainError(problems)
     return train
 
 
-def _not_ours(name: str, facts: ModelFacts | None) -> list[Problem]:
+def _not_ours(name: str, facts: ModelFacts | None) -> list[SettingProblem]:
     """The hub has no names of Corral's own: one that is not listed is a slip."""
     if facts is not None or not name.lower().startswith(_OURS):
         return []
     near, own = models.near(name), sorted(one for one in models.catalogue() if one.startswith(_OURS))
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(own)}"
-    return [Problem("model", f"{name!r} is no model of Corral's", hint)]
+    return [SettingProblem("model", f"{name!r} is no model of Corral's", hint)]
 
 
-def check_model(train: Train, facts: ModelFacts) -> list[Problem]:
+def check_model(train: Train, facts: ModelFacts) -> list[SettingProblem]:
     """What of a run a model forbids; for models whose shape is known only after the table was read."""
-    return rules.problems(rules.Asked(train, frozenset(), facts), frozenset())
+    return rules.problems(rules.RequestedRun(train, frozenset(), facts), frozenset())
 
 
 def _filled_in(train: Train, given: frozenset[str], facts: ModelFacts | None) -> Train:

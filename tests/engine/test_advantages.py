@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from corral.engine.data.packing import pack
 from corral.engine.data.sequences import Example
 from corral.engine.training import advantages
-from corral.engine.training.advantages import Markers
+from corral.engine.training.advantages import ThinkingMarkers
 from corral.recipes.train import Grpo
 
-THINK = Markers(opening=(7,), closing=(8,))
+THINK = ThinkingMarkers(opening=(7,), closing=(8,))
 KINDS: tuple[Any, ...] = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "gspo")
 
 
@@ -228,7 +228,7 @@ def test_sampled_tokens_of_thinking_are_counted(made: Sample, count: int) -> Non
 
 
 def test_markers_may_be_several_tokens() -> None:
-    markers = Markers(opening=(1, 2), closing=(1, 3))
+    markers = ThinkingMarkers(opening=(1, 2), closing=(1, 3))
     assert advantages.thinking_tokens(sample(([5], [1, 2, 9, 1, 9, 1, 3, 9])), markers) == 3
 
 

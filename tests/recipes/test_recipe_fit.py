@@ -14,8 +14,8 @@ import pytest
 from corral.recipes import calibration, memory, models, speed
 from corral.recipes import fit_calibration as fit
 from corral.recipes.calibration import Calibration
+from corral.recipes.forecast_case import MemoryPlan
 from corral.recipes.forecast_report import report
-from corral.recipes.workload import Plan
 
 ROOT = Path(__file__).parents[2]
 # Where measured runs are kept once there are some; `bench/engine` writes them.
@@ -127,7 +127,7 @@ def test_a_run_of_any_shape_can_be_measured_and_a_strange_one_is_refused() -> No
     row = {**rows(TRUTH, noise=0.0)[0], "model": {**shape, "id": "mine", "layers": 3, "surplus": 1}}
     run = fit.read(json.dumps([row]))[0]
     assert run.case.facts.params == models.count_params(run.case.facts)
-    assert run.plan == Plan(2048, "none")
+    assert run.plan == MemoryPlan(2048, "none")
     for wrong in ({"model": "nobody/nothing"}, {"gpu": "Voodoo 2"}):
         with pytest.raises(ValueError, match=r"nobody/nothing|Voodoo 2"):
             fit.read(json.dumps([{**row, **wrong}]))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from corral.engine.environments.values import EnvironmentProblem
+from corral.engine.environments.protocol import EnvironmentProblem
 
 _HERE = str(Path(__file__).parent)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -17,8 +17,8 @@ from typing import Any
 
 from corral.engine.environments import calling, flash, verifiers
 from corral.engine.environments.native import NativeEnvironment
-from corral.engine.environments.sessions import Environment
-from corral.engine.environments.values import EnvironmentProblem
+from corral.engine.environments.protocol import EnvironmentProblem
+from corral.engine.environments.sessions import EnvironmentAdapter
 
 BUNDLED = ("arithmetic",)
 FILE = "environment.py"
@@ -48,7 +48,7 @@ def find(source: str, base: Path) -> str:
     )
 
 
-def load(source: str, params: Mapping[str, Any]) -> Environment:
+def load(source: str, params: Mapping[str, Any]) -> EnvironmentAdapter:
     """The environment of a source that `find` gave."""
     if source in BUNDLED:
         module = importlib.import_module(f"corral.engine.environments.{source}")
@@ -77,7 +77,7 @@ def load(source: str, params: Mapping[str, Any]) -> Environment:
         raise EnvironmentProblem(f"{_place(error, folder)}{ENTRY}() failed: {_said(error)}") from error
 
 
-def adapt(given: object, *, name: str, folder: Path) -> Environment:
+def adapt(given: object, *, name: str, folder: Path) -> EnvironmentAdapter:
     """Whichever form the environment has, as the engine's."""
     if given is None:
         raise EnvironmentProblem(

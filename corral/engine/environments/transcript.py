@@ -17,13 +17,13 @@ from transformers import PreTrainedTokenizerBase
 from corral.engine.data.render import Renderer
 from corral.engine.data.sequences import Completion
 from corral.engine.environments import tools as tool_texts
-from corral.engine.environments.values import Message
+from corral.engine.environments.protocol import Message
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SampledSequence:
     """A token sequence that was sampled in one or several turns. `mask` is 1 at sampled tokens, `logprobs`
     holds the sampler's logprob there; both are as long as `tokens`. The first `prompt` tokens were given.
     `reason` is why its last turn ended: `stop`, or `length` if a limit cut it."""
@@ -35,7 +35,7 @@ class Sample:
     prompt: int
 
 
-class Writer:
+class PromptWriter:
     """Makes tokens of conversations, and text of tokens, for one tokenizer and one set of tools."""
 
     def __init__(
@@ -103,7 +103,7 @@ class Writer:
 class Transcript:
     """One attempt's tokens and messages while it goes on."""
 
-    writer: Writer
+    writer: PromptWriter
     messages: list[Message] = field(default_factory=list)
     opening: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Transcript:
     _logprobs: list[float] = field(default_factory=list)
     _prompt: int = 0
     _reason: str = ""
-    _ended: list[Sample] = field(default_factory=list)
+    _ended: list[SampledSequence] = field(default_factory=list)
 
     def begin(self, messages: Sequence[Message], tokens: list[int]) -> None:
         """The conversation up to the first answer, and its tokens."""
@@ -158,13 +158,15 @@ class Transcript:
     def truncated(self) -> bool:
         return self._reason == "length"
 
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[SampledSequence]:
         """All of it. What was given after the last answer is left out: nothing is trained there."""
         return [*self._ended, self._sample()] if any(self._mask) else list(self._ended)
 
-    def _sample(self) -> Sample:
+    def _sample(self) -> SampledSequence:
         end = len(self._mask) - next((i for i, value in enumerate(reversed(self._mask)) if value), 0)
-        return Sample(self.tokens[:end], self._mask[:end], self._logprobs[:end], self._reason, self._prompt)
+        return SampledSequence(
+            self.tokens[:end], self._mask[:end], self._logprobs[:end], self._reason, self._prompt
+        )
 
     def _fresh(self, tokens: list[int]) -> None:
         self.tokens, self._prompt = tokens, len(tokens)

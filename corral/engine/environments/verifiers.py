@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from corral.engine.environments import calling, rewards, tools
-from corral.engine.environments.rowsets import Rows, prompt_of
-from corral.engine.environments.sessions import Session, conversation
-from corral.engine.environments.values import (
-    Description,
+from corral.engine.environments.protocol import (
+    EnvironmentDescription,
     EnvironmentProblem,
+    EnvironmentReply,
     Message,
     Opening,
-    Reply,
     Score,
     Split,
 )
+from corral.engine.environments.rows import EnvironmentRows, prompt_of
+from corral.engine.environments.sessions import Session, conversation
 
 _PLURALS = {"states": "state", "prompts": "prompt", "completions": "completion", "answers": "answer"}
 _PLURALS |= {"tasks": "task", "infos": "info"}
@@ -49,9 +49,13 @@ class VerifiersEnvironment:
         if not self._functions:
             raise EnvironmentProblem("the environment's rubric has no reward functions")
         dataset = getattr(given, "dataset", None)
-        self._rows: dict[Split, Rows] = {
-            "train": Rows(given.get_dataset() if dataset is None else dataset, what="dataset", folder=folder),
-            "eval": Rows(getattr(given, "eval_dataset", None) or [], what="eval_dataset", folder=folder),
+        self._rows: dict[Split, EnvironmentRows] = {
+            "train": EnvironmentRows(
+                given.get_dataset() if dataset is None else dataset, what="dataset", folder=folder
+            ),
+            "eval": EnvironmentRows(
+                getattr(given, "eval_dataset", None) or [], what="eval_dataset", folder=folder
+            ),
         }
         self._rows["train"].check(prompt_of)
         self._multi = (
@@ -59,7 +63,7 @@ class VerifiersEnvironment:
         )
         limit = getattr(given, "max_turns", None)
         functions = [f for f, _, _ in self._functions]
-        self.description = Description(
+        self.description = EnvironmentDescription(
             name=name,
             train=len(self._rows["train"]),
             eval=len(self._rows["eval"]),
@@ -86,10 +90,10 @@ class VerifiersEnvironment:
             session.state = await calling.call(setup, {"state": session.state}) or session.state
         return Opening(opening, self.description.max_turns)
 
-    async def step(self, session: Session) -> Reply:
+    async def step(self, session: Session) -> EnvironmentReply:
         self._follow(session)
         if await self._is_completed(session) or not self._multi:
-            return Reply([], done=True)
+            return EnvironmentReply([], done=True)
         offered = {"messages": list(session.messages), "state": session.state}
         result = await calling.call(self._given.env_response, offered)
         if isinstance(result, tuple):
@@ -97,7 +101,7 @@ class VerifiersEnvironment:
         messages = conversation(result, "env_response()") if result else []
         session.state["completion"] = [*session.messages[session.opening :], *messages]
         # The library calls it with an answer still to come; a state that says so ends the episode.
-        return Reply(messages, done=session.state.get("final_env_response") is not None)
+        return EnvironmentReply(messages, done=session.state.get("final_env_response") is not None)
 
     async def _is_completed(self, session: Session) -> bool:
         offered = {"messages": list(session.messages), "state": session.state}
@@ -208,7 +212,7 @@ def _offered(session: Session) -> dict[str, Any]:
     return {**named, "state": state}
 
 
-def _openai_call(call: tools.Call) -> dict[str, Any]:
+def _openai_call(call: tools.ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": json.dumps(call.arguments)}
     return {"id": f"call_{uuid.uuid4().hex[:8]}", "type": "function", "function": function}
 

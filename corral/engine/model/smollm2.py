@@ -21,7 +21,7 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from corral.engine.model.problems import ModelProblem
+from corral.engine.errors import ModelProblem
 
 if sys.platform != "win32":
     import fcntl

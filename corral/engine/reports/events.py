@@ -21,7 +21,7 @@ _BAR_CHARS = 20
 
 
 @dataclass(frozen=True)
-class Standing:
+class StepStatus:
     """How the run stands after a step. What is not known is None.
 
     `headline` is the one number that people watch (loss or reward); it is among `metrics` too.
@@ -38,7 +38,7 @@ class Standing:
 
 
 @dataclass
-class Screen:
+class TerminalOutput:
     """Prints for people: on a terminal one line that changes, elsewhere a line now and then."""
 
     out: TextIO = field(default_factory=lambda: sys.stdout)
@@ -51,7 +51,7 @@ class Screen:
         self.out.write(f"{text}\n")
         self.out.flush()
 
-    def step(self, standing: Standing) -> None:
+    def step(self, standing: StepStatus) -> None:
         if self.out.isatty():
             self._erase()
             self.out.write(f"{_bar(standing)}  {line(standing)}")
@@ -71,10 +71,10 @@ class Screen:
             self._drawn = False
 
 
-class Events:
+class EventWriter:
     """Tells the worker by the file that CORRAL_EVENTS names, if there is one, and people by the screen."""
 
-    def __init__(self, file: Path | None, screen: Screen) -> None:
+    def __init__(self, file: Path | None, screen: TerminalOutput) -> None:
         self._file = file
         self._screen = screen
         self._phase = "starting"
@@ -113,7 +113,7 @@ class Events:
         """The same within a step, where people see the step's own line."""
         self._write({"progress": {"phase": name}})
 
-    def step(self, standing: Standing) -> None:
+    def step(self, standing: StepStatus) -> None:
         self._under_way.set()
         self._write(
             {
@@ -151,7 +151,7 @@ def finite(values: Mapping[str, float]) -> dict[str, float]:
     return {key: float(value) for key, value in values.items() if math.isfinite(value)}
 
 
-def line(standing: Standing) -> str:
+def line(standing: StepStatus) -> str:
     """`step 12/100  loss 1.2345  36.8k tok/s  MFU 41%  32.5 GiB  ETA 2m 5s`."""
     value = standing.metrics.get(standing.headline)
     parts = [f"step {standing.step}/{standing.total}"]
@@ -188,12 +188,12 @@ def duration(seconds: float) -> str:
     return f"{left // 3600}h {left % 3600 // 60}m"
 
 
-def _bar(standing: Standing) -> str:
+def _bar(standing: StepStatus) -> str:
     filled = round(_BAR_CHARS * standing.step / max(standing.total, 1))
     return f"[{'#' * filled}{'.' * (_BAR_CHARS - filled)}]"
 
 
-def _progress(standing: Standing) -> dict[str, object]:
+def _progress(standing: StepStatus) -> dict[str, object]:
     """As text where a unit is needed: whoever follows the run prints these as they are."""
     said: dict[str, object] = {"phase": "training"}
     if standing.tokens_per_s is not None:

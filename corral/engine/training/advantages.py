@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 Scale = Literal["group", "batch", "none"]
 Reward = float | None
-STEADY = 1e-4  # added to a deviation before dividing by it
+EPSILON = 1e-4  # added to a deviation before dividing by it
 FLAT = 1e-8  # below this a deviation is none
 
 
-class Sample(Protocol):
+class TrainableSample(Protocol):
     """A token sequence that was sampled in one or several turns. `mask` is 1 at sampled tokens, `logprobs`
     holds the sampler's logprob there; both are as long as `tokens`. `reason` is why its last turn ended:
     `length` says that the limit cut it."""
@@ -40,20 +40,20 @@ class Sample(Protocol):
     def reason(self) -> str: ...
 
 
-class Episode(Protocol):
+class RewardedEpisode(Protocol):
     """One attempt at a task. Attempts with equal `group` are compared with each other. It has several samples
     where its history could not be continued token by token."""
 
     @property
     def group(self) -> int: ...
     @property
-    def samples(self) -> Sequence[Sample]: ...
+    def samples(self) -> Sequence[TrainableSample]: ...
     @property
     def reward(self) -> Reward: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Markers:
+class ThinkingMarkers:
     """The tokens that begin and end thinking."""
 
     opening: tuple[int, ...]
@@ -97,7 +97,7 @@ def advantages(rewards: Sequence[Sequence[Reward]], scale: Scale) -> list[list[f
             continue
         mean = math.fsum(known) / len(known)
         divisor = {"group": deviation(known), "batch": overall, "none": None}[scale]
-        by = 1.0 if divisor is None else divisor + STEADY
+        by = 1.0 if divisor is None else divisor + EPSILON
         result.append([(reward - mean) / by if is_scored(reward) else 0.0 for reward in group])
     return result
 
@@ -126,7 +126,7 @@ def overlong(length: int, *, max_completion: int, buffer: int) -> float:
     return -min(max((length - (max_completion - buffer)) / buffer, 0.0), 1.0)
 
 
-def thinking_tokens(sample: Sample, markers: Markers) -> int:
+def thinking_tokens(sample: TrainableSample, markers: ThinkingMarkers) -> int:
     """How many sampled tokens stand inside thinking, the markers not counted, over all turns of the sample.
 
     Thinking may be opened by the prompt. A turn that never closes it thinks to its end.
@@ -147,7 +147,9 @@ def thinking_tokens(sample: Sample, markers: Markers) -> int:
     return count
 
 
-def score(episodes: Sequence[Episode], grpo: Grpo, *, markers: Markers | None = None) -> Scores:
+def score(
+    episodes: Sequence[RewardedEpisode], grpo: Grpo, *, markers: ThinkingMarkers | None = None
+) -> Scores:
     """Shape the rewards, then compare each with its group. `markers` is needed for the thinking penalty."""
     if grpo.thinking_length_penalty and markers is None:
         raise ValueError("thinking_length_penalty needs the tokens that begin and end thinking")
@@ -181,7 +183,11 @@ def score(episodes: Sequence[Episode], grpo: Grpo, *, markers: Markers | None = 
 
 
 def build(
-    episodes: Sequence[Episode], grpo: Grpo, *, scores: Scores | None = None, markers: Markers | None = None
+    episodes: Sequence[RewardedEpisode],
+    grpo: Grpo,
+    *,
+    scores: Scores | None = None,
+    markers: ThinkingMarkers | None = None,
 ) -> list[Example]:
     """The examples of one optimiser step: one for each sample that has sampled tokens.
 
@@ -255,11 +261,11 @@ def _stands(marker: tuple[int, ...], tokens: list[int], at: int) -> int:
     return len(marker) if marker and tuple(tokens[at : at + len(marker)]) == marker else 0
 
 
-def _trained(sample: Sample) -> int:
+def _trained(sample: TrainableSample) -> int:
     return sum(1 for m in sample.mask if m)
 
 
-def _turns(episode: Episode) -> list[int]:
+def _turns(episode: RewardedEpisode) -> list[int]:
     """The length of each sampled stretch."""
     return [
         sum(1 for _ in stretch)
@@ -269,18 +275,18 @@ def _turns(episode: Episode) -> list[int]:
     ]
 
 
-def _overlong(episode: Episode, grpo: Grpo) -> float:
+def _overlong(episode: RewardedEpisode, grpo: Grpo) -> float:
     """The limit is one turn's, so the longest turn decides."""
     longest = max(_turns(episode), default=0)
     punish = overlong(longest, max_completion=grpo.max_completion, buffer=grpo.overlong_buffer)
     return grpo.overlong_penalty * punish
 
 
-def _thinking(episode: Episode, markers: Markers) -> int:
+def _thinking(episode: RewardedEpisode, markers: ThinkingMarkers) -> int:
     return sum(thinking_tokens(sample, markers) for sample in episode.samples)
 
 
-def _is_truncated(episode: Episode) -> bool:
+def _is_truncated(episode: RewardedEpisode) -> bool:
     return bool(episode.samples) and episode.samples[-1].reason == "length"
 
 
@@ -290,14 +296,14 @@ def _is_flat(rewards: Sequence[Reward]) -> bool:
     return spread is None or spread <= FLAT
 
 
-def _grouped(episodes: Sequence[Episode]) -> list[list[int]]:
+def _grouped(episodes: Sequence[RewardedEpisode]) -> list[list[int]]:
     groups: dict[int, list[int]] = {}
     for place, episode in enumerate(episodes):
         groups.setdefault(episode.group, []).append(place)
     return list(groups.values())
 
 
-def _prefixes(episodes: Sequence[Episode]) -> dict[int, int]:
+def _prefixes(episodes: Sequence[RewardedEpisode]) -> dict[int, int]:
     """For each group, how many tokens all its episodes begin with before anything is sampled."""
     prompts: dict[int, list[list[int]]] = {}
     for episode in episodes:
@@ -312,7 +318,7 @@ def _prefixes(episodes: Sequence[Episode]) -> dict[int, int]:
     }
 
 
-def _streams(sample: Sample, weight: float, advantage: float) -> dict[str, list[float]]:
+def _streams(sample: TrainableSample, weight: float, advantage: float) -> dict[str, list[float]]:
     logprobs = [logprob if m else 0.0 for logprob, m in zip(sample.logprobs, sample.mask, strict=True)]
     return {
         "policy": [weight * m for m in sample.mask],

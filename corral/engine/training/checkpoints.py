@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from corral.engine.reports.events import Events
+from corral.engine.errors import EngineError
+from corral.engine.reports.events import EventWriter
 
 FORMAT = 1
 STATE = "state.json"
@@ -26,16 +27,12 @@ FREE = frozenset({"guards", "save_every", "eval_every", "eval_rows", "micro_toke
 Config = Mapping[str, Any]
 
 
-class CheckpointError(Exception):
+class CheckpointError(EngineError):
     """A checkpoint that cannot be gone on from; `hint` says what to do."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 @dataclass(frozen=True)
-class Saved:
+class Checkpoint:
     """A checkpoint that was read: its folder, the steps that were done, and what the parts had said."""
 
     folder: Path
@@ -53,7 +50,7 @@ def digest(config: Config) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class Checkpoints:
+class CheckpointWriter:
     """Those of one run in one folder; the newest `keep` stay.
 
     `config` is everything that decides the losses: settings, seed, and digests of model, data and
@@ -64,7 +61,7 @@ class Checkpoints:
         self,
         folder: Path,
         config: Config,
-        events: Events,
+        events: EventWriter,
         *,
         keep: int = 2,
         clock: Callable[[], float] = time.monotonic,
@@ -121,7 +118,7 @@ class Checkpoints:
             link(file, part / JOURNAL / file.name)
         return self._place(part, f"step-{step:06d}+{names[-1].stem}", step=step, metric=None)
 
-    def load(self, folder: Path) -> Saved:
+    def load(self, folder: Path) -> Checkpoint:
         try:
             state = json.loads((folder / STATE).read_bytes())
             if state["format"] != FORMAT:
@@ -138,7 +135,7 @@ class Checkpoints:
                 f"{'; '.join(_differences(config, self._config))}",
                 "Give this run a folder for checkpoints of its own, or set back what was changed.",
             )
-        return Saved(folder, step, parts)
+        return Checkpoint(folder, step, parts)
 
     def _place(self, part: Path, name: str, *, step: int, metric: float | None) -> Path:
         sync_tree(part)

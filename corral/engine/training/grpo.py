@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 
-from corral.engine.data.order import Order
+from corral.engine.data.row_order import RowOrder
 from corral.engine.data.sequences import Example
 from corral.engine.engine import Engine
-from corral.engine.environments.transcript import Sample
-from corral.engine.environments.values import Split
+from corral.engine.environments.protocol import Split
+from corral.engine.environments.transcript import SampledSequence
 from corral.engine.model.reference import without_adapter
 from corral.engine.reports.report import Row, shorten
 from corral.engine.sampling.rollouts import Episode, Rollouts
 from corral.engine.training import advantages, losses
-from corral.engine.training.advantages import Markers, Scores
-from corral.engine.training.course import Course, OutOfMemory, learning_rate
-from corral.engine.training.evaluate import Evaluation, interval
-from corral.engine.training.watch import Finding, GuardStop, Sampled
+from corral.engine.training.advantages import Scores, ThinkingMarkers
+from corral.engine.training.evaluation import Evaluation, interval
+from corral.engine.training.guards import GuardFinding, GuardStop, RolloutStats
+from corral.engine.training.training_run import OutOfMemory, TrainingRun, learning_rate
 
 # Rollouts of a step that samples.jsonl shows: the best and the worst of so many groups.
 SHOWN_GROUPS = 4
@@ -35,7 +35,7 @@ _EVALUATION = -1
 
 
 @dataclass
-class Setting:
+class RolloutSource:
     """What a run samples from: `rollouts(rows)` makes them for a sampler of so many sequences at once.
 
     `tasks` are those of the environment that can be used; `markers` the tokens around thinking.
@@ -45,7 +45,7 @@ class Setting:
     rows: int
     tasks: Sequence[int]
     seed: int
-    markers: Markers | None = None
+    markers: ThinkingMarkers | None = None
     _made: Rollouts | None = None
     _told: set[str] = field(default_factory=set)
 
@@ -61,95 +61,95 @@ class Setting:
         return self.rows > 0
 
 
-def run(course: Course, setting: Setting) -> None:
-    """Train from wherever the course stands to its end."""
-    train, grpo = course.train, course.train.grpo
+def run(training: TrainingRun, source: RolloutSource) -> None:
+    """Train from wherever the training stands to its end."""
+    train, grpo = training.train, training.train.grpo
     loss = losses.make(train)
-    order = Order(len(setting.tasks), setting.seed)
-    course.meter.begin()
-    for step in range(course.done, course.total):
+    order = RowOrder(len(source.tasks), source.seed)
+    training.meter.begin()
+    for step in range(training.done, training.total):
         rate = learning_rate(
-            step, course.total, peak=course.rate, schedule=train.schedule, warmup=train.warmup
+            step, training.total, peak=training.rate, schedule=train.schedule, warmup=train.warmup
         )
-        tasks = [setting.tasks[place] for place in order.batch(step, train.prompts_per_step)]
-        episodes = rollouts_of(course, setting, tasks)
-        scores = advantages.score(episodes, grpo, markers=setting.markers)
-        check_errors(course, setting, episodes)
+        tasks = [source.tasks[place] for place in order.batch(step, train.prompts_per_step)]
+        episodes = rollouts_of(training, source, tasks)
+        scores = advantages.score(episodes, grpo, markers=source.markers)
+        check_errors(training, source, episodes)
         metrics = described(episodes, scores)
-        course.meter.count(size(episodes))
-        course.record.sample(table(step + 1, episodes, scores))
+        training.meter.count(size(episodes))
+        training.record.sample(table(step + 1, episodes, scores))
         examples = advantages.contributing(advantages.build(episodes, grpo, scores=scores))
         if grpo.beta and examples:
-            examples = with_reference(course.engine, examples, grpo.temperature)
+            examples = with_reference(training.engine, examples, grpo.temperature)
         if examples and losses.renews_old(grpo):
-            examples = with_old(course.engine, examples, grpo.temperature)
-        if examples and isinstance(loss, losses.Policy) and loss.anchor == "self":
-            metrics["mismatch"] = probed_gap(course.engine, examples, grpo.temperature)
+            examples = with_old(training.engine, examples, grpo.temperature)
+        if examples and isinstance(loss, losses.PolicyLoss) and loss.anchor == "self":
+            metrics["mismatch"] = probed_gap(training.engine, examples, grpo.temperature)
         for iteration in range(grpo.iterations if examples else 0):
             # Once the weights have changed, the step is finished before anything else is done.
-            with course.stop.interruptible() if iteration == 0 else nullcontext():
-                seen = course.gradients(examples, loss, temperature=grpo.temperature)
-            numbers = course.read(seen, course.apply(rate))
+            with training.stop.interruptible() if iteration == 0 else nullcontext():
+                seen = training.gradients(examples, loss, temperature=grpo.temperature)
+            numbers = training.read(seen, training.apply(rate))
             if iteration == 0:
                 metrics |= learned(numbers) | metrics
-        findings = course.watch.rollouts(step + 1, observed(episodes, scores, metrics))
-        course.close({**metrics, "lr": rate})
+        findings = training.guards.rollouts(step + 1, observed(episodes, scores, metrics))
+        training.close({**metrics, "lr": rate})
         for finding in findings:
-            course.heed(finding)
+            training.heed(finding)
 
 
 # -- sampling -----------------------------------------------------------------------------------------
 
 
-def rollouts_of(course: Course, setting: Setting, tasks: Sequence[int]) -> list[Episode]:
+def rollouts_of(training: TrainingRun, source: RolloutSource, tasks: Sequence[int]) -> list[Episode]:
     """The episodes of the step under way: from the journal if they were sampled before a kill."""
-    step = course.done
-    if (kept := course.journal.read(step)) is not None:
+    step = training.done
+    if (kept := training.journal.read(step)) is not None:
         return [restored(row) for row in kept]
     began = time.perf_counter()
-    course.events.doing("sampling")
+    training.events.doing("sampling")
     while True:
         try:
-            with course.stop.interruptible():
-                episodes = setting.sampling().run(tasks, step=step)
+            with training.stop.interruptible():
+                episodes = source.sampling().run(tasks, step=step)
             break
         except torch.OutOfMemoryError as error:
             problem = str(error).partition("\n")[0]
-        course.engine.drop_sampler()
-        if not setting.shrink():
+        training.engine.drop_sampler()
+        if not source.shrink():
             raise OutOfMemory(
                 f"Memory ran out while sampling one sequence at step {step + 1}: {problem}",
                 "Lower grpo.max_completion or max_length, or take a machine with more memory.",
             )
-        course.note(f"Memory ran out while sampling: {setting.rows} sequences at a time from now on.")
-    course.sampled([episode.row() for episode in episodes], time.perf_counter() - began)
+        training.note(f"Memory ran out while sampling: {source.rows} sequences at a time from now on.")
+    training.sampled([episode.row() for episode in episodes], time.perf_counter() - began)
     return episodes
 
 
 def restored(row: dict[str, Any]) -> Episode:
-    return Episode(**{**row, "samples": [Sample(**sample) for sample in row["samples"]]})
+    return Episode(**{**row, "samples": [SampledSequence(**sample) for sample in row["samples"]]})
 
 
-def check_errors(course: Course, setting: Setting, episodes: Sequence[Episode]) -> None:
+def check_errors(training: TrainingRun, source: RolloutSource, episodes: Sequence[Episode]) -> None:
     """An attempt that could not be scored costs itself only; when none could, nothing can be learned."""
     failed = [episode for episode in episodes if not advantages.is_scored(episode.reward)]
     if not failed:
         return
     causes = Counter((episode.kind or "unscored", episode.error or "no reward") for episode in failed)
     (kind, error), _ = causes.most_common(1)[0]
-    count = f"{len(failed)} of {len(episodes)} completions of step {course.done + 1} could not be scored"
+    count = f"{len(failed)} of {len(episodes)} completions of step {training.done + 1} could not be scored"
     if len(failed) == len(episodes):
         raise GuardStop(
-            Finding(
+            GuardFinding(
                 "no_reward",
                 "stop",
                 f"{count}; most often: {error}",
                 "Correct the environment; it can be tried by itself with a few rows.",
             )
         )
-    if kind not in setting._told:
-        setting._told.add(kind)
-        course.note(f"{count} ({kind}); most often: {error}. They are left out of the loss.")
+    if kind not in source._told:
+        source._told.add(kind)
+        training.note(f"{count} ({kind}); most often: {error}. They are left out of the loss.")
 
 
 # -- numbers ------------------------------------------------------------------------------------------
@@ -190,12 +190,12 @@ def learned(numbers: dict[str, float]) -> dict[str, float]:
     return said
 
 
-def observed(episodes: Sequence[Episode], scores: Scores, metrics: dict[str, float]) -> Sampled:
+def observed(episodes: Sequence[Episode], scores: Scores, metrics: dict[str, float]) -> RolloutStats:
     groups: dict[int, list[float]] = {}
     for episode, reward in zip(episodes, scores.rewards, strict=True):
         if reward is not None:
             groups.setdefault(episode.group, []).append(reward)
-    return Sampled(
+    return RolloutStats(
         reward=metrics["reward"],
         spread=max((max(group) - min(group) for group in groups.values()), default=0.0),
         length=metrics["length"],

@@ -9,14 +9,14 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from corral.engine.environments.protocol import EnvironmentProblem, Message
 from corral.engine.environments.sessions import conversation
-from corral.engine.environments.values import EnvironmentProblem, Message
 
 PROMPTS = ("prompt", "messages", "question", "input")
 _LOOKED_AT = 64
 
 
-class Rows:
+class EnvironmentRows:
     """A sequence of mappings. What can be indexed is read when it is asked for."""
 
     def __init__(self, given: object, *, what: str, folder: Path) -> None:

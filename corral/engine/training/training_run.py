@@ -14,27 +14,30 @@ from torch import Tensor
 
 from corral.engine.data.sequences import Example
 from corral.engine.engine import Engine, Step
-from corral.engine.reports.events import Events
-from corral.engine.reports.report import Record
-from corral.engine.training.checkpoints import JOURNAL, Checkpoints, Saved, link, link_tree
-from corral.engine.training.evaluate import Evaluation, better
-from corral.engine.training.journal import Journal
+from corral.engine.errors import EngineError
+from corral.engine.reports.events import EventWriter
+from corral.engine.reports.report import RunRecord
+from corral.engine.training.checkpoints import (
+    JOURNAL,
+    Checkpoint,
+    CheckpointWriter,
+    link,
+    link_tree,
+)
+from corral.engine.training.evaluation import Evaluation, better
+from corral.engine.training.guards import GuardFinding, GuardMonitor, GuardStop
 from corral.engine.training.losses import Loss
-from corral.engine.training.meter import Meter
-from corral.engine.training.signals import Stop
-from corral.engine.training.watch import Finding, GuardStop, Watch
+from corral.engine.training.rollout_journal import RolloutJournal
+from corral.engine.training.stop_signal import StopSignal
+from corral.engine.training.throughput import ThroughputMeter
 from corral.recipes.train import Train
 
 # Sampling for so long is worth an upload of what was sampled: another machine may have to go on.
 ANNOUNCE_AFTER_S = 30.0
 
 
-class OutOfMemory(Exception):
+class OutOfMemory(EngineError):
     """Memory does not hold even one sequence at a time."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 def learning_rate(step: int, total: int, *, peak: float, schedule: str, warmup: float) -> float:
@@ -49,7 +52,7 @@ def learning_rate(step: int, total: int, *, peak: float, schedule: str, warmup: 
 
 
 @dataclass
-class Best:
+class BestStep:
     """The step whose evaluation was best so far; its adapter lies in a folder of its own."""
 
     step: int | None = None
@@ -57,7 +60,7 @@ class Best:
 
 
 @dataclass
-class Course:
+class TrainingRun:
     """A run under way. `done` counts whole steps; everything else that a resume needs is in the parts.
 
     `longest` is the most tokens that a sequence of the run can have. `work` is a folder for the journal and
@@ -68,23 +71,23 @@ class Course:
     total: int
     rate: float
     engine: Engine
-    events: Events
-    checkpoints: Checkpoints
-    watch: Watch
-    meter: Meter
-    stop: Stop
+    events: EventWriter
+    checkpoints: CheckpointWriter
+    guards: GuardMonitor
+    meter: ThroughputMeter
+    stop: StopSignal
     work: Path
     headline: str
     longest: int
     evaluate_with: Callable[[int], list[Evaluation]] | None = None
-    record: Record = field(default_factory=Record)
-    best: Best = field(default_factory=Best)
+    record: RunRecord = field(default_factory=RunRecord)
+    best: BestStep = field(default_factory=BestStep)
     done: int = 0
     _saved: int | None = None
     _unannounced_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.journal = Journal(self.work / JOURNAL, self.checkpoints.config_digest)
+        self.journal = RolloutJournal(self.work / JOURNAL, self.checkpoints.config_digest)
 
     # -- one step -------------------------------------------------------------------------------------
 
@@ -118,7 +121,7 @@ class Course:
     def read(self, seen: Step, norm: Tensor) -> dict[str, float]:
         """The numbers of a step: the one place where it waits for the device."""
         numbers = {**seen.read(), "grad_norm": float(norm)}
-        if finding := self.watch.gradients(
+        if finding := self.guards.gradients(
             self.done + 1,
             loss=numbers["loss"],
             grad_norm=numbers["grad_norm"],
@@ -146,7 +149,7 @@ class Course:
             )
         self.note(f"Memory ran out at step {self.done + 1}: {change}, and the step is repeated.")
 
-    def heed(self, finding: Finding) -> None:
+    def heed(self, finding: GuardFinding) -> None:
         if finding.policy == "stop":
             raise GuardStop(finding)
         self.note(str(finding))
@@ -195,7 +198,7 @@ class Course:
     def _keep_if_best(self, evaluation: Evaluation) -> None:
         if not better(evaluation.metric, evaluation.interval.mean, self.best.value):
             return
-        self.best = Best(self.done, evaluation.interval.mean)
+        self.best = BestStep(self.done, evaluation.interval.mean)
         part = self.work / ".best"
         shutil.rmtree(part, ignore_errors=True)
         self.engine.save_adapter(part)
@@ -238,11 +241,11 @@ class Course:
         else:
             self.checkpoints.add_journal(newest, self.journal.files(), step=self._saved)
 
-    def resume(self, saved: Saved) -> None:
+    def resume(self, saved: Checkpoint) -> None:
         self.engine.load_state(saved.folder / "engine")
-        self.record = Record.load(saved.folder / "record")
-        self.watch.restore(saved.parts["watch"])
-        self.best = Best(**saved.parts["best"])
+        self.record = RunRecord.load(saved.folder / "record")
+        self.guards.restore(saved.parts["watch"])
+        self.best = BestStep(**saved.parts["best"])
         # The folder may hold one that was found after the checkpoint, in a past that is made again now.
         shutil.rmtree(self.best_folder, ignore_errors=True)
         if (saved.folder / "best").is_dir():
@@ -260,7 +263,7 @@ class Course:
     def _parts(self) -> dict[str, Any]:
         options = self.engine.options
         return {
-            "watch": self.watch.state(),
+            "watch": self.guards.state(),
             "best": {"step": self.best.step, "value": self.best.value},
             "options": {"micro_tokens": options.micro_tokens, "recompute": options.recompute},
         }

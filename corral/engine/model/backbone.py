@@ -58,7 +58,7 @@ def _trained(x: Tensor, layer: Layer, cos: Tensor, sin: Tensor, dims: Dims, mask
     return _by_blocks(x, layer, None, cos, sin, dims, mask)[0]
 
 
-class Trunk:
+class Backbone:
     """Runs the layers of a decoder. On a GPU a layer is compiled once, for all layers and packs alike."""
 
     def __init__(self, decoder: Decoder) -> None:
