@@ -6,19 +6,23 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from corral.recipes import calibration, gpus, memory, models, speed
-from corral.recipes import fit_calibration as fit
-from corral.recipes import memory_plan as plan
-from corral.recipes.calibration import Calibration
-from corral.recipes.forecast import Forecast, forecast, forecast_plan
-from corral.recipes.forecast_case import Device, ForecastCase, MemoryPlan
-from corral.recipes.gpus import GpuFacts
-from corral.recipes.models import ModelFacts, block_params
-from corral.recipes.train import DataFacts, parse
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from bench.engine import fit_calibration as fit  # noqa: E402
+from corral.recipes import calibration, gpus, memory, models, speed  # noqa: E402
+from corral.recipes import memory_plan as plan  # noqa: E402
+from corral.recipes.calibration import Calibration  # noqa: E402
+from corral.recipes.forecast import Forecast, forecast, forecast_plan  # noqa: E402
+from corral.recipes.forecast_case import Device, ForecastCase, MemoryPlan  # noqa: E402
+from corral.recipes.gpus import GpuFacts  # noqa: E402
+from corral.recipes.models import ModelFacts, block_params  # noqa: E402
+from corral.recipes.train import DataFacts, parse  # noqa: E402
 
 GIB = 1 << 30
 SFT: dict[str, Any] = {"recipe": "sft", "data": "x.jsonl"}
@@ -277,7 +281,7 @@ def test_forecasting_imports_nothing_but_the_standard_library_en_d17() -> None:
     """`estimate` works without torch, without a GPU, and does not depend on torch's own trackers."""
     script = (
         "import sys\n"
-        "import corral.recipes.offers, corral.recipes.fit_calibration, corral.recipes.forecast_report\n"
+        "import corral.recipes.offers, corral.recipes.forecast_report\n"
         "roots = {name.partition('.')[0] for name in sys.modules}\n"
         "print(sorted(roots - sys.stdlib_module_names - {'corral', '__main__'}))\n"
     )

@@ -1,6 +1,6 @@
 """Fits the constants of the forecast to measured runs, so that it is rarely above and hardly ever below.
 
-    python -m corral.recipes.fit_calibration measured.json "H200, 24 runs" > calibration.json
+    python -m bench.engine.fit_calibration measured.json "H200, 24 runs" > calibration.json
 
 `measured.json` is a list of runs: `model` (a listed name, or a table of ModelFacts' fields), `train` (the
 table of the run file), `plan` (micro_tokens, recompute, rows, context), `gpu` (a name, or null) with `cores`,
@@ -213,7 +213,7 @@ def rewrite(text: str, constants: Calibration, origin: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 2:
-        sys.stderr.write("usage: python -m corral.recipes.fit_calibration MEASURED.json ORIGIN\n")
+        sys.stderr.write("usage: python -m bench.engine.fit_calibration MEASURED.json ORIGIN\n")
         return 2
     runs = read(Path(arguments[0]).read_text("utf-8"))
     constants = fit_speed(runs, fit_memory(runs, calibration.default()))
