@@ -21,7 +21,7 @@ from corral.engine.model.generic_backbone import GenericBackbone
 from corral.engine.sampling.generic_sampler import GenericSampler
 from corral.engine.sampling.sampler import Sampler
 from corral.engine.training.cuda_graphs import GraphedPasses
-from corral.engine.training.losses import Loss, Sums
+from corral.engine.training.losses import Loss, Sums, add_sums
 from corral.engine.training.optimizer import Optimizer
 from corral.recipes.train import Lora
 
@@ -41,8 +41,7 @@ class Step:
 
     def add(self, loss: Tensor, sums: Sums) -> None:
         self.loss = self.loss.to(loss.device) + loss
-        for name, amount in sums.items():
-            self.sums[name] = self.sums[name] + amount if name in self.sums else amount
+        add_sums(self.sums, sums)
 
     def read(self) -> dict[str, float]:
         names = list(self.sums)
@@ -81,10 +80,7 @@ class Engine:
                 loaded.model, ref=loaded.ref, trained=full, length=options.micro_tokens
             )
         self._optimizer = Optimizer(
-            self._trained,
-            beta1=options.beta1,
-            beta2=options.beta2,
-            weight_decay=options.weight_decay,
+            self._trained, beta1=options.beta1, beta2=options.beta2, weight_decay=options.weight_decay
         )
         self._sampler: Sampler | None = None
         self._replays: GraphedPasses | None = None
@@ -151,7 +147,7 @@ class Engine:
         """For each example the logprob of each of its tokens given those before it; 0.0 for the first."""
         found: list[list[float]] = [[] for _ in examples]
         for part in self._packs(examples, share=False):
-            hidden = self._hidden(part)
+            hidden = self._backbone.train(*self._inputs(part), recompute=False)
             targets = send(part.targets, self.device)
             scored = head.score(hidden, self._decoder.head, targets, temperature=temperature, chunk=_CHUNK)
             values = scored.logprob.tolist()
@@ -168,9 +164,6 @@ class Engine:
             share_prefix=self.options.share_prefix if share is None else share,
             multiple=self.options.micro_tokens if on_gpu else 1,
         )
-
-    def _hidden(self, part: Pack) -> Tensor:
-        return self._backbone.train(*self._inputs(part), recompute=False)
 
     def _inputs(self, part: Pack) -> tuple[Tensor, Tensor, Layout]:
         layout = layout_of(part.segment, part.prefix, self.device)

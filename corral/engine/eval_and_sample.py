@@ -1,17 +1,18 @@
-"""Evaluating and sampling what a training run trained, beside the model that it began with."""
+"""Evaluating and sampling what a training run made, beside the model that it began with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from corral.engine.data import sft_dataset
 from corral.engine.data.render import Renderer
-from corral.engine.data.sequences import Completion, SamplingParams, SamplingRequest
+from corral.engine.data.sequences import SamplingParams
 from corral.engine.engine import Engine
-from corral.engine.model.reference import has_adapter, without_adapter
+from corral.engine.model.adapters import is_adapted
+from corral.engine.model.reference import without_adapter
 from corral.engine.reports import report
 from corral.engine.reports.events import EventWriter
 from corral.engine.spec import InvalidSpec, JobSpec, with_defaults
@@ -62,7 +63,7 @@ class TrainedModel:
 
     def phases(self) -> Iterator[tuple[str, AbstractContextManager[None]]]:
         """First as it was before training, where that can be had, then as it is."""
-        if has_adapter(self.engine):
+        if is_adapted(self.engine.loaded.model):
             yield "before", without_adapter(self.engine)
         yield "after", nullcontext()
 
@@ -112,7 +113,7 @@ def sample(trained: TrainedModel, ask: Mapping[str, Any]) -> list[dict[str, Any]
 
 
 def answer(engine: Engine, prompts: Sequence[Sequence[int]], ask: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One completion for each prompt; seeds count up from the one that was given."""
+    """One completion for each prompt; seeds count up from the one in `ask`."""
     tokenizer = engine.loaded.tokenizer
     params = SamplingParams(
         max_tokens=int(ask["max_tokens"]),
@@ -127,12 +128,6 @@ def answer(engine: Engine, prompts: Sequence[Sequence[int]], ask: Mapping[str, A
             f"the prompt and {params.max_tokens} tokens make {longest}; the model has {facts.context}",
             "Lower max_tokens or shorten the prompt.",
         )
-    sampler = engine.sampler(rows=len(prompts), context=longest)
-    for key, prompt in enumerate(prompts):
-        sampler.submit(SamplingRequest(key, list(prompt), replace(params, seed=params.seed + key)))
-    found: list[Completion] = []
-    while sampler.pending:
-        found += sampler.step()
     return [
         {
             "completion": tokenizer.decode(_without_end(one.tokens, params.stop_tokens)),
@@ -140,7 +135,7 @@ def answer(engine: Engine, prompts: Sequence[Sequence[int]], ask: Mapping[str, A
             "reason": one.reason,
             "logprob": sum(one.logprobs),
         }
-        for one in sorted(found, key=lambda completion: completion.key)
+        for one in engine.sample(prompts, params)
     ]
 
 

@@ -1,4 +1,4 @@
-"""What a run is trained of: rows, model, device. All of it is looked at before a model is on a device."""
+"""What a run starts from: rows, model, adapter, device; all checked before a model is on the device."""
 
 from __future__ import annotations
 

@@ -15,9 +15,8 @@ import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-T = TypeVar("T")
 Scalar = str | int | float | bool
 _MISSING = dataclasses.MISSING
 _NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
@@ -40,19 +39,6 @@ class SettingProblem:
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" + (f" ({self.hint})" if self.hint else "")
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedTable:
-    """What a table says: a value for every field (its default where it was wrong or not given).
-
-    `given` and `bad` hold dotted names below the table, such as `lora.rank`.
-    """
-
-    values: dict[str, Any]
-    given: frozenset[str]
-    bad: frozenset[str]
-    problems: list[SettingProblem]
 
 
 class _Wrong(Exception):
@@ -84,33 +70,31 @@ def setting(
     return field(metadata=metadata)
 
 
-def check(cls: type[T], table: object, path: str = "") -> tuple[T | None, list[SettingProblem]]:
-    """The value that a table describes, or every problem with it."""
-    checked = check_fields(cls, table, path)
-    return (None, checked.problems) if checked.problems else (cls(**checked.values), [])
-
-
 def check_fields(cls: type, table: object, path: str = "") -> CheckedTable:
     """Check each key of a table; go on after each problem, so that a user sees all of them at once."""
+    checked = CheckedTable(path)
     if not isinstance(table, Mapping):
-        problem = SettingProblem(path or "the table", f"expected a table, got {shown(table)}")
-        return CheckedTable({}, frozenset(), frozenset({""}), [problem])
-    reading = _TableReader(path)
-    reading.problems += _unknown_keys(cls, table, path)
+        checked.bad.add("")
+        checked.problems.append(SettingProblem(path or "the table", f"expected a table, got {shown(table)}"))
+        return checked
+    checked.problems += _unknown_keys(cls, table, path)
     for name, spec, tp in fields_of(cls):
         inner = nested(tp)
         if name not in table:
-            reading.leave_out(name, spec)
+            checked.leave_out(name, spec)
         elif inner is not None:
-            reading.take_table(name, inner, table[name])
+            checked.take_table(name, inner, table[name])
         else:
-            reading.take(name, spec, tp, table[name])
-    return CheckedTable(reading.values, frozenset(reading.given), frozenset(reading.bad), reading.problems)
+            checked.take(name, spec, tp, table[name])
+    return checked
 
 
 @dataclass(slots=True)
-class _TableReader:
-    """A table while it is read."""
+class CheckedTable:
+    """What a table says: a value for every field (its default where it was wrong or not given).
+
+    `given` and `bad` hold dotted names below the table, such as `lora.rank`.
+    """
 
     path: str
     values: dict[str, Any] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -95,7 +96,7 @@ def check_model(train: Train, facts: ModelFacts) -> list[SettingProblem]:
     return rules.problems(rules.RequestedRun(train, frozenset(), facts), frozenset())
 
 
-def _filled_in(train: Train, given: frozenset[str], facts: ModelFacts | None) -> Train:
+def _filled_in(train: Train, given: Set[str], facts: ModelFacts | None) -> Train:
     changes: dict[str, Any] = {}
     if facts is not None and "max_length" not in given:
         changes["max_length"] = min(train.max_length, facts.context)

@@ -185,9 +185,19 @@ def after_attention(x: Tensor, attended: Tensor, layer: Layer, adapters: LayerAd
 
 
 def run_layer(
-    x: Tensor, layer: Layer, adapters: LayerAdapters, cos: Tensor, sin: Tensor, dims: Dims, attend: Attend
+    x: Tensor,
+    layer: Layer,
+    adapters: LayerAdapters | None,
+    cos: Tensor,
+    sin: Tensor,
+    dims: Dims,
+    attend: Attend,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One layer over tokens [T, hidden]; also the keys and values that it made, [T, kv_heads, head_dim]."""
+    """One layer over tokens [T, hidden]; also the keys and values that it made, [T, kv_heads, head_dim].
+
+    Without `adapters`, the layer's own are fused here, with gradient.
+    """
+    adapters = fuse_layer(layer, x.dtype) if adapters is None else adapters
     q, k, v = before_attention(x, layer, adapters[0], cos, sin, dims)
     return after_attention(x, attend(q, k, v), layer, adapters, dims), k, v
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from corral.engine.training.losses import Loss, Sums
+from corral.engine.training.losses import Loss, Sums, add_sums
 
 
 class TokenScores(NamedTuple):
@@ -88,9 +88,7 @@ def loss_and_slope(
     if not loss.local:
         all_scores = score(hidden, weight, targets, temperature=temperature, chunk=chunk)
         early = _differentiate(loss, all_scores.logprob, all_scores.entropy, streams, example)
-    total_loss, sums = torch.zeros((), device=hidden.device), Sums()
-    if early is not None:
-        total_loss, sums = early[0], early[1]
+    total_loss, sums = (torch.zeros((), device=hidden.device), Sums()) if early is None else early[:2]
     slope = torch.empty_like(hidden)
     logprobs, entropies = [], []
     for start in range(0, hidden.shape[0], chunk):
@@ -101,8 +99,7 @@ def loss_and_slope(
             some = {name: stream[part] for name, stream in streams.items()}
             value, extra, by_logprob, by_entropy = _differentiate(loss, logprob, entropy, some, example[part])
             total_loss = total_loss + value
-            for name, amount in extra.items():
-                sums[name] = sums[name] + amount if name in sums else amount
+            add_sums(sums, extra)
         else:
             by_logprob, by_entropy = early[2][part], early[3][part]
         by_logits = slopes(logits, targets[part], inverse, norm, entropy, by_logprob, by_entropy)

@@ -10,10 +10,6 @@ import torch
 from corral.engine.engine import Engine
 
 
-def has_adapter(engine: Engine) -> bool:
-    return any(".lora_B." in name for name, _ in engine.loaded.model.named_parameters())
-
-
 @contextmanager
 def without_adapter(engine: Engine) -> Iterator[None]:
     """Inside, the adapter adds nothing: with B at 0 the product of its two matrices is 0."""

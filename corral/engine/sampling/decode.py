@@ -24,7 +24,7 @@ from corral.engine.model.decoder import (
 )
 from corral.engine.model.kernels import PAGE, attend_pages
 from corral.engine.sampling.kv_cache import SPARE, KvCache
-from corral.engine.sampling.next_token import draw
+from corral.engine.sampling.next_token import draw, draw_each
 
 _MOST_STOPS = 8
 _SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
@@ -121,28 +121,8 @@ class DecodeBatch:
 
     def first(self, hidden: Tensor, requests: Sequence[SamplingRequest]) -> tuple[list[int], list[float]]:
         """The first token of each sequence, from the hidden state at the end of its prompt."""
-        device = hidden.device
-        params = [request.params for request in requests]
         logits = F.linear(hidden, self._decoder.head)
-        token, logprob = self._draw(
-            logits,
-            torch.tensor([p.temperature for p in params], device=device),
-            torch.tensor([p.seed for p in params], device=device),
-            torch.tensor([len(request.tokens) for request in requests], device=device),
-            self._vocabulary,
-            *self._limits(requests, device),
-        )
-        return token.tolist(), logprob.tolist()
-
-    @staticmethod
-    def _limits(requests: Sequence[SamplingRequest], device: torch.device) -> tuple[Tensor, ...]:
-        params = [request.params for request in requests]
-        if all(p.top_k == 0 and p.top_p >= 1 for p in params):
-            return ()
-        return (
-            torch.tensor([p.top_k for p in params], device=device),
-            torch.tensor([float(p.top_p) for p in params], device=device),
-        )
+        return draw_each(logits, requests, [len(request.tokens) for request in requests], self._draw)
 
     def run(self, states: Sequence[SequenceState]) -> list[tuple[list[int], list[float]]]:
         """Some steps for each; what was drawn until it met a stop token or its limit."""

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from corral.engine.data.sequences import SamplingRequest
 from corral.engine.model.generic_backbone import FAULTS, BatchingSupport, GenericBackbone
-from corral.engine.sampling.next_token import draw
+from corral.engine.sampling.next_token import draw_each
 from corral.engine.sampling.sampler import Sampler, _Row
 
 # The names under which models hand out what they remember.
@@ -160,24 +160,10 @@ class GenericSampler(Sampler):
 
     def _draw(self) -> None:
         assert self._now is not None
-        logits, device = self._now.logits, self._now.logits.device
-        params = [row.request.params for row in self._seats]
+        requests = [row.request for row in self._seats]
         positions = [len(row.request.tokens) + len(row.tokens) for row in self._seats]
-        limits: tuple[Tensor, ...] = ()
-        if any(p.top_k or p.top_p < 1 for p in params):
-            limits = (
-                torch.tensor([p.top_k for p in params], device=device),
-                torch.tensor([float(p.top_p) for p in params], device=device),
-            )
-        tokens, logprobs = draw(
-            logits,
-            torch.tensor([float(p.temperature) for p in params], device=device),
-            torch.tensor([p.seed for p in params], device=device),
-            torch.tensor(positions, device=device),
-            torch.arange(logits.shape[1], device=device),
-            *limits,
-        )
-        for row, token, logprob in zip(self._seats, tokens.tolist(), logprobs.tolist(), strict=True):
+        tokens, logprobs = draw_each(self._now.logits, requests, positions)
+        for row, token, logprob in zip(self._seats, tokens, logprobs, strict=True):
             if row.reason is None and row in self._running:
                 self._append(row, [token], [logprob])
 

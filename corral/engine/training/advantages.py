@@ -161,7 +161,7 @@ def score(
         think = grpo.thinking_length_penalty * min(tokens / room, 1.0)
         reward = episode.reward
         rewards.append(reward + punish - think if is_scored(reward) else None)
-    groups = _grouped(episodes)
+    groups = grouped(episodes)
     by_group = [[rewards[place] for place in places] for places in groups]
     result = [0.0] * len(episodes)
     for places, values in zip(groups, advantages(by_group, grpo.scale), strict=True):
@@ -198,7 +198,7 @@ def build(
     scores = score(episodes, grpo, markers=markers) if scores is None else scores
     masked = [grpo.mask_truncated and _is_truncated(episode) for episode in episodes]
     lengths = [
-        0 if out else sum(map(_trained, episode.samples))
+        0 if out else sum(map(trained_tokens, episode.samples))
         for episode, out in zip(episodes, masked, strict=True)
     ]
     each = weights(lengths, grpo.loss, max_completion=grpo.max_completion)
@@ -207,7 +207,7 @@ def build(
     examples = []
     for place, episode in enumerate(episodes):
         for number, sample in enumerate(episode.samples):
-            if masked[place] or not _trained(sample):
+            if masked[place] or not trained_tokens(sample):
                 continue
             streams = _streams(sample, each[place], scores.advantages[place])
             if grpo.beta:
@@ -261,7 +261,8 @@ def _stands(marker: tuple[int, ...], tokens: list[int], at: int) -> int:
     return len(marker) if marker and tuple(tokens[at : at + len(marker)]) == marker else 0
 
 
-def _trained(sample: TrainableSample) -> int:
+def trained_tokens(sample: TrainableSample) -> int:
+    """How many of its tokens were sampled."""
     return sum(1 for m in sample.mask if m)
 
 
@@ -296,7 +297,8 @@ def _is_flat(rewards: Sequence[Reward]) -> bool:
     return spread is None or spread <= FLAT
 
 
-def _grouped(episodes: Sequence[RewardedEpisode]) -> list[list[int]]:
+def grouped(episodes: Sequence[RewardedEpisode]) -> list[list[int]]:
+    """The places of the members of each group, in the order in which the groups begin."""
     groups: dict[int, list[int]] = {}
     for place, episode in enumerate(episodes):
         groups.setdefault(episode.group, []).append(place)

@@ -24,7 +24,7 @@ from corral.engine.training import advantages, losses
 from corral.engine.training.advantages import Scores, ThinkingMarkers
 from corral.engine.training.evaluation import Evaluation, interval
 from corral.engine.training.guards import GuardFinding, GuardStop, RolloutStats
-from corral.engine.training.training_run import OutOfMemory, TrainingRun, learning_rate
+from corral.engine.training.training_run import OutOfMemory, TrainingRun
 
 # Rollouts of a step that samples.jsonl shows: the best and the worst of so many groups.
 SHOWN_GROUPS = 4
@@ -68,9 +68,7 @@ def run(training: TrainingRun, source: RolloutSource) -> None:
     order = RowOrder(len(source.tasks), source.seed)
     training.meter.begin()
     for step in range(training.done, training.total):
-        rate = learning_rate(
-            step, training.total, peak=training.rate, schedule=train.schedule, warmup=train.warmup
-        )
+        rate = training.rate_at(step)
         tasks = [source.tasks[place] for place in order.batch(step, train.prompts_per_step)]
         episodes = rollouts_of(training, source, tasks)
         scores = advantages.score(episodes, grpo, markers=source.markers)
@@ -157,7 +155,7 @@ def check_errors(training: TrainingRun, source: RolloutSource, episodes: Sequenc
 
 def described(episodes: Sequence[Episode], scores: Scores) -> dict[str, float]:
     """What was sampled, before anything is learned from it."""
-    lengths = [sum(1 for sample in e.samples for m in sample.mask if m) for e in episodes]
+    lengths = [_sampled_tokens(episode) for episode in episodes]
     metrics: dict[str, float] = {
         "reward": scores.mean if scores.mean is not None else math.nan,
         "reward_std": scores.std or 0.0,
@@ -167,18 +165,26 @@ def described(episodes: Sequence[Episode], scores: Scores) -> dict[str, float]:
     }
     if scores.unscored:
         metrics["unscored"] = float(scores.unscored)
+    return metrics | _reward_means(episodes, "reward")
+
+
+def _sampled_tokens(episode: Episode) -> int:
+    return sum(map(advantages.trained_tokens, episode.samples))
+
+
+def _reward_means(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
+    """The mean of each named reward, over the episodes that have it."""
     named: dict[str, list[float]] = {}
     for episode in episodes:
         for name, value in episode.metrics.items():
-            named.setdefault(f"reward/{name}", []).append(value)
-    return metrics | {name: math.fsum(values) / len(values) for name, values in named.items()}
+            named.setdefault(f"{prefix}/{name}", []).append(value)
+    return {name: math.fsum(values) / len(values) for name, values in named.items()}
 
 
 def size(episodes: Sequence[Episode]) -> int:
     """Tokens of a batch: what was sampled, and each group's prompt once."""
-    sampled = sum(1 for e in episodes for sample in e.samples for m in sample.mask if m)
     prompts = {e.group: e.samples[0].prompt for e in episodes if e.samples}
-    return sampled + sum(prompts.values())
+    return sum(map(_sampled_tokens, episodes)) + sum(prompts.values())
 
 
 def learned(numbers: dict[str, float]) -> dict[str, float]:
@@ -191,13 +197,11 @@ def learned(numbers: dict[str, float]) -> dict[str, float]:
 
 
 def observed(episodes: Sequence[Episode], scores: Scores, metrics: dict[str, float]) -> RolloutStats:
-    groups: dict[int, list[float]] = {}
-    for episode, reward in zip(episodes, scores.rewards, strict=True):
-        if reward is not None:
-            groups.setdefault(episode.group, []).append(reward)
+    rewards = [[scores.rewards[place] for place in group] for group in advantages.grouped(episodes)]
+    known = [[reward for reward in group if reward is not None] for group in rewards]
     return RolloutStats(
         reward=metrics["reward"],
-        spread=max((max(group) - min(group) for group in groups.values()), default=0.0),
+        spread=max((max(group) - min(group) for group in known if group), default=0.0),
         length=metrics["length"],
         entropy=metrics.get("entropy"),
         mismatch=metrics.get("mismatch"),
@@ -205,12 +209,9 @@ def observed(episodes: Sequence[Episode], scores: Scores, metrics: dict[str, flo
 
 
 def table(step: int, episodes: Sequence[Episode], scores: Scores) -> list[Row]:
-    """The best and the worst of a few groups, as text with their rewards (MT-D45)."""
-    groups: dict[int, list[int]] = {}
-    for place, episode in enumerate(episodes):
-        groups.setdefault(episode.group, []).append(place)
+    """The best and the worst of a few groups, as text with their rewards."""
     rows: list[Row] = []
-    for places in list(groups.values())[:SHOWN_GROUPS]:
+    for places in advantages.grouped(episodes)[:SHOWN_GROUPS]:
         ranked = sorted(places, key=lambda place: (-_known(scores.rewards[place]), place))
         for place in dict.fromkeys((ranked[0], ranked[-1])):
             rows.append(shown(step, episodes[place], scores.rewards[place], scores.advantages[place]))
@@ -272,11 +273,7 @@ def score(rollouts: Rollouts, tasks: Sequence[int], split: Split, step: int) -> 
     """One attempt at each task, with seeds that are the same every time. One that fails earns 0."""
     episodes = rollouts.run(tasks, step=_EVALUATION, group_size=1, split=split)
     values = [episode.reward if advantages.is_scored(episode.reward) else 0.0 for episode in episodes]
-    named: dict[str, list[float]] = {}
-    for episode in episodes:
-        for name, value in episode.metrics.items():
-            named.setdefault(f"eval_reward/{name}", []).append(value)
-    extra = {name: math.fsum(found) / len(found) for name, found in named.items()}
+    extra = _reward_means(episodes, "eval_reward")
     if failed := sum(not advantages.is_scored(episode.reward) for episode in episodes):
         extra["eval_unscored"] = float(failed)
     rows: list[Row] = [

@@ -8,7 +8,7 @@ a loss is `local`. Nothing here waits for the device, and all arithmetic is in f
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -314,13 +314,10 @@ def summary(sums: Mapping[str, float]) -> dict[str, float]:
     return {name: value / tokens for name, value in sums.items() if name not in ("tokens", "weight")}
 
 
-def add(parts: Sequence[Sums]) -> Sums:
-    """The sums of several slices, packs or micro-batches as one."""
-    total: Sums = {}
-    for part in parts:
-        for name, value in part.items():
-            total[name] = total[name] + value if name in total else value
-    return total
+def add_sums(total: Sums, more: Sums) -> None:
+    """Add the sums of one more slice, pack or micro-batch, in place."""
+    for name, value in more.items():
+        total[name] = total[name] + value if name in total else value
 
 
 def _difference(a: Tensor, b: Tensor, active: Tensor) -> Tensor:

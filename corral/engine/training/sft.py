@@ -10,7 +10,7 @@ from corral.engine.data.sequences import Example
 from corral.engine.engine import Engine
 from corral.engine.training import advantages, losses
 from corral.engine.training.evaluation import Evaluation, interval
-from corral.engine.training.training_run import TrainingRun, learning_rate
+from corral.engine.training.training_run import TrainingRun
 
 Row = tuple[Sequence[int], Sequence[float]]
 
@@ -32,9 +32,7 @@ def run(training: TrainingRun, rows: Sequence[Row], order: RowOrder) -> None:
     batch = batch_of(training.done)
     training.meter.begin()
     for step in range(training.done, training.total):
-        rate = learning_rate(
-            step, training.total, peak=training.rate, schedule=train.schedule, warmup=train.warmup
-        )
+        rate = training.rate_at(step)
         with training.stop.interruptible():
             seen = training.gradients(batch, loss)
         norm = training.apply(rate)

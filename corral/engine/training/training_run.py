@@ -91,6 +91,10 @@ class TrainingRun:
 
     # -- one step -------------------------------------------------------------------------------------
 
+    def rate_at(self, step: int) -> float:
+        train = self.train
+        return learning_rate(step, self.total, peak=self.rate, schedule=train.schedule, warmup=train.warmup)
+
     def gradients(self, examples: Sequence[Example], loss: Loss, *, temperature: float = 1.0) -> Step:
         """forward_backward; when memory runs out, again with less at a time."""
         while True:
