@@ -10,7 +10,6 @@ from corral.engine.environments.process import EnvironmentProcess
 from corral.engine.errors import EngineError
 from corral.engine.model.load import LoadedModel
 from corral.engine.model.load import load as load_model
-from corral.engine.model.reference import without_adapter
 from corral.engine.sampling.rollouts import Episode, Rollouts
 from corral.engine.training import advantages, losses
 from corral.recipes.train import Grpo, Lora, Train
@@ -38,5 +37,4 @@ __all__ = [
     "load_model",
     "losses",
     "parse_train",
-    "without_adapter",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -264,6 +265,26 @@ class Engine:
         while sampler.pending:
             done |= {completion.key: completion for completion in sampler.step()}
         return [done[key] for key in range(len(prompts))]
+
+    # -- the model before training --------------------------------------------------------------------
+
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """Inside, the adapter adds nothing: with B at 0 the product of its two matrices is 0. A KL term and a
+        comparison need the model as it was, and this spares a second copy of it."""
+        outer = [p for name, p in self._trained.items() if ".lora_B." in name]
+        kept = [p.detach().clone() for p in outer]
+        with torch.no_grad():
+            for p in outer:
+                p.zero_()
+        self.weights_changed()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for p, value in zip(outer, kept, strict=True):
+                    p.copy_(value)
+            self.weights_changed()
 
     # -- what is kept ---------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from corral.engine.data.render import Renderer
 from corral.engine.data.sequences import SamplingParams
 from corral.engine.engine import Engine
 from corral.engine.model.adapters import is_adapted
-from corral.engine.model.reference import without_adapter
 from corral.engine.reports import report
 from corral.engine.reports.events import EventWriter
 from corral.engine.spec import InvalidSpec, JobSpec, with_defaults
@@ -64,7 +63,7 @@ class TrainedModel:
     def phases(self) -> Iterator[tuple[str, AbstractContextManager[None]]]:
         """First as it was before training, where that can be had, then as it is."""
         if is_adapted(self.engine.loaded.model):
-            yield "before", without_adapter(self.engine)
+            yield "before", self.engine.without_adapter()
         yield "after", nullcontext()
 
 

@@ -13,19 +13,21 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from corral.engine import eval_and_sample
-from corral.engine.data import sft_dataset
 from corral.engine.data.row_order import RowOrder
 from corral.engine.data.rows import RowSet
+from corral.engine.data.sft_dataset import MaskedSequence, RowCounts, SftDataset, build_dataset
 from corral.engine.engine import Engine
 from corral.engine.environments.process import EnvironmentProcess
-from corral.engine.environments.run_environment import (
-    RunEnvironment,
-    measure_prompts,
-    open_environment,
-)
-from corral.engine.environments.transcript import PromptWriter
+from corral.engine.environments.run_environment import RunEnvironment, measure_prompts, open_environment
 from corral.engine.errors import EngineError
+from corral.engine.eval_and_sample import (
+    TrainedModel,
+    before_and_after,
+    evaluate,
+    loss_evaluator,
+    sample,
+    task_options,
+)
 from corral.engine.inputs import (
     TrainingData,
     flops,
@@ -63,16 +65,18 @@ def main(
     debug: bool = False,
     began: float | None = None,
 ) -> int:
-    """Run the job of `places.spec`; gives the exit code. `again`: go on from the newest checkpoint. `began`:
-    when the process started, by time.perf_counter."""
+    """Run the job of `places.spec`; gives the exit code.
+
+    `again`: go on from the newest checkpoint. `began`: when the process started, by time.perf_counter.
+    """
     stop = StopSignal()
     stop.install()
     # Its bars are for terminals; here they would fill the run's log.
     disable_progress_bar()
     events = EventWriter(places.events, TerminalOutput())
     try:
-        job = EngineJob(read(places.spec), places, environ, events, stop, again=again)
-        job.began = job.began if began is None else began
+        began = time.perf_counter() if began is None else began
+        job = EngineJob(read(places.spec), places, environ, events, stop, again=again, began=began)
         with events.setting_up():
             job.run()
     except StopRequested:
@@ -114,17 +118,14 @@ class EngineJob:
 
     def run(self) -> None:
         train = parse(self.spec.model, self.spec.table)
-        with ExitStack() as until_the_end:
+        with ExitStack() as stack:
             if self.spec.task == "sample":
-                self._sample(train, eval_and_sample.task_options(self.spec))
+                self._sample(train, task_options(self.spec))
             elif self.spec.task == "eval":
-                self._evaluate(train, eval_and_sample.task_options(self.spec), until_the_end)
-            elif train.recipe == "sft":
-                self._check_places()
-                self._sft(train, until_the_end)
+                self._evaluate(train, task_options(self.spec), stack)
             else:
                 self._check_places()
-                self._grpo(train, until_the_end)
+                (self._sft if train.recipe == "sft" else self._grpo)(train, stack)
 
     def _check_places(self) -> None:
         """Alone, nothing of an earlier run is written over or mixed up with this one."""
@@ -158,18 +159,16 @@ class EngineJob:
             train, engine, total=total, longest=longest, data=examples.facts, digests=digests
         )
         notes = [*data.notes, *_left_out(examples.counts)]
-        evaluators = [eval_and_sample.loss_evaluator(engine, held_out)] if held_out else []
+        evaluators = [loss_evaluator(engine, held_out)] if held_out else []
         if process is not None:
             environment = self.measure_prompts(process, loaded, train)
             source = self.rollout_source(environment, engine, train, rows=len(environment.eval_tasks))
             evaluators.append(_scorer(environment, source, lambda rows: training.record.sample(rows)))
             notes += environment.notes
-        training.evaluate_with = _all(evaluators)
+        training.evaluate_with = _all(evaluators) if evaluators else None
         self.finish(training, lambda: sft.run(training, examples, order), forecast, notes=notes)
-        made = eval_and_sample.TrainedModel(engine, train, self.events, self.stop)
-        self.leave(
-            training, forecast, data=data.digest, samples=eval_and_sample.before_and_after(made, held_out)
-        )
+        made = TrainedModel(engine, train, self.events, self.stop)
+        self.leave(training, forecast, data=data.digest, samples=before_and_after(made, held_out))
 
     def _grpo(self, train: Train, stack: ExitStack) -> None:
         process = self.environment(train, stack)
@@ -208,16 +207,16 @@ class EngineJob:
                 "the run held nothing out to evaluate on", "Name rows to evaluate on: `--data`."
             )
         engine = make_engine(train, loaded, self.places, None, seed=self.spec.seed, which=ask["which"])
-        made = eval_and_sample.TrainedModel(engine, train, self.events, self.stop)
-        evaluators = [eval_and_sample.loss_evaluator(engine, held_out)] if held_out else []
-        samples: list[report.Row] = list(eval_and_sample.before_and_after(made, held_out))
+        made = TrainedModel(engine, train, self.events, self.stop)
+        evaluators = [loss_evaluator(engine, held_out)] if held_out else []
+        samples: list[report.Row] = list(before_and_after(made, held_out))
         if process is not None:
             environment = self.measure_prompts(process, loaded, train)
             source = self.rollout_source(
                 environment, engine, train, rows=min(len(environment.eval_tasks), 64)
             )
             evaluators.append(_scorer(environment, source, samples.extend))
-        said = eval_and_sample.evaluate(made, _all(evaluators) or (lambda _: []), ask)
+        said = evaluate(made, _all(evaluators), ask)
         self.places.output.mkdir(parents=True, exist_ok=True)
         report.write_json(self.places.output / "metrics.json", said)
         report.write_lines(self.places.output / "samples.jsonl", samples)
@@ -228,9 +227,7 @@ class EngineJob:
         usual = train.grpo.temperature if train.recipe == "grpo" else ask["temperature"]
         if self.spec.ask.get("temperature") is None:
             ask = {**ask, "temperature": usual}
-        rows = eval_and_sample.sample(
-            eval_and_sample.TrainedModel(engine, train, self.events, self.stop), ask
-        )
+        rows = sample(TrainedModel(engine, train, self.events, self.stop), ask)
         self.places.output.mkdir(parents=True, exist_ok=True)
         report.write_lines(self.places.output / "samples.jsonl", rows)
 
@@ -249,21 +246,15 @@ class EngineJob:
     def measure_prompts(
         self, process: EnvironmentProcess, loaded: LoadedModel, train: Train
     ) -> RunEnvironment:
-        about = process.description
-        writer = PromptWriter(
-            loaded.tokenizer, tools=about.tools, thinking=train.thinking, system=train.system
-        )
         with self.stop.interruptible():
-            return measure_prompts(process, writer, train)
+            return measure_prompts(process, loaded.tokenizer, train)
 
-    def tokens_of(self, rows: RowSet, loaded: LoadedModel, train: Train) -> sft_dataset.SftDataset:
+    def tokens_of(self, rows: RowSet, loaded: LoadedModel, train: Train) -> SftDataset:
         self.events.phase(f"making tokens of {len(rows)} rows")
         with self.stop.interruptible():
-            return sft_dataset.build_dataset(rows, loaded.tokenizer, train)
+            return build_dataset(rows, loaded.tokenizer, train)
 
-    def held_out(
-        self, data: TrainingData, loaded: LoadedModel, train: Train
-    ) -> list[sft_dataset.MaskedSequence]:
+    def held_out(self, data: TrainingData, loaded: LoadedModel, train: Train) -> list[MaskedSequence]:
         if data.held_out is None:
             return []
         found = self.tokens_of(data.held_out, loaded, train)
@@ -384,20 +375,15 @@ def _scorer(
     return score
 
 
-def _all(evaluators: Sequence[Callable[[int], list[Evaluation]]]) -> Callable[[int], list[Evaluation]] | None:
-    if not evaluators:
-        return None
-    return lambda step: [found for evaluate in evaluators for found in evaluate(step)]
+def _all(evaluators: Sequence[Callable[[int], list[Evaluation]]]) -> Callable[[int], list[Evaluation]]:
+    return lambda step: [found for evaluator in evaluators for found in evaluator(step)]
 
 
-def _left_out(counts: sft_dataset.RowCounts) -> list[str]:
-    said = []
-    for count, what in (
+def _left_out(counts: RowCounts) -> list[str]:
+    reasons = (
         (counts.refused, "have no certain mask and were left out"),
         (counts.too_long, "are longer than max_length and were left out"),
         (counts.cut, "are longer than max_length and lost their end"),
         (counts.split, "became several samples, since the chat template rewrites earlier turns"),
-    ):
-        if count:
-            said.append(f"{count} of {counts.rows} rows {what}")
-    return said
+    )
+    return [f"{count} of {counts.rows} rows {what}" for count, what in reasons if count]

@@ -42,14 +42,6 @@ class ForecastReport:
     summaries: tuple[ForecastSummary, ...]
     left_out: int
 
-    def table(self) -> list[tuple[str, ...]]:
-        """Ready to print: a heading, then a row for each number."""
-        rows: list[tuple[str, ...]] = [("", "runs", "median error", "worst", "worst under-estimate")]
-        for one in self.summaries:
-            shares = (f"{value:.1%}" for value in (one.median, one.worst, one.under))
-            rows.append((one.key, str(one.count), *shares))
-        return rows
-
 
 def report(records: Iterable[Mapping[str, Any]]) -> ForecastReport:
     """Each record has `forecast` and `actual`, and perhaps `run`; those that lack them are counted."""

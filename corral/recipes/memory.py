@@ -6,7 +6,7 @@ What it counts is what the allocator takes, so that it can be compared with what
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from corral.recipes.calibration import Calibration
@@ -172,21 +172,20 @@ def cache_bytes(case: ForecastCase, plan: MemoryPlan) -> int:
 
 def fused_elements(facts: ModelFacts, rank: int, targets: str | tuple[str, ...]) -> int:
     """Of one layer: its adapters as the engine lays them side by side, zeros between the blocks included."""
-    shapes = facts.linear_shapes
-    total = 0
-    for group in _GROUPS:
-        chosen = [name for name in group if targets == "all-linear" or name in targets]
-        total += len(chosen) * rank * (shapes[group[0]][0] + sum(shapes[name][1] for name in group))
-    return total
+    return sum(number * rank * (inputs + outputs) for number, inputs, outputs in _adapted(facts, targets))
 
 
 def stacked_elements(facts: ModelFacts, rank: int, targets: str | tuple[str, ...]) -> int:
     """Of one layer: the room below its frozen weights, where the sampler has an adapter's first matrices."""
-    total = 0
+    return sum(number * rank * inputs for number, inputs, _ in _adapted(facts, targets))
+
+
+def _adapted(facts: ModelFacts, targets: str | tuple[str, ...]) -> Iterator[tuple[int, int, int]]:
+    """For each group of projections: how many have an adapter, their inputs, and the outputs of all."""
+    shapes = facts.linear_shapes
     for group in _GROUPS:
         chosen = [name for name in group if targets == "all-linear" or name in targets]
-        total += len(chosen) * rank * facts.linear_shapes[group[0]][0]
-    return total
+        yield len(chosen), shapes[group[0]][0], sum(shapes[name][1] for name in group)
 
 
 def graph_logits(facts: ModelFacts, rows: int) -> float:

@@ -21,7 +21,6 @@ from corral.engine.model import adapters, generic_backbone
 from corral.engine.model.attention import layout_of
 from corral.engine.model.decoder import Decoder
 from corral.engine.model.generic_backbone import GenericBackbone
-from corral.engine.model.reference import without_adapter
 from corral.engine.training import losses
 from corral.recipes.train import Lora
 
@@ -241,7 +240,7 @@ def test_without_its_adapter_the_model_is_what_it_was() -> None:
     model = build(kind)
     plain = engine_of(model, adapters.attach(model, None)).logprobs(examples)
 
-    with without_adapter(both.engine):
+    with both.engine.without_adapter():
         found = both.engine.logprobs(examples)
 
     assert found == [pytest.approx(row, abs=1e-5) for row in plain]

@@ -20,7 +20,6 @@ from corral.engine.environments.protocol import (
     EnvironmentResult,
 )
 from corral.engine.environments.transcript import SampledSequence
-from corral.engine.model.reference import without_adapter
 from corral.engine.sampling.deterministic import DeterministicEnvironment, DeterministicSampler
 from corral.engine.sampling.rollouts import Episode
 from corral.engine.training import advantages, grpo, losses
@@ -157,7 +156,7 @@ def test_the_reference_is_the_model_without_its_adapter() -> None:
     assert changed != base
 
     (found,) = grpo.with_reference(engine, examples, 1.0)
-    with without_adapter(engine):
+    with engine.without_adapter():
         assert engine.logprobs(examples) == base
 
     assert found.streams["ref"] == base[0]

@@ -244,7 +244,7 @@ class Renderer:
         """Where only the seam lies inside a token: the tokens that are served, and then the answer's own."""
         if turn.answered.startswith(turn.asked):
             tokens = [*asked, *self._encode([turn.answered[len(turn.asked) :]])[0]]
-            if self._decode(tokens) == self._decode(answered):
+            if self.text(tokens) == self.text(answered):
                 return tokens
         raise RefusedRow(_why(turn))
 
@@ -260,7 +260,7 @@ class Renderer:
                 end = at
                 while at > begin and tokens[at - 1] in self._specials:
                     at -= 1
-            elif self._decode(tokens[at - 1 : at]).isspace():
+            elif self.text(tokens[at - 1 : at]).isspace():
                 at -= 1
             else:
                 break
@@ -279,7 +279,7 @@ class Renderer:
         if whole[: len(prompt)] != prompt:
             # The seam lies inside a token. The model is served the prompt's own tokens and goes on from them.
             whole, joined = [*prompt, *completion], whole
-            if self._decode(whole) != self._decode(joined):
+            if self.text(whole) != self.text(joined):
                 raise RefusedRow("prompt and completion meet inside a token and cannot be written apart")
         tokens = self._ended([*self._begin, *whole])
         untrained = len(self._begin) + len(prompt)
@@ -303,7 +303,8 @@ class Renderer:
         found = self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         return [list(tokens) for tokens in found]
 
-    def _decode(self, tokens: Sequence[int]) -> str:
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
         text = self._tokenizer.decode(
             list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )

@@ -134,7 +134,13 @@ class EnvironmentServer:
     """Takes calls from one pipe and answers on the other, in order where the environment does not await."""
 
     def __init__(self, environment: EnvironmentAdapter, answers: int) -> None:
-        self._sessions = Sessions(environment)
+        sessions = Sessions(environment)
+        self._operations = {
+            "start": sessions.start,
+            "step": sessions.step,
+            "score": sessions.score,
+            "group": sessions.group,
+        }
         self._asynchronous = environment.description.asynchronous
         self._answers = answers
         self._running: set[asyncio.Task[None]] = set()
@@ -152,33 +158,21 @@ class EnvironmentServer:
     async def _answer(self, call: dict[str, Any]) -> None:
         # Without awaiting there is nothing to interrupt: the engine ends the process instead.
         limit = asyncio.timeout(call["deadline_s"] if self._asynchronous else None)
+        answer: dict[str, Any]
         try:
             async with limit:
-                answer = {"id": call["id"], "value": await self._made(call)}
+                answer = {"value": await self._operations[call["op"]](call)}
         except BadReward as error:
-            answer = {"id": call["id"], "error": str(error), "kind": "bad_reward"}
+            answer = {"error": str(error), "kind": "bad_reward"}
         except UnrepeatableAttempt as error:
-            answer = {"id": call["id"], "error": str(error), "kind": "unrepeatable"}
+            answer = {"error": str(error), "kind": "unrepeatable"}
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises costs this call alone
             if limit.expired():
-                late = f"took longer than {call['deadline_s']:g} s"
-                answer = {"id": call["id"], "error": late, "kind": "deadline"}
+                answer = {"error": f"took longer than {call['deadline_s']:g} s", "kind": "deadline"}
             else:
                 traceback.print_exc(limit=-5)
-                answer = {"id": call["id"], "error": calling.described(error), "kind": "raised"}
-        write(self._answers, answer)
-
-    async def _made(self, call: dict[str, Any]) -> dict[str, Any]:
-        match call["op"]:
-            case "start":
-                return await self._sessions.start(call)
-            case "step":
-                return await self._sessions.step(call)
-            case "score":
-                return await self._sessions.score(call)
-            case "group":
-                return await self._sessions.group(call)
-        raise ValueError(f"unknown call {call['op']!r}")
+                answer = {"error": calling.described(error), "kind": "raised"}
+        write(self._answers, {"id": call["id"], **answer})
 
 
 def write(to: int, answer: dict[str, Any]) -> None:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from transformers import PreTrainedTokenizerBase
+
 from corral.engine.data import rows
 from corral.engine.data.render import RefusedRow
 from corral.engine.data.row_order import permutation
@@ -120,7 +122,9 @@ def _ask(process: EnvironmentProcess, calls: Sequence[EnvironmentCall]) -> list[
     return [found[key] for key in keys]
 
 
-def measure_prompts(process: EnvironmentProcess, writer: PromptWriter, train: Train) -> RunEnvironment:
+def measure_prompts(
+    process: EnvironmentProcess, tokenizer: PreTrainedTokenizerBase, train: Train
+) -> RunEnvironment:
     """Measure the prompts. One that leaves no room to answer is refused or left out, as too_long says."""
     about = process.description
     everything = range(about.train)
@@ -130,6 +134,7 @@ def measure_prompts(process: EnvironmentProcess, writer: PromptWriter, train: Tr
         tasks: Sequence[int] = everything
     else:
         some = everything if about.train <= _MEASURED else permutation(about.train, 0, 0)[:_MEASURED]
+        writer = PromptWriter.of_run(tokenizer, about, train)
         lengths = _lengths(process, writer, some)
         tasks = _usable(everything, lengths, train)
     notes = []

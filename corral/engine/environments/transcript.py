@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from corral.engine.data.render import Renderer
 from corral.engine.data.sequences import Completion
 from corral.engine.environments import tools as tool_texts
-from corral.engine.environments.protocol import Message
+from corral.engine.environments.protocol import EnvironmentDescription, Message
+from corral.recipes.train_tables import Train
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
@@ -52,6 +53,12 @@ class PromptWriter:
         self._tools = [dict(tool) for tool in tools]
         self.stops = tuple(sorted(self._renderer.stops))
 
+    @classmethod
+    def of_run(
+        cls, tokenizer: PreTrainedTokenizerBase, about: EnvironmentDescription, train: Train
+    ) -> PromptWriter:
+        return cls(tokenizer, tools=about.tools, thinking=train.thinking, system=train.system)
+
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The tokens that ask for the next answer. RefusedRow if the template cannot write that."""
         if self._system and messages[0]["role"] != "system":
@@ -64,22 +71,16 @@ class PromptWriter:
             return self._renderer.prompt(_with_instructions(messages, tool_texts.instructions(self._tools)))
         return tokens
 
-    def text(self, tokens: Sequence[int]) -> str:
-        found = self._tokenizer.decode(
-            list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return found if isinstance(found, str) else "".join(found)
-
     def said(self, tokens: Sequence[int]) -> str:
         """An answer without the mark that ends it."""
-        return self.text(tokens[:-1] if tokens and tokens[-1] in self.stops else tokens)
+        return self._renderer.text(tokens[:-1] if tokens and tokens[-1] in self.stops else tokens)
 
     def continued(self, seen: list[int], messages: Sequence[Message]) -> list[int] | None:
         """The prompt for the next answer, which begins with the tokens seen; None if it would not."""
         wanted = self.prompt(messages)
         if wanted[: len(seen)] == seen:
             return wanted
-        whole, old = self.text(wanted), self.text(seen)
+        whole, old = self._renderer.text(wanted), self._renderer.text(seen)
         if not whole.startswith(old):
             return None
         glue = self._tokenizer(whole[len(old) :], add_special_tokens=False)["input_ids"]
@@ -89,7 +90,7 @@ class PromptWriter:
         """An answer as the template is to write it, and as the environment sees it: thinking apart."""
         if not self._thinking:
             return {"role": "assistant", "content": raw}, {"role": "assistant", "content": raw}
-        opened = self.text(prompt[-8:]).rstrip().endswith(_OPEN)
+        opened = self._renderer.text(prompt[-8:]).rstrip().endswith(_OPEN)
         whole = f"{_OPEN}\n{raw}" if opened else raw
         before, closed, after = whole.partition(_CLOSE)
         if not closed and _OPEN not in whole:

@@ -51,19 +51,19 @@ class TerminalOutput:
         self.out.write(f"{text}\n")
         self.out.flush()
 
-    def step(self, standing: StepStatus) -> None:
+    def step(self, status: StepStatus) -> None:
         if self.out.isatty():
             self._erase()
-            self.out.write(f"{_bar(standing)}  {line(standing)}")
+            self.out.write(f"{_bar(status)}  {line(status)}")
             self.out.flush()
             self._drawn = True
-            if standing.step == standing.total:
+            if status.step == status.total:
                 self.say("")
             return
         now = self.clock()
-        if now - self._last >= LOG_EVERY_S or standing.step in (1, standing.total):
+        if now - self._last >= LOG_EVERY_S or status.step in (1, status.total):
             self._last = now
-            self.say(line(standing))
+            self.say(line(status))
 
     def _erase(self) -> None:
         if self._drawn:
@@ -113,17 +113,17 @@ class EventWriter:
         """The same within a step, where people see the step's own line."""
         self._write({"progress": {"phase": name}})
 
-    def step(self, standing: StepStatus) -> None:
+    def step(self, status: StepStatus) -> None:
         self._under_way.set()
         self._write(
             {
-                "step": standing.step,
-                "total": standing.total,
-                "metrics": finite(standing.metrics),
-                "progress": _progress(standing),
+                "step": status.step,
+                "total": status.total,
+                "metrics": finite(status.metrics),
+                "progress": _progress(status),
             }
         )
-        self._screen.step(standing)
+        self._screen.step(status)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         if known := finite(values):
@@ -151,20 +151,20 @@ def finite(values: Mapping[str, float]) -> dict[str, float]:
     return {key: float(value) for key, value in values.items() if math.isfinite(value)}
 
 
-def line(standing: StepStatus) -> str:
+def line(status: StepStatus) -> str:
     """`step 12/100  loss 1.2345  36.8k tok/s  MFU 41%  32.5 GiB  ETA 2m 5s`."""
-    value = standing.metrics.get(standing.headline)
-    parts = [f"step {standing.step}/{standing.total}"]
+    value = status.metrics.get(status.headline)
+    parts = [f"step {status.step}/{status.total}"]
     if value is not None:
-        parts.append(f"{standing.headline} {value:.4f}")
-    if standing.tokens_per_s is not None:
-        parts.append(f"{count(standing.tokens_per_s)} tok/s")
-    if standing.mfu is not None:
-        parts.append(f"MFU {standing.mfu:.0%}")
-    if standing.memory_bytes is not None:
-        parts.append(gib(standing.memory_bytes))
-    if standing.eta_s is not None and standing.step < standing.total:
-        parts.append(f"ETA {duration(standing.eta_s)}")
+        parts.append(f"{status.headline} {value:.4f}")
+    if status.tokens_per_s is not None:
+        parts.append(f"{count(status.tokens_per_s)} tok/s")
+    if status.mfu is not None:
+        parts.append(f"MFU {status.mfu:.0%}")
+    if status.memory_bytes is not None:
+        parts.append(gib(status.memory_bytes))
+    if status.eta_s is not None and status.step < status.total:
+        parts.append(f"ETA {duration(status.eta_s)}")
     return "  ".join(parts)
 
 
@@ -188,20 +188,20 @@ def duration(seconds: float) -> str:
     return f"{left // 3600}h {left % 3600 // 60}m"
 
 
-def _bar(standing: StepStatus) -> str:
-    filled = round(_BAR_CHARS * standing.step / max(standing.total, 1))
+def _bar(status: StepStatus) -> str:
+    filled = round(_BAR_CHARS * status.step / max(status.total, 1))
     return f"[{'#' * filled}{'.' * (_BAR_CHARS - filled)}]"
 
 
-def _progress(standing: StepStatus) -> dict[str, object]:
+def _progress(status: StepStatus) -> dict[str, object]:
     """As text where a unit is needed: whoever follows the run prints these as they are."""
     said: dict[str, object] = {"phase": "training"}
-    if standing.tokens_per_s is not None:
-        said["tok/s"] = round(standing.tokens_per_s, 1)
-    if standing.mfu is not None:
-        said["mfu"] = f"{standing.mfu:.1%}"
-    if standing.memory_bytes is not None:
-        said["memory"] = gib(standing.memory_bytes)
-    if standing.eta_s is not None:
-        said["eta"] = duration(standing.eta_s)
+    if status.tokens_per_s is not None:
+        said["tok/s"] = round(status.tokens_per_s, 1)
+    if status.mfu is not None:
+        said["mfu"] = f"{status.mfu:.1%}"
+    if status.memory_bytes is not None:
+        said["memory"] = gib(status.memory_bytes)
+    if status.eta_s is not None:
+        said["eta"] = duration(status.eta_s)
     return said

@@ -144,9 +144,7 @@ class Rollouts:
         self._sampler, self._environment, self._train = sampler, environment, train
         self._seed = seed
         self._about = environment.description
-        self._writer = PromptWriter(
-            tokenizer, tools=self._about.tools, thinking=train.thinking, system=train.system
-        )
+        self._writer = PromptWriter.of_run(tokenizer, self._about, train)
         self._names = itertools.count()
 
     def params(self) -> SamplingParams:

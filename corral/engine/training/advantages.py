@@ -154,7 +154,10 @@ def score(
     if grpo.thinking_length_penalty and markers is None:
         raise ValueError("thinking_length_penalty needs the tokens that begin and end thinking")
     punished = [_overlong(episode, grpo) for episode in episodes]
-    thought = [0 if markers is None else _thinking(episode, markers) for episode in episodes]
+    thought = [
+        0 if markers is None else sum(thinking_tokens(sample, markers) for sample in episode.samples)
+        for episode in episodes
+    ]
     rewards: list[Reward] = []
     for episode, punish, tokens in zip(episodes, punished, thought, strict=True):
         room = max(len(_turns(episode)), 1) * grpo.max_completion
@@ -281,10 +284,6 @@ def _overlong(episode: RewardedEpisode, grpo: Grpo) -> float:
     longest = max(_turns(episode), default=0)
     punish = overlong(longest, max_completion=grpo.max_completion, buffer=grpo.overlong_buffer)
     return grpo.overlong_penalty * punish
-
-
-def _thinking(episode: RewardedEpisode, markers: ThinkingMarkers) -> int:
-    return sum(thinking_tokens(sample, markers) for sample in episode.samples)
 
 
 def _is_truncated(episode: RewardedEpisode) -> bool:

@@ -112,7 +112,7 @@ class CheckpointWriter:
         links: only the rollouts cost space and upload."""
         names = sorted(files)
         part = self._folder / f".part-{names[-1].stem}"
-        _link_tree(base, part, without=JOURNAL)
+        link_tree(base, part, without=JOURNAL)
         (part / JOURNAL).mkdir()
         for file in names:
             link(file, part / JOURNAL / file.name)
@@ -185,23 +185,12 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def link_tree(source: Path, target: Path) -> None:
+def link_tree(source: Path, target: Path, *, without: str = "") -> None:
     """The same files under another name, copied where the file system has no links."""
-    _link_tree(source, target, without="")
+    shutil.copytree(source, target, copy_function=link, ignore=shutil.ignore_patterns(without))
 
 
-def _link_tree(source: Path, target: Path, *, without: str) -> None:
-    target.mkdir(parents=True)
-    for entry in sorted(source.iterdir()):
-        if entry.name == without:
-            continue
-        if entry.is_dir():
-            _link_tree(entry, target / entry.name, without="")
-        else:
-            link(entry, target / entry.name)
-
-
-def link(source: Path, target: Path) -> None:
+def link(source: Path | str, target: Path | str) -> None:
     try:
         os.link(source, target)
     except OSError:

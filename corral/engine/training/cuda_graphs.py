@@ -8,6 +8,7 @@ own as long as it lives, and no more than the same pass takes without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -107,23 +108,16 @@ class GraphedPasses:
             self._kind = kind
         self._seen += 1
         if self._seen == _BEFORE + 1 and not self._is_scarce():
-            self._made = self._capture(tokens, positions, layout, recompute=recompute)
+            # Where a graph does not fit, what was computed without one does still.
+            with suppress(torch.OutOfMemoryError):
+                self._made = self._new_pass(
+                    self._backbone, self._trained, tokens, positions, layout, recompute=recompute
+                )
         return self._made
 
     def pays(self, tokens: int) -> bool:
         # What is trained as a whole has gradients as large as itself, and its passes are work enough.
         return not self._backbone.decoder.trained and self._weights * tokens <= _MOST_WORK
-
-    def _capture(
-        self, tokens: Tensor, positions: Tensor, layout: Layout, *, recompute: bool
-    ) -> GraphedPass | None:
-        try:
-            return self._new_pass(
-                self._backbone, self._trained, tokens, positions, layout, recompute=recompute
-            )
-        except torch.OutOfMemoryError:
-            # What was computed without a graph fitted, and does still.
-            return None
 
 
 def _is_scarce() -> bool:

@@ -17,7 +17,6 @@ from corral.engine.data.sequences import Example
 from corral.engine.engine import Engine
 from corral.engine.environments.protocol import Split
 from corral.engine.environments.transcript import SampledSequence
-from corral.engine.model.reference import without_adapter
 from corral.engine.reports.report import Row, shorten
 from corral.engine.sampling.rollouts import Episode, Rollouts
 from corral.engine.training import advantages, losses
@@ -243,7 +242,7 @@ def _known(reward: float | None) -> float:
 
 
 def with_reference(engine: Engine, examples: Sequence[Example], temperature: float) -> list[Example]:
-    with without_adapter(engine):
+    with engine.without_adapter():
         columns = engine.logprobs(examples, temperature=temperature)
     return advantages.with_stream(examples, "ref", columns)
 

@@ -55,7 +55,7 @@ class ThroughputMeter:
         """Tokens that the step works on, however often it goes over them."""
         self._now_tokens += tokens
 
-    def standing(self, step: int, total: int, *, headline: str, metrics: Mapping[str, float]) -> StepStatus:
+    def end_step(self, step: int, total: int, *, headline: str, metrics: Mapping[str, float]) -> StepStatus:
         """The step that began with `begin` has ended."""
         took_s = self.clock() - self._began
         self.steps_s.append(took_s)

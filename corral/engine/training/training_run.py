@@ -165,9 +165,9 @@ class TrainingRun:
     def close(self, metrics: Mapping[str, float]) -> None:
         """The step is whole: tell it, and evaluate and save where it is time."""
         self.done += 1
-        standing = self.meter.standing(self.done, self.total, headline=self.headline, metrics=metrics)
-        self.record.step(self.done, standing.metrics)
-        self.events.step(standing)
+        status = self.meter.end_step(self.done, self.total, headline=self.headline, metrics=metrics)
+        self.record.step(self.done, status.metrics)
+        self.events.step(status)
         self.catch_up()
         if self._is_due(self.train.save_every):
             self.save()
