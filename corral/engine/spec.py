@@ -1,4 +1,4 @@
-"""What the engine is asked to do: the run's spec as JSON, and the folders that it may use."""
+"""What the engine is to do: the run's spec as JSON, and the folders that it may use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TASKS: tuple[Task, ...] = ("train", "eval", "sample")
 
 
 class InvalidSpec(EngineError):
-    """Something that was asked for is wrong; `hint` says what to do."""
+    """The spec asks for something that cannot be done."""
 
 
 @dataclass(frozen=True)

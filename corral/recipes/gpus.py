@@ -35,7 +35,7 @@ class Price:
 class GpuFacts:
     """One card. `flops` and `bytes_per_s` are the maker's figures: dense bf16, and memory bandwidth.
 
-    `never_first` marks a card that no run would choose at the listed prices (MT-D19).
+    `never_first` marks a card that no run would choose at the listed prices.
     """
 
     id: str

@@ -33,7 +33,7 @@ __all__ = [
 
 evaluates = rules.evaluates
 
-# Full fine-tuning's best rate at width 2000, and how many times that an adapter wants (EN-C29).
+# Full fine-tuning's best rate at width 2000, and how many times that an adapter wants.
 FULL_RATE = 5e-5
 LORA_TIMES = 10.0
 # An adapter's step grows with its scale; the ten times above were found at alpha / rank = 2.

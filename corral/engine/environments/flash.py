@@ -1,4 +1,4 @@
-"""Freesolo Flash's environments, by their shape alone (EN-C25, MT-C38, MT-C39): its SDK is not needed.
+"""Freesolo Flash's environments, recognised by their methods: its SDK is not needed.
 
 A single turn has `build_prompt_messages` and `score_response`; several turns have `start_episode`,
 `step_episode`, `max_episode_turns` and `score_episode`. The plural forms of the scorers are used where only

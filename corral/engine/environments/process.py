@@ -207,7 +207,7 @@ class _Pool:
         self._ended.set()
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        """Nobody would notice a mistake of ours in a task, and all would wait for it."""
+        """A bug of ours in a task must end the run: otherwise everyone would wait for it forever."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._owner.broken(EnvironmentProblem(f"supervising the environment failed: {error!r}"))
 
@@ -257,7 +257,7 @@ class _Pool:
         episode = pending.call.episode
         error, kind = answer.get("error"), answer.get("kind")
         if kind == "unrepeatable" and self._repeats and (home := self._homes.get(episode)) and home.alive:
-            # It was moved to spare it a wait. From now on none is; this one waits for its own process.
+            # The attempt was moved to spare it a wait. No more are moved; this one waits for its process.
             self._repeats = False
             self._waiting.append(pending)
             return
@@ -301,7 +301,7 @@ class _Pool:
             )
 
     def gave_up(self, problem: EnvironmentProblem) -> None:
-        """A process could not be started again and again."""
+        """A process failed to start several times in a row."""
         self._given_up += 1
         if isinstance(problem, UnstableRows) or self._given_up == self._size:
             self._owner.broken(problem)

@@ -1,9 +1,9 @@
-"""The tokens of a conversation, as they were sampled: what a model has said is never made into tokens again.
+"""The tokens of a conversation, as they were sampled: an answer of the model is never tokenised again.
 
-After an answer the chat template writes the whole conversation with the new messages. Where that begins with
-the tokens that are there, or at least with their text, what follows is appended to them. Where it does not (a
-template that drops old thinking or trims spaces), the model would see something else when it is served, so a
-new sample begins with what it would see (EN-C27, EN-D05).
+After an answer the chat template writes the whole conversation with the new messages. Where that text begins
+with the tokens so far, or at least with their text, the rest is appended to them. Where it does not (a
+template that drops old thinking or trims spaces), a served model would see other tokens, so a new sample
+begins with those.
 """
 
 from __future__ import annotations

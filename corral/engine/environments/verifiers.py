@@ -1,4 +1,4 @@
-"""Environments of verifiers before 1.0, by their shape alone (EN-C20, MT-D39), and TRL's reward functions.
+"""Environments of verifiers before 1.0, recognised by their attributes, and TRL's reward functions.
 
 verifiers: `dataset` (prompt or question, answer, info) and `rubric` (functions that name what they want, with
 weights; plural names make them a group's). Several turns have `env_response`, with `setup_state`,

@@ -133,7 +133,7 @@ class EnvironmentWorker:
         self._write({"id": pending.key, "deadline_s": deadline_s, **plain(pending.call)})
 
     def take_back(self) -> list[UnansweredCall]:
-        """Those behind the call that it works on. Should it still answer them, that is ignored."""
+        """Take away the calls behind the one that it works on. Late answers to them are ignored."""
         behind = list(self._in_flight.values())[1:]
         for pending in behind:
             del self._in_flight[pending.key]

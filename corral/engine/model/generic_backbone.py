@@ -42,12 +42,12 @@ _BIAS_COLUMNS = 8
 
 
 def needed(model: nn.Module, *, trained: bool) -> bool:
-    """Is it needed even for the decoder's family: do all weights train, biases of projections among them?"""
+    """Whether a model of the decoder's family needs it: all weights train, and projections have biases."""
     return trained and any(name.endswith("_proj.bias") for name, _ in model.named_parameters())
 
 
 class PackingSupport(NamedTuple):
-    """May sequences lie in one pack, and those of a group behind one copy of their prefix; if not, why."""
+    """Whether sequences may share a pack, and a group its prefix; `note` says why not."""
 
     packs: bool
     shares: bool
@@ -55,14 +55,14 @@ class PackingSupport(NamedTuple):
 
 
 class BatchingSupport(NamedTuple):
-    """May prompts of several lengths be in one batch, and can its sequences be copied and dropped."""
+    """Whether prompts of several lengths may share a batch, and its rows be copied and dropped."""
 
     pads: bool
     takes: bool
 
 
 class GenericBackbone:
-    """Stands in for both `Decoder` and `Trunk`."""
+    """Stands in for both `Decoder` and `Backbone`."""
 
     def __init__(self, model: PreTrainedModel, *, ref: str, trained: bool, length: int = 1) -> None:
         """`trained`: the model's own weights train, not an adapter's. `length`: that of packs on a GPU."""
@@ -268,7 +268,7 @@ class GenericBackbone:
 
     @cached_property
     def packing(self) -> PackingSupport:
-        """EN-D11: packed must equal separate, or nothing is packed."""
+        """Whether packs give what separate sequences give; if not, nothing is packed."""
         others = set(getattr(self.text, "layer_types", None) or ()) - _KINDS
         others |= {name for name in vars(self.text) if name.startswith("index_topk")}
         why = f"it has layers of {', '.join(sorted(others))}" if others else self._fault()

@@ -1,4 +1,4 @@
-"""What a training run says about itself: JSON lines for the worker, one line per step for people."""
+"""What a training run reports: JSON lines for the worker, one line per step for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TextIO
 
 # A log is read by people: a line for each step of a fast run would bury what matters.
 LOG_EVERY_S = 2.0
-# Loading and compiling may take minutes without a word of their own. That is no stall, so the worker hears.
+# Loading and compiling may print nothing for minutes; the worker must not take that for a stall.
 ALIVE_EVERY_S = 10.0
 _BAR_CHARS = 20
 
@@ -83,7 +83,7 @@ class EventWriter:
 
     @contextmanager
     def setting_up(self, every_s: float = ALIVE_EVERY_S) -> Iterator[None]:
-        """Inside, and until the first step, what it is doing is told again and again (MT-D15)."""
+        """Inside, and until the first step, the worker is told every few seconds what the run is doing."""
 
         def tell() -> None:
             while not self._under_way.wait(every_s):
@@ -110,7 +110,7 @@ class EventWriter:
         self._screen.say(f"{name} ...")
 
     def doing(self, name: str) -> None:
-        """The same within a step, where people see the step's own line."""
+        """The same within a step: told to the worker only, since people see the step's own line."""
         self._write({"progress": {"phase": name}})
 
     def step(self, status: StepStatus) -> None:
@@ -147,7 +147,7 @@ class EventWriter:
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float]:
-    """JSON has no word for the others, and the worker would complain of each."""
+    """Without NaN and infinity: JSON cannot hold them, and the worker would complain of each."""
     return {key: float(value) for key, value in values.items() if math.isfinite(value)}
 
 

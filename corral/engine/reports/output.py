@@ -112,7 +112,7 @@ def write_card(
 def settings(
     training: TrainingRun, spec: JobSpec, places: JobPaths, forecast: Forecast | None
 ) -> dict[str, Any]:
-    """`train.json`: what was asked and what was done (MT-D13), and what a later eval or sample needs."""
+    """`train.json`: the settings asked for and in effect, and what a later eval or sample needs."""
     loaded: LoadedModel = training.engine.loaded
     options = training.engine.options
     in_effect = to_table(training.train)

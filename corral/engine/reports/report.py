@@ -106,8 +106,7 @@ def first_and_last(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, 
 
 
 def settings(asked: Mapping[str, Any], in_effect: Mapping[str, Any]) -> dict[str, Any]:
-    """Each setting as asked and as in effect; `changed` are those that were asked for and came out another,
-    as `auto` does (MT-D13)."""
+    """Each setting as asked and as in effect; `changed` names those that differ, as `auto` does."""
     changed = sorted(key for key, value in asked.items() if in_effect.get(key) != value)
     return {"asked": dict(asked), "in_effect": dict(in_effect), "changed": changed}
 

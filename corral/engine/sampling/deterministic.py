@@ -1,8 +1,8 @@
 """Makes sampling on a CPU repeatable to the last bit.
 
 What is drawn does not depend on what else is in the batch, but the last bits of its logprobs do: a matrix
-product of other size adds in another order. So on a CPU the batch must not depend on how fast the environment
-happens to answer: sequences go on only when no answer is awaited. A GPU waits for nobody, and is repeatable
+product of another size adds in another order. So on a CPU the batch must not depend on how fast the
+environment answers: sequences go on only when no answer is awaited. A GPU does not wait, and is repeatable
 to rounding.
 """
 

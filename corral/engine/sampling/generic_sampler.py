@@ -77,7 +77,7 @@ class _GenericBatch:
 
 
 class GenericSampler(Sampler):
-    """A `Sampler` whose batches are transformers'; who waits, who ended and why is decided as there."""
+    """A `Sampler` whose batches are transformers'; requests wait and end by the same rules."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class GenericSampler(Sampler):
     # -- prompts --------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """A batch of those who wait, when nobody is left of the last; equal prompts share one prefill."""
+        """Start a batch of waiting requests once the last one is done; equal prompts share one prefill."""
         if self._running or not self._waiting:
             return
         self._running = [_Row(request, []) for request in self._together()]
@@ -127,7 +127,7 @@ class GenericSampler(Sampler):
         self._draw()
 
     def _together(self) -> list[SamplingRequest]:
-        """The first who waits and, in order, those who can be in one batch with it."""
+        """The first waiting request and, in order, those that can be in one batch with it."""
         chosen: list[SamplingRequest] = []
         left: deque[SamplingRequest] = deque()
         longest = most = 0
@@ -136,7 +136,7 @@ class GenericSampler(Sampler):
             width, count = max(longest, length), max(most, request.params.max_tokens)
             if not chosen or (
                 len(chosen) < self._rows
-                # Who comes to be longer changes how positions are written, and that for all of them.
+                # A longer sequence would change how positions are written for the whole batch.
                 and width + count <= self._generic.rope_limit
                 and (self._pads or length == longest)
             ):
@@ -154,7 +154,7 @@ class GenericSampler(Sampler):
         if 2 * len(live) <= len(self._seats) and self._takes:
             self._now.take([place for place, row in enumerate(self._seats) if row in live])
             self._seats = list(live)
-        # Of those who ended, the last token is said again and not listened to.
+        # Rows that ended repeat their last token; what they give is ignored.
         self._now.advance([row.tokens[-1] for row in self._seats])
         self._draw()
 
@@ -171,7 +171,7 @@ class GenericSampler(Sampler):
 
     @torch.no_grad()
     def _try_padding(self) -> bool:
-        """Does the model give the same behind padding? If not, only prompts of one length go together."""
+        """Whether padding leaves the results alone; if not, only prompts of one length share a batch."""
         words = self._generic.words(9, 4).tolist()
         short, long = words[:4], words[1:8]
         alone, padded = _GenericBatch(self._generic, [short]), _GenericBatch(self._generic, [long, short])
@@ -183,7 +183,7 @@ class GenericSampler(Sampler):
 
     @torch.no_grad()
     def _try_taking(self) -> bool:
-        """Can what it remembers be copied and cut? If not, no prefill is shared, and all go on to the end."""
+        """Whether the cache can be copied and cut; if not, no prefill is shared and no row leaves early."""
         words = self._generic.words(9, 5).tolist()
         batch, taken = (_GenericBatch(self._generic, [words[:4], words[4:8]]) for _ in range(2))
         try:

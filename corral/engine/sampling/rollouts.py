@@ -1,8 +1,8 @@
 """Lets the model attempt tasks: sampler and environment work side by side, each attempt at its own pace.
 
-An attempt waits for nothing but itself: while one is in a slow environment, the others take their next turns
-(EN-D04). What is drawn depends on the run's seed, the step, the task and the attempt's number only, so a run
-that was resumed samples what one that was not would have.
+No attempt waits for another: while one is in a slow environment, the others take their next turns. What is
+drawn depends only on the run's seed, the step, the task and the attempt's number, so a resumed run samples
+the same as one that was never stopped.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Sampler:
         return rows <= self._rows and (context or 0) <= self._context
 
     def enlarged(self, rows: int, context: int | None) -> tuple[int, int]:
-        """The size of a sampler that takes the place of this one and holds so much."""
+        """The size of the larger sampler that replaces this one."""
         if self.pending:
             raise RuntimeError(f"a larger sampler was asked for while {self.pending} requests have not ended")
         return max(rows, self._rows), max(context or 0, self._context)
@@ -122,7 +122,7 @@ class Sampler:
     # -- prompts --------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Rows and pages for those who wait, in order; equal prompts that come together share one prefill."""
+        """Give waiting requests rows and pages, in order; equal prompts that come together share a pass."""
         together: dict[tuple[int, ...], list[_Row]] = {}
         room = max(_PREFILL, len(self._waiting[0].tokens)) if self._waiting else 0
         while self._waiting and len(self._running) < self._rows:
@@ -143,7 +143,7 @@ class Sampler:
             self._prefill(together)
 
     def _seat(self, request: SamplingRequest, alike: list[_Row] | None) -> _Row | None:
-        """A row with all the pages that it may come to need, so that nobody is ever thrown out."""
+        """A row with all the pages that it may ever need, so that no running sequence is evicted."""
         need = KvCache.needed(len(request.tokens) + request.params.max_tokens)
         whole = len(request.tokens) // PAGE if alike else 0
         if len(self._pages.free) < need - whole:
@@ -189,7 +189,7 @@ class Sampler:
             self._append(row, [token], [logprob])
 
     def _copy_ends(self, together: dict[tuple[int, ...], list[_Row]]) -> None:
-        """The page in which a prompt ends is written to by whoever continues it, so each needs its own."""
+        """Copy the page in which a prompt ends: each continuation writes to it, so each needs its own."""
         source, target = [], []
         for prompt, (first, *others) in together.items():
             if len(prompt) % PAGE:

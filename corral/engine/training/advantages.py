@@ -12,44 +12,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
-from typing import TYPE_CHECKING, Literal, Protocol, TypeGuard
+from typing import Literal, TypeGuard
 
 from corral.engine.data.sequences import Example
-
-if TYPE_CHECKING:
-    from corral.recipes.train import Grpo
+from corral.engine.environments.transcript import SampledSequence
+from corral.engine.sampling.rollouts import Episode
+from corral.recipes.train_tables import Grpo
 
 Scale = Literal["group", "batch", "none"]
 Reward = float | None
 EPSILON = 1e-4  # added to a deviation before dividing by it
 FLAT = 1e-8  # below this a deviation is none
-
-
-class TrainableSample(Protocol):
-    """A token sequence that was sampled in one or several turns. `mask` is 1 at sampled tokens, `logprobs`
-    holds the sampler's logprob there; both are as long as `tokens`. `reason` is why its last turn ended:
-    `length` says that the limit cut it."""
-
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def mask(self) -> Sequence[float]: ...
-    @property
-    def logprobs(self) -> Sequence[float]: ...
-    @property
-    def reason(self) -> str: ...
-
-
-class RewardedEpisode(Protocol):
-    """One attempt at a task. Attempts with equal `group` are compared with each other. It has several samples
-    where its history could not be continued token by token."""
-
-    @property
-    def group(self) -> int: ...
-    @property
-    def samples(self) -> Sequence[TrainableSample]: ...
-    @property
-    def reward(self) -> Reward: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +99,7 @@ def overlong(length: int, *, max_completion: int, buffer: int) -> float:
     return -min(max((length - (max_completion - buffer)) / buffer, 0.0), 1.0)
 
 
-def thinking_tokens(sample: TrainableSample, markers: ThinkingMarkers) -> int:
+def thinking_tokens(sample: SampledSequence, markers: ThinkingMarkers) -> int:
     """How many sampled tokens stand inside thinking, the markers not counted, over all turns of the sample.
 
     Thinking may be opened by the prompt. A turn that never closes it thinks to its end.
@@ -147,9 +120,7 @@ def thinking_tokens(sample: TrainableSample, markers: ThinkingMarkers) -> int:
     return count
 
 
-def score(
-    episodes: Sequence[RewardedEpisode], grpo: Grpo, *, markers: ThinkingMarkers | None = None
-) -> Scores:
+def score(episodes: Sequence[Episode], grpo: Grpo, *, markers: ThinkingMarkers | None = None) -> Scores:
     """Shape the rewards, then compare each with its group. `markers` is needed for the thinking penalty."""
     if grpo.thinking_length_penalty and markers is None:
         raise ValueError("thinking_length_penalty needs the tokens that begin and end thinking")
@@ -186,7 +157,7 @@ def score(
 
 
 def build(
-    episodes: Sequence[RewardedEpisode],
+    episodes: Sequence[Episode],
     grpo: Grpo,
     *,
     scores: Scores | None = None,
@@ -264,12 +235,12 @@ def _stands(marker: tuple[int, ...], tokens: list[int], at: int) -> int:
     return len(marker) if marker and tuple(tokens[at : at + len(marker)]) == marker else 0
 
 
-def trained_tokens(sample: TrainableSample) -> int:
+def trained_tokens(sample: SampledSequence) -> int:
     """How many of its tokens were sampled."""
     return sum(1 for m in sample.mask if m)
 
 
-def _turns(episode: RewardedEpisode) -> list[int]:
+def _turns(episode: Episode) -> list[int]:
     """The length of each sampled stretch."""
     return [
         sum(1 for _ in stretch)
@@ -279,14 +250,14 @@ def _turns(episode: RewardedEpisode) -> list[int]:
     ]
 
 
-def _overlong(episode: RewardedEpisode, grpo: Grpo) -> float:
+def _overlong(episode: Episode, grpo: Grpo) -> float:
     """The limit is one turn's, so the longest turn decides."""
     longest = max(_turns(episode), default=0)
     punish = overlong(longest, max_completion=grpo.max_completion, buffer=grpo.overlong_buffer)
     return grpo.overlong_penalty * punish
 
 
-def _is_truncated(episode: RewardedEpisode) -> bool:
+def _is_truncated(episode: Episode) -> bool:
     return bool(episode.samples) and episode.samples[-1].reason == "length"
 
 
@@ -296,7 +267,7 @@ def _is_flat(rewards: Sequence[Reward]) -> bool:
     return spread is None or spread <= FLAT
 
 
-def grouped(episodes: Sequence[RewardedEpisode]) -> list[list[int]]:
+def grouped(episodes: Sequence[Episode]) -> list[list[int]]:
     """The places of the members of each group, in the order in which the groups begin."""
     groups: dict[int, list[int]] = {}
     for place, episode in enumerate(episodes):
@@ -304,7 +275,7 @@ def grouped(episodes: Sequence[RewardedEpisode]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _prefixes(episodes: Sequence[RewardedEpisode]) -> dict[int, int]:
+def _prefixes(episodes: Sequence[Episode]) -> dict[int, int]:
     """For each group, how many tokens all its episodes begin with before anything is sampled."""
     prompts: dict[int, list[list[int]]] = {}
     for episode in episodes:
@@ -319,7 +290,7 @@ def _prefixes(episodes: Sequence[RewardedEpisode]) -> dict[int, int]:
     }
 
 
-def _streams(sample: TrainableSample, weight: float, advantage: float) -> dict[str, list[float]]:
+def _streams(sample: SampledSequence, weight: float, advantage: float) -> dict[str, list[float]]:
     logprobs = [logprob if m else 0.0 for logprob, m in zip(sample.logprobs, sample.mask, strict=True)]
     return {
         "policy": [weight * m for m in sample.mask],

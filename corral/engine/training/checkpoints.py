@@ -18,7 +18,7 @@ from corral.engine.reports.events import EventWriter
 FORMAT = 1
 STATE = "state.json"
 JOURNAL = "journal"
-# Read by people and by another process (the worker) while it is rotated away: give it time to link.
+# The worker links a checkpoint after it is announced; it must not be rotated away before that.
 LINGER_S = 10.0
 # What may differ between a checkpoint and the run that goes on from it: none of these changes a loss,
 # save by the order in which floats are added.
@@ -28,12 +28,12 @@ Config = Mapping[str, Any]
 
 
 class CheckpointError(EngineError):
-    """A checkpoint that cannot be gone on from; `hint` says what to do."""
+    """A run cannot resume from this checkpoint."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was read: its folder, the steps that were done, and what the parts had said."""
+    """A checkpoint that was read: its folder, the steps that were done, and the state of the run's parts."""
 
     folder: Path
     step: int
@@ -51,7 +51,7 @@ def digest(config: Config) -> str:
 
 
 class CheckpointWriter:
-    """Those of one run in one folder; the newest `keep` stay.
+    """Writes the checkpoints of one run into one folder; the newest `keep` stay.
 
     `config` is everything that decides the losses: settings, seed, and digests of model, data and
     environment. A checkpoint carries it, and `load` refuses one that was made by another.

@@ -74,7 +74,7 @@ class GraphedPass:
 
 
 class GraphedPasses:
-    """Says when a pass is a replay. Holds one: a run has packs of one length, until memory runs out."""
+    """Decides when a pass is replayed as a graph. Holds one: a run has packs of one length."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class GraphedPasses:
     def take(
         self, tokens: Tensor, positions: Tensor, layout: Layout, *, recompute: bool
     ) -> GraphedPass | None:
-        """The passes for packs like this one; None if they do not pay, or not yet."""
+        """The graphed pass for packs like this one; None if it does not pay, or not yet."""
         if not self.pays(tokens.shape[0]) or layout.mask is None:
             return None
         kind = (tokens.shape[0], recompute)
@@ -116,7 +116,7 @@ class GraphedPasses:
         return self._made
 
     def pays(self, tokens: int) -> bool:
-        # What is trained as a whole has gradients as large as itself, and its passes are work enough.
+        # Full training has gradients as large as the model, and its passes keep the device busy anyway.
         return not self._backbone.decoder.trained and self._weights * tokens <= _MOST_WORK
 
 

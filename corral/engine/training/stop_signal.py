@@ -1,4 +1,4 @@
-"""Being told to stop: SIGTERM ends the run at the next moment at which nothing is half done."""
+"""SIGTERM ends the run at the next moment at which nothing is half done."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NoReturn
 
 
 class StopRequested(BaseException):
-    """Raised where work may be thrown away. Not an Exception, so that no one who handles errors keeps it."""
+    """Raised where work may be thrown away. Not an Exception, so that no error handler swallows it."""
 
 
 class StopSignal:

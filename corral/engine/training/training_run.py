@@ -1,4 +1,4 @@
-"""What every recipe does around its steps: update, tell, watch, evaluate, save, and go on after a kill."""
+"""What every recipe does around its steps: update, report, guard, evaluate, save, and resume."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from corral.engine.training.stop_signal import StopSignal
 from corral.engine.training.throughput import ThroughputMeter
 from corral.recipes.train import Train
 
-# Sampling for so long is worth an upload of what was sampled: another machine may have to go on.
+# Rollouts that took longer than this are worth an upload: another machine may have to resume from them.
 ANNOUNCE_AFTER_S = 30.0
 
 
@@ -225,7 +225,7 @@ class TrainingRun:
         )
         self.checkpoints.write(self.done, self._fill, parts=self._parts(), metric=metric)
         self._saved = self.done
-        # Not before: a kill while it is written would take what was sampled as well.
+        # Only now: a kill while the checkpoint is written must not cost the rollouts too.
         self.journal.forget(self.done)
 
     def _fresh(self) -> list[Path]:
@@ -250,7 +250,7 @@ class TrainingRun:
         self.record = RunRecord.load(saved.folder / "record")
         self.guards.restore(saved.parts["watch"])
         self.best = BestStep(**saved.parts["best"])
-        # The folder may hold one that was found after the checkpoint, in a past that is made again now.
+        # The folder may hold the best of steps after the checkpoint, which are now done again.
         shutil.rmtree(self.best_folder, ignore_errors=True)
         if (saved.folder / "best").is_dir():
             shutil.copytree(saved.folder / "best", self.best_folder, copy_function=shutil.copyfile)
