@@ -49,13 +49,14 @@ class TrainingData:
 
 def read_data(train: Train, places: JobPaths) -> TrainingData:
     """The rows of an sft run; every row is checked."""
-    path = locate_input(places, "data", train.data)
-    found = rows.read(path, recipe="sft", bad_rows=train.bad_rows, called=train.data)
+
+    def read(name: str, said: str | None) -> RowSet:
+        path = locate_input(places, name, said)
+        return rows.read(path, recipe="sft", bad_rows=train.bad_rows, called=said)
+
+    found = read("data", train.data)
     if train.eval_data is not None:
-        path = locate_input(places, "eval_data", train.eval_data)
-        held_out: RowSet | None = rows.read(
-            path, recipe="sft", bad_rows=train.bad_rows, called=train.eval_data
-        )
+        held_out: RowSet | None = read("eval_data", train.eval_data)
     else:
         found, held_out = sft_dataset.split(found, train.eval_fraction)
     return TrainingData(found, held_out, rows_digest(found))

@@ -18,7 +18,7 @@ def loaded(**params: Any) -> EnvironmentAdapter:
 
 
 def rows(environment: EnvironmentAdapter, split: Split) -> list[tuple[str, str]]:
-    found = [environment.row(split, index) for index in range(environment.description.rows(split))]
+    found = [environment.row(split, index) for index in range(getattr(environment.description, split))]
     return [(row["prompt"], row["answer"]) for row in found]
 
 

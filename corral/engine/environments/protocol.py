@@ -47,9 +47,6 @@ class EnvironmentDescription:
     tools: Sequence[Mapping[str, Any]] = ()
     fingerprint: str = ""
 
-    def rows(self, split: Split) -> int:
-        return self.train if split == "train" else self.eval
-
 
 @dataclass(frozen=True, slots=True)
 class Opening:

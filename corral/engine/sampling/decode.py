@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -100,15 +100,11 @@ class DecodeBatch:
         self._pool = torch.cuda.graph_pool_handle() if self._on_gpu else None
         # One stream for all: on each that it meets, cuBLAS keeps a workspace of 32 MiB for good.
         self._aside = torch.cuda.Stream() if self._on_gpu else None
-        before: Callable[..., Tensor] = _before
-        after: Callable[..., Tensor] = after_attention
-        drawing: Callable[..., tuple[Tensor, Tensor]] = draw
+        functions: list[Callable[..., Any]] = [_before, after_attention, draw]
         if self._on_gpu:
             # One compilation for all batch sizes.
-            before = torch.compile(_before, dynamic=True)
-            after = torch.compile(after_attention, dynamic=True)
-            drawing = torch.compile(draw, dynamic=True)
-        self._before, self._after, self._draw = before, after, drawing
+            functions = [torch.compile(function, dynamic=True) for function in functions]
+        self._before, self._after, self._draw = functions
         self._attend = attend_pages if self._on_gpu else attend_plainly
 
     @torch.no_grad()
