@@ -71,7 +71,7 @@ def places(said: argparse.Namespace, environ: Mapping[str, str]) -> JobPaths:
 
 
 def task_places(task: str, said: argparse.Namespace) -> JobPaths:
-    """Where the task's spec was written: what `corral eval` or `corral sample` would have submitted."""
+    """Write the spec that `corral eval` or `corral sample` would submit, and say where everything lies."""
     run, output = Path(said.run).absolute(), Path(said.output).absolute()
     try:
         record = json.loads((run / "train.json").read_bytes())

@@ -136,7 +136,7 @@ class Engine:
         return norm
 
     def _check_idle(self) -> None:
-        """Before anything changes: afterwards trainer and sampler would be of different weights."""
+        """Call before weights change: a sequence under way would be of two sets of weights."""
         if self._sampler is not None:
             self._sampler.check_idle()
 
@@ -306,5 +306,5 @@ class Engine:
 
 
 def gradients(engine: Engine) -> Mapping[str, Tensor]:
-    """The gradients as they stand, by parameter; for checks."""
+    """The present gradients by parameter; for tests."""
     return {name: p.grad for name, p in engine._trained.items() if p.grad is not None}

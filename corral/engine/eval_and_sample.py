@@ -61,7 +61,7 @@ class TrainedModel:
     stop: StopSignal
 
     def phases(self) -> Iterator[tuple[str, AbstractContextManager[None]]]:
-        """First as it was before training, where that can be had, then as it is."""
+        """The model before training, where it has an adapter to leave out, then the model as it is."""
         if is_adapted(self.engine.loaded.model):
             yield "before", self.engine.without_adapter()
         yield "after", nullcontext()

@@ -103,7 +103,7 @@ def device_facts() -> GpuFacts | None:
 
 
 def flops(train: Train, facts: ModelFacts | None, data: DataFacts) -> tuple[float | None, float | None]:
-    """Those of the model for one token of the run, and the device's in a second; None is not known."""
+    """FLOPs that the model needs for a token, and that the device does in a second; None is unknown."""
     gpu = device_facts()
     if facts is None or gpu is None:
         return None, None

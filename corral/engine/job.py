@@ -1,4 +1,4 @@
-"""One job from its spec to its output: look, load, run the recipe, leave the result."""
+"""One job from its spec to its output: check, load, run the recipe, write the result."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ class EngineJob:
         *,
         notes: Sequence[str],
     ) -> None:
-        """Go on from a checkpoint if there is one, and run the recipe to its end."""
+        """Resume from a checkpoint if there is one, and run the recipe to its end."""
         self._resume(training)
         short = forecast.notes if forecast and not forecast.fits else ()
         for note in [*notes, *training.engine.notes, *short]:

@@ -69,7 +69,7 @@ class JobSpec:
 
 
 def read(path: Path) -> JobSpec:
-    """Raises Refused; unknown keys are the worker's business, since the whole run spec is in the file."""
+    """Raises InvalidSpec. Unknown keys are left alone: the file holds the whole run spec."""
     try:
         said = json.loads(path.read_bytes())
     except OSError as error:

@@ -14,7 +14,7 @@ from corral.recipes.models import FAMILIES, ModelFacts
 from corral.recipes.train import evaluates, steps_total
 from corral.recipes.train_tables import DataFacts, Train
 
-# Rows that a run is taken to have where nobody has counted them.
+# Rows that are assumed where they have not been counted.
 ROWS_IF_UNKNOWN = 1000
 _GIB = 1 << 30
 

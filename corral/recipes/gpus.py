@@ -92,7 +92,7 @@ def find(name: str) -> GpuFacts | None:
 def seen(name: str, memory_bytes: int | None, capability: tuple[int, int] | None = None) -> GpuFacts | None:
     """A card as a host reports it: its own memory, and the speed of its kind where that is known.
 
-    Of an unknown card only the memory counts, and its speed is taken to be modest; None without a memory.
+    An unknown card is taken to be slow and has the memory that is given; None without a memory.
     """
     known = find(name)
     if known is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from corral.recipes import memory, speed
 from corral.recipes.forecast_case import ForecastCase, MemoryPlan, Recompute
 
-_BLOCK = 128  # attention works in blocks of so many tokens
+_BLOCK = 128  # tokens of a block of attention
 _SMALLEST, _LARGEST = 512, 65536
 # A way that is faster by less than this is not worth any memory.
 _WORTH = 1.01

@@ -178,7 +178,7 @@ def _names(one: ModelFacts) -> set[str]:
 
 
 def near(model: str) -> str | None:
-    """The listed model that somebody who wrote this most likely meant."""
+    """The listed model that was most likely meant; None if no name is close."""
     short = {name: one.id for one in catalogue().values() for name in _names(one)}
     found = difflib.get_close_matches(model.lower(), short, n=1, cutoff=0.8)
     return short[found[0]] if found else None

@@ -19,7 +19,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine that could be had. `gpu` None is one without; `count` its GPUs, of which a run uses one.
+    """A machine that a run could take. `gpu` is None where it has none; a run uses one of its `count` GPUs.
 
     `price_per_hour` is for the whole machine: 0 for one's own, None where it is not known. `setup_s` passes
     before a run can start there. `unavailable` says why it cannot be had now, or that nobody could ask.

@@ -117,7 +117,7 @@ def training_s(case: ForecastCase, plan: MemoryPlan, load: StepLoad) -> float:
 
 
 def replayed(facts: ModelFacts, tokens: int, constants: Calibration) -> bool:
-    """Whether the engine takes the host out of its passes over packs of so many tokens."""
+    """Whether the engine replays its passes over packs of `tokens` as CUDA graphs, without the host."""
     return block_params(facts) / facts.layers * tokens <= constants.replay_work
 
 
@@ -138,7 +138,7 @@ def sampling_s(case: ForecastCase, plan: MemoryPlan, load: StepLoad) -> float:
         return 0.0
     rows = min(plan.rows, load.completions)
     most = case.train.grpo.max_completion
-    # A batch lasts until its longest completion has ended; rows that end earlier go to those who wait.
+    # A batch lasts until its longest completion has ended; rows that end earlier are refilled.
     longest = load.completion + (most - load.completion) * (1 - math.pow(0.5, rows / 8))
     steps = (load.completions / rows - 1) * load.completion + longest
     busy = min(rows, load.completions * load.completion / steps)

@@ -170,7 +170,7 @@ def held_out_rows(train: Train, rows: int) -> int:
 
 
 def steps_total(train: Train, data: DataFacts | None = None) -> int | None:
-    """Optimiser steps of the run; None where it is told in epochs and the number of rows is not known."""
+    """Optimiser steps of the run; None where it is given in epochs and the number of rows is unknown."""
     if train.steps is not None:
         return train.steps
     if data is None or data.rows is None or train.epochs is None:

@@ -23,7 +23,7 @@ from corral.engine.data.messages import (
 
 
 class RowFormat(StrEnum):
-    """Which kind of row; the value is what users are told."""
+    """The kind of a row; the value is its name in messages to users."""
 
     CHAT = "chat (messages)"
     COMPLETION = "prompt and completion"
@@ -77,7 +77,7 @@ class ChatRow:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRow:
-    """Plain text and how it goes on. No chat template is applied."""
+    """Plain text and its continuation. No chat template is applied."""
 
     where: RowLocation
     prompt: str
@@ -130,7 +130,7 @@ Row = ChatRow | CompletionRow | TextRow | TokensRow | PairRow | TaskRow
 
 
 def parse(value: object, where: RowLocation, recipe: str) -> tuple[RowFormat, Row]:
-    """The row that a JSON value is. RowError says why it is none."""
+    """Make a row of a JSON value; RowError says why it is not one."""
     if not isinstance(value, dict):
         raise RowError(f"a row must be an object, not {kind(value)}")
     # Parquet writes a missing value as null.

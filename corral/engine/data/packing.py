@@ -135,7 +135,7 @@ def _units(examples: Sequence[Example], capacity: int) -> list[_Unit]:
     groups: dict[int, list[int]] = {}
     alone = []
     for index, example in enumerate(examples):
-        # Of a prefix of one token nothing can be shared: each branch begins with the last of the prefix.
+        # A prefix of one token cannot be shared: each branch begins with the prefix's last token.
         if example.group >= 0 and example.prefix > 1:
             groups.setdefault(example.group, []).append(index)
         else:

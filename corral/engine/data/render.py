@@ -32,7 +32,7 @@ from corral.engine.data.formats import (
 from corral.engine.data.messages import Message, RowError, message_weight
 from corral.engine.errors import DataError
 
-# Some templates write today's date. A run that goes on tomorrow must see the tokens it saw today.
+# Some templates write today's date. A run that is resumed tomorrow must see the same tokens.
 _TODAY = datetime(2024, 7, 26)
 _NOW = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 

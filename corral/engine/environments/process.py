@@ -218,7 +218,7 @@ class _Pool:
         self.pump()
 
     def pump(self) -> None:
-        """Give what waits to whoever can take it."""
+        """Give waiting calls to workers that have room."""
         kept: deque[UnansweredCall] = deque()
         while self._waiting:
             if not any(worker.room for worker in self._workers):

@@ -27,7 +27,7 @@ _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 # peft's name of the one adapter in a model; a file leaves it out.
 _ADAPTER = ".default"
-# What changes the meaning of the weights in ways that nobody here computes.
+# Settings of peft that change what the weights mean, and that the engine does not implement.
 _UNKNOWN = (
     "alora_invocation_tokens",
     "alpha_pattern",

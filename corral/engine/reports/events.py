@@ -194,7 +194,7 @@ def _bar(status: StepStatus) -> str:
 
 
 def _progress(status: StepStatus) -> dict[str, object]:
-    """As text where a unit is needed: whoever follows the run prints these as they are."""
+    """As text where a unit is needed: `corral` prints these values as they are."""
     said: dict[str, object] = {"phase": "training"}
     if status.tokens_per_s is not None:
         said["tok/s"] = round(status.tokens_per_s, 1)

@@ -74,7 +74,7 @@ def _head(card: ModelCard) -> list[str]:
     """What the hub reads. It takes names of licences that it knows, and `other` with a name."""
     facts = listed.facts(card.base)
     head = {"library_name": "peft" if card.adapter else "transformers"}
-    # What comes with Corral is not on the hub: a name there would lead to nothing, or to somebody else's.
+    # Models that come with Corral are not on the hub: the name would lead nowhere, or to another model.
     if facts is None or facts.hf:
         head = {"base_model": facts.hf if facts is not None and facts.hf else card.base, **head}
     if card.licence and " " in card.licence:

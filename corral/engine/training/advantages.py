@@ -22,7 +22,7 @@ from corral.recipes.train_tables import Grpo
 Scale = Literal["group", "batch", "none"]
 Reward = float | None
 EPSILON = 1e-4  # added to a deviation before dividing by it
-FLAT = 1e-8  # below this a deviation is none
+FLAT = 1e-8  # a deviation up to this counts as 0
 
 
 @dataclass(frozen=True, slots=True)

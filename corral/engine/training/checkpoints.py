@@ -20,8 +20,8 @@ STATE = "state.json"
 JOURNAL = "journal"
 # The worker links a checkpoint after it is announced; it must not be rotated away before that.
 LINGER_S = 10.0
-# What may differ between a checkpoint and the run that goes on from it: none of these changes a loss,
-# save by the order in which floats are added.
+# Settings that may differ between a checkpoint and the run that resumes from it: none of them changes a
+# loss, except by the order in which floats are added.
 FREE = frozenset({"guards", "save_every", "eval_every", "eval_rows", "micro_tokens", "recompute"})
 
 Config = Mapping[str, Any]

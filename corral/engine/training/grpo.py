@@ -25,7 +25,7 @@ from corral.engine.training.evaluation import Evaluation, interval
 from corral.engine.training.guards import GuardFinding, GuardStop, RolloutStats
 from corral.engine.training.training_run import OutOfMemory, TrainingRun
 
-# Rollouts of a step that samples.jsonl shows: the best and the worst of so many groups.
+# samples.jsonl shows the best and the worst rollout of this many groups of a step.
 SHOWN_GROUPS = 4
 # Sequences by which the mismatch is measured where the loss itself does not tell it.
 _PROBED = 8
@@ -35,7 +35,7 @@ _EVALUATION = -1
 
 @dataclass
 class RolloutSource:
-    """What a run samples from: `rollouts(rows)` makes them for a sampler of so many sequences at once.
+    """Where a run's episodes come from: `rollouts(rows)` samples `rows` sequences at once.
 
     `tasks` are those of the environment that can be used; `markers` the tokens around thinking.
     """

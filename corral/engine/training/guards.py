@@ -14,7 +14,7 @@ Policy = Literal["stop", "warn", "skip"]
 
 # One odd batch is no collapse.
 COLLAPSE_STEPS = 3
-# With the policy `skip`: so many bad steps in a row are not bad luck.
+# With the policy `skip`: more bad steps in a row than this are not bad luck.
 SKIPS_MAX = 5
 _SOLVED_SLACK = 1e-6
 

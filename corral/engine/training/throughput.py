@@ -16,7 +16,7 @@ from corral.engine.reports.events import StepStatus
 if sys.platform != "win32":
     import resource
 
-# A step's time wanders; so many of the last ones are looked at.
+# A step's time varies; speed and ETA are taken over this many of the last steps.
 _WINDOW = 20
 
 
