@@ -15,9 +15,9 @@ import pytest
 
 from corral.engine.environments.process import MOST_PENDING, EnvironmentProcess
 from corral.engine.environments.protocol import (
+    CallResult,
     EnvironmentCall,
     EnvironmentProblem,
-    EnvironmentResult,
     Message,
 )
 
@@ -63,10 +63,10 @@ def talk(text: str) -> list[Message]:
 
 def results(
     environment: EnvironmentProcess, calls: list[EnvironmentCall], limit_s: float = 60.0
-) -> list[EnvironmentResult]:
+) -> list[CallResult]:
     """The results of these calls, in their order."""
     keys = [environment.submit(call) for call in calls]
-    found: dict[int, EnvironmentResult] = {}
+    found: dict[int, CallResult] = {}
     until = time.monotonic() + limit_s
     while environment.pending:
         assert time.monotonic() < until, "the environment did not answer"
@@ -74,7 +74,7 @@ def results(
     return [found[key] for key in keys]
 
 
-def score(environment: EnvironmentProcess, *texts: str) -> list[EnvironmentResult]:
+def score(environment: EnvironmentProcess, *texts: str) -> list[CallResult]:
     calls = [
         EnvironmentCall("score", f"{i}", "train", 0, messages=talk(text), opening=1)
         for i, text in enumerate(texts)
@@ -369,9 +369,7 @@ def opened(environment: EnvironmentProcess, name: str) -> list[Message]:
     return list(result.value["messages"])
 
 
-def stepped(
-    environment: EnvironmentProcess, name: str, messages: list[Message], text: str
-) -> EnvironmentResult:
+def stepped(environment: EnvironmentProcess, name: str, messages: list[Message], text: str) -> CallResult:
     messages.append({"role": "assistant", "content": text})
     [result] = results(
         environment, [EnvironmentCall("step", name, "train", 0, seed=7, messages=messages, opening=1)]

@@ -14,11 +14,7 @@ import pytest
 import torch
 
 from corral.engine.data.sequences import Completion, Example, SamplingParams, SamplingRequest
-from corral.engine.environments.protocol import (
-    EnvironmentCall,
-    EnvironmentDescription,
-    EnvironmentResult,
-)
+from corral.engine.environments.protocol import CallResult, EnvironmentCall, EnvironmentDescription
 from corral.engine.environments.transcript import SampledSequence
 from corral.engine.sampling.deterministic import DeterministicEnvironment, DeterministicSampler
 from corral.engine.sampling.rollouts import Episode
@@ -266,10 +262,10 @@ class SlowEnvironment:
         self._calls[len(self._calls) + 1] = call
         return len(self._calls)
 
-    def poll(self, timeout_s: float = 0.0) -> list[EnvironmentResult]:
+    def poll(self, timeout_s: float = 0.0) -> list[CallResult]:
         key = max(self._calls)
         self._calls.pop(key)
-        return [EnvironmentResult(key, {})]
+        return [CallResult(key, {})]
 
 
 class RecordingSampler:

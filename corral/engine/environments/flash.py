@@ -16,12 +16,12 @@ from corral.engine.environments import calling, rewards
 from corral.engine.environments.protocol import (
     EnvironmentDescription,
     EnvironmentProblem,
-    EnvironmentReply,
     Opening,
     Score,
     Split,
+    StepReply,
 )
-from corral.engine.environments.rows import EnvironmentRows
+from corral.engine.environments.rows import TaskRows
 from corral.engine.environments.sessions import Session, conversation
 
 _DATA_FILES = ("datasets/train.jsonl", "datasets/train.json", "train.jsonl", "train.json")
@@ -36,11 +36,9 @@ class FlashEnvironment:
     def __init__(self, given: Any, *, name: str, folder: Path) -> None:
         self._given = given
         self._multi = hasattr(given, "step_episode")
-        self._rows: dict[Split, EnvironmentRows] = {
-            "train": EnvironmentRows(_dataset(given, folder), what="dataset", folder=folder),
-            "eval": EnvironmentRows(
-                getattr(given, "eval_dataset", None) or [], what="eval_dataset", folder=folder
-            ),
+        self._rows: dict[Split, TaskRows] = {
+            "train": TaskRows(_dataset(given, folder), what="dataset", folder=folder),
+            "eval": TaskRows(getattr(given, "eval_dataset", None) or [], what="eval_dataset", folder=folder),
         }
         if not len(self._rows["train"]):
             raise EnvironmentProblem("the environment's dataset is empty: there is nothing to train on")
@@ -78,14 +76,14 @@ class FlashEnvironment:
         turns = getattr(self._given, "max_episode_turns", None) if self._multi else None
         return Opening(opening, None if turns is None else int(await _awaited(turns(task))))
 
-    async def step(self, session: Session) -> EnvironmentReply:
+    async def step(self, session: Session) -> StepReply:
         said = session.answers[-1]
         # The step parses what the model wrote; only the scorer is spared the thinking.
         raw = str(said.get("raw", said["content"]))
         result = await _awaited(self._given.step_episode(session.state.task, list(session.messages), raw))
         if getattr(result, "final_response_text", None) is not None:
             session.state.final = str(result.final_response_text)
-        return EnvironmentReply(
+        return StepReply(
             conversation(list(getattr(result, "messages", None) or []), "step_episode()"), bool(result.done)
         )
 

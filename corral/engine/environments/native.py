@@ -50,13 +50,13 @@ from corral.engine.environments import calling, rewards, tools
 from corral.engine.environments.protocol import (
     EnvironmentDescription,
     EnvironmentProblem,
-    EnvironmentReply,
     Message,
     Opening,
     Score,
     Split,
+    StepReply,
 )
-from corral.engine.environments.rows import EnvironmentRows, prompt_of
+from corral.engine.environments.rows import TaskRows, prompt_of
 from corral.engine.environments.sessions import Session, conversation
 
 _KNOWN = (
@@ -82,9 +82,9 @@ class NativeEnvironment:
                 f"{calling.nearest(str(unknown[0]), _KNOWN)}",
                 hint=f"An environment can have: {', '.join(_KNOWN)}.",
             )
-        self._rows: dict[Split, EnvironmentRows] = {"train": self._read_rows("rows", folder)}
+        self._rows: dict[Split, TaskRows] = {"train": self._read_rows("rows", folder)}
         held_out = self._get("eval_rows")
-        self._rows["eval"] = EnvironmentRows(
+        self._rows["eval"] = TaskRows(
             held_out if held_out is not None else [], what="eval_rows", folder=folder
         )
         self._system = self._get("system")
@@ -109,7 +109,7 @@ class NativeEnvironment:
             raise EnvironmentProblem(f"`{name}` is {type(found).__name__}, not a function")
         return found  # type: ignore[no-any-return]
 
-    def _read_rows(self, name: str, folder: Path) -> EnvironmentRows:
+    def _read_rows(self, name: str, folder: Path) -> TaskRows:
         given = self._get(name)
         if given is None and hasattr(self._given, "__getitem__") and hasattr(self._given, "__len__"):
             given = None if isinstance(self._given, Mapping) else self._given
@@ -118,7 +118,7 @@ class NativeEnvironment:
                 f"the environment has no `{name}`: load_environment() returned {type(self._given).__name__}",
                 hint="Return a dict or an object with `rows` and `reward`.",
             )
-        rows = EnvironmentRows(given, what=name, folder=folder)
+        rows = TaskRows(given, what=name, folder=folder)
         if not len(rows):
             raise EnvironmentProblem(f"`{name}` is empty: there is nothing to train on")
         return rows
@@ -200,12 +200,12 @@ class NativeEnvironment:
             opening = [{"role": "system", "content": self._system}, *opening]
         return Opening(opening, self.description.max_turns)
 
-    async def step(self, session: Session) -> EnvironmentReply:
+    async def step(self, session: Session) -> StepReply:
         calls = tools.calls(session.completion) if self._tools else []
         if calls:
-            return EnvironmentReply([await self._tool(session, call) for call in calls], done=False)
+            return StepReply([await self._tool(session, call) for call in calls], done=False)
         if self._step is None:
-            return EnvironmentReply([], done=True)
+            return StepReply([], done=True)
         return reply(await calling.call(self._step, self._offered(session)))
 
     async def _tool(self, session: Session, call: tools.ToolCall) -> Message:
@@ -274,21 +274,19 @@ class NativeEnvironment:
         }
 
 
-def reply(value: object) -> EnvironmentReply:
+def reply(value: object) -> StepReply:
     """What a step returned: None or True ends, a text or messages go on, (messages, done) says both."""
     if value is None or isinstance(value, bool):
-        return EnvironmentReply([], done=value is not False)
+        return StepReply([], done=value is not False)
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], bool):
-        return EnvironmentReply([] if value[0] is None else conversation(value[0], "step()"), value[1])
+        return StepReply([] if value[0] is None else conversation(value[0], "step()"), value[1])
     if isinstance(value, Mapping) and "role" not in value:
-        return EnvironmentReply(
-            conversation(value.get("messages") or [], "step()"), bool(value.get("done", False))
-        )
+        return StepReply(conversation(value.get("messages") or [], "step()"), bool(value.get("done", False)))
     if hasattr(value, "done"):
-        return EnvironmentReply(
+        return StepReply(
             conversation(list(getattr(value, "messages", None) or []), "step()"), bool(value.done)
         )
-    return EnvironmentReply(conversation(value, "step()"), done=False)
+    return StepReply(conversation(value, "step()"), done=False)
 
 
 def _messages_of(state: object) -> object:

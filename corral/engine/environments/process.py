@@ -22,13 +22,13 @@ from typing import Any, Self
 
 from corral.engine.environments import loading
 from corral.engine.environments.protocol import (
+    CallResult,
     EnvironmentCall,
     EnvironmentDescription,
     EnvironmentProblem,
-    EnvironmentResult,
     UnstableRows,
 )
-from corral.engine.environments.worker import EnvironmentSetup, EnvironmentWorker, UnansweredCall
+from corral.engine.environments.worker import EnvironmentWorker, UnansweredCall, WorkerSetup
 
 # A call whose process is busy with another for this long is given to one that is idle.
 PATIENCE_S = 0.2
@@ -60,8 +60,8 @@ class EnvironmentProcess:
         load_s: float = 300.0,
     ) -> None:
         found = loading.find(source, base or Path.cwd())
-        self._setup = EnvironmentSetup(found, dict(params or {}), dict(environ or {}), load_s)
-        self._results: queue.SimpleQueue[EnvironmentResult] = queue.SimpleQueue()
+        self._setup = WorkerSetup(found, dict(params or {}), dict(environ or {}), load_s)
+        self._results: queue.SimpleQueue[CallResult] = queue.SimpleQueue()
         self._keys = itertools.count(1)
         self._room = threading.BoundedSemaphore(MOST_PENDING)
         self._unanswered = 0
@@ -107,9 +107,9 @@ class EnvironmentProcess:
         self._loop.call_soon_threadsafe(self._pool.add, UnansweredCall(key, call))
         return key
 
-    def poll(self, timeout_s: float = 0.0) -> list[EnvironmentResult]:
+    def poll(self, timeout_s: float = 0.0) -> list[CallResult]:
         """The results there are. Waits for the first at most `timeout_s`."""
-        found: list[EnvironmentResult] = []
+        found: list[CallResult] = []
         until = time.monotonic() + timeout_s
         while self._unanswered > len(found):
             self._check()
@@ -149,7 +149,7 @@ class EnvironmentProcess:
             self._loop.close()
             self._ready.set()
 
-    def answered(self, result: EnvironmentResult) -> None:
+    def answered(self, result: CallResult) -> None:
         self._results.put(result)
         self._room.release()
 
@@ -166,7 +166,7 @@ class _Pool:
 
     description: EnvironmentDescription
 
-    def __init__(self, owner: EnvironmentProcess, setup: EnvironmentSetup, size: int) -> None:
+    def __init__(self, owner: EnvironmentProcess, setup: WorkerSetup, size: int) -> None:
         self._owner, self._setup, self._size = owner, setup, size
         self._waiting: deque[UnansweredCall] = deque()
         self._workers: list[EnvironmentWorker] = []
@@ -267,7 +267,7 @@ class _Pool:
             self._homes.pop(episode, None)
         elif self.description.multi_turn and pending.call.op != "group":
             self._homes[episode] = worker
-        self._owner.answered(EnvironmentResult(pending.key, answer.get("value"), error, kind))
+        self._owner.answered(CallResult(pending.key, answer.get("value"), error, kind))
 
     # -- processes ------------------------------------------------------------------------------------
 

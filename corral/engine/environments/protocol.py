@@ -57,7 +57,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class EnvironmentReply:
+class StepReply:
     """What an environment says after an answer of the model, and whether that was the end."""
 
     messages: list[Message]
@@ -83,7 +83,7 @@ class EnvironmentCall:
 
 
 @dataclass(frozen=True, slots=True)
-class EnvironmentResult:
+class CallResult:
     """The answer to the call with this key: a value, or an error and its kind. The kinds: `raised`,
     `bad_reward`, `deadline`, `crashed`, `unrepeatable`."""
 

@@ -16,7 +16,7 @@ PROMPTS = ("prompt", "messages", "question", "input")
 _LOOKED_AT = 64
 
 
-class EnvironmentRows:
+class TaskRows:
     """A sequence of mappings. What can be indexed is read when it is asked for."""
 
     def __init__(self, given: object, *, what: str, folder: Path) -> None:
@@ -52,8 +52,7 @@ class EnvironmentRows:
                 prompt(self[index])
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise EnvironmentProblem(
-                    f"{self._what}[{index}]: {error}",
-                    hint=f"Give each row one of: {', '.join(PROMPTS)}.",
+                    f"{self._what}[{index}]: {error}", hint=f"Give each row one of: {', '.join(PROMPTS)}."
                 ) from None
 
     def fingerprint(self) -> str:

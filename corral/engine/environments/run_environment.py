@@ -14,9 +14,9 @@ from corral.engine.data.row_order import permutation
 from corral.engine.engine import Engine
 from corral.engine.environments.process import EnvironmentProcess
 from corral.engine.environments.protocol import (
+    CallResult,
     EnvironmentCall,
     EnvironmentProblem,
-    EnvironmentResult,
     Message,
     Split,
 )
@@ -113,10 +113,10 @@ def _start(task: int, split: Split) -> EnvironmentCall:
     return EnvironmentCall("start", f"look-{split}-{task}", split, task)
 
 
-def _ask(process: EnvironmentProcess, calls: Sequence[EnvironmentCall]) -> list[EnvironmentResult]:
+def _ask(process: EnvironmentProcess, calls: Sequence[EnvironmentCall]) -> list[CallResult]:
     """The answers in the order of the calls."""
     keys = [process.submit(call) for call in calls]
-    found: dict[int, EnvironmentResult] = {}
+    found: dict[int, CallResult] = {}
     while len(found) < len(keys):
         found |= {result.key: result for result in process.poll(_PATIENCE_S)}
     return [found[key] for key in keys]

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from corral.engine.environments.protocol import (
     EnvironmentDescription,
-    EnvironmentReply,
     Message,
     Opening,
     Score,
     Split,
+    StepReply,
 )
 
 
@@ -57,7 +57,7 @@ class EnvironmentAdapter(Protocol):
         """Make the session's state and say how the conversation begins."""
         ...
 
-    async def step(self, session: Session) -> EnvironmentReply:
+    async def step(self, session: Session) -> StepReply:
         """Answer the model's last message, which is already in the session."""
         ...
 

@@ -21,13 +21,13 @@ from corral.engine.environments import calling, rewards, tools
 from corral.engine.environments.protocol import (
     EnvironmentDescription,
     EnvironmentProblem,
-    EnvironmentReply,
     Message,
     Opening,
     Score,
     Split,
+    StepReply,
 )
-from corral.engine.environments.rows import EnvironmentRows, prompt_of
+from corral.engine.environments.rows import TaskRows, prompt_of
 from corral.engine.environments.sessions import Session, conversation
 
 _PLURALS = {"states": "state", "prompts": "prompt", "completions": "completion", "answers": "answer"}
@@ -49,13 +49,11 @@ class VerifiersEnvironment:
         if not self._functions:
             raise EnvironmentProblem("the environment's rubric has no reward functions")
         dataset = getattr(given, "dataset", None)
-        self._rows: dict[Split, EnvironmentRows] = {
-            "train": EnvironmentRows(
+        self._rows: dict[Split, TaskRows] = {
+            "train": TaskRows(
                 given.get_dataset() if dataset is None else dataset, what="dataset", folder=folder
             ),
-            "eval": EnvironmentRows(
-                getattr(given, "eval_dataset", None) or [], what="eval_dataset", folder=folder
-            ),
+            "eval": TaskRows(getattr(given, "eval_dataset", None) or [], what="eval_dataset", folder=folder),
         }
         self._rows["train"].check(prompt_of)
         self._multi = (
@@ -90,10 +88,10 @@ class VerifiersEnvironment:
             session.state = await calling.call(setup, {"state": session.state}) or session.state
         return Opening(opening, self.description.max_turns)
 
-    async def step(self, session: Session) -> EnvironmentReply:
+    async def step(self, session: Session) -> StepReply:
         self._follow(session)
         if await self._is_completed(session) or not self._multi:
-            return EnvironmentReply([], done=True)
+            return StepReply([], done=True)
         offered = {"messages": list(session.messages), "state": session.state}
         result = await calling.call(self._given.env_response, offered)
         if isinstance(result, tuple):
@@ -101,7 +99,7 @@ class VerifiersEnvironment:
         messages = conversation(result, "env_response()") if result else []
         session.state["completion"] = [*session.messages[session.opening :], *messages]
         # The library calls it with an answer still to come; a state that says so ends the episode.
-        return EnvironmentReply(messages, done=session.state.get("final_env_response") is not None)
+        return StepReply(messages, done=session.state.get("final_env_response") is not None)
 
     async def _is_completed(self, session: Session) -> bool:
         offered = {"messages": list(session.messages), "state": session.state}

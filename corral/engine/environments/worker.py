@@ -54,7 +54,7 @@ _KEPT = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class EnvironmentSetup:
+class WorkerSetup:
     """What each process is started with."""
 
     source: str
@@ -92,7 +92,7 @@ class WorkerPool(Protocol):
 class EnvironmentWorker:
     """A process and the calls that it has. It is replaced in place: the worker stays, the process changes."""
 
-    setup: EnvironmentSetup
+    setup: WorkerSetup
     pool: WorkerPool
     alive: bool = False
     _process: subprocess.Popen[bytes] | None = None

@@ -9,11 +9,7 @@ to rounding.
 from __future__ import annotations
 
 from corral.engine.data.sequences import Completion, SamplingRequest
-from corral.engine.environments.protocol import (
-    EnvironmentCall,
-    EnvironmentDescription,
-    EnvironmentResult,
-)
+from corral.engine.environments.protocol import CallResult, EnvironmentCall, EnvironmentDescription
 from corral.engine.sampling.rollouts import RolloutEnvironment, RolloutSampler
 
 _AWAITED = ("start", "step")
@@ -44,7 +40,7 @@ class DeterministicEnvironment:
             self._awaited.add(key)
         return key
 
-    def poll(self, timeout_s: float = 0.0) -> list[EnvironmentResult]:
+    def poll(self, timeout_s: float = 0.0) -> list[CallResult]:
         found = self._inner.poll(timeout_s)
         self._awaited.difference_update(result.key for result in found)
         return found

@@ -19,9 +19,9 @@ from transformers import PreTrainedTokenizerBase
 from corral.engine.data.render import RefusedRow
 from corral.engine.data.sequences import Completion, SamplingParams, SamplingRequest
 from corral.engine.environments.protocol import (
+    CallResult,
     EnvironmentCall,
     EnvironmentDescription,
-    EnvironmentResult,
     Message,
     Score,
     Split,
@@ -53,7 +53,7 @@ class RolloutEnvironment(Protocol):
     @property
     def pending(self) -> int: ...
     def submit(self, call: EnvironmentCall) -> int: ...
-    def poll(self, timeout_s: float = 0.0) -> list[EnvironmentResult]: ...
+    def poll(self, timeout_s: float = 0.0) -> list[CallResult]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +198,7 @@ class _RolloutBatch:
     def __post_init__(self) -> None:
         self._sampler, self._environment = self.owner._sampler, self.owner._environment
         self._train, self._about = self.owner._train, self.owner._about
-        self._asked: dict[
-            int, tuple[list[_Attempt], Callable[[list[_Attempt], EnvironmentResult], None]]
-        ] = {}
+        self._asked: dict[int, tuple[list[_Attempt], Callable[[list[_Attempt], CallResult], None]]] = {}
         self._sampling: dict[int, _Attempt] = {}
         self._left = 0
 
@@ -234,13 +232,13 @@ class _RolloutBatch:
         self,
         call: EnvironmentCall,
         several: list[_Attempt],
-        then: Callable[[list[_Attempt], EnvironmentResult], None],
+        then: Callable[[list[_Attempt], CallResult], None],
     ) -> None:
         self._asked[self._environment.submit(call)] = (several, then)
 
     # -- an attempt -----------------------------------------------------------------------------------
 
-    def _started(self, several: list[_Attempt], result: EnvironmentResult) -> None:
+    def _started(self, several: list[_Attempt], result: CallResult) -> None:
         if result.value is None:
             return self._fail(several, result.error, result.kind)
         messages: list[Message] = result.value["messages"]
@@ -278,7 +276,7 @@ class _RolloutBatch:
         else:
             self._score(attempt)
 
-    def _stepped(self, several: list[_Attempt], result: EnvironmentResult) -> None:
+    def _stepped(self, several: list[_Attempt], result: CallResult) -> None:
         if result.value is None:
             return self._fail(several, result.error, result.kind)
         [attempt] = several
@@ -295,7 +293,7 @@ class _RolloutBatch:
     def _score(self, attempt: _Attempt) -> None:
         self._ask(attempt.conversation("score"), [attempt], self._scored)
 
-    def _scored(self, several: list[_Attempt], result: EnvironmentResult) -> None:
+    def _scored(self, several: list[_Attempt], result: CallResult) -> None:
         if result.value is None:
             return self._fail(several, result.error, result.kind)
         several[0].score = Score(**result.value)
@@ -322,7 +320,7 @@ class _RolloutBatch:
             )
             self._ask(call, scored, lambda them, result: self._compared(them, result, len(several)))
 
-    def _compared(self, scored: list[_Attempt], result: EnvironmentResult, open_: int) -> None:
+    def _compared(self, scored: list[_Attempt], result: CallResult, open_: int) -> None:
         self._left -= open_
         for place, attempt in enumerate(scored):
             if result.value is None:
