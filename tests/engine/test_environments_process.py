@@ -206,10 +206,10 @@ def test_the_environment_ends_with_its_engine(tmp_path: Path, number: signal.Sig
     note = tmp_path / "pid"
     program = f"""
         from corral.engine.environments.process import EnvironmentProcess
-        from corral.engine.environments.protocol import Call
+        from corral.engine.environments.protocol import EnvironmentCall
         environment = EnvironmentProcess({written(tmp_path, BAD)!r}, deadline_s=600.0)
         talk = [{{"role": "user", "content": "0"}}, {{"role": "assistant", "content": "child {note}"}}]
-        environment.submit(Call("score", "a", "train", 0, messages=talk, opening=1))
+        environment.submit(EnvironmentCall("score", "a", "train", 0, messages=talk, opening=1))
         environment.poll(600)
     """
     engine = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], process_group=0)
