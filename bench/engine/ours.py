@@ -10,12 +10,12 @@ import torch
 from transformers import PreTrainedModel
 
 from bench.engine import shapes
-from corral.engine.data.sequences import Example, Request, SamplingParams
+from corral.engine.data.sequences import Example, SamplingParams, SamplingRequest
 from corral.engine.engine import Engine, Options
 from corral.engine.model import adapters
+from corral.engine.model.backbone import Backbone
 from corral.engine.model.decoder import Decoder
-from corral.engine.model.load import Loaded
-from corral.engine.model.trunk import Trunk
+from corral.engine.model.load import LoadedModel
 from corral.engine.training import losses
 from corral.recipes.train import Lora
 
@@ -42,7 +42,7 @@ class Rate:
 
 def engine(made: PreTrainedModel, options: Options, rank: int = 16) -> Engine:
     names = adapters.attach(made, Lora(rank=rank))
-    return Engine(Loaded(made, None, None, "random", None, ""), names, options)
+    return Engine(LoadedModel(made, None, None, "random", None, ""), names, options)
 
 
 def sft(
@@ -127,7 +127,7 @@ def decoding(name: str, *, rows: int, prompt: int, new: int, adapter: bool = Tru
         prompts = torch.randint(100, 150_000, (rows, prompt), generator=draw).tolist()
         for key in range(rows):
             params = SamplingParams(max_tokens=new, seed=turn * rows + key)
-            sampler.submit(Request(key, prompts[key], params))
+            sampler.submit(SamplingRequest(key, prompts[key], params))
         torch.cuda.synchronize()
         begin = time.perf_counter()
         sampler.step()
@@ -155,10 +155,10 @@ def _bare(made: PreTrainedModel) -> Engine:
     """The model without an adapter: what one costs is the difference."""
     made.requires_grad_(False)
     side = Engine.__new__(Engine)
-    side.loaded = Loaded(made, None, None, "random", None, "")
+    side.loaded = LoadedModel(made, None, None, "random", None, "")
     side.options = Options()
     side._decoder = Decoder(made, trained=False)
-    side._trunk = Trunk(side._decoder)
+    side._backbone = Backbone(side._decoder)
     side._sampler = side._replays = None
     return side
 
@@ -189,7 +189,7 @@ def grpo(
         sampler = side.sampler(rows=prompts * group, context=prompt + new)
         for key in range(prompts * group):
             params = SamplingParams(max_tokens=new, seed=turn * prompts * group + key)
-            sampler.submit(Request(key, given[key // group], params))
+            sampler.submit(SamplingRequest(key, given[key // group], params))
         done = []
         while sampler.pending:
             done += sampler.step()

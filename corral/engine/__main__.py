@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from corral.engine.spec import Places
+from corral.engine.spec import JobPaths
 
 _BEGAN = time.perf_counter()
 
@@ -50,7 +50,7 @@ def parse_task(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv[1:])
 
 
-def places(said: argparse.Namespace, environ: Mapping[str, str]) -> Places:
+def places(said: argparse.Namespace, environ: Mapping[str, str]) -> JobPaths:
     def folder(variable: str, otherwise: str) -> Path:
         return Path(environ.get(variable) or otherwise)
 
@@ -60,7 +60,7 @@ def places(said: argparse.Namespace, environ: Mapping[str, str]) -> Places:
     spec = said.spec or environ.get("CORRAL_SPEC")
     if not spec:
         raise SystemExit("error: name the spec: `python -m corral.engine spec.json`, or see --help")
-    return Places(
+    return JobPaths(
         spec=Path(spec).absolute(),
         output=folder("CORRAL_OUTPUT_DIR", said.output).absolute(),
         checkpoints=folder("CORRAL_CHECKPOINT_DIR", said.checkpoints).absolute(),
@@ -70,8 +70,8 @@ def places(said: argparse.Namespace, environ: Mapping[str, str]) -> Places:
     )
 
 
-def task_places(task: str, said: argparse.Namespace) -> Places:
-    """Where the task's spec was written: what `corral eval` or `corral sample` would have submitted."""
+def task_places(task: str, said: argparse.Namespace) -> JobPaths:
+    """Write the spec that `corral eval` or `corral sample` would submit, and say where everything lies."""
     run, output = Path(said.run).absolute(), Path(said.output).absolute()
     try:
         record = json.loads((run / "train.json").read_bytes())
@@ -95,7 +95,7 @@ def task_places(task: str, said: argparse.Namespace) -> Places:
     output.mkdir(parents=True, exist_ok=True)
     (output / "spec.json").write_text(json.dumps(spec, indent=2), encoding="utf-8")
     # Paths in the table are those of the run, which was started in the folder of its own spec.
-    return Places(output / "spec.json", output, output / "checkpoints", base=Path(record.get("base", ".")))
+    return JobPaths(output / "spec.json", output, output / "checkpoints", base=Path(record.get("base", ".")))
 
 
 def _moved(said: argparse.Namespace) -> dict[str, str]:

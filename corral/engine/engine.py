@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,18 +11,18 @@ import torch
 from torch import Tensor
 
 from corral.engine.data.packing import UNWEIGHTED, Pack, pack
-from corral.engine.data.sequences import Completion, Example, Request, SamplingParams
+from corral.engine.data.sequences import Completion, Example, SamplingParams, SamplingRequest
 from corral.engine.device import send
-from corral.engine.model import adapters, generic, head
+from corral.engine.model import adapters, generic_backbone, head
 from corral.engine.model import load as models
 from corral.engine.model.attention import Layout, layout_of
+from corral.engine.model.backbone import Backbone
 from corral.engine.model.decoder import Decoder, fits
-from corral.engine.model.generic import GenericTrunk
-from corral.engine.model.trunk import Trunk
+from corral.engine.model.generic_backbone import GenericBackbone
 from corral.engine.sampling.generic_sampler import GenericSampler
 from corral.engine.sampling.sampler import Sampler
-from corral.engine.training.cuda_graphs import Replays
-from corral.engine.training.losses import Loss, Sums
+from corral.engine.training.cuda_graphs import GraphedPasses
+from corral.engine.training.losses import Loss, Sums, add_sums
 from corral.engine.training.optimizer import Optimizer
 from corral.recipes.train import Lora
 
@@ -41,8 +42,7 @@ class Step:
 
     def add(self, loss: Tensor, sums: Sums) -> None:
         self.loss = self.loss.to(loss.device) + loss
-        for name, amount in sums.items():
-            self.sums[name] = self.sums[name] + amount if name in self.sums else amount
+        add_sums(self.sums, sums)
 
     def read(self) -> dict[str, float]:
         names = list(self.sums)
@@ -65,31 +65,28 @@ class Options:
 class Engine:
     """A model, its adapter and its optimiser on one device."""
 
-    def __init__(self, loaded: models.Loaded, names: Sequence[str], options: Options) -> None:
+    def __init__(self, loaded: models.LoadedModel, names: Sequence[str], options: Options) -> None:
         self.loaded = loaded
         self.options = options
         wanted = set(names)
         self._trained = {name: p for name, p in loaded.model.named_parameters() if name in wanted}
         full = not any(".lora_" in name for name in names)
-        self._trunk: Trunk | GenericTrunk
-        self._decoder: Decoder | GenericTrunk
-        if fits(loaded.model) is None and not generic.needed(loaded.model, trained=full):
+        self._backbone: Backbone | GenericBackbone
+        self._decoder: Decoder | GenericBackbone
+        if fits(loaded.model) is None and not generic_backbone.needed(loaded.model, trained=full):
             self._decoder = Decoder(loaded.model, trained=full)
-            self._trunk = Trunk(self._decoder)
+            self._backbone = Backbone(self._decoder)
         else:
-            self._decoder = self._trunk = GenericTrunk(
+            self._decoder = self._backbone = GenericBackbone(
                 loaded.model, ref=loaded.ref, trained=full, length=options.micro_tokens
             )
         self._optimizer = Optimizer(
-            self._trained,
-            beta1=options.beta1,
-            beta2=options.beta2,
-            weight_decay=options.weight_decay,
+            self._trained, beta1=options.beta1, beta2=options.beta2, weight_decay=options.weight_decay
         )
         self._sampler: Sampler | None = None
-        self._replays: Replays | None = None
-        if isinstance(self._trunk, Trunk) and self.device.type == "cuda":
-            self._replays = Replays(self._trunk, list(self._trained.values()))
+        self._replays: GraphedPasses | None = None
+        if isinstance(self._backbone, Backbone) and self.device.type == "cuda":
+            self._replays = GraphedPasses(self._backbone, list(self._trained.values()))
 
     @classmethod
     def load(
@@ -118,7 +115,7 @@ class Engine:
     @property
     def notes(self) -> list[str]:
         """What a person should know of how this model is run; empty where it is run at its best."""
-        return self._trunk.notes if isinstance(self._trunk, GenericTrunk) else []
+        return self._backbone.notes if isinstance(self._backbone, GenericBackbone) else []
 
     # -- training -------------------------------------------------------------------------------------
 
@@ -139,7 +136,7 @@ class Engine:
         return norm
 
     def _check_idle(self) -> None:
-        """Before anything changes: afterwards trainer and sampler would be of different weights."""
+        """Call before weights change: a sequence under way would be of two sets of weights."""
         if self._sampler is not None:
             self._sampler.check_idle()
 
@@ -151,7 +148,7 @@ class Engine:
         """For each example the logprob of each of its tokens given those before it; 0.0 for the first."""
         found: list[list[float]] = [[] for _ in examples]
         for part in self._packs(examples, share=False):
-            hidden = self._hidden(part)
+            hidden = self._backbone.train(*self._inputs(part), recompute=False)
             targets = send(part.targets, self.device)
             scored = head.score(hidden, self._decoder.head, targets, temperature=temperature, chunk=_CHUNK)
             values = scored.logprob.tolist()
@@ -161,16 +158,13 @@ class Engine:
 
     def _packs(self, examples: Sequence[Example], *, share: bool | None = None) -> list[Pack]:
         on_gpu = self.device.type == "cuda"
-        packing = self._trunk.packed if isinstance(self._trunk, GenericTrunk) else pack
+        packing = self._backbone.packed if isinstance(self._backbone, GenericBackbone) else pack
         return packing(
             examples,
             self.options.micro_tokens,
             share_prefix=self.options.share_prefix if share is None else share,
             multiple=self.options.micro_tokens if on_gpu else 1,
         )
-
-    def _hidden(self, part: Pack) -> Tensor:
-        return self._trunk.train(*self._inputs(part), recompute=False)
 
     def _inputs(self, part: Pack) -> tuple[Tensor, Tensor, Layout]:
         layout = layout_of(part.segment, part.prefix, self.device)
@@ -181,7 +175,7 @@ class Engine:
         inputs, recompute = self._inputs(part), self.options.recompute
         if self._replays is not None and (ready := self._replays.take(*inputs, recompute=recompute)):
             return ready.forward(*inputs), ready.backward
-        hidden = self._trunk.train(*inputs, recompute=recompute)
+        hidden = self._backbone.train(*inputs, recompute=recompute)
         return hidden, hidden.backward
 
     def _backward(self, part: Pack, loss: Loss, temperature: float) -> tuple[Tensor, Sums]:
@@ -233,15 +227,15 @@ class Engine:
     def sampler(self, *, rows: int = 256, context: int | None = None) -> Sampler:
         """The sampler on these weights; made once, and enlarged when asked for more."""
         if self._sampler is None or not self._sampler.holds(rows, context):
-            trunk, tokenizer = self._trunk, self.loaded.tokenizer
+            backbone, tokenizer = self._backbone, self.loaded.tokenizer
             self._drop_replays()
             if self._sampler is not None:
                 rows, context = self._sampler.enlarged(rows, context)
                 self._sampler = None  # before the next one: the device may not hold two caches
-            if isinstance(trunk, GenericTrunk):
-                self._sampler = GenericSampler(trunk, tokenizer, rows=rows, context=context)
+            if isinstance(backbone, GenericBackbone):
+                self._sampler = GenericSampler(backbone, tokenizer, rows=rows, context=context)
             else:
-                self._sampler = Sampler(trunk.decoder, trunk, tokenizer, rows=rows, context=context)
+                self._sampler = Sampler(backbone.decoder, backbone, tokenizer, rows=rows, context=context)
         return self._sampler
 
     def weights_changed(self) -> None:
@@ -266,11 +260,31 @@ class Engine:
         longest = max((len(prompt) for prompt in prompts), default=0)
         sampler = self.sampler(rows=min(256, max(1, len(prompts))), context=longest + params.max_tokens)
         for key, prompt in enumerate(prompts):
-            sampler.submit(Request(key, list(prompt), replace(params, seed=params.seed + key)))
+            sampler.submit(SamplingRequest(key, list(prompt), replace(params, seed=params.seed + key)))
         done: dict[int, Completion] = {}
         while sampler.pending:
             done |= {completion.key: completion for completion in sampler.step()}
         return [done[key] for key in range(len(prompts))]
+
+    # -- the model before training --------------------------------------------------------------------
+
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """Inside, the adapter adds nothing: with B at 0 the product of its two matrices is 0. A KL term and a
+        comparison need the model as it was, and this spares a second copy of it."""
+        outer = [p for name, p in self._trained.items() if ".lora_B." in name]
+        kept = [p.detach().clone() for p in outer]
+        with torch.no_grad():
+            for p in outer:
+                p.zero_()
+        self.weights_changed()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for p, value in zip(outer, kept, strict=True):
+                    p.copy_(value)
+            self.weights_changed()
 
     # -- what is kept ---------------------------------------------------------------------------------
 
@@ -292,5 +306,5 @@ class Engine:
 
 
 def gradients(engine: Engine) -> Mapping[str, Tensor]:
-    """The gradients as they stand, by parameter; for checks."""
+    """The present gradients by parameter; for tests."""
     return {name: p.grad for name, p in engine._trained.items() if p.grad is not None}

@@ -1,4 +1,4 @@
-"""What the engine is asked to do: the run's spec as JSON, and the folders that it may use."""
+"""What the engine is to do: the run's spec as JSON, and the folders that it may use."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from corral.engine.errors import EngineError
+
 Task = Literal["train", "eval", "sample"]
 TASKS: tuple[Task, ...] = ("train", "eval", "sample")
 
 
-class Refused(Exception):
-    """Something that was asked for is wrong; `hint` says what to do."""
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
+class InvalidSpec(EngineError):
+    """The spec asks for something that cannot be done."""
 
 
 @dataclass(frozen=True)
-class Places:
+class JobPaths:
     """Where everything lies. `inputs` is the worker's folder of inputs; None when run alone, where paths are
     those of the spec, relative to `base`, or to its own folder."""
 
@@ -53,7 +51,7 @@ class Places:
 
 
 @dataclass(frozen=True)
-class Spec:
+class JobSpec:
     """One job. `table` is `[train]` as asked; None for an eval or sample of a run's artifact, which brings
     its own. `ask` is the table of the task (`eval` or `sample`). `variables` are the names of the run's own
     environment variables and secrets, which its environment's code may see."""
@@ -70,22 +68,24 @@ class Spec:
     gpus: int = 0
 
 
-def read(path: Path) -> Spec:
-    """Raises Refused; unknown keys are the worker's business, since the whole run spec is in the file."""
+def read(path: Path) -> JobSpec:
+    """Raises InvalidSpec. Unknown keys are left alone: the file holds the whole run spec."""
     try:
         said = json.loads(path.read_bytes())
     except OSError as error:
-        raise Refused(f"the spec {path} cannot be read: {error.strerror}", "Name a JSON file.") from None
+        raise InvalidSpec(f"the spec {path} cannot be read: {error.strerror}", "Name a JSON file.") from None
     except ValueError as error:
-        raise Refused(f"the spec {path} is not JSON: {error}", "Write it as one JSON object.") from None
+        raise InvalidSpec(f"the spec {path} is not JSON: {error}", "Write it as one JSON object.") from None
     if not isinstance(said, dict):
-        raise Refused(f"the spec {path} is not a JSON object", 'It needs at least "model" and "train".')
+        raise InvalidSpec(f"the spec {path} is not a JSON object", 'It needs at least "model" and "train".')
     task = said.get("task") or "train"
     if task not in TASKS:
-        raise Refused(f"task is {task!r}", f"It can be {', '.join(TASKS)}.")
+        raise InvalidSpec(f"task is {task!r}", f"It can be {', '.join(TASKS)}.")
     table, model = said.get("train"), said.get("model")
     if task == "train" and (table is None or model is None):
-        raise Refused('the spec needs "model" and "train"', 'As in {"model": "corral/tiny", "train": {...}}.')
+        raise InvalidSpec(
+            'the spec needs "model" and "train"', 'As in {"model": "corral/tiny", "train": {...}}.'
+        )
     for name, value, kind, words in (
         ("train", table, dict, "an object"),
         ("model", model, str, "a string"),
@@ -94,8 +94,8 @@ def read(path: Path) -> Spec:
         (task, said.get(task), dict, "an object"),
     ):
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise Refused(f"{name} of the spec must be {words}, not {value!r}"[:200])
-    return Spec(
+            raise InvalidSpec(f"{name} of the spec must be {words}, not {value!r}"[:200])
+    return JobSpec(
         task=task,
         model=model,
         revision=said.get("model_revision"),
@@ -114,10 +114,10 @@ def _gpus(said: Mapping[str, Any]) -> int:
     return count if isinstance(count, int) else 0
 
 
-def choose(ask: Mapping[str, Any], defaults: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+def with_defaults(ask: Mapping[str, Any], defaults: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """The task's table with defaults filled in. An unknown key, or a value of another type, is refused."""
     if unknown := sorted(set(ask) - set(defaults)):
-        raise Refused(
+        raise InvalidSpec(
             f"{where} does not know {', '.join(unknown)}", f"It can hold {', '.join(sorted(defaults))}."
         )
     chosen = {**defaults, **{key: value for key, value in ask.items() if value is not None}}
@@ -125,5 +125,5 @@ def choose(ask: Mapping[str, Any], defaults: Mapping[str, Any], *, where: str) -
         usual = defaults[key]
         kinds = (int, float) if isinstance(usual, float) else (type(usual),)
         if usual is not None and value != usual and (not isinstance(value, kinds) or isinstance(value, bool)):
-            raise Refused(f"{where}.{key} must be like {usual!r}, not {value!r}"[:200])
+            raise InvalidSpec(f"{where}.{key} must be like {usual!r}, not {value!r}"[:200])
     return chosen

@@ -1,1 +1,1 @@
-"""What a training run may ask for, and what it will need: standard library only, shared by all sides."""
+"""What a training run may ask for, and a forecast of what it will need; standard library only."""

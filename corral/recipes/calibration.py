@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 
@@ -72,16 +71,11 @@ def read(text: str) -> Calibration:
     return Calibration(**{name: float(value) for name, value in values.items()})
 
 
-@functools.cache
-def default() -> Calibration:
-    return read(source())
-
-
 def source() -> str:
-    """The file that Corral ships."""
+    """The file that Corral ships; `bench.engine.fit_calibration` writes it."""
     return resources.files("corral.recipes").joinpath("calibration.json").read_text("utf-8")
 
 
-def load(path: Path) -> Calibration:
-    """One's own constants, as `corral.recipes.fit_calibration` writes them."""
-    return read(path.read_text("utf-8"))
+@functools.cache
+def default() -> Calibration:
+    return read(source())

@@ -7,16 +7,14 @@ from typing import Any
 
 from corral.recipes import calibration, memory, speed
 from corral.recipes.calibration import Calibration
+from corral.recipes.forecast_case import Device, ForecastCase, MemoryPlan, Recompute
 from corral.recipes.gpus import UNKNOWN, GpuFacts
+from corral.recipes.memory_plan import budget_bytes, choose, smallest
 from corral.recipes.models import FAMILIES, ModelFacts
-from corral.recipes.plan import budget_bytes, choose, smallest
 from corral.recipes.train import evaluates, steps_total
 from corral.recipes.train_tables import DataFacts, Train
-from corral.recipes.workload import Case, Device, Plan, Recompute
 
-__all__ = ["Case", "DataFacts", "Device", "Forecast", "Plan", "choose", "forecast", "forecast_plan"]
-
-# Rows that a run is taken to have where nobody has counted them.
+# Rows that are assumed where they have not been counted.
 ROWS_IF_UNKNOWN = 1000
 _GIB = 1 << 30
 
@@ -46,8 +44,8 @@ class Forecast:
     notes: tuple[str, ...]
 
     @property
-    def plan(self) -> Plan:
-        return Plan(self.micro_tokens, self.recompute, self.rows, self.context)
+    def plan(self) -> MemoryPlan:
+        return MemoryPlan(self.micro_tokens, self.recompute, self.rows, self.context)
 
     def to_table(self) -> dict[str, Any]:
         """For JSON: what a run records before it starts."""
@@ -68,7 +66,7 @@ def forecast(
 ) -> Forecast:
     """The forecast of a run on a device (`gpu` None: on the CPU), cut into pieces as the engine would."""
     constants = constants or calibration.default()
-    case = Case(train, facts, Device(gpu, cores, ram_bytes), data or DataFacts(), constants)
+    case = ForecastCase(train, facts, Device(gpu, cores, ram_bytes), data or DataFacts(), constants)
     plan = choose(case, budget_bytes(case))
     return forecast_plan(
         case,
@@ -79,7 +77,7 @@ def forecast(
 
 
 def forecast_plan(
-    case: Case, plan: Plan, *, price_per_hour: float | None = None, machine_setup_s: float = 0.0
+    case: ForecastCase, plan: MemoryPlan, *, price_per_hour: float | None = None, machine_setup_s: float = 0.0
 ) -> Forecast:
     """The same for a plan that is given: for calibration, and for a run that had to change its own."""
     parts = memory.parts(case, plan)
@@ -122,7 +120,7 @@ def forecast_plan(
     )
 
 
-def setup_s(case: Case) -> float:
+def setup_s(case: ForecastCase) -> float:
     """From the start of the process to the first step: imports, weights, compilers."""
     constants, facts = case.constants, case.facts
     size = facts.params * 2
@@ -135,7 +133,7 @@ def setup_s(case: Case) -> float:
     return seconds
 
 
-def _between_s(case: Case, plan: Plan, steps: int) -> float:
+def _between_s(case: ForecastCase, plan: MemoryPlan, steps: int) -> float:
     """Checkpoints and evaluations: one before the first step and one whenever they are due."""
     train = case.train
     seconds = case.constants.save_s * -(-steps // train.save_every)
@@ -145,13 +143,13 @@ def _between_s(case: Case, plan: Plan, steps: int) -> float:
     return seconds
 
 
-def _needed(case: Case, peak: int) -> int:
+def _needed(case: ForecastCase, peak: int) -> int:
     constants = case.constants
     outside = constants.context_bytes if case.device.gpu is not None else 0.0
     return int((peak + outside) / (1 - constants.margin))
 
 
-def _notes(case: Case) -> list[str]:
+def _notes(case: ForecastCase) -> list[str]:
     notes = []
     train, data, facts = case.train, case.data, case.facts
     if facts.family not in FAMILIES or (train.method == "full" and facts.attention_bias):

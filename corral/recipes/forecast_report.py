@@ -12,7 +12,7 @@ KEYS = ("peak_bytes", "step_s", "total_s", "setup_s")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ForecastLine:
     """One number of one run. `error` is (forecast - actual) / actual: below 0 is an under-estimate."""
 
     run: str
@@ -26,7 +26,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class ForecastSummary:
     """Of one number over all runs: median and largest size of the error, and the worst under-estimate."""
 
     key: str
@@ -37,23 +37,15 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    lines: tuple[Line, ...]
-    summaries: tuple[Summary, ...]
+class ForecastReport:
+    lines: tuple[ForecastLine, ...]
+    summaries: tuple[ForecastSummary, ...]
     left_out: int
 
-    def table(self) -> list[tuple[str, ...]]:
-        """Ready to print: a heading, then a row for each number."""
-        rows: list[tuple[str, ...]] = [("", "runs", "median error", "worst", "worst under-estimate")]
-        for one in self.summaries:
-            shares = (f"{value:.1%}" for value in (one.median, one.worst, one.under))
-            rows.append((one.key, str(one.count), *shares))
-        return rows
 
-
-def report(records: Iterable[Mapping[str, Any]]) -> Report:
+def report(records: Iterable[Mapping[str, Any]]) -> ForecastReport:
     """Each record has `forecast` and `actual`, and perhaps `run`; those that lack them are counted."""
-    lines: list[Line] = []
+    lines: list[ForecastLine] = []
     left_out = 0
     for number, record in enumerate(records, 1):
         found = list(_lines(record, str(record.get("run") or number)))
@@ -64,18 +56,18 @@ def report(records: Iterable[Mapping[str, Any]]) -> Report:
         errors = [line.error for line in lines if line.key == key]
         if errors:
             sizes = [abs(error) for error in errors]
-            summaries.append(Summary(key, len(errors), median(sizes), max(sizes), min(0.0, *errors)))
-    return Report(tuple(lines), tuple(summaries), left_out)
+            summaries.append(ForecastSummary(key, len(errors), median(sizes), max(sizes), min(0.0, *errors)))
+    return ForecastReport(tuple(lines), tuple(summaries), left_out)
 
 
-def _lines(record: Mapping[str, Any], run: str) -> Iterable[Line]:
+def _lines(record: Mapping[str, Any], run: str) -> Iterable[ForecastLine]:
     said, was = record.get("forecast"), record.get("actual")
     if not isinstance(said, Mapping) or not isinstance(was, Mapping):
         return
     for key in KEYS:
         one, other = _number(said.get(key)), _number(was.get(key))
         if one is not None and other is not None:
-            yield Line(run, key, one, other)
+            yield ForecastLine(run, key, one, other)
 
 
 def _number(value: object) -> float | None:

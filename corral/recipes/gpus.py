@@ -35,7 +35,7 @@ class Price:
 class GpuFacts:
     """One card. `flops` and `bytes_per_s` are the maker's figures: dense bf16, and memory bandwidth.
 
-    `never_first` marks a card that no run would choose at the listed prices (MT-D19).
+    `never_first` marks a card that no run would choose at the listed prices.
     """
 
     id: str
@@ -92,7 +92,7 @@ def find(name: str) -> GpuFacts | None:
 def seen(name: str, memory_bytes: int | None, capability: tuple[int, int] | None = None) -> GpuFacts | None:
     """A card as a host reports it: its own memory, and the speed of its kind where that is known.
 
-    Of an unknown card only the memory counts, and its speed is taken to be modest; None without a memory.
+    An unknown card is taken to be slow and has the memory that is given; None without a memory.
     """
     known = find(name)
     if known is not None:

@@ -6,12 +6,12 @@ What it counts is what the allocator takes, so that it can be compared with what
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from corral.recipes.calibration import Calibration
+from corral.recipes.forecast_case import ForecastCase, MemoryPlan
 from corral.recipes.models import ModelFacts, lora_params
-from corral.recipes.workload import Case, Plan
 
 # Which part of the peak each constant belongs to.
 PART_OF = {
@@ -30,7 +30,7 @@ _GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj")
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class MemoryPhase:
     """A moment of a run: bytes by what they are for, and what each constant is multiplied with."""
 
     fixed: Mapping[str, float]
@@ -46,25 +46,25 @@ class Phase:
     def total(self, constants: Calibration) -> float:
         return sum(self.parts(constants).values())
 
-    def and_also(self, fixed: Mapping[str, float], terms: Mapping[str, float]) -> Phase:
-        return Phase({**self.fixed, **fixed}, {**self.terms, **terms})
+    def and_also(self, fixed: Mapping[str, float], terms: Mapping[str, float]) -> MemoryPhase:
+        return MemoryPhase({**self.fixed, **fixed}, {**self.terms, **terms})
 
 
-def parts(case: Case, plan: Plan) -> dict[str, int]:
+def parts(case: ForecastCase, plan: MemoryPlan) -> dict[str, int]:
     """Bytes by what they are for, at the moment when most is needed; their sum is the peak."""
     found = peak_phase(case, plan).parts(case.constants)
     return {name: round(value) for name, value in found.items() if value >= 1}
 
 
-def peak_bytes(case: Case, plan: Plan) -> int:
+def peak_bytes(case: ForecastCase, plan: MemoryPlan) -> int:
     return sum(parts(case, plan).values())
 
 
-def peak_phase(case: Case, plan: Plan) -> Phase:
+def peak_phase(case: ForecastCase, plan: MemoryPlan) -> MemoryPhase:
     return max(phases(case, plan).values(), key=lambda phase: phase.total(case.constants))
 
 
-def phases(case: Case, plan: Plan) -> dict[str, Phase]:
+def phases(case: ForecastCase, plan: MemoryPlan) -> dict[str, MemoryPhase]:
     """The moments at which the peak may be: at the head, in a layer's backward pass, in the optimiser's step,
     and while prompts are read."""
     facts, constants, width = case.facts, case.constants, _width(case)
@@ -99,12 +99,12 @@ def phases(case: Case, plan: Plan) -> dict[str, Phase]:
     return found
 
 
-def _width(case: Case) -> int:
+def _width(case: ForecastCase) -> int:
     """Bytes of a weight or an activation."""
     return 2 if case.precision == "bf16" else 4
 
 
-def _always(case: Case, plan: Plan) -> Phase:
+def _always(case: ForecastCase, plan: MemoryPlan) -> MemoryPhase:
     """Weights, optimiser and cache: what is there at every moment."""
     facts, lora, width = case.facts, case.train.lora, _width(case)
     on_gpu, full = case.device.gpu is not None, case.train.method == "full"
@@ -124,10 +124,10 @@ def _always(case: Case, plan: Plan) -> Phase:
             fixed["sampler"] = float((whole - below) * width)
         if on_gpu:
             terms["graph_logit_bytes"] = graph_logits(facts, plan.rows)
-    return Phase(fixed, terms)
+    return MemoryPhase(fixed, terms)
 
 
-def _saved(case: Case, plan: Plan) -> Phase:
+def _saved(case: ForecastCase, plan: MemoryPlan) -> MemoryPhase:
     """What one layer keeps for its backward pass."""
     facts, lora, constants = case.facts, case.train.lora, case.constants
     more = constants.saved_full if case.train.method == "full" else 1.0
@@ -146,7 +146,7 @@ def _saved(case: Case, plan: Plan) -> Phase:
         ]
         narrow = plan.micro_tokens * lora.rank * len(targets)
         adapter = float((fused_elements(facts, lora.rank, lora.targets) + narrow) * _width(case))
-    return Phase({"adapter": adapter}, terms)
+    return MemoryPhase({"adapter": adapter}, terms)
 
 
 def _one_layer(facts: ModelFacts, token_bytes: float) -> float:
@@ -163,7 +163,7 @@ def _times(terms: Mapping[str, float], number: int) -> dict[str, float]:
     return {name: times * number for name, times in terms.items()}
 
 
-def cache_bytes(case: Case, plan: Plan) -> int:
+def cache_bytes(case: ForecastCase, plan: MemoryPlan) -> int:
     """Keys and values of all rows at their longest, in whole pages."""
     page = int(case.constants.page_tokens)
     pages = plan.rows * math.ceil(plan.context / page) + 1
@@ -172,21 +172,20 @@ def cache_bytes(case: Case, plan: Plan) -> int:
 
 def fused_elements(facts: ModelFacts, rank: int, targets: str | tuple[str, ...]) -> int:
     """Of one layer: its adapters as the engine lays them side by side, zeros between the blocks included."""
-    shapes = facts.linear_shapes
-    total = 0
-    for group in _GROUPS:
-        chosen = [name for name in group if targets == "all-linear" or name in targets]
-        total += len(chosen) * rank * (shapes[group[0]][0] + sum(shapes[name][1] for name in group))
-    return total
+    return sum(number * rank * (inputs + outputs) for number, inputs, outputs in _adapted(facts, targets))
 
 
 def stacked_elements(facts: ModelFacts, rank: int, targets: str | tuple[str, ...]) -> int:
     """Of one layer: the room below its frozen weights, where the sampler has an adapter's first matrices."""
-    total = 0
+    return sum(number * rank * inputs for number, inputs, _ in _adapted(facts, targets))
+
+
+def _adapted(facts: ModelFacts, targets: str | tuple[str, ...]) -> Iterator[tuple[int, int, int]]:
+    """For each group of projections: how many have an adapter, their inputs, and the outputs of all."""
+    shapes = facts.linear_shapes
     for group in _GROUPS:
         chosen = [name for name in group if targets == "all-linear" or name in targets]
-        total += len(chosen) * rank * facts.linear_shapes[group[0]][0]
-    return total
+        yield len(chosen), shapes[group[0]][0], sum(shapes[name][1] for name in group)
 
 
 def graph_logits(facts: ModelFacts, rows: int) -> float:

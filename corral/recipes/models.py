@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 Thinking = Literal["none", "hybrid", "always"]
 Source = Literal["builtin", "package", "hub"]
-Policy = Literal["listed", "any"]
 
 # Architectures that the engine has its own decoder for, as transformers names them. Others run on
 # transformers' own layers.
@@ -71,7 +70,7 @@ class ModelFacts:
 
 
 class UnknownModel(Exception):
-    """The policy admits listed models only, or nothing is known of the shape."""
+    """Nothing is known of the model's shape."""
 
     code = "unknown_model"
 
@@ -179,23 +178,12 @@ def _names(one: ModelFacts) -> set[str]:
 
 
 def near(model: str) -> str | None:
-    """The listed model that somebody who wrote this most likely meant."""
+    """The listed model that was most likely meant; None if no name is close."""
     short = {name: one.id for one in catalogue().values() for name in _names(one)}
     found = difflib.get_close_matches(model.lower(), short, n=1, cutoff=0.8)
     return short[found[0]] if found else None
 
 
-def admit(model: str, policy: Policy) -> ModelFacts | None:
-    """Facts of a model that the policy allows; None is a model that only its config.json can describe."""
-    found = facts(model)
-    if found is None and policy == "listed":
-        raise UnknownModel(
-            f"model {model!r} is not listed and the policy admits listed models only",
-            "Take one of: " + ", ".join(sorted(catalogue())) + "; or ask for the policy `any`.",
-        )
-    return found
-
-
 def learning_rate_scale(family: str, hidden: int) -> float:
-    """How the best rate changes with width, as Tinker fitted it (EN-C29): (2000 / hidden) ^ p."""
+    """How the best rate changes with width, as Tinker fitted it: (2000 / hidden) ^ p."""
     return math.pow(2000 / hidden, 0.0775 if family.startswith("qwen") else 0.781)

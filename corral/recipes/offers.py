@@ -19,7 +19,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine that could be had. `gpu` None is one without; `count` its GPUs, of which a run uses one.
+    """A machine that a run could take. `gpu` is None where it has none; a run uses one of its `count` GPUs.
 
     `price_per_hour` is for the whole machine: 0 for one's own, None where it is not known. `setup_s` passes
     before a run can start there. `unavailable` says why it cannot be had now, or that nobody could ask.
@@ -36,7 +36,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class MachineRequirements:
     """What the user asks of a machine: a card or machine by name, a limit of time, of money, of memory."""
 
     only: str | None = None
@@ -66,7 +66,7 @@ def offers(
     data: DataFacts | None,
     machines: Sequence[Machine],
     *,
-    wish: Wish | None = None,
+    wish: MachineRequirements | None = None,
     constants: Calibration | None = None,
 ) -> list[Offer]:
     """All machines, best first: those that can do it by what the whole run costs there, setup included, then
@@ -84,7 +84,9 @@ def offers(
             machine_setup_s=machine.setup_s,
             constants=constants,
         )
-        found.append(Offer(machine, said, tuple(_against(train, machine, said, wish or Wish()))))
+        found.append(
+            Offer(machine, said, tuple(_against(train, machine, said, wish or MachineRequirements())))
+        )
     return sorted(found, key=_rank)
 
 
@@ -94,7 +96,7 @@ def _rank(offer: Offer) -> tuple[bool, bool, float, float, str]:
     return (not offer.possible, cost is None, cost or 0.0, offer.forecast.total_s, offer.machine.name)
 
 
-def _against(train: Train, machine: Machine, said: Forecast, wish: Wish) -> list[str]:
+def _against(train: Train, machine: Machine, said: Forecast, wish: MachineRequirements) -> list[str]:
     reasons = []
     gpu = machine.gpu
     if machine.unavailable:

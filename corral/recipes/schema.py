@@ -15,9 +15,8 @@ import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-T = TypeVar("T")
 Scalar = str | int | float | bool
 _MISSING = dataclasses.MISSING
 _NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
@@ -31,7 +30,7 @@ _BOUNDS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SettingProblem:
     """One thing wrong with one place; `path` as a user writes it (`train.lora.rank`), `hint` what to do."""
 
     path: str
@@ -40,19 +39,6 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" + (f" ({self.hint})" if self.hint else "")
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What a table says: a value for every field (its default where it was wrong or not given).
-
-    `given` and `bad` hold dotted names below the table, such as `lora.rank`.
-    """
-
-    values: dict[str, Any]
-    given: frozenset[str]
-    bad: frozenset[str]
-    problems: list[Problem]
 
 
 class _Wrong(Exception):
@@ -84,46 +70,44 @@ def setting(
     return field(metadata=metadata)
 
 
-def check(cls: type[T], table: object, path: str = "") -> tuple[T | None, list[Problem]]:
-    """The value that a table describes, or every problem with it."""
-    checked = check_fields(cls, table, path)
-    return (None, checked.problems) if checked.problems else (cls(**checked.values), [])
-
-
-def check_fields(cls: type, table: object, path: str = "") -> Checked:
+def check_fields(cls: type, table: object, path: str = "") -> CheckedTable:
     """Check each key of a table; go on after each problem, so that a user sees all of them at once."""
+    checked = CheckedTable(path)
     if not isinstance(table, Mapping):
-        problem = Problem(path or "the table", f"expected a table, got {shown(table)}")
-        return Checked({}, frozenset(), frozenset({""}), [problem])
-    reading = _Reading(path)
-    reading.problems += _unknown_keys(cls, table, path)
+        checked.bad.add("")
+        checked.problems.append(SettingProblem(path or "the table", f"expected a table, got {shown(table)}"))
+        return checked
+    checked.problems += _unknown_keys(cls, table, path)
     for name, spec, tp in fields_of(cls):
         inner = nested(tp)
         if name not in table:
-            reading.leave_out(name, spec)
+            checked.leave_out(name, spec)
         elif inner is not None:
-            reading.take_table(name, inner, table[name])
+            checked.take_table(name, inner, table[name])
         else:
-            reading.take(name, spec, tp, table[name])
-    return Checked(reading.values, frozenset(reading.given), frozenset(reading.bad), reading.problems)
+            checked.take(name, spec, tp, table[name])
+    return checked
 
 
 @dataclass(slots=True)
-class _Reading:
-    """A table while it is read."""
+class CheckedTable:
+    """What a table says: a value for every field (its default where it was wrong or not given).
+
+    `given` and `bad` hold dotted names below the table, such as `lora.rank`.
+    """
 
     path: str
     values: dict[str, Any] = field(default_factory=dict)
     given: set[str] = field(default_factory=set)
     bad: set[str] = field(default_factory=set)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[SettingProblem] = field(default_factory=list)
 
     def leave_out(self, name: str, spec: dataclasses.Field[Any]) -> None:
         if has_default(spec):
             self.values[name] = default_of(spec)
         else:
             self.bad.add(name)
-            self.problems.append(Problem(join(self.path, name), "is required", spec.metadata["help"]))
+            self.problems.append(SettingProblem(join(self.path, name), "is required", spec.metadata["help"]))
 
     def take(self, name: str, spec: dataclasses.Field[Any], tp: Any, value: object) -> None:
         self.given.add(name)
@@ -132,7 +116,7 @@ class _Reading:
         except _Wrong as wrong:
             self.bad.add(name)
             hint = wrong.hint or ("" if wrong.kind else spec.metadata.get("why", ""))
-            self.problems.append(Problem(join(self.path, name) + wrong.path, wrong.message, hint))
+            self.problems.append(SettingProblem(join(self.path, name) + wrong.path, wrong.message, hint))
             if has_default(spec):
                 self.values[name] = default_of(spec)
 
@@ -190,17 +174,17 @@ def shown(value: object) -> str:
     return f"{kind}: {text}" if len(text) <= _LONGEST_SHOWN else f"{kind} ({text[:_LONGEST_SHOWN]}...)"
 
 
-def _unknown_keys(cls: type, table: Mapping[Any, object], path: str) -> list[Problem]:
+def _unknown_keys(cls: type, table: Mapping[Any, object], path: str) -> list[SettingProblem]:
     known = {name: spec for name, spec, _ in fields_of(cls)}
     problems = []
     for key in table:
         if key in known:
             continue
         if not isinstance(key, str):
-            problems.append(Problem(path or "the table", f"keys are strings, got {shown(key)}"))
+            problems.append(SettingProblem(path or "the table", f"keys are strings, got {shown(key)}"))
             continue
         problems.append(
-            Problem(join(path, key[:_LONGEST_SHOWN]), "there is no such setting", _nearest(cls, key))
+            SettingProblem(join(path, key[:_LONGEST_SHOWN]), "there is no such setting", _nearest(cls, key))
         )
     return problems
 

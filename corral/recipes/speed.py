@@ -6,18 +6,17 @@ import math
 from dataclasses import dataclass
 
 from corral.recipes.calibration import Calibration
-from corral.recipes.gpus import GpuFacts
+from corral.recipes.forecast_case import ForecastCase, MemoryPlan
 from corral.recipes.memory import computed_per_token
 from corral.recipes.models import ModelFacts, block_params, lora_params
 from corral.recipes.train_tables import Train
-from corral.recipes.workload import Case, Plan
 
 # A backward pass of attention does five products where the forward pass does two.
 _ATTENTION_BACKWARD = 2.5
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class StepLoad:
     """What a step works on: tokens, those of them that the loss is on, and in how many independent pieces
     they come; the mean length of a sequence. For grpo also the mean prompt and completion."""
 
@@ -31,7 +30,7 @@ class Load:
     completions: int = 0
 
 
-def load_of(case: Case) -> Load:
+def load_of(case: ForecastCase) -> StepLoad:
     """Lengths that are not known are taken to be half of what is allowed."""
     train, data, constants = case.train, case.data, case.constants
     spread = constants.length_spread if data.spread is None else data.spread
@@ -40,13 +39,13 @@ def load_of(case: Case) -> Load:
         mean = min(mean or (data.longest or train.max_length) / 2, train.max_length)
         share = min(1.0, data.trained / data.tokens) if data.trained and data.tokens else 1.0
         tokens = train.batch_size * mean
-        return Load(tokens, tokens * share, train.batch_size, mean, spread)
+        return StepLoad(tokens, tokens * share, train.batch_size, mean, spread)
     most = train.grpo.max_completion
     prompt = mean or (data.longest or (train.max_length - most)) / 2
     completion = min(most, data.completion or most * constants.completion_fill)
     completions = train.prompts_per_step * train.grpo.group_size
     trained = completions * completion
-    return Load(
+    return StepLoad(
         # A prompt is shared by its group, in the cache and in the packs.
         tokens=train.prompts_per_step * prompt + trained,
         trained=trained,
@@ -77,7 +76,7 @@ def flops_per_token(
     return blocks + head + attention + adapter
 
 
-def expected_packs(load: Load, micro_tokens: int, constants: Calibration) -> float:
+def expected_packs(load: StepLoad, micro_tokens: int, constants: Calibration) -> float:
     """Packs of a step on average: steps differ in tokens, and a pack more or less is taken whole."""
     room = micro_tokens * constants.pack_fill
     deviation = load.tokens * load.spread / math.sqrt(max(load.pieces, 1))
@@ -94,7 +93,7 @@ def _above(limit: float, mean: float, deviation: float) -> float:
     return 0.5 * math.erfc((limit - mean) / (deviation * math.sqrt(2)))
 
 
-def training_s(case: Case, plan: Plan, load: Load) -> float:
+def training_s(case: ForecastCase, plan: MemoryPlan, load: StepLoad) -> float:
     """Forward and backward passes over one step's tokens, and the optimiser."""
     constants, facts, gpu = case.constants, case.facts, case.device.gpu
     packs = expected_packs(load, plan.micro_tokens, constants) if case.train.pack else float(load.pieces)
@@ -118,11 +117,11 @@ def training_s(case: Case, plan: Plan, load: Load) -> float:
 
 
 def replayed(facts: ModelFacts, tokens: int, constants: Calibration) -> bool:
-    """Whether the engine takes the host out of its passes over packs of so many tokens."""
+    """Whether the engine replays its passes over packs of `tokens` as CUDA graphs, without the host."""
     return block_params(facts) / facts.layers * tokens <= constants.replay_work
 
 
-def forward_s(case: Case, tokens: float) -> float:
+def forward_s(case: ForecastCase, tokens: float) -> float:
     """Reading tokens without gradient: prompts, and rows that are evaluated."""
     constants, facts, gpu = case.constants, case.facts, case.device.gpu
     flops = 2.0 * (block_params(facts) + facts.vocab * facts.hidden) * tokens
@@ -133,13 +132,13 @@ def forward_s(case: Case, tokens: float) -> float:
     return max(flops / (gpu.flops * constants.prefill_efficiency), host)
 
 
-def sampling_s(case: Case, plan: Plan, load: Load) -> float:
+def sampling_s(case: ForecastCase, plan: MemoryPlan, load: StepLoad) -> float:
     """Prompts read once each, then all completions token by token, `plan.rows` at a time."""
     if not load.completions or not plan.rows:
         return 0.0
     rows = min(plan.rows, load.completions)
     most = case.train.grpo.max_completion
-    # A batch lasts until its longest completion has ended; rows that end earlier go to those who wait.
+    # A batch lasts until its longest completion has ended; rows that end earlier are refilled.
     longest = load.completion + (most - load.completion) * (1 - math.pow(0.5, rows / 8))
     steps = (load.completions / rows - 1) * load.completion + longest
     busy = min(rows, load.completions * load.completion / steps)
@@ -147,7 +146,7 @@ def sampling_s(case: Case, plan: Plan, load: Load) -> float:
     return prompts + steps * decode_step_s(case, busy, load.prompt + load.completion / 2)
 
 
-def decode_step_s(case: Case, rows: float, length: float) -> float:
+def decode_step_s(case: ForecastCase, rows: float, length: float) -> float:
     """One token for each of `rows` sequences that have `length` in the cache."""
     constants, facts, gpu = case.constants, case.facts, case.device.gpu
     weights = block_params(facts) + facts.vocab * facts.hidden
@@ -163,13 +162,7 @@ def decode_step_s(case: Case, rows: float, length: float) -> float:
     return max(reading, work) + facts.layers * constants.decode_layer_s + constants.decode_step_s
 
 
-def bound_s(facts: ModelFacts, gpu: GpuFacts, *, rows: int, length: float) -> float:
-    """What a decode step would take if moving bytes at the card's full bandwidth were all of it."""
-    weights = block_params(facts) + facts.vocab * facts.hidden
-    return 2 * (weights + 2 * facts.layers * facts.kv_width * rows * length) / gpu.bytes_per_s
-
-
-def step_s(case: Case, plan: Plan) -> float:
+def step_s(case: ForecastCase, plan: MemoryPlan) -> float:
     """One step: for grpo sampling, the reference's pass where there is one, and every pass of training."""
     load = load_of(case)
     seconds = training_s(case, plan, load)
@@ -184,7 +177,7 @@ def step_s(case: Case, plan: Plan) -> float:
     return seconds + sampling_s(case, plan, load)
 
 
-def evaluation_s(case: Case, plan: Plan) -> float:
+def evaluation_s(case: ForecastCase, plan: MemoryPlan) -> float:
     """One evaluation: a loss over held-out rows, or completions of as many tasks."""
     load, rows = load_of(case), case.train.eval_rows
     if case.train.recipe == "sft":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ from corral.recipes import json_schema as _json_schema
 from corral.recipes import models
 from corral.recipes import train_rules as rules
 from corral.recipes.models import ModelFacts
-from corral.recipes.schema import Problem, check_fields, fields_of, setting, to_plain
+from corral.recipes.schema import SettingProblem, check_fields, fields_of, setting, to_plain
 from corral.recipes.train_tables import CLIPS, DataFacts, Grpo, Guards, Lora, Train
 
 __all__ = [
@@ -18,7 +19,7 @@ __all__ = [
     "Grpo",
     "Guards",
     "Lora",
-    "Problem",
+    "SettingProblem",
     "Train",
     "TrainError",
     "check_model",
@@ -32,7 +33,7 @@ __all__ = [
 
 evaluates = rules.evaluates
 
-# Full fine-tuning's best rate at width 2000, and how many times that an adapter wants (EN-C29).
+# Full fine-tuning's best rate at width 2000, and how many times that an adapter wants.
 FULL_RATE = 5e-5
 LORA_TIMES = 10.0
 # An adapter's step grows with its scale; the ten times above were found at alpha / rank = 2.
@@ -55,7 +56,7 @@ class TrainError(Exception):
     code: ClassVar[str] = "invalid_input"
     hint: ClassVar[str] = "Correct the settings named above; `corral schema` prints what is allowed."
 
-    def __init__(self, problems: list[Problem]) -> None:
+    def __init__(self, problems: list[SettingProblem]) -> None:
         super().__init__("; ".join(str(problem) for problem in problems))
         self.problems = problems
 
@@ -74,28 +75,28 @@ def parse(model: object, table: object, facts: ModelFacts | None = None) -> Trai
     if "" in checked.bad or "recipe" in checked.bad:
         raise TrainError(problems)
     train = _filled_in(Train(model=name, **checked.values), checked.given, facts)
-    asked = rules.Asked(train, checked.given, facts)
+    asked = rules.RequestedRun(train, checked.given, facts)
     problems += rules.problems(asked, checked.bad)
     if problems:
         raise TrainError(problems)
     return train
 
 
-def _not_ours(name: str, facts: ModelFacts | None) -> list[Problem]:
+def _not_ours(name: str, facts: ModelFacts | None) -> list[SettingProblem]:
     """The hub has no names of Corral's own: one that is not listed is a slip."""
     if facts is not None or not name.lower().startswith(_OURS):
         return []
     near, own = models.near(name), sorted(one for one in models.catalogue() if one.startswith(_OURS))
     hint = f"did you mean {near!r}?" if near else f"known: {', '.join(own)}"
-    return [Problem("model", f"{name!r} is no model of Corral's", hint)]
+    return [SettingProblem("model", f"{name!r} is no model of Corral's", hint)]
 
 
-def check_model(train: Train, facts: ModelFacts) -> list[Problem]:
+def check_model(train: Train, facts: ModelFacts) -> list[SettingProblem]:
     """What of a run a model forbids; for models whose shape is known only after the table was read."""
-    return rules.problems(rules.Asked(train, frozenset(), facts), frozenset())
+    return rules.problems(rules.RequestedRun(train, frozenset(), facts), frozenset())
 
 
-def _filled_in(train: Train, given: frozenset[str], facts: ModelFacts | None) -> Train:
+def _filled_in(train: Train, given: Set[str], facts: ModelFacts | None) -> Train:
     changes: dict[str, Any] = {}
     if facts is not None and "max_length" not in given:
         changes["max_length"] = min(train.max_length, facts.context)
@@ -169,7 +170,7 @@ def held_out_rows(train: Train, rows: int) -> int:
 
 
 def steps_total(train: Train, data: DataFacts | None = None) -> int | None:
-    """Optimiser steps of the run; None where it is told in epochs and the number of rows is not known."""
+    """Optimiser steps of the run; None where it is given in epochs and the number of rows is unknown."""
     if train.steps is not None:
         return train.steps
     if data is None or data.rows is None or train.epochs is None:

@@ -3,37 +3,50 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 from corral.recipes.models import FAMILIES, ModelFacts
-from corral.recipes.schema import Problem, fields_of, nested
+from corral.recipes.schema import SettingProblem, fields_of, nested
 from corral.recipes.train_tables import CLIP_LOW, Grpo, Guards, Train
 
 Found = Iterator[tuple[str, str, str]]  # where, what, what to do
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedRun:
     """A run as it would be in effect, what of it was written by the user, and its model if it is known."""
 
     train: Train
-    given: frozenset[str]
+    given: Set[str]
     facts: ModelFacts | None
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     reads: tuple[str, ...]
-    find: Callable[[Asked], Found]
+    find: Callable[[RequestedRun], Found]
 
 
-def problems(asked: Asked, bad: frozenset[str]) -> list[Problem]:
+RULES: list[Rule] = []
+
+
+def _rule(*reads: str) -> Callable[[Callable[[RequestedRun], Found]], Callable[[RequestedRun], Found]]:
+    """Add a function to the rules; `reads` are the settings without which it says nothing."""
+
+    def add(find: Callable[[RequestedRun], Found]) -> Callable[[RequestedRun], Found]:
+        RULES.append(Rule(reads, find))
+        return find
+
+    return add
+
+
+def problems(asked: RequestedRun, bad: Set[str]) -> list[SettingProblem]:
     """Everything that the rules find, except where a setting that a rule reads is wrong by itself."""
     found = []
     for rule in RULES:
-        if not bad.intersection(rule.reads):
-            found += [Problem(_path(where), what, hint) for where, what, hint in rule.find(asked)]
+        if bad.isdisjoint(rule.reads):
+            found += [SettingProblem(_path(where), what, hint) for where, what, hint in rule.find(asked)]
     return found
 
 
@@ -56,7 +69,8 @@ def other_recipe(train: Train) -> set[str]:
     return names
 
 
-def _only(asked: Asked) -> Found:
+@_rule("recipe")
+def _only(asked: RequestedRun) -> Found:
     other = "grpo" if asked.train.recipe == "sft" else "sft"
     instead = {
         "batch_size": "use `prompts_per_step`",
@@ -68,16 +82,18 @@ def _only(asked: Asked) -> Found:
         yield name, f"belongs to recipe {other!r}, and this is {asked.train.recipe!r}", hint
 
 
-def _length_of_run(asked: Asked) -> Found:
+@_rule("recipe", "steps", "epochs")
+def _length_of_run(asked: RequestedRun) -> Found:
     if asked.train.recipe == "sft" and _set(asked, "steps") and _set(asked, "epochs"):
         yield "steps", "both `steps` and `epochs` are given", "keep the one you mean"
 
 
-def _set(asked: Asked, name: str) -> bool:
+def _set(asked: RequestedRun, name: str) -> bool:
     return name in asked.given and getattr(asked.train, name) is not None
 
 
-def _what_to_learn_from(asked: Asked) -> Found:
+@_rule("recipe", "data", "environment")
+def _what_to_learn_from(asked: RequestedRun) -> Found:
     if asked.train.recipe == "sft" and asked.train.data is None:
         yield "data", "is required for sft", "name a JSONL or Parquet file"
     if asked.train.recipe == "grpo" and asked.train.environment is None:
@@ -88,7 +104,8 @@ def _what_to_learn_from(asked: Asked) -> Found:
         )
 
 
-def _environment_params(asked: Asked) -> Found:
+@_rule("environment", "environment_params")
+def _environment_params(asked: RequestedRun) -> Found:
     if asked.train.environment_params and asked.train.environment is None:
         yield "environment_params", "there is no `environment` to give them to", "name one or take them out"
 
@@ -99,7 +116,8 @@ def evaluates(train: Train) -> bool:
     return train.recipe == "grpo" or held_out or train.environment is not None
 
 
-def _evaluation(asked: Asked) -> Found:
+@_rule("recipe", "eval_data", "eval_fraction", "environment", "eval_every", "eval_rows")
+def _evaluation(asked: RequestedRun) -> Found:
     train = asked.train
     if train.eval_data is not None and train.eval_fraction > 0:
         yield "eval_fraction", "both `eval_data` and `eval_fraction` are given", "keep the one you mean"
@@ -110,7 +128,8 @@ def _evaluation(asked: Asked) -> Found:
             yield name, "nothing is evaluated", "set `eval_data` or `eval_fraction`"
 
 
-def _metric(asked: Asked) -> Found:
+@_rule("recipe", "eval_data", "eval_fraction", "environment", "metric")
+def _metric(asked: RequestedRun) -> Found:
     train = asked.train
     held_out = train.eval_data is not None or train.eval_fraction > 0
     if train.metric == "eval_loss" and not (train.recipe == "sft" and held_out):
@@ -120,7 +139,8 @@ def _metric(asked: Asked) -> Found:
         yield "metric", "no reward is measured without an `environment`", "name one, or take 'eval_loss'"
 
 
-def _room(asked: Asked) -> Found:
+@_rule("recipe", "max_length", "grpo", "grpo.max_completion")
+def _room(asked: RequestedRun) -> Found:
     train = asked.train
     if train.recipe == "grpo" and train.grpo.max_completion >= train.max_length:
         yield (
@@ -130,7 +150,8 @@ def _room(asked: Asked) -> Found:
         )
 
 
-def _one_pass(asked: Asked) -> Found:
+@_rule("micro_tokens", "max_length")
+def _one_pass(asked: RequestedRun) -> Found:
     train = asked.train
     if train.micro_tokens != "auto" and train.micro_tokens < train.max_length:
         yield (
@@ -140,12 +161,14 @@ def _one_pass(asked: Asked) -> Found:
         )
 
 
-def _cutting(asked: Asked) -> Found:
+@_rule("recipe", "too_long")
+def _cutting(asked: RequestedRun) -> Found:
     if asked.train.recipe == "grpo" and asked.train.too_long == "cut":
         yield "too_long", "a prompt is never cut", "take 'refuse' or 'skip'"
 
 
-def _method(asked: Asked) -> Found:
+@_rule("recipe", "method", "adapter", "grpo", "grpo.beta")
+def _method(asked: RequestedRun) -> Found:
     train = asked.train
     if train.method == "lora":
         return
@@ -162,7 +185,8 @@ def _method(asked: Asked) -> Found:
         )
 
 
-def _overlong(asked: Asked) -> Found:
+@_rule("grpo", "grpo.max_completion", "grpo.overlong_buffer", "grpo.overlong_penalty", "grpo.mask_truncated")
+def _overlong(asked: RequestedRun) -> Found:
     grpo = asked.train.grpo
     if grpo.overlong_buffer >= grpo.max_completion:
         yield "grpo.overlong_buffer", f"must be under max_completion {grpo.max_completion}", "lower it"
@@ -176,13 +200,15 @@ def _overlong(asked: Asked) -> Found:
         )
 
 
-def _clips(asked: Asked) -> Found:
+@_rule("grpo", "grpo.loss", "grpo.clip_low")
+def _clips(asked: RequestedRun) -> Found:
     grpo = asked.train.grpo
     if grpo.loss == "cispo" and grpo.clip_low != CLIP_LOW:
         yield "grpo.clip_low", "cispo caps the ratio from above only", "set `clip_high`"
 
 
-def _guards(asked: Asked) -> Found:
+@_rule("guards", *(f"guards.{name}" for name, _, _ in fields_of(Guards)))
+def _guards(asked: RequestedRun) -> Found:
     guards = asked.train.guards
     for limit, policy in (
         ("dead_reward_steps", "dead_reward"),
@@ -195,7 +221,8 @@ def _guards(asked: Asked) -> Found:
         yield "guards.min_length", "is more than max_completion", "lower it"
 
 
-def _thinking(asked: Asked) -> Found:
+@_rule("recipe", "thinking", "grpo", "grpo.thinking_length_penalty")
+def _thinking(asked: RequestedRun) -> Found:
     train, facts = asked.train, asked.facts
     if train.recipe == "grpo" and train.grpo.thinking_length_penalty > 0 and not train.thinking:
         yield (
@@ -211,7 +238,8 @@ def _thinking(asked: Asked) -> Found:
         yield "thinking", f"{facts.id} always thinks", "set `thinking = true`"
 
 
-def _context(asked: Asked) -> Found:
+@_rule("max_length")
+def _context(asked: RequestedRun) -> Found:
     facts = asked.facts
     if facts is not None and asked.train.max_length > facts.context:
         yield (
@@ -221,7 +249,8 @@ def _context(asked: Asked) -> Found:
         )
 
 
-def _targets(asked: Asked) -> Found:
+@_rule("lora", "lora.targets")
+def _targets(asked: RequestedRun) -> Found:
     targets = asked.train.lora.targets
     if targets == "all-linear":
         return
@@ -240,7 +269,8 @@ def _targets(asked: Asked) -> Found:
             yield where, f"{asked.facts.id} has no linear layer {name!r}", hint
 
 
-def _top_k(asked: Asked) -> Found:
+@_rule("grpo", "grpo.top_k")
+def _top_k(asked: RequestedRun) -> Found:
     facts, top_k = asked.facts, asked.train.grpo.top_k
     if facts is not None and top_k > facts.vocab:
         yield (
@@ -248,39 +278,3 @@ def _top_k(asked: Asked) -> Found:
             f"{top_k} is more than the {facts.vocab} tokens of {facts.id}",
             "lower it or take 0",
         )
-
-
-RULES = (
-    Rule(("recipe",), _only),
-    Rule(("recipe", "steps", "epochs"), _length_of_run),
-    Rule(("recipe", "data", "environment"), _what_to_learn_from),
-    Rule(("environment", "environment_params"), _environment_params),
-    Rule(("recipe", "eval_data", "eval_fraction", "environment", "eval_every", "eval_rows"), _evaluation),
-    Rule(("recipe", "eval_data", "eval_fraction", "environment", "metric"), _metric),
-    Rule(("recipe", "max_length", "grpo", "grpo.max_completion"), _room),
-    Rule(("micro_tokens", "max_length"), _one_pass),
-    Rule(("recipe", "too_long"), _cutting),
-    Rule(("recipe", "method", "adapter", "grpo", "grpo.beta"), _method),
-    Rule(
-        (
-            "grpo",
-            "grpo.max_completion",
-            "grpo.overlong_buffer",
-            "grpo.overlong_penalty",
-            "grpo.mask_truncated",
-        ),
-        _overlong,
-    ),
-    Rule(("grpo", "grpo.loss", "grpo.clip_low"), _clips),
-    Rule(
-        (
-            "guards",
-            *(f"guards.{name}" for name, _, _ in fields_of(Guards)),
-        ),
-        _guards,
-    ),
-    Rule(("recipe", "thinking", "grpo", "grpo.thinking_length_penalty"), _thinking),
-    Rule(("max_length",), _context),
-    Rule(("lora", "lora.targets"), _targets),
-    Rule(("grpo", "grpo.top_k"), _top_k),
-)

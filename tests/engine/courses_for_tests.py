@@ -13,13 +13,13 @@ from corral.engine.data.sequences import Example
 from corral.engine.engine import Engine, Options, Step
 from corral.engine.model import adapters
 from corral.engine.model import load as models
-from corral.engine.reports.events import Events, Screen
-from corral.engine.training.checkpoints import Checkpoints
-from corral.engine.training.course import Course
+from corral.engine.reports.events import EventWriter, TerminalOutput
+from corral.engine.training.checkpoints import CheckpointWriter
+from corral.engine.training.guards import GuardMonitor
 from corral.engine.training.losses import Loss
-from corral.engine.training.meter import Meter
-from corral.engine.training.signals import Stop
-from corral.engine.training.watch import Limits, Watch
+from corral.engine.training.stop_signal import StopSignal
+from corral.engine.training.throughput import ThroughputMeter
+from corral.engine.training.training_run import TrainingRun
 from corral.recipes.train import Train, parse
 
 SUMS = [f"{a}+{b}={a + b}\n" for a in range(6) for b in range(6)]
@@ -65,18 +65,18 @@ def sft_train(**changes: Any) -> Train:
     return parse("corral/tiny", {**table, "max_length": 64, **changes})
 
 
-def course(train: Train, folder: Path, made: Engine, *, total: int | None = None) -> Course:
-    events = Events(folder / "events.jsonl", Screen(io.StringIO()))
-    return Course(
+def course(train: Train, folder: Path, made: Engine, *, total: int | None = None) -> TrainingRun:
+    events = EventWriter(folder / "events.jsonl", TerminalOutput(io.StringIO()))
+    return TrainingRun(
         train=train,
         total=total or train.steps or 1,
         rate=float(train.learning_rate),
         engine=made,
         events=events,
-        checkpoints=Checkpoints(folder / "checkpoints", {"steps": total}, events),
-        watch=Watch(Limits.of(train)),
-        meter=Meter(),
-        stop=Stop(),
+        checkpoints=CheckpointWriter(folder / "checkpoints", {"steps": total}, events),
+        guards=GuardMonitor(train.guards, mismatch_limit=train.grpo.mismatch_limit),
+        meter=ThroughputMeter(),
+        stop=StopSignal(),
         work=folder / "checkpoints" / "work",
         headline="loss" if train.recipe == "sft" else "reward",
         longest=8,

@@ -25,7 +25,7 @@ from transformers import (
 from corral.engine.data.sequences import Example
 from corral.engine.engine import Engine, Options, gradients
 from corral.engine.model import adapters, bytes_tokenizer
-from corral.engine.model.load import Loaded
+from corral.engine.model.load import LoadedModel
 from corral.engine.training import losses
 from corral.recipes.train import Lora
 
@@ -140,7 +140,7 @@ def pair(
 def engine(model: PreTrainedModel, names: Sequence[str], options: Options | None = None) -> Engine:
     tokenizer = bytes_tokenizer.build(512)
     facts: Any = None  # nothing here asks for them
-    loaded = Loaded(model, tokenizer, facts, "a model for tests", None, "")
+    loaded = LoadedModel(model, tokenizer, facts, "a model for tests", None, "")
     return Engine(loaded, names, options or Options(micro_tokens=512))
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from corral.engine.job import Job
-from corral.engine.reports.events import Events, Screen
-from corral.engine.spec import Places, read
-from corral.engine.training.signals import Stop
+from corral.engine.job import EngineJob
+from corral.engine.reports.events import EventWriter, TerminalOutput
+from corral.engine.spec import JobPaths, read
+from corral.engine.training.stop_signal import StopSignal
 
 REPOSITORY = Path(__file__).parents[2]
 # Timings and memory differ from run to run; nothing else may.
@@ -128,11 +128,11 @@ class Killed(BaseException):
     """Stands for a SIGKILL in a test that does not want to start processes."""
 
 
-class FragileEvents(Events):
+class FragileEvents(EventWriter):
     """Ends the run when it is about to say its `die_at`th thing, or that a step after `die_after` is done."""
 
     def __init__(self, die_at: int | None, die_after: int | None) -> None:
-        super().__init__(None, Screen(io.StringIO()))
+        super().__init__(None, TerminalOutput(io.StringIO()))
         self.said: list[Mapping[str, object]] = []
         self._die_at, self._die_after = die_at, die_after
 
@@ -145,8 +145,8 @@ class FragileEvents(Events):
         super()._write(said)
 
 
-def places(spec: Path, name: str) -> Places:
-    return Places(spec, spec.parent / name, spec.parent / f"{name}-checkpoints")
+def places(spec: Path, name: str) -> JobPaths:
+    return JobPaths(spec, spec.parent / name, spec.parent / f"{name}-checkpoints")
 
 
 def here(
@@ -161,7 +161,7 @@ def here(
     killed."""
     torch.set_num_threads(1)
     events = FragileEvents(die_at, die_after)
-    job = Job(read(spec), places(spec, name), {}, events, Stop(), again=again)
+    job = EngineJob(read(spec), places(spec, name), {}, events, StopSignal(), again=again)
     if die_at is None and die_after is None:
         job.run()
         return events

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from corral.engine.engine import Options
 from corral.engine.model import adapters
-from corral.engine.model.generic import GenericTrunk
+from corral.engine.model.generic_backbone import GenericBackbone
 from corral.recipes.train import Lora
 
 SIZES: dict[str, Any] = {
@@ -118,9 +118,9 @@ def pair(
     return Pair(engine(model, names, options), theirs)
 
 
-def trunk(both: Pair) -> GenericTrunk:
-    found = both.engine._trunk
-    assert isinstance(found, GenericTrunk)
+def backbone(both: Pair) -> GenericBackbone:
+    found = both.engine._backbone
+    assert isinstance(found, GenericBackbone)
     return found
 
 

@@ -13,9 +13,9 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from corral.engine.model import adapters, seeded
+from corral.engine.errors import ModelProblem
+from corral.engine.model import adapters, seeded_random
 from corral.engine.model import load as models
-from corral.engine.model.problems import ModelProblem
 from corral.recipes import models as listed
 from corral.recipes.train import Lora
 
@@ -53,7 +53,7 @@ def teach(model: PreTrainedModel, seed: int = 7) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".lora_B." in name:
-                parameter.copy_(seeded.normal(name, seed, parameter.shape, 0.05))
+                parameter.copy_(seeded_random.normal(name, seed, parameter.shape, 0.05))
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_a_fully_trained_model_is_saved_as_a_model(make: Callable[[], Any], tmp_
     adapters.attach(model, None)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.add_(seeded.normal(name, 1, parameter.shape, 0.01))
+            parameter.add_(seeded_random.normal(name, 1, parameter.shape, 0.01))
     adapters.save(model, tmp_path)
 
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path)), logits(model))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -14,41 +13,32 @@ from hypothesis import strategies as st
 
 from corral.engine.data.packing import pack
 from corral.engine.data.sequences import Example
+from corral.engine.environments.transcript import SampledSequence
+from corral.engine.sampling.rollouts import Episode
 from corral.engine.training import advantages
-from corral.engine.training.advantages import Markers
+from corral.engine.training.advantages import ThinkingMarkers
 from corral.recipes.train import Grpo
 
-THINK = Markers(opening=(7,), closing=(8,))
+THINK = ThinkingMarkers(opening=(7,), closing=(8,))
 KINDS: tuple[Any, ...] = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "gspo")
 
 
-@dataclass(frozen=True)
-class Sample:
-    tokens: list[int]
-    mask: list[float]
-    logprobs: list[float]
-    reason: str = "stop"
+def attempt(group: int, samples: list[SampledSequence], reward: float | None) -> Episode:
+    return Episode("train", 0, group, 0, samples, [], 0, reward, {})
 
 
-@dataclass(frozen=True)
-class Episode:
-    group: int
-    samples: list[Sample] = field(default_factory=list)
-    reward: float | None = 0.0
-
-
-def sample(*turns: tuple[list[int], list[int]], reason: str = "stop") -> Sample:
+def sample(*turns: tuple[list[int], list[int]], reason: str = "stop") -> SampledSequence:
     """Of turns: what is given and what is sampled then, with a logprob of -token / 10."""
     tokens: list[int] = []
     mask: list[float] = []
     for given_here, sampled in turns:
         tokens += [*given_here, *sampled]
         mask += [0.0] * len(given_here) + [1.0] * len(sampled)
-    return Sample(tokens, mask, [-t / 10 for t in tokens], reason)
+    return SampledSequence(tokens, mask, [-t / 10 for t in tokens], reason, 0)
 
 
 def episode(group: int, length: int, reward: float | None, reason: str = "stop") -> Episode:
-    return Episode(group, [sample(([3, 4, 5 + group], [9] * length), reason=reason)], reward)
+    return attempt(group, [sample(([3, 4, 5 + group], [9] * length), reason=reason)], reward)
 
 
 def total(examples: list[Example], stream: str = "policy") -> float:
@@ -204,8 +194,8 @@ def test_the_punishment_changes_the_reward_before_it_is_compared() -> None:
 
 
 def test_the_limit_is_one_turns_so_many_short_turns_are_not_overlong() -> None:
-    short = Episode(0, [sample(([3], [9] * 6), ([4], [9] * 6))], 1.0)
-    long = Episode(0, [sample(([3], [9] * 2), ([4], [9] * 10))], 1.0)
+    short = attempt(0, [sample(([3], [9] * 6), ([4], [9] * 6))], 1.0)
+    long = attempt(0, [sample(([3], [9] * 2), ([4], [9] * 10))], 1.0)
     scores = advantages.score([short, long], Grpo(max_completion=10, overlong_buffer=4))
     assert scores.rewards == [1.0, 0.0]
 
@@ -223,21 +213,21 @@ def test_the_limit_is_one_turns_so_many_short_turns_are_not_overlong() -> None:
         (sample(([7, 9, 9, 8, 3], [9])), 0),  # thought earlier, not sampled here
     ],
 )
-def test_sampled_tokens_of_thinking_are_counted(made: Sample, count: int) -> None:
+def test_sampled_tokens_of_thinking_are_counted(made: SampledSequence, count: int) -> None:
     assert advantages.thinking_tokens(made, THINK) == count
 
 
 def test_markers_may_be_several_tokens() -> None:
-    markers = Markers(opening=(1, 2), closing=(1, 3))
+    markers = ThinkingMarkers(opening=(1, 2), closing=(1, 3))
     assert advantages.thinking_tokens(sample(([5], [1, 2, 9, 1, 9, 1, 3, 9])), markers) == 3
 
 
 def test_the_thinking_penalty_works_in_one_turn_and_in_several() -> None:
     """MT-D35: in several turns it is the share of all their room."""
-    one = Episode(0, [sample(([3, 7], [9] * 5 + [8, 9]))], 1.0)
-    two = Episode(0, [sample(([3, 7], [9] * 5 + [8, 9]), ([4], [9] * 3))], 1.0)
-    split = Episode(0, [sample(([3, 7], [9] * 5 + [8, 9])), sample(([4, 7], [9] * 9 + [8]))], 1.0)
-    none = Episode(0, [sample(([3], [9] * 7))], 1.0)
+    one = attempt(0, [sample(([3, 7], [9] * 5 + [8, 9]))], 1.0)
+    two = attempt(0, [sample(([3, 7], [9] * 5 + [8, 9]), ([4], [9] * 3))], 1.0)
+    split = attempt(0, [sample(([3, 7], [9] * 5 + [8, 9])), sample(([4, 7], [9] * 9 + [8]))], 1.0)
+    none = attempt(0, [sample(([3], [9] * 7))], 1.0)
     grpo = Grpo(max_completion=10, thinking_length_penalty=0.4)
     scores = advantages.score([one, two, split, none], grpo, markers=THINK)
     assert scores.rewards == pytest.approx([1 - 0.4 * 0.5, 1 - 0.4 * 0.25, 1 - 0.4 * 0.7, 1.0])
@@ -271,8 +261,8 @@ def test_an_example_carries_what_its_loss_needs() -> None:
 
 
 def test_tokens_that_were_not_sampled_have_no_weight() -> None:
-    turns = Episode(0, [sample(([3, 4], [9, 9]), ([5, 5, 5], [9]))], 1.0)
-    other = Episode(0, [sample(([3, 4], [9]))], 0.0)
+    turns = attempt(0, [sample(([3, 4], [9, 9]), ([5, 5, 5], [9]))], 1.0)
+    other = attempt(0, [sample(([3, 4], [9]))], 0.0)
     first, _ = advantages.build([turns, other], Grpo(loss="dapo"))
     assert first.streams["policy"] == [0, 0, 0.25, 0.25, 0, 0, 0, 0.25]
 
@@ -280,9 +270,9 @@ def test_tokens_that_were_not_sampled_have_no_weight() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_samples_of_one_episode_share_its_advantage_and_count_as_one(kind: Any) -> None:
     """EN-C27, EN-D05: a history that could not be continued begins a new sample."""
-    whole = Episode(0, [sample(([3, 4], [9] * 6))], 1.0)
-    split = Episode(0, [sample(([3, 4], [9] * 2)), sample(([3, 5, 6], [9] * 4))], 1.0)
-    other = Episode(0, [sample(([3, 4], [9] * 2))], 0.0)
+    whole = attempt(0, [sample(([3, 4], [9] * 6))], 1.0)
+    split = attempt(0, [sample(([3, 4], [9] * 2)), sample(([3, 5, 6], [9] * 4))], 1.0)
+    other = attempt(0, [sample(([3, 4], [9] * 2))], 0.0)
     one = advantages.build([whole, other], Grpo(loss=kind))
     two = advantages.build([split, other], Grpo(loss=kind))
     assert [len(one), len(two)] == [2, 3]
@@ -293,10 +283,10 @@ def test_the_samples_of_one_episode_share_its_advantage_and_count_as_one(kind: A
 
 def test_groups_share_their_prompt_and_only_that() -> None:
     made = [
-        Episode(4, [sample(([3, 4, 5], [9, 1]))], 1.0),
-        Episode(4, [sample(([3, 4, 5], [9, 2])), sample(([3, 4, 6], [9]))], 0.0),
-        Episode(5, [sample(([3, 4, 5, 6], [1]))], 1.0),
-        Episode(5, [sample(([3, 4, 7, 6], [1]))], 0.0),  # the environment gave it another
+        attempt(4, [sample(([3, 4, 5], [9, 1]))], 1.0),
+        attempt(4, [sample(([3, 4, 5], [9, 2])), sample(([3, 4, 6], [9]))], 0.0),
+        attempt(5, [sample(([3, 4, 5, 6], [1]))], 1.0),
+        attempt(5, [sample(([3, 4, 7, 6], [1]))], 0.0),  # the environment gave it another
     ]
     built = advantages.build(made, Grpo())
     assert [(e.group, e.prefix) for e in built] == [(4, 3), (4, 3), (-1, 0), (5, 2), (5, 2)]
@@ -306,8 +296,8 @@ def test_groups_share_their_prompt_and_only_that() -> None:
 
 def test_episodes_without_samples_count_but_make_no_example() -> None:
     """A crash costs one sample: its group goes on without it."""
-    crashed = Episode(0, [], None)
-    cut = Episode(0, [Sample([3, 4], [0.0, 0.0], [0.0, 0.0])], None)
+    crashed = attempt(0, [], None)
+    cut = attempt(0, [SampledSequence([3, 4], [0.0, 0.0], [0.0, 0.0], "stop", 0)], None)
     built = advantages.build([crashed, cut, episode(0, 2, 1.0), episode(0, 2, 0.0)], Grpo(loss="grpo"))
     assert len(built) == 2
     assert total(built) == pytest.approx(2 / 4)

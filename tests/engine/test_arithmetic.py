@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from corral.engine.environments import loading
-from corral.engine.environments.sessions import Environment, Session
-from corral.engine.environments.values import EnvironmentProblem, Split
+from corral.engine.environments.protocol import EnvironmentProblem, Split
+from corral.engine.environments.sessions import EnvironmentAdapter, Session
 
 
-def loaded(**params: Any) -> Environment:
+def loaded(**params: Any) -> EnvironmentAdapter:
     return loading.load("arithmetic", params)
 
 
-def rows(environment: Environment, split: Split) -> list[tuple[str, str]]:
-    found = [environment.row(split, index) for index in range(environment.description.rows(split))]
+def rows(environment: EnvironmentAdapter, split: Split) -> list[tuple[str, str]]:
+    found = [environment.row(split, index) for index in range(getattr(environment.description, split))]
     return [(row["prompt"], row["answer"]) for row in found]
 
 
-def rewards(environment: Environment, *texts: str, task: int = 0) -> list[float]:
+def rewards(environment: EnvironmentAdapter, *texts: str, task: int = 0) -> list[float]:
     """What attempts at one task earn that say these texts."""
 
     async def go() -> list[float]:
@@ -40,7 +40,7 @@ def rewards(environment: Environment, *texts: str, task: int = 0) -> list[float]
     return asyncio.run(go())
 
 
-def task_with(environment: Environment, answer: str) -> int:
+def task_with(environment: EnvironmentAdapter, answer: str) -> int:
     return [found for _, found in rows(environment, "train")].index(answer)
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from corral.engine.model import adapters
 from corral.engine.model import load as models
-from corral.engine.reports import card
-from corral.engine.reports.card import Card
+from corral.engine.reports import model_card
+from corral.engine.reports.model_card import ModelCard
 from corral.recipes.train import Lora
 
-ABOUT = Card(
+ABOUT = ModelCard(
     name="sums",
     base="corral/tiny",
     licence="Apache-2.0",
@@ -42,7 +42,7 @@ def code(text: str, language: str) -> str:
 
 
 def test_a_card_says_what_was_made_from_what_and_how_well_it_did() -> None:
-    text = card.render(ABOUT)
+    text = model_card.render(ABOUT)
 
     # No name of the hub's: it has no such model.
     assert head(text) == {"library_name": "peft", "license": "apache-2.0"}
@@ -59,7 +59,7 @@ def test_a_card_says_what_was_made_from_what_and_how_well_it_did() -> None:
 
 def test_what_is_not_known_is_left_out() -> None:
     bare = replace(ABOUT, licence=None, metrics={}, data=None, run=None)
-    text = card.render(bare)
+    text = model_card.render(bare)
 
     assert "license" not in head(text)
     assert "None" not in text
@@ -68,13 +68,13 @@ def test_what_is_not_known_is_left_out() -> None:
 
 
 def test_a_licence_without_a_name_on_the_hub_is_other() -> None:
-    said = head(card.render(replace(ABOUT, base="llama-3.2-1b", licence="Llama 3.2 Community")))
+    said = head(model_card.render(replace(ABOUT, base="llama-3.2-1b", licence="Llama 3.2 Community")))
     assert (said["license"], said["license_name"]) == ("other", "Llama 3.2 Community")
     assert said["base_model"] == "meta-llama/Llama-3.2-1B-Instruct"
 
 
 def test_the_code_to_load_it_pins_the_revision_of_the_base() -> None:
-    lines = code(card.render(replace(ABOUT, base="o/m", revision="c0ffee")), "python")
+    lines = code(model_card.render(replace(ABOUT, base="o/m", revision="c0ffee")), "python")
     assert "from_pretrained('o/m', revision='c0ffee')" in lines
 
 
@@ -87,7 +87,7 @@ def test_the_code_on_the_card_runs(
     folder = tmp_path / ("model" if lora is None else "adapter")
     adapters.save(loaded.model, folder)
     loaded.tokenizer.save_pretrained(folder)
-    card.write(tmp_path, replace(ABOUT, adapter=lora is not None))
+    model_card.write(tmp_path, replace(ABOUT, adapter=lora is not None))
     monkeypatch.chdir(tmp_path)
 
     names: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from families_for_tests import CLOSE
 from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from corral.engine.sampling.draw import draw, gumbel, limit
+from corral.engine.sampling.next_token import draw, gumbel, limit
 
 WORDS = 40
 

@@ -15,17 +15,17 @@ from typing import Any, Literal
 import pytest
 
 from corral.engine.environments import calling, loading, rewards, tools
-from corral.engine.environments.sessions import Environment, Session
-from corral.engine.environments.values import EnvironmentProblem, Score
+from corral.engine.environments.protocol import EnvironmentProblem, Score
+from corral.engine.environments.sessions import EnvironmentAdapter, Session
 
 ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+2=", "answer": "3"}]
 
 
-def made(given: object, folder: Path = Path()) -> Environment:
+def made(given: object, folder: Path = Path()) -> EnvironmentAdapter:
     return loading.adapt(given, name="test", folder=folder)
 
 
-def attempt(environment: Environment, *answers: str, index: int = 0) -> Session:
+def attempt(environment: EnvironmentAdapter, *answers: str, index: int = 0) -> Session:
     """An attempt with these answers, one for each turn, stepped as the engine would."""
 
     async def go() -> Session:
@@ -43,7 +43,7 @@ def attempt(environment: Environment, *answers: str, index: int = 0) -> Session:
     return asyncio.run(go())
 
 
-def scored(environment: Environment, *answers: str, index: int = 0) -> Score:
+def scored(environment: EnvironmentAdapter, *answers: str, index: int = 0) -> Score:
     return asyncio.run(environment.score(attempt(environment, *answers, index=index)))
 
 

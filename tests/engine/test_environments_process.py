@@ -14,7 +14,12 @@ from pathlib import Path
 import pytest
 
 from corral.engine.environments.process import MOST_PENDING, EnvironmentProcess
-from corral.engine.environments.values import Call, EnvironmentProblem, Message, Result
+from corral.engine.environments.protocol import (
+    CallResult,
+    EnvironmentCall,
+    EnvironmentProblem,
+    Message,
+)
 
 BAD = """
     import os, subprocess, sys, time
@@ -56,10 +61,12 @@ def talk(text: str) -> list[Message]:
     return [{"role": "user", "content": "0"}, {"role": "assistant", "content": text}]
 
 
-def results(environment: EnvironmentProcess, calls: list[Call], limit_s: float = 60.0) -> list[Result]:
+def results(
+    environment: EnvironmentProcess, calls: list[EnvironmentCall], limit_s: float = 60.0
+) -> list[CallResult]:
     """The results of these calls, in their order."""
     keys = [environment.submit(call) for call in calls]
-    found: dict[int, Result] = {}
+    found: dict[int, CallResult] = {}
     until = time.monotonic() + limit_s
     while environment.pending:
         assert time.monotonic() < until, "the environment did not answer"
@@ -67,9 +74,10 @@ def results(environment: EnvironmentProcess, calls: list[Call], limit_s: float =
     return [found[key] for key in keys]
 
 
-def score(environment: EnvironmentProcess, *texts: str) -> list[Result]:
+def score(environment: EnvironmentProcess, *texts: str) -> list[CallResult]:
     calls = [
-        Call("score", f"{i}", "train", 0, messages=talk(text), opening=1) for i, text in enumerate(texts)
+        EnvironmentCall("score", f"{i}", "train", 0, messages=talk(text), opening=1)
+        for i, text in enumerate(texts)
     ]
     return results(environment, calls)
 
@@ -180,7 +188,7 @@ def test_the_environments_process_loads_nothing_heavy() -> None:
 def test_closing_leaves_nothing_running(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     environment = EnvironmentProcess(written(tmp_path, BAD), deadline_s=60.0)
-    environment.submit(Call("score", "a", "train", 0, messages=talk(f"child {note}"), opening=1))
+    environment.submit(EnvironmentCall("score", "a", "train", 0, messages=talk(f"child {note}"), opening=1))
     until = time.monotonic() + 10
     while not (note.exists() and note.read_text()) and time.monotonic() < until:
         time.sleep(0.01)
@@ -198,10 +206,10 @@ def test_the_environment_ends_with_its_engine(tmp_path: Path, number: signal.Sig
     note = tmp_path / "pid"
     program = f"""
         from corral.engine.environments.process import EnvironmentProcess
-        from corral.engine.environments.values import Call
+        from corral.engine.environments.protocol import EnvironmentCall
         environment = EnvironmentProcess({written(tmp_path, BAD)!r}, deadline_s=600.0)
         talk = [{{"role": "user", "content": "0"}}, {{"role": "assistant", "content": "child {note}"}}]
-        environment.submit(Call("score", "a", "train", 0, messages=talk, opening=1))
+        environment.submit(EnvironmentCall("score", "a", "train", 0, messages=talk, opening=1))
         environment.poll(600)
     """
     engine = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], process_group=0)
@@ -356,14 +364,16 @@ TURNS = """
 
 
 def opened(environment: EnvironmentProcess, name: str) -> list[Message]:
-    [result] = results(environment, [Call("start", name, "train", 0, seed=7)])
+    [result] = results(environment, [EnvironmentCall("start", name, "train", 0, seed=7)])
     assert result.value is not None
     return list(result.value["messages"])
 
 
-def stepped(environment: EnvironmentProcess, name: str, messages: list[Message], text: str) -> Result:
+def stepped(environment: EnvironmentProcess, name: str, messages: list[Message], text: str) -> CallResult:
     messages.append({"role": "assistant", "content": text})
-    [result] = results(environment, [Call("step", name, "train", 0, seed=7, messages=messages, opening=1)])
+    [result] = results(
+        environment, [EnvironmentCall("step", name, "train", 0, seed=7, messages=messages, opening=1)]
+    )
     if result.value is not None:
         messages += result.value["messages"]
     return result
@@ -379,7 +389,7 @@ def test_an_attempt_whose_process_another_has_crashed_is_gone_through_again(
         assert stepped(environment, "bad", bad, "crash").kind == "crashed"
 
         again = stepped(environment, "good", good, "two")
-        call = Call("score", "good", "train", 0, seed=7, messages=good, opening=1)
+        call = EnvironmentCall("score", "good", "train", 0, seed=7, messages=good, opening=1)
         [scored] = results(environment, [call])
 
     if chance:

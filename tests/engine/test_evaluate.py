@@ -7,7 +7,14 @@ import random
 
 import pytest
 
-from corral.engine.training.evaluate import Evaluation, better, bootstrap, change, interval, wilson
+from corral.engine.training.evaluation import (
+    Evaluation,
+    better,
+    bootstrap,
+    change,
+    interval,
+    wilson,
+)
 
 
 def evaluation(values: list[float], weights: list[float] | None = None) -> Evaluation:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from corral.engine.reports.events import Events, Screen, Standing, line
-from corral.engine.training.signals import Stop, Stopped
+from corral.engine.reports.events import EventWriter, StepStatus, TerminalOutput, line
+from corral.engine.training.stop_signal import StopRequested, StopSignal
 from corral.worker.child.events_file import CheckpointDone, Metric, Note, Progress, parse
 
 
-def standing(step: int = 3, **changes: object) -> Standing:
+def standing(step: int = 3, **changes: object) -> StepStatus:
     facts: dict[str, object] = {
         "step": step,
         "total": 10,
@@ -28,7 +28,7 @@ def standing(step: int = 3, **changes: object) -> Standing:
         "memory_bytes": 35 * 2**30,
         "eta_s": 125.0,
     }
-    return Standing(**{**facts, **changes})  # type: ignore[arg-type]
+    return StepStatus(**{**facts, **changes})  # type: ignore[arg-type]
 
 
 class Terminal(io.StringIO):
@@ -46,7 +46,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_the_worker_understands_every_line(file: Path) -> None:
-    events = Events(file, Screen(io.StringIO()))
+    events = EventWriter(file, TerminalOutput(io.StringIO()))
     events.phase("loading the model")
     events.step(standing())
     events.metrics(3, {"eval_loss": 0.25})
@@ -66,7 +66,7 @@ def test_the_worker_understands_every_line(file: Path) -> None:
 
 def test_a_long_set_up_is_told_again_and_again_until_the_first_step(file: Path) -> None:
     """MT-D15: a run that says nothing for its `stall_limit` is ended; one that loads or compiles is not."""
-    events = Events(file, Screen(io.StringIO()))
+    events = EventWriter(file, TerminalOutput(io.StringIO()))
     with events.setting_up(every_s=0.001):
         events.phase("loading the model")
         deadline = time.monotonic() + 30
@@ -82,16 +82,16 @@ def test_a_long_set_up_is_told_again_and_again_until_the_first_step(file: Path) 
 
 
 def test_the_end_of_a_job_that_made_no_step_is_not_held_up(file: Path) -> None:
-    with Events(file, Screen(io.StringIO())).setting_up(every_s=3600):
+    with EventWriter(file, TerminalOutput(io.StringIO())).setting_up(every_s=3600):
         pass
-    with Events(None, Screen(io.StringIO())).setting_up(every_s=0.0):
+    with EventWriter(None, TerminalOutput(io.StringIO())).setting_up(every_s=0.0):
         pass
     assert not file.exists()
 
 
 def test_progress_says_speed_use_memory_and_time_left(file: Path) -> None:
     """MT-C45."""
-    events = Events(file, Screen(io.StringIO()))
+    events = EventWriter(file, TerminalOutput(io.StringIO()))
     events.step(standing())
 
     said = next(e for e in events_of(file) if isinstance(e, Progress) and "mfu" in e.values)
@@ -106,7 +106,7 @@ def test_progress_says_speed_use_memory_and_time_left(file: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_are_not_sent(file: Path) -> None:
-    events = Events(file, Screen(io.StringIO()))
+    events = EventWriter(file, TerminalOutput(io.StringIO()))
     events.step(standing(metrics={"loss": math.nan, "lr": 1e-4}))
     events.metrics(1, {"loss": math.inf})
     events.checkpoint(Path("c"), step=1, metric=math.nan)
@@ -125,7 +125,7 @@ def test_a_line_for_people_leaves_out_what_is_not_known() -> None:
 
 def test_a_log_gets_a_line_now_and_then_and_always_the_first_and_the_last() -> None:
     out, now = io.StringIO(), [0.0]
-    screen = Screen(out, clock=lambda: now[0])
+    screen = TerminalOutput(out, clock=lambda: now[0])
     for step in range(1, 11):
         screen.step(standing(step))
         now[0] += 0.5
@@ -137,7 +137,7 @@ def test_a_log_gets_a_line_now_and_then_and_always_the_first_and_the_last() -> N
 
 def test_a_terminal_gets_one_line_that_changes_and_notes_above_it() -> None:
     out = Terminal()
-    events = Events(None, Screen(out))
+    events = EventWriter(None, TerminalOutput(out))
     events.step(standing(1))
     events.note("the data is odd")
     events.step(standing(10))
@@ -150,16 +150,16 @@ def test_a_terminal_gets_one_line_that_changes_and_notes_above_it() -> None:
 
 
 def test_a_stop_gives_up_work_that_may_be_lost_and_waits_for_the_rest() -> None:
-    stop = Stop()
+    stop = StopSignal()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         stop.install()
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.asked == signal.SIGTERM
-        with pytest.raises(Stopped):
+        with pytest.raises(StopRequested):
             stop.check()
         stop.asked = None
-        with pytest.raises(Stopped), stop.interruptible():
+        with pytest.raises(StopRequested), stop.interruptible():
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
         for number, handler in before.items():

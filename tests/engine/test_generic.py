@@ -10,18 +10,17 @@ from families_for_tests import answers, assert_same, texts, warm
 from families_for_tests import build as build_family
 from families_for_tests import engine as engine_of
 from families_for_tests import pair as family_pair
-from models_for_tests import ALONE, KINDS, LONG_ROPE, build, pair, trunk
+from models_for_tests import ALONE, KINDS, LONG_ROPE, backbone, build, pair
 from torch import nn
 
 from corral.engine.data.packing import PackingError
 from corral.engine.data.sequences import Example
 from corral.engine.engine import Options, gradients
-from corral.engine.model import adapters, generic
+from corral.engine.errors import ModelProblem
+from corral.engine.model import adapters, generic_backbone
 from corral.engine.model.attention import layout_of
 from corral.engine.model.decoder import Decoder
-from corral.engine.model.generic import GenericTrunk
-from corral.engine.model.problems import ModelProblem
-from corral.engine.model.reference import without_adapter
+from corral.engine.model.generic_backbone import GenericBackbone
 from corral.engine.training import losses
 from corral.recipes.train import Lora
 
@@ -58,7 +57,7 @@ def test_a_packs_gradients_are_those_of_its_sequences_by_themselves(kind: Any) -
 
     ours, theirs = both.ours(examples, SFT), both.theirs(examples, SFT)
 
-    assert trunk(both).packing.packs
+    assert backbone(both).packing.packs
     assert_same(ours, theirs)
     assert all(slope.abs().sum() > 0 for slope in ours[1].values())
 
@@ -71,7 +70,7 @@ def test_groups_share_their_prompt_and_no_gradient_changes(kind: Any) -> None:
 
     ours, theirs = both.ours(examples, RL, temperature=0.7), both.theirs(examples, RL, temperature=0.7)
 
-    assert trunk(both).packing.shares
+    assert backbone(both).packing.shares
     assert_same(ours, theirs)
 
 
@@ -87,7 +86,7 @@ def test_where_a_pack_would_mix_sequences_each_is_a_pass_of_its_own_and_a_note_s
     assert [part.index for part in both.engine._packs(examples)] == [[place] for place in range(5)]
     assert any("one sequence at a time" in note for note in both.engine.notes)
     with pytest.raises(ValueError, match="several sequences"):
-        trunk(both).train(
+        backbone(both).train(
             torch.zeros(4, dtype=torch.long),
             torch.tensor([0, 1, 0, 1]),
             layout_of(torch.tensor([0, 0, 1, 1]), torch.full((4,), -1), torch.device("cpu")),
@@ -120,7 +119,7 @@ def test_full_training_has_transformers_gradients_tied_embeddings_and_experts_in
 
 def test_a_state_space_model_is_not_packed() -> None:
     """EN-D11."""
-    found = trunk(pair(MAMBA))
+    found = backbone(pair(MAMBA))
 
     assert not found.packing.packs
     assert "a model for tests is trained one sequence at a time" in (found.packing.note or "")
@@ -138,7 +137,7 @@ def test_a_state_space_model_is_not_packed() -> None:
 )
 def test_half_the_precision_changes_no_verdict(kind: Any, packs: bool) -> None:
     """EN-D11: rounding is not mistaken for a mixture, nor a mixture for rounding."""
-    found = GenericTrunk(build(kind).to(torch.bfloat16), ref="a model", trained=True)
+    found = GenericBackbone(build(kind).to(torch.bfloat16), ref="a model", trained=True)
 
     assert (found._fault() is None) == packs
 
@@ -147,9 +146,9 @@ def test_layers_whose_rule_a_few_tokens_would_not_show_are_not_packed() -> None:
     model = build(KINDS["olmo2: norms behind"])
     model.config.index_topk_blocks = 16
 
-    found = GenericTrunk(model, ref="a sparse model", trained=True)
+    found = GenericBackbone(model, ref="a sparse model", trained=True)
 
-    assert found.packing == generic.Packing(
+    assert found.packing == generic_backbone.PackingSupport(
         False, False, "a sparse model is trained one sequence at a time: it has layers of index_topk_blocks"
     )
 
@@ -170,7 +169,7 @@ def test_a_leak_of_a_thousandth_is_found() -> None:
     """EN-D11: what passes the tolerance of a comparison does not pass a change of neighbours."""
     model = build(KINDS["olmo2: norms behind"])
     model.model.layers[0].mlp = _Leaks(model.model.layers[0].mlp)
-    found = GenericTrunk(model, ref="a model", trained=True)
+    found = GenericBackbone(model, ref="a model", trained=True)
 
     assert not found.packing.packs
 
@@ -180,7 +179,7 @@ def test_positions_that_stretch_are_those_of_each_sequence_and_not_of_the_longes
     limit = LONG_ROPE["original_max_position_embeddings"]
     examples = texts(5, 20, 16, 17, 9)
 
-    assert trunk(both).rope_limit == limit
+    assert backbone(both).rope_limit == limit
     assert [part.index for part in both.engine._packs(examples)] == [[0, 2, 4], [1], [3]]
     assert_same(both.ours(examples, SFT), both.theirs(examples, SFT))
 
@@ -193,7 +192,7 @@ def test_recomputation_changes_no_bit(kind: str) -> None:
 
     recomputed = again.ours(examples, BOTH)
 
-    assert any(module.gradient_checkpointing for module in trunk(again)._checkpointed())
+    assert any(module.gradient_checkpointing for module in backbone(again)._checkpointed())
     assert kept[0] == recomputed[0]
     assert all(torch.equal(kept[1][name], recomputed[1][name]) for name in kept[1])
 
@@ -241,7 +240,7 @@ def test_without_its_adapter_the_model_is_what_it_was() -> None:
     model = build(kind)
     plain = engine_of(model, adapters.attach(model, None)).logprobs(examples)
 
-    with without_adapter(both.engine):
+    with both.engine.without_adapter():
         found = both.engine.logprobs(examples)
 
     assert found == [pytest.approx(row, abs=1e-5) for row in plain]
@@ -278,7 +277,7 @@ def test_an_adapter_leaves_experts_as_they_are_and_a_note_says_so() -> None:
 def test_a_family_of_the_decoders_is_run_by_the_decoder_where_it_can() -> None:
     assert isinstance(family_pair("mistral", LORA).engine._decoder, Decoder)
     assert family_pair("mistral", LORA).engine.notes == []
-    assert isinstance(pair(KINDS["mistral: windows"], LORA).engine._decoder, GenericTrunk)
+    assert isinstance(pair(KINDS["mistral: windows"], LORA).engine._decoder, GenericBackbone)
 
 
 def test_all_weights_of_a_family_with_biases_can_be_trained() -> None:
@@ -288,7 +287,7 @@ def test_all_weights_of_a_family_with_biases_can_be_trained() -> None:
 
     step = made.forward_backward(texts(*LENGTHS), SFT)
 
-    assert isinstance(made._decoder, GenericTrunk)
+    assert isinstance(made._decoder, GenericBackbone)
     assert step.read()["loss"] > 0
     assert all(parameter.grad is not None for parameter in model.parameters())
 

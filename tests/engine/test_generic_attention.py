@@ -14,7 +14,7 @@ from torch import Tensor
 from corral.engine.data.packing import Pack, pack
 from corral.engine.model import generic_attention
 from corral.engine.model.attention import _block_mask, layout_of
-from corral.engine.model.generic import GenericTrunk
+from corral.engine.model.generic_backbone import GenericBackbone
 
 CPU = torch.device("cpu")
 
@@ -34,10 +34,12 @@ def both_ways(kind: Any, **changes: Any) -> tuple[Tensor, Tensor]:
     part = a_pack()
     layout = layout_of(part.segment, part.prefix, CPU)
     blocks = replace(layout, mask=_block_mask(layout.segment, layout.prefix, layout.spans))
-    trunk = GenericTrunk(build(kind, max_position_embeddings=512, **changes), ref="a model", trained=True)
+    backbone = GenericBackbone(
+        build(kind, max_position_embeddings=512, **changes), ref="a model", trained=True
+    )
     with torch.no_grad():
         found = [
-            trunk.train(part.tokens, part.positions, one, recompute=False)[: part.real]
+            backbone.train(part.tokens, part.positions, one, recompute=False)[: part.real]
             for one in (layout, blocks)
         ]
     return found[0], found[1]

@@ -10,7 +10,7 @@ import torch
 from families_for_tests import Pair, texts, tokens_of
 from models_for_tests import ALONE, KINDS, greedy, pair, plainly
 
-from corral.engine.data.sequences import Completion, Example, Request, SamplingParams
+from corral.engine.data.sequences import Completion, Example, SamplingParams, SamplingRequest
 from corral.engine.sampling.generic_sampler import GenericSampler
 from corral.engine.training import losses
 from corral.recipes.train import Lora
@@ -41,7 +41,7 @@ def sampler_of(both: Pair, **how: Any) -> GenericSampler:
     return found
 
 
-def run(sampler: GenericSampler, *requests: Request) -> dict[int, Completion]:
+def run(sampler: GenericSampler, *requests: SamplingRequest) -> dict[int, Completion]:
     for request in requests:
         sampler.submit(request)
     found: dict[int, Completion] = {}
@@ -91,7 +91,7 @@ def test_what_grows_past_the_limit_of_its_positions_goes_on_with_those_of_a_long
 def test_what_is_drawn_depends_on_the_seed_and_not_on_the_batch(kind: Any) -> None:
     both = pair(kind, LORA)
     requests = [
-        Request(key, prompt, SamplingParams(max_tokens=3 + 2 * key, temperature=1.3, seed=key * 10))
+        SamplingRequest(key, prompt, SamplingParams(max_tokens=3 + 2 * key, temperature=1.3, seed=key * 10))
         for key, prompt in enumerate(PROMPTS)
     ]
     limited = [
@@ -113,7 +113,7 @@ def test_a_batch_begins_when_the_last_has_ended_and_holds_no_more_than_its_rows(
     both = pair(KINDS["olmo2: norms behind"], LORA)
     sampler = sampler_of(both, rows=2)
     for key, prompt in enumerate(PROMPTS):
-        sampler.submit(Request(key, prompt, replace(GREEDY, max_tokens=4)))
+        sampler.submit(SamplingRequest(key, prompt, replace(GREEDY, max_tokens=4)))
 
     ends = []
     while sampler.pending:
@@ -125,7 +125,7 @@ def test_a_batch_begins_when_the_last_has_ended_and_holds_no_more_than_its_rows(
 def test_those_who_ended_leave_and_the_others_go_on_as_before() -> None:
     both = pair(KINDS["gemma3: windows, scaled embeddings"], LORA)
     requests = [
-        Request(key, prompt, replace(GREEDY, max_tokens=(1, 12, 2, 3, 5)[key]))
+        SamplingRequest(key, prompt, replace(GREEDY, max_tokens=(1, 12, 2, 3, 5)[key]))
         for key, prompt in enumerate(PROMPTS)
     ]
 
@@ -145,9 +145,9 @@ def test_stop_tokens_and_stop_strings_end_a_sequence_and_are_part_of_it() -> Non
 
     found = run(
         sampler_of(both),
-        Request(0, PROMPTS[0], replace(GREEDY, stop_tokens=(full[first],))),
-        Request(1, PROMPTS[0], replace(GREEDY, stop=(text,))),
-        Request(2, PROMPTS[0], GREEDY),
+        SamplingRequest(0, PROMPTS[0], replace(GREEDY, stop_tokens=(full[first],))),
+        SamplingRequest(1, PROMPTS[0], replace(GREEDY, stop=(text,))),
+        SamplingRequest(2, PROMPTS[0], GREEDY),
     )
 
     assert (found[0].tokens, found[0].reason) == (full[: first + 1], "stop")
@@ -160,7 +160,7 @@ def test_an_aborted_request_gives_nothing_and_disturbs_nobody() -> None:
     both = pair(KINDS["olmo2: norms behind"], LORA)
     sampler = sampler_of(both, rows=4)
     for key, prompt in enumerate(PROMPTS):
-        sampler.submit(Request(key, prompt, GREEDY))
+        sampler.submit(SamplingRequest(key, prompt, GREEDY))
     sampler.step()
 
     sampler.abort(1)  # it runs
@@ -173,7 +173,7 @@ def test_an_aborted_request_gives_nothing_and_disturbs_nobody() -> None:
 
 def test_all_may_be_aborted() -> None:
     sampler = sampler_of(pair(KINDS["olmo2: norms behind"], LORA))
-    sampler.submit(Request(0, PROMPTS[0], GREEDY))
+    sampler.submit(SamplingRequest(0, PROMPTS[0], GREEDY))
     sampler.step()
 
     sampler.abort(0)
@@ -186,7 +186,7 @@ def test_the_sampler_has_the_weights_as_they_are_and_not_while_they_change() -> 
     before = both.engine.sample(PROMPTS[:1], GREEDY)[0]
     both.engine.forward_backward(texts(20, 12), losses.cross_entropy())
     sampler = sampler_of(both)
-    sampler.submit(Request(0, PROMPTS[0], GREEDY))
+    sampler.submit(SamplingRequest(0, PROMPTS[0], GREEDY))
     sampler.step()
 
     with pytest.raises(RuntimeError, match="weights changed"):
@@ -204,7 +204,7 @@ def test_the_sampler_has_the_weights_as_they_are_and_not_while_they_change() -> 
 def test_logprobs_may_be_asked_for_while_sequences_are_sampled() -> None:
     both = pair(KINDS["gemma3: windows, scaled embeddings"], LORA)
     sampler = sampler_of(both)
-    sampler.submit(Request(0, PROMPTS[0], GREEDY))
+    sampler.submit(SamplingRequest(0, PROMPTS[0], GREEDY))
     sampler.step()
 
     both.engine.logprobs([Example(PROMPTS[1], {}), Example(PROMPTS[2], {})])
@@ -217,9 +217,9 @@ def test_no_more_is_asked_of_a_model_than_its_context_and_nothing_of_an_empty_pr
     sampler = sampler_of(both)
 
     with pytest.raises(ValueError, match="do not fit the 256 tokens"):
-        sampler.submit(Request(0, tokens_of(250, 0), GREEDY))
+        sampler.submit(SamplingRequest(0, tokens_of(250, 0), GREEDY))
     with pytest.raises(ValueError, match="at least one token"):
-        sampler.submit(Request(0, [], GREEDY))
+        sampler.submit(SamplingRequest(0, [], GREEDY))
     assert sampler.holds(16, 256)
     assert not sampler.holds(16, 257)
 
@@ -236,7 +236,7 @@ def test_a_prompt_that_many_share_is_read_once() -> None:
     handle = body.register_forward_pre_hook(look, with_kwargs=True)
     found = run(
         sampler,
-        *(Request(key, PROMPTS[1], SamplingParams(max_tokens=2, seed=key)) for key in range(8)),
+        *(SamplingRequest(key, PROMPTS[1], SamplingParams(max_tokens=2, seed=key)) for key in range(8)),
     )
     handle.remove()
 

@@ -14,7 +14,7 @@ import torch
 from families_for_tests import tokens_of, warm
 from transformers import PreTrainedModel
 
-from corral.engine.data.sequences import Completion, Request, SamplingParams
+from corral.engine.data.sequences import Completion, SamplingParams, SamplingRequest
 from corral.engine.engine import Engine
 from corral.engine.sampling.sampler import Sampler
 from corral.recipes.train import Lora
@@ -39,8 +39,10 @@ class Case:
         self.engine._sampler = None
         return self.engine.sampler(rows=rows, context=256)
 
-    def request(self, key: int, prompt: int) -> Request:
-        return Request(key, self.prompts[prompt], SamplingParams(max_tokens=self.count, temperature=0.0))
+    def request(self, key: int, prompt: int) -> SamplingRequest:
+        return SamplingRequest(
+            key, self.prompts[prompt], SamplingParams(max_tokens=self.count, temperature=0.0)
+        )
 
 
 def generated(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:

@@ -13,15 +13,14 @@ import jobs_for_tests as jobs
 import pytest
 import torch
 
-from corral.engine.data.sequences import Completion, Example, Request, SamplingParams
-from corral.engine.environments.transcript import Sample
-from corral.engine.environments.values import Call, Description, Result
-from corral.engine.model.reference import without_adapter
+from corral.engine.data.sequences import Completion, Example, SamplingParams, SamplingRequest
+from corral.engine.environments.protocol import CallResult, EnvironmentCall, EnvironmentDescription
+from corral.engine.environments.transcript import SampledSequence
+from corral.engine.sampling.deterministic import DeterministicEnvironment, DeterministicSampler
 from corral.engine.sampling.rollouts import Episode
-from corral.engine.sampling.steady import SteadyEnvironment, SteadySampler
 from corral.engine.training import advantages, grpo, losses
-from corral.engine.training.course import OutOfMemory
-from corral.engine.training.watch import GuardStop
+from corral.engine.training.guards import GuardStop
+from corral.engine.training.training_run import OutOfMemory
 from corral.recipes.train import Grpo, Train, parse
 
 
@@ -36,7 +35,7 @@ def episode(group: int, index: int, reward: float | None, **changes: Any) -> Epi
         task=group,
         group=group,
         index=index,
-        samples=[Sample([1, 2, 3, 4], [0.0, 0.0, 1.0, 1.0], [0.0, 0.0, -0.5, -1.25], "stop", 2)],
+        samples=[SampledSequence([1, 2, 3, 4], [0.0, 0.0, 1.0, 1.0], [0.0, 0.0, -0.5, -1.25], "stop", 2)],
         messages=[{"role": "user", "content": "?"}, {"role": "assistant", "content": said}],
         opening=1,
         reward=reward,
@@ -153,7 +152,7 @@ def test_the_reference_is_the_model_without_its_adapter() -> None:
     assert changed != base
 
     (found,) = grpo.with_reference(engine, examples, 1.0)
-    with without_adapter(engine):
+    with engine.without_adapter():
         assert engine.logprobs(examples) == base
 
     assert found.streams["ref"] == base[0]
@@ -186,8 +185,8 @@ def grpo_train(**changes: Any) -> Train:
     return parse("corral/tiny", {**table, "grpo": {"max_completion": 8}, **changes})
 
 
-def setting(fits: int, episodes: Sequence[Episode]) -> grpo.Setting:
-    return grpo.Setting(lambda rows: FakeRollouts(rows, fits, episodes), 64, range(4), 0)  # type: ignore[arg-type, return-value]
+def setting(fits: int, episodes: Sequence[Episode]) -> grpo.RolloutSource:
+    return grpo.RolloutSource(lambda rows: FakeRollouts(rows, fits, episodes), 64, range(4), 0)  # type: ignore[arg-type, return-value]
 
 
 def test_memory_that_ran_out_while_sampling_halves_the_sequences_at_a_time(tmp_path: Path) -> None:
@@ -250,34 +249,34 @@ def test_when_no_completion_can_be_scored_the_run_ends_with_the_commonest_error(
 class SlowEnvironment:
     """Answers in an order of its own."""
 
-    description = Description("slow", 4, 0)
+    description = EnvironmentDescription("slow", 4, 0)
 
     def __init__(self) -> None:
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, EnvironmentCall] = {}
 
     @property
     def pending(self) -> int:
         return len(self._calls)
 
-    def submit(self, call: Call) -> int:
+    def submit(self, call: EnvironmentCall) -> int:
         self._calls[len(self._calls) + 1] = call
         return len(self._calls)
 
-    def poll(self, timeout_s: float = 0.0) -> list[Result]:
+    def poll(self, timeout_s: float = 0.0) -> list[CallResult]:
         key = max(self._calls)
         self._calls.pop(key)
-        return [Result(key, {})]
+        return [CallResult(key, {})]
 
 
 class RecordingSampler:
     def __init__(self) -> None:
-        self.submitted: list[Request] = []
+        self.submitted: list[SamplingRequest] = []
 
     @property
     def pending(self) -> int:
         return len(self.submitted)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SamplingRequest) -> None:
         self.submitted.append(request)
 
     def step(self) -> list[Completion]:
@@ -288,16 +287,16 @@ class RecordingSampler:
 
 
 def test_on_a_cpu_the_batch_does_not_depend_on_how_fast_the_environment_answers() -> None:
-    environment = SteadyEnvironment(SlowEnvironment())
+    environment = DeterministicEnvironment(SlowEnvironment())
     inner = RecordingSampler()
-    sampler = SteadySampler(inner, environment)
+    sampler = DeterministicSampler(inner, environment)
     for task in range(3):
-        environment.submit(Call("start", str(task), "train", task))
+        environment.submit(EnvironmentCall("start", str(task), "train", task))
 
     for key, task in enumerate((2, 0, 1), start=1):
         assert sampler.pending == 0
         environment.poll()
-        sampler.submit(Request(key, [task], SamplingParams(seed=task)))
+        sampler.submit(SamplingRequest(key, [task], SamplingParams(seed=task)))
     assert inner.submitted == []
     assert sampler.pending == 3
     sampler.step()

@@ -60,7 +60,7 @@ def whole(
 
 
 def assert_scores(
-    found: head.Scored, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float
+    found: head.TokenScores, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float
 ) -> None:
     logprobs = (hidden.double() @ weight.double().t() / temperature).log_softmax(-1)
     logprob = logprobs.gather(1, targets.unsqueeze(1)).squeeze(1)

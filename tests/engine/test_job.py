@@ -18,14 +18,15 @@ from safetensors.torch import load_file
 from corral.engine.__main__ import parse as parse_command
 from corral.engine.__main__ import parse_task, task_places
 from corral.engine.__main__ import places as places_of
-from corral.engine.data.rows import BadRows, DataError
-from corral.engine.environments.values import EnvironmentProblem
-from corral.engine.job import GUARD, REFUSED, Job, main
+from corral.engine.data.rows import BadRows
+from corral.engine.environments.protocol import EnvironmentProblem
+from corral.engine.errors import DataError, ModelProblem
+from corral.engine.job import GUARD, REFUSED, EngineJob, main
 from corral.engine.model import load as models
 from corral.engine.model import tiny
-from corral.engine.spec import Places, Refused, Spec, choose, read
-from corral.engine.training.signals import Stop
-from corral.engine.training.watch import GuardStop
+from corral.engine.spec import InvalidSpec, JobPaths, JobSpec, read, with_defaults
+from corral.engine.training.guards import GuardStop
+from corral.engine.training.stop_signal import StopSignal
 from corral.recipes.train import TrainError
 
 
@@ -218,7 +219,7 @@ def test_a_full_fine_tuning_leaves_a_model_that_can_be_asked(tmp_path: Path) -> 
         "sample",
         parse_task(["sample", str(tmp_path / "output"), "-m", "1+1=", "--output", str(tmp_path / "said")]),
     )
-    Job(read(where.spec), where, {}, jobs.FragileEvents(None, None), Stop()).run()
+    EngineJob(read(where.spec), where, {}, jobs.FragileEvents(None, None), StopSignal()).run()
 
     assert [row["phase"] for row in lines(tmp_path / "said" / "samples.jsonl")] == ["after"]
 
@@ -269,7 +270,7 @@ def test_broken_json_is_named_by_its_line(tmp_path: Path) -> None:
 
 
 def test_data_that_is_not_there_or_empty_is_said_to_be(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="no such file"):
+    with pytest.raises(InvalidSpec, match="no such file"):
         jobs.here(jobs.sft(tmp_path, data="nothing.jsonl"))
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(DataError, match="no rows"):
@@ -281,13 +282,13 @@ def test_a_model_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
     said = json.loads(spec.read_bytes())
     spec.write_text(json.dumps({**said, "model": str(tmp_path / "no-model")}))
 
-    with pytest.raises(models.ModelProblem):
+    with pytest.raises(ModelProblem):
         jobs.here(spec)
 
 
 def test_an_adapter_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(Refused, match="holds no adapter"):
+    with pytest.raises(InvalidSpec, match="holds no adapter"):
         jobs.here(jobs.sft(tmp_path, adapter="empty"))
 
 
@@ -318,7 +319,7 @@ def test_a_reward_that_fails_for_all_completions_ends_the_run(tmp_path: Path) ->
 
 def test_prompts_that_leave_no_room_are_refused_or_left_out(tmp_path: Path) -> None:
     source = jobs.ENVIRONMENT.replace('f"{a}+{b}="', 'f"{a}+{b}=" + " " * (60 if a == 3 else 0)')
-    with pytest.raises(Refused, match="4 tasks leave no room"):
+    with pytest.raises(InvalidSpec, match="4 tasks leave no room"):
         jobs.here(jobs.grpo(tmp_path, source=source))
 
     jobs.here(jobs.grpo(tmp_path, source=source, too_long="skip", steps=1))
@@ -351,7 +352,7 @@ def test_a_guard_ends_the_run_with_a_code_and_a_note_of_its_own(
         "0.1 * completion[:1].isdigit()", "0.0"
     )
     spec = jobs.grpo(tmp_path, source=source, guards={"dead_reward_steps": 2})
-    places = Places(spec, tmp_path / "out", tmp_path / "kept", events=tmp_path / "events.jsonl")
+    places = JobPaths(spec, tmp_path / "out", tmp_path / "kept", events=tmp_path / "events.jsonl")
 
     assert main(places, {}) == GUARD
     assert "nothing is learned" in capsys.readouterr().err
@@ -373,7 +374,7 @@ def test_a_guard_ends_the_run_with_a_code_and_a_note_of_its_own(
 def test_a_spec_that_is_none_is_refused(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text(content)
 
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(InvalidSpec) as caught:
         read(tmp_path / "spec.json")
     assert message in str(caught.value)
 
@@ -381,19 +382,22 @@ def test_a_spec_that_is_none_is_refused(content: str, message: str, tmp_path: Pa
 def test_a_task_refuses_what_it_does_not_know() -> None:
     defaults = {"n": 1, "temperature": 0.7}
 
-    assert choose({"n": 3, "temperature": None}, defaults, where="sample") == {"n": 3, "temperature": 0.7}
-    assert choose({"temperature": 1}, defaults, where="sample")["temperature"] == 1
-    with pytest.raises(Refused, match="does not know m"):
-        choose({"m": 3}, defaults, where="sample")
-    with pytest.raises(Refused, match=r"sample\.n must be like 1"):
-        choose({"n": "many"}, defaults, where="sample")
+    assert with_defaults({"n": 3, "temperature": None}, defaults, where="sample") == {
+        "n": 3,
+        "temperature": 0.7,
+    }
+    assert with_defaults({"temperature": 1}, defaults, where="sample")["temperature"] == 1
+    with pytest.raises(InvalidSpec, match="does not know m"):
+        with_defaults({"m": 3}, defaults, where="sample")
+    with pytest.raises(InvalidSpec, match=r"sample\.n must be like 1"):
+        with_defaults({"n": "many"}, defaults, where="sample")
 
 
 def test_an_input_of_the_worker_comes_before_a_path_of_the_spec(tmp_path: Path) -> None:
     (tmp_path / "inputs" / "data").mkdir(parents=True)
     (tmp_path / "inputs" / "data" / "rows.jsonl").touch()
     (tmp_path / "mine.jsonl").touch()
-    places = Places(tmp_path / "spec.json", tmp_path, tmp_path, inputs=tmp_path / "inputs")
+    places = JobPaths(tmp_path / "spec.json", tmp_path, tmp_path, inputs=tmp_path / "inputs")
 
     assert places.locate("data", "mine.jsonl") == tmp_path / "inputs" / "data" / "rows.jsonl"
     assert places.locate("eval_data", "mine.jsonl") == tmp_path / "mine.jsonl"
@@ -439,7 +443,7 @@ def test_the_spec_that_the_worker_writes_is_read(tmp_path: Path) -> None:
         )
     )
 
-    assert read(path) == Spec(
+    assert read(path) == JobSpec(
         "train", "corral/tiny", "abc", {"recipe": "sft"}, 0, {}, variables=("LEVEL", "JUDGE_KEY")
     )
 
@@ -451,5 +455,5 @@ def test_a_run_that_was_given_a_gpu_does_not_fall_to_the_cpu_unseen(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     spec = json.loads(jobs.sft(tmp_path).read_bytes())
     path = jobs.write(tmp_path, {**spec, "resources": {"gpus": 1}})
-    with pytest.raises(Refused, match=r"given 1 GPU.*torch sees none"):
+    with pytest.raises(InvalidSpec, match=r"given 1 GPU.*torch sees none"):
         jobs.here(path)

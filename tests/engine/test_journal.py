@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from corral.engine.training.journal import Journal
+from corral.engine.training.rollout_journal import RolloutJournal
 
 ROWS = [{"tokens": [1, 2], "logprobs": [-0.1, -1.2345678901234567]}, {"tokens": [3], "logprobs": [-2.5]}]
 
 
 def test_what_was_sampled_is_read_again_to_the_last_bit(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, "c")
+    journal = RolloutJournal(tmp_path, "c")
     journal.write(7, ROWS)
 
     assert journal.read(7) == ROWS
@@ -18,7 +18,7 @@ def test_what_was_sampled_is_read_again_to_the_last_bit(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_cut_short_counts_as_absent(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, "c")
+    journal = RolloutJournal(tmp_path, "c")
     path = journal.write(7, ROWS)
     path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
 
@@ -26,7 +26,7 @@ def test_a_file_that_was_cut_short_counts_as_absent(tmp_path: Path) -> None:
 
 
 def test_steps_that_a_checkpoint_covers_are_forgotten(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, "c")
+    journal = RolloutJournal(tmp_path, "c")
     for step in (5, 6, 7):
         journal.write(step, ROWS)
     journal.forget(7)
@@ -35,9 +35,9 @@ def test_steps_that_a_checkpoint_covers_are_forgotten(tmp_path: Path) -> None:
 
 
 def test_rollouts_of_a_read_only_checkpoint_are_taken_over(tmp_path: Path) -> None:
-    Journal(tmp_path / "old", "c").write(7, ROWS)
+    RolloutJournal(tmp_path / "old", "c").write(7, ROWS)
     (tmp_path / "old").chmod(0o555)
-    journal = Journal(tmp_path / "new", "c")
+    journal = RolloutJournal(tmp_path / "new", "c")
 
     journal.adopt(tmp_path / "old")
     journal.adopt(tmp_path / "nothing")
@@ -46,6 +46,6 @@ def test_rollouts_of_a_read_only_checkpoint_are_taken_over(tmp_path: Path) -> No
 
 
 def test_what_another_configuration_sampled_is_not_read(tmp_path: Path) -> None:
-    Journal(tmp_path, "one").write(7, ROWS)
+    RolloutJournal(tmp_path, "one").write(7, ROWS)
 
-    assert Journal(tmp_path, "other").read(7) is None
+    assert RolloutJournal(tmp_path, "other").read(7) is None

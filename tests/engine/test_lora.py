@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from corral.engine.model.decoder import Adapter, Linear, fuse
+from corral.engine.model.decoder import Linear, LoraPairs, fuse
 from corral.engine.model.lora import adapted, stacked
 
 
@@ -54,7 +54,7 @@ def test_the_adapters_of_one_input_become_one_pair() -> None:
     draw = torch.Generator().manual_seed(0)
     drawn: Callable[..., Tensor] = lambda *shape: torch.randn(shape, generator=draw)  # noqa: E731
     first, last = (drawn(2, 6), drawn(4, 2), 0.5), (drawn(3, 6), drawn(5, 3), 2.0)
-    adapter = Adapter((first[0], None, last[0]), (first[1], None, last[1]), (first[2], 1.0, last[2]))
+    adapter = LoraPairs((first[0], None, last[0]), (first[1], None, last[1]), (first[2], 1.0, last[2]))
     fused = fuse(Linear((drawn(12, 6),), None, (4, 3, 5), adapter), torch.float32)
     x = drawn(7, 6)
 

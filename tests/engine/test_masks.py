@@ -11,11 +11,11 @@ import pytest
 import tokenizers_for_tests as made
 from transformers import PreTrainedTokenizerFast
 
-from corral.engine.data import masks
-from corral.engine.data.masks import Examples, examples, split
 from corral.engine.data.packing import pack
-from corral.engine.data.rows import BadRows, DataError, RowSet, read
+from corral.engine.data.rows import BadRows, RowSet, read
 from corral.engine.data.sequences import Example
+from corral.engine.data.sft_dataset import SftDataset, build_dataset, split
+from corral.engine.errors import DataError
 from corral.recipes.train import Train, parse
 
 Load = Callable[..., RowSet]
@@ -54,13 +54,13 @@ LONG = chat(("What is two plus two?", "It is four. " * 30))
 LONG_PROMPT = chat(("What is two plus two? " * 30, "It is four."))
 
 
-def plain(made: Examples) -> list[tuple[list[int], list[float]]]:
+def plain(made: SftDataset) -> list[tuple[list[int], list[float]]]:
     return [(list(sample.tokens), list(sample.weights)) for sample in made]
 
 
 def test_each_row_is_its_tokens_and_weights(load: Load, tokenizer: PreTrainedTokenizerFast) -> None:
     """MT-D36: prompt tokens have weight 0."""
-    made = examples(load(SHORT, chat(("Hi", "Hello"))), tokenizer, TRAIN)
+    made = build_dataset(load(SHORT, chat(("Hi", "Hello"))), tokenizer, TRAIN)
     assert len(made) == 2
     tokens, weights = made[0]
     assert tokenizer.decode([t for t, w in zip(tokens, weights, strict=True) if w]) == "It is four.<|im_end|>"
@@ -76,7 +76,7 @@ def test_each_row_is_its_tokens_and_weights(load: Load, tokenizer: PreTrainedTok
 
 def test_rows_that_are_too_long_are_refused_by_line(load: Load, tokenizer: PreTrainedTokenizerFast) -> None:
     with pytest.raises(BadRows) as caught:
-        examples(load(SHORT, LONG, SHORT, LONG_PROMPT), tokenizer, TRAIN)
+        build_dataset(load(SHORT, LONG, SHORT, LONG_PROMPT), tokenizer, TRAIN)
     assert caught.value.total == 2
     assert [problem.where.line for problem in caught.value.problems] == [2, 4]
     assert "tokens; max_length is 64" in caught.value.problems[0].message
@@ -87,7 +87,7 @@ def test_rows_that_are_too_long_are_refused_by_line(load: Load, tokenizer: PreTr
 def test_rows_that_are_too_long_are_skipped_and_counted(
     load: Load, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    made = examples(load(SHORT, LONG, SHORT), tokenizer, replace(TRAIN, too_long="skip"))
+    made = build_dataset(load(SHORT, LONG, SHORT), tokenizer, replace(TRAIN, too_long="skip"))
     assert [made.row(i) for i in range(len(made))] == [0, 2]
     assert (made.counts.rows, made.counts.too_long, made.counts.cut) == (3, 1, 0)
     assert made.counts.problems[0].where.line == 2
@@ -95,8 +95,8 @@ def test_rows_that_are_too_long_are_skipped_and_counted(
 
 def test_rows_that_are_too_long_are_cut_and_counted(load: Load, tokenizer: PreTrainedTokenizerFast) -> None:
     rows = load(LONG, SHORT, LONG_PROMPT)
-    made = examples(rows, tokenizer, replace(TRAIN, too_long="cut"))
-    whole = examples(rows, tokenizer, replace(TRAIN, max_length=2048))
+    made = build_dataset(rows, tokenizer, replace(TRAIN, too_long="cut"))
+    whole = build_dataset(rows, tokenizer, replace(TRAIN, max_length=2048))
     assert len(made[0].tokens) == 64
     assert list(made[0].tokens) == list(whole[0].tokens[:64])
     assert (made.counts.cut, made.counts.too_long) == (1, 1)
@@ -110,9 +110,9 @@ def test_a_row_without_a_certain_mask_is_refused_or_skipped_by_line(load: Load) 
     thoughts["messages"][1]["reasoning_content"] = "hm"  # type: ignore[index]
     rows = load(SHORT, thoughts)
     with pytest.raises(BadRows, match=r"data\.jsonl:2: messages\[1\]: the chat template asks") as caught:
-        examples(rows, tokenizer, TRAIN)
+        build_dataset(rows, tokenizer, TRAIN)
     assert "bad_rows" in caught.value.hint
-    skipping = examples(rows, tokenizer, replace(TRAIN, bad_rows="skip"))
+    skipping = build_dataset(rows, tokenizer, replace(TRAIN, bad_rows="skip"))
     assert len(skipping) == 1
     assert skipping.counts.refused == 1
 
@@ -120,10 +120,10 @@ def test_a_row_without_a_certain_mask_is_refused_or_skipped_by_line(load: Load) 
 def test_a_conversation_that_becomes_several_samples_is_counted(load: Load) -> None:
     """EN-D05: on a break a new sample starts and is counted."""
     tokenizer = made.byte_pairs(made.QWEN3)
-    set_ = examples(load(chat(("a", "b"), ("c", "d")), SHORT), tokenizer, TRAIN)
+    set_ = build_dataset(load(chat(("a", "b"), ("c", "d")), SHORT), tokenizer, TRAIN)
     assert [set_.row(i) for i in range(3)] == [0, 0, 1]
     assert set_.counts.split == 1
-    again = examples(load(chat(("a", "b"), ("c", "d")), SHORT), tokenizer, TRAIN, kept_bytes=0)
+    again = build_dataset(load(chat(("a", "b"), ("c", "d")), SHORT), tokenizer, TRAIN, kept_bytes=0)
     assert plain(set_) == plain(again)
 
 
@@ -132,23 +132,23 @@ def test_what_is_not_kept_in_memory_is_rendered_to_the_same_bits(
 ) -> None:
     rows = load(SHORT, LONG, {**SHORT, "weight": 0.1})
     cut = replace(TRAIN, too_long="cut")
-    kept = examples(rows, tokenizer, cut)
+    kept = build_dataset(rows, tokenizer, cut)
     for room in (0, 300):
-        assert plain(examples(rows, tokenizer, cut, kept_bytes=room)) == plain(kept)
+        assert plain(build_dataset(rows, tokenizer, cut, kept_bytes=room)) == plain(kept)
 
 
 def test_if_nothing_is_left_it_is_an_error_whatever_the_policy(
     load: Load, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     with pytest.raises(BadRows, match="2 of 2 rows"):
-        examples(load(LONG, LONG_PROMPT), tokenizer, replace(TRAIN, too_long="skip"))
+        build_dataset(load(LONG, LONG_PROMPT), tokenizer, replace(TRAIN, too_long="skip"))
 
 
 def test_settings_reach_the_tokens(load: Load, tokenizer: PreTrainedTokenizerFast) -> None:
     rows = load(SHORT)
-    everything = examples(rows, tokenizer, replace(TRAIN, loss_on="all"))[0]
+    everything = build_dataset(rows, tokenizer, replace(TRAIN, loss_on="all"))[0]
     assert all(everything.weights[1:])
-    with_system = examples(rows, tokenizer, replace(TRAIN, system="Be brief."))[0]
+    with_system = build_dataset(rows, tokenizer, replace(TRAIN, system="Be brief."))[0]
     assert "Be brief." in str(tokenizer.decode(list(with_system.tokens)))
 
 
@@ -157,7 +157,7 @@ def test_a_system_message_for_rows_that_cannot_have_one_is_refused(
 ) -> None:
     """EN-D02: a setting is honoured or refused."""
     with pytest.raises(DataError, match="`system` is set, but the rows are text"):
-        examples(load({"text": "a b"}), tokenizer, replace(TRAIN, system="Be brief."))
+        build_dataset(load({"text": "a b"}), tokenizer, replace(TRAIN, system="Be brief."))
 
 
 def test_weights_per_sample_and_per_token_reach_the_pack(
@@ -168,17 +168,10 @@ def test_weights_per_sample_and_per_token_reach_the_pack(
         {"tokens": [5, 6, 7, 8], "weights": [0, 1, 0.5, 0]},
         {"tokens": [5, 6], "weights": [0, 1], "weight": 3},
     )
-    made = examples(rows, tokenizer, TRAIN)
+    made = build_dataset(rows, tokenizer, TRAIN)
     [one] = pack([Example(s.tokens, {"ce": s.weights}) for s in made], 16, share_prefix=False)
     assert one.streams["ce"].tolist() == [1.0, 0.5, 0.0, 0.0, 3.0, 0.0]
     assert one.targets.tolist() == [6, 7, 8, 0, 6, 0]
-
-
-def test_progress_is_told(load: Load, tokenizer: PreTrainedTokenizerFast) -> None:
-    told: list[int] = []
-    rows = load(*({"text": f"It is {i}"} for i in range(masks._CHUNK + 10)))
-    examples(rows, tokenizer, TRAIN, progress=told.append)
-    assert told == [masks._CHUNK, masks._CHUNK + 10]
 
 
 # Held-out rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,6 +20,8 @@ from trl_oracle import (
     tokenizer,
 )
 
+from corral.engine.environments.transcript import SampledSequence
+from corral.engine.sampling.rollouts import Episode
 from corral.engine.training import advantages, losses
 from corral.recipes.train import Grpo
 
@@ -39,21 +40,6 @@ SAMPLED: list[tuple[str, list[int], float | None]] = [
 ]
 
 
-@dataclass(frozen=True)
-class Sample:
-    tokens: list[int]
-    mask: list[float]
-    logprobs: list[float]
-    reason: str
-
-
-@dataclass(frozen=True)
-class Episode:
-    group: int
-    samples: list[Sample]
-    reward: float | None
-
-
 def episodes() -> list[Episode]:
     """With logprobs of a sampler that is somewhat off."""
     rng = torch.Generator().manual_seed(3)
@@ -65,8 +51,9 @@ def episodes() -> list[Episode]:
         sampled = (logprob + 0.4 * torch.randn(logprob.shape, generator=rng)).tolist()
         given = [0.0] * len(prompt)
         reason = "stop" if completion[-1] == END else "length"
-        sample = Sample([*prompt, *completion], given + [1.0] * len(completion), given + sampled, reason)
-        made.append(Episode(place // 4, [sample], reward))
+        mask = given + [1.0] * len(completion)
+        sample = SampledSequence([*prompt, *completion], mask, given + sampled, reason, len(prompt))
+        made.append(Episode("train", 0, place // 4, 0, [sample], [], 0, reward, {}))
     return made
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from corral.engine.model.decoder import Decoder
 from corral.engine.model.kernels import PAGE
-from corral.engine.sampling.pages import SPARE, Pages
+from corral.engine.sampling.kv_cache import SPARE, KvCache
 
 
-def made(count: int = 9) -> Pages:
-    return Pages.allocate(Decoder(build("qwen3"), trained=False), count)
+def made(count: int = 9) -> KvCache:
+    return KvCache.allocate(Decoder(build("qwen3"), trained=False), count)
 
 
 def test_pages_begin_as_zeros_and_the_spare_one_is_never_handed_out() -> None:
@@ -27,7 +27,7 @@ def test_pages_begin_as_zeros_and_the_spare_one_is_never_handed_out() -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 7)), max_size=60))
 @settings(max_examples=50, deadline=None, derandomize=True)
 def test_a_page_is_free_exactly_when_nobody_uses_it(steps: list[tuple[int, int]]) -> None:
-    pages = Pages(
+    pages = KvCache(
         torch.zeros(1, 9, 1, PAGE, 1), torch.zeros(1, 9, 1, PAGE, 1), [0] * 9, list(range(8, 0, -1))
     )
     held: list[list[int]] = []
@@ -71,4 +71,4 @@ def test_keys_and_values_are_stored_where_they_are_told_to_be() -> None:
 
 
 def test_pages_are_counted_up() -> None:
-    assert [Pages.needed(tokens) for tokens in (1, 63, 64, 65, 128, 129)] == [1, 1, 1, 2, 2, 3]
+    assert [KvCache.needed(tokens) for tokens in (1, 63, 64, 65, 128, 129)] == [1, 1, 1, 2, 2, 3]

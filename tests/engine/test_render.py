@@ -14,18 +14,16 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from corral.engine.data.formats import ChatRow, CompletionRow, Row, TextRow, TokensRow, Where
+from corral.engine.data.formats import ChatRow, CompletionRow, Row, RowLocation, TextRow, TokensRow
 from corral.engine.data.render import (
     NoChatTemplate,
     RefusedRow,
-    Rendered,
+    RenderedSequence,
     Renderer,
-    prompt_tokens,
-    render_chat,
 )
 from corral.engine.model import bytes_tokenizer
 
-HERE = Where("data.jsonl", 7)
+HERE = RowLocation("data.jsonl", 7)
 Messages = list[dict[str, Any]]
 
 
@@ -51,7 +49,20 @@ def byte_pairs() -> PreTrainedTokenizerFast:
     return made.byte_pairs()
 
 
-def trained_texts(tokenizer: PreTrainedTokenizerFast, sample: Rendered) -> list[str]:
+def render_chat(
+    tokenizer: PreTrainedTokenizerFast,
+    messages: Messages,
+    tools: Messages | None = None,
+    thinking: bool = False,
+) -> RenderedSequence:
+    """A conversation that is one sequence."""
+    samples = Renderer(tokenizer, thinking=thinking).conversation(messages, tools)
+    if len(samples) > 1:
+        raise RefusedRow("the chat template rewrites earlier messages when later ones come")
+    return samples[0]
+
+
+def trained_texts(tokenizer: PreTrainedTokenizerFast, sample: RenderedSequence) -> list[str]:
     """The runs of trained tokens, as text."""
     runs: list[list[int]] = []
     before = 0.0
@@ -67,7 +78,7 @@ def trained_texts(tokenizer: PreTrainedTokenizerFast, sample: Rendered) -> list[
 def check_served(
     tokenizer: PreTrainedTokenizerFast,
     messages: Messages,
-    samples: Sequence[Rendered],
+    samples: Sequence[RenderedSequence],
     tools: list[Any] | None = None,
     *,
     thinking: bool = False,
@@ -232,7 +243,7 @@ def test_a_model_without_a_template_says_what_to_do() -> None:
 
 def test_the_date_in_a_template_does_not_change_from_day_to_day() -> None:
     tokenizer = made.byte_pairs(made.DATED)
-    assert "Today: 26 Jul 2024" in str(tokenizer.decode(prompt_tokens(tokenizer, [user("hi")])))
+    assert "Today: 26 Jul 2024" in str(tokenizer.decode(Renderer(tokenizer).prompt([user("hi")])))
 
 
 def test_tools_and_calls_reach_the_template() -> None:
@@ -246,7 +257,7 @@ def test_tools_and_calls_reach_the_template() -> None:
         "3<|im_end|>",
     ]
     check_served(tokenizer, messages, [sample], tools)
-    assert '"name": "add"' in str(tokenizer.decode(prompt_tokens(tokenizer, messages[:1], tools)))
+    assert '"name": "add"' in str(tokenizer.decode(Renderer(tokenizer).prompt(messages[:1], tools)))
 
 
 def test_a_system_message_is_put_before_conversations_that_have_none(
@@ -383,7 +394,7 @@ def test_a_completion_may_be_trained_with_its_prompt(byte_pairs: PreTrainedToken
 def test_given_tokens_keep_their_weights(byte_pairs: PreTrainedTokenizerFast) -> None:
     """EN-D21: weights per token and per sample."""
     [sample] = Renderer(byte_pairs).row(TokensRow(HERE, (5, 6, 7), (9.0, 0.5, 1.0), weight=2.0))
-    assert sample == Rendered([5, 6, 7], [0.0, 1.0, 2.0])
+    assert sample == RenderedSequence([5, 6, 7], [0.0, 1.0, 2.0])
     with pytest.raises(RefusedRow, match=r"`tokens\[1\]` is 99999; the vocabulary has"):
         Renderer(byte_pairs).row(TokensRow(HERE, (5, 99999), (1.0, 1.0)))
 

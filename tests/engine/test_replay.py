@@ -10,8 +10,8 @@ import torch
 from families_for_tests import pair
 
 from corral.engine.model.attention import Layout, _block_mask, copy_layout, layout_of
-from corral.engine.model.trunk import Trunk
-from corral.engine.training.cuda_graphs import Replay, Replays
+from corral.engine.model.backbone import Backbone
+from corral.engine.training.cuda_graphs import GraphedPass, GraphedPasses
 from corral.recipes import calibration, models, speed
 from corral.recipes.train import Lora
 
@@ -33,22 +33,24 @@ class Captured:
         self.error = error
         self.lengths: list[int] = []
 
-    def __call__(self, _trunk: Trunk, _trained: Any, tokens: torch.Tensor, *_: Any, **__: Any) -> Replay:
+    def __call__(
+        self, _backbone: Backbone, _trained: Any, tokens: torch.Tensor, *_: Any, **__: Any
+    ) -> GraphedPass:
         self.lengths.append(tokens.shape[0])
         if self.error is not None:
             raise self.error
-        return Replay.__new__(Replay)
+        return GraphedPass.__new__(GraphedPass)
 
 
 def replays(
     capture: Captured, *, lora: Lora | None = LORA, is_scarce: Callable[[], bool] = lambda: False
-) -> Replays:
+) -> GraphedPasses:
     engine = pair("qwen3", lora).engine
-    assert isinstance(engine._trunk, Trunk)
-    return Replays(engine._trunk, [], capture=capture, is_scarce=is_scarce)
+    assert isinstance(engine._backbone, Backbone)
+    return GraphedPasses(engine._backbone, [], capture=capture, is_scarce=is_scarce)
 
 
-def take(made: Replays, *lengths: int, recompute: bool = False) -> Replay | None:
+def take(made: GraphedPasses, *lengths: int, recompute: bool = False) -> GraphedPass | None:
     tokens = torch.zeros(sum(lengths), dtype=torch.long)
     return made.take(tokens, tokens, a_layout(*lengths), recompute=recompute)
 
@@ -107,10 +109,10 @@ def test_the_forecast_knows_when_the_engine_replays(name: str, tokens: int, pays
 
 def test_the_weights_of_a_layer_are_counted_without_the_adapter() -> None:
     engine = pair("qwen3", LORA).engine
-    assert isinstance(engine._trunk, Trunk)
+    assert isinstance(engine._backbone, Backbone)
     layer = engine.loaded.model.model.layers[0]
     frozen = [p for name, p in layer.named_parameters() if "base_layer" in name]
-    assert Replays(engine._trunk, [])._weights == sum(p.numel() for p in frozen)
+    assert GraphedPasses(engine._backbone, [])._weights == sum(p.numel() for p in frozen)
 
 
 def test_what_a_pack_says_of_itself_is_copied_whole() -> None:

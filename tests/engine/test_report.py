@@ -8,7 +8,7 @@ from pathlib import Path
 
 from corral.engine.reports.report import (
     SAMPLES_MAX,
-    Record,
+    RunRecord,
     forecast_record,
     plot,
     settings,
@@ -16,11 +16,11 @@ from corral.engine.reports.report import (
     summary,
     write_metrics,
 )
-from corral.engine.training.evaluate import Evaluation, interval
+from corral.engine.training.evaluation import Evaluation, interval
 
 
-def record() -> Record:
-    made = Record()
+def record() -> RunRecord:
+    made = RunRecord()
     for step in range(1, 5):
         made.step(step, {"loss": 4.0 / step, "lr": 1e-4})
     for step, values in ((0, [0.0, 0.0, 1.0]), (4, [1.0, 1.0, 1.0])):
@@ -34,7 +34,7 @@ def test_a_record_goes_through_a_checkpoint_unchanged(tmp_path: Path) -> None:
     made = record()
     made.save(tmp_path / "record")
 
-    assert Record.load(tmp_path / "record") == made
+    assert RunRecord.load(tmp_path / "record") == made
 
 
 def test_metrics_tell_every_step_every_evaluation_and_the_change_mt_d37(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_metrics_tell_every_step_every_evaluation_and_the_change_mt_d37(tmp_path
 
 
 def test_what_is_not_finite_is_null_and_not_broken_json(tmp_path: Path) -> None:
-    made = Record()
+    made = RunRecord()
     made.step(1, {"loss": math.nan})
     write_metrics(tmp_path / "metrics.json", made, headline="loss", best_step=None)
 
@@ -58,7 +58,7 @@ def test_what_is_not_finite_is_null_and_not_broken_json(tmp_path: Path) -> None:
 
 
 def test_the_oldest_samples_give_way() -> None:
-    made = Record()
+    made = RunRecord()
     made.sample({"step": step} for step in range(SAMPLES_MAX + 5))
 
     assert (len(made.samples), made.samples[0]["step"]) == (SAMPLES_MAX, 5)

@@ -14,7 +14,7 @@ from pathlib import Path
 import jobs_for_tests as jobs
 import pytest
 
-from corral.engine.spec import Refused
+from corral.engine.spec import InvalidSpec
 from corral.engine.training.checkpoints import CheckpointError
 
 RECIPES: dict[str, Callable[..., Path]] = {"sft": jobs.sft, "grpo": jobs.grpo}
@@ -106,12 +106,12 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> Non
 def test_what_an_earlier_run_left_is_neither_written_over_nor_taken_up_unasked(tmp_path: Path) -> None:
     spec = jobs.sft(tmp_path, steps=5)
     jobs.here(spec, "killed", die_after=4)
-    with pytest.raises(Refused, match="holds checkpoints") as caught:
+    with pytest.raises(InvalidSpec, match="holds checkpoints") as caught:
         jobs.here(spec, "killed")
     assert "--resume" in caught.value.hint
 
     jobs.here(spec, "done")
-    with pytest.raises(Refused, match="is not empty"):
+    with pytest.raises(InvalidSpec, match="is not empty"):
         jobs.here(spec, "done")
 
 

@@ -13,26 +13,23 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from corral.engine.data.render import prompt_tokens
-from corral.engine.data.sequences import Completion, Request, SamplingParams
+from corral.engine.data.render import Renderer
+from corral.engine.data.sequences import Completion, SamplingParams, SamplingRequest
 from corral.engine.environments.process import EnvironmentProcess
-from corral.engine.environments.transcript import Sample
-from corral.engine.environments.values import Description
+from corral.engine.environments.protocol import EnvironmentDescription
+from corral.engine.environments.transcript import SampledSequence
 from corral.engine.model import bytes_tokenizer
 from corral.engine.sampling.rollouts import (
     Episode,
     Rollouts,
-    RolloutsStopped,
     seed_of,
-    summary,
-    table,
 )
 from corral.engine.training import advantages
 from corral.recipes.train_tables import Grpo, Train
 
 TOKENIZER = bytes_tokenizer.build(4096)
 STOP = bytes_tokenizer.END_OF_TURN_ID
-Say = Callable[[str, Request], str | tuple[list[int], str]]
+Say = Callable[[str, SamplingRequest], str | tuple[list[int], str]]
 
 
 def encoded(text: str) -> list[int]:
@@ -45,15 +42,15 @@ class FakeSampler:
 
     say: Say
     tokenizer: PreTrainedTokenizerBase = TOKENIZER
-    asked: list[Request] = field(default_factory=list)
+    asked: list[SamplingRequest] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
-    _waiting: list[Request] = field(default_factory=list)
+    _waiting: list[SamplingRequest] = field(default_factory=list)
 
     @property
     def pending(self) -> int:
         return len(self._waiting)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SamplingRequest) -> None:
         self.asked.append(request)
         self._waiting.append(request)
 
@@ -118,7 +115,7 @@ def sums(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvironmentProces
         yield running
 
 
-def answer(prompt: str, request: Request) -> str:
+def answer(prompt: str, request: SamplingRequest) -> str:
     return str(int(prompt.partition("+")[0][-1]) + 1)
 
 
@@ -142,7 +139,7 @@ def test_each_task_is_attempted_by_a_group_in_order(sums: EnvironmentProcess) ->
 def test_only_sampled_tokens_are_masked_in(sums: EnvironmentProcess) -> None:
     [episode, _], _ = rolled(sums, answer)
     [sample] = episode.samples
-    prompt = prompt_tokens(TOKENIZER, [{"role": "user", "content": "0+1="}])
+    prompt = Renderer(TOKENIZER).prompt([{"role": "user", "content": "0+1="}])
 
     assert sample.tokens == [*prompt, ord("1"), STOP]
     assert sample.mask == [0.0] * len(prompt) + [1.0, 1.0]
@@ -200,17 +197,6 @@ def test_evaluation_takes_the_held_out_rows_greedily(sums: EnvironmentProcess) -
     assert {request.params.temperature for request in sampler.asked} == {0.0}
 
 
-def test_rollouts_can_be_stopped(sums: EnvironmentProcess) -> None:
-    sampler = FakeSampler(answer)
-    rollouts = Rollouts(sampler, sums, TOKENIZER, settings(), seed=3)
-
-    with pytest.raises(RolloutsStopped):
-        rollouts.run([0, 1, 2], step=1, stop=lambda: bool(sampler.asked))
-
-    assert sampler.pending == 0
-    assert rollouts.run([0], step=1)[0].reward == 1.0
-
-
 def test_episodes_are_what_advantages_are_made_of(sums: EnvironmentProcess) -> None:
     said = iter(["1", "x"])
     episodes, _ = rolled(sums, lambda prompt, request: next(said))
@@ -223,33 +209,9 @@ def test_an_episode_can_be_kept_as_json(sums: EnvironmentProcess) -> None:
 
     kept = json.loads(json.dumps(episode.row()))
 
-    assert Episode(**{**kept, "samples": [Sample(**sample) for sample in kept["samples"]]}) == episode
-
-
-def test_what_was_sampled_can_be_listed_with_its_rewards(sums: EnvironmentProcess) -> None:
-    """MT-D45."""
-    said = {"0+1=": iter(["1", "x"]), "2+1=": iter(["raise", "3"])}
-    episodes, _ = rolled(sums, lambda prompt, request: next(said[prompt[17:21]]), [0, 2])
-
-    rows = table(episodes, step=5, most=3)
-
-    assert [(r["step"], r["task"], r["index"], r["completion"], r["reward"]) for r in rows] == [
-        (5, 0, 0, "1", 1.0),
-        (5, 0, 1, "x", 0.0),
-        (5, 2, 0, "raise", None),
-    ]
-    assert rows[2]["error"].startswith("ValueError")
-    assert rows[0]["prompt"] == "0+1="
-    assert summary(episodes) == {
-        "reward": pytest.approx(2 / 3),
-        "length": 1.0,
-        "errors": 1.0,
-        "errors/raised": 1.0,
-        "truncated": 0.0,
-        "breaks": 0.0,
-        "turns": 1.0,
-        "tokens": pytest.approx((2 + 2 + 6 + 2) / 4),
-    }
+    assert (
+        Episode(**{**kept, "samples": [SampledSequence(**sample) for sample in kept["samples"]]}) == episode
+    )
 
 
 def test_a_group_is_compared_when_all_of_it_is_there(tmp_path: Path) -> None:
@@ -293,7 +255,7 @@ COUNT = """
 """
 
 
-def three_turns(prompt: str, request: Request) -> str:
+def three_turns(prompt: str, request: SamplingRequest) -> str:
     return "end" if "turn 2" in prompt else "more"
 
 
@@ -314,7 +276,7 @@ def test_a_text_that_would_be_cut_differently_keeps_its_tokens(tmp_path: Path) -
     """A special mark written out byte by byte is one token when it is read again."""
     spelled = [*b"a<|im_start|>", STOP]
 
-    def say(prompt: str, request: Request) -> str | tuple[list[int], str]:
+    def say(prompt: str, request: SamplingRequest) -> str | tuple[list[int], str]:
         return "end" if "turn 1" in prompt else (list(spelled), "stop")
 
     with environment(tmp_path, COUNT) as running:
@@ -341,7 +303,7 @@ def test_a_template_that_drops_old_thinking_begins_a_new_sample(tmp_path: Path) 
     tokenizer = bytes_tokenizer.build(4096)
     tokenizer.chat_template = FORGETFUL
 
-    def say(prompt: str, request: Request) -> str:
+    def say(prompt: str, request: SamplingRequest) -> str:
         return "<think>hm</think>" + ("end" if "turn 1" in prompt else "more")
 
     with environment(tmp_path, COUNT) as running:
@@ -360,7 +322,7 @@ def test_a_slow_environment_does_not_delay_the_others_next_turn(tmp_path: Path) 
     gate = tmp_path / "gate"
     ended: list[str] = []
 
-    def say(prompt: str, request: Request) -> str:
+    def say(prompt: str, request: SamplingRequest) -> str:
         said = three_turns(prompt, request)
         if said == "end" and "task 0" not in prompt:
             ended.append(prompt)
@@ -396,7 +358,7 @@ def test_a_conversation_that_outgrows_its_length_is_cut(tmp_path: Path) -> None:
 
 
 def test_a_crash_costs_one_attempt_of_many(tmp_path: Path) -> None:
-    def say(prompt: str, request: Request) -> str:
+    def say(prompt: str, request: SamplingRequest) -> str:
         return "crash" if "task 1<" in prompt and "turn 1" in prompt else three_turns(prompt, request)
 
     with environment(tmp_path, COUNT, workers=1) as running:
@@ -431,7 +393,7 @@ def test_a_tool_is_offered_called_and_answered(tmp_path: Path, template: str) ->
     tokenizer = bytes_tokenizer.build(4096)
     tokenizer.chat_template = template
 
-    def say(prompt: str, request: Request) -> str:
+    def say(prompt: str, request: SamplingRequest) -> str:
         assert '"name": "add"' in prompt
         asks = '<tool_call>{"name": "add", "arguments": {"a": 40, "b": 2}}</tool_call>'
         return "It is 42." if "tool\n42" in prompt else asks
@@ -453,7 +415,7 @@ def test_sampling_params_are_the_runs() -> None:
 
     class Nothing:
         pending = 0
-        description = Description("none", 1, 0)
+        description = EnvironmentDescription("none", 1, 0)
 
     rollouts = Rollouts(FakeSampler(answer), Nothing(), TOKENIZER, train, seed=0)  # type: ignore[arg-type]
 

@@ -14,17 +14,18 @@ import pytest
 from corral.engine.data.formats import (
     ChatRow,
     CompletionRow,
-    Format,
     PairRow,
     Row,
+    RowFormat,
+    RowLocation,
     TaskRow,
     TextRow,
     TokensRow,
-    Where,
     parse,
 )
 from corral.engine.data.messages import RowError
-from corral.engine.data.rows import BadRows, DataError, RowSet, read
+from corral.engine.data.rows import BadRows, RowSet, read
+from corral.engine.errors import DataError
 
 USER = {"role": "user", "content": "2+2?"}
 ANSWER = {"role": "assistant", "content": "4"}
@@ -50,7 +51,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def one(row: object, recipe: str = "sft") -> Row:
-    return parse(row, Where("data.jsonl", 1), recipe)[1]
+    return parse(row, RowLocation("data.jsonl", 1), recipe)[1]
 
 
 def refused(row: object, recipe: str = "sft") -> str:
@@ -66,7 +67,7 @@ def test_rows_know_their_line_whatever_stands_between_them(write: Write) -> None
     path = write("", CHAT, "  ", CHAT, "", end="\r\n", head=b"\xef\xbb\xbf")
     rows = read(path, recipe="sft")
     assert [str(row.where) for row in rows] == [f"{path}:2", f"{path}:4"]
-    assert rows.format is Format.CHAT
+    assert rows.format is RowFormat.CHAT
     assert rows[-1] == rows[1]
 
 
@@ -316,7 +317,7 @@ def test_text_parts_are_joined_and_images_refused() -> None:
 
 
 def test_prompt_and_completion_may_be_text_or_messages() -> None:
-    assert one({"prompt": "a", "completion": "b"}) == CompletionRow(Where("data.jsonl", 1), "a", "b")
+    assert one({"prompt": "a", "completion": "b"}) == CompletionRow(RowLocation("data.jsonl", 1), "a", "b")
     row = one({"prompt": [USER, ANSWER, USER], "completion": [ANSWER]})
     assert isinstance(row, ChatRow)
     assert row.trained == [3]
@@ -326,7 +327,7 @@ def test_prompt_and_completion_may_be_text_or_messages() -> None:
 def test_tokens_may_carry_a_weight_each() -> None:
     """EN-D21: weights per token."""
     row = one({"tokens": [5, 6, 7], "weights": [0, 0.5, 2], "weight": 3})
-    assert row == TokensRow(Where("data.jsonl", 1), (5, 6, 7), (0.0, 0.5, 2.0), 3.0)
+    assert row == TokensRow(RowLocation("data.jsonl", 1), (5, 6, 7), (0.0, 0.5, 2.0), 3.0)
 
 
 def test_preference_pairs_are_read_in_three_spellings() -> None:

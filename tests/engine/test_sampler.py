@@ -10,12 +10,12 @@ import pytest
 import torch
 from families_for_tests import texts, tokens_of, warm
 
-from corral.engine.data.sequences import Completion, Example, Request, SamplingParams
+from corral.engine.data.sequences import Completion, Example, SamplingParams, SamplingRequest
 from corral.engine.engine import Engine
 from corral.engine.model.decoder import Decoder
 from corral.engine.sampling import decode
-from corral.engine.sampling.draw import draw
-from corral.engine.sampling.pages import SPARE, Pages
+from corral.engine.sampling.kv_cache import SPARE, KvCache
+from corral.engine.sampling.next_token import draw
 from corral.engine.sampling.sampler import Sampler
 from corral.engine.training import losses
 from corral.recipes.train import Lora
@@ -61,7 +61,7 @@ def finish(sampler: Sampler) -> dict[int, Completion]:
 
 
 def answer(sampler: Sampler, tokens: Sequence[int], params: SamplingParams) -> Completion:
-    sampler.submit(Request(0, tokens, params))
+    sampler.submit(SamplingRequest(0, tokens, params))
     return finish(sampler)[0]
 
 
@@ -85,9 +85,9 @@ def test_a_seed_gives_the_same_tokens_whatever_is_in_the_batch(sampler: Sampler)
             length = others.choice([1, 20, 64, 100])
             top_p, top_k = [(1.0, 9), (0.9, 0), (1.0, 0)][key % 3]
             like = SamplingParams(1 + key, 0.3 * (key % 4), top_p, top_k, seed=key)
-            sampler.submit(Request(key, prompt if key % 4 == 0 else tokens_of(length, key), like))
+            sampler.submit(SamplingRequest(key, prompt if key % 4 == 0 else tokens_of(length, key), like))
             if key == crowd // 2:
-                sampler.submit(Request(0, prompt, params))
+                sampler.submit(SamplingRequest(0, prompt, params))
         found = finish(sampler)[0]
         assert found.tokens == right.tokens
         assert found.logprobs == pytest.approx(right.logprobs, rel=1e-5, abs=1e-5)
@@ -107,7 +107,7 @@ def test_each_token_is_drawn_with_the_noise_of_its_own_place(shared: Engine, sam
 def test_other_seeds_give_other_tokens(sampler: Sampler) -> None:
     prompt = tokens_of(30, 3)
     for seed in range(12):
-        sampler.submit(Request(seed, prompt, SamplingParams(max_tokens=12, seed=seed)))
+        sampler.submit(SamplingRequest(seed, prompt, SamplingParams(max_tokens=12, seed=seed)))
     assert len({tuple(completion.tokens) for completion in finish(sampler).values()}) == 12
 
 
@@ -119,7 +119,7 @@ def test_its_logprobs_are_the_trainers(
     """EN-C08, EN-D03: of the same distribution, before top-k and top-p."""
     prompts = [tokens_of(length, length) for length in (1, 63, 64, 65, 130, 130)]
     for key, prompt in enumerate(prompts):
-        sampler.submit(Request(key, prompt, SamplingParams(40, temperature, top_p, top_k, seed=key)))
+        sampler.submit(SamplingRequest(key, prompt, SamplingParams(40, temperature, top_p, top_k, seed=key)))
     done = finish(sampler)
     whole = [Example([*prompt, *done[key].tokens], {}) for key, prompt in enumerate(prompts)]
     for key, theirs in enumerate(shared.logprobs(whole, temperature=temperature or 1.0)):
@@ -208,20 +208,22 @@ def test_looking_only_every_16_steps_changes_nothing(shared: Engine, sampler: Sa
     shared._sampler = sampler
     letter = next(chr(token) for token in free[5:] if 32 < token < 127)
     requests = [
-        Request(0, tokens_of(20, 1), SamplingParams(60, seed=5)),
-        Request(1, tokens_of(20, 1), SamplingParams(60, seed=5, stop_tokens=(free[21],))),
-        Request(2, tokens_of(20, 1), SamplingParams(60, seed=5, stop=(letter,))),
-        Request(3, tokens_of(63, 2), SamplingParams(1, seed=6)),
-        Request(4, tokens_of(64, 3), SamplingParams(64, seed=7, top_k=40)),
-        Request(5, tokens_of(127, 4), SamplingParams(3, 0.0)),
-        Request(6, tokens_of(20, 1), SamplingParams(40, seed=5, stop_tokens=(*range(500, 512), free[30]))),
+        SamplingRequest(0, tokens_of(20, 1), SamplingParams(60, seed=5)),
+        SamplingRequest(1, tokens_of(20, 1), SamplingParams(60, seed=5, stop_tokens=(free[21],))),
+        SamplingRequest(2, tokens_of(20, 1), SamplingParams(60, seed=5, stop=(letter,))),
+        SamplingRequest(3, tokens_of(63, 2), SamplingParams(1, seed=6)),
+        SamplingRequest(4, tokens_of(64, 3), SamplingParams(64, seed=7, top_k=40)),
+        SamplingRequest(5, tokens_of(127, 4), SamplingParams(3, 0.0)),
+        SamplingRequest(
+            6, tokens_of(20, 1), SamplingParams(40, seed=5, stop_tokens=(*range(500, 512), free[30]))
+        ),
     ]
     for request in requests:
         sampler.submit(request)
     right = finish(sampler)
 
     assert isinstance(shared._decoder, Decoder)
-    sampler._batch = decode.Batch(shared._decoder, sampler._pages, 12, Pages.needed(CONTEXT), 16)
+    sampler._batch = decode.DecodeBatch(shared._decoder, sampler._pages, 12, KvCache.needed(CONTEXT), 16)
     for request in requests:
         sampler.submit(request)
     found = finish(sampler)
@@ -236,12 +238,12 @@ def test_rows_that_stand_for_nobody_disturb_nobody(shared: Engine, sampler: Samp
     """As on a GPU, where a batch is filled up to the next size that has a graph."""
     prompt = tokens_of(70, 8)
     right = answer(sampler, prompt, SamplingParams(2, seed=3))
-    sampler.submit(Request(0, prompt, SamplingParams(2, seed=3)))
+    sampler.submit(SamplingRequest(0, prompt, SamplingParams(2, seed=3)))
     with torch.no_grad():
         sampler._admit()
         (row,) = sampler._running
         batch = sampler._batch
-        batch._write([decode.State(row.request, row.tokens[-1], row.length, 1, row.pages)], 5)
+        batch._write([decode.SequenceState(row.request, row.tokens[-1], row.length, 1, row.pages)], 5)
         batch._step(5, False)
     assert batch._drawn[0, :5].tolist() == [right.tokens[1], -1, -1, -1, -1]
     sampler.abort(0)
@@ -252,7 +254,7 @@ def test_rows_that_stand_for_nobody_disturb_nobody(shared: Engine, sampler: Samp
 
 def test_what_does_not_fit_the_context_is_refused_before_it_runs(sampler: Sampler) -> None:
     with pytest.raises(ValueError, match=f"301 tokens and 20 to sample do not fit the {CONTEXT}"):
-        sampler.submit(Request(0, tokens_of(301, 0), SamplingParams(20)))
+        sampler.submit(SamplingRequest(0, tokens_of(301, 0), SamplingParams(20)))
     assert len(answer(sampler, tokens_of(300, 0), SamplingParams(20)).tokens) == 20
 
 
@@ -265,7 +267,7 @@ def test_a_request_that_makes_no_sense_is_refused(
     sampler: Sampler, tokens: list[int], params: SamplingParams, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        sampler.submit(Request(0, tokens, params))
+        sampler.submit(SamplingRequest(0, tokens, params))
 
 
 # -- pages and rows --------------------------------------------------------------------------------------
@@ -273,7 +275,7 @@ def test_a_request_that_makes_no_sense_is_refused(
 
 def test_a_group_holds_the_whole_pages_of_its_prompt_once(sampler: Sampler) -> None:
     for key in range(6):
-        sampler.submit(Request(key, tokens_of(130, 4), SamplingParams(20, seed=key)))
+        sampler.submit(SamplingRequest(key, tokens_of(130, 4), SamplingParams(20, seed=key)))
     sampler.step()
     used = sum(uses > 0 for uses in sampler._pages.uses)
     assert used == 2 + 6  # 130 + 20 tokens are three pages, of which two are the prompt's alone
@@ -284,7 +286,7 @@ def test_what_is_aborted_gives_nothing_and_frees_its_pages_while_others_go_on(sa
     prompt = tokens_of(100, 6)
     right = answer(sampler, prompt, SamplingParams(25, seed=1))
     for key in range(20):  # more than rows: the last ones wait
-        sampler.submit(Request(key, prompt, SamplingParams(25, seed=key)))
+        sampler.submit(SamplingRequest(key, prompt, SamplingParams(25, seed=key)))
     for _ in range(5):
         sampler.step()
     for key in (0, 3, 4, 11, 15, 19):
@@ -300,7 +302,7 @@ def test_pages_are_used_again_without_a_trace(sampler: Sampler) -> None:
     prompt = tokens_of(40, 7)
     right = answer(sampler, prompt, SamplingParams(50, seed=2)).tokens
     for key in range(40):
-        sampler.submit(Request(key, tokens_of(150, 900 + key), SamplingParams(1 + key, seed=key)))
+        sampler.submit(SamplingRequest(key, tokens_of(150, 900 + key), SamplingParams(1 + key, seed=key)))
     finish(sampler)
     assert answer(sampler, prompt, SamplingParams(50, seed=2)).tokens == right
 
@@ -312,7 +314,7 @@ def test_when_pages_are_short_requests_wait_for_them(shared: Engine, sampler: Sa
         right[key] = answer(sampler, tokens_of(100, key), SamplingParams(30, seed=key)).tokens
     hidden = [sampler._pages.free.pop() for _ in range(len(sampler._pages.free) - 7)]
     for key in range(6):
-        sampler.submit(Request(key, tokens_of(100, key), SamplingParams(30, seed=key)))
+        sampler.submit(SamplingRequest(key, tokens_of(100, key), SamplingParams(30, seed=key)))
     done = finish(sampler)
     sampler._pages.free += hidden
     assert {key: completion.tokens for key, completion in done.items()} == right
@@ -329,7 +331,7 @@ def test_a_sampler_that_is_asked_for_more_keeps_what_it_had(shared: Engine) -> N
 def test_a_sampler_with_requests_in_it_is_not_thrown_away(shared: Engine) -> None:
     shared._sampler = None
     sampler = shared.sampler(rows=1, context=64)
-    sampler.submit(Request(0, [1, 2], SamplingParams(3)))
+    sampler.submit(SamplingRequest(0, [1, 2], SamplingParams(3)))
     with pytest.raises(RuntimeError, match="not ended"):
         shared.sampler(rows=2, context=64)
     finish(sampler)
@@ -386,7 +388,7 @@ def test_after_a_step_the_new_weights_are_sampled_from(method: Lora | None) -> N
 def test_weights_may_not_change_under_a_running_sequence() -> None:
     engine = made(Lora(rank=4))
     sampler = engine.sampler(rows=2, context=64)
-    sampler.submit(Request(0, tokens_of(10, 3), SamplingParams(12)))
+    sampler.submit(SamplingRequest(0, tokens_of(10, 3), SamplingParams(12)))
     sampler.step()
     engine.forward_backward(texts(40), losses.cross_entropy())
     before = {name: p.detach().clone() for name, p in engine.loaded.model.named_parameters()}

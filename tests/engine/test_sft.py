@@ -8,24 +8,24 @@ from pathlib import Path
 import courses_for_tests as made
 import pytest
 
-from corral.engine.data.order import Order
+from corral.engine.data.row_order import RowOrder
 from corral.engine.training import sft
-from corral.engine.training.course import Course, OutOfMemory, learning_rate
-from corral.engine.training.evaluate import Evaluation
-from corral.engine.training.signals import Stopped
-from corral.engine.training.watch import GuardStop
+from corral.engine.training.evaluation import Evaluation
+from corral.engine.training.guards import GuardStop
+from corral.engine.training.stop_signal import StopRequested
+from corral.engine.training.training_run import OutOfMemory, TrainingRun, learning_rate
 
 
 def run(
     folder: Path, *, micro_tokens: int = 512, prepare: dict[str, object] | None = None, **train: object
-) -> Course:
+) -> TrainingRun:
     folder.mkdir(exist_ok=True)
     table = made.sft_train(**train)
     engine = made.engine(table, micro_tokens=micro_tokens)
     for name, value in (prepare or {}).items():
         setattr(engine, name, value)
     data = made.rows(engine)
-    order = Order(len(data), 0)
+    order = RowOrder(len(data), 0)
     total = table.steps or order.steps(table.batch_size, table.epochs or 1.0)
     course = made.course(table, folder, engine, total=total)
     sft.run(course, data, order)
@@ -35,7 +35,7 @@ def run(
 def test_the_loss_falls_and_every_step_is_told(tmp_path: Path) -> None:
     course = run(tmp_path, steps=12)
 
-    losses = course.record.course("loss")
+    losses = course.record.series("loss")
     assert len(losses) == 12
     assert losses[-1] < 0.5 * losses[0]
     assert {"grad_norm", "lr", "tokens", "tokens_per_s", "step_s", "memory_gib"} < set(
@@ -46,7 +46,7 @@ def test_the_loss_falls_and_every_step_is_told(tmp_path: Path) -> None:
 def test_packed_and_unpacked_give_the_same_losses(tmp_path: Path) -> None:
     packed, unpacked = run(tmp_path / "a"), run(tmp_path / "b", pack=False)
 
-    assert packed.record.course("loss") == pytest.approx(unpacked.record.course("loss"), rel=1e-5)
+    assert packed.record.series("loss") == pytest.approx(unpacked.record.series("loss"), rel=1e-5)
 
 
 def test_an_epoch_sees_every_row_once_and_ends_with_a_smaller_batch(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_an_epoch_sees_every_row_once_and_ends_with_a_smaller_batch(tmp_path: Pa
 
     assert course.total == 4
     tokens = sum(len(tokens) for tokens, _ in made.rows(course.engine))
-    assert sum(course.record.course("tokens")) == tokens
+    assert sum(course.record.series("tokens")) == tokens
 
 
 def test_memory_that_ran_out_halves_the_tokens_and_repeats_the_step(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_memory_that_ran_out_halves_the_tokens_and_repeats_the_step(tmp_path: Pa
     course = run(tmp_path / "tight", prepare={"fits": 150})
 
     assert course.engine.options.micro_tokens == 128
-    assert course.record.course("loss") == pytest.approx(whole.record.course("loss"), rel=1e-5)
+    assert course.record.series("loss") == pytest.approx(whole.record.series("loss"), rel=1e-5)
     assert [note.partition(":")[2].strip() for note in course.record.notes] == [
         "micro_tokens goes from 512 to 256, and the step is repeated.",
         "micro_tokens goes from 256 to 128, and the step is repeated.",
@@ -88,9 +88,9 @@ def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:
 def test_a_bad_batch_is_skipped_if_asked_and_leaves_the_weights_alone(tmp_path: Path) -> None:
     course = run(tmp_path, prepare={"bad": frozenset({2})}, guards={"nan": "skip"})
 
-    assert math.isnan(course.record.course("loss")[1])
+    assert math.isnan(course.record.series("loss")[1])
     assert course.done == 4
-    assert all(math.isfinite(loss) for loss in course.record.course("loss")[2:])
+    assert all(math.isfinite(loss) for loss in course.record.series("loss")[2:])
     assert len(course.record.notes) == 1
 
 
@@ -108,14 +108,14 @@ def test_an_evaluation_that_a_stop_cut_short_is_made_up_for_after_the_resume(tmp
 
     def evaluation(step: int) -> list[Evaluation]:
         if step == 2 and not again:
-            raise Stopped
+            raise StopRequested
         return [sft.held_out_loss(course.engine, data[:4], step)]
 
     again = False
     course.evaluate_with = evaluation
     course.catch_up()
-    with pytest.raises(Stopped):
-        sft.run(course, data, Order(len(data), 0))
+    with pytest.raises(StopRequested):
+        sft.run(course, data, RowOrder(len(data), 0))
     course.save()
     again = True
     kept = course.checkpoints.newest
@@ -124,7 +124,7 @@ def test_an_evaluation_that_a_stop_cut_short_is_made_up_for_after_the_resume(tmp
     resumed.evaluate_with = evaluation
     resumed.resume(resumed.checkpoints.load(kept))
     resumed.catch_up()
-    sft.run(resumed, data, Order(len(data), 0))
+    sft.run(resumed, data, RowOrder(len(data), 0))
 
     assert [e.step for e in resumed.record.evaluations] == [0, 2, 4]
 

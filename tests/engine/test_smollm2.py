@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 
+from corral.engine.errors import ModelProblem
 from corral.engine.model import load as models
 from corral.engine.model import smollm2
-from corral.engine.model.problems import ModelProblem
 
 CONVERT = """
 import sys
 from pathlib import Path
-from corral.engine import smollm2
+from corral.engine.model import smollm2
 print(smollm2.folder(Path(sys.argv[1])))
 """
 
@@ -91,7 +91,7 @@ def converted(cache: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded(converted: Path, cache: Path) -> models.Loaded:
+def loaded(converted: Path, cache: Path) -> models.LoadedModel:
     return models.load("smollm2-135m", cache_dir=cache)
 
 
@@ -112,7 +112,7 @@ def test_a_folder_that_is_not_whole_is_not_taken(converted: Path, tmp_path: Path
     assert not smollm2._is_whole(part)
 
 
-def test_it_is_the_model_that_the_catalogue_describes(loaded: models.Loaded) -> None:
+def test_it_is_the_model_that_the_catalogue_describes(loaded: models.LoadedModel) -> None:
     assert loaded.facts is not None
     assert loaded.facts.params == sum(p.numel() for p in loaded.model.parameters()) == 134_515_008
     assert loaded.model.config.max_position_embeddings == loaded.facts.context == 8192
@@ -121,7 +121,7 @@ def test_it_is_the_model_that_the_catalogue_describes(loaded: models.Loaded) -> 
     assert len(loaded.tokenizer) == loaded.facts.vocab
 
 
-def test_digits_are_tokens_of_their_own_as_they_were_in_its_training(loaded: models.Loaded) -> None:
+def test_digits_are_tokens_of_their_own_as_they_were_in_its_training(loaded: models.LoadedModel) -> None:
     """transformers drops that from the file: two spaces before a number were two tokens."""
     tokenizer: Any = loaded.tokenizer
 
@@ -131,7 +131,7 @@ def test_digits_are_tokens_of_their_own_as_they_were_in_its_training(loaded: mod
     assert tokenizer.encode("<|im_start|><|im_end|>") == [1, 2]
 
 
-def test_it_answers_as_a_person_would(loaded: models.Loaded) -> None:
+def test_it_answers_as_a_person_would(loaded: models.LoadedModel) -> None:
     asked = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = loaded.tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt")
     with torch.no_grad():

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer
 
-from corral.engine.model import adapters, bytes_tokenizer, seeded, tiny
+from corral.engine.model import adapters, bytes_tokenizer, seeded_random, tiny
 from corral.engine.model import load as models
 from corral.recipes import models as listed
 from corral.recipes.train import Lora
@@ -40,12 +40,15 @@ def test_its_weights_are_the_same_bits_on_every_machine() -> None:
 
 def test_random_numbers_are_the_same_bits_on_every_machine() -> None:
     even = [[0.1328582763671875, -0.5676422119140625], [0.4882659912109375, 0.6829376220703125]]
-    assert seeded.uniform("a", 1, (2, 2), 1.0).tolist() == even
-    assert seeded.normal("a", 1, (2,), 1.0).tolist() == [0.6377581357955933, -2.6192986965179443]
+    assert seeded_random.uniform("a", 1, (2, 2), 1.0).tolist() == even
+    assert seeded_random.normal("a", 1, (2,), 1.0).tolist() == [0.6377581357955933, -2.6192986965179443]
 
 
 def test_random_numbers_are_spread_as_asked() -> None:
-    even, normal = seeded.uniform("x", 0, (500, 500), 0.5), seeded.normal("x", 0, (500, 500), 2.0)
+    even, normal = (
+        seeded_random.uniform("x", 0, (500, 500), 0.5),
+        seeded_random.normal("x", 0, (500, 500), 2.0),
+    )
 
     assert even.abs().max() < 0.5
     assert even.std().item() == pytest.approx(0.5 / 3**0.5, rel=0.01)
@@ -90,7 +93,7 @@ def test_rounding_errors_do_not_grow_in_it() -> None:
     tokens = torch.tensor([tokenizer.encode("The sum of 3 and 4 is 7. " * 8)])
     with torch.no_grad():
         exact = model(tokens).logits
-        nudge = seeded.normal("nudge", 0, model.model.embed_tokens.weight.shape, 1e-6)
+        nudge = seeded_random.normal("nudge", 0, model.model.embed_tokens.weight.shape, 1e-6)
         model.model.embed_tokens.weight.mul_(1 + nudge)
         moved = (model(tokens).logits - exact).abs()
 

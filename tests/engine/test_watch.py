@@ -7,16 +7,17 @@ import math
 
 import pytest
 
-from corral.engine.training.watch import SKIPS_MAX, Limits, Sampled, Watch
+from corral.engine.training.guards import SKIPS_MAX, GuardMonitor, RolloutStats
+from corral.recipes.train_tables import Guards
 
 
-def sampled(reward: float = 0.0, spread: float = 0.0, **more: float) -> Sampled:
-    return Sampled(reward=reward, spread=spread, length=more.pop("length", 50.0), **more)
+def sampled(reward: float = 0.0, spread: float = 0.0, **more: float) -> RolloutStats:
+    return RolloutStats(reward=reward, spread=spread, length=more.pop("length", 50.0), **more)
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan)])
 def test_a_loss_or_gradient_that_is_not_finite_stops_the_run(loss: float, norm: float) -> None:
-    finding = Watch(Limits()).gradients(4, loss=loss, grad_norm=norm, expected=True)
+    finding = GuardMonitor(Guards()).gradients(4, loss=loss, grad_norm=norm, expected=True)
 
     assert finding is not None
     assert finding.policy == "stop"
@@ -25,7 +26,7 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_the_run(loss: float, norm: 
 
 
 def test_single_bad_batches_are_skipped_if_asked_but_not_for_ever() -> None:
-    watch = Watch(Limits(nan="skip"))
+    watch = GuardMonitor(Guards(nan="skip"))
     policies = []
     for step in range(SKIPS_MAX + 1):
         finding = watch.gradients(step, loss=math.nan, grad_norm=math.nan, expected=True)
@@ -36,7 +37,7 @@ def test_single_bad_batches_are_skipped_if_asked_but_not_for_ever() -> None:
 
 
 def test_a_good_step_forgives_the_bad_ones() -> None:
-    watch = Watch(Limits(nan="skip"))
+    watch = GuardMonitor(Guards(nan="skip"))
     for step in range(3 * SKIPS_MAX):
         bad = watch.gradients(step, loss=math.nan, grad_norm=1.0, expected=True)
         assert bad is not None
@@ -45,18 +46,18 @@ def test_a_good_step_forgives_the_bad_ones() -> None:
 
 
 def test_gradients_that_are_all_zero_stop_the_run_en_d08() -> None:
-    finding = Watch(Limits()).gradients(1, loss=2.0, grad_norm=0.0, expected=True)
+    finding = GuardMonitor(Guards()).gradients(1, loss=2.0, grad_norm=0.0, expected=True)
 
     assert finding is not None
     assert (finding.name, finding.policy) == ("zero_gradients", "stop")
 
 
 def test_zero_gradients_are_right_when_no_token_has_weight() -> None:
-    assert Watch(Limits()).gradients(1, loss=0.0, grad_norm=0.0, expected=False) is None
+    assert GuardMonitor(Guards()).gradients(1, loss=0.0, grad_norm=0.0, expected=False) is None
 
 
 def test_a_reward_that_never_differs_is_dead() -> None:
-    watch = Watch(Limits(dead_reward_steps=3))
+    watch = GuardMonitor(Guards(dead_reward_steps=3))
 
     found = [watch.rollouts(step, sampled(0.0)) for step in range(3)]
 
@@ -67,7 +68,7 @@ def test_a_reward_that_never_differs_is_dead() -> None:
 
 
 def test_a_reward_that_fell_back_to_nothing_is_dead_too() -> None:
-    watch = Watch(Limits(dead_reward_steps=2))
+    watch = GuardMonitor(Guards(dead_reward_steps=2))
     watch.rollouts(0, sampled(0.5, spread=1.0))
     watch.rollouts(1, sampled(0.0))
 
@@ -75,7 +76,7 @@ def test_a_reward_that_fell_back_to_nothing_is_dead_too() -> None:
 
 
 def test_tasks_that_are_solved_are_no_failure() -> None:
-    watch = Watch(Limits(dead_reward_steps=2))
+    watch = GuardMonitor(Guards(dead_reward_steps=2))
     watch.rollouts(0, sampled(0.9, spread=1.0))
     found = [finding for step in range(1, 9) for finding in watch.rollouts(step, sampled(1.0))]
 
@@ -83,7 +84,7 @@ def test_tasks_that_are_solved_are_no_failure() -> None:
 
 
 def test_entropy_and_length_collapse_are_told_after_some_steps() -> None:
-    watch = Watch(Limits(min_entropy=0.1, entropy="stop", min_length=5, length="warn"))
+    watch = GuardMonitor(Guards(min_entropy=0.1, low_entropy="stop", min_length=5, low_length="warn"))
     low = sampled(1.0, spread=1.0, entropy=0.01, length=1.0)
 
     names = [[f.name for f in watch.rollouts(step, low)] for step in range(5)]
@@ -98,7 +99,7 @@ def test_entropy_and_length_collapse_are_told_after_some_steps() -> None:
 
 
 def test_a_sampler_that_disagrees_with_the_trainer_stops_the_run_en_d03() -> None:
-    watch = Watch(Limits(mismatch_limit=0.5))
+    watch = GuardMonitor(Guards(), mismatch_limit=0.5)
     assert watch.rollouts(1, sampled(spread=1.0, mismatch=0.4)) == []
 
     (finding,) = watch.rollouts(2, sampled(spread=1.0, mismatch=0.6))
@@ -107,11 +108,14 @@ def test_a_sampler_that_disagrees_with_the_trainer_stops_the_run_en_d03() -> Non
 
 
 def test_counts_go_through_a_checkpoint() -> None:
-    whole, first = Watch(Limits(dead_reward_steps=4)), Watch(Limits(dead_reward_steps=4))
+    whole, first = (
+        GuardMonitor(Guards(dead_reward_steps=4)),
+        GuardMonitor(Guards(dead_reward_steps=4)),
+    )
     for step in range(2):
         whole.rollouts(step, sampled())
         first.rollouts(step, sampled())
-    second = Watch(Limits(dead_reward_steps=4))
+    second = GuardMonitor(Guards(dead_reward_steps=4))
     second.restore(json.loads(json.dumps(first.state())))
 
     for step in range(2, 4):

@@ -6,18 +6,23 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from corral.recipes import calibration, gpus, memory, models, plan, speed
-from corral.recipes import fit_calibration as fit
-from corral.recipes.calibration import Calibration
-from corral.recipes.forecast import Forecast, forecast, forecast_plan
-from corral.recipes.gpus import GpuFacts
-from corral.recipes.models import ModelFacts
-from corral.recipes.train import DataFacts, parse
-from corral.recipes.workload import Case, Device, Plan
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from bench.engine import fit_calibration as fit  # noqa: E402
+from corral.recipes import calibration, gpus, memory, models, speed  # noqa: E402
+from corral.recipes import memory_plan as plan  # noqa: E402
+from corral.recipes.calibration import Calibration  # noqa: E402
+from corral.recipes.forecast import Forecast, forecast, forecast_plan  # noqa: E402
+from corral.recipes.forecast_case import Device, ForecastCase, MemoryPlan  # noqa: E402
+from corral.recipes.gpus import GpuFacts  # noqa: E402
+from corral.recipes.models import ModelFacts, block_params  # noqa: E402
+from corral.recipes.train import DataFacts, parse  # noqa: E402
 
 GIB = 1 << 30
 SFT: dict[str, Any] = {"recipe": "sft", "data": "x.jsonl"}
@@ -38,11 +43,13 @@ def shape(name: str) -> ModelFacts:
     return found
 
 
-def case(model: str, table: dict[str, Any], gpu: str | None = "h200", data: DataFacts | None = None) -> Case:
+def case(
+    model: str, table: dict[str, Any], gpu: str | None = "h200", data: DataFacts | None = None
+) -> ForecastCase:
     facts = shape(model)
     data = data or (CHAT if table["recipe"] == "sft" else PROMPTS)
     device = Device(card(gpu) if gpu else None, cores=2, ram_bytes=24 * GIB)
-    return Case(parse(model, table), facts, device, data)
+    return ForecastCase(parse(model, table), facts, device, data)
 
 
 def said(model: str, table: dict[str, Any], gpu: str | None = "h200", **more: Any) -> Forecast:
@@ -79,7 +86,7 @@ def test_the_parts_add_up_and_the_numbers_are_sane(
 
 
 def test_more_of_anything_never_needs_less_memory() -> None:
-    base = Plan(8192, "none", 128, 512)
+    base = MemoryPlan(8192, "none", 128, 512)
     run = case("qwen3-0.6b", GRPO)
     peak = memory.peak_bytes(run, base)
     for bigger in (replace(base, micro_tokens=16384), replace(base, rows=256), replace(base, context=1024)):
@@ -92,16 +99,16 @@ def test_more_of_anything_never_needs_less_memory() -> None:
 
 def test_recomputation_keeps_one_input_per_layer_and_token() -> None:
     run = case("qwen3-4b", {**SFT, "recompute": "full"})
-    one = memory.parts(run, Plan(16384, "full"))
+    one = memory.parts(run, MemoryPlan(16384, "full"))
     assert one["inputs"] == 36 * 16384 * 2560 * 2
-    without = memory.parts(run, Plan(16384, "none"))
+    without = memory.parts(run, MemoryPlan(16384, "none"))
     assert "inputs" not in without
     assert without["activations"] > 10 * one.get("activations", 0)
 
 
 def test_known_parts_are_exact() -> None:
     run = case("qwen3-0.6b", GRPO)
-    one = memory.parts(run, Plan(8192, "none", rows=128, context=500))
+    one = memory.parts(run, MemoryPlan(8192, "none", rows=128, context=500))
     assert one["weights"] == 596_049_920 * 2
     assert one["optimizer"] == 10_092_544 * 16
     # 128 rows of 8 pages and a spare one; keys and values of 28 layers of 8 heads of 128, in bf16.
@@ -109,13 +116,13 @@ def test_known_parts_are_exact() -> None:
     assert memory.fused_elements(run.facts, 16, ("o_proj",)) == 16 * (2048 + 1024)
     # Below each of the four frozen matrices, of each layer: what reads 1024, 2048 or 3072 numbers.
     assert one["room"] == 28 * 16 * (3 * 1024 + 2048 + 2 * 1024 + 3072) * 2
-    full = memory.parts(case("qwen3-0.6b", {**SFT, "method": "full"}), Plan(2048, "full"))
+    full = memory.parts(case("qwen3-0.6b", {**SFT, "method": "full"}), MemoryPlan(2048, "full"))
     assert full["optimizer"] == 596_049_920 * 14
 
 
 def test_logits_never_exist_all_at_once() -> None:
     run = case("qwen3-0.6b", SFT)
-    small, large = (memory.phases(run, Plan(tokens, "none"))["head"] for tokens in (16384, 32768))
+    small, large = (memory.phases(run, MemoryPlan(tokens, "none"))["head"] for tokens in (16384, 32768))
     assert small.terms["logit_bytes"] == large.terms["logit_bytes"] == 2048 * 151_936
 
 
@@ -188,7 +195,7 @@ def test_an_adapter_needs_two_thirds_of_full_trainings_work_en_c29() -> None:
 
 def test_packs_are_counted_whole_and_on_average() -> None:
     constants = replace(calibration.default(), pack_fill=1.0)
-    exact = speed.Load(tokens=8192, trained=8192, pieces=16, mean=512, spread=0)
+    exact = speed.StepLoad(tokens=8192, trained=8192, pieces=16, mean=512, spread=0)
     assert speed.expected_packs(exact, 4096, constants) == 2
     assert speed.expected_packs(replace(exact, tokens=8193), 4096, constants) == 3
     # Half of such steps need a third pack.
@@ -200,8 +207,10 @@ def test_packs_are_counted_whole_and_on_average() -> None:
 
 def test_decoding_is_slower_than_its_bandwidth_bound_but_not_by_much() -> None:
     run = case("qwen3-0.6b", GRPO)
+    facts = run.facts
     for rows in (64, 256, 512):
-        bound = speed.bound_s(run.facts, card("h200"), rows=rows, length=640)
+        weights = block_params(facts) + facts.vocab * facts.hidden
+        bound = 2 * (weights + 2 * facts.layers * facts.kv_width * rows * 640) / card("h200").bytes_per_s
         assert 1 < speed.decode_step_s(run, rows, 640) / bound < 6
 
 
@@ -238,9 +247,9 @@ def test_a_card_as_a_host_reports_it_keeps_its_own_memory() -> None:
 
 def test_a_plan_that_is_given_is_forecast_as_it_is() -> None:
     run = case("qwen3-0.6b", SFT)
-    one = forecast_plan(run, Plan(4096, "none"))
-    assert one.plan == Plan(4096, "none")
-    assert one.peak_bytes == memory.peak_bytes(run, Plan(4096, "none"))
+    one = forecast_plan(run, MemoryPlan(4096, "none"))
+    assert one.plan == MemoryPlan(4096, "none")
+    assert one.peak_bytes == memory.peak_bytes(run, MemoryPlan(4096, "none"))
 
 
 def test_the_time_of_evaluations_and_setup_is_in_the_total() -> None:
@@ -272,7 +281,7 @@ def test_forecasting_imports_nothing_but_the_standard_library_en_d17() -> None:
     """`estimate` works without torch, without a GPU, and does not depend on torch's own trackers."""
     script = (
         "import sys\n"
-        "import corral.recipes.offers, corral.recipes.fit_calibration, corral.recipes.forecast_report\n"
+        "import corral.recipes.offers, corral.recipes.forecast_report\n"
         "roots = {name.partition('.')[0] for name in sys.modules}\n"
         "print(sorted(roots - sys.stdlib_module_names - {'corral', '__main__'}))\n"
     )

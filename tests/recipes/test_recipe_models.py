@@ -7,7 +7,6 @@ import pytest
 from corral.recipes import models
 from corral.recipes.models import (
     UnknownModel,
-    admit,
     catalogue,
     count_params,
     facts,
@@ -118,14 +117,6 @@ def test_an_adapters_size_is_rank_times_the_widths_of_its_layers() -> None:
     assert lora_params(qwen, 16) == 10_092_544
     assert lora_params(qwen, 32) == 2 * lora_params(qwen, 16)
     assert lora_params(qwen, 16, ("q_proj", "v_proj")) == 28 * 16 * ((1024 + 2048) + (1024 + 1024))
-
-
-def test_any_model_is_admitted_or_only_listed_ones_as_the_policy_says_mt_d46() -> None:
-    assert admit("somebody/model", "any") is None
-    assert admit("qwen3-4b", "listed") == facts("qwen3-4b")
-    with pytest.raises(UnknownModel, match="not listed") as caught:
-        admit("somebody/model", "listed")
-    assert "qwen3-4b" in caught.value.hint
 
 
 def test_every_listed_model_can_be_trained_and_has_a_licence() -> None:

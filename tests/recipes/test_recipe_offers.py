@@ -10,7 +10,7 @@ import pytest
 from corral.recipes import gpus, models
 from corral.recipes.gpus import GpuFacts
 from corral.recipes.models import ModelFacts
-from corral.recipes.offers import Machine, Offer, Wish, offers
+from corral.recipes.offers import Machine, MachineRequirements, Offer, offers
 from corral.recipes.train import DataFacts, parse
 
 GIB = 1 << 30
@@ -32,7 +32,10 @@ def shape(name: str) -> ModelFacts:
 
 
 def ranked(
-    model: str, machines: list[Machine], table: dict[str, Any] | None = None, wish: Wish | None = None
+    model: str,
+    machines: list[Machine],
+    table: dict[str, Any] | None = None,
+    wish: MachineRequirements | None = None,
 ) -> list[Offer]:
     return offers(parse(model, table or SFT), shape(model), CHAT, machines, wish=wish)
 
@@ -81,7 +84,7 @@ def test_every_machine_is_listed_and_every_reason_against_it_is_said() -> None:
         Machine("old", replace(card("h100"), id="v100", name="V100", capability=(7, 0))),
         replace(rent("h100", 3.0), name="dear", price_per_hour=None),
     ]
-    wish = Wish(only="h200", deadline_s=24 * 3600, most_cost=100)
+    wish = MachineRequirements(only="h200", deadline_s=24 * 3600, most_cost=100)
     found = {offer.machine.name: offer for offer in ranked("qwen3-8b", machines, wish=wish)}
     assert found["h200"].possible
     assert found["l4"].against[:2] == (
@@ -105,7 +108,9 @@ def test_a_provider_that_could_not_be_asked_is_in_the_plan_mt_d20() -> None:
 def test_after_running_out_of_memory_a_floor_keeps_smaller_cards_away_mt_d18() -> None:
     machines = [rent("a40", 0.44), rent("a100-pcie", 1.35)]
     assert ranked("qwen3-0.6b", machines, {**SFT, "steps": 50})[0].machine.name == "a40"
-    found = ranked("qwen3-0.6b", machines, {**SFT, "steps": 50}, Wish(least_memory_bytes=60 * GIB))
+    found = ranked(
+        "qwen3-0.6b", machines, {**SFT, "steps": 50}, MachineRequirements(least_memory_bytes=60 * GIB)
+    )
     assert found[0].machine.name == "a100-pcie"
     assert "are asked for" in found[1].against[0]
 
@@ -165,6 +170,6 @@ def test_every_card_is_first_choice_for_some_run_or_marked_mt_d19() -> None:
 @pytest.mark.parametrize("name", ["h200", "H200", "NVIDIA H200", "rig"])
 def test_a_card_or_a_machine_can_be_asked_for_by_name(name: str) -> None:
     machines = [Machine("rig", card("h200")), Machine("other", card("h100"))]
-    found = ranked("qwen3-0.6b", machines, wish=Wish(only=name))
+    found = ranked("qwen3-0.6b", machines, wish=MachineRequirements(only=name))
     assert [offer.possible for offer in found] == [True, False]
     assert found[0].machine.name == "rig"

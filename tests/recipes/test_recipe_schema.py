@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 
 from corral.recipes.json_schema import json_schema
-from corral.recipes.schema import check, check_fields, setting, to_plain
+from corral.recipes.schema import SettingProblem, check_fields, setting, to_plain
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class Outer:
     words: tuple[str, ...] = setting("Words.", default=(), max_items=2)
     extra: Mapping[str, str | int | float | bool] = setting("Extra.", default_factory=dict, max_items=3)
     inner: Inner = setting("Inner.", default_factory=Inner)  # noqa: RUF009 - it is a field
+
+
+def check(cls: type[Outer], table: object, path: str = "") -> tuple[Outer | None, list[SettingProblem]]:
+    checked = check_fields(cls, table, path)
+    return (None, checked.problems) if checked.problems else (cls(**checked.values), [])
 
 
 def complaint(**table: object) -> str:

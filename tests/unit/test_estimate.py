@@ -18,9 +18,9 @@ from corral.client.training.estimate import NOT_RENTED, Known, estimate
 from corral.client.training.placement import Subject, data_facts, gpu_of, least_vram, settled
 from corral.domain.capability import ENGINE_PACKAGES, Requirements, judge
 from corral.recipes import models
-from corral.recipes.forecast import DataFacts, forecast
+from corral.recipes.forecast import forecast
 from corral.recipes.gpus import catalogue
-from corral.recipes.train import parse, to_table
+from corral.recipes.train import DataFacts, parse, to_table
 from corral.wire.hosts.hosts import HostView
 from corral.wire.runs import Placement
 from corral.wire.spec.run_file import RunSpec

@@ -17,7 +17,7 @@ from corral.client.api import Corral
 from corral.client.runs import RunQuery
 from corral.client.training.followup import read_json
 from corral.domain.errors import NotFound
-from corral.recipes.forecast_report import Line, Report
+from corral.recipes.forecast_report import ForecastLine, ForecastReport
 from corral.recipes.forecast_report import report as compare
 
 app = typer.Typer(
@@ -78,13 +78,13 @@ def _records(corral: Corral, project: str | None) -> Iterator[dict[str, Any]]:
             continue
 
 
-def _values(line: Line) -> tuple[str | None, str | None]:
+def _values(line: ForecastLine) -> tuple[str | None, str | None]:
     if line.key == "peak_bytes":
         return render.size(int(line.said)), render.size(int(line.was))
     return render.duration(line.said), render.duration(line.was)
 
 
-def _table(found: Report, records: list[dict[str, Any]]) -> dict[str, Any]:
+def _table(found: ForecastReport, records: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "runs": records,
         "lines": [{**asdict(line), "error": line.error} for line in found.lines],

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from corral.client.training.dataset import Amount
 from corral.domain.capability import Capability, Gpu, Requirements, fitting_gpus, judge
 from corral.recipes import gpus as cards
-from corral.recipes.forecast import DataFacts, forecast_plan
+from corral.recipes.forecast import forecast_plan
+from corral.recipes.forecast_case import Device, ForecastCase
 from corral.recipes.gpus import GpuFacts
+from corral.recipes.memory_plan import smallest
 from corral.recipes.models import ModelFacts
-from corral.recipes.plan import smallest
-from corral.recipes.train import Train
-from corral.recipes.workload import Case, Device
+from corral.recipes.train_tables import DataFacts, Train
 from corral.wire.hosts.hosts import HostView
 from corral.wire.spec.tables import Resources
 
@@ -53,7 +53,7 @@ def least_vram(subject: Subject) -> int:
     """Bytes that a GPU must have in all for the run to fit, however slowly."""
     # Which card it is makes no difference to how much is needed.
     any_card = next(iter(cards.catalogue().values()))
-    case = Case(subject.train, subject.facts, Device(any_card), subject.data)
+    case = ForecastCase(subject.train, subject.facts, Device(any_card), subject.data)
     return forecast_plan(case, smallest(case)).needed_bytes
 
 

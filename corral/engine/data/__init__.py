@@ -1,1 +1,1 @@
-"""From rows of data to packs of tokens."""
+"""From files of rows to packs of tokens: reading, chat templates, loss masks, packing; no model."""

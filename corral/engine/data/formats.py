@@ -22,8 +22,8 @@ from corral.engine.data.messages import (
 )
 
 
-class Format(StrEnum):
-    """Which kind of row; the value is what users are told."""
+class RowFormat(StrEnum):
+    """The kind of a row; the value is its name in messages to users."""
 
     CHAT = "chat (messages)"
     COMPLETION = "prompt and completion"
@@ -34,10 +34,10 @@ class Format(StrEnum):
 
 
 # What each recipe trains on.
-ACCEPTED: Mapping[str, frozenset[Format]] = {
-    "sft": frozenset({Format.CHAT, Format.COMPLETION, Format.TEXT, Format.TOKENS}),
-    "grpo": frozenset({Format.TASK}),
-    "dpo": frozenset({Format.PAIR}),
+ACCEPTED: Mapping[str, frozenset[RowFormat]] = {
+    "sft": frozenset({RowFormat.CHAT, RowFormat.COMPLETION, RowFormat.TEXT, RowFormat.TOKENS}),
+    "grpo": frozenset({RowFormat.TASK}),
+    "dpo": frozenset({RowFormat.PAIR}),
 }
 _WANTED = {
     "sft": "`messages`, `prompt` and `completion`, `text`, or `tokens`",
@@ -47,7 +47,7 @@ _WANTED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class RowLocation:
     """A row's place, from 1: a line of a JSONL file, or an element of a JSON array or Parquet file."""
 
     source: str
@@ -63,7 +63,7 @@ class ChatRow:
     """A conversation. An assistant's message is trained with its `weight`, 1 where it has none, unless it is
     among the first `prompt` messages."""
 
-    where: Where
+    where: RowLocation
     messages: tuple[Message, ...]
     tools: tuple[Message, ...] | None = None
     weight: float = 1.0
@@ -77,9 +77,9 @@ class ChatRow:
 
 @dataclass(frozen=True, slots=True)
 class CompletionRow:
-    """Plain text and how it goes on. No chat template is applied."""
+    """Plain text and its continuation. No chat template is applied."""
 
-    where: Where
+    where: RowLocation
     prompt: str
     completion: str
     weight: float = 1.0
@@ -89,7 +89,7 @@ class CompletionRow:
 class TextRow:
     """Plain text, all of it trained."""
 
-    where: Where
+    where: RowLocation
     text: str
     weight: float = 1.0
 
@@ -98,7 +98,7 @@ class TextRow:
 class TokensRow:
     """Tokens and for each the weight of predicting it; the first is never predicted."""
 
-    where: Where
+    where: RowLocation
     tokens: tuple[int, ...]
     weights: tuple[float, ...]
     weight: float = 1.0
@@ -108,7 +108,7 @@ class TokensRow:
 class PairRow:
     """Two answers to one prompt, the better first. Only the answers are trained."""
 
-    where: Where
+    where: RowLocation
     chosen: ChatRow | CompletionRow
     rejected: ChatRow | CompletionRow
     weight: float = 1.0
@@ -118,7 +118,7 @@ class PairRow:
 class TaskRow:
     """A prompt to answer. `answer`, `info` and every other field are for the environment's reward."""
 
-    where: Where
+    where: RowLocation
     prompt: str | tuple[Message, ...]
     answer: object
     info: Mapping[str, object]
@@ -129,30 +129,30 @@ class TaskRow:
 Row = ChatRow | CompletionRow | TextRow | TokensRow | PairRow | TaskRow
 
 
-def parse(value: object, where: Where, recipe: str) -> tuple[Format, Row]:
-    """The row that a JSON value is. RowError says why it is none."""
+def parse(value: object, where: RowLocation, recipe: str) -> tuple[RowFormat, Row]:
+    """Make a row of a JSON value; RowError says why it is not one."""
     if not isinstance(value, dict):
         raise RowError(f"a row must be an object, not {kind(value)}")
     # Parquet writes a missing value as null.
     given = {key: item for key, item in value.items() if item is not None}
     found = detect(given, recipe)
     match found:
-        case Format.CHAT:
+        case RowFormat.CHAT:
             row: Row = _chat(given, where)
-        case Format.COMPLETION:
+        case RowFormat.COMPLETION:
             row = _completion(given, where)
-        case Format.TEXT:
+        case RowFormat.TEXT:
             row = TextRow(where, _text(given, "text"), _weight(given))
-        case Format.TOKENS:
+        case RowFormat.TOKENS:
             row = _tokens(given, where)
-        case Format.PAIR:
+        case RowFormat.PAIR:
             row = _pair(given, where)
-        case Format.TASK:
+        case RowFormat.TASK:
             row = _task(given, where)
     return found, row
 
 
-def detect(row: Mapping[str, object], recipe: str) -> Format:
+def detect(row: Mapping[str, object], recipe: str) -> RowFormat:
     """Which format a row has, by its keys. RowError if it has none, or none that the recipe takes."""
     found = _shape(row, recipe)
     if found is None:
@@ -164,19 +164,19 @@ def detect(row: Mapping[str, object], recipe: str) -> Format:
     return found
 
 
-def _shape(row: Mapping[str, object], recipe: str) -> Format | None:
+def _shape(row: Mapping[str, object], recipe: str) -> RowFormat | None:
     if row.keys() >= {"chosen", "rejected"} or row.keys() >= {"preferred_output", "non_preferred_output"}:
-        return Format.PAIR
+        return RowFormat.PAIR
     if recipe == "grpo":
-        return Format.TASK if row.keys() & {"prompt", "messages", "question"} else None
+        return RowFormat.TASK if row.keys() & {"prompt", "messages", "question"} else None
     if "messages" in row:
-        return Format.CHAT
+        return RowFormat.CHAT
     if row.keys() >= {"prompt", "completion"}:
-        return Format.COMPLETION
-    return Format.TEXT if "text" in row else Format.TOKENS if "tokens" in row else None
+        return RowFormat.COMPLETION
+    return RowFormat.TEXT if "text" in row else RowFormat.TOKENS if "tokens" in row else None
 
 
-def _chat(row: Mapping[str, object], where: Where) -> ChatRow:
+def _chat(row: Mapping[str, object], where: RowLocation) -> ChatRow:
     return _to_train(ChatRow(where, messages_of(row, "messages"), tools_of(row), _weight(row)))
 
 
@@ -189,7 +189,7 @@ def _to_train(row: ChatRow) -> ChatRow:
     return row
 
 
-def _completion(row: Mapping[str, object], where: Where) -> ChatRow | CompletionRow:
+def _completion(row: Mapping[str, object], where: RowLocation) -> ChatRow | CompletionRow:
     prompt, completion, weight = row["prompt"], row["completion"], _weight(row)
     if isinstance(prompt, str):
         if isinstance(completion, list):
@@ -203,7 +203,7 @@ def _completion(row: Mapping[str, object], where: Where) -> ChatRow | Completion
     return _to_train(ChatRow(where, (*history, *answer), tools_of(row), weight, len(history)))
 
 
-def _tokens(row: Mapping[str, object], where: Where) -> TokensRow:
+def _tokens(row: Mapping[str, object], where: RowLocation) -> TokensRow:
     tokens, weights = row["tokens"], row.get("weights")
     if not isinstance(tokens, list) or len(tokens) < 2:
         raise RowError("`tokens` must be a list of at least two token ids")
@@ -220,7 +220,7 @@ def _tokens(row: Mapping[str, object], where: Where) -> TokensRow:
     return TokensRow(where, tuple(tokens), tuple(checked), _weight(row))
 
 
-def _pair(row: Mapping[str, object], where: Where) -> PairRow:
+def _pair(row: Mapping[str, object], where: RowLocation) -> PairRow:
     source = row.get("input")
     if isinstance(source, Mapping):  # OpenAI's names
         prompt, better, worse = source.get("messages"), row["preferred_output"], row["non_preferred_output"]
@@ -248,7 +248,7 @@ def _pair(row: Mapping[str, object], where: Where) -> PairRow:
     return PairRow(where, answers[0], answers[1], weight)
 
 
-def _task(row: Mapping[str, object], where: Where) -> TaskRow:
+def _task(row: Mapping[str, object], where: RowLocation) -> TaskRow:
     key = next(key for key in ("prompt", "messages", "question") if key in row)
     prompt = _text(row, key) if isinstance(row[key], str) else messages_of(row, key)
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":

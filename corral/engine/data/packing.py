@@ -17,17 +17,14 @@ import torch
 from torch import Tensor
 
 from corral.engine.data.sequences import Example
+from corral.engine.errors import EngineError
 
 # What these hold counts only where a weight does, so inside a shared prefix they may be anything.
 UNWEIGHTED = frozenset({"advantage", "old", "ref", "sampled"})
 
 
-class PackingError(ValueError):
+class PackingError(EngineError, ValueError):
     """An example that cannot be packed as asked. `hint` says what to do."""
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +135,7 @@ def _units(examples: Sequence[Example], capacity: int) -> list[_Unit]:
     groups: dict[int, list[int]] = {}
     alone = []
     for index, example in enumerate(examples):
-        # Of a prefix of one token nothing can be shared: each branch begins with the last of the prefix.
+        # A prefix of one token cannot be shared: each branch begins with the prefix's last token.
         if example.group >= 0 and example.prefix > 1:
             groups.setdefault(example.group, []).append(index)
         else:

@@ -7,16 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+from corral.engine.errors import DataError
+
 MAGIC = b"PAR1"
 _BATCH_ROWS = 1024
-
-
-class ParquetError(Exception):
-    """The file cannot be read. `hint` says what to do."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 def rows(path: Path) -> Iterator[object]:
@@ -31,7 +25,7 @@ def rows(path: Path) -> Iterator[object]:
                 for row in batch.to_pylist():
                     yield _without_nulls(row)
     except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
-        raise ParquetError(f"{path} cannot be read as Parquet: {error}", "Write the file again.") from None
+        raise DataError(f"{path} cannot be read as Parquet: {error}", "Write the file again.") from None
 
 
 def _without_nulls(value: object) -> object:
@@ -46,7 +40,7 @@ def _pyarrow(path: Path) -> ModuleType:
     try:
         return importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError:
-        raise ParquetError(
+        raise DataError(
             f"{path} is a Parquet file, and pyarrow is not installed here",
             "Install it with `pip install pyarrow`, or convert the file to JSONL.",
         ) from None

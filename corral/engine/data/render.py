@@ -24,15 +24,15 @@ from corral.engine.data.formats import (
     ChatRow,
     CompletionRow,
     Row,
+    RowLocation,
     TextRow,
     TokensRow,
-    Where,
     with_system,
 )
 from corral.engine.data.messages import Message, RowError, message_weight
-from corral.engine.data.rows import DataError
+from corral.engine.errors import DataError
 
-# Some templates write today's date. A run that goes on tomorrow must see the tokens it saw today.
+# Some templates write today's date. A run that is resumed tomorrow must see the same tokens.
 _TODAY = datetime(2024, 7, 26)
 _NOW = re.compile(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)")
 
@@ -52,7 +52,7 @@ class NoChatTemplate(DataError):
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedSequence:
     """Tokens, and for each what its prediction counts for. The first is never predicted."""
 
     tokens: list[int]
@@ -89,7 +89,7 @@ class Renderer:
         self._system = system
         self._loss_on = loss_on
 
-    def rows(self, rows: Iterable[Row]) -> Iterator[list[Rendered] | RefusedRow]:
+    def rows(self, rows: Iterable[Row]) -> Iterator[list[RenderedSequence] | RefusedRow]:
         """The samples of each row, or why it has none. All texts go through the tokenizer together."""
         work = [(row, *self._texts(row)) for row in rows]
         tokens = iter(self._encode([text for _, texts, _ in work for text in texts]))
@@ -100,7 +100,7 @@ class Renderer:
             except RefusedRow as refusal:
                 yield refusal
 
-    def row(self, row: Row) -> list[Rendered]:
+    def row(self, row: Row) -> list[RenderedSequence]:
         """The samples of one row. RefusedRow if it has none."""
         [outcome] = self.rows([row])
         if isinstance(outcome, RefusedRow):
@@ -113,10 +113,10 @@ class Renderer:
 
     def conversation(
         self, messages: Sequence[Message], tools: Sequence[Message] | None = None
-    ) -> list[Rendered]:
+    ) -> list[RenderedSequence]:
         """The samples of a conversation that comes from no file."""
         offered = None if tools is None else tuple(tools)
-        return self.row(ChatRow(Where("conversation", 1), tuple(messages), offered))
+        return self.row(ChatRow(RowLocation("conversation", 1), tuple(messages), offered))
 
     @cached_property
     def stops(self) -> frozenset[int]:
@@ -146,7 +146,9 @@ class Renderer:
             case _:
                 raise TypeError(f"{type(row).__name__} is not trained as it is")
 
-    def _samples(self, row: Row, plan: list[_Turn] | RefusedRow, encoded: list[list[int]]) -> list[Rendered]:
+    def _samples(
+        self, row: Row, plan: list[_Turn] | RefusedRow, encoded: list[list[int]]
+    ) -> list[RenderedSequence]:
         if isinstance(plan, RefusedRow):
             raise plan
         match row:
@@ -156,19 +158,19 @@ class Renderer:
                 samples = [self._completion(*encoded)]
             case TextRow():
                 tokens = self._ended([*self._begin, *encoded[0]])
-                samples = [Rendered(tokens, [1.0] * len(tokens))]
+                samples = [RenderedSequence(tokens, [1.0] * len(tokens))]
             case TokensRow():
                 samples = [self._given(row)]
             case _:
                 raise TypeError(f"{type(row).__name__} is not trained as it is")
         return [self._weighed(sample, row.weight) for sample in samples]
 
-    def _weighed(self, sample: Rendered, weight: float) -> Rendered:
+    def _weighed(self, sample: RenderedSequence, weight: float) -> RenderedSequence:
         mask = [value * weight for value in sample.mask]
         mask[0] = 0.0
         if not any(mask):
             raise RefusedRow("no token of it is trained")
-        return Rendered(sample.tokens, mask)
+        return RenderedSequence(sample.tokens, mask)
 
     # Conversations
 
@@ -218,9 +220,9 @@ class Renderer:
             return template
         return _NOW.sub(lambda call: repr(_TODAY.strftime(call[2])), template)
 
-    def _chat(self, turns: Sequence[_Turn], encoded: Sequence[list[int]]) -> list[Rendered]:
+    def _chat(self, turns: Sequence[_Turn], encoded: Sequence[list[int]]) -> list[RenderedSequence]:
         between = 1.0 if self._loss_on == "all" else 0.0
-        samples: list[Rendered] = []
+        samples: list[RenderedSequence] = []
         for turn, asked, answered in zip(turns, encoded[::2], encoded[1::2], strict=True):
             if answered[: len(asked)] != asked:
                 answered = self._joined(turn, asked, answered)
@@ -235,14 +237,14 @@ class Renderer:
                 # which nothing is trained a second time.
                 mask = samples.pop().mask if same == len(last.tokens) else [0.0] * same
             mask += [between] * (len(asked) - len(mask)) + [message_weight(turn.message)] * (end - len(asked))
-            samples.append(Rendered(answered[:end], mask))
+            samples.append(RenderedSequence(answered[:end], mask))
         return [self._stopped(sample) for sample in samples if any(sample.mask)]
 
     def _joined(self, turn: _Turn, asked: list[int], answered: list[int]) -> list[int]:
         """Where only the seam lies inside a token: the tokens that are served, and then the answer's own."""
         if turn.answered.startswith(turn.asked):
             tokens = [*asked, *self._encode([turn.answered[len(turn.asked) :]])[0]]
-            if self._decode(tokens) == self._decode(answered):
+            if self.text(tokens) == self.text(answered):
                 return tokens
         raise RefusedRow(_why(turn))
 
@@ -258,39 +260,39 @@ class Renderer:
                 end = at
                 while at > begin and tokens[at - 1] in self._specials:
                     at -= 1
-            elif self._decode(tokens[at - 1 : at]).isspace():
+            elif self.text(tokens[at - 1 : at]).isspace():
                 at -= 1
             else:
                 break
         return end
 
-    def _stopped(self, sample: Rendered) -> Rendered:
+    def _stopped(self, sample: RenderedSequence) -> RenderedSequence:
         """A template that ends no turn would teach the model never to stop."""
         if sample.tokens[-1] in self._specials:
             return sample
         tokens = self._ended(sample.tokens)
-        return Rendered(tokens, sample.mask + sample.mask[-1:] * (len(tokens) - len(sample.tokens)))
+        return RenderedSequence(tokens, sample.mask + sample.mask[-1:] * (len(tokens) - len(sample.tokens)))
 
     # Plain text
 
-    def _completion(self, prompt: list[int], completion: list[int], whole: list[int]) -> Rendered:
+    def _completion(self, prompt: list[int], completion: list[int], whole: list[int]) -> RenderedSequence:
         if whole[: len(prompt)] != prompt:
             # The seam lies inside a token. The model is served the prompt's own tokens and goes on from them.
             whole, joined = [*prompt, *completion], whole
-            if self._decode(whole) != self._decode(joined):
+            if self.text(whole) != self.text(joined):
                 raise RefusedRow("prompt and completion meet inside a token and cannot be written apart")
         tokens = self._ended([*self._begin, *whole])
         untrained = len(self._begin) + len(prompt)
         if self._loss_on == "all":
             untrained = 0
-        return Rendered(tokens, [0.0] * untrained + [1.0] * (len(tokens) - untrained))
+        return RenderedSequence(tokens, [0.0] * untrained + [1.0] * (len(tokens) - untrained))
 
-    def _given(self, row: TokensRow) -> Rendered:
+    def _given(self, row: TokensRow) -> RenderedSequence:
         size = len(self._tokenizer)
         for at, token in enumerate(row.tokens):
             if token >= size:
                 raise RefusedRow(f"`tokens[{at}]` is {token}; the vocabulary has {size}")
-        return Rendered(list(row.tokens), list(row.weights))
+        return RenderedSequence(list(row.tokens), list(row.weights))
 
     # The tokenizer
 
@@ -301,7 +303,8 @@ class Renderer:
         found = self._tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         return [list(tokens) for tokens in found]
 
-    def _decode(self, tokens: Sequence[int]) -> str:
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
         text = self._tokenizer.decode(
             list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -351,26 +354,3 @@ def _why(turn: _Turn) -> str:
         f"messages[{turn.at}]: the chat template asks for it with {asked[at : at + 40]!r} but writes "
         f"{answered[at : at + 40]!r} there, so the model would be trained on what it never sees"
     )
-
-
-def render_chat(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Message],
-    tools: Sequence[Message] | None = None,
-    thinking: bool = False,
-) -> Rendered:
-    """A conversation as one sequence with its mask. RefusedRow if it takes several (see `Renderer`)."""
-    samples = Renderer(tokenizer, thinking=thinking).conversation(messages, tools)
-    if len(samples) > 1:
-        raise RefusedRow("the chat template rewrites earlier messages when later ones come")
-    return samples[0]
-
-
-def prompt_tokens(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Message],
-    tools: Sequence[Message] | None = None,
-    thinking: bool = False,
-) -> list[int]:
-    """The tokens that ask for the next assistant message."""
-    return Renderer(tokenizer, thinking=thinking).prompt(messages, tools)

@@ -18,11 +18,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, ClassVar, Literal
+from typing import IO, Literal
 
 from corral.engine.data import parquet
-from corral.engine.data.formats import Format, Row, Where, parse
+from corral.engine.data.formats import Row, RowFormat, RowLocation, parse
 from corral.engine.data.messages import RowError
+from corral.engine.errors import DataError
 
 SUFFIXES = frozenset({".jsonl", ".ndjson", ".json", ".parquet", ""})
 # As many as a person reads.
@@ -31,21 +32,11 @@ BOM = b"\xef\xbb\xbf"
 _HELD_OUT = re.compile(r"(test|val|valid|validation|eval|dev|heldout)([-_.0-9]|$)", re.IGNORECASE)
 
 
-class DataError(Exception):
-    """The data cannot be used. `hint` says what to do."""
-
-    code: ClassVar[str] = "invalid_data"
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
-
-
 @dataclass(frozen=True, slots=True)
-class Problem:
+class RowProblem:
     """One bad row."""
 
-    where: Where
+    where: RowLocation
     message: str
 
     def __str__(self) -> str:
@@ -55,7 +46,7 @@ class Problem:
 class BadRows(DataError):
     """Rows that cannot be used: the first of them, and how many there are of how many."""
 
-    def __init__(self, problems: Sequence[Problem], total: int, rows: int, hint: str = "") -> None:
+    def __init__(self, problems: Sequence[RowProblem], total: int, rows: int, hint: str = "") -> None:
         self.problems = list(problems)
         self.total = total
         lines = [str(problem) for problem in self.problems]
@@ -78,8 +69,8 @@ class RowSet(Sequence[Row]):
         files: Sequence[_File],
         *,
         recipe: str,
-        format: Format,
-        problems: Sequence[Problem] = (),
+        format: RowFormat,
+        problems: Sequence[RowProblem] = (),
         skipped: int = 0,
         notes: Sequence[str] = (),
         chosen: Sequence[int] | None = None,
@@ -107,7 +98,7 @@ class RowSet(Sequence[Row]):
                 "Do not change the data while it is read.",
             ) from None
 
-    def where(self, index: int) -> Where:
+    def where(self, index: int) -> RowLocation:
         """Which row it is, without reading it."""
         file, at = self._find(index)
         return file.where(at)
@@ -156,8 +147,6 @@ def read(
             files.append(_read_file(file, name, check))
         except OSError as error:
             raise DataError(f"{name} cannot be read: {error.strerror}", "Check its permissions.") from None
-        except parquet.ParquetError as error:
-            raise DataError(str(error), error.hint) from None
     if len(check.first) > 1:
         found = ", ".join(f"{format} first at {where}" for format, where in check.first.items())
         raise DataError(f"the rows are of several formats: {found}", "Put each format in a file of its own.")
@@ -234,8 +223,8 @@ class _File:
         self._sizes.append(len(raw))
         self.keys.append(int.from_bytes(hashlib.blake2b(raw.strip(), digest_size=8).digest(), "little"))
 
-    def where(self, at: int) -> Where:
-        return Where(self.name, self._lines[at], self.is_line)
+    def where(self, at: int) -> RowLocation:
+        return RowLocation(self.name, self._lines[at], self.is_line)
 
     def raw(self, at: int) -> bytes:
         with self._lock:
@@ -249,19 +238,19 @@ class _Check:
 
     recipe: str
     keep: int
-    first: dict[Format, Where] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    first: dict[RowFormat, RowLocation] = field(default_factory=dict)
+    problems: list[RowProblem] = field(default_factory=list)
     rows: int = 0
     bad: int = 0
 
-    def good(self, raw: bytes, where: Where) -> bool:
+    def good(self, raw: bytes, where: RowLocation) -> bool:
         self.rows += 1
         try:
             format, _ = parse(_value(raw.strip()), where, self.recipe)
         except RowError as error:
             self.bad += 1
             if len(self.problems) < self.keep:
-                self.problems.append(Problem(where, str(error)))
+                self.problems.append(RowProblem(where, str(error)))
             return False
         self.first.setdefault(format, where)
         return True
@@ -306,7 +295,7 @@ def _first_byte(handle: IO[bytes]) -> bytes:
 def _lines(name: str, handle: IO[bytes], begin: int, check: _Check) -> _File:
     file = _File(name, handle, is_line=True)
     for line, raw in enumerate(handle, 1):
-        if raw.strip() and check.good(raw, Where(name, line)):
+        if raw.strip() and check.good(raw, RowLocation(name, line)):
             file.add(line, begin, raw)
         begin += len(raw)
     return file
@@ -338,7 +327,7 @@ def _spooled(name: str, values: Iterable[object], check: _Check) -> _File:
     begin = 0
     for line, value in enumerate(values, 1):
         raw = json.dumps(value, default=_plain).encode() + b"\n"
-        if check.good(raw, Where(name, line, is_line=False)):
+        if check.good(raw, RowLocation(name, line, is_line=False)):
             spool.write(raw)
             file.add(line, begin, raw)
             begin += len(raw)

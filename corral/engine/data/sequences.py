@@ -44,7 +44,7 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SamplingRequest:
     """A prompt to continue. `key` names it in the answer; requests with equal prompts share one prefill."""
 
     key: int

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from corral.engine.environments.values import EnvironmentProblem
+from corral.engine.environments.protocol import EnvironmentProblem
 
 _HERE = str(Path(__file__).parent)
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -68,14 +68,19 @@ def where(function: object) -> str:
 
 def described(error: BaseException) -> str:
     """An exception in one line, with the place in the user's code that it came from."""
-    text = "".join(traceback.format_exception_only(error)).strip().splitlines()
-    said = (text[-1] if text else type(error).__name__)[:_LONGEST]
+    said = last_line(error)[:_LONGEST]
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_HERE)]
     own = [f for f in frames if "/lib/python" not in f.filename and not f.filename.startswith("<")]
     if not (own or frames):
         return said
     frame = (own or frames)[-1]
     return f"{said} ({Path(frame.filename).name}:{frame.lineno} in {frame.name})"
+
+
+def last_line(error: BaseException) -> str:
+    """The last line of a traceback, which says what was raised."""
+    text = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    return text[-1] if text else type(error).__name__
 
 
 def names(function: Callable[..., Any]) -> list[str]:

@@ -20,9 +20,9 @@ from contextlib import suppress
 from typing import Any
 
 from corral.engine.environments import calling, loading
+from corral.engine.environments.protocol import EnvironmentProblem, Message, plain
 from corral.engine.environments.rewards import BadReward
-from corral.engine.environments.sessions import Environment, Session
-from corral.engine.environments.values import EnvironmentProblem, Message, plain
+from corral.engine.environments.sessions import EnvironmentAdapter, Session
 
 # An answer longer than this is the environment's mistake, not something to hold in memory.
 LONGEST = 16 * 1024 * 1024
@@ -30,14 +30,14 @@ LONGEST = 16 * 1024 * 1024
 KEPT = 4096
 
 
-class Unrepeatable(RuntimeError):
+class UnrepeatableAttempt(RuntimeError):
     """Going through an attempt again gave other answers than the model has seen."""
 
 
 class Sessions:
     """The attempts under way. Any of them can be made again, so losing this process loses none of them."""
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: EnvironmentAdapter) -> None:
         self._environment = environment
         self._kept: OrderedDict[str, Session] = OrderedDict()
 
@@ -101,7 +101,9 @@ class Sessions:
             session.messages, session.opening = [dict(message) for message in messages], call["opening"]
             return session
         if not self._environment.description.repeatable:
-            raise Unrepeatable("the attempt's process was lost, and the environment says repeatable = False")
+            raise UnrepeatableAttempt(
+                "the attempt's process was lost, and the environment says repeatable = False"
+            )
         return await self._replayed(session, call["opening"], messages)
 
     async def _replayed(self, session: Session, opening: int, messages: list[Message]) -> Session:
@@ -122,17 +124,23 @@ class Sessions:
 
 def _check_replay(made: list[Message], seen: list[Message]) -> None:
     if [(m["role"], m["content"]) for m in made] != [(m["role"], m["content"]) for m in seen]:
-        raise Unrepeatable(
+        raise UnrepeatableAttempt(
             "the environment answered differently when the attempt was gone through again in another process;"
             " derive what is random from `seed`, or set `repeatable = False`"
         )
 
 
-class Server:
+class EnvironmentServer:
     """Takes calls from one pipe and answers on the other, in order where the environment does not await."""
 
-    def __init__(self, environment: Environment, answers: int) -> None:
-        self._sessions = Sessions(environment)
+    def __init__(self, environment: EnvironmentAdapter, answers: int) -> None:
+        sessions = Sessions(environment)
+        self._operations = {
+            "start": sessions.start,
+            "step": sessions.step,
+            "score": sessions.score,
+            "group": sessions.group,
+        }
         self._asynchronous = environment.description.asynchronous
         self._answers = answers
         self._running: set[asyncio.Task[None]] = set()
@@ -150,33 +158,21 @@ class Server:
     async def _answer(self, call: dict[str, Any]) -> None:
         # Without awaiting there is nothing to interrupt: the engine ends the process instead.
         limit = asyncio.timeout(call["deadline_s"] if self._asynchronous else None)
+        answer: dict[str, Any]
         try:
             async with limit:
-                answer = {"id": call["id"], "value": await self._made(call)}
+                answer = {"value": await self._operations[call["op"]](call)}
         except BadReward as error:
-            answer = {"id": call["id"], "error": str(error), "kind": "bad_reward"}
-        except Unrepeatable as error:
-            answer = {"id": call["id"], "error": str(error), "kind": "unrepeatable"}
+            answer = {"error": str(error), "kind": "bad_reward"}
+        except UnrepeatableAttempt as error:
+            answer = {"error": str(error), "kind": "unrepeatable"}
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises costs this call alone
             if limit.expired():
-                late = f"took longer than {call['deadline_s']:g} s"
-                answer = {"id": call["id"], "error": late, "kind": "deadline"}
+                answer = {"error": f"took longer than {call['deadline_s']:g} s", "kind": "deadline"}
             else:
                 traceback.print_exc(limit=-5)
-                answer = {"id": call["id"], "error": calling.described(error), "kind": "raised"}
-        write(self._answers, answer)
-
-    async def _made(self, call: dict[str, Any]) -> dict[str, Any]:
-        match call["op"]:
-            case "start":
-                return await self._sessions.start(call)
-            case "step":
-                return await self._sessions.step(call)
-            case "score":
-                return await self._sessions.score(call)
-            case "group":
-                return await self._sessions.group(call)
-        raise ValueError(f"unknown call {call['op']!r}")
+                answer = {"error": calling.described(error), "kind": "raised"}
+        write(self._answers, {"id": call["id"], **answer})
 
 
 def write(to: int, answer: dict[str, Any]) -> None:
@@ -211,10 +207,10 @@ def main(calls: int, answers: int) -> None:
         write(answers, {"id": 0, "problem": str(problem), "hint": problem.hint})
         return
     write(answers, {"id": 0, "value": plain(environment.description)})
-    asyncio.run(_serve(Server(environment, answers), source))
+    asyncio.run(_serve(EnvironmentServer(environment, answers), source))
 
 
-async def _serve(server: Server, source: Any) -> None:
+async def _serve(server: EnvironmentServer, source: Any) -> None:
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     threading.Thread(target=_read, args=(source, loop, queue), daemon=True).start()

@@ -1,4 +1,4 @@
-"""Freesolo Flash's environments, by their shape alone (EN-C25, MT-C38, MT-C39): its SDK is not needed.
+"""Freesolo Flash's environments, recognised by their methods: its SDK is not needed.
 
 A single turn has `build_prompt_messages` and `score_response`; several turns have `start_episode`,
 `step_episode`, `max_episode_turns` and `score_episode`. The plural forms of the scorers are used where only
@@ -13,9 +13,16 @@ from types import SimpleNamespace
 from typing import Any
 
 from corral.engine.environments import calling, rewards
-from corral.engine.environments.rowsets import Rows
+from corral.engine.environments.protocol import (
+    EnvironmentDescription,
+    EnvironmentProblem,
+    Opening,
+    Score,
+    Split,
+    StepReply,
+)
+from corral.engine.environments.rows import TaskRows
 from corral.engine.environments.sessions import Session, conversation
-from corral.engine.environments.values import Description, EnvironmentProblem, Opening, Reply, Score, Split
 
 _DATA_FILES = ("datasets/train.jsonl", "datasets/train.json", "train.jsonl", "train.json")
 _CONTRACT = "TRAINING_CONTRACT.md"
@@ -29,9 +36,9 @@ class FlashEnvironment:
     def __init__(self, given: Any, *, name: str, folder: Path) -> None:
         self._given = given
         self._multi = hasattr(given, "step_episode")
-        self._rows: dict[Split, Rows] = {
-            "train": Rows(_dataset(given, folder), what="dataset", folder=folder),
-            "eval": Rows(getattr(given, "eval_dataset", None) or [], what="eval_dataset", folder=folder),
+        self._rows: dict[Split, TaskRows] = {
+            "train": TaskRows(_dataset(given, folder), what="dataset", folder=folder),
+            "eval": TaskRows(getattr(given, "eval_dataset", None) or [], what="eval_dataset", folder=folder),
         }
         if not len(self._rows["train"]):
             raise EnvironmentProblem("the environment's dataset is empty: there is nothing to train on")
@@ -39,7 +46,7 @@ class FlashEnvironment:
         self._contract = contract.read_text(encoding="utf-8") if contract.is_file() else ""
         self._scorer, self._plural = self._find_scorer()
         hooks = ("start_episode", "step_episode", "build_prompt_messages")
-        self.description = Description(
+        self.description = EnvironmentDescription(
             name=name,
             train=len(self._rows["train"]),
             eval=len(self._rows["eval"]),
@@ -69,14 +76,14 @@ class FlashEnvironment:
         turns = getattr(self._given, "max_episode_turns", None) if self._multi else None
         return Opening(opening, None if turns is None else int(await _awaited(turns(task))))
 
-    async def step(self, session: Session) -> Reply:
+    async def step(self, session: Session) -> StepReply:
         said = session.answers[-1]
         # The step parses what the model wrote; only the scorer is spared the thinking.
         raw = str(said.get("raw", said["content"]))
         result = await _awaited(self._given.step_episode(session.state.task, list(session.messages), raw))
         if getattr(result, "final_response_text", None) is not None:
             session.state.final = str(result.final_response_text)
-        return Reply(
+        return StepReply(
             conversation(list(getattr(result, "messages", None) or []), "step_episode()"), bool(result.done)
         )
 

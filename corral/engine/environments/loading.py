@@ -17,8 +17,8 @@ from typing import Any
 
 from corral.engine.environments import calling, flash, verifiers
 from corral.engine.environments.native import NativeEnvironment
-from corral.engine.environments.sessions import Environment
-from corral.engine.environments.values import EnvironmentProblem
+from corral.engine.environments.protocol import EnvironmentProblem
+from corral.engine.environments.sessions import EnvironmentAdapter
 
 BUNDLED = ("arithmetic",)
 FILE = "environment.py"
@@ -48,7 +48,7 @@ def find(source: str, base: Path) -> str:
     )
 
 
-def load(source: str, params: Mapping[str, Any]) -> Environment:
+def load(source: str, params: Mapping[str, Any]) -> EnvironmentAdapter:
     """The environment of a source that `find` gave."""
     if source in BUNDLED:
         module = importlib.import_module(f"corral.engine.environments.{source}")
@@ -74,10 +74,12 @@ def load(source: str, params: Mapping[str, Any]) -> Environment:
     except EnvironmentProblem:
         raise
     except Exception as error:
-        raise EnvironmentProblem(f"{_place(error, folder)}{ENTRY}() failed: {_said(error)}") from error
+        raise EnvironmentProblem(
+            f"{_place(error, folder)}{ENTRY}() failed: {calling.last_line(error)}"
+        ) from error
 
 
-def adapt(given: object, *, name: str, folder: Path) -> Environment:
+def adapt(given: object, *, name: str, folder: Path) -> EnvironmentAdapter:
     """Whichever form the environment has, as the engine's."""
     if given is None:
         raise EnvironmentProblem(
@@ -106,10 +108,10 @@ def _import_file(path: Path) -> ModuleType:
         raise EnvironmentProblem(f"{error.filename}:{error.lineno}: {error.msg}") from None
     except ImportError as error:
         hint = f"Add {error.name!r} to the run's [environment] requirements." if error.name else ""
-        raise EnvironmentProblem(f"{_place(error, path.parent)}{_said(error)}", hint) from error
+        raise EnvironmentProblem(f"{_place(error, path.parent)}{calling.last_line(error)}", hint) from error
     except (Exception, SystemExit) as error:
         raise EnvironmentProblem(
-            f"{_place(error, path.parent)}the file failed to load: {_said(error)}"
+            f"{_place(error, path.parent)}the file failed to load: {calling.last_line(error)}"
         ) from error
     return module
 
@@ -129,10 +131,6 @@ def _check_params(entry: Callable[..., Any], params: Mapping[str, Any]) -> None:
             f"{calling.nearest(wrong, names)}",
             hint=takes,
         ) from None
-
-
-def _said(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
 
 
 def _place(error: BaseException, folder: Path) -> str:

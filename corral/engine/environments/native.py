@@ -47,17 +47,17 @@ from pathlib import Path
 from typing import Any
 
 from corral.engine.environments import calling, rewards, tools
-from corral.engine.environments.rowsets import Rows, prompt_of
-from corral.engine.environments.sessions import Session, conversation
-from corral.engine.environments.values import (
-    Description,
+from corral.engine.environments.protocol import (
+    EnvironmentDescription,
     EnvironmentProblem,
     Message,
     Opening,
-    Reply,
     Score,
     Split,
+    StepReply,
 )
+from corral.engine.environments.rows import TaskRows, prompt_of
+from corral.engine.environments.sessions import Session, conversation
 
 _KNOWN = (
     *("rows", "eval_rows", "reward", "rewards", "score", "weights", "group_reward", "tools", "start", "step"),
@@ -82,9 +82,11 @@ class NativeEnvironment:
                 f"{calling.nearest(str(unknown[0]), _KNOWN)}",
                 hint=f"An environment can have: {', '.join(_KNOWN)}.",
             )
-        self._rows: dict[Split, Rows] = {"train": self._read_rows("rows", folder)}
+        self._rows: dict[Split, TaskRows] = {"train": self._read_rows("rows", folder)}
         held_out = self._get("eval_rows")
-        self._rows["eval"] = Rows(held_out if held_out is not None else [], what="eval_rows", folder=folder)
+        self._rows["eval"] = TaskRows(
+            held_out if held_out is not None else [], what="eval_rows", folder=folder
+        )
         self._system = self._get("system")
         self._weights = {
             str(k): rewards.number(v, f"weights[{k!r}]") for k, v in (self._get("weights") or {}).items()
@@ -107,7 +109,7 @@ class NativeEnvironment:
             raise EnvironmentProblem(f"`{name}` is {type(found).__name__}, not a function")
         return found  # type: ignore[no-any-return]
 
-    def _read_rows(self, name: str, folder: Path) -> Rows:
+    def _read_rows(self, name: str, folder: Path) -> TaskRows:
         given = self._get(name)
         if given is None and hasattr(self._given, "__getitem__") and hasattr(self._given, "__len__"):
             given = None if isinstance(self._given, Mapping) else self._given
@@ -116,7 +118,7 @@ class NativeEnvironment:
                 f"the environment has no `{name}`: load_environment() returned {type(self._given).__name__}",
                 hint="Return a dict or an object with `rows` and `reward`.",
             )
-        rows = Rows(given, what=name, folder=folder)
+        rows = TaskRows(given, what=name, folder=folder)
         if not len(rows):
             raise EnvironmentProblem(f"`{name}` is empty: there is nothing to train on")
         return rows
@@ -156,7 +158,7 @@ class NativeEnvironment:
     def _functions(self) -> list[tuple[str, Callable[..., Any] | None]]:
         return [*self._single.items(), *self._grouped.items(), ("start", self._start), ("step", self._step)]
 
-    def _described(self, name: str) -> Description:
+    def _described(self, name: str) -> EnvironmentDescription:
         limits = {}
         for limit in ("max_turns", "deadline_s"):
             value = self._get(limit)
@@ -164,7 +166,7 @@ class NativeEnvironment:
                 raise EnvironmentProblem(f"`{limit}` is {value!r}, not a number above 0")
             limits[limit] = value
         functions = [*self._tools.values(), *(function for _, function in self._functions())]
-        return Description(
+        return EnvironmentDescription(
             name=str(self._get("name") or name),
             train=len(self._rows["train"]),
             eval=len(self._rows["eval"]),
@@ -198,15 +200,15 @@ class NativeEnvironment:
             opening = [{"role": "system", "content": self._system}, *opening]
         return Opening(opening, self.description.max_turns)
 
-    async def step(self, session: Session) -> Reply:
+    async def step(self, session: Session) -> StepReply:
         calls = tools.calls(session.completion) if self._tools else []
         if calls:
-            return Reply([await self._tool(session, call) for call in calls], done=False)
+            return StepReply([await self._tool(session, call) for call in calls], done=False)
         if self._step is None:
-            return Reply([], done=True)
+            return StepReply([], done=True)
         return reply(await calling.call(self._step, self._offered(session)))
 
-    async def _tool(self, session: Session, call: tools.Call) -> Message:
+    async def _tool(self, session: Session, call: tools.ToolCall) -> Message:
         given = {"state": session.state, "info": session.row.get("info") or {}, "task": session.row}
         message, well = await tools.answer(call, self._tools, given)
         session.count("tool_calls")
@@ -272,17 +274,19 @@ class NativeEnvironment:
         }
 
 
-def reply(value: object) -> Reply:
+def reply(value: object) -> StepReply:
     """What a step returned: None or True ends, a text or messages go on, (messages, done) says both."""
     if value is None or isinstance(value, bool):
-        return Reply([], done=value is not False)
+        return StepReply([], done=value is not False)
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], bool):
-        return Reply([] if value[0] is None else conversation(value[0], "step()"), value[1])
+        return StepReply([] if value[0] is None else conversation(value[0], "step()"), value[1])
     if isinstance(value, Mapping) and "role" not in value:
-        return Reply(conversation(value.get("messages") or [], "step()"), bool(value.get("done", False)))
+        return StepReply(conversation(value.get("messages") or [], "step()"), bool(value.get("done", False)))
     if hasattr(value, "done"):
-        return Reply(conversation(list(getattr(value, "messages", None) or []), "step()"), bool(value.done))
-    return Reply(conversation(value, "step()"), done=False)
+        return StepReply(
+            conversation(list(getattr(value, "messages", None) or []), "step()"), bool(value.done)
+        )
+    return StepReply(conversation(value, "step()"), done=False)
 
 
 def _messages_of(state: object) -> object:

@@ -21,8 +21,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from corral.engine.environments import loading
-from corral.engine.environments.values import Call, Description, EnvironmentProblem, Result, UnstableRows
-from corral.engine.environments.worker import Pending, Setup, Worker
+from corral.engine.environments.protocol import (
+    CallResult,
+    EnvironmentCall,
+    EnvironmentDescription,
+    EnvironmentProblem,
+    UnstableRows,
+)
+from corral.engine.environments.worker import EnvironmentWorker, UnansweredCall, WorkerSetup
 
 # A call whose process is busy with another for this long is given to one that is idle.
 PATIENCE_S = 0.2
@@ -54,8 +60,8 @@ class EnvironmentProcess:
         load_s: float = 300.0,
     ) -> None:
         found = loading.find(source, base or Path.cwd())
-        self._setup = Setup(found, dict(params or {}), dict(environ or {}), load_s)
-        self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._setup = WorkerSetup(found, dict(params or {}), dict(environ or {}), load_s)
+        self._results: queue.SimpleQueue[CallResult] = queue.SimpleQueue()
         self._keys = itertools.count(1)
         self._room = threading.BoundedSemaphore(MOST_PENDING)
         self._unanswered = 0
@@ -71,7 +77,7 @@ class EnvironmentProcess:
         if self._problem is not None:
             self.close()
             raise self._problem
-        self.description: Description = self._pool.description
+        self.description: EnvironmentDescription = self._pool.description
         self.deadline_s = self.description.deadline_s or deadline_s
 
     # -- the engine's side ----------------------------------------------------------------------------
@@ -91,19 +97,19 @@ class EnvironmentProcess:
         """How many processes had to be replaced."""
         return self._pool.restarts
 
-    def submit(self, call: Call) -> int:
+    def submit(self, call: EnvironmentCall) -> int:
         """The key of its result. Waits while too many are pending."""
         key = next(self._keys)
         while not self._room.acquire(timeout=1.0):
             self._check()
         self._check()
         self._unanswered += 1
-        self._loop.call_soon_threadsafe(self._pool.add, Pending(key, call))
+        self._loop.call_soon_threadsafe(self._pool.add, UnansweredCall(key, call))
         return key
 
-    def poll(self, timeout_s: float = 0.0) -> list[Result]:
+    def poll(self, timeout_s: float = 0.0) -> list[CallResult]:
         """The results there are. Waits for the first at most `timeout_s`."""
-        found: list[Result] = []
+        found: list[CallResult] = []
         until = time.monotonic() + timeout_s
         while self._unanswered > len(found):
             self._check()
@@ -143,7 +149,7 @@ class EnvironmentProcess:
             self._loop.close()
             self._ready.set()
 
-    def answered(self, result: Result) -> None:
+    def answered(self, result: CallResult) -> None:
         self._results.put(result)
         self._room.release()
 
@@ -158,13 +164,13 @@ class EnvironmentProcess:
 class _Pool:
     """The processes and the calls, all in the loop's thread."""
 
-    description: Description
+    description: EnvironmentDescription
 
-    def __init__(self, owner: EnvironmentProcess, setup: Setup, size: int) -> None:
+    def __init__(self, owner: EnvironmentProcess, setup: WorkerSetup, size: int) -> None:
         self._owner, self._setup, self._size = owner, setup, size
-        self._waiting: deque[Pending] = deque()
-        self._workers: list[Worker] = []
-        self._homes: dict[str, Worker] = {}
+        self._waiting: deque[UnansweredCall] = deque()
+        self._workers: list[EnvironmentWorker] = []
+        self._homes: dict[str, EnvironmentWorker] = {}
         self._ended = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._given_up = 0
@@ -173,8 +179,8 @@ class _Pool:
         self.restarts = 0
 
     async def run(self) -> None:
-        first = Worker(self._setup, self)
-        self._workers = [first, *(Worker(self._setup, self) for _ in range(self._size - 1))]
+        first = EnvironmentWorker(self._setup, self)
+        self._workers = [first, *(EnvironmentWorker(self._setup, self) for _ in range(self._size - 1))]
         try:
             # One before the others: what is wrong with the code is said once.
             self.description = await first.load()
@@ -201,19 +207,19 @@ class _Pool:
         self._ended.set()
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        """Nobody would notice a mistake of ours in a task, and all would wait for it."""
+        """A bug of ours in a task must end the run: otherwise everyone would wait for it forever."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._owner.broken(EnvironmentProblem(f"supervising the environment failed: {error!r}"))
 
     # -- calls ----------------------------------------------------------------------------------------
 
-    def add(self, pending: Pending) -> None:
+    def add(self, pending: UnansweredCall) -> None:
         self._waiting.append(pending)
         self.pump()
 
     def pump(self) -> None:
-        """Give what waits to whoever can take it."""
-        kept: deque[Pending] = deque()
+        """Give waiting calls to workers that have room."""
+        kept: deque[UnansweredCall] = deque()
         while self._waiting:
             if not any(worker.room for worker in self._workers):
                 break
@@ -236,7 +242,7 @@ class _Pool:
                     self._waiting.extendleft(reversed(worker.take_back()))
         self.pump()
 
-    def _choose(self, pending: Pending) -> Worker | None:
+    def _choose(self, pending: UnansweredCall) -> EnvironmentWorker | None:
         idle = min((worker for worker in self._workers if worker.room), key=lambda worker: worker.load_now)
         if pending.suspect:
             return idle if idle.load_now == 0 else None
@@ -247,11 +253,11 @@ class _Pool:
             return None
         return idle if home.busy_s > PATIENCE_S or not home.alive else None
 
-    def answered(self, worker: Worker, pending: Pending, answer: Mapping[str, Any]) -> None:
+    def answered(self, worker: EnvironmentWorker, pending: UnansweredCall, answer: Mapping[str, Any]) -> None:
         episode = pending.call.episode
         error, kind = answer.get("error"), answer.get("kind")
         if kind == "unrepeatable" and self._repeats and (home := self._homes.get(episode)) and home.alive:
-            # It was moved to spare it a wait. From now on none is; this one waits for its own process.
+            # The attempt was moved to spare it a wait. No more are moved; this one waits for its process.
             self._repeats = False
             self._waiting.append(pending)
             return
@@ -261,7 +267,7 @@ class _Pool:
             self._homes.pop(episode, None)
         elif self.description.multi_turn and pending.call.op != "group":
             self._homes[episode] = worker
-        self._owner.answered(Result(pending.key, answer.get("value"), error, kind))
+        self._owner.answered(CallResult(pending.key, answer.get("value"), error, kind))
 
     # -- processes ------------------------------------------------------------------------------------
 
@@ -274,7 +280,9 @@ class _Pool:
     def at_once(self) -> int:
         return 1 if self.in_order and self.description.multi_turn else AT_ONCE
 
-    def lost(self, worker: Worker, in_flight: list[Pending], answer: Mapping[str, Any]) -> None:
+    def lost(
+        self, worker: EnvironmentWorker, in_flight: list[UnansweredCall], answer: Mapping[str, Any]
+    ) -> None:
         """A process is gone. `answer` is for the call that did it: the one it worked on. Where it worked on
         several, each is a suspect and is asked again alone."""
         self.restarts += 1
@@ -285,7 +293,7 @@ class _Pool:
         self._waiting.extendleft(reversed(again))
         self.pump()
 
-    def reloaded(self, worker: Worker, description: Description) -> None:
+    def reloaded(self, worker: EnvironmentWorker, description: EnvironmentDescription) -> None:
         if description.fingerprint != self.description.fingerprint:
             raise UnstableRows(
                 f"{self._setup.source}: load_environment() gives other rows each time that it is called",
@@ -293,7 +301,7 @@ class _Pool:
             )
 
     def gave_up(self, problem: EnvironmentProblem) -> None:
-        """A process could not be started again and again."""
+        """A process failed to start several times in a row."""
         self._given_up += 1
         if isinstance(problem, UnstableRows) or self._given_up == self._size:
             self._owner.broken(problem)

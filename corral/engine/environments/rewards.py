@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from corral.engine.environments.values import Score
+from corral.engine.environments.protocol import Score
 
 _TOTALS = ("reward", "score", "total")
 

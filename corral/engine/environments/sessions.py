@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from corral.engine.environments.values import Description, Message, Opening, Reply, Score, Split
+from corral.engine.environments.protocol import (
+    EnvironmentDescription,
+    Message,
+    Opening,
+    Score,
+    Split,
+    StepReply,
+)
 
 
 @dataclass(slots=True)
@@ -38,11 +45,11 @@ class Session:
         self.metrics[metric] = self.metrics.get(metric, 0.0) + by
 
 
-class Environment(Protocol):
+class EnvironmentAdapter(Protocol):
     """What the engine asks of an environment. Whatever a method raises costs the attempt that it was for."""
 
     @property
-    def description(self) -> Description: ...
+    def description(self) -> EnvironmentDescription: ...
 
     def row(self, split: Split, index: int) -> Mapping[str, Any]: ...
 
@@ -50,7 +57,7 @@ class Environment(Protocol):
         """Make the session's state and say how the conversation begins."""
         ...
 
-    async def step(self, session: Session) -> Reply:
+    async def step(self, session: Session) -> StepReply:
         """Answer the model's last message, which is already in the session."""
         ...
 

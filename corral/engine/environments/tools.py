@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from corral.engine.environments import calling
-from corral.engine.environments.values import EnvironmentProblem, Message
+from corral.engine.environments.protocol import EnvironmentProblem, Message
 
 # What the engine gives to a tool that names it; the model neither sees nor sets it.
 HIDDEN = frozenset({"state", "info", "task"})
@@ -24,7 +24,7 @@ _LONGEST = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """A call as the model wrote it; `problem` says why it cannot be made."""
 
     name: str
@@ -61,7 +61,7 @@ def schema(function: Callable[..., Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": summary, "parameters": parameters}}
 
 
-def calls(text: str) -> list[Call]:
+def calls(text: str) -> list[ToolCall]:
     """The calls in an answer: `<tool_call>{json}</tool_call>`, or a text that is nothing but such a JSON."""
     found = [match.group(1) for match in _CALL.finditer(text)]
     if not found and (bare := text.strip()).startswith("{") and '"name"' in bare:
@@ -72,7 +72,7 @@ def calls(text: str) -> list[Call]:
 
 
 async def answer(
-    call: Call, tools: Mapping[str, Callable[..., Any]], given: Mapping[str, Any]
+    call: ToolCall, tools: Mapping[str, Callable[..., Any]], given: Mapping[str, Any]
 ) -> tuple[Message, bool]:
     """Make a call. The message tells the model also what went wrong; the flag says whether all went well.
 
@@ -106,23 +106,23 @@ def instructions(schemas: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _read(text: str) -> Call:
+def _read(text: str) -> ToolCall:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        return Call("", {}, f"the call is not JSON: {error}")
+        return ToolCall("", {}, f"the call is not JSON: {error}")
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return Call("", {}, 'a call is {"name": ..., "arguments": {...}}')
+        return ToolCall("", {}, 'a call is {"name": ..., "arguments": {...}}')
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         # Some models write the arguments as a JSON string.
         try:
             arguments = json.loads(arguments)
         except json.JSONDecodeError as error:
-            return Call(value["name"], {}, f"the arguments are not JSON: {error}")
+            return ToolCall(value["name"], {}, f"the arguments are not JSON: {error}")
     if not isinstance(arguments, dict):
-        return Call(value["name"], {}, "the arguments are not an object")
-    return Call(value["name"], arguments)
+        return ToolCall(value["name"], {}, "the arguments are not an object")
+    return ToolCall(value["name"], arguments)
 
 
 def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:

@@ -1,9 +1,9 @@
-"""The tokens of a conversation, as they were sampled: what a model has said is never made into tokens again.
+"""The tokens of a conversation, as they were sampled: an answer of the model is never tokenised again.
 
-After an answer the chat template writes the whole conversation with the new messages. Where that begins with
-the tokens that are there, or at least with their text, what follows is appended to them. Where it does not (a
-template that drops old thinking or trims spaces), the model would see something else when it is served, so a
-new sample begins with what it would see (EN-C27, EN-D05).
+After an answer the chat template writes the whole conversation with the new messages. Where that text begins
+with the tokens so far, or at least with their text, the rest is appended to them. Where it does not (a
+template that drops old thinking or trims spaces), a served model would see other tokens, so a new sample
+begins with those.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from transformers import PreTrainedTokenizerBase
 from corral.engine.data.render import Renderer
 from corral.engine.data.sequences import Completion
 from corral.engine.environments import tools as tool_texts
-from corral.engine.environments.values import Message
+from corral.engine.environments.protocol import EnvironmentDescription, Message
+from corral.recipes.train_tables import Train
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SampledSequence:
     """A token sequence that was sampled in one or several turns. `mask` is 1 at sampled tokens, `logprobs`
     holds the sampler's logprob there; both are as long as `tokens`. The first `prompt` tokens were given.
     `reason` is why its last turn ended: `stop`, or `length` if a limit cut it."""
@@ -35,7 +36,7 @@ class Sample:
     prompt: int
 
 
-class Writer:
+class PromptWriter:
     """Makes tokens of conversations, and text of tokens, for one tokenizer and one set of tools."""
 
     def __init__(
@@ -52,6 +53,12 @@ class Writer:
         self._tools = [dict(tool) for tool in tools]
         self.stops = tuple(sorted(self._renderer.stops))
 
+    @classmethod
+    def of_run(
+        cls, tokenizer: PreTrainedTokenizerBase, about: EnvironmentDescription, train: Train
+    ) -> PromptWriter:
+        return cls(tokenizer, tools=about.tools, thinking=train.thinking, system=train.system)
+
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The tokens that ask for the next answer. RefusedRow if the template cannot write that."""
         if self._system and messages[0]["role"] != "system":
@@ -64,22 +71,16 @@ class Writer:
             return self._renderer.prompt(_with_instructions(messages, tool_texts.instructions(self._tools)))
         return tokens
 
-    def text(self, tokens: Sequence[int]) -> str:
-        found = self._tokenizer.decode(
-            list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        return found if isinstance(found, str) else "".join(found)
-
     def said(self, tokens: Sequence[int]) -> str:
         """An answer without the mark that ends it."""
-        return self.text(tokens[:-1] if tokens and tokens[-1] in self.stops else tokens)
+        return self._renderer.text(tokens[:-1] if tokens and tokens[-1] in self.stops else tokens)
 
     def continued(self, seen: list[int], messages: Sequence[Message]) -> list[int] | None:
         """The prompt for the next answer, which begins with the tokens seen; None if it would not."""
         wanted = self.prompt(messages)
         if wanted[: len(seen)] == seen:
             return wanted
-        whole, old = self.text(wanted), self.text(seen)
+        whole, old = self._renderer.text(wanted), self._renderer.text(seen)
         if not whole.startswith(old):
             return None
         glue = self._tokenizer(whole[len(old) :], add_special_tokens=False)["input_ids"]
@@ -89,7 +90,7 @@ class Writer:
         """An answer as the template is to write it, and as the environment sees it: thinking apart."""
         if not self._thinking:
             return {"role": "assistant", "content": raw}, {"role": "assistant", "content": raw}
-        opened = self.text(prompt[-8:]).rstrip().endswith(_OPEN)
+        opened = self._renderer.text(prompt[-8:]).rstrip().endswith(_OPEN)
         whole = f"{_OPEN}\n{raw}" if opened else raw
         before, closed, after = whole.partition(_CLOSE)
         if not closed and _OPEN not in whole:
@@ -103,7 +104,7 @@ class Writer:
 class Transcript:
     """One attempt's tokens and messages while it goes on."""
 
-    writer: Writer
+    writer: PromptWriter
     messages: list[Message] = field(default_factory=list)
     opening: int = 0
     tokens: list[int] = field(default_factory=list)
@@ -113,7 +114,7 @@ class Transcript:
     _logprobs: list[float] = field(default_factory=list)
     _prompt: int = 0
     _reason: str = ""
-    _ended: list[Sample] = field(default_factory=list)
+    _ended: list[SampledSequence] = field(default_factory=list)
 
     def begin(self, messages: Sequence[Message], tokens: list[int]) -> None:
         """The conversation up to the first answer, and its tokens."""
@@ -158,13 +159,15 @@ class Transcript:
     def truncated(self) -> bool:
         return self._reason == "length"
 
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[SampledSequence]:
         """All of it. What was given after the last answer is left out: nothing is trained there."""
         return [*self._ended, self._sample()] if any(self._mask) else list(self._ended)
 
-    def _sample(self) -> Sample:
+    def _sample(self) -> SampledSequence:
         end = len(self._mask) - next((i for i, value in enumerate(reversed(self._mask)) if value), 0)
-        return Sample(self.tokens[:end], self._mask[:end], self._logprobs[:end], self._reason, self._prompt)
+        return SampledSequence(
+            self.tokens[:end], self._mask[:end], self._logprobs[:end], self._reason, self._prompt
+        )
 
     def _fresh(self, tokens: list[int]) -> None:
         self.tokens, self._prompt = tokens, len(tokens)

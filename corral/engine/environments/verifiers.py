@@ -1,4 +1,4 @@
-"""Environments of verifiers before 1.0, by their shape alone (EN-C20, MT-D39), and TRL's reward functions.
+"""Environments of verifiers before 1.0, recognised by their attributes, and TRL's reward functions.
 
 verifiers: `dataset` (prompt or question, answer, info) and `rubric` (functions that name what they want, with
 weights; plural names make them a group's). Several turns have `env_response`, with `setup_state`,
@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from corral.engine.environments import calling, rewards, tools
-from corral.engine.environments.rowsets import Rows, prompt_of
-from corral.engine.environments.sessions import Session, conversation
-from corral.engine.environments.values import (
-    Description,
+from corral.engine.environments.protocol import (
+    EnvironmentDescription,
     EnvironmentProblem,
     Message,
     Opening,
-    Reply,
     Score,
     Split,
+    StepReply,
 )
+from corral.engine.environments.rows import TaskRows, prompt_of
+from corral.engine.environments.sessions import Session, conversation
 
 _PLURALS = {"states": "state", "prompts": "prompt", "completions": "completion", "answers": "answer"}
 _PLURALS |= {"tasks": "task", "infos": "info"}
@@ -49,9 +49,11 @@ class VerifiersEnvironment:
         if not self._functions:
             raise EnvironmentProblem("the environment's rubric has no reward functions")
         dataset = getattr(given, "dataset", None)
-        self._rows: dict[Split, Rows] = {
-            "train": Rows(given.get_dataset() if dataset is None else dataset, what="dataset", folder=folder),
-            "eval": Rows(getattr(given, "eval_dataset", None) or [], what="eval_dataset", folder=folder),
+        self._rows: dict[Split, TaskRows] = {
+            "train": TaskRows(
+                given.get_dataset() if dataset is None else dataset, what="dataset", folder=folder
+            ),
+            "eval": TaskRows(getattr(given, "eval_dataset", None) or [], what="eval_dataset", folder=folder),
         }
         self._rows["train"].check(prompt_of)
         self._multi = (
@@ -59,7 +61,7 @@ class VerifiersEnvironment:
         )
         limit = getattr(given, "max_turns", None)
         functions = [f for f, _, _ in self._functions]
-        self.description = Description(
+        self.description = EnvironmentDescription(
             name=name,
             train=len(self._rows["train"]),
             eval=len(self._rows["eval"]),
@@ -86,10 +88,10 @@ class VerifiersEnvironment:
             session.state = await calling.call(setup, {"state": session.state}) or session.state
         return Opening(opening, self.description.max_turns)
 
-    async def step(self, session: Session) -> Reply:
+    async def step(self, session: Session) -> StepReply:
         self._follow(session)
         if await self._is_completed(session) or not self._multi:
-            return Reply([], done=True)
+            return StepReply([], done=True)
         offered = {"messages": list(session.messages), "state": session.state}
         result = await calling.call(self._given.env_response, offered)
         if isinstance(result, tuple):
@@ -97,7 +99,7 @@ class VerifiersEnvironment:
         messages = conversation(result, "env_response()") if result else []
         session.state["completion"] = [*session.messages[session.opening :], *messages]
         # The library calls it with an answer still to come; a state that says so ends the episode.
-        return Reply(messages, done=session.state.get("final_env_response") is not None)
+        return StepReply(messages, done=session.state.get("final_env_response") is not None)
 
     async def _is_completed(self, session: Session) -> bool:
         offered = {"messages": list(session.messages), "state": session.state}
@@ -208,7 +210,7 @@ def _offered(session: Session) -> dict[str, Any]:
     return {**named, "state": state}
 
 
-def _openai_call(call: tools.Call) -> dict[str, Any]:
+def _openai_call(call: tools.ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": json.dumps(call.arguments)}
     return {"id": f"call_{uuid.uuid4().hex[:8]}", "type": "function", "function": function}
 

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from corral.engine.environments.child import LONGEST
-from corral.engine.environments.values import Call, Description, EnvironmentProblem, UnstableRows, plain
+from corral.engine.environments.protocol import (
+    EnvironmentCall,
+    EnvironmentDescription,
+    EnvironmentProblem,
+    UnstableRows,
+    plain,
+)
 
 # An environment that awaits keeps its own deadlines; it is killed if it cannot even do that.
 GRACE_S = 5.0
@@ -48,7 +54,7 @@ _KEPT = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class WorkerSetup:
     """What each process is started with."""
 
     source: str
@@ -58,38 +64,42 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class UnansweredCall:
     """A call that was not answered yet. A suspect was in a process that died, with others."""
 
     key: int
-    call: Call
+    call: EnvironmentCall
     suspect: bool = False
 
 
-class Pool(Protocol):
+class WorkerPool(Protocol):
     @property
     def at_once(self) -> int: ...
     @property
     def in_order(self) -> bool: ...
-    def answered(self, worker: Worker, pending: Pending, answer: Mapping[str, Any]) -> None: ...
-    def lost(self, worker: Worker, in_flight: list[Pending], answer: Mapping[str, Any]) -> None: ...
-    def reloaded(self, worker: Worker, description: Description) -> None: ...
+    def answered(
+        self, worker: EnvironmentWorker, pending: UnansweredCall, answer: Mapping[str, Any]
+    ) -> None: ...
+    def lost(
+        self, worker: EnvironmentWorker, in_flight: list[UnansweredCall], answer: Mapping[str, Any]
+    ) -> None: ...
+    def reloaded(self, worker: EnvironmentWorker, description: EnvironmentDescription) -> None: ...
     def gave_up(self, problem: EnvironmentProblem) -> None: ...
     def pump(self) -> None: ...
 
 
 @dataclass(eq=False)
-class Worker:
+class EnvironmentWorker:
     """A process and the calls that it has. It is replaced in place: the worker stays, the process changes."""
 
-    setup: Setup
-    pool: Pool
+    setup: WorkerSetup
+    pool: WorkerPool
     alive: bool = False
     _process: subprocess.Popen[bytes] | None = None
     _calls: int = -1
     _answers: asyncio.StreamReader | None = None
     _transport: asyncio.ReadTransport | None = None
-    _in_flight: dict[int, Pending] = field(default_factory=dict)
+    _in_flight: dict[int, UnansweredCall] = field(default_factory=dict)
     _timers: dict[int, asyncio.TimerHandle] = field(default_factory=dict)
     _late: str | None = None
     _deadline_s: float = 0.0
@@ -113,7 +123,7 @@ class Worker:
         """For how long it has answered nothing although it has calls."""
         return time.monotonic() - self._since if self._in_flight else 0.0
 
-    def send(self, pending: Pending, deadline_s: float) -> None:
+    def send(self, pending: UnansweredCall, deadline_s: float) -> None:
         if not self._in_flight:
             self._since = time.monotonic()
         self._in_flight[pending.key] = pending
@@ -122,8 +132,8 @@ class Worker:
             self._arm(pending.key)
         self._write({"id": pending.key, "deadline_s": deadline_s, **plain(pending.call)})
 
-    def take_back(self) -> list[Pending]:
-        """Those behind the call that it works on. Should it still answer them, that is ignored."""
+    def take_back(self) -> list[UnansweredCall]:
+        """Take away the calls behind the one that it works on. Late answers to them are ignored."""
         behind = list(self._in_flight.values())[1:]
         for pending in behind:
             del self._in_flight[pending.key]
@@ -150,7 +160,7 @@ class Worker:
         await self.serve_once()
         await self.live()
 
-    async def load(self) -> Description:
+    async def load(self) -> EnvironmentDescription:
         await self._start()
         self._write({"source": self.setup.source, "params": dict(self.setup.params)})
         try:
@@ -168,7 +178,7 @@ class Worker:
             self.kill()
             raise EnvironmentProblem(answer["problem"], answer.get("hint", ""))
         self.alive = True
-        return Description(**answer["value"])
+        return EnvironmentDescription(**answer["value"])
 
     async def serve_once(self) -> None:
         """Take answers until the process ends; then tell the pool what it had."""

@@ -1,1 +1,1 @@
-"""Models: loading them, and their forward passes."""
+"""Models: loading them, their adapters and forward passes; no optimiser, no sampling loop."""

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from corral.engine.model import seeded
-from corral.engine.model.problems import ModelProblem
+from corral.engine.errors import ModelProblem
+from corral.engine.model import seeded_random
 from corral.recipes import models as listed
 from corral.recipes.train import Lora
 
@@ -27,7 +27,7 @@ _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 # peft's name of the one adapter in a model; a file leaves it out.
 _ADAPTER = ".default"
-# What changes the meaning of the weights in ways that nobody here computes.
+# Settings of peft that change what the weights mean, and that the engine does not implement.
 _UNKNOWN = (
     "alora_invocation_tokens",
     "alpha_pattern",
@@ -111,7 +111,7 @@ def _draw(model: PreTrainedModel, seed: int) -> None:
                 parameter.data = parameter.data.float()
             if ".lora_A." in name:
                 bound = 1 / math.sqrt(parameter.shape[1])
-                parameter.copy_(seeded.uniform(name, seed, parameter.shape, bound))
+                parameter.copy_(seeded_random.uniform(name, seed, parameter.shape, bound))
             elif ".lora_B." in name:
                 parameter.zero_()
 

@@ -57,8 +57,8 @@ def layout_of(segment: Tensor, prefix: Tensor, device: torch.device) -> Layout:
 
 
 def copy_layout(source: Layout, target: Layout) -> None:
-    """What `source` says into the tensors of `target`, which is of as many tokens; both are on a GPU. The
-    spans of `target` stay what they were: nothing on a GPU reads them."""
+    """Copy `source` into the tensors of `target`, which has as many tokens; both are on a GPU. The spans of
+    `target` stay as they are: nothing on a GPU reads them."""
     assert source.mask is not None
     assert target.mask is not None
     target.segment.copy_(source.segment)

@@ -31,7 +31,7 @@ class Dims(NamedTuple):
     scale: float
 
 
-class Adapter(NamedTuple):
+class LoraPairs(NamedTuple):
     """A LoRA pair of peft's, or None, for each projection of a fused one."""
 
     a: tuple[Tensor | None, ...]
@@ -48,7 +48,7 @@ class Linear(NamedTuple):
     weights: tuple[Tensor, ...]
     bias: Tensor | None
     sizes: tuple[int, ...]
-    adapter: Adapter | None
+    adapter: LoraPairs | None
     stacked: Tensor | None = None
 
 
@@ -63,7 +63,7 @@ class Layer(NamedTuple):
     down: Linear
 
 
-class Fused(NamedTuple):
+class FusedAdapter(NamedTuple):
     """An adapter in the base's precision: y += (x @ a) @ b. With `stacked`, a lies below the frozen rows, and
     one product gives both."""
 
@@ -72,7 +72,7 @@ class Fused(NamedTuple):
     stacked: Tensor | None = None
 
 
-LayerAdapters = tuple[Fused | None, Fused | None, Fused | None, Fused | None]
+LayerAdapters = tuple[FusedAdapter | None, FusedAdapter | None, FusedAdapter | None, FusedAdapter | None]
 
 
 def fits(model: Any) -> str | None:
@@ -107,7 +107,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos.unsqueeze(1) + torch.cat((-second, first), dim=-1) * sin.unsqueeze(1)
 
 
-def fuse(linear: Linear, dtype: torch.dtype) -> Fused | None:
+def fuse(linear: Linear, dtype: torch.dtype) -> FusedAdapter | None:
     """The adapters of a fused projection as one pair: A side by side, B as blocks."""
     adapter = linear.adapter
     if adapter is None:
@@ -117,7 +117,7 @@ def fuse(linear: Linear, dtype: torch.dtype) -> Fused | None:
         linear.weights[0].new_zeros((size, 0), dtype=dtype) if b is None else (b * scale).to(dtype)
         for b, scale, size in zip(adapter.b, adapter.scales, linear.sizes, strict=True)
     ]
-    return Fused(a.t().contiguous(), torch.block_diag(*blocks).t().contiguous())
+    return FusedAdapter(a.t().contiguous(), torch.block_diag(*blocks).t().contiguous())
 
 
 def fuse_layer(layer: Layer, dtype: torch.dtype) -> LayerAdapters:
@@ -136,16 +136,16 @@ def stack_layer(layer: Layer, dtype: torch.dtype) -> LayerAdapters:
     return (found[0], found[1], found[2], found[3])
 
 
-def _stack(linear: Linear, dtype: torch.dtype) -> Fused | None:
+def _stack(linear: Linear, dtype: torch.dtype) -> FusedAdapter | None:
     fused = fuse(linear, dtype)
     if fused is None or linear.stacked is None:
         return fused
     room = linear.stacked[linear.weights[0].shape[0] :]
     b = fused.b.new_zeros((room.shape[0], fused.b.shape[1]))
-    return restack(Fused(room.t(), b, linear.stacked), fused)
+    return restack(FusedAdapter(room.t(), b, linear.stacked), fused)
 
 
-def restack(kept: Fused, new: Fused) -> Fused:
+def restack(kept: FusedAdapter, new: FusedAdapter) -> FusedAdapter:
     """`kept` with the values of `new`, in place. Room beyond the adapter's rank stays zero."""
     rank = new.a.shape[1]
     kept.a[:, :rank].copy_(new.a)
@@ -153,7 +153,7 @@ def restack(kept: Fused, new: Fused) -> Fused:
     return kept
 
 
-def project(x: Tensor, linear: Linear, adapter: Fused | None) -> Tensor:
+def project(x: Tensor, linear: Linear, adapter: FusedAdapter | None) -> Tensor:
     if adapter is not None and adapter.stacked is not None:
         y: Tensor = stacked(x, adapter.stacked, adapter.b)
     elif adapter is not None and len(linear.weights) == 1:
@@ -165,7 +165,7 @@ def project(x: Tensor, linear: Linear, adapter: Fused | None) -> Tensor:
 
 
 def before_attention(
-    x: Tensor, layer: Layer, on_qkv: Fused | None, cos: Tensor, sin: Tensor, dims: Dims
+    x: Tensor, layer: Layer, on_qkv: FusedAdapter | None, cos: Tensor, sin: Tensor, dims: Dims
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [T, heads, head_dim] of tokens [T, hidden]."""
     qkv = project(rms_norm(x, layer.input_norm, dims.eps), layer.qkv, on_qkv)
@@ -185,9 +185,19 @@ def after_attention(x: Tensor, attended: Tensor, layer: Layer, adapters: LayerAd
 
 
 def run_layer(
-    x: Tensor, layer: Layer, adapters: LayerAdapters, cos: Tensor, sin: Tensor, dims: Dims, attend: Attend
+    x: Tensor,
+    layer: Layer,
+    adapters: LayerAdapters | None,
+    cos: Tensor,
+    sin: Tensor,
+    dims: Dims,
+    attend: Attend,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One layer over tokens [T, hidden]; also the keys and values that it made, [T, kv_heads, head_dim]."""
+    """One layer over tokens [T, hidden]; also the keys and values that it made, [T, kv_heads, head_dim].
+
+    Without `adapters`, the layer's own are fused here, with gradient.
+    """
+    adapters = fuse_layer(layer, x.dtype) if adapters is None else adapters
     q, k, v = before_attention(x, layer, adapters[0], cos, sin, dims)
     return after_attention(x, attend(q, k, v), layer, adapters, dims), k, v
 
@@ -261,7 +271,7 @@ class Decoder:
         return Linear(weights, bias, sizes, adapter, None if adapter is None else whole)
 
 
-def _room(adapter: Adapter | None) -> int:
+def _room(adapter: LoraPairs | None) -> int:
     """Rows for all A of an adapter, rounded up to what matrix units like."""
     ranks = sum(a.shape[0] for a in adapter.a if a is not None) if adapter else 0
     return -(-ranks // _ALIGNED) * _ALIGNED
@@ -280,7 +290,7 @@ def _share(modules: Sequence[Any], *, room: int) -> Tensor:
     return whole
 
 
-def _adapter(modules: Sequence[Any]) -> Adapter | None:
+def _adapter(modules: Sequence[Any]) -> LoraPairs | None:
     names = [next(iter(getattr(module, "lora_A", ())), None) for module in modules]
     if not any(names):
         return None
@@ -291,4 +301,4 @@ def _adapter(modules: Sequence[Any]) -> Adapter | None:
         for module, name in zip(modules, names, strict=True)
     ]
     a, b, scales = zip(*pairs, strict=True)
-    return Adapter(a, b, scales)
+    return LoraPairs(a, b, scales)

@@ -1,9 +1,9 @@
 """Attention over packs inside a transformers model: each layer keeps its own rule, within our boundaries.
 
-A model asks transformers for a mask by the name of its attention. Under the name `corral` it is given no
-tensor but `Sees`, which it hands on, layer by layer, to the function that attends. What the model itself
-asks for (causal, a sliding window, chunks) comes as a rule over two indices. It is asked about positions
-instead, which are those of the sequence and not of the pack: a shared prefix is as far away as it should be.
+A model asks transformers for a mask by the name of its attention. Under the name `corral` it gets an
+`AttentionMask` in place of a tensor, and hands it on, layer by layer, to the function that attends. The
+model's own rule (causal, a sliding window, chunks) comes as a function of two indices. We call it with
+positions in the sequence, not in the pack, so a shared prefix has its true distance.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FLEX: Callable[..., Any] = flex_attention
 
 
 @dataclass(frozen=True)
-class Sees:
+class AttentionMask:
     """Who sees whom in one kind of layer. On a CPU a mask for each span, on a GPU one for all blocks."""
 
     layout: Layout
@@ -61,15 +61,15 @@ def packed(layout: Layout, positions: Tensor) -> Iterator[None]:
         _scene.reset(token)
 
 
-def _sees(*, mask_function: Rule, local_size: int | None = None, **_: Any) -> Sees:
+def _sees(*, mask_function: Rule, local_size: int | None = None, **_: Any) -> AttentionMask:
     scene = _scene.get()
     layout = scene.layout
     causal = mask_function is _CAUSAL
     if layout.mask is not None:
         mask = layout.mask if causal else _narrowed(layout, scene.positions, mask_function, local_size)
-        return Sees(layout, causal, mask=mask)
+        return AttentionMask(layout, causal, mask=mask)
     spans = () if causal else tuple(_span_mask(s, scene.positions, mask_function) for s in layout.spans)
-    return Sees(layout, causal, spans)
+    return AttentionMask(layout, causal, spans)
 
 
 def _span_mask(span: Span, positions: Tensor, rule: Rule) -> Tensor:
@@ -108,14 +108,14 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Sees | None,
+    attention_mask: AttentionMask | None,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Of queries [1, heads, T, head_dim] gives [1, T, heads, head_dim]. Nothing is ever dropped out."""
-    if not isinstance(attention_mask, Sees):
+    if not isinstance(attention_mask, AttentionMask):
         raise TypeError("the model does not hand on the mask that it was given")
     sees = attention_mask
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
@@ -172,7 +172,13 @@ def _compiled() -> Callable[..., Any]:
 
 
 def _by_blocks(
-    q: Tensor, k: Tensor, v: Tensor, sees: Sees, scale: float, softcap: float | None, sinks: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sees: AttentionMask,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     attend = _compiled() if q.is_cuda else _FLEX
     out = attend(

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from corral.engine.training.losses import Loss, Sums
+from corral.engine.training.losses import Loss, Sums, add_sums
 
 
-class Scored(NamedTuple):
+class TokenScores(NamedTuple):
     """For each token its logprob and the entropy of the distribution it was taken from."""
 
     logprob: Tensor
@@ -54,7 +54,7 @@ def _kernels(compiled: bool) -> tuple[Callable[..., tuple[Tensor, Tensor, Tensor
     return torch.compile(_score, dynamic=False), torch.compile(_slope, dynamic=False)
 
 
-def score(hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float, chunk: int) -> Scored:
+def score(hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float, chunk: int) -> TokenScores:
     """Without gradient."""
     scores, _ = _kernels(hidden.is_cuda)
     inverse = torch.tensor(1.0 / temperature, device=hidden.device)
@@ -62,7 +62,7 @@ def score(hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float
         scores(F.linear(h, weight), t, inverse)
         for h, t in zip(hidden.split(chunk), targets.split(chunk), strict=True)
     ]
-    return Scored(torch.cat([p[0] for p in parts]), torch.cat([p[2] for p in parts]))
+    return TokenScores(torch.cat([p[0] for p in parts]), torch.cat([p[2] for p in parts]))
 
 
 def loss_and_slope(
@@ -76,7 +76,7 @@ def loss_and_slope(
     temperature: float,
     chunk: int,
     weight_slope: Tensor | None = None,
-) -> tuple[Tensor, Sums, Tensor, Scored]:
+) -> tuple[Tensor, Sums, Tensor, TokenScores]:
     """The loss, its metrics, its derivative by `hidden`, and the scores of each token.
 
     A local loss is done with each chunk as it comes, so the logits are computed once. Another needs all
@@ -88,9 +88,7 @@ def loss_and_slope(
     if not loss.local:
         all_scores = score(hidden, weight, targets, temperature=temperature, chunk=chunk)
         early = _differentiate(loss, all_scores.logprob, all_scores.entropy, streams, example)
-    total_loss, sums = torch.zeros((), device=hidden.device), Sums()
-    if early is not None:
-        total_loss, sums = early[0], early[1]
+    total_loss, sums = (torch.zeros((), device=hidden.device), Sums()) if early is None else early[:2]
     slope = torch.empty_like(hidden)
     logprobs, entropies = [], []
     for start in range(0, hidden.shape[0], chunk):
@@ -101,8 +99,7 @@ def loss_and_slope(
             some = {name: stream[part] for name, stream in streams.items()}
             value, extra, by_logprob, by_entropy = _differentiate(loss, logprob, entropy, some, example[part])
             total_loss = total_loss + value
-            for name, amount in extra.items():
-                sums[name] = sums[name] + amount if name in sums else amount
+            add_sums(sums, extra)
         else:
             by_logprob, by_entropy = early[2][part], early[3][part]
         by_logits = slopes(logits, targets[part], inverse, norm, entropy, by_logprob, by_entropy)
@@ -111,7 +108,7 @@ def loss_and_slope(
             weight_slope.addmm_(by_logits.t(), hidden[part])
         logprobs.append(logprob)
         entropies.append(entropy)
-    return total_loss, sums, slope, Scored(torch.cat(logprobs), torch.cat(entropies))
+    return total_loss, sums, slope, TokenScores(torch.cat(logprobs), torch.cat(entropies))
 
 
 def _differentiate(

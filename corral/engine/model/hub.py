@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -16,11 +15,10 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from corral.engine.model.problems import ModelProblem
+from corral.engine.errors import ModelProblem
 from corral.recipes import models as listed
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_ABOUT = [
+_FILES = [
     "config.json",
     "generation_config.json",
     "tokenizer*",
@@ -29,28 +27,18 @@ _ABOUT = [
     "vocab*",
     "merges.txt",
     "chat_template*",
+    "*.safetensors",
+    "*.safetensors.index.json",
 ]
-_WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
 # Folders hold the same weights in other formats; Mistral's `consolidated` is a second copy.
 _NOT = ["*/*", "consolidated*"]
 
 
 def fetch(ref: str, revision: str | None, cache_dir: Path | None) -> Path:
     """The folder of one commit, whose name is the commit. What is in the cache is not fetched again."""
-    return _snapshot(ref, revision, cache_dir, [*_ABOUT, *_WEIGHTS])
-
-
-def commit(ref: str, revision: str | None, cache_dir: Path | None) -> str:
-    """The commit that a branch or tag stands for now, so that a later run takes the same weights."""
-    if revision and _COMMIT.fullmatch(revision):
-        return revision
-    return _snapshot(ref, revision, cache_dir, ["config.json"]).name
-
-
-def _snapshot(ref: str, revision: str | None, cache_dir: Path | None, files: list[str]) -> Path:
     try:
         found = snapshot_download(
-            ref, revision=revision, cache_dir=cache_dir, allow_patterns=files, ignore_patterns=_NOT
+            ref, revision=revision, cache_dir=cache_dir, allow_patterns=_FILES, ignore_patterns=_NOT
         )
     except (OSError, HFValidationError) as error:
         raise _explanation(ref, revision, error) from error

@@ -24,12 +24,10 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
+from corral.engine.errors import ModelProblem
 from corral.engine.model import hub, smollm2, tiny
-from corral.engine.model.problems import ModelProblem
 from corral.recipes import models as listed
 from corral.recipes.models import ModelFacts
-
-__all__ = ["Loaded", "ModelProblem", "digest", "load", "resolve_revision"]
 
 # How the hub's cache names a large file: by its SHA-256.
 _BLOB = re.compile(r"[0-9a-f]{64}")
@@ -38,7 +36,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json",
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     """`revision` is the hub's commit. `digest` is of the files, or of the weights of a built-in model.
 
     `facts` are None where the shape is none that the forecast knows.
@@ -59,7 +57,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     cache_dir: Path | None = None,
-) -> Loaded:
+) -> LoadedModel:
     """`ref` is a listed model, a folder, or a name on the hub. `cache_dir` keeps what is fetched or made.
 
     Code that comes with a model is never run, and weights are read from safetensors only. ModelProblem says
@@ -68,7 +66,7 @@ def load(
     known = listed.facts(ref)
     if ref == tiny.NAME:
         model, tokenizer = tiny.build()
-        loaded = Loaded(model, tokenizer, known, ref, None, _digest_of_weights(model))
+        loaded = LoadedModel(model, tokenizer, known, ref, None, _digest_of_weights(model))
     elif known is not None and known.id == smollm2.NAME and revision is None:
         loaded = replace(_from_folder(smollm2.folder(cache_dir), dtype), facts=known)
     elif known is None and _is_folder(ref):
@@ -83,16 +81,6 @@ def load(
     loaded.model.to(device=torch.device(device), dtype=dtype)
     loaded.model.eval()
     return loaded
-
-
-def resolve_revision(ref: str, revision: str | None = None, cache_dir: Path | None = None) -> str | None:
-    """The commit that `load` would take now; None for a model that has no revisions."""
-    known = listed.facts(ref)
-    if ref == tiny.NAME or (known is not None and known.id == smollm2.NAME and revision is None):
-        return None
-    if known is None and _is_folder(ref):
-        return None
-    return hub.commit(known.hf or ref if known else ref, revision, cache_dir / "hub" if cache_dir else None)
 
 
 def digest(folder: Path) -> str:
@@ -129,7 +117,7 @@ def _is_folder(ref: str) -> bool:
     return False
 
 
-def _from_folder(folder: Path, dtype: torch.dtype, name: str = "") -> Loaded:
+def _from_folder(folder: Path, dtype: torch.dtype, name: str = "") -> LoadedModel:
     name = name or str(folder)
     config = _config(folder, name)
     _refuse_unfit(config, name)
@@ -156,7 +144,7 @@ def _from_folder(folder: Path, dtype: torch.dtype, name: str = "") -> Loaded:
         facts: ModelFacts | None = listed.from_config(config, id=name)
     except listed.UnknownModel:
         facts = None
-    return Loaded(model, tokenizer, facts, name, None, digest(folder))
+    return LoadedModel(model, tokenizer, facts, name, None, digest(folder))
 
 
 def _config(folder: Path, name: str) -> dict[str, Any]:

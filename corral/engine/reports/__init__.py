@@ -1,1 +1,1 @@
-"""What a run tells while it goes on, and leaves when it ends."""
+"""What a run tells and leaves: events, metrics, samples, the model card, the output folder; no training."""

@@ -1,4 +1,4 @@
-"""What a training run says about itself: JSON lines for the worker, one line per step for people."""
+"""What a training run reports: JSON lines for the worker, one line per step for people."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import TextIO
 
 # A log is read by people: a line for each step of a fast run would bury what matters.
 LOG_EVERY_S = 2.0
-# Loading and compiling may take minutes without a word of their own. That is no stall, so the worker hears.
+# Loading and compiling may print nothing for minutes; the worker must not take that for a stall.
 ALIVE_EVERY_S = 10.0
 _BAR_CHARS = 20
 
 
 @dataclass(frozen=True)
-class Standing:
+class StepStatus:
     """How the run stands after a step. What is not known is None.
 
     `headline` is the one number that people watch (loss or reward); it is among `metrics` too.
@@ -38,7 +38,7 @@ class Standing:
 
 
 @dataclass
-class Screen:
+class TerminalOutput:
     """Prints for people: on a terminal one line that changes, elsewhere a line now and then."""
 
     out: TextIO = field(default_factory=lambda: sys.stdout)
@@ -51,19 +51,19 @@ class Screen:
         self.out.write(f"{text}\n")
         self.out.flush()
 
-    def step(self, standing: Standing) -> None:
+    def step(self, status: StepStatus) -> None:
         if self.out.isatty():
             self._erase()
-            self.out.write(f"{_bar(standing)}  {line(standing)}")
+            self.out.write(f"{_bar(status)}  {line(status)}")
             self.out.flush()
             self._drawn = True
-            if standing.step == standing.total:
+            if status.step == status.total:
                 self.say("")
             return
         now = self.clock()
-        if now - self._last >= LOG_EVERY_S or standing.step in (1, standing.total):
+        if now - self._last >= LOG_EVERY_S or status.step in (1, status.total):
             self._last = now
-            self.say(line(standing))
+            self.say(line(status))
 
     def _erase(self) -> None:
         if self._drawn:
@@ -71,10 +71,10 @@ class Screen:
             self._drawn = False
 
 
-class Events:
+class EventWriter:
     """Tells the worker by the file that CORRAL_EVENTS names, if there is one, and people by the screen."""
 
-    def __init__(self, file: Path | None, screen: Screen) -> None:
+    def __init__(self, file: Path | None, screen: TerminalOutput) -> None:
         self._file = file
         self._screen = screen
         self._phase = "starting"
@@ -83,7 +83,7 @@ class Events:
 
     @contextmanager
     def setting_up(self, every_s: float = ALIVE_EVERY_S) -> Iterator[None]:
-        """Inside, and until the first step, what it is doing is told again and again (MT-D15)."""
+        """Inside, and until the first step, the worker is told every few seconds what the run is doing."""
 
         def tell() -> None:
             while not self._under_way.wait(every_s):
@@ -110,20 +110,20 @@ class Events:
         self._screen.say(f"{name} ...")
 
     def doing(self, name: str) -> None:
-        """The same within a step, where people see the step's own line."""
+        """The same within a step: told to the worker only, since people see the step's own line."""
         self._write({"progress": {"phase": name}})
 
-    def step(self, standing: Standing) -> None:
+    def step(self, status: StepStatus) -> None:
         self._under_way.set()
         self._write(
             {
-                "step": standing.step,
-                "total": standing.total,
-                "metrics": finite(standing.metrics),
-                "progress": _progress(standing),
+                "step": status.step,
+                "total": status.total,
+                "metrics": finite(status.metrics),
+                "progress": _progress(status),
             }
         )
-        self._screen.step(standing)
+        self._screen.step(status)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         if known := finite(values):
@@ -147,24 +147,24 @@ class Events:
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float]:
-    """JSON has no word for the others, and the worker would complain of each."""
+    """Without NaN and infinity: JSON cannot hold them, and the worker would complain of each."""
     return {key: float(value) for key, value in values.items() if math.isfinite(value)}
 
 
-def line(standing: Standing) -> str:
+def line(status: StepStatus) -> str:
     """`step 12/100  loss 1.2345  36.8k tok/s  MFU 41%  32.5 GiB  ETA 2m 5s`."""
-    value = standing.metrics.get(standing.headline)
-    parts = [f"step {standing.step}/{standing.total}"]
+    value = status.metrics.get(status.headline)
+    parts = [f"step {status.step}/{status.total}"]
     if value is not None:
-        parts.append(f"{standing.headline} {value:.4f}")
-    if standing.tokens_per_s is not None:
-        parts.append(f"{count(standing.tokens_per_s)} tok/s")
-    if standing.mfu is not None:
-        parts.append(f"MFU {standing.mfu:.0%}")
-    if standing.memory_bytes is not None:
-        parts.append(gib(standing.memory_bytes))
-    if standing.eta_s is not None and standing.step < standing.total:
-        parts.append(f"ETA {duration(standing.eta_s)}")
+        parts.append(f"{status.headline} {value:.4f}")
+    if status.tokens_per_s is not None:
+        parts.append(f"{count(status.tokens_per_s)} tok/s")
+    if status.mfu is not None:
+        parts.append(f"MFU {status.mfu:.0%}")
+    if status.memory_bytes is not None:
+        parts.append(gib(status.memory_bytes))
+    if status.eta_s is not None and status.step < status.total:
+        parts.append(f"ETA {duration(status.eta_s)}")
     return "  ".join(parts)
 
 
@@ -188,20 +188,20 @@ def duration(seconds: float) -> str:
     return f"{left // 3600}h {left % 3600 // 60}m"
 
 
-def _bar(standing: Standing) -> str:
-    filled = round(_BAR_CHARS * standing.step / max(standing.total, 1))
+def _bar(status: StepStatus) -> str:
+    filled = round(_BAR_CHARS * status.step / max(status.total, 1))
     return f"[{'#' * filled}{'.' * (_BAR_CHARS - filled)}]"
 
 
-def _progress(standing: Standing) -> dict[str, object]:
-    """As text where a unit is needed: whoever follows the run prints these as they are."""
+def _progress(status: StepStatus) -> dict[str, object]:
+    """As text where a unit is needed: `corral` prints these values as they are."""
     said: dict[str, object] = {"phase": "training"}
-    if standing.tokens_per_s is not None:
-        said["tok/s"] = round(standing.tokens_per_s, 1)
-    if standing.mfu is not None:
-        said["mfu"] = f"{standing.mfu:.1%}"
-    if standing.memory_bytes is not None:
-        said["memory"] = gib(standing.memory_bytes)
-    if standing.eta_s is not None:
-        said["eta"] = duration(standing.eta_s)
+    if status.tokens_per_s is not None:
+        said["tok/s"] = round(status.tokens_per_s, 1)
+    if status.mfu is not None:
+        said["mfu"] = f"{status.mfu:.1%}"
+    if status.memory_bytes is not None:
+        said["memory"] = gib(status.memory_bytes)
+    if status.eta_s is not None:
+        said["eta"] = duration(status.eta_s)
     return said

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from corral.engine.material import device_facts
+from corral.engine.inputs import device_facts
 from corral.engine.model import adapters
-from corral.engine.model.load import Loaded
-from corral.engine.reports import card, report
-from corral.engine.reports.card import Card
-from corral.engine.spec import Places, Spec
-from corral.engine.training.course import Course
-from corral.engine.training.meter import Meter
+from corral.engine.model.load import LoadedModel
+from corral.engine.reports import model_card, report
+from corral.engine.reports.model_card import ModelCard
+from corral.engine.spec import JobPaths, JobSpec
+from corral.engine.training.throughput import ThroughputMeter
+from corral.engine.training.training_run import TrainingRun
 from corral.recipes.forecast import Forecast
 from corral.recipes.train import Train, to_table
 
@@ -26,7 +26,7 @@ _PACKAGES = ("corral", "torch", "transformers", "peft", "safetensors")
 
 
 @dataclass(frozen=True)
-class Times:
+class RunTimes:
     """Seconds from the start of the process, until the first step and until the last; the most memory."""
 
     setup_s: float | None = None
@@ -39,34 +39,36 @@ def weights_folder(train: Train) -> str:
     return "adapter" if train.method == "lora" else "model"
 
 
-def write(course: Course, spec: Spec, places: Places, *, forecast: Forecast | None, times: Times) -> None:
-    output, train = places.output, course.train
+def write(
+    training: TrainingRun, spec: JobSpec, places: JobPaths, *, forecast: Forecast | None, times: RunTimes
+) -> None:
+    output, train = places.output, training.train
     output.mkdir(parents=True, exist_ok=True)
-    save_weights(course, spec, output / weights_folder(train))
-    if course.best.step not in (None, course.total):
-        shutil.copytree(course.best_folder, output / "best", copy_function=shutil.copyfile)
+    save_weights(training, spec, output / weights_folder(train))
+    if training.best.step not in (None, training.total):
+        shutil.copytree(training.best_folder, output / "best", copy_function=shutil.copyfile)
     report.write_metrics(
-        output / "metrics.json", course.record, headline=course.headline, best_step=course.best.step
+        output / "metrics.json", training.record, headline=training.headline, best_step=training.best.step
     )
-    report.write_lines(output / "samples.jsonl", course.record.samples)
-    report.write_json(output / "train.json", settings(course, spec, places, forecast))
+    report.write_lines(output / "samples.jsonl", training.record.samples)
+    report.write_json(output / "train.json", settings(training, spec, places, forecast))
     # A run that was resumed knows only its own share of the time.
-    whole = len(course.meter.steps_s) == course.total
+    whole = len(training.meter.steps_s) == training.total
     actual = {
         "peak_bytes": times.peak_bytes,
-        "step_s": course.meter.usual_step_s(),
-        "setup_s": _setup_s(course.meter, times),
+        "step_s": training.meter.usual_step_s(),
+        "setup_s": _setup_s(training.meter, times),
         "total_s": times.total_s if whole else None,
-        "steps": course.total,
-        "steps_here": len(course.meter.steps_s),
-        "tokens": course.meter.tokens,
+        "steps": training.total,
+        "steps_here": len(training.meter.steps_s),
+        "tokens": training.meter.tokens,
     }
     said = report.forecast_record(None if forecast is None else forecast.to_table(), actual)
     about = {"model": spec.model, "recipe": train.recipe, "method": train.method, "device": device()}
     report.write_json(output / "forecast.json", {**about, **said})
 
 
-def _setup_s(meter: Meter, times: Times) -> float | None:
+def _setup_s(meter: ThroughputMeter, times: RunTimes) -> float | None:
     """Until the first step, and what that one took longer than others: compilers do their work there."""
     usual = meter.usual_step_s()
     if times.setup_s is None or usual is None:
@@ -74,23 +76,25 @@ def _setup_s(meter: Meter, times: Times) -> float | None:
     return times.setup_s + max(0.0, meter.steps_s[0] - usual)
 
 
-def save_weights(course: Course, spec: Spec, folder: Path) -> None:
-    loaded = course.engine.loaded
+def save_weights(training: TrainingRun, spec: JobSpec, folder: Path) -> None:
+    loaded = training.engine.loaded
     adapters.save(loaded.model, folder, base=spec.model)
-    if course.train.method == "full":
+    if training.train.method == "full":
         # A model without its tokenizer is of no use to anybody.
         loaded.tokenizer.save_pretrained(folder)
 
 
-def write_card(course: Course, spec: Spec, folder: Path, *, data: str | None, run: str | None) -> None:
-    loaded, train = course.engine.loaded, course.train
-    metrics = {course.headline: f"{course.record.course(course.headline)[-1]:.4f} at the last step"}
-    for evaluation in course.record.evaluations:
+def write_card(
+    training: TrainingRun, spec: JobSpec, folder: Path, *, data: str | None, run: str | None
+) -> None:
+    loaded, train = training.engine.loaded, training.train
+    metrics = {training.headline: f"{training.record.series(training.headline)[-1]:.4f} at the last step"}
+    for evaluation in training.record.evaluations:
         when = f"after {evaluation.step} steps" if evaluation.step else "before training"
         metrics[f"{evaluation.metric} {when}"] = str(evaluation.interval)
-    card.write(
+    model_card.write(
         folder,
-        Card(
+        ModelCard(
             name=spec.name,
             base=str(spec.model),
             licence=None if loaded.facts is None else loaded.facts.licence,
@@ -105,13 +109,15 @@ def write_card(course: Course, spec: Spec, folder: Path, *, data: str | None, ru
     )
 
 
-def settings(course: Course, spec: Spec, places: Places, forecast: Forecast | None) -> dict[str, Any]:
-    """`train.json`: what was asked and what was done (MT-D13), and what a later eval or sample needs."""
-    loaded: Loaded = course.engine.loaded
-    options = course.engine.options
-    in_effect = to_table(course.train)
+def settings(
+    training: TrainingRun, spec: JobSpec, places: JobPaths, forecast: Forecast | None
+) -> dict[str, Any]:
+    """`train.json`: the settings asked for and in effect, and what a later eval or sample needs."""
+    loaded: LoadedModel = training.engine.loaded
+    options = training.engine.options
+    in_effect = to_table(training.train)
     chosen = {
-        "learning_rate": course.rate,
+        "learning_rate": training.rate,
         "micro_tokens": options.micro_tokens,
         "recompute": "full" if options.recompute else "none",
         "precision": {torch.bfloat16: "bf16", torch.float32: "fp32"}.get(loaded.model.dtype, "auto"),
@@ -123,7 +129,7 @@ def settings(course: Course, spec: Spec, places: Places, forecast: Forecast | No
         "digest": loaded.digest,
         "seed": spec.seed,
         "base": str(places.start),
-        "steps": course.total,
+        "steps": training.total,
         **said,
         "forecast_plan": None if forecast is None else {"rows": forecast.rows, "context": forecast.context},
         "device": device(),

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from corral.engine.training.evaluate import Evaluation, Interval, change
+from corral.engine.training.evaluation import Evaluation, Interval, change
 
 # Rows of rollouts that stay in memory and in the artifact; the oldest give way.
 SAMPLES_MAX = 20_000
@@ -21,7 +21,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass
-class Record:
+class RunRecord:
     """Everything that was said so far. It travels in each checkpoint, so a resumed run reports the whole."""
 
     history: list[dict[str, float]] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Record:
         self.samples += rows
         del self.samples[:-SAMPLES_MAX]
 
-    def course(self, name: str) -> list[float]:
+    def series(self, name: str) -> list[float]:
         return [row[name] for row in self.history if name in row]
 
     def save(self, folder: Path) -> None:
@@ -47,7 +47,7 @@ class Record:
         write_lines(folder / "notes.jsonl", ({"note": text} for text in self.notes))
 
     @classmethod
-    def load(cls, folder: Path) -> Record:
+    def load(cls, folder: Path) -> RunRecord:
         evaluations = [
             Evaluation(**{**row, "interval": Interval(**row["interval"])})
             for row in read_lines(folder / "evaluations.jsonl")
@@ -76,7 +76,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def write_metrics(path: Path, record: Record, *, headline: str, best_step: int | None) -> None:
+def write_metrics(path: Path, record: RunRecord, *, headline: str, best_step: int | None) -> None:
     """`metrics.json`: the last values, evaluations with their intervals, the change, and every step."""
     last = record.history[-1] if record.history else {}
     said: dict[str, Any] = {
@@ -106,8 +106,7 @@ def first_and_last(evaluations: Sequence[Evaluation]) -> list[tuple[Evaluation, 
 
 
 def settings(asked: Mapping[str, Any], in_effect: Mapping[str, Any]) -> dict[str, Any]:
-    """Each setting as asked and as in effect; `changed` are those that were asked for and came out another,
-    as `auto` does (MT-D13)."""
+    """Each setting as asked and as in effect; `changed` names those that differ, as `auto` does."""
     changed = sorted(key for key, value in asked.items() if in_effect.get(key) != value)
     return {"asked": dict(asked), "in_effect": dict(in_effect), "changed": changed}
 
@@ -149,12 +148,12 @@ def plot(name: str, values: Sequence[float], *, width: int = 60, height: int = 8
     return "\n".join(lines)
 
 
-def summary(record: Record, headline: str) -> list[str]:
+def summary(record: RunRecord, headline: str) -> list[str]:
     """The end of a run in a few lines: the curve, and the evaluations before and after."""
     lines = []
-    if course := record.course(headline):
-        lines.append(plot(headline, course))
-        lines.append(f"{headline}: {course[0]:.4f} -> {course[-1]:.4f}  {sparkline(course)}")
+    if series := record.series(headline):
+        lines.append(plot(headline, series))
+        lines.append(f"{headline}: {series[0]:.4f} -> {series[-1]:.4f}  {sparkline(series)}")
     for first, last in first_and_last(record.evaluations):
         lines.append(f"{first.metric} before: {first.interval}")
         lines.append(f"{last.metric} after {last.step} steps: {last.interval}; change {change(first, last)}")

@@ -1,1 +1,1 @@
-"""Sampling from the model that is being trained."""
+"""Sampling from the model that is being trained: batches, cache, drawing, rollouts; no training."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from corral.engine.data.sequences import Request
+from corral.engine.data.sequences import SamplingRequest
 from corral.engine.model.decoder import (
     Decoder,
     Dims,
-    Fused,
+    FusedAdapter,
     Layer,
     after_attention,
     before_attention,
@@ -23,17 +23,17 @@ from corral.engine.model.decoder import (
     stack_layer,
 )
 from corral.engine.model.kernels import PAGE, attend_pages
-from corral.engine.sampling.draw import draw
-from corral.engine.sampling.pages import SPARE, Pages
+from corral.engine.sampling.kv_cache import SPARE, KvCache
+from corral.engine.sampling.next_token import draw, draw_each
 
 _MOST_STOPS = 8
 _SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 
 
-class State(NamedTuple):
+class SequenceState(NamedTuple):
     """A sequence between two steps: its last token, how many are in the cache, how many were drawn."""
 
-    request: Request
+    request: SamplingRequest
     token: int
     length: int
     drawn: int
@@ -43,7 +43,7 @@ class State(NamedTuple):
 def _before(
     x: Tensor,
     layer: Layer,
-    on_qkv: Fused | None,
+    on_qkv: FusedAdapter | None,
     cos: Tensor,
     sin: Tensor,
     dims: Dims,
@@ -80,10 +80,10 @@ def attend_plainly(
     return out.squeeze(2)
 
 
-class Batch:
+class DecodeBatch:
     """The tensors of a batch, at fixed places in memory so that a graph can be replayed over them."""
 
-    def __init__(self, decoder: Decoder, pages: Pages, rows: int, most_pages: int, steps: int) -> None:
+    def __init__(self, decoder: Decoder, pages: KvCache, rows: int, most_pages: int, steps: int) -> None:
         self._decoder, self._pages, self._rows, self._steps = decoder, pages, rows, steps
         device = decoder.device
         self._on_gpu = device.type == "cuda"
@@ -100,15 +100,11 @@ class Batch:
         self._pool = torch.cuda.graph_pool_handle() if self._on_gpu else None
         # One stream for all: on each that it meets, cuBLAS keeps a workspace of 32 MiB for good.
         self._aside = torch.cuda.Stream() if self._on_gpu else None
-        before: Callable[..., Tensor] = _before
-        after: Callable[..., Tensor] = after_attention
-        drawing: Callable[..., tuple[Tensor, Tensor]] = draw
+        functions: list[Callable[..., Any]] = [_before, after_attention, draw]
         if self._on_gpu:
             # One compilation for all batch sizes.
-            before = torch.compile(_before, dynamic=True)
-            after = torch.compile(after_attention, dynamic=True)
-            drawing = torch.compile(draw, dynamic=True)
-        self._before, self._after, self._draw = before, after, drawing
+            functions = [torch.compile(function, dynamic=True) for function in functions]
+        self._before, self._after, self._draw = functions
         self._attend = attend_pages if self._on_gpu else attend_plainly
 
     @torch.no_grad()
@@ -119,32 +115,12 @@ class Batch:
                 if old is not None and new is not None:
                     restack(old, new)
 
-    def first(self, hidden: Tensor, requests: Sequence[Request]) -> tuple[list[int], list[float]]:
+    def first(self, hidden: Tensor, requests: Sequence[SamplingRequest]) -> tuple[list[int], list[float]]:
         """The first token of each sequence, from the hidden state at the end of its prompt."""
-        device = hidden.device
-        params = [request.params for request in requests]
         logits = F.linear(hidden, self._decoder.head)
-        token, logprob = self._draw(
-            logits,
-            torch.tensor([p.temperature for p in params], device=device),
-            torch.tensor([p.seed for p in params], device=device),
-            torch.tensor([len(request.tokens) for request in requests], device=device),
-            self._vocabulary,
-            *self._limits(requests, device),
-        )
-        return token.tolist(), logprob.tolist()
+        return draw_each(logits, requests, [len(request.tokens) for request in requests], self._draw)
 
-    @staticmethod
-    def _limits(requests: Sequence[Request], device: torch.device) -> tuple[Tensor, ...]:
-        params = [request.params for request in requests]
-        if all(p.top_k == 0 and p.top_p >= 1 for p in params):
-            return ()
-        return (
-            torch.tensor([p.top_k for p in params], device=device),
-            torch.tensor([float(p.top_p) for p in params], device=device),
-        )
-
-    def run(self, states: Sequence[State]) -> list[tuple[list[int], list[float]]]:
+    def run(self, states: Sequence[SequenceState]) -> list[tuple[list[int], list[float]]]:
         """Some steps for each; what was drawn until it met a stop token or its limit."""
         count = len(states)
         size = next((s for s in _SIZES if s >= count), -(-count // 64) * 64) if self._on_gpu else count
@@ -159,7 +135,7 @@ class Batch:
         tokens, scores = drawn.t().tolist(), logprobs.t().tolist()
         return [(tokens[row][:n], scores[row][:n]) for row, n in enumerate(counts)]
 
-    def _write(self, states: Sequence[State], size: int) -> None:
+    def _write(self, states: Sequence[SequenceState], size: int) -> None:
         """Fill the rows; those beyond the states go on with the spare page and are not read."""
         columns, floats = [], []
         most = self._ints.shape[0] - 5 - _MOST_STOPS

@@ -15,25 +15,25 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from corral.engine.data.sequences import Request
-from corral.engine.model.generic import FAULTS, Batching, GenericTrunk
-from corral.engine.sampling.draw import draw
+from corral.engine.data.sequences import SamplingRequest
+from corral.engine.model.generic_backbone import FAULTS, BatchingSupport, GenericBackbone
+from corral.engine.sampling.next_token import draw_each
 from corral.engine.sampling.sampler import Sampler, _Row
 
 # The names under which models hand out what they remember.
 _CACHES = ("past_key_values", "cache_params", "state")
 
 
-class _Batch:
+class _GenericBatch:
     """Sequences that are continued together, as transformers' own generation loop would."""
 
-    def __init__(self, trunk: GenericTrunk, prompts: Sequence[Sequence[int]]) -> None:
-        self._trunk, model = trunk, trunk.model
+    def __init__(self, backbone: GenericBackbone, prompts: Sequence[Sequence[int]]) -> None:
+        self._backbone, model = backbone, backbone.model
         longest = max(len(prompt) for prompt in prompts)
         rows = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
         there = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-        self._ids = torch.tensor(rows, device=trunk.device)
-        mask = torch.tensor(there, device=trunk.device)
+        self._ids = torch.tensor(rows, device=backbone.device)
+        mask = torch.tensor(there, device=backbone.device)
         takes = inspect.signature(model.forward).parameters
         self._given: dict[str, Any] = {"attention_mask": mask, "use_cache": True}
         if "position_ids" in takes:
@@ -46,7 +46,7 @@ class _Batch:
         """One more token for each sequence; `logits` are then those of the next."""
         new = torch.tensor(tokens, device=self._ids.device).unsqueeze(1)
         self._ids = torch.cat((self._ids, new), dim=1)
-        if self._ids.shape[1] - 1 <= self._trunk.rope_limit < self._ids.shape[1]:
+        if self._ids.shape[1] - 1 <= self._backbone.rope_limit < self._ids.shape[1]:
             # From here on positions are written otherwise, those of the past too.
             self._given = {name: value for name, value in self._given.items() if name not in _CACHES}
         # A model that remembers nothing is given everything again.
@@ -57,8 +57,8 @@ class _Batch:
         return next((self._given[name] for name in _CACHES if self._given.get(name) is not None), None)
 
     def _forward(self, **how: Any) -> Tensor:
-        self._trunk.attend()  # something may have been trained on since
-        model = self._trunk.model
+        self._backbone.attend()  # something may have been trained on since
+        model = self._backbone.model
         inputs = model.prepare_inputs_for_generation(self._ids, **how, **self._given)
         outputs = model(**inputs, return_dict=True)
         self._given = model._update_model_kwargs_for_generation(outputs, self._given)
@@ -77,27 +77,27 @@ class _Batch:
 
 
 class GenericSampler(Sampler):
-    """A `Sampler` whose batches are transformers'; who waits, who ended and why is decided as there."""
+    """A `Sampler` whose batches are transformers'; requests wait and end by the same rules."""
 
     def __init__(
         self,
-        trunk: GenericTrunk,
+        backbone: GenericBackbone,
         tokenizer: PreTrainedTokenizerBase,
         *,
         rows: int,
         context: int | None = None,
     ) -> None:
-        self._generic, self._tokenizer = trunk, tokenizer
+        self._generic, self._tokenizer = backbone, tokenizer
         self._rows = rows
         # Nothing is set aside for a sequence, so only the model itself limits its length.
-        self._context = getattr(trunk.text, "max_position_embeddings", None) or context or 1 << 20
-        self._waiting: deque[Request] = deque()
+        self._context = getattr(backbone.text, "max_position_embeddings", None) or context or 1 << 20
+        self._waiting: deque[SamplingRequest] = deque()
         self._running: list[_Row] = []
         self._seats: list[_Row] = []
-        self._now: _Batch | None = None
-        if trunk.batching is None:
-            trunk.batching = Batching(self._try_padding(), self._try_taking())
-        self._pads, self._takes = trunk.batching
+        self._now: _GenericBatch | None = None
+        if backbone.batching is None:
+            backbone.batching = BatchingSupport(self._try_padding(), self._try_taking())
+        self._pads, self._takes = backbone.batching
 
     def weights_changed(self) -> None:
         self.check_idle()
@@ -110,33 +110,33 @@ class GenericSampler(Sampler):
     # -- prompts --------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """A batch of those who wait, when nobody is left of the last; equal prompts share one prefill."""
+        """Start a batch of waiting requests once the last one is done; equal prompts share one prefill."""
         if self._running or not self._waiting:
             return
         self._running = [_Row(request, []) for request in self._together()]
         self._seats = list(self._running)
         prompts = list(dict.fromkeys(tuple(row.request.tokens) for row in self._seats))
-        batch = _Batch(self._generic, prompts)
+        batch = _GenericBatch(self._generic, prompts)
         places = [prompts.index(tuple(row.request.tokens)) for row in self._seats]
         if places != list(range(len(prompts))):
             if self._takes:
                 batch.take(places)
             else:
-                batch = _Batch(self._generic, [row.request.tokens for row in self._seats])
+                batch = _GenericBatch(self._generic, [row.request.tokens for row in self._seats])
         self._now = batch
         self._draw()
 
-    def _together(self) -> list[Request]:
-        """The first who waits and, in order, those who can be in one batch with it."""
-        chosen: list[Request] = []
-        left: deque[Request] = deque()
+    def _together(self) -> list[SamplingRequest]:
+        """The first waiting request and, in order, those that can be in one batch with it."""
+        chosen: list[SamplingRequest] = []
+        left: deque[SamplingRequest] = deque()
         longest = most = 0
         for request in self._waiting:
             length = len(request.tokens)
             width, count = max(longest, length), max(most, request.params.max_tokens)
             if not chosen or (
                 len(chosen) < self._rows
-                # Who comes to be longer changes how positions are written, and that for all of them.
+                # A longer sequence would change how positions are written for the whole batch.
                 and width + count <= self._generic.rope_limit
                 and (self._pads or length == longest)
             ):
@@ -154,30 +154,16 @@ class GenericSampler(Sampler):
         if 2 * len(live) <= len(self._seats) and self._takes:
             self._now.take([place for place, row in enumerate(self._seats) if row in live])
             self._seats = list(live)
-        # Of those who ended, the last token is said again and not listened to.
+        # Rows that ended repeat their last token; what they give is ignored.
         self._now.advance([row.tokens[-1] for row in self._seats])
         self._draw()
 
     def _draw(self) -> None:
         assert self._now is not None
-        logits, device = self._now.logits, self._now.logits.device
-        params = [row.request.params for row in self._seats]
+        requests = [row.request for row in self._seats]
         positions = [len(row.request.tokens) + len(row.tokens) for row in self._seats]
-        limits: tuple[Tensor, ...] = ()
-        if any(p.top_k or p.top_p < 1 for p in params):
-            limits = (
-                torch.tensor([p.top_k for p in params], device=device),
-                torch.tensor([float(p.top_p) for p in params], device=device),
-            )
-        tokens, logprobs = draw(
-            logits,
-            torch.tensor([float(p.temperature) for p in params], device=device),
-            torch.tensor([p.seed for p in params], device=device),
-            torch.tensor(positions, device=device),
-            torch.arange(logits.shape[1], device=device),
-            *limits,
-        )
-        for row, token, logprob in zip(self._seats, tokens.tolist(), logprobs.tolist(), strict=True):
+        tokens, logprobs = draw_each(self._now.logits, requests, positions)
+        for row, token, logprob in zip(self._seats, tokens, logprobs, strict=True):
             if row.reason is None and row in self._running:
                 self._append(row, [token], [logprob])
 
@@ -185,10 +171,10 @@ class GenericSampler(Sampler):
 
     @torch.no_grad()
     def _try_padding(self) -> bool:
-        """Does the model give the same behind padding? If not, only prompts of one length go together."""
+        """Whether padding leaves the results alone; if not, only prompts of one length share a batch."""
         words = self._generic.words(9, 4).tolist()
         short, long = words[:4], words[1:8]
-        alone, padded = _Batch(self._generic, [short]), _Batch(self._generic, [long, short])
+        alone, padded = _GenericBatch(self._generic, [short]), _GenericBatch(self._generic, [long, short])
         if self._generic.differ(alone.logits, padded.logits[1:]):
             return False
         alone.advance([words[8]])
@@ -197,9 +183,9 @@ class GenericSampler(Sampler):
 
     @torch.no_grad()
     def _try_taking(self) -> bool:
-        """Can what it remembers be copied and cut? If not, no prefill is shared, and all go on to the end."""
+        """Whether the cache can be copied and cut; if not, no prefill is shared and no row leaves early."""
         words = self._generic.words(9, 5).tolist()
-        batch, taken = (_Batch(self._generic, [words[:4], words[4:8]]) for _ in range(2))
+        batch, taken = (_GenericBatch(self._generic, [words[:4], words[4:8]]) for _ in range(2))
         try:
             taken.take([1, 1, 0])
             taken.advance([words[8]] * 3)

@@ -1,15 +1,14 @@
 """Lets the model attempt tasks: sampler and environment work side by side, each attempt at its own pace.
 
-An attempt waits for nothing but itself: while one is in a slow environment, the others take their next turns
-(EN-D04). What is drawn depends on the run's seed, the step, the task and the attempt's number only, so a run
-that was resumed samples what one that was not would have.
+No attempt waits for another: while one is in a slow environment, the others take their next turns. What is
+drawn depends only on the run's seed, the step, the task and the attempt's number, so a resumed run samples
+the same as one that was never stopped.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,9 +17,17 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from corral.engine.data.render import RefusedRow
-from corral.engine.data.sequences import Completion, Request, SamplingParams
-from corral.engine.environments.transcript import Sample, Transcript, Writer
-from corral.engine.environments.values import Call, Description, Message, Result, Score, Split, plain
+from corral.engine.data.sequences import Completion, SamplingParams, SamplingRequest
+from corral.engine.environments.protocol import (
+    CallResult,
+    EnvironmentCall,
+    EnvironmentDescription,
+    Message,
+    Score,
+    Split,
+    plain,
+)
+from corral.engine.environments.transcript import PromptWriter, SampledSequence, Transcript
 from corral.recipes.train_tables import Train
 
 # How long to wait for the environment at a time, when there is nothing to sample.
@@ -28,29 +35,25 @@ _WAIT_S = 0.05
 _keys = itertools.count(1)
 
 
-class Sampler(Protocol):
+class RolloutSampler(Protocol):
     """What rollouts need of a sampler."""
 
     @property
     def pending(self) -> int: ...
-    def submit(self, request: Request) -> None: ...
+    def submit(self, request: SamplingRequest) -> None: ...
     def step(self) -> list[Completion]: ...
     def abort(self, key: int) -> None: ...
 
 
-class Environment(Protocol):
+class RolloutEnvironment(Protocol):
     """What rollouts need of an environment; `EnvironmentProcess` is one."""
 
     @property
-    def description(self) -> Description: ...
+    def description(self) -> EnvironmentDescription: ...
     @property
     def pending(self) -> int: ...
-    def submit(self, call: Call) -> int: ...
-    def poll(self, timeout_s: float = 0.0) -> list[Result]: ...
-
-
-class RolloutsStopped(Exception):
-    """The run is to end; what was under way was given up."""
+    def submit(self, call: EnvironmentCall) -> int: ...
+    def poll(self, timeout_s: float = 0.0) -> list[CallResult]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class Episode:
     task: int
     group: int
     index: int
-    samples: list[Sample]
+    samples: list[SampledSequence]
     messages: list[Message]
     opening: int
     reward: float | None
@@ -97,10 +100,10 @@ class _Attempt:
     kind: str | None = None
     over: bool = False
 
-    def call(self, op: Any, **more: Any) -> Call:
-        return Call(op, self.name, self.split, self.task, seed_of(*self.seeds, self.task), **more)
+    def call(self, op: Any, **more: Any) -> EnvironmentCall:
+        return EnvironmentCall(op, self.name, self.split, self.task, seed_of(*self.seeds, self.task), **more)
 
-    def conversation(self, op: Any) -> Call:
+    def conversation(self, op: Any) -> EnvironmentCall:
         return self.call(op, messages=self.transcript.messages, opening=self.transcript.opening)
 
     def episode(self) -> Episode:
@@ -131,8 +134,8 @@ class Rollouts:
 
     def __init__(
         self,
-        sampler: Sampler,
-        environment: Environment,
+        sampler: RolloutSampler,
+        environment: RolloutEnvironment,
         tokenizer: PreTrainedTokenizerBase,
         train: Train,
         *,
@@ -141,9 +144,7 @@ class Rollouts:
         self._sampler, self._environment, self._train = sampler, environment, train
         self._seed = seed
         self._about = environment.description
-        self._writer = Writer(
-            tokenizer, tools=self._about.tools, thinking=train.thinking, system=train.system
-        )
+        self._writer = PromptWriter.of_run(tokenizer, self._about, train)
         self._names = itertools.count()
 
     def params(self) -> SamplingParams:
@@ -166,22 +167,18 @@ class Rollouts:
         group_size: int | None = None,
         split: Split = "train",
         params: SamplingParams | None = None,
-        stop: Callable[[], bool] | None = None,
     ) -> list[Episode]:
-        """`group_size` attempts at each task (the settings' if not given), in the order of the tasks.
-
-        Raises RolloutsStopped soon after `stop` says so.
-        """
+        """`group_size` attempts at each task (the settings' if not given), in the order of the tasks."""
         size = group_size or self._train.grpo.group_size
         wanted = params or self.params()
-        batch = _Batch(self, replace(wanted, stop_tokens=wanted.stop_tokens or self._writer.stops))
+        batch = _RolloutBatch(self, replace(wanted, stop_tokens=wanted.stop_tokens or self._writer.stops))
         seen: Counter[int] = Counter()
         for group, task in enumerate(tasks):
             # A task that comes twice in a batch is not to give the same samples twice.
             seeds = (self._seed, split, step, seen[task])
             seen[task] += 1
             batch.begin([self._attempt(split, task, group, i, seeds) for i in range(size)])
-        return batch.finish(stop or (lambda: False))
+        return batch.finish()
 
     def _attempt(
         self, split: Split, task: int, group: int, index: int, seeds: tuple[object, ...]
@@ -191,7 +188,7 @@ class Rollouts:
 
 
 @dataclass
-class _Batch:
+class _RolloutBatch:
     """The attempts of one call of `run`."""
 
     owner: Rollouts
@@ -201,7 +198,7 @@ class _Batch:
     def __post_init__(self) -> None:
         self._sampler, self._environment = self.owner._sampler, self.owner._environment
         self._train, self._about = self.owner._train, self.owner._about
-        self._asked: dict[int, tuple[list[_Attempt], Callable[[list[_Attempt], Result], None]]] = {}
+        self._asked: dict[int, tuple[list[_Attempt], Callable[[list[_Attempt], CallResult], None]]] = {}
         self._sampling: dict[int, _Attempt] = {}
         self._left = 0
 
@@ -214,11 +211,9 @@ class _Batch:
         for several in [[one] for one in group] if self._about.multi_turn else [group]:
             self._ask(several[0].call("start"), several, self._started)
 
-    def finish(self, stop: Callable[[], bool]) -> list[Episode]:
+    def finish(self) -> list[Episode]:
         try:
             while self._left:
-                if stop():
-                    raise RolloutsStopped
                 if not self._sampler.pending and not self._asked:
                     raise RuntimeError(f"{self._left} attempts wait for nothing")
                 for result in self._environment.poll(0.0 if self._sampler.pending else _WAIT_S):
@@ -234,13 +229,16 @@ class _Batch:
         return [attempt.episode() for group in self.groups for attempt in group]
 
     def _ask(
-        self, call: Call, several: list[_Attempt], then: Callable[[list[_Attempt], Result], None]
+        self,
+        call: EnvironmentCall,
+        several: list[_Attempt],
+        then: Callable[[list[_Attempt], CallResult], None],
     ) -> None:
         self._asked[self._environment.submit(call)] = (several, then)
 
     # -- an attempt -----------------------------------------------------------------------------------
 
-    def _started(self, several: list[_Attempt], result: Result) -> None:
+    def _started(self, several: list[_Attempt], result: CallResult) -> None:
         if result.value is None:
             return self._fail(several, result.error, result.kind)
         messages: list[Message] = result.value["messages"]
@@ -268,7 +266,7 @@ class _Batch:
         params = replace(self.params, max_tokens=min(self.params.max_tokens, room), seed=seed)
         key = next(_keys)
         self._sampling[key] = attempt
-        return self._sampler.submit(Request(key, tokens, params))
+        return self._sampler.submit(SamplingRequest(key, tokens, params))
 
     def _answered(self, attempt: _Attempt, completion: Completion) -> None:
         attempt.transcript.add(completion)
@@ -278,7 +276,7 @@ class _Batch:
         else:
             self._score(attempt)
 
-    def _stepped(self, several: list[_Attempt], result: Result) -> None:
+    def _stepped(self, several: list[_Attempt], result: CallResult) -> None:
         if result.value is None:
             return self._fail(several, result.error, result.kind)
         [attempt] = several
@@ -295,7 +293,7 @@ class _Batch:
     def _score(self, attempt: _Attempt) -> None:
         self._ask(attempt.conversation("score"), [attempt], self._scored)
 
-    def _scored(self, several: list[_Attempt], result: Result) -> None:
+    def _scored(self, several: list[_Attempt], result: CallResult) -> None:
         if result.value is None:
             return self._fail(several, result.error, result.kind)
         several[0].score = Score(**result.value)
@@ -322,7 +320,7 @@ class _Batch:
             )
             self._ask(call, scored, lambda them, result: self._compared(them, result, len(several)))
 
-    def _compared(self, scored: list[_Attempt], result: Result, open_: int) -> None:
+    def _compared(self, scored: list[_Attempt], result: CallResult, open_: int) -> None:
         self._left -= open_
         for place, attempt in enumerate(scored):
             if result.value is None:
@@ -337,52 +335,3 @@ def seed_of(*parts: object) -> int:
     """A number below 2^63 that depends on all the parts and on nothing else."""
     digest = hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
-
-
-def summary(episodes: Sequence[Episode]) -> dict[str, float]:
-    """What a batch of episodes was like: means of rewards, metrics, turns and tokens, counts of failures.
-
-    A metric is averaged over the episodes that have it; without a scored episode there is no reward.
-    """
-    values: dict[str, list[float]] = {}
-    for episode in episodes:
-        if episode.reward is not None:
-            values.setdefault("reward", []).append(episode.reward)
-        for name, value in episode.metrics.items():
-            values.setdefault(name, []).append(value)
-    found = {name: math.fsum(several) / len(several) for name, several in values.items()}
-    kinds = Counter(episode.kind for episode in episodes if episode.error is not None)
-    found["errors"] = float(kinds.total())
-    found |= {f"errors/{kind}": float(count) for kind, count in sorted(kinds.items(), key=str)}
-    found["truncated"] = float(sum(episode.truncated for episode in episodes))
-    found["breaks"] = float(sum(episode.breaks for episode in episodes))
-    count = max(len(episodes), 1)
-    found["turns"] = sum(episode.turns for episode in episodes) / count
-    found["tokens"] = sum(sum(sample.mask) for episode in episodes for sample in episode.samples) / count
-    return found
-
-
-def table(episodes: Sequence[Episode], *, step: int, most: int) -> list[dict[str, Any]]:
-    """The first episodes as rows to be shown or kept: what was asked, what was said, what it earned."""
-    return [
-        {
-            "step": step,
-            "split": episode.split,
-            "task": episode.task,
-            "index": episode.index,
-            "prompt": "\n".join(str(message["content"]) for message in episode.messages[: episode.opening]),
-            "completion": "\n".join(
-                message["content"]
-                if message["role"] == "assistant"
-                else f"[{message['role']}] {message['content']}"
-                for message in episode.messages[episode.opening :]
-            ),
-            "reward": episode.reward,
-            "metrics": episode.metrics,
-            "error": episode.error,
-            "turns": episode.turns,
-            "tokens": int(sum(sum(sample.mask) for sample in episode.samples)),
-            "truncated": episode.truncated,
-        }
-        for episode in episodes[:most]
-    ]

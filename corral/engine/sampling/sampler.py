@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from corral.engine.data.sequences import Completion, Request
+from corral.engine.data.sequences import Completion, SamplingRequest
 from corral.engine.model.attention import layout_of
+from corral.engine.model.backbone import Backbone
 from corral.engine.model.decoder import Decoder
 from corral.engine.model.kernels import PAGE
-from corral.engine.model.trunk import Trunk
 from corral.engine.sampling import decode
-from corral.engine.sampling.pages import Pages
+from corral.engine.sampling.kv_cache import KvCache
 
 # Steps between two looks at what has ended. A look on a GPU waits for it; on a CPU it costs nothing.
 _STEPS_ON_GPU = 16
@@ -26,7 +26,7 @@ _PREFILL = 4096
 class _Row:
     """A sequence that is being continued."""
 
-    request: Request
+    request: SamplingRequest
     pages: list[int]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -44,19 +44,21 @@ class Sampler:
     def __init__(
         self,
         decoder: Decoder,
-        trunk: Trunk,
+        backbone: Backbone,
         tokenizer: PreTrainedTokenizerBase,
         *,
         rows: int,
         context: int | None = None,
     ) -> None:
-        self._decoder, self._trunk, self._tokenizer = decoder, trunk, tokenizer
+        self._decoder, self._backbone, self._tokenizer = decoder, backbone, tokenizer
         self._rows = rows
         self._context = context or 2048
-        self._pages = Pages.allocate(decoder, rows * Pages.needed(self._context) + 1)
+        self._pages = KvCache.allocate(decoder, rows * KvCache.needed(self._context) + 1)
         self._steps = _STEPS_ON_GPU if decoder.device.type == "cuda" else 1
-        self._batch = decode.Batch(decoder, self._pages, rows, Pages.needed(self._context), self._steps)
-        self._waiting: deque[Request] = deque()
+        self._batch = decode.DecodeBatch(
+            decoder, self._pages, rows, KvCache.needed(self._context), self._steps
+        )
+        self._waiting: deque[SamplingRequest] = deque()
         self._running: list[_Row] = []
 
     @property
@@ -68,7 +70,7 @@ class Sampler:
         return rows <= self._rows and (context or 0) <= self._context
 
     def enlarged(self, rows: int, context: int | None) -> tuple[int, int]:
-        """The size of a sampler that takes the place of this one and holds so much."""
+        """The size of the larger sampler that replaces this one."""
         if self.pending:
             raise RuntimeError(f"a larger sampler was asked for while {self.pending} requests have not ended")
         return max(rows, self._rows), max(context or 0, self._context)
@@ -82,7 +84,7 @@ class Sampler:
         self.check_idle()
         self._batch.refresh()
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SamplingRequest) -> None:
         length = len(request.tokens)
         if not length:
             raise ValueError("a prompt needs at least one token")
@@ -120,7 +122,7 @@ class Sampler:
     # -- prompts --------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Rows and pages for those who wait, in order; equal prompts that come together share one prefill."""
+        """Give waiting requests rows and pages, in order; equal prompts that come together share a pass."""
         together: dict[tuple[int, ...], list[_Row]] = {}
         room = max(_PREFILL, len(self._waiting[0].tokens)) if self._waiting else 0
         while self._waiting and len(self._running) < self._rows:
@@ -140,9 +142,9 @@ class Sampler:
         if together:
             self._prefill(together)
 
-    def _seat(self, request: Request, alike: list[_Row] | None) -> _Row | None:
-        """A row with all the pages that it may come to need, so that nobody is ever thrown out."""
-        need = Pages.needed(len(request.tokens) + request.params.max_tokens)
+    def _seat(self, request: SamplingRequest, alike: list[_Row] | None) -> _Row | None:
+        """A row with all the pages that it may ever need, so that no running sequence is evicted."""
+        need = KvCache.needed(len(request.tokens) + request.params.max_tokens)
         whole = len(request.tokens) // PAGE if alike else 0
         if len(self._pages.free) < need - whole:
             if not self._running:
@@ -169,7 +171,7 @@ class Sampler:
             offsets += [i % PAGE for i in range(len(prompt))]
         at = torch.tensor([pages, offsets], device=device)
         real = len(tokens)
-        hidden = self._trunk.prefill(
+        hidden = self._backbone.prefill(
             torch.tensor(tokens + [0] * padding, device=device),
             torch.tensor(positions, device=device),
             layout,
@@ -187,7 +189,7 @@ class Sampler:
             self._append(row, [token], [logprob])
 
     def _copy_ends(self, together: dict[tuple[int, ...], list[_Row]]) -> None:
-        """The page in which a prompt ends is written to by whoever continues it, so each needs its own."""
+        """Copy the page in which a prompt ends: each continuation writes to it, so each needs its own."""
         source, target = [], []
         for prompt, (first, *others) in together.items():
             if len(prompt) % PAGE:
@@ -201,7 +203,7 @@ class Sampler:
     def _advance(self, live: list[_Row]) -> None:
         drawn = self._batch.run(
             [
-                decode.State(row.request, row.tokens[-1], row.length, len(row.tokens), row.pages)
+                decode.SequenceState(row.request, row.tokens[-1], row.length, len(row.tokens), row.pages)
                 for row in live
             ]
         )

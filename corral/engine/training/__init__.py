@@ -1,1 +1,1 @@
-"""Recipes, losses, and what goes on around a training step."""
+"""Recipes (sft, grpo), losses, and what surrounds a training step; no reading of data or models."""

@@ -12,48 +12,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
-from typing import TYPE_CHECKING, Literal, Protocol, TypeGuard
+from typing import Literal, TypeGuard
 
 from corral.engine.data.sequences import Example
-
-if TYPE_CHECKING:
-    from corral.recipes.train import Grpo
+from corral.engine.environments.transcript import SampledSequence
+from corral.engine.sampling.rollouts import Episode
+from corral.recipes.train_tables import Grpo
 
 Scale = Literal["group", "batch", "none"]
 Reward = float | None
-STEADY = 1e-4  # added to a deviation before dividing by it
-FLAT = 1e-8  # below this a deviation is none
-
-
-class Sample(Protocol):
-    """A token sequence that was sampled in one or several turns. `mask` is 1 at sampled tokens, `logprobs`
-    holds the sampler's logprob there; both are as long as `tokens`. `reason` is why its last turn ended:
-    `length` says that the limit cut it."""
-
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def mask(self) -> Sequence[float]: ...
-    @property
-    def logprobs(self) -> Sequence[float]: ...
-    @property
-    def reason(self) -> str: ...
-
-
-class Episode(Protocol):
-    """One attempt at a task. Attempts with equal `group` are compared with each other. It has several samples
-    where its history could not be continued token by token."""
-
-    @property
-    def group(self) -> int: ...
-    @property
-    def samples(self) -> Sequence[Sample]: ...
-    @property
-    def reward(self) -> Reward: ...
+EPSILON = 1e-4  # added to a deviation before dividing by it
+FLAT = 1e-8  # a deviation up to this counts as 0
 
 
 @dataclass(frozen=True, slots=True)
-class Markers:
+class ThinkingMarkers:
     """The tokens that begin and end thinking."""
 
     opening: tuple[int, ...]
@@ -97,7 +70,7 @@ def advantages(rewards: Sequence[Sequence[Reward]], scale: Scale) -> list[list[f
             continue
         mean = math.fsum(known) / len(known)
         divisor = {"group": deviation(known), "batch": overall, "none": None}[scale]
-        by = 1.0 if divisor is None else divisor + STEADY
+        by = 1.0 if divisor is None else divisor + EPSILON
         result.append([(reward - mean) / by if is_scored(reward) else 0.0 for reward in group])
     return result
 
@@ -126,7 +99,7 @@ def overlong(length: int, *, max_completion: int, buffer: int) -> float:
     return -min(max((length - (max_completion - buffer)) / buffer, 0.0), 1.0)
 
 
-def thinking_tokens(sample: Sample, markers: Markers) -> int:
+def thinking_tokens(sample: SampledSequence, markers: ThinkingMarkers) -> int:
     """How many sampled tokens stand inside thinking, the markers not counted, over all turns of the sample.
 
     Thinking may be opened by the prompt. A turn that never closes it thinks to its end.
@@ -147,19 +120,22 @@ def thinking_tokens(sample: Sample, markers: Markers) -> int:
     return count
 
 
-def score(episodes: Sequence[Episode], grpo: Grpo, *, markers: Markers | None = None) -> Scores:
+def score(episodes: Sequence[Episode], grpo: Grpo, *, markers: ThinkingMarkers | None = None) -> Scores:
     """Shape the rewards, then compare each with its group. `markers` is needed for the thinking penalty."""
     if grpo.thinking_length_penalty and markers is None:
         raise ValueError("thinking_length_penalty needs the tokens that begin and end thinking")
     punished = [_overlong(episode, grpo) for episode in episodes]
-    thought = [0 if markers is None else _thinking(episode, markers) for episode in episodes]
+    thought = [
+        0 if markers is None else sum(thinking_tokens(sample, markers) for sample in episode.samples)
+        for episode in episodes
+    ]
     rewards: list[Reward] = []
     for episode, punish, tokens in zip(episodes, punished, thought, strict=True):
         room = max(len(_turns(episode)), 1) * grpo.max_completion
         think = grpo.thinking_length_penalty * min(tokens / room, 1.0)
         reward = episode.reward
         rewards.append(reward + punish - think if is_scored(reward) else None)
-    groups = _grouped(episodes)
+    groups = grouped(episodes)
     by_group = [[rewards[place] for place in places] for places in groups]
     result = [0.0] * len(episodes)
     for places, values in zip(groups, advantages(by_group, grpo.scale), strict=True):
@@ -181,7 +157,11 @@ def score(episodes: Sequence[Episode], grpo: Grpo, *, markers: Markers | None = 
 
 
 def build(
-    episodes: Sequence[Episode], grpo: Grpo, *, scores: Scores | None = None, markers: Markers | None = None
+    episodes: Sequence[Episode],
+    grpo: Grpo,
+    *,
+    scores: Scores | None = None,
+    markers: ThinkingMarkers | None = None,
 ) -> list[Example]:
     """The examples of one optimiser step: one for each sample that has sampled tokens.
 
@@ -192,7 +172,7 @@ def build(
     scores = score(episodes, grpo, markers=markers) if scores is None else scores
     masked = [grpo.mask_truncated and _is_truncated(episode) for episode in episodes]
     lengths = [
-        0 if out else sum(map(_trained, episode.samples))
+        0 if out else sum(map(trained_tokens, episode.samples))
         for episode, out in zip(episodes, masked, strict=True)
     ]
     each = weights(lengths, grpo.loss, max_completion=grpo.max_completion)
@@ -201,7 +181,7 @@ def build(
     examples = []
     for place, episode in enumerate(episodes):
         for number, sample in enumerate(episode.samples):
-            if masked[place] or not _trained(sample):
+            if masked[place] or not trained_tokens(sample):
                 continue
             streams = _streams(sample, each[place], scores.advantages[place])
             if grpo.beta:
@@ -255,7 +235,8 @@ def _stands(marker: tuple[int, ...], tokens: list[int], at: int) -> int:
     return len(marker) if marker and tuple(tokens[at : at + len(marker)]) == marker else 0
 
 
-def _trained(sample: Sample) -> int:
+def trained_tokens(sample: SampledSequence) -> int:
+    """How many of its tokens were sampled."""
     return sum(1 for m in sample.mask if m)
 
 
@@ -276,10 +257,6 @@ def _overlong(episode: Episode, grpo: Grpo) -> float:
     return grpo.overlong_penalty * punish
 
 
-def _thinking(episode: Episode, markers: Markers) -> int:
-    return sum(thinking_tokens(sample, markers) for sample in episode.samples)
-
-
 def _is_truncated(episode: Episode) -> bool:
     return bool(episode.samples) and episode.samples[-1].reason == "length"
 
@@ -290,7 +267,8 @@ def _is_flat(rewards: Sequence[Reward]) -> bool:
     return spread is None or spread <= FLAT
 
 
-def _grouped(episodes: Sequence[Episode]) -> list[list[int]]:
+def grouped(episodes: Sequence[Episode]) -> list[list[int]]:
+    """The places of the members of each group, in the order in which the groups begin."""
     groups: dict[int, list[int]] = {}
     for place, episode in enumerate(episodes):
         groups.setdefault(episode.group, []).append(place)
@@ -312,7 +290,7 @@ def _prefixes(episodes: Sequence[Episode]) -> dict[int, int]:
     }
 
 
-def _streams(sample: Sample, weight: float, advantage: float) -> dict[str, list[float]]:
+def _streams(sample: SampledSequence, weight: float, advantage: float) -> dict[str, list[float]]:
     logprobs = [logprob if m else 0.0 for logprob, m in zip(sample.logprobs, sample.mask, strict=True)]
     return {
         "policy": [weight * m for m in sample.mask],

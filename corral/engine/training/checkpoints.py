@@ -12,31 +12,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from corral.engine.reports.events import Events
+from corral.engine.errors import EngineError
+from corral.engine.reports.events import EventWriter
 
 FORMAT = 1
 STATE = "state.json"
 JOURNAL = "journal"
-# Read by people and by another process (the worker) while it is rotated away: give it time to link.
+# The worker links a checkpoint after it is announced; it must not be rotated away before that.
 LINGER_S = 10.0
-# What may differ between a checkpoint and the run that goes on from it: none of these changes a loss,
-# save by the order in which floats are added.
+# Settings that may differ between a checkpoint and the run that resumes from it: none of them changes a
+# loss, except by the order in which floats are added.
 FREE = frozenset({"guards", "save_every", "eval_every", "eval_rows", "micro_tokens", "recompute"})
 
 Config = Mapping[str, Any]
 
 
-class CheckpointError(Exception):
-    """A checkpoint that cannot be gone on from; `hint` says what to do."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
+class CheckpointError(EngineError):
+    """A run cannot resume from this checkpoint."""
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A checkpoint that was read: its folder, the steps that were done, and what the parts had said."""
+class Checkpoint:
+    """A checkpoint that was read: its folder, the steps that were done, and the state of the run's parts."""
 
     folder: Path
     step: int
@@ -53,8 +50,8 @@ def digest(config: Config) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class Checkpoints:
-    """Those of one run in one folder; the newest `keep` stay.
+class CheckpointWriter:
+    """Writes the checkpoints of one run into one folder; the newest `keep` stay.
 
     `config` is everything that decides the losses: settings, seed, and digests of model, data and
     environment. A checkpoint carries it, and `load` refuses one that was made by another.
@@ -64,7 +61,7 @@ class Checkpoints:
         self,
         folder: Path,
         config: Config,
-        events: Events,
+        events: EventWriter,
         *,
         keep: int = 2,
         clock: Callable[[], float] = time.monotonic,
@@ -115,13 +112,13 @@ class Checkpoints:
         links: only the rollouts cost space and upload."""
         names = sorted(files)
         part = self._folder / f".part-{names[-1].stem}"
-        _link_tree(base, part, without=JOURNAL)
+        link_tree(base, part, without=JOURNAL)
         (part / JOURNAL).mkdir()
         for file in names:
             link(file, part / JOURNAL / file.name)
         return self._place(part, f"step-{step:06d}+{names[-1].stem}", step=step, metric=None)
 
-    def load(self, folder: Path) -> Saved:
+    def load(self, folder: Path) -> Checkpoint:
         try:
             state = json.loads((folder / STATE).read_bytes())
             if state["format"] != FORMAT:
@@ -138,7 +135,7 @@ class Checkpoints:
                 f"{'; '.join(_differences(config, self._config))}",
                 "Give this run a folder for checkpoints of its own, or set back what was changed.",
             )
-        return Saved(folder, step, parts)
+        return Checkpoint(folder, step, parts)
 
     def _place(self, part: Path, name: str, *, step: int, metric: float | None) -> Path:
         sync_tree(part)
@@ -188,23 +185,12 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def link_tree(source: Path, target: Path) -> None:
+def link_tree(source: Path, target: Path, *, without: str = "") -> None:
     """The same files under another name, copied where the file system has no links."""
-    _link_tree(source, target, without="")
+    shutil.copytree(source, target, copy_function=link, ignore=shutil.ignore_patterns(without))
 
 
-def _link_tree(source: Path, target: Path, *, without: str) -> None:
-    target.mkdir(parents=True)
-    for entry in sorted(source.iterdir()):
-        if entry.name == without:
-            continue
-        if entry.is_dir():
-            _link_tree(entry, target / entry.name, without="")
-        else:
-            link(entry, target / entry.name)
-
-
-def link(source: Path, target: Path) -> None:
+def link(source: Path | str, target: Path | str) -> None:
     try:
         os.link(source, target)
     except OSError:

@@ -8,13 +8,14 @@ own as long as it lives, and no more than the same pass takes without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from corral.engine.model.attention import Layout, copy_layout
+from corral.engine.model.backbone import Backbone
 from corral.engine.model.decoder import Linear
-from corral.engine.model.trunk import Trunk
 
 # Passes of a kind that run without a graph: the first compiles, and a run may be over after the next.
 _BEFORE = 2
@@ -26,12 +27,12 @@ _MOST_WORK = 2e11
 _MOST_MEMORY = 0.8
 
 
-class Replay:
+class GraphedPass:
     """The passes over packs of one length. Gradients are added to tensors that stay where they are."""
 
     def __init__(
         self,
-        trunk: Trunk,
+        backbone: Backbone,
         trained: Sequence[Tensor],
         tokens: Tensor,
         positions: Tensor,
@@ -46,7 +47,7 @@ class Replay:
             p.grad = grad
         self._forward, self._backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._forward):
-            hidden = trunk.train(self._tokens, self._positions, layout, recompute=recompute)
+            hidden = backbone.train(self._tokens, self._positions, layout, recompute=recompute)
         self._slope = torch.zeros_like(hidden)
         with torch.cuda.graph(self._backward, pool=self._forward.pool()):
             hidden.backward(self._slope)
@@ -72,31 +73,33 @@ class Replay:
         self._backward.replay()
 
 
-class Replays:
-    """Says when a pass is a replay. Holds one: a run has packs of one length, until memory runs out."""
+class GraphedPasses:
+    """Decides when a pass is replayed as a graph. Holds one: a run has packs of one length."""
 
     def __init__(
         self,
-        trunk: Trunk,
+        backbone: Backbone,
         trained: Sequence[Tensor],
         *,
-        capture: Callable[..., Replay] = Replay,
+        capture: Callable[..., GraphedPass] = GraphedPass,
         is_scarce: Callable[[], bool] | None = None,
     ) -> None:
-        self._trunk, self._trained, self._capturing = trunk, trained, capture
+        self._backbone, self._trained, self._new_pass = backbone, trained, capture
         self._is_scarce = is_scarce or _is_scarce
-        layer = trunk.decoder.layers[0] if trunk.decoder.layers else ()
+        layer = backbone.decoder.layers[0] if backbone.decoder.layers else ()
         self._weights = sum(w.numel() for part in layer if isinstance(part, Linear) for w in part.weights)
         self._kind: tuple[int, bool] | None = None
         self._seen = 0
-        self._made: Replay | None = None
+        self._made: GraphedPass | None = None
 
     def drop(self) -> None:
         """Give back the memory; the passes that follow are counted anew."""
         self._kind, self._seen, self._made = None, 0, None
 
-    def take(self, tokens: Tensor, positions: Tensor, layout: Layout, *, recompute: bool) -> Replay | None:
-        """The passes for packs like this one; None if they do not pay, or not yet."""
+    def take(
+        self, tokens: Tensor, positions: Tensor, layout: Layout, *, recompute: bool
+    ) -> GraphedPass | None:
+        """The graphed pass for packs like this one; None if it does not pay, or not yet."""
         if not self.pays(tokens.shape[0]) or layout.mask is None:
             return None
         kind = (tokens.shape[0], recompute)
@@ -105,21 +108,16 @@ class Replays:
             self._kind = kind
         self._seen += 1
         if self._seen == _BEFORE + 1 and not self._is_scarce():
-            self._made = self._capture(tokens, positions, layout, recompute=recompute)
+            # Where a graph does not fit, what was computed without one does still.
+            with suppress(torch.OutOfMemoryError):
+                self._made = self._new_pass(
+                    self._backbone, self._trained, tokens, positions, layout, recompute=recompute
+                )
         return self._made
 
     def pays(self, tokens: int) -> bool:
-        # What is trained as a whole has gradients as large as itself, and its passes are work enough.
-        return not self._trunk.decoder.trained and self._weights * tokens <= _MOST_WORK
-
-    def _capture(
-        self, tokens: Tensor, positions: Tensor, layout: Layout, *, recompute: bool
-    ) -> Replay | None:
-        try:
-            return self._capturing(self._trunk, self._trained, tokens, positions, layout, recompute=recompute)
-        except torch.OutOfMemoryError:
-            # What was computed without a graph fitted, and does still.
-            return None
+        # Full training has gradients as large as the model, and its passes keep the device busy anyway.
+        return not self._backbone.decoder.trained and self._weights * tokens <= _MOST_WORK
 
 
 def _is_scarce() -> bool:

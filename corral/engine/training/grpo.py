@@ -12,21 +12,20 @@ from typing import Any
 
 import torch
 
-from corral.engine.data.order import Order
+from corral.engine.data.row_order import RowOrder
 from corral.engine.data.sequences import Example
 from corral.engine.engine import Engine
-from corral.engine.environments.transcript import Sample
-from corral.engine.environments.values import Split
-from corral.engine.model.reference import without_adapter
+from corral.engine.environments.protocol import Split
+from corral.engine.environments.transcript import SampledSequence
 from corral.engine.reports.report import Row, shorten
 from corral.engine.sampling.rollouts import Episode, Rollouts
 from corral.engine.training import advantages, losses
-from corral.engine.training.advantages import Markers, Scores
-from corral.engine.training.course import Course, OutOfMemory, learning_rate
-from corral.engine.training.evaluate import Evaluation, interval
-from corral.engine.training.watch import Finding, GuardStop, Sampled
+from corral.engine.training.advantages import Scores, ThinkingMarkers
+from corral.engine.training.evaluation import Evaluation, interval
+from corral.engine.training.guards import GuardFinding, GuardStop, RolloutStats
+from corral.engine.training.training_run import OutOfMemory, TrainingRun
 
-# Rollouts of a step that samples.jsonl shows: the best and the worst of so many groups.
+# samples.jsonl shows the best and the worst rollout of this many groups of a step.
 SHOWN_GROUPS = 4
 # Sequences by which the mismatch is measured where the loss itself does not tell it.
 _PROBED = 8
@@ -35,8 +34,8 @@ _EVALUATION = -1
 
 
 @dataclass
-class Setting:
-    """What a run samples from: `rollouts(rows)` makes them for a sampler of so many sequences at once.
+class RolloutSource:
+    """Where a run's episodes come from: `rollouts(rows)` samples `rows` sequences at once.
 
     `tasks` are those of the environment that can be used; `markers` the tokens around thinking.
     """
@@ -45,7 +44,7 @@ class Setting:
     rows: int
     tasks: Sequence[int]
     seed: int
-    markers: Markers | None = None
+    markers: ThinkingMarkers | None = None
     _made: Rollouts | None = None
     _told: set[str] = field(default_factory=set)
 
@@ -61,95 +60,93 @@ class Setting:
         return self.rows > 0
 
 
-def run(course: Course, setting: Setting) -> None:
-    """Train from wherever the course stands to its end."""
-    train, grpo = course.train, course.train.grpo
+def run(training: TrainingRun, source: RolloutSource) -> None:
+    """Train from wherever the training stands to its end."""
+    train, grpo = training.train, training.train.grpo
     loss = losses.make(train)
-    order = Order(len(setting.tasks), setting.seed)
-    course.meter.begin()
-    for step in range(course.done, course.total):
-        rate = learning_rate(
-            step, course.total, peak=course.rate, schedule=train.schedule, warmup=train.warmup
-        )
-        tasks = [setting.tasks[place] for place in order.batch(step, train.prompts_per_step)]
-        episodes = rollouts_of(course, setting, tasks)
-        scores = advantages.score(episodes, grpo, markers=setting.markers)
-        check_errors(course, setting, episodes)
+    order = RowOrder(len(source.tasks), source.seed)
+    training.meter.begin()
+    for step in range(training.done, training.total):
+        rate = training.rate_at(step)
+        tasks = [source.tasks[place] for place in order.batch(step, train.prompts_per_step)]
+        episodes = rollouts_of(training, source, tasks)
+        scores = advantages.score(episodes, grpo, markers=source.markers)
+        check_errors(training, source, episodes)
         metrics = described(episodes, scores)
-        course.meter.count(size(episodes))
-        course.record.sample(table(step + 1, episodes, scores))
+        training.meter.count(size(episodes))
+        training.record.sample(table(step + 1, episodes, scores))
         examples = advantages.contributing(advantages.build(episodes, grpo, scores=scores))
         if grpo.beta and examples:
-            examples = with_reference(course.engine, examples, grpo.temperature)
+            examples = with_reference(training.engine, examples, grpo.temperature)
         if examples and losses.renews_old(grpo):
-            examples = with_old(course.engine, examples, grpo.temperature)
-        if examples and isinstance(loss, losses.Policy) and loss.anchor == "self":
-            metrics["mismatch"] = probed_gap(course.engine, examples, grpo.temperature)
+            examples = with_old(training.engine, examples, grpo.temperature)
+        if examples and isinstance(loss, losses.PolicyLoss) and loss.anchor == "self":
+            metrics["mismatch"] = probed_gap(training.engine, examples, grpo.temperature)
         for iteration in range(grpo.iterations if examples else 0):
             # Once the weights have changed, the step is finished before anything else is done.
-            with course.stop.interruptible() if iteration == 0 else nullcontext():
-                seen = course.gradients(examples, loss, temperature=grpo.temperature)
-            numbers = course.read(seen, course.apply(rate))
+            with training.stop.interruptible() if iteration == 0 else nullcontext():
+                seen = training.gradients(examples, loss, temperature=grpo.temperature)
+            numbers = training.read(seen, training.apply(rate))
             if iteration == 0:
                 metrics |= learned(numbers) | metrics
-        findings = course.watch.rollouts(step + 1, observed(episodes, scores, metrics))
-        course.close({**metrics, "lr": rate})
+        findings = training.guards.rollouts(step + 1, observed(episodes, scores, metrics))
+        training.close({**metrics, "lr": rate})
         for finding in findings:
-            course.heed(finding)
+            training.heed(finding)
 
 
 # -- sampling -----------------------------------------------------------------------------------------
 
 
-def rollouts_of(course: Course, setting: Setting, tasks: Sequence[int]) -> list[Episode]:
+def rollouts_of(training: TrainingRun, source: RolloutSource, tasks: Sequence[int]) -> list[Episode]:
     """The episodes of the step under way: from the journal if they were sampled before a kill."""
-    step = course.done
-    if (kept := course.journal.read(step)) is not None:
+    step = training.done
+    if (kept := training.journal.read(step)) is not None:
         return [restored(row) for row in kept]
     began = time.perf_counter()
-    course.events.doing("sampling")
+    training.events.doing("sampling")
     while True:
         try:
-            with course.stop.interruptible():
-                episodes = setting.sampling().run(tasks, step=step)
+            with training.stop.interruptible():
+                episodes = source.sampling().run(tasks, step=step)
             break
         except torch.OutOfMemoryError as error:
             problem = str(error).partition("\n")[0]
-        course.engine.drop_sampler()
-        if not setting.shrink():
+        training.engine.drop_sampler()
+        if not source.shrink():
             raise OutOfMemory(
                 f"Memory ran out while sampling one sequence at step {step + 1}: {problem}",
                 "Lower grpo.max_completion or max_length, or take a machine with more memory.",
             )
-        course.note(f"Memory ran out while sampling: {setting.rows} sequences at a time from now on.")
-    course.sampled([episode.row() for episode in episodes], time.perf_counter() - began)
+        training.note(f"Memory ran out while sampling: {source.rows} sequences at a time from now on.")
+    training.sampled([episode.row() for episode in episodes], time.perf_counter() - began)
     return episodes
 
 
 def restored(row: dict[str, Any]) -> Episode:
-    return Episode(**{**row, "samples": [Sample(**sample) for sample in row["samples"]]})
+    return Episode(**{**row, "samples": [SampledSequence(**sample) for sample in row["samples"]]})
 
 
-def check_errors(course: Course, setting: Setting, episodes: Sequence[Episode]) -> None:
+def check_errors(training: TrainingRun, source: RolloutSource, episodes: Sequence[Episode]) -> None:
     """An attempt that could not be scored costs itself only; when none could, nothing can be learned."""
     failed = [episode for episode in episodes if not advantages.is_scored(episode.reward)]
     if not failed:
         return
     causes = Counter((episode.kind or "unscored", episode.error or "no reward") for episode in failed)
     (kind, error), _ = causes.most_common(1)[0]
-    count = f"{len(failed)} of {len(episodes)} completions of step {course.done + 1} could not be scored"
+    count = f"{len(failed)} of {len(episodes)} completions of step {training.done + 1} could not be scored"
     if len(failed) == len(episodes):
         raise GuardStop(
-            Finding(
+            GuardFinding(
                 "no_reward",
                 "stop",
                 f"{count}; most often: {error}",
                 "Correct the environment; it can be tried by itself with a few rows.",
             )
         )
-    if kind not in setting._told:
-        setting._told.add(kind)
-        course.note(f"{count} ({kind}); most often: {error}. They are left out of the loss.")
+    if kind not in source._told:
+        source._told.add(kind)
+        training.note(f"{count} ({kind}); most often: {error}. They are left out of the loss.")
 
 
 # -- numbers ------------------------------------------------------------------------------------------
@@ -157,7 +154,7 @@ def check_errors(course: Course, setting: Setting, episodes: Sequence[Episode]) 
 
 def described(episodes: Sequence[Episode], scores: Scores) -> dict[str, float]:
     """What was sampled, before anything is learned from it."""
-    lengths = [sum(1 for sample in e.samples for m in sample.mask if m) for e in episodes]
+    lengths = [_sampled_tokens(episode) for episode in episodes]
     metrics: dict[str, float] = {
         "reward": scores.mean if scores.mean is not None else math.nan,
         "reward_std": scores.std or 0.0,
@@ -167,18 +164,26 @@ def described(episodes: Sequence[Episode], scores: Scores) -> dict[str, float]:
     }
     if scores.unscored:
         metrics["unscored"] = float(scores.unscored)
+    return metrics | _reward_means(episodes, "reward")
+
+
+def _sampled_tokens(episode: Episode) -> int:
+    return sum(map(advantages.trained_tokens, episode.samples))
+
+
+def _reward_means(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
+    """The mean of each named reward, over the episodes that have it."""
     named: dict[str, list[float]] = {}
     for episode in episodes:
         for name, value in episode.metrics.items():
-            named.setdefault(f"reward/{name}", []).append(value)
-    return metrics | {name: math.fsum(values) / len(values) for name, values in named.items()}
+            named.setdefault(f"{prefix}/{name}", []).append(value)
+    return {name: math.fsum(values) / len(values) for name, values in named.items()}
 
 
 def size(episodes: Sequence[Episode]) -> int:
     """Tokens of a batch: what was sampled, and each group's prompt once."""
-    sampled = sum(1 for e in episodes for sample in e.samples for m in sample.mask if m)
     prompts = {e.group: e.samples[0].prompt for e in episodes if e.samples}
-    return sampled + sum(prompts.values())
+    return sum(map(_sampled_tokens, episodes)) + sum(prompts.values())
 
 
 def learned(numbers: dict[str, float]) -> dict[str, float]:
@@ -190,14 +195,12 @@ def learned(numbers: dict[str, float]) -> dict[str, float]:
     return said
 
 
-def observed(episodes: Sequence[Episode], scores: Scores, metrics: dict[str, float]) -> Sampled:
-    groups: dict[int, list[float]] = {}
-    for episode, reward in zip(episodes, scores.rewards, strict=True):
-        if reward is not None:
-            groups.setdefault(episode.group, []).append(reward)
-    return Sampled(
+def observed(episodes: Sequence[Episode], scores: Scores, metrics: dict[str, float]) -> RolloutStats:
+    rewards = [[scores.rewards[place] for place in group] for group in advantages.grouped(episodes)]
+    known = [[reward for reward in group if reward is not None] for group in rewards]
+    return RolloutStats(
         reward=metrics["reward"],
-        spread=max((max(group) - min(group) for group in groups.values()), default=0.0),
+        spread=max((max(group) - min(group) for group in known if group), default=0.0),
         length=metrics["length"],
         entropy=metrics.get("entropy"),
         mismatch=metrics.get("mismatch"),
@@ -205,12 +208,9 @@ def observed(episodes: Sequence[Episode], scores: Scores, metrics: dict[str, flo
 
 
 def table(step: int, episodes: Sequence[Episode], scores: Scores) -> list[Row]:
-    """The best and the worst of a few groups, as text with their rewards (MT-D45)."""
-    groups: dict[int, list[int]] = {}
-    for place, episode in enumerate(episodes):
-        groups.setdefault(episode.group, []).append(place)
+    """The best and the worst of a few groups, as text with their rewards."""
     rows: list[Row] = []
-    for places in list(groups.values())[:SHOWN_GROUPS]:
+    for places in advantages.grouped(episodes)[:SHOWN_GROUPS]:
         ranked = sorted(places, key=lambda place: (-_known(scores.rewards[place]), place))
         for place in dict.fromkeys((ranked[0], ranked[-1])):
             rows.append(shown(step, episodes[place], scores.rewards[place], scores.advantages[place]))
@@ -242,7 +242,7 @@ def _known(reward: float | None) -> float:
 
 
 def with_reference(engine: Engine, examples: Sequence[Example], temperature: float) -> list[Example]:
-    with without_adapter(engine):
+    with engine.without_adapter():
         columns = engine.logprobs(examples, temperature=temperature)
     return advantages.with_stream(examples, "ref", columns)
 
@@ -272,11 +272,7 @@ def score(rollouts: Rollouts, tasks: Sequence[int], split: Split, step: int) -> 
     """One attempt at each task, with seeds that are the same every time. One that fails earns 0."""
     episodes = rollouts.run(tasks, step=_EVALUATION, group_size=1, split=split)
     values = [episode.reward if advantages.is_scored(episode.reward) else 0.0 for episode in episodes]
-    named: dict[str, list[float]] = {}
-    for episode in episodes:
-        for name, value in episode.metrics.items():
-            named.setdefault(f"eval_reward/{name}", []).append(value)
-    extra = {name: math.fsum(found) / len(found) for name, found in named.items()}
+    extra = _reward_means(episodes, "eval_reward")
     if failed := sum(not advantages.is_scored(episode.reward) for episode in episodes):
         extra["eval_unscored"] = float(failed)
     rows: list[Row] = [

@@ -8,7 +8,7 @@ a loss is `local`. Nothing here waits for the device, and all arithmetic is in f
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -72,7 +72,7 @@ class CrossEntropy:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class PolicyLoss:
     """The policy-gradient losses: a ratio to `old`, bounded by `low` and `high`, times `advantage`.
 
     Sums over the tokens with policy weight: `tokens`, `ratio`, `clip_low` and `clip_high` (tokens whose
@@ -186,7 +186,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class SumLoss:
     """Several losses over the same tokens, added: each reads its own streams with their own denominators.
     The sums of the second and later losses carry its place (`1/nll`)."""
 
@@ -228,14 +228,14 @@ def policy(
     correct: Correct | None = None,
     correct_low: float = 0.0,
     correct_high: float = 3.0,
-) -> Policy:
+) -> PolicyLoss:
     """The loss of one member of the family, with TRL's meaning of every number.
 
     grpo, dapo, dr_grpo and bnpo are one loss: they differ in the weights (`advantages.weights`). The ratio is
     held within 1 - clip_low and 1 + clip_high (clip_low when None). cispo holds it below clip_high itself
     (5 when None) and has no lower bound; importance_sampling has no bounds. `delta` bounds the ratio also
     where the advantage is negative. `anchor = "self"` takes the present logprob for `old`, which is right for
-    the first step after sampling. `correct` weighs by the ratio of `old` to `sampled`, see `Policy`.
+    the first step after sampling. `correct` weighs by the ratio of `old` to `sampled`, see `PolicyLoss`.
     """
     if kind not in KINDS:
         raise ValueError(f"unknown policy loss {kind!r}; known: {', '.join(KINDS)}")
@@ -245,7 +245,7 @@ def policy(
         low, high = -math.inf, math.inf
     else:
         low, high = 1 - clip_low, 1 + (clip_low if clip_high is None else clip_high)
-    return Policy(
+    return PolicyLoss(
         kind=kind,
         low=low,
         high=high,
@@ -261,7 +261,7 @@ def policy(
 
 
 def together(*parts: Loss) -> Loss:
-    return parts[0] if len(parts) == 1 else Together(parts)
+    return parts[0] if len(parts) == 1 else SumLoss(parts)
 
 
 def make(train: Train) -> Loss:
@@ -302,7 +302,7 @@ def tinker(name: str, config: Mapping[str, float] | None = None) -> Loss:
         case "importance_sampling":
             return policy("importance_sampling")
         case "ppo" | "cispo" | "gspo":
-            return Policy(kind=name, low=low, high=high)
+            return PolicyLoss(kind=name, low=low, high=high)
     raise ValueError(f"unknown loss {name!r}; known: cross_entropy, importance_sampling, ppo, cispo, gspo")
 
 
@@ -314,13 +314,10 @@ def summary(sums: Mapping[str, float]) -> dict[str, float]:
     return {name: value / tokens for name, value in sums.items() if name not in ("tokens", "weight")}
 
 
-def add(parts: Sequence[Sums]) -> Sums:
-    """The sums of several slices, packs or micro-batches as one."""
-    total: Sums = {}
-    for part in parts:
-        for name, value in part.items():
-            total[name] = total[name] + value if name in total else value
-    return total
+def add_sums(total: Sums, more: Sums) -> None:
+    """Add the sums of one more slice, pack or micro-batch, in place."""
+    for name, value in more.items():
+        total[name] = total[name] + value if name in total else value
 
 
 def _difference(a: Tensor, b: Tensor, active: Tensor) -> Tensor:

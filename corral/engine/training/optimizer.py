@@ -33,7 +33,7 @@ class Optimizer:
     def step(self, learning_rate: float, *, clip: float) -> Tensor:
         """One update from the gradients, which are then gone. Returns their norm before clipping.
 
-        Gradients that are not finite change nothing. The device decides that, so nobody waits for it.
+        Gradients that are not finite change nothing. The device decides that, so the host does not wait.
         """
         for name, p in self._parameters.items():
             master = self._masters[name]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from corral.engine.data.order import Order
+from corral.engine.data.row_order import RowOrder
 from corral.engine.data.sequences import Example
 from corral.engine.engine import Engine
 from corral.engine.training import advantages, losses
-from corral.engine.training.course import Course, learning_rate
-from corral.engine.training.evaluate import Evaluation, interval
+from corral.engine.training.evaluation import Evaluation, interval
+from corral.engine.training.training_run import TrainingRun
 
 Row = tuple[Sequence[int], Sequence[float]]
 
@@ -18,32 +18,30 @@ Row = tuple[Sequence[int], Sequence[float]]
 _TOGETHER = 64
 
 
-def run(course: Course, rows: Sequence[Row], order: Order) -> None:
-    """Train on `rows` from wherever the course stands to its end."""
-    train = course.train
+def run(training: TrainingRun, rows: Sequence[Row], order: RowOrder) -> None:
+    """Train on `rows` from wherever the training stands to its end."""
+    train = training.train
     loss = losses.make(train)
     # Epochs end where they end: the last batch may be smaller.
     stop = None if train.epochs is None else order.rows(train.epochs)
 
     def batch_of(step: int) -> list[Example]:
-        places = order.batch(step, train.batch_size, stop=stop) if step < course.total else []
+        places = order.batch(step, train.batch_size, stop=stop) if step < training.total else []
         return advantages.supervised([rows[place] for place in places])
 
-    batch = batch_of(course.done)
-    course.meter.begin()
-    for step in range(course.done, course.total):
-        rate = learning_rate(
-            step, course.total, peak=course.rate, schedule=train.schedule, warmup=train.warmup
-        )
-        with course.stop.interruptible():
-            seen = course.gradients(batch, loss)
-        norm = course.apply(rate)
+    batch = batch_of(training.done)
+    training.meter.begin()
+    for step in range(training.done, training.total):
+        rate = training.rate_at(step)
+        with training.stop.interruptible():
+            seen = training.gradients(batch, loss)
+        norm = training.apply(rate)
         # While the device works.
         batch = batch_of(step + 1)
-        numbers = course.read(seen, norm)
-        course.meter.count(seen.tokens)
+        numbers = training.read(seen, norm)
+        training.meter.count(seen.tokens)
         metrics = {"loss": numbers["loss"], "grad_norm": numbers["grad_norm"], "lr": rate}
-        course.close({**metrics, "tokens": float(seen.tokens)})
+        training.close({**metrics, "tokens": float(seen.tokens)})
 
 
 def held_out_loss(engine: Engine, rows: Sequence[Row], step: int) -> Evaluation:

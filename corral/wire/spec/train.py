@@ -11,7 +11,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from corral.recipes import train as recipes
 from corral.recipes.models import ModelFacts
-from corral.recipes.schema import Problem
+from corral.recipes.schema import SettingProblem
 from corral.wire.base import Exact
 
 T = TypeVar("T")
@@ -68,12 +68,12 @@ def canonical(model: str, table: Mapping[str, Any], facts: ModelFacts | None = N
     return recipes.to_table(parsed(model, table, facts))
 
 
-def refused(problems: Sequence[Problem], *under: int | str) -> ValidationError:
+def refused(problems: Sequence[SettingProblem], *under: int | str) -> ValidationError:
     """Places are told below `train`; pydantic puts in front where the table itself is, or `under` does."""
     return ValidationError.from_exception_data("train", [_line(problem, under) for problem in problems])
 
 
-def _line(problem: Problem, under: tuple[int | str, ...]) -> InitErrorDetails:
+def _line(problem: SettingProblem, under: tuple[int | str, ...]) -> InitErrorDetails:
     below = problem.path.removeprefix("train").removeprefix(".")
     message = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
     # Braces would be taken for the names of values to fill in.
@@ -95,7 +95,7 @@ def each(items: Sequence[T], check: Callable[[T], T]) -> list[T]:
     return made
 
 
-def problems_of(error: ValidationError) -> list[Problem]:
+def problems_of(error: ValidationError) -> list[SettingProblem]:
     """What `refused` was given."""
     found = error.errors(include_url=False, include_input=False)
-    return [Problem(".".join(["train", *map(str, item["loc"])]), item["msg"]) for item in found]
+    return [SettingProblem(".".join(["train", *map(str, item["loc"])]), item["msg"]) for item in found]

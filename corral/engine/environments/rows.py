@@ -9,14 +9,14 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from corral.engine.environments.protocol import EnvironmentProblem, Message
 from corral.engine.environments.sessions import conversation
-from corral.engine.environments.values import EnvironmentProblem, Message
 
 PROMPTS = ("prompt", "messages", "question", "input")
 _LOOKED_AT = 64
 
 
-class Rows:
+class TaskRows:
     """A sequence of mappings. What can be indexed is read when it is asked for."""
 
     def __init__(self, given: object, *, what: str, folder: Path) -> None:
@@ -52,8 +52,7 @@ class Rows:
                 prompt(self[index])
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise EnvironmentProblem(
-                    f"{self._what}[{index}]: {error}",
-                    hint=f"Give each row one of: {', '.join(PROMPTS)}.",
+                    f"{self._what}[{index}]: {error}", hint=f"Give each row one of: {', '.join(PROMPTS)}."
                 ) from None
 
     def fingerprint(self) -> str:

@@ -19,7 +19,7 @@ FORMAT = 1
 Row = Mapping[str, Any]
 
 
-class Journal:
+class RolloutJournal:
     """One file for each step; written once, whole or not at all, and never changed: checkpoints link it.
 
     `digest` is that of the run's configuration; what another has sampled is not read.

@@ -6,17 +6,25 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from transformers import PreTrainedTokenizerBase
+
 from corral.engine.data import rows
-from corral.engine.data.order import permutation
 from corral.engine.data.render import RefusedRow
+from corral.engine.data.row_order import permutation
 from corral.engine.engine import Engine
 from corral.engine.environments.process import EnvironmentProcess
-from corral.engine.environments.transcript import Writer
-from corral.engine.environments.values import Call, EnvironmentProblem, Message, Result, Split
-from corral.engine.material import existing
+from corral.engine.environments.protocol import (
+    CallResult,
+    EnvironmentCall,
+    EnvironmentProblem,
+    Message,
+    Split,
+)
+from corral.engine.environments.transcript import PromptWriter
+from corral.engine.inputs import locate_input
+from corral.engine.sampling.deterministic import DeterministicEnvironment, DeterministicSampler
 from corral.engine.sampling.rollouts import Rollouts
-from corral.engine.sampling.steady import SteadyEnvironment, SteadySampler
-from corral.engine.spec import Places, Refused
+from corral.engine.spec import InvalidSpec, JobPaths
 from corral.recipes.train import DataFacts, Train
 
 # Tasks whose rewards are tried out; one that fails may be odd, several that fail are a broken reward.
@@ -27,7 +35,7 @@ _PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True)
-class World:
+class RunEnvironment:
     """An environment and which of its tasks are trained on and evaluated.
 
     `context` is how many tokens a sequence of it can have. `notes` are for people.
@@ -46,17 +54,17 @@ class World:
         tokenizer = engine.loaded.tokenizer
         if engine.device.type != "cpu":
             return Rollouts(sampler, self.process, tokenizer, train, seed=seed)
-        steady = SteadyEnvironment(self.process)
-        return Rollouts(SteadySampler(sampler, steady), steady, tokenizer, train, seed=seed)
+        steady = DeterministicEnvironment(self.process)
+        return Rollouts(DeterministicSampler(sampler, steady), steady, tokenizer, train, seed=seed)
 
 
-def open_environment(train: Train, places: Places, environ: Mapping[str, str]) -> EnvironmentProcess:
+def open_environment(train: Train, places: JobPaths, environ: Mapping[str, str]) -> EnvironmentProcess:
     """Raises EnvironmentProblem where it cannot be loaded, and where its reward never gives a number."""
     path = places.locate("environment", train.environment)
     params: dict[str, object] = dict(train.environment_params)
     for name, said in (("data", train.data), ("eval_data", train.eval_data)):
         if train.recipe == "grpo" and said is not None:
-            found = existing(places, name, said)
+            found = locate_input(places, name, said)
             rows.read(found, recipe="grpo", bad_rows="refuse", called=said)
             params[name] = str(found)
     source = str(path) if path is not None else str(train.environment)
@@ -79,7 +87,7 @@ def _try_reward(process: EnvironmentProcess) -> None:
     tasks = range(min(_TRIED, process.description.train))
     openings = _ask(process, [_start(task, "train") for task in tasks])
     calls = [
-        Call(
+        EnvironmentCall(
             "score",
             f"try-{task}",
             "train",
@@ -101,20 +109,22 @@ def _try_reward(process: EnvironmentProcess) -> None:
 _SAID: Message = {"role": "assistant", "content": "1"}
 
 
-def _start(task: int, split: Split) -> Call:
-    return Call("start", f"look-{split}-{task}", split, task)
+def _start(task: int, split: Split) -> EnvironmentCall:
+    return EnvironmentCall("start", f"look-{split}-{task}", split, task)
 
 
-def _ask(process: EnvironmentProcess, calls: Sequence[Call]) -> list[Result]:
+def _ask(process: EnvironmentProcess, calls: Sequence[EnvironmentCall]) -> list[CallResult]:
     """The answers in the order of the calls."""
     keys = [process.submit(call) for call in calls]
-    found: dict[int, Result] = {}
+    found: dict[int, CallResult] = {}
     while len(found) < len(keys):
         found |= {result.key: result for result in process.poll(_PATIENCE_S)}
     return [found[key] for key in keys]
 
 
-def look(process: EnvironmentProcess, writer: Writer, train: Train) -> World:
+def measure_prompts(
+    process: EnvironmentProcess, tokenizer: PreTrainedTokenizerBase, train: Train
+) -> RunEnvironment:
     """Measure the prompts. One that leaves no room to answer is refused or left out, as too_long says."""
     about = process.description
     everything = range(about.train)
@@ -124,6 +134,7 @@ def look(process: EnvironmentProcess, writer: Writer, train: Train) -> World:
         tasks: Sequence[int] = everything
     else:
         some = everything if about.train <= _MEASURED else permutation(about.train, 0, 0)[:_MEASURED]
+        writer = PromptWriter.of_run(tokenizer, about, train)
         lengths = _lengths(process, writer, some)
         tasks = _usable(everything, lengths, train)
     notes = []
@@ -144,10 +155,10 @@ def look(process: EnvironmentProcess, writer: Writer, train: Train) -> World:
     )
     held = range(about.eval) if about.eval else tasks
     chosen = [held[place] for place in sorted(permutation(len(held), 0, 0)[: train.eval_rows])]
-    return World(process, tasks, chosen, eval_split, room, facts, tuple(notes))
+    return RunEnvironment(process, tasks, chosen, eval_split, room, facts, tuple(notes))
 
 
-def _lengths(process: EnvironmentProcess, writer: Writer, tasks: Iterable[int]) -> dict[int, int]:
+def _lengths(process: EnvironmentProcess, writer: PromptWriter, tasks: Iterable[int]) -> dict[int, int]:
     asked = list(tasks)
     found = {}
     for task, result in zip(asked, _ask(process, [_start(t, "train") for t in asked]), strict=True):
@@ -156,7 +167,7 @@ def _lengths(process: EnvironmentProcess, writer: Writer, tasks: Iterable[int]) 
         try:
             found[task] = len(writer.prompt(result.value["messages"]))
         except RefusedRow as refusal:
-            raise Refused(f"the prompt of task {task} cannot be written: {refusal}") from None
+            raise InvalidSpec(f"the prompt of task {task} cannot be written: {refusal}") from None
     return found
 
 
@@ -166,7 +177,7 @@ def _usable(tasks: Sequence[int], lengths: Mapping[int, int], train: Train) -> S
         return tasks
     first = f"task {full[0]} has a prompt of {lengths[full[0]]} tokens"
     if train.too_long == "refuse" or len(full) == len(tasks):
-        raise Refused(
+        raise InvalidSpec(
             f"{len(full)} tasks leave no room to answer within max_length {train.max_length}: {first}",
             'Raise max_length, shorten the prompts, or set too_long = "skip".',
         )

@@ -12,7 +12,7 @@ from corral.recipes import models as listed
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class ModelCard:
     """What is known; what is not is left out. `data` is a digest."""
 
     name: str
@@ -27,12 +27,12 @@ class Card:
     run: str | None = None
 
 
-def write(folder: Path, card: Card) -> None:
+def write(folder: Path, card: ModelCard) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "README.md").write_text(render(card), "utf-8")
 
 
-def render(card: Card) -> str:
+def render(card: ModelCard) -> str:
     kind = "A LoRA adapter for" if card.adapter else "A fine-tuned copy of"
     return "\n".join(
         [
@@ -70,11 +70,11 @@ def render(card: Card) -> str:
 _UNKNOWN_LICENCE = " The licence of the base applies; Corral does not know it."
 
 
-def _head(card: Card) -> list[str]:
+def _head(card: ModelCard) -> list[str]:
     """What the hub reads. It takes names of licences that it knows, and `other` with a name."""
     facts = listed.facts(card.base)
     head = {"library_name": "peft" if card.adapter else "transformers"}
-    # What comes with Corral is not on the hub: a name there would lead to nothing, or to somebody else's.
+    # Models that come with Corral are not on the hub: the name would lead nowhere, or to another model.
     if facts is None or facts.hf:
         head = {"base_model": facts.hf if facts is not None and facts.hf else card.base, **head}
     if card.licence and " " in card.licence:
@@ -85,13 +85,13 @@ def _head(card: Card) -> list[str]:
     return ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---", ""]
 
 
-def _origin(card: Card) -> list[str]:
+def _origin(card: ModelCard) -> list[str]:
     about = {"base revision": card.revision, "data (SHA-256)": card.data, "run": card.run}
     known = [f"- {key}: `{value}`" for key, value in about.items() if value]
     return [*known, ""] if known else []
 
 
-def _measured(card: Card) -> list[str]:
+def _measured(card: ModelCard) -> list[str]:
     if not card.metrics:
         return []
     rows = [f"| {_cell(name)} | {_cell(value)} |" for name, value in card.metrics.items()]
@@ -102,7 +102,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _loading(card: Card) -> list[str]:
+def _loading(card: ModelCard) -> list[str]:
     if not card.adapter:
         return [
             "from transformers import AutoModelForCausalLM, AutoTokenizer",
@@ -113,7 +113,7 @@ def _loading(card: Card) -> list[str]:
     facts = listed.facts(card.base)
     # What the hub does not have, or has with other weights, comes from Corral itself.
     if facts is not None and facts.source in ("builtin", "package"):
-        given = ["from corral.engine import models", "", f'base = models.load("{facts.id}").model']
+        given = ["from corral.train import load_model", "", f'base = load_model("{facts.id}").model']
     else:
         name = facts.hf if facts is not None and facts.hf else card.base
         pinned = f", revision={card.revision!r}" if card.revision else ""

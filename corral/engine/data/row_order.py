@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 
-class Order:
+class RowOrder:
     """An endless walk over `n` rows, reshuffled for each epoch.
 
     Batches are consecutive pieces of the walk, so one may hold the end of an epoch and the beginning of the

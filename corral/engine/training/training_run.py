@@ -1,4 +1,4 @@
-"""What every recipe does around its steps: update, tell, watch, evaluate, save, and go on after a kill."""
+"""What every recipe does around its steps: update, report, guard, evaluate, save, and resume."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from torch import Tensor
 
 from corral.engine.data.sequences import Example
 from corral.engine.engine import Engine, Step
-from corral.engine.reports.events import Events
-from corral.engine.reports.report import Record
-from corral.engine.training.checkpoints import JOURNAL, Checkpoints, Saved, link, link_tree
-from corral.engine.training.evaluate import Evaluation, better
-from corral.engine.training.journal import Journal
+from corral.engine.errors import EngineError
+from corral.engine.reports.events import EventWriter
+from corral.engine.reports.report import RunRecord
+from corral.engine.training.checkpoints import (
+    JOURNAL,
+    Checkpoint,
+    CheckpointWriter,
+    link,
+    link_tree,
+)
+from corral.engine.training.evaluation import Evaluation, better
+from corral.engine.training.guards import GuardFinding, GuardMonitor, GuardStop
 from corral.engine.training.losses import Loss
-from corral.engine.training.meter import Meter
-from corral.engine.training.signals import Stop
-from corral.engine.training.watch import Finding, GuardStop, Watch
+from corral.engine.training.rollout_journal import RolloutJournal
+from corral.engine.training.stop_signal import StopSignal
+from corral.engine.training.throughput import ThroughputMeter
 from corral.recipes.train import Train
 
-# Sampling for so long is worth an upload of what was sampled: another machine may have to go on.
+# Rollouts that took longer than this are worth an upload: another machine may have to resume from them.
 ANNOUNCE_AFTER_S = 30.0
 
 
-class OutOfMemory(Exception):
+class OutOfMemory(EngineError):
     """Memory does not hold even one sequence at a time."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 def learning_rate(step: int, total: int, *, peak: float, schedule: str, warmup: float) -> float:
@@ -49,7 +52,7 @@ def learning_rate(step: int, total: int, *, peak: float, schedule: str, warmup: 
 
 
 @dataclass
-class Best:
+class BestStep:
     """The step whose evaluation was best so far; its adapter lies in a folder of its own."""
 
     step: int | None = None
@@ -57,7 +60,7 @@ class Best:
 
 
 @dataclass
-class Course:
+class TrainingRun:
     """A run under way. `done` counts whole steps; everything else that a resume needs is in the parts.
 
     `longest` is the most tokens that a sequence of the run can have. `work` is a folder for the journal and
@@ -68,25 +71,29 @@ class Course:
     total: int
     rate: float
     engine: Engine
-    events: Events
-    checkpoints: Checkpoints
-    watch: Watch
-    meter: Meter
-    stop: Stop
+    events: EventWriter
+    checkpoints: CheckpointWriter
+    guards: GuardMonitor
+    meter: ThroughputMeter
+    stop: StopSignal
     work: Path
     headline: str
     longest: int
     evaluate_with: Callable[[int], list[Evaluation]] | None = None
-    record: Record = field(default_factory=Record)
-    best: Best = field(default_factory=Best)
+    record: RunRecord = field(default_factory=RunRecord)
+    best: BestStep = field(default_factory=BestStep)
     done: int = 0
     _saved: int | None = None
     _unannounced_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.journal = Journal(self.work / JOURNAL, self.checkpoints.config_digest)
+        self.journal = RolloutJournal(self.work / JOURNAL, self.checkpoints.config_digest)
 
     # -- one step -------------------------------------------------------------------------------------
+
+    def rate_at(self, step: int) -> float:
+        train = self.train
+        return learning_rate(step, self.total, peak=self.rate, schedule=train.schedule, warmup=train.warmup)
 
     def gradients(self, examples: Sequence[Example], loss: Loss, *, temperature: float = 1.0) -> Step:
         """forward_backward; when memory runs out, again with less at a time."""
@@ -118,7 +125,7 @@ class Course:
     def read(self, seen: Step, norm: Tensor) -> dict[str, float]:
         """The numbers of a step: the one place where it waits for the device."""
         numbers = {**seen.read(), "grad_norm": float(norm)}
-        if finding := self.watch.gradients(
+        if finding := self.guards.gradients(
             self.done + 1,
             loss=numbers["loss"],
             grad_norm=numbers["grad_norm"],
@@ -146,7 +153,7 @@ class Course:
             )
         self.note(f"Memory ran out at step {self.done + 1}: {change}, and the step is repeated.")
 
-    def heed(self, finding: Finding) -> None:
+    def heed(self, finding: GuardFinding) -> None:
         if finding.policy == "stop":
             raise GuardStop(finding)
         self.note(str(finding))
@@ -158,9 +165,9 @@ class Course:
     def close(self, metrics: Mapping[str, float]) -> None:
         """The step is whole: tell it, and evaluate and save where it is time."""
         self.done += 1
-        standing = self.meter.standing(self.done, self.total, headline=self.headline, metrics=metrics)
-        self.record.step(self.done, standing.metrics)
-        self.events.step(standing)
+        status = self.meter.end_step(self.done, self.total, headline=self.headline, metrics=metrics)
+        self.record.step(self.done, status.metrics)
+        self.events.step(status)
         self.catch_up()
         if self._is_due(self.train.save_every):
             self.save()
@@ -195,7 +202,7 @@ class Course:
     def _keep_if_best(self, evaluation: Evaluation) -> None:
         if not better(evaluation.metric, evaluation.interval.mean, self.best.value):
             return
-        self.best = Best(self.done, evaluation.interval.mean)
+        self.best = BestStep(self.done, evaluation.interval.mean)
         part = self.work / ".best"
         shutil.rmtree(part, ignore_errors=True)
         self.engine.save_adapter(part)
@@ -218,7 +225,7 @@ class Course:
         )
         self.checkpoints.write(self.done, self._fill, parts=self._parts(), metric=metric)
         self._saved = self.done
-        # Not before: a kill while it is written would take what was sampled as well.
+        # Only now: a kill while the checkpoint is written must not cost the rollouts too.
         self.journal.forget(self.done)
 
     def _fresh(self) -> list[Path]:
@@ -238,12 +245,12 @@ class Course:
         else:
             self.checkpoints.add_journal(newest, self.journal.files(), step=self._saved)
 
-    def resume(self, saved: Saved) -> None:
+    def resume(self, saved: Checkpoint) -> None:
         self.engine.load_state(saved.folder / "engine")
-        self.record = Record.load(saved.folder / "record")
-        self.watch.restore(saved.parts["watch"])
-        self.best = Best(**saved.parts["best"])
-        # The folder may hold one that was found after the checkpoint, in a past that is made again now.
+        self.record = RunRecord.load(saved.folder / "record")
+        self.guards.restore(saved.parts["watch"])
+        self.best = BestStep(**saved.parts["best"])
+        # The folder may hold the best of steps after the checkpoint, which are now done again.
         shutil.rmtree(self.best_folder, ignore_errors=True)
         if (saved.folder / "best").is_dir():
             shutil.copytree(saved.folder / "best", self.best_folder, copy_function=shutil.copyfile)
@@ -260,7 +267,7 @@ class Course:
     def _parts(self) -> dict[str, Any]:
         options = self.engine.options
         return {
-            "watch": self.watch.state(),
+            "watch": self.guards.state(),
             "best": {"step": self.best.step, "value": self.best.value},
             "options": {"micro_tokens": options.micro_tokens, "recompute": options.recompute},
         }

@@ -7,7 +7,7 @@ is known before training begins. What fits in memory is kept; the rest is render
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean, pstdev
@@ -16,8 +16,9 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from corral.engine.data.formats import ChatRow
-from corral.engine.data.render import RefusedRow, Rendered, Renderer
-from corral.engine.data.rows import KEPT_PROBLEMS, BadRows, DataError, Problem, RowSet
+from corral.engine.data.render import RefusedRow, RenderedSequence, Renderer
+from corral.engine.data.rows import KEPT_PROBLEMS, BadRows, RowProblem, RowSet
+from corral.engine.errors import DataError
 from corral.recipes.train_tables import DataFacts, Train
 
 KEPT_BYTES = 512 << 20
@@ -25,7 +26,7 @@ _CHUNK = 256  # rows that go through the tokenizer together
 _BYTES_PER_TOKEN = 8  # an int32 and a float32
 
 
-class Sample(NamedTuple):
+class MaskedSequence(NamedTuple):
     """A sequence and, for each token, the weight of predicting it; 0 for the first."""
 
     tokens: Sequence[int]
@@ -33,7 +34,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(slots=True)
-class Counts:
+class RowCounts:
     """What became of the rows. `refused` had no certain mask, `too_long` were left out, `cut` lost their
     end, `split` became several samples because the chat template rewrites earlier turns."""
 
@@ -42,14 +43,14 @@ class Counts:
     too_long: int = 0
     cut: int = 0
     split: int = 0
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[RowProblem] = field(default_factory=list)
 
-    def note(self, problem: Problem) -> None:
+    def note(self, problem: RowProblem) -> None:
         if len(self.problems) < KEPT_PROBLEMS:
             self.problems.append(problem)
 
 
-class Examples(Sequence[Sample]):
+class SftDataset(Sequence[MaskedSequence]):
     """The samples of a set of rows, in the order of the rows. `lengths` are their tokens."""
 
     def __init__(self, rows: RowSet, renderer: Renderer, max_length: int, kept_bytes: int) -> None:
@@ -58,16 +59,16 @@ class Examples(Sequence[Sample]):
         self._max_length = max_length
         self._row = array("q")
         self._part = array("q")
-        self._kept: dict[int, Sample] = {}
+        self._kept: dict[int, MaskedSequence] = {}
         self._room = kept_bytes
         self._trained = 0
         self.lengths = array("q")
-        self.counts = Counts()
+        self.counts = RowCounts()
 
     def __len__(self) -> int:
         return len(self._row)
 
-    def __getitem__(self, index: int) -> Sample:  # type: ignore[override]
+    def __getitem__(self, index: int) -> MaskedSequence:  # type: ignore[override]
         index = range(len(self))[index]
         sample = self._kept.get(index)
         if sample is None:
@@ -90,7 +91,7 @@ class Examples(Sequence[Sample]):
             spread=pstdev(self.lengths) / fmean(self.lengths),
         )
 
-    def _add(self, row: int, part: int, sample: Rendered) -> None:
+    def _add(self, row: int, part: int, sample: RenderedSequence) -> None:
         size = len(sample.tokens) * _BYTES_PER_TOKEN
         if size <= self._room:
             self._room -= size
@@ -101,20 +102,19 @@ class Examples(Sequence[Sample]):
         self.lengths.append(len(sample.tokens))
 
 
-def _compact(sample: Rendered, max_length: int) -> Sample:
+def _compact(sample: RenderedSequence, max_length: int) -> MaskedSequence:
     # A sample that is kept and one that is rendered again must be equal to the bit.
-    return Sample(array("i", sample.tokens[:max_length]), array("f", sample.mask[:max_length]))
+    return MaskedSequence(array("i", sample.tokens[:max_length]), array("f", sample.mask[:max_length]))
 
 
-def examples(
+def build_dataset(
     rows: RowSet,
     tokenizer: PreTrainedTokenizerBase,
     train: Train,
     *,
-    progress: Callable[[int], None] | None = None,
     kept_bytes: int = KEPT_BYTES,
-) -> Examples:
-    """The samples of `rows` under the settings of `train`. `progress` is told how many rows are done.
+) -> SftDataset:
+    """The samples of `rows` under the settings of `train`.
 
     BadRows names the rows that are too long or have no certain mask, where the settings say refuse.
     """
@@ -124,27 +124,25 @@ def examples(
             "Remove `system`, or give rows of `messages`.",
         )
     renderer = Renderer(tokenizer, thinking=train.thinking, system=train.system, loss_on=train.loss_on)
-    made = Examples(rows, renderer, train.max_length, kept_bytes)
+    made = SftDataset(rows, renderer, train.max_length, kept_bytes)
     for row, outcome in enumerate(_outcomes(rows, renderer)):
         _take(made, row, outcome, train)
-        if progress is not None and ((row + 1) % _CHUNK == 0 or row + 1 == len(rows)):
-            progress(row + 1)
     _judge(made, train)
     return made
 
 
-def _outcomes(rows: RowSet, renderer: Renderer) -> Iterator[list[Rendered] | RefusedRow]:
+def _outcomes(rows: RowSet, renderer: Renderer) -> Iterator[list[RenderedSequence] | RefusedRow]:
     remaining = iter(rows)
     while chunk := list(islice(remaining, _CHUNK)):
         yield from renderer.rows(chunk)
 
 
-def _take(made: Examples, row: int, outcome: list[Rendered] | RefusedRow, train: Train) -> None:
+def _take(made: SftDataset, row: int, outcome: list[RenderedSequence] | RefusedRow, train: Train) -> None:
     counts = made.counts
     counts.rows += 1
     if isinstance(outcome, RefusedRow):
         counts.refused += 1
-        counts.note(Problem(made._rows.where(row), str(outcome)))
+        counts.note(RowProblem(made._rows.where(row), str(outcome)))
         return
     counts.split += len(outcome) > 1
     for part, sample in enumerate(outcome):
@@ -152,7 +150,7 @@ def _take(made: Examples, row: int, outcome: list[Rendered] | RefusedRow, train:
         if length <= train.max_length:
             made._add(row, part, sample)
             continue
-        short = Rendered(sample.tokens[: train.max_length], sample.mask[: train.max_length])
+        short = RenderedSequence(sample.tokens[: train.max_length], sample.mask[: train.max_length])
         if train.too_long == "cut" and any(short.mask):
             counts.cut += 1
             made._add(row, part, short)
@@ -160,10 +158,10 @@ def _take(made: Examples, row: int, outcome: list[Rendered] | RefusedRow, train:
         counts.too_long += 1
         why = ", and what is trained begins after that" if train.too_long == "cut" else ""
         message = f"{length} tokens; max_length is {train.max_length}{why}"
-        counts.note(Problem(made._rows.where(row), message))
+        counts.note(RowProblem(made._rows.where(row), message))
 
 
-def _judge(made: Examples, train: Train) -> None:
+def _judge(made: SftDataset, train: Train) -> None:
     counts = made.counts
     ways = []
     if counts.refused and train.bad_rows == "refuse":

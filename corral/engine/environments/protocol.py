@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from corral.engine.errors import EngineError
+
 Message = dict[str, Any]
 Split = Literal["train", "eval"]
 
@@ -25,7 +27,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class EnvironmentDescription:
     """What an environment is, known once it was loaded. Rows are numbered from 0 in each split.
 
     `max_turns` is None where the environment sets no bound of its own. `asynchronous` says that its functions
@@ -45,9 +47,6 @@ class Description:
     tools: Sequence[Mapping[str, Any]] = ()
     fingerprint: str = ""
 
-    def rows(self, split: Split) -> int:
-        return self.train if split == "train" else self.eval
-
 
 @dataclass(frozen=True, slots=True)
 class Opening:
@@ -58,7 +57,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class StepReply:
     """What an environment says after an answer of the model, and whether that was the end."""
 
     messages: list[Message]
@@ -66,7 +65,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class EnvironmentCall:
     """Something to ask the environment. `op` is one of start, step, score, group.
 
     `episode` names the attempt, for all its calls. `messages` is its whole conversation; `opening` is how
@@ -84,7 +83,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CallResult:
     """The answer to the call with this key: a value, or an error and its kind. The kinds: `raised`,
     `bad_reward`, `deadline`, `crashed`, `unrepeatable`."""
 
@@ -94,14 +93,8 @@ class Result:
     kind: str | None = None
 
 
-class EnvironmentProblem(Exception):
+class EnvironmentProblem(EngineError):
     """An environment cannot be used: what is wrong and where, and what to do about it."""
-
-    code = "bad_environment"
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 class UnstableRows(EnvironmentProblem):

@@ -76,11 +76,14 @@ def interval(values: Sequence[float], weights: Sequence[float] | None = None) ->
     if weights is None and count and all(value in (0.0, 1.0) for value in values):
         low, high = wilson(round(sum(values)), count)
         return Interval(sum(values) / count, low, high, count, "wilson")
+    return _bootstrapped(values, weights, "bootstrap")
+
+
+def _bootstrapped(values: Sequence[float], weights: Sequence[float] | None, method: str) -> Interval:
     mean = weighted_mean(values, weights)
-    if count < 2:
-        return Interval(mean, None, None, count, "none")
-    low, high = bootstrap(values, weights)
-    return Interval(mean, low, high, count, "bootstrap")
+    if len(values) < 2:
+        return Interval(mean, None, None, len(values), "none")
+    return Interval(mean, *bootstrap(values, weights), len(values), method)
 
 
 def weighted_mean(values: Sequence[float], weights: Sequence[float] | None) -> float:
@@ -92,11 +95,7 @@ def weighted_mean(values: Sequence[float], weights: Sequence[float] | None) -> f
 def change(before: Evaluation, after: Evaluation) -> Interval:
     """After minus before, row by row: what is hard in both does not blur the difference."""
     differences = [b - a for a, b in zip(before.values, after.values, strict=True)]
-    mean = weighted_mean(differences, after.weights)
-    if len(differences) < 2:
-        return Interval(mean, None, None, len(differences), "none")
-    low, high = bootstrap(differences, after.weights)
-    return Interval(mean, low, high, len(differences), "paired bootstrap")
+    return _bootstrapped(differences, after.weights, "paired bootstrap")
 
 
 def better(metric: str, new: float, old: float | None) -> bool:

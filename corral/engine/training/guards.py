@@ -7,47 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from corral.recipes.train import Train
+from corral.engine.errors import EngineError
+from corral.recipes.train_tables import Guards
 
 Policy = Literal["stop", "warn", "skip"]
 
 # One odd batch is no collapse.
 COLLAPSE_STEPS = 3
-# With the policy `skip`: so many bad steps in a row are not bad luck.
+# With the policy `skip`: more bad steps in a row than this are not bad luck.
 SKIPS_MAX = 5
 _SOLVED_SLACK = 1e-6
 
 
 @dataclass(frozen=True)
-class Limits:
-    """When to speak, and what follows. 0 switches a watch off."""
-
-    nan: Policy = "stop"
-    dead_reward_steps: int = 20
-    dead_reward: Policy = "stop"
-    min_entropy: float = 0.0
-    entropy: Policy = "stop"
-    min_length: float = 0.0
-    length: Policy = "stop"
-    mismatch_limit: float = 0.0
-
-    @classmethod
-    def of(cls, train: Train) -> Limits:
-        guards = train.guards
-        return cls(
-            nan=guards.nan,
-            dead_reward_steps=guards.dead_reward_steps,
-            dead_reward=guards.dead_reward,
-            min_entropy=guards.min_entropy,
-            entropy=guards.low_entropy,
-            min_length=guards.min_length,
-            length=guards.low_length,
-            mismatch_limit=train.grpo.mismatch_limit,
-        )
-
-
-@dataclass(frozen=True)
-class Finding:
+class GuardFinding:
     """What was noticed, what it means, what to try, and what follows from it."""
 
     name: str
@@ -59,17 +32,16 @@ class Finding:
         return f"{self.message} {self.hint}"
 
 
-class GuardStop(Exception):
+class GuardStop(EngineError):
     """The run is ended because of a finding."""
 
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(finding.message)
+    def __init__(self, finding: GuardFinding) -> None:
+        super().__init__(finding.message, finding.hint)
         self.finding = finding
-        self.hint = finding.hint
 
 
 @dataclass(frozen=True)
-class Sampled:
+class RolloutStats:
     """What one step's rollouts looked like. `spread` is the largest difference of rewards within a group."""
 
     reward: float
@@ -79,15 +51,15 @@ class Sampled:
     mismatch: float | None = None
 
 
-class Watch:
+class GuardMonitor:
     """Counts over the run; `state` and `restore` carry the counts through a checkpoint.
 
     Each method returns what it found. A finding with the policy `stop` is to be raised by the caller once
     the numbers of the step are told, so that the curve shows what the message speaks of.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, guards: Guards, *, mismatch_limit: float = 0.0) -> None:
+        self._guards, self._mismatch_limit = guards, mismatch_limit
         self._flat = 0
         self._varied = False
         self._best = -math.inf
@@ -113,7 +85,7 @@ class Watch:
         self._thin, self._skips = dict(state["thin"]), int(state["skips"])
         self._moved, self._said = bool(state["moved"]), set(state["said"])
 
-    def gradients(self, step: int, *, loss: float, grad_norm: float, expected: bool) -> Finding | None:
+    def gradients(self, step: int, *, loss: float, grad_norm: float, expected: bool) -> GuardFinding | None:
         """After the backward pass and before the weights change. `expected`: some token has weight."""
         if math.isfinite(loss) and math.isfinite(grad_norm):
             self._skips = 0
@@ -123,9 +95,9 @@ class Watch:
             return None
         self._skips += 1
         what = "loss" if not math.isfinite(loss) else "gradient"
-        policy: Policy = "stop" if self._skips > SKIPS_MAX else self._limits.nan
+        policy: Policy = "stop" if self._skips > SKIPS_MAX else self._guards.nan
         again = f" It is the {self._skips}th step in a row that was skipped." if self._skips > 1 else ""
-        return Finding(
+        return GuardFinding(
             "nan",
             policy,
             f"The {what} of step {step} is not a finite number "
@@ -134,22 +106,18 @@ class Watch:
             'guards.nan = "skip" passes over single bad batches.',
         )
 
-    def rollouts(self, step: int, seen: Sampled) -> list[Finding]:
-        limits = self._limits
+    def rollouts(self, step: int, seen: RolloutStats) -> list[GuardFinding]:
+        guards = self._guards
         found = [
             self._reward(step, seen),
-            self._collapse(
-                "entropy", step, seen.entropy, least=limits.min_entropy, policy=limits.entropy, hint=_ENTROPY
-            ),
-            self._collapse(
-                "length", step, seen.length, least=limits.min_length, policy=limits.length, hint=_LENGTH
-            ),
+            self._collapse("entropy", step, seen.entropy, guards.min_entropy, guards.low_entropy),
+            self._collapse("length", step, seen.length, guards.min_length, guards.low_length),
             self._mismatch(step, seen.mismatch),
         ]
         return [finding for finding in found if finding is not None]
 
-    def _reward(self, step: int, seen: Sampled) -> Finding | None:
-        steps = self._limits.dead_reward_steps
+    def _reward(self, step: int, seen: RolloutStats) -> GuardFinding | None:
+        steps = self._guards.dead_reward_steps
         if seen.spread > 0:
             self._flat, self._varied = 0, True
             self._best = max(self._best, seen.reward)
@@ -159,7 +127,7 @@ class Watch:
             return None
         if self._varied and seen.reward >= self._best - _SOLVED_SLACK:
             return self._once(
-                Finding(
+                GuardFinding(
                     "solved",
                     "warn",
                     f"For {steps} steps every completion has earned the same {seen.reward:.4g}, "
@@ -167,9 +135,9 @@ class Watch:
                     "Give harder tasks, or fewer steps.",
                 )
             )
-        finding = Finding(
+        finding = GuardFinding(
             "dead_reward",
-            self._limits.dead_reward,
+            self._guards.dead_reward,
             f"For {self._flat} steps, up to step {step}, all completions of each prompt earned "
             f"the same reward (mean {seen.reward:.4g}): advantages are 0 and nothing is learned.",
             "Look at samples.jsonl; give easier tasks or a reward with partial credit, train with sft first, "
@@ -178,8 +146,8 @@ class Watch:
         return finding if finding.policy == "stop" else self._once(finding)
 
     def _collapse(
-        self, name: str, step: int, value: float | None, *, least: float, policy: Policy, hint: str
-    ) -> Finding | None:
+        self, name: str, step: int, value: float | None, least: float, policy: Policy
+    ) -> GuardFinding | None:
         if value is None or least <= 0 or value >= least:
             self._thin[name] = 0
             return None
@@ -187,20 +155,20 @@ class Watch:
         if self._thin[name] < COLLAPSE_STEPS:
             return None
         unit = "nats" if name == "entropy" else "tokens"
-        finding = Finding(
+        finding = GuardFinding(
             f"{name}_collapse",
             policy,
             f"The mean {name} of the completions is {value:.4g} {unit} at step {step}, "
             f"for {self._thin[name]} steps below the limit of {least:.4g}.",
-            hint,
+            _COLLAPSE_HINTS[name],
         )
         return finding if policy == "stop" else self._once(finding)
 
-    def _mismatch(self, step: int, value: float | None) -> Finding | None:
-        limit = self._limits.mismatch_limit
+    def _mismatch(self, step: int, value: float | None) -> GuardFinding | None:
+        limit = self._mismatch_limit
         if value is None or limit <= 0 or value <= limit:
             return None
-        return Finding(
+        return GuardFinding(
             "mismatch",
             "stop",
             f"Sampler and trainer disagree at step {step}: the mean gap of their logprobs is "
@@ -209,29 +177,27 @@ class Watch:
             "report it with the model's name. grpo.mismatch_limit sets the limit, 0 switches it off.",
         )
 
-    def _once(self, finding: Finding) -> Finding | None:
+    def _once(self, finding: GuardFinding) -> GuardFinding | None:
         if finding.name in self._said:
             return None
         self._said.add(finding.name)
         return finding
 
 
-_ENTROPY = (
-    "The model has become sure of itself and explores no more: lower learning_rate, raise temperature or "
-    "grpo.clip_high, or add grpo.entropy_coef."
-)
-_LENGTH = (
-    "The reward may favour an empty answer: look at samples.jsonl, and let the reward ask for what the "
-    "answer must hold."
-)
+_COLLAPSE_HINTS = {
+    "entropy": "The model has become sure of itself and explores no more: lower learning_rate, raise "
+    "temperature or grpo.clip_high, or add grpo.entropy_coef.",
+    "length": "The reward may favour an empty answer: look at samples.jsonl, and let the reward ask for what "
+    "the answer must hold.",
+}
 
 
-def _zero_gradients(step: int, *, moved: bool) -> Finding:
+def _zero_gradients(step: int, *, moved: bool) -> GuardFinding:
     never = (
         "The adapter is not part of the computation: check lora.targets; report this with the model's name."
     )
     away = "Earlier steps had some: the weights were thrown too far. Lower learning_rate, or add warmup."
-    return Finding(
+    return GuardFinding(
         "zero_gradients",
         "stop",
         f"All gradients of step {step} are exactly 0 although tokens have weight: nothing would be learned.",

@@ -22,9 +22,9 @@ from transformers import PreTrainedModel
 from corral.engine.data.packing import Pack, pack
 from corral.engine.data.sequences import Example
 from corral.engine.device import send
+from corral.engine.errors import ModelProblem
 from corral.engine.model import generic_attention
 from corral.engine.model.attention import Layout, layout_of
-from corral.engine.model.problems import ModelProblem
 
 # How far two ways to compute the same may be apart, as a share of the whole. What should be equal to the
 # last bit, since only strangers in the pack differ, may be apart by the second.
@@ -42,27 +42,27 @@ _BIAS_COLUMNS = 8
 
 
 def needed(model: nn.Module, *, trained: bool) -> bool:
-    """Is it needed even for the decoder's family: do all weights train, biases of projections among them?"""
+    """Whether a model of the decoder's family needs it: all weights train, and projections have biases."""
     return trained and any(name.endswith("_proj.bias") for name, _ in model.named_parameters())
 
 
-class Packing(NamedTuple):
-    """May sequences lie in one pack, and those of a group behind one copy of their prefix; if not, why."""
+class PackingSupport(NamedTuple):
+    """Whether sequences may share a pack, and a group its prefix; `note` says why not."""
 
     packs: bool
     shares: bool
     note: str | None = None
 
 
-class Batching(NamedTuple):
-    """May prompts of several lengths be in one batch, and can its sequences be copied and dropped."""
+class BatchingSupport(NamedTuple):
+    """Whether prompts of several lengths may share a batch, and its rows be copied and dropped."""
 
     pads: bool
     takes: bool
 
 
-class GenericTrunk:
-    """Stands in for both `Decoder` and `Trunk`."""
+class GenericBackbone:
+    """Stands in for both `Decoder` and `Backbone`."""
 
     def __init__(self, model: PreTrainedModel, *, ref: str, trained: bool, length: int = 1) -> None:
         """`trained`: the model's own weights train, not an adapter's. `length`: that of packs on a GPU."""
@@ -83,7 +83,7 @@ class GenericTrunk:
         self._scale, self._bias = 1.0, False
         self.head = self._read_head()
         # Found out by the first sampler.
-        self.batching: Batching | None = None
+        self.batching: BatchingSupport | None = None
         # Beyond it, the longest sequence of a pass decides how positions are written for all.
         self.rope_limit = _rope_limit(self.text)
 
@@ -267,16 +267,18 @@ class GenericTrunk:
         return send(torch.tensor(words), next(self.model.parameters()).device)
 
     @cached_property
-    def packing(self) -> Packing:
-        """EN-D11: packed must equal separate, or nothing is packed."""
+    def packing(self) -> PackingSupport:
+        """Whether packs give what separate sequences give; if not, nothing is packed."""
         others = set(getattr(self.text, "layer_types", None) or ()) - _KINDS
         others |= {name for name in vars(self.text) if name.startswith("index_topk")}
         why = f"it has layers of {', '.join(sorted(others))}" if others else self._fault()
         if why is not None:
-            return Packing(False, False, f"{self._ref} is trained one sequence at a time: {why}")
+            return PackingSupport(False, False, f"{self._ref} is trained one sequence at a time: {why}")
         if self._fault(share=True) is None:
-            return Packing(True, True)
-        return Packing(True, False, f"{self._ref} is trained without shared prefixes: they change results")
+            return PackingSupport(True, True)
+        return PackingSupport(
+            True, False, f"{self._ref} is trained without shared prefixes: they change results"
+        )
 
     @torch.no_grad()
     def _fault(self, *, share: bool = False) -> str | None:

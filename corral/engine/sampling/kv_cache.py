@@ -15,7 +15,7 @@ SPARE = 0
 
 
 @dataclass
-class Pages:
+class KvCache:
     """Keys and values of all layers, [layers, pages, kv_heads, PAGE, head_dim], and who uses which page."""
 
     keys: Tensor
@@ -24,7 +24,7 @@ class Pages:
     free: list[int]
 
     @classmethod
-    def allocate(cls, decoder: Decoder, count: int) -> Pages:
+    def allocate(cls, decoder: Decoder, count: int) -> KvCache:
         shape = (len(decoder.layers), count, decoder.dims.kv_heads, PAGE, decoder.dims.head_dim)
         # Zeros: a page is read whole, and what lies past the end of a sequence must at least be a number.
         keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)

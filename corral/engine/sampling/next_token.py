@@ -3,8 +3,12 @@ not on the device, not on what else is in the batch, not on how often the proces
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
+
+from corral.engine.data.sequences import SamplingRequest
 
 
 def _signed(word: int) -> int:
@@ -78,3 +82,29 @@ def draw(
     noise = gumbel(seed, position, tokens)
     token = torch.where(hot.unsqueeze(1), z + noise, z).argmax(-1)
     return token, logprobs.gather(1, token.unsqueeze(1)).squeeze(1)
+
+
+def draw_each(
+    logits: Tensor,
+    requests: Sequence[SamplingRequest],
+    positions: Sequence[int],
+    drawing: Callable[..., tuple[Tensor, Tensor]] = draw,
+) -> tuple[list[int], list[float]]:
+    """A token and its logprob for each request, from its row of logits; `drawing` is `draw`, or compiled."""
+    params = [request.params for request in requests]
+
+    def column(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, device=logits.device)
+
+    limits: tuple[Tensor, ...] = ()
+    if any(p.top_k or p.top_p < 1 for p in params):
+        limits = column([p.top_k for p in params]), column([float(p.top_p) for p in params])
+    tokens, logprobs = drawing(
+        logits,
+        column([float(p.temperature) for p in params]),
+        column([p.seed for p in params]),
+        column(positions),
+        torch.arange(logits.shape[1], device=logits.device),
+        *limits,
+    )
+    return tokens.tolist(), logprobs.tolist()

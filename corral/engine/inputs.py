@@ -1,4 +1,4 @@
-"""What a run is made of: rows, model, device. All of it is looked at before a model is on a device."""
+"""What a run starts from: rows, model, adapter, device; all checked before a model is on the device."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from pathlib import Path
 
 import torch
 
-from corral.engine.data import masks, rows
+from corral.engine.data import rows, sft_dataset
 from corral.engine.data.rows import RowSet
 from corral.engine.engine import Engine, Options
 from corral.engine.model import adapters
 from corral.engine.model import load as models
-from corral.engine.model.load import Loaded
-from corral.engine.spec import Places, Refused, Spec
-from corral.engine.training.advantages import Markers
+from corral.engine.model.load import LoadedModel
+from corral.engine.spec import InvalidSpec, JobPaths, JobSpec
+from corral.engine.training.advantages import ThinkingMarkers
 from corral.recipes import gpus, speed
-from corral.recipes.forecast import Case, Device, Forecast, forecast
+from corral.recipes.forecast import Forecast, forecast
+from corral.recipes.forecast_case import Device, ForecastCase
 from corral.recipes.gpus import GpuFacts
 from corral.recipes.models import ModelFacts
 from corral.recipes.train import DataFacts, Train, TrainError, check_model
@@ -30,7 +31,7 @@ _MICRO_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class Data:
+class TrainingData:
     """Rows to train on, and those held out. `digest` changes when any row does."""
 
     train: RowSet
@@ -46,18 +47,19 @@ class Data:
         return said
 
 
-def read_data(train: Train, places: Places) -> Data:
+def read_data(train: Train, places: JobPaths) -> TrainingData:
     """The rows of an sft run; every row is checked."""
-    path = existing(places, "data", train.data)
-    found = rows.read(path, recipe="sft", bad_rows=train.bad_rows, called=train.data)
+
+    def read(name: str, said: str | None) -> RowSet:
+        path = locate_input(places, name, said)
+        return rows.read(path, recipe="sft", bad_rows=train.bad_rows, called=said)
+
+    found = read("data", train.data)
     if train.eval_data is not None:
-        path = existing(places, "eval_data", train.eval_data)
-        held_out: RowSet | None = rows.read(
-            path, recipe="sft", bad_rows=train.bad_rows, called=train.eval_data
-        )
+        held_out: RowSet | None = read("eval_data", train.eval_data)
     else:
-        found, held_out = masks.split(found, train.eval_fraction)
-    return Data(found, held_out, rows_digest(found))
+        found, held_out = sft_dataset.split(found, train.eval_fraction)
+    return TrainingData(found, held_out, rows_digest(found))
 
 
 def rows_digest(found: RowSet) -> str:
@@ -67,26 +69,26 @@ def rows_digest(found: RowSet) -> str:
     return digest.hexdigest()
 
 
-def existing(places: Places, name: str, said: str | None) -> Path:
+def locate_input(places: JobPaths, name: str, said: str | None) -> Path:
     path = places.locate(name, said)
     if path is None:
-        raise Refused(
+        raise InvalidSpec(
             f"train.{name} is {said!r}, and there is no such file or folder",
             f"Paths are relative to {places.start} here; correct train.{name}.",
         )
     return path
 
 
-def find_adapter(places: Places, said: str | None, which: str = "last") -> Path:
+def find_adapter(places: JobPaths, said: str | None, which: str = "last") -> Path:
     """The adapter's folder: one of peft's, or the result of a run, with the last and perhaps the best."""
-    folder = existing(places, "adapter", said)
+    folder = locate_input(places, "adapter", said)
     if (folder / ADAPTER).is_file():
         return folder
     inside = [folder / "best", folder / "adapter"] if which == "best" else [folder / "adapter"]
     for candidate in inside:
         if (candidate / ADAPTER).is_file():
             return candidate
-    raise Refused(
+    raise InvalidSpec(
         f"{folder} holds no adapter ({ADAPTER} is missing)",
         "Name the folder of a peft adapter, or the result of a training run with method lora.",
     )
@@ -101,11 +103,11 @@ def device_facts() -> GpuFacts | None:
 
 
 def flops(train: Train, facts: ModelFacts | None, data: DataFacts) -> tuple[float | None, float | None]:
-    """Those of the model for one token of the run, and the device's in a second; None is not known."""
+    """FLOPs that the model needs for a token, and that the device does in a second; None is unknown."""
     gpu = device_facts()
     if facts is None or gpu is None:
         return None, None
-    load = speed.load_of(Case(train, facts, Device(gpu), data))
+    load = speed.load_of(ForecastCase(train, facts, Device(gpu), data))
     share = load.trained / load.tokens
     return speed.flops_per_token(train, facts, length=load.mean, trained=share), gpu.flops
 
@@ -117,18 +119,18 @@ def ram_bytes() -> int | None:
         return None
 
 
-def load_model(train: Train, spec: Spec, places: Places) -> Loaded:
+def load_model(train: Train, spec: JobSpec, places: JobPaths) -> LoadedModel:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if spec.gpus and device == "cpu":
-        raise Refused(
+        raise InvalidSpec(
             f"the run was given {spec.gpus} GPU(s), but torch sees none",
             "Install a torch that fits the host's driver, or set resources.gpus = 0 to train on the CPU.",
         )
     usual = torch.bfloat16 if device == "cuda" else torch.float32
     dtype = {"auto": usual, "bf16": torch.bfloat16, "fp32": torch.float32}[train.precision]
     folder = places.locate("model", None)
-    if spec.task != "train" and train.method == "full" and (made := places.locate("adapter", None)):
-        folder = made / "model"
+    if spec.task != "train" and train.method == "full" and (trained := places.locate("adapter", None)):
+        folder = trained / "model"
     loaded = models.load(
         str(folder or spec.model), revision=None if folder else spec.revision, dtype=dtype, device=device
     )
@@ -143,7 +145,13 @@ def load_model(train: Train, spec: Spec, places: Places) -> Loaded:
 
 
 def make_engine(
-    train: Train, loaded: Loaded, places: Places, forecast: Forecast | None, *, seed: int, which: str = "last"
+    train: Train,
+    loaded: LoadedModel,
+    places: JobPaths,
+    forecast: Forecast | None,
+    *,
+    seed: int,
+    which: str = "last",
 ) -> Engine:
     start_from = None if train.adapter is None else find_adapter(places, train.adapter, which)
     lora = train.lora if train.method == "lora" else None
@@ -160,17 +168,17 @@ def make_engine(
     return Engine(loaded, names, options)
 
 
-def markers(train: Train, loaded: Loaded) -> Markers | None:
+def thinking_markers(train: Train, loaded: LoadedModel) -> ThinkingMarkers | None:
     """The tokens around thinking, where its length is to be punished."""
     if not train.thinking or not train.grpo.thinking_length_penalty:
         return None
     opening, closing = (
         tuple(loaded.tokenizer.encode(text, add_special_tokens=False)) for text in ("<think>", "</think>")
     )
-    return Markers(opening, closing)
+    return ThinkingMarkers(opening, closing)
 
 
-def plan(train: Train, loaded: Loaded, data: DataFacts) -> Forecast | None:
+def forecast_run(train: Train, loaded: LoadedModel, data: DataFacts) -> Forecast | None:
     """The forecast, which also says how the run is cut into pieces; None if the model's shape is unknown."""
     facts = loaded.facts
     if facts is None:

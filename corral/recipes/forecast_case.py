@@ -25,7 +25,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ForecastCase:
     train: Train
     facts: ModelFacts
     device: Device
@@ -40,7 +40,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MemoryPlan:
     """How a run is cut into pieces: tokens of a forward pass, whether activations are computed twice, and for
     sampling how many sequences at once and the most tokens of one (0 where nothing is sampled)."""
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from corral.engine.reports.events import Standing
+from corral.engine.reports.events import StepStatus
 
 if sys.platform != "win32":
     import resource
 
-# A step's time wanders; so many of the last ones are looked at.
+# A step's time varies; speed and ETA are taken over this many of the last steps.
 _WINDOW = 20
 
 
@@ -32,7 +32,7 @@ def peak_memory_bytes() -> int | None:
 
 
 @dataclass
-class Meter:
+class ThroughputMeter:
     """Times steps without what happens between them (evaluating, saving).
 
     `flops_per_token` are the model's own, not what recomputing adds; with `peak_flops` of the device they
@@ -55,7 +55,7 @@ class Meter:
         """Tokens that the step works on, however often it goes over them."""
         self._now_tokens += tokens
 
-    def standing(self, step: int, total: int, *, headline: str, metrics: Mapping[str, float]) -> Standing:
+    def end_step(self, step: int, total: int, *, headline: str, metrics: Mapping[str, float]) -> StepStatus:
         """The step that began with `begin` has ended."""
         took_s = self.clock() - self._began
         self.steps_s.append(took_s)
@@ -74,7 +74,7 @@ class Meter:
         if memory is not None:
             told["memory_gib"] = memory / 2**30
         usual_s = statistics.median(seconds for seconds, _ in self._recent)
-        return Standing(
+        return StepStatus(
             step,
             total,
             headline,

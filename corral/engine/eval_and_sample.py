@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from corral.engine.data import masks
+from corral.engine.data import sft_dataset
 from corral.engine.data.render import Renderer
-from corral.engine.data.sequences import Completion, Request, SamplingParams
+from corral.engine.data.sequences import SamplingParams
 from corral.engine.engine import Engine
-from corral.engine.model.reference import has_adapter, without_adapter
+from corral.engine.model.adapters import is_adapted
 from corral.engine.reports import report
-from corral.engine.reports.events import Events
-from corral.engine.spec import Refused, Spec, choose
+from corral.engine.reports.events import EventWriter
+from corral.engine.spec import InvalidSpec, JobSpec, with_defaults
 from corral.engine.training import sft
-from corral.engine.training.evaluate import Evaluation, change
-from corral.engine.training.signals import Stop
+from corral.engine.training.evaluation import Evaluation, change
+from corral.engine.training.stop_signal import StopSignal
 from corral.recipes.train import Train
 
 EVAL: Mapping[str, Any] = {"which": "last", "rows": 256, "data": None}
@@ -32,14 +32,14 @@ SAMPLE: Mapping[str, Any] = {
 WHICH = ("last", "best")
 
 
-def ask_of(spec: Spec) -> dict[str, Any]:
+def task_options(spec: JobSpec) -> dict[str, Any]:
     """The task's table, complete; before anything is loaded."""
-    ask = choose(spec.ask, EVAL if spec.task == "eval" else SAMPLE, where=spec.task)
+    ask = with_defaults(spec.ask, EVAL if spec.task == "eval" else SAMPLE, where=spec.task)
     if ask["which"] not in WHICH:
-        raise Refused(f"{spec.task}.which is {ask['which']!r}", f"It can be {' or '.join(WHICH)}.")
+        raise InvalidSpec(f"{spec.task}.which is {ask['which']!r}", f"It can be {' or '.join(WHICH)}.")
     for key in ("rows", "n", "max_tokens"):
         if key in ask and ask[key] < 1:
-            raise Refused(f"{spec.task}.{key} must be at least 1, not {ask[key]}")
+            raise InvalidSpec(f"{spec.task}.{key} must be at least 1, not {ask[key]}")
     if spec.task == "sample":
         _check_messages(ask["messages"])
     return ask
@@ -48,33 +48,33 @@ def ask_of(spec: Spec) -> dict[str, Any]:
 def _check_messages(messages: Sequence[Any]) -> None:
     whole = all(isinstance(m, dict) and isinstance(m.get("content"), str) and m.get("role") for m in messages)
     if not messages or not whole:
-        raise Refused("sample.messages needs at least one message with role and content")
+        raise InvalidSpec("sample.messages needs at least one message with role and content")
 
 
 @dataclass(frozen=True)
-class Made:
+class TrainedModel:
     """The model of a run, and what the two phases are called."""
 
     engine: Engine
     train: Train
-    events: Events
-    stop: Stop
+    events: EventWriter
+    stop: StopSignal
 
     def phases(self) -> Iterator[tuple[str, AbstractContextManager[None]]]:
-        """First as it was before training, where that can be had, then as it is."""
-        if has_adapter(self.engine):
-            yield "before", without_adapter(self.engine)
+        """The model before training, where it has an adapter to leave out, then the model as it is."""
+        if is_adapted(self.engine.loaded.model):
+            yield "before", self.engine.without_adapter()
         yield "after", nullcontext()
 
 
 def evaluate(
-    made: Made, evaluator: Callable[[int], list[Evaluation]], ask: Mapping[str, Any]
+    trained: TrainedModel, evaluator: Callable[[int], list[Evaluation]], ask: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Every evaluation before and after, and the change: `metrics.json` of the task."""
     found: dict[str, list[Evaluation]] = {}
-    for phase, around in made.phases():
-        made.events.phase(f"evaluating the model {phase} training")
-        with around, made.stop.interruptible():
+    for phase, around in trained.phases():
+        trained.events.phase(f"evaluating the model {phase} training")
+        with around, trained.stop.interruptible():
             found[phase] = evaluator(0 if phase == "before" else 1)
     said: dict[str, Any] = {"task": "eval", "which": ask["which"], "evaluations": []}
     for place, after in enumerate(found["after"]):
@@ -88,31 +88,31 @@ def evaluate(
             told[f"{after.metric}_before"] = before.interval.mean
             line = f"{after.metric}: before {before.interval}, after {after.interval}, change {difference}"
         said["evaluations"].append(row)
-        made.events.metrics(1, told)
-        made.events.say(line)
+        trained.events.metrics(1, told)
+        trained.events.say(line)
     return said
 
 
-def sample(made: Made, ask: Mapping[str, Any]) -> list[dict[str, Any]]:
+def sample(trained: TrainedModel, ask: Mapping[str, Any]) -> list[dict[str, Any]]:
     """`n` answers of each phase to the same messages with the same seeds: `samples.jsonl` of the task."""
-    tokenizer = made.engine.loaded.tokenizer
+    tokenizer = trained.engine.loaded.tokenizer
     messages = list(ask["messages"])
-    if made.train.system is not None and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": made.train.system})
-    prompt = Renderer(tokenizer, thinking=made.train.thinking).prompt(messages)
+    if trained.train.system is not None and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": trained.train.system})
+    prompt = Renderer(tokenizer, thinking=trained.train.thinking).prompt(messages)
     rows = []
-    for phase, around in made.phases():
-        with around, made.stop.interruptible():
-            answers = answer(made.engine, [prompt] * int(ask["n"]), ask)
-        made.events.say(f"--- {phase} training")
+    for phase, around in trained.phases():
+        with around, trained.stop.interruptible():
+            answers = answer(trained.engine, [prompt] * int(ask["n"]), ask)
+        trained.events.say(f"--- {phase} training")
         for number, row in enumerate(answers):
             rows.append({"phase": phase, "number": number, "messages": messages, **row})
-            made.events.say(row["completion"])
+            trained.events.say(row["completion"])
     return rows
 
 
 def answer(engine: Engine, prompts: Sequence[Sequence[int]], ask: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One completion for each prompt; seeds count up from the one that was given."""
+    """One completion for each prompt; seeds count up from the one in `ask`."""
     tokenizer = engine.loaded.tokenizer
     params = SamplingParams(
         max_tokens=int(ask["max_tokens"]),
@@ -123,16 +123,10 @@ def answer(engine: Engine, prompts: Sequence[Sequence[int]], ask: Mapping[str, A
     longest = max(len(prompt) for prompt in prompts) + params.max_tokens
     facts = engine.loaded.facts
     if facts is not None and longest > facts.context:
-        raise Refused(
+        raise InvalidSpec(
             f"the prompt and {params.max_tokens} tokens make {longest}; the model has {facts.context}",
             "Lower max_tokens or shorten the prompt.",
         )
-    sampler = engine.sampler(rows=len(prompts), context=longest)
-    for key, prompt in enumerate(prompts):
-        sampler.submit(Request(key, list(prompt), replace(params, seed=params.seed + key)))
-    found: list[Completion] = []
-    while sampler.pending:
-        found += sampler.step()
     return [
         {
             "completion": tokenizer.decode(_without_end(one.tokens, params.stop_tokens)),
@@ -140,7 +134,7 @@ def answer(engine: Engine, prompts: Sequence[Sequence[int]], ask: Mapping[str, A
             "reason": one.reason,
             "logprob": sum(one.logprobs),
         }
-        for one in sorted(found, key=lambda completion: completion.key)
+        for one in engine.sample(prompts, params)
     ]
 
 
@@ -156,21 +150,23 @@ def _without_end(tokens: Sequence[int], ends: Sequence[int]) -> list[int]:
     return list(tokens[:-1] if tokens and tokens[-1] in ends else tokens)
 
 
-def before_and_after(made: Made, rows: Sequence[masks.Sample], *, count: int = 4) -> list[report.Row]:
+def before_and_after(
+    trained: TrainedModel, rows: Sequence[sft_dataset.MaskedSequence], *, count: int = 4
+) -> list[report.Row]:
     """A few held-out prompts answered by both models, each with what it finds most likely."""
     chosen = [row for row in rows if any(row.weights)][:count]
     begins = [next(i for i, weight in enumerate(row.weights) if weight) for row in chosen]
     pairs = [(row, begin) for row, begin in zip(chosen, begins, strict=True) if begin > 0]
     if not pairs:
         return []
-    tokenizer = made.engine.loaded.tokenizer
+    tokenizer = trained.engine.loaded.tokenizer
     longest = max(len(row.tokens) - begin for row, begin in pairs)
     ask = {"max_tokens": min(max(longest, 16), 256), "temperature": 0.0, "seed": 0}
     prompts = [list(row.tokens[:begin]) for row, begin in pairs]
     said: list[report.Row] = []
-    for phase, around in made.phases():
+    for phase, around in trained.phases():
         with around:
-            answers = answer(made.engine, prompts, ask)
+            answers = answer(trained.engine, prompts, ask)
         for (row, begin), one in zip(pairs, answers, strict=True):
             tokens = list(row.tokens)
             asked, wanted = tokenizer.decode(tokens[:begin]), tokenizer.decode(tokens[begin:])
@@ -178,5 +174,7 @@ def before_and_after(made: Made, rows: Sequence[masks.Sample], *, count: int = 4
     return said
 
 
-def loss_of(engine: Engine, rows: Sequence[masks.Sample]) -> Callable[[int], list[Evaluation]]:
+def loss_evaluator(
+    engine: Engine, rows: Sequence[sft_dataset.MaskedSequence]
+) -> Callable[[int], list[Evaluation]]:
     return lambda step: [sft.held_out_loss(engine, rows, step)]

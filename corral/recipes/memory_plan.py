@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from corral.recipes import memory, speed
-from corral.recipes.workload import Case, Plan, Recompute
+from corral.recipes.forecast_case import ForecastCase, MemoryPlan, Recompute
 
-_BLOCK = 128  # attention works in blocks of so many tokens
+_BLOCK = 128  # tokens of a block of attention
 _SMALLEST, _LARGEST = 512, 65536
 # A way that is faster by less than this is not worth any memory.
 _WORTH = 1.01
 
 
-def budget_bytes(case: Case) -> int | None:
+def budget_bytes(case: ForecastCase) -> int | None:
     """What the allocator may take on the device; None where that is not known."""
     gpu, constants = case.device.gpu, case.constants
     if gpu is not None:
@@ -22,7 +22,7 @@ def budget_bytes(case: Case) -> int | None:
     return None if ram is None else int(ram * (1 - constants.margin))
 
 
-def choose(case: Case, memory_bytes: int | None) -> Plan | None:
+def choose(case: ForecastCase, memory_bytes: int | None) -> MemoryPlan | None:
     """The fastest plan within the memory; of those about as fast the one that computes nothing twice and then
     the smallest. None if none fits."""
     fitting = []
@@ -42,24 +42,24 @@ def choose(case: Case, memory_bytes: int | None) -> Plan | None:
     return min(about_as_fast, key=lambda one: one[:2])[2]
 
 
-def smallest(case: Case) -> Plan:
+def smallest(case: ForecastCase) -> MemoryPlan:
     """The plan that needs least; what is said where nothing fits."""
     return min(candidates(case), key=lambda plan: memory.peak_bytes(case, plan))
 
 
-def candidates(case: Case) -> Iterator[Plan]:
+def candidates(case: ForecastCase) -> Iterator[MemoryPlan]:
     for rows in _rows(case):
         yield from _with_rows(case, rows)
 
 
-def _with_rows(case: Case, rows: int) -> Iterator[Plan]:
+def _with_rows(case: ForecastCase, rows: int) -> Iterator[MemoryPlan]:
     context = sampling_context(case) if rows else 0
     for recompute in _recomputes(case):
         for tokens in _micro_tokens(case):
-            yield Plan(tokens, recompute, rows, context)
+            yield MemoryPlan(tokens, recompute, rows, context)
 
 
-def longest_sequence(case: Case) -> int:
+def longest_sequence(case: ForecastCase) -> int:
     """The most tokens that one sequence of this run can have."""
     train, data = case.train, case.data
     if train.recipe == "sft":
@@ -67,7 +67,7 @@ def longest_sequence(case: Case) -> int:
     return sampling_context(case)
 
 
-def sampling_context(case: Case) -> int:
+def sampling_context(case: ForecastCase) -> int:
     """Tokens of a sequence with its completion; of several turns only the limit is known."""
     train, data = case.train, case.data
     if train.recipe == "sft":
@@ -78,7 +78,7 @@ def sampling_context(case: Case) -> int:
     return min(train.max_length, data.longest + train.grpo.max_completion)
 
 
-def _micro_tokens(case: Case) -> Sequence[int]:
+def _micro_tokens(case: ForecastCase) -> Sequence[int]:
     if case.train.micro_tokens != "auto":
         return [case.train.micro_tokens]
     least = -(-longest_sequence(case) // _BLOCK) * _BLOCK
@@ -90,11 +90,11 @@ def _micro_tokens(case: Case) -> Sequence[int]:
     return sorted(sizes)
 
 
-def _recomputes(case: Case) -> Sequence[Recompute]:
+def _recomputes(case: ForecastCase) -> Sequence[Recompute]:
     return ("none", "full") if case.train.recompute == "auto" else (case.train.recompute,)
 
 
-def _rows(case: Case) -> Sequence[int]:
+def _rows(case: ForecastCase) -> Sequence[int]:
     """Sequences sampled at once: all of a step, or half of them, and so on."""
     if case.train.recipe == "sft":
         return (0,)

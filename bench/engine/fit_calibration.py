@@ -1,6 +1,6 @@
 """Fits the constants of the forecast to measured runs, so that it is rarely above and hardly ever below.
 
-    python -m corral.recipes.fit_calibration measured.json "H200, 24 runs" > calibration.json
+    python -m bench.engine.fit_calibration measured.json "H200, 24 runs" > calibration.json
 
 `measured.json` is a list of runs: `model` (a listed name, or a table of ModelFacts' fields), `train` (the
 table of the run file), `plan` (micro_tokens, recompute, rows, context), `gpu` (a name, or null) with `cores`,
@@ -19,10 +19,10 @@ from typing import Any
 
 from corral.recipes import calibration, gpus, memory, models, speed
 from corral.recipes.calibration import Calibration
+from corral.recipes.forecast_case import Device, ForecastCase, MemoryPlan
 from corral.recipes.models import ModelFacts
 from corral.recipes.train import parse
 from corral.recipes.train_tables import DataFacts
-from corral.recipes.workload import Case, Device, Plan
 
 MEMORY = (
     "saved_hidden",
@@ -55,20 +55,20 @@ _UNDER = 0.015
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRun:
     """A run that was measured. None was not."""
 
-    case: Case
-    plan: Plan
+    case: ForecastCase
+    plan: MemoryPlan
     peak_bytes: float | None = None
     step_s: float | None = None
 
 
-def read(text: str) -> list[Measured]:
+def read(text: str) -> list[MeasuredRun]:
     return [_read(row) for row in json.loads(text)]
 
 
-def _read(row: Mapping[str, Any]) -> Measured:
+def _read(row: Mapping[str, Any]) -> MeasuredRun:
     model = row["model"]
     facts = models.facts(model) if isinstance(model, str) else _shape(model)
     if facts is None:
@@ -76,13 +76,13 @@ def _read(row: Mapping[str, Any]) -> Measured:
     gpu = gpus.find(row["gpu"]) if row.get("gpu") else None
     if row.get("gpu") and gpu is None:
         raise ValueError(f"GPU {row['gpu']!r} is not known")
-    case = Case(
+    case = ForecastCase(
         parse(facts.id, row["train"], facts),
         facts,
         Device(gpu, row.get("cores", 1)),
         DataFacts(**row.get("data", {})),
     )
-    return Measured(case, Plan(**row["plan"]), row.get("peak_bytes"), row.get("step_s"))
+    return MeasuredRun(case, MemoryPlan(**row["plan"]), row.get("peak_bytes"), row.get("step_s"))
 
 
 def _shape(row: Mapping[str, Any]) -> ModelFacts:
@@ -91,7 +91,7 @@ def _shape(row: Mapping[str, Any]) -> ModelFacts:
     return replace(facts, params=facts.params or models.count_params(facts))
 
 
-def memory_errors(runs: Sequence[Measured], constants: Calibration) -> list[float]:
+def memory_errors(runs: Sequence[MeasuredRun], constants: Calibration) -> list[float]:
     """(forecast - measured) / measured of each run whose memory was measured on a GPU."""
     return [
         memory.peak_bytes(replace(run.case, constants=constants), run.plan) / run.peak_bytes - 1
@@ -100,7 +100,7 @@ def memory_errors(runs: Sequence[Measured], constants: Calibration) -> list[floa
     ]
 
 
-def fit_memory(runs: Sequence[Measured], prior: Calibration) -> Calibration:
+def fit_memory(runs: Sequence[MeasuredRun], prior: Calibration) -> Calibration:
     """Least squares of the relative error, over the moment that is each run's peak; in rounds, since which
     moment that is depends on the constants."""
     known = [run for run in runs if run.peak_bytes and run.case.device.gpu is not None]
@@ -115,7 +115,7 @@ def fit_memory(runs: Sequence[Measured], prior: Calibration) -> Calibration:
 
 
 def _solve_memory(
-    runs: Sequence[Measured], constants: Calibration, prior: Calibration, weight: float
+    runs: Sequence[MeasuredRun], constants: Calibration, prior: Calibration, weight: float
 ) -> Calibration:
     """One round: a linear problem in multiples of the prior constants."""
     scale = [getattr(prior, name) for name in MEMORY]
@@ -161,7 +161,7 @@ def solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[flo
     return found
 
 
-def speed_errors(runs: Sequence[Measured], constants: Calibration) -> list[float]:
+def speed_errors(runs: Sequence[MeasuredRun], constants: Calibration) -> list[float]:
     return [
         speed.step_s(replace(run.case, constants=constants), run.plan) / run.step_s - 1
         for run in runs
@@ -169,7 +169,7 @@ def speed_errors(runs: Sequence[Measured], constants: Calibration) -> list[float
     ]
 
 
-def fit_speed(runs: Sequence[Measured], prior: Calibration) -> Calibration:
+def fit_speed(runs: Sequence[MeasuredRun], prior: Calibration) -> Calibration:
     """The constants of time, one after the other and ever more finely: their formula is not linear."""
 
     def misses(constants: Calibration) -> float:
@@ -213,7 +213,7 @@ def rewrite(text: str, constants: Calibration, origin: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 2:
-        sys.stderr.write("usage: python -m corral.recipes.fit_calibration MEASURED.json ORIGIN\n")
+        sys.stderr.write("usage: python -m bench.engine.fit_calibration MEASURED.json ORIGIN\n")
         return 2
     runs = read(Path(arguments[0]).read_text("utf-8"))
     constants = fit_speed(runs, fit_memory(runs, calibration.default()))

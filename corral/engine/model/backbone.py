@@ -11,33 +11,10 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 
 from corral.engine.model.attention import Layout, by_blocks, by_spans
-from corral.engine.model.decoder import (
-    Decoder,
-    Dims,
-    Layer,
-    LayerAdapters,
-    fuse_layer,
-    rms_norm,
-    run_layer,
-)
+from corral.engine.model.decoder import Decoder, Dims, Layer, LayerAdapters, rms_norm, run_layer
 
-# A layer over a pack: the new hidden states, and the keys and values that it made.
-Step = Callable[[Tensor, Layer, LayerAdapters | None, Tensor, Tensor, Dims, Layout], tuple[Tensor, ...]]
 # Takes the keys and values of a layer: (layer's number, keys, values).
 Keep = Callable[[int, Tensor, Tensor], None]
-
-
-def _plain(
-    x: Tensor,
-    layer: Layer,
-    adapters: LayerAdapters | None,
-    cos: Tensor,
-    sin: Tensor,
-    dims: Dims,
-    layout: Layout,
-) -> tuple[Tensor, ...]:
-    fused = fuse_layer(layer, x.dtype) if adapters is None else adapters
-    return run_layer(x, layer, fused, cos, sin, dims, by_spans(layout.spans, dims.scale))
 
 
 def _by_blocks(
@@ -49,8 +26,7 @@ def _by_blocks(
     dims: Dims,
     mask: BlockMask,
 ) -> tuple[Tensor, ...]:
-    fused = fuse_layer(layer, x.dtype) if adapters is None else adapters
-    return run_layer(x, layer, fused, cos, sin, dims, by_blocks(mask, dims.scale))
+    return run_layer(x, layer, adapters, cos, sin, dims, by_blocks(mask, dims.scale))
 
 
 def _trained(x: Tensor, layer: Layer, cos: Tensor, sin: Tensor, dims: Dims, mask: BlockMask) -> Tensor:
@@ -58,7 +34,7 @@ def _trained(x: Tensor, layer: Layer, cos: Tensor, sin: Tensor, dims: Dims, mask
     return _by_blocks(x, layer, None, cos, sin, dims, mask)[0]
 
 
-class Trunk:
+class Backbone:
     """Runs the layers of a decoder. On a GPU a layer is compiled once, for all layers and packs alike."""
 
     def __init__(self, decoder: Decoder) -> None:
@@ -88,7 +64,7 @@ class Trunk:
     ) -> Tensor:
         if layout.mask is not None:
             return self._train(x, layer, cos, sin, dims, layout.mask)
-        return _plain(x, layer, None, cos, sin, dims, layout)[0]
+        return run_layer(x, layer, None, cos, sin, dims, by_spans(layout.spans, dims.scale))[0]
 
     @torch.no_grad()
     def prefill(
@@ -108,6 +84,7 @@ class Trunk:
             if layout.mask is not None:
                 x, k, v = self._prefill(x, layer, fused, cos, sin, decoder.dims, layout.mask)
             else:
-                x, k, v = _plain(x, layer, fused, cos, sin, decoder.dims, layout)
+                attend = by_spans(layout.spans, decoder.dims.scale)
+                x, k, v = run_layer(x, layer, fused, cos, sin, decoder.dims, attend)
             keep(number, k, v)
         return rms_norm(x, decoder.norm, decoder.dims.eps)

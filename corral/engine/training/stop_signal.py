@@ -1,4 +1,4 @@
-"""Being told to stop: SIGTERM ends the run at the next moment at which nothing is half done."""
+"""SIGTERM ends the run at the next moment at which nothing is half done."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import FrameType
 from typing import NoReturn
 
 
-class Stopped(BaseException):
-    """Raised where work may be thrown away. Not an Exception, so that no one who handles errors keeps it."""
+class StopRequested(BaseException):
+    """Raised where work may be thrown away. Not an Exception, so that no error handler swallows it."""
 
 
-class Stop:
+class StopSignal:
     """Remembers that a stop was asked for.
 
     Inside `interruptible` the work is given up at once: sampling, evaluating and computing gradients change
@@ -33,7 +33,7 @@ class Stop:
 
     def check(self) -> None:
         if self.asked is not None:
-            raise Stopped
+            raise StopRequested
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -59,4 +59,4 @@ class Stop:
         self.asked = number
         if self._may_raise:
             self._may_raise = False
-            raise Stopped
+            raise StopRequested
