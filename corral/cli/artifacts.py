@@ -11,7 +11,7 @@ import typer
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.files.download import download
 from corral.domain.errors import Conflict
 from corral.domain.ids import is_id

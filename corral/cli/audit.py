@@ -13,7 +13,7 @@ import typer
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import step_bar
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.domain.audit import AuditChain, AuditFilter
 from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError

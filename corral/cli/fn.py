@@ -15,8 +15,8 @@ import typer
 
 from corral.cli.connect import connect
 from corral.cli.display import render
-from corral.client.api import Corral
-from corral.client.environments.lock_cache import Locks
+from corral.client.corral import Corral
+from corral.client.environments.lock_cache import LockCache
 from corral.client.runs import RunQuery
 from corral.domain.errors import CorralError, InvalidInput, NotFound, ServerUnreachable
 from corral.functions import backend as backends
@@ -52,7 +52,7 @@ PREPARING_WORDS = "building"
 
 def _backend(corral: Corral) -> HttpBackend:
     settings = read_settings()
-    return HttpBackend(corral, settings.project, locks=Locks(settings.home / "locks"))
+    return HttpBackend(corral, settings.project, locks=LockCache(settings.home / "locks"))
 
 
 def _loaded(text: str) -> tuple[list[App], Member | None]:

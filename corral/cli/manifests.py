@@ -14,11 +14,11 @@ from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.manifests import sync as fleet
 from corral.client.manifests.apply import Also, Mode
-from corral.client.manifests.read import Loaded, load
-from corral.client.submit.prepare import Workshop
+from corral.client.manifests.read import ParsedManifest, load
+from corral.client.submit.prepare import RunPreparer
 from corral.domain.errors import InvalidInput
 from corral.settings import process_environment, read_settings
 from corral.wire.manifests import ApplyAnswer, ChangeView, ManifestView
@@ -177,7 +177,7 @@ def _sync(file: Path, mode: Mode, also: list[Also], *, as_json: bool) -> ApplyAn
         # Told before a server is looked for, with whatever else is wrong.
         _check(loaded, file)
     with connect(settings) as corral, byte_bar() as bar:
-        shop = Workshop(corral, file.absolute().parent, process_environment(), bar)
+        shop = RunPreparer(corral, file.absolute().parent, process_environment(), bar)
         resolved = fleet.resolve(loaded, shop)
         answer = fleet.sync(corral, resolved, shop, mode=mode, also=also)
     if not as_json:
@@ -201,10 +201,10 @@ def _offline(file: Path, *, as_json: bool) -> None:
     typer.echo(f"{loaded.name}: {declared}, no problem found")
 
 
-def _check(loaded: Loaded, file: Path) -> tuple[str, ...]:
+def _check(loaded: ParsedManifest, file: Path) -> tuple[str, ...]:
     # No call is made: what needs a server is not looked at.
     with Corral("http://127.0.0.1:9", None) as nobody, byte_bar() as bar:
-        return fleet.check(loaded, Workshop(nobody, file.absolute().parent, process_environment(), bar))
+        return fleet.check(loaded, RunPreparer(nobody, file.absolute().parent, process_environment(), bar))
 
 
 def _all(corral: Corral) -> Iterator[ManifestView]:

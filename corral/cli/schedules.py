@@ -11,7 +11,7 @@ from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
-from corral.client.submit.prepare import Workshop
+from corral.client.submit.prepare import RunPreparer
 from corral.client.submit.run_file import load
 from corral.domain.errors import FieldError, InvalidInput
 from corral.settings import process_environment, read_settings
@@ -49,7 +49,7 @@ def add(
         )
     with connect(settings) as corral:
         with byte_bar() as bar:
-            workshop = Workshop(corral, file.absolute().parent, process_environment(), bar)
+            workshop = RunPreparer(corral, file.absolute().parent, process_environment(), bar)
             prepared = workshop.prepare(run_file)
         for text in prepared.notes:
             render.note(f"note: {text}")

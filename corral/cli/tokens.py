@@ -24,7 +24,7 @@ app = typer.Typer(
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-class Scope(StrEnum):
+class TokenScope(StrEnum):
     USER = "user"
     OPERATOR = "operator"
     HOST = "host"
@@ -61,7 +61,7 @@ def _ended(token: TokenView) -> str | None:
 @app.command()
 def create(
     name: Annotated[str, typer.Argument(help="Whose it is, or what for.")],
-    scope: Annotated[Scope, typer.Option(help="What it may do.")] = Scope.USER,
+    scope: Annotated[TokenScope, typer.Option(help="What it may do.")] = TokenScope.USER,
     project: Annotated[str | None, typer.Option(help="Only in this project.")] = None,
     expires: Annotated[str | None, typer.Option(help='After how long, as "30d"; never by default.')] = None,
     as_json: AsJson = False,

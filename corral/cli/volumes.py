@@ -11,7 +11,7 @@ from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.volumes import volumes
 from corral.domain.errors import NotFound
 from corral.settings import read_settings
@@ -125,7 +125,7 @@ def _project(given: str | None) -> str:
     return given or read_settings().project
 
 
-def _remote(corral: Corral, project: str | None, name: str) -> volumes.ProjectRemote:
+def _remote(corral: Corral, project: str | None, name: str) -> volumes.ProjectVolume:
     return corral.volumes.remote(_project(project), name)
 
 

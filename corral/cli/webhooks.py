@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -14,7 +13,7 @@ from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.domain.errors import CorralError
-from corral.domain.webhooks.deliveries import ENDS, DeliveryState
+from corral.domain.webhooks.deliveries import ENDS, DeliveryState, WebhookFormat
 from corral.settings import process_environment
 from corral.wire.base import explain
 from corral.wire.webhooks import DeliveryView, RotateWebhookRequest, WebhookRequest, WebhookView
@@ -30,12 +29,7 @@ Name = Annotated[str, typer.Argument(help="The webhook's name.", autocompletion=
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-class Format(StrEnum):
-    CORRAL = "corral"
-    SLACK = "slack"
-
-
-class NotReceived(CorralError):
+class TestNotReceived(CorralError):
     """A test that the receiver did not take."""
 
     code = "not_received"
@@ -52,7 +46,9 @@ def add(
         str, typer.Option(help="Types with commas between, or `run.*` for all.", metavar="TYPES")
     ] = ",".join(ENDS),
     project: Annotated[str | None, typer.Option(help="Only runs of this project.")] = None,
-    form: Annotated[Format, typer.Option("--format", help="How the body is written.")] = Format.CORRAL,
+    form: Annotated[
+        WebhookFormat, typer.Option("--format", help="How the body is written.")
+    ] = WebhookFormat.CORRAL,
     secret_from_env: Annotated[
         str | None, typer.Option(help="Sign with the secret in this variable, instead of a new one.")
     ] = None,
@@ -152,7 +148,7 @@ def send_test(name: Name, as_json: AsJson = False) -> None:
     elif done.state == DeliveryState.DELIVERED:
         typer.echo(f"{name} received it: {done.status}")
     if done.state != DeliveryState.DELIVERED:
-        raise NotReceived(f"{name} did not receive it: {done.detail or done.status}")
+        raise TestNotReceived(f"{name} did not receive it: {done.detail or done.status}")
 
 
 @app.command()

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from corral.client.http.stream import Following, Reconnecting, ServerEvent
+from corral.client.http.stream import EventStream, Reconnecting, ServerEvent
 from corral.client.http.transport import Transport, quoted
 from corral.domain.errors import NotFound
 from corral.wire.artifacts import ArtifactPage
@@ -45,10 +45,10 @@ class RunQuery:
     schedule: str | None = None
 
 
-Told = Callable[[int], None]
+RunsDone = Callable[[int], None]
 
 
-def _all_pages(page: Callable[[str | None], ManyAnswer], told: Told | None) -> ManyAnswer:
+def _all_pages(page: Callable[[str | None], ManyAnswer], told: RunsDone | None) -> ManyAnswer:
     """All pages as one answer; `told` hears after each how many runs were gone through."""
     answer = page(None)
     done, skipped = list(answer.done), list(answer.skipped)
@@ -126,7 +126,7 @@ class Runs:
         return self._transport.repeat("POST", self._path(run, "/cancel"), RunView, body=body)
 
     def cancel_all(
-        self, which: RunSelection, *, reason: str = "", dry_run: bool = False, told: Told | None = None
+        self, which: RunSelection, *, reason: str = "", dry_run: bool = False, told: RunsDone | None = None
     ) -> ManyAnswer:
         """Every run that fits, page by page."""
 
@@ -142,7 +142,7 @@ class Runs:
         *,
         dry_run: bool = False,
         request_id: str | None = None,
-        told: Told | None = None,
+        told: RunsDone | None = None,
     ) -> ManyAnswer:
         """Every run that fits and has ended, with those that ended because of it."""
         request_id = request_id or new_request_id()
@@ -194,7 +194,7 @@ class Runs:
                 return None
             return str(EventView.model_validate_json(event.data).n)
 
-        following = Following(self._transport, path, {"after": after}, "after", cursor_of, reconnecting)
+        following = EventStream(self._transport, path, {"after": after}, "after", cursor_of, reconnecting)
         for event in following.events():
             if event.event == "event":
                 yield EventView.model_validate_json(event.data)
@@ -225,7 +225,7 @@ class Runs:
         """Log lines, and the run whenever its state changes; the last item is the final run."""
         path = self._path(run, "/logs")
         begin = {"cursor": cursor, "tail": tail}
-        following = Following(self._transport, path, begin, "cursor", lambda event: event.id, reconnecting)
+        following = EventStream(self._transport, path, begin, "cursor", lambda event: event.id, reconnecting)
         for event in following.events():
             if event.event == "log":
                 yield LogLine.model_validate_json(event.data)

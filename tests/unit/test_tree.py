@@ -14,7 +14,7 @@ import pytest
 from corral.client.files.digest import FileChanged, digest_file, read_file
 from corral.client.files.ignore import BadIgnoreFile, Ignore
 from corral.client.files.tree import FileEntry, NotAFolder, SecretInTree, Tree, TreeRefused, scan
-from corral.client.files.walk import Found, TreeLimits, TreeTooLarge, walk
+from corral.client.files.walk import ListedFile, TreeLimits, TreeTooLarge, walk
 from corral.domain.redaction import SecretValues
 
 TOKEN = "hf_Zk3vQ9xLw72pQabcd"
@@ -39,7 +39,7 @@ def refusals(root: Path) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def only_file(root: Path) -> Found:
+def only_file(root: Path) -> ListedFile:
     (found,) = walk(root, ignore=None, limits=TreeLimits()).files
     return found
 

@@ -18,10 +18,10 @@ from rich.progress import (
 )
 
 from corral.cli.display.render import console
-from corral.client.submit.prepare import Listener
+from corral.client.submit.prepare import ProgressListener
 
 
-class Bar(Listener):
+class Bar(ProgressListener):
     """One bar that begins anew with each step; counts bytes."""
 
     def __init__(self, progress: Progress) -> None:
@@ -48,7 +48,7 @@ def byte_bar() -> Iterator[Bar]:
         yield Bar(progress)
 
 
-class _Late(Progress):
+class _DelayedProgress(Progress):
     """Shown once the work has lasted `after_s`: what is over at once needs no bar."""
 
     show_at = 0.0
@@ -62,7 +62,7 @@ def count_bar(text: str, total: int | None, *, after_s: float = 1.0) -> Iterator
     """Gives a function to call with how many are done. Without a total it counts up."""
     err = console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    progress = _Late(*columns, console=err, transient=True, disable=not err.is_terminal)
+    progress = _DelayedProgress(*columns, console=err, transient=True, disable=not err.is_terminal)
     progress.show_at = time.monotonic() + after_s
     with progress:
         task = progress.add_task(text, total=total)

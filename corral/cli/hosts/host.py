@@ -17,12 +17,18 @@ import typer
 from corral.cli.display import render
 from corral.cli.hosts.hosts import standing
 from corral.cli.hosts.selftest import run_checks
-from corral.cli.hosts.systemd import NAME, SYSTEM_HOME, Unit, windows_script
+from corral.cli.hosts.systemd import NAME, SYSTEM_HOME, SystemdUnit, windows_script
 from corral.cli.server.processes import Processes, StartFailed, alive, stop
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.discovery import tls_for
-from corral.client.enroll.enroll import JoinToken, Server, Wishes, check_free, parse_join_token
-from corral.client.enroll.identity import CA, CLIENT, Identity, read_identity, remove_identity
+from corral.client.enroll.enroll import (
+    HostPreferences,
+    JoinableServer,
+    JoinToken,
+    check_free,
+    parse_join_token,
+)
+from corral.client.enroll.identity import CA, CLIENT, HostIdentity, read_identity, remove_identity
 from corral.client.http.transport import Backoff
 from corral.client.http.trust import read_ca
 from corral.domain.errors import (
@@ -67,7 +73,7 @@ SystemOrUser = Annotated[
 
 
 @dataclass(frozen=True)
-class Station:
+class HostHome:
     """A host's home and its worker."""
 
     home: Path
@@ -80,7 +86,7 @@ class Station:
     def processes(self) -> Processes:
         return Processes(self.home)
 
-    def identity(self) -> Identity:
+    def identity(self) -> HostIdentity:
         found = read_identity(self.worker_home)
         if found is None:
             raise NotFound(
@@ -93,7 +99,7 @@ class Station:
             )
         return found
 
-    def connect(self, identity: Identity, backoff: Backoff | None = None) -> Corral:
+    def connect(self, identity: HostIdentity, backoff: Backoff | None = None) -> Corral:
         assert identity.url is not None
         ca, client = self.worker_home / CA, self.worker_home / CLIENT
         trusted = read_ca(ca) if ca.exists() else None
@@ -101,8 +107,8 @@ class Station:
         return Corral(identity.url, identity.token, tls=tls, backoff=backoff)
 
 
-def _station(home: Path | None) -> Station:
-    return Station((home or read_settings().home).expanduser().absolute())
+def _station(home: Path | None) -> HostHome:
+    return HostHome((home or read_settings().home).expanduser().absolute())
 
 
 @app.command()
@@ -133,18 +139,18 @@ def enroll(
     Tests first that it can be one. Then a join token, which is good once, becomes a credential of its own.
     """
     settings = read_settings()
-    station = Station(_enrolment_home(settings, home, as_service=as_service).expanduser().absolute())
-    wishes = Wishes(_name(name), slots, _labels(labels))
+    station = HostHome(_enrolment_home(settings, home, as_service=as_service).expanduser().absolute())
+    wishes = HostPreferences(_name(name), slots, _labels(labels))
     joining = _read_token(token)
     check_free(station.home, joining)
-    server = Server(url, joining)
+    server = JoinableServer(url, joining)
     _self_test(station.home, server, force=force)
     if server.is_in_clear:
         render.note("warning: the address is plain http://, so the token travels in clear")
     identity = server.join(station.home, wishes)
     typer.echo(f"enrolled as {identity.name} ({identity.host_id}) at {identity.url}")
     if as_service:
-        _install(Unit(station.home, Path(sys.executable), system=os.geteuid() == 0))
+        _install(SystemdUnit(station.home, Path(sys.executable), system=os.geteuid() == 0))
     elif foreground:
         _exec_worker(station)
     elif start:
@@ -181,7 +187,7 @@ def _labels(text: str) -> tuple[str, ...]:
     return labels
 
 
-def _self_test(home: Path, server: Server, *, force: bool) -> None:
+def _self_test(home: Path, server: JoinableServer, *, force: bool) -> None:
     for check in run_checks(home, server):
         if check.error is None:
             typer.echo(f"ok      {check.what:<7} {check.detail}")
@@ -198,7 +204,7 @@ def start(home: Home = None) -> None:
     _start(station, station.identity())
 
 
-def _start(station: Station, identity: Identity) -> None:
+def _start(station: HostHome, identity: HostIdentity) -> None:
     running = station.processes.find("worker")
     if running is not None:
         typer.echo(f"the worker of {identity.name} runs already (pid {running.pid})")
@@ -210,12 +216,12 @@ def _start(station: Station, identity: Identity) -> None:
     typer.echo(f"{identity.name} {word} (pid {worker.pid}, log in {station.processes.log('worker')})")
 
 
-def _worker_environment(station: Station) -> Mapping[str, str]:
+def _worker_environment(station: HostHome) -> Mapping[str, str]:
     kept = {key: value for key, value in process_environment().items() if key not in _NOT_FOR_THE_WORKER}
     return {**kept, "CORRAL_HOME": str(station.home)}
 
 
-def _wait_seen(station: Station, identity: Identity, worker: psutil.Process, began: float) -> bool:
+def _wait_seen(station: HostHome, identity: HostIdentity, worker: psutil.Process, began: float) -> bool:
     deadline = time.monotonic() + SEEN_S
     before = _last_seen(station, identity)
     while time.monotonic() < deadline:
@@ -231,7 +237,7 @@ def _wait_seen(station: Station, identity: Identity, worker: psutil.Process, beg
     return False
 
 
-def _last_seen(station: Station, identity: Identity) -> float | None:
+def _last_seen(station: HostHome, identity: HostIdentity) -> float | None:
     try:
         with station.connect(identity, Backoff(tries=1)) as corral:
             return corral.own_host.get().last_seen_at
@@ -240,7 +246,7 @@ def _last_seen(station: Station, identity: Identity) -> float | None:
         return None
 
 
-def _exec_worker(station: Station) -> None:
+def _exec_worker(station: HostHome) -> None:
     """In place of this process, so that Ctrl-C and its exit code are the worker's own."""
     sys.stdout.flush()
     argv = [sys.executable, "-P", "-m", "corral.worker"]
@@ -260,7 +266,7 @@ def stop_worker(
     _stop(_station(home), timeout)
 
 
-def _stop(station: Station, timeout: float) -> None:
+def _stop(station: HostHome, timeout: float) -> None:
     worker = station.processes.find("worker")
     station.processes.forget("worker")
     if worker is None:
@@ -268,7 +274,7 @@ def _stop(station: Station, timeout: float) -> None:
         return
     how = "stopped" if stop(worker, timeout) else f"did not end within {timeout:g} s and was killed"
     typer.echo(f"worker (pid {worker.pid}) {how}")
-    if Unit(station.home, Path(sys.executable), system=os.geteuid() == 0).installed:
+    if SystemdUnit(station.home, Path(sys.executable), system=os.geteuid() == 0).installed:
         render.note(f"systemd starts it again; `systemctl stop {NAME}` stops it for good")
 
 
@@ -300,7 +306,7 @@ def status(
         render.show_pairs([("state", standing(view)), ("slots", f"{view.busy} of {view.slots} busy")])
 
 
-def _own_view(station: Station, identity: Identity) -> HostView:
+def _own_view(station: HostHome, identity: HostIdentity) -> HostView:
     try:
         with station.connect(identity) as corral:
             return corral.own_host.get()
@@ -311,7 +317,7 @@ def _own_view(station: Station, identity: Identity) -> HostView:
         ) from error
 
 
-def _until(identity: Identity) -> str | None:
+def _until(identity: HostIdentity) -> str | None:
     if identity.expires_at is None:
         return None
     return f"until {render.moment(identity.expires_at)}, replaced before by the worker"
@@ -353,11 +359,11 @@ def install(
 ) -> None:
     """Install the worker as a systemd service, and start it."""
     unit = _unit(home, system, root)
-    Station(unit.home).identity()
+    HostHome(unit.home).identity()
     _install(unit)
 
 
-def _install(unit: Unit) -> None:
+def _install(unit: SystemdUnit) -> None:
     for path in unit.install():
         typer.echo(f"wrote {path}")
     if unit.root == Path("/"):
@@ -392,7 +398,7 @@ def show_service(
     typer.echo(windows_script() if windows else _unit(home, system, Path("/")).text(), nl=False)
 
 
-def _unit(home: Path | None, system: bool | None, root: Path) -> Unit:
+def _unit(home: Path | None, system: bool | None, root: Path) -> SystemdUnit:
     as_system = os.geteuid() == 0 if system is None else system
     station = _station(home)
-    return Unit(station.home, Path(sys.executable), system=as_system, root=root.absolute())
+    return SystemdUnit(station.home, Path(sys.executable), system=as_system, root=root.absolute())

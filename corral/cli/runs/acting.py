@@ -14,8 +14,8 @@ from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import count_bar
 from corral.cli.runs.follow import follow
-from corral.client.api import Corral
-from corral.client.runs import Told
+from corral.client.corral import Corral
+from corral.client.runs import RunsDone
 from corral.client.submit.edit_spec import edited
 from corral.domain.errors import InvalidInput
 from corral.domain.states import RunState
@@ -254,7 +254,7 @@ def _which(
 
 
 def _all_of_them(
-    act: Callable[[bool, Told], ManyAnswer], *, verb: str, done: str, yes: bool, dry: bool, as_json: bool
+    act: Callable[[bool, RunsDone], ManyAnswer], *, verb: str, done: str, yes: bool, dry: bool, as_json: bool
 ) -> None:
     with count_bar("looking for runs", None) as told:
         found = act(True, told)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import typer
 
 from corral.cli.display import curves, reasons, render
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.wire.logs import MetricPoint
 from corral.wire.runs import AttemptView, EventView, ParentView, Placement, RunDetail, RunView
 from corral.wire.spec.run_file import RunSpec, Scalar

@@ -17,7 +17,7 @@ from corral.cli.display.reasons import hint, told
 from corral.cli.display.render import duration, note, number
 from corral.cli.runs.detail import ran_s
 from corral.cli.runs.exit_codes import DETACHED, exit_code
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.runs import RunQuery
 from corral.domain.errors import CorralError, ServerUnreachable
 from corral.domain.states import FINAL
@@ -30,7 +30,7 @@ _CLEAR = "\r\x1b[K"
 
 
 @dataclass
-class Screen:
+class RunOutput:
     """stdout and stderr of the run, with a status line under them where stderr is a terminal.
 
     The line is only drawn while the cursor is at the start of a line: half a line of output stays as it is.
@@ -92,10 +92,10 @@ class Screen:
             self.err.flush()
 
 
-class _Pulse(threading.Thread):
+class _StatusRefresher(threading.Thread):
     """Keeps the status line true between the state changes that the stream tells."""
 
-    def __init__(self, corral: Corral, run_id: str, screen: Screen) -> None:
+    def __init__(self, corral: Corral, run_id: str, screen: RunOutput) -> None:
         super().__init__(name="corral-pulse", daemon=True)
         self._corral, self._run_id, self._screen = corral, run_id, screen
         self._stop = threading.Event()
@@ -169,8 +169,8 @@ def _short(value: Json) -> str:
 
 def follow(corral: Corral, run_id: str, *, tail: int | None = None, quiet: bool = False) -> int:
     """Until the run is final; gives its exit code. Ctrl-C leaves the run alone."""
-    screen = Screen(quiet)
-    pulse = _Pulse(corral, run_id, screen) if screen.live else None
+    screen = RunOutput(quiet)
+    pulse = _StatusRefresher(corral, run_id, screen) if screen.live else None
     if pulse:
         pulse.start()
     try:
@@ -193,8 +193,8 @@ def follow(corral: Corral, run_id: str, *, tail: int | None = None, quiet: bool 
 
 def attend(corral: Corral, run_id: str) -> RunView:
     """The final run. On a terminal one line says how it stands; nothing of what it prints is shown."""
-    screen = Screen(quiet=False)
-    pulse = _Pulse(corral, run_id, screen) if screen.live else None
+    screen = RunOutput(quiet=False)
+    pulse = _StatusRefresher(corral, run_id, screen) if screen.live else None
     if pulse:
         pulse.start()
     try:
@@ -207,7 +207,7 @@ def attend(corral: Corral, run_id: str) -> RunView:
             pulse.end()
 
 
-def _read(corral: Corral, run_id: str, tail: int | None, screen: Screen) -> RunView:
+def _read(corral: Corral, run_id: str, tail: int | None, screen: RunOutput) -> RunView:
     def reconnecting(error: CorralError, delay_s: float) -> None:
         screen.say(f"corral: {error.message}; trying again in {delay_s:.1f} s")
 

@@ -14,9 +14,9 @@ from corral.cli.display import render
 from corral.cli.display.sweep_params import in_order, swept_params
 from corral.cli.groups import show_group
 from corral.cli.runs import detail
-from corral.cli.runs.follow import Screen, follow, follow_group
+from corral.cli.runs.follow import RunOutput, follow, follow_group
 from corral.cli.runs.submitting import adhoc, dry_run, submit_file, submit_now
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.runs import RunQuery
 from corral.client.submit.run_file import load
 from corral.domain.errors import FieldError, InvalidInput, NotFound
@@ -213,7 +213,7 @@ def logs(
             for item in corral.runs.follow(run_id, tail=tail):
                 render.show_json_line(item)
             return
-        screen = Screen(quiet)
+        screen = RunOutput(quiet)
         for line in corral.runs.iter_logs(run_id, tail=tail):
             if as_json:
                 render.show_json_line(line)

@@ -13,8 +13,8 @@ import typer
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
 from corral.cli.runs import detail
-from corral.client.api import Corral
-from corral.client.submit.prepare import Prepared, Workshop
+from corral.client.corral import Corral
+from corral.client.submit.prepare import PreparedRuns, RunPreparer
 from corral.client.submit.run_file import build
 from corral.domain.errors import FieldError, InvalidInput
 from corral.settings import process_environment
@@ -80,7 +80,7 @@ def submit_file(corral: Corral, run_file: RunFile, base_dir: Path, *, quiet: boo
 
 def dry_run(corral: Corral, run_file: RunFile, base_dir: Path, *, as_json: bool) -> None:
     with byte_bar() as bar:
-        prepared = Workshop(corral, base_dir, process_environment(), bar).plan(run_file)
+        prepared = RunPreparer(corral, base_dir, process_environment(), bar).plan(run_file)
     answer = corral.runs.try_out(prepared.specs, group=prepared.group)
     specs = [spec.model_dump(mode="json", exclude_defaults=True) for spec in prepared.specs]
     if as_json:
@@ -103,9 +103,9 @@ def dry_run(corral: Corral, run_file: RunFile, base_dir: Path, *, as_json: bool)
     render.note("dry run: nothing was stored")
 
 
-def _prepare(corral: Corral, run_file: RunFile, base_dir: Path) -> Prepared:
+def _prepare(corral: Corral, run_file: RunFile, base_dir: Path) -> PreparedRuns:
     with byte_bar() as bar:
-        return Workshop(corral, base_dir, process_environment(), bar).prepare(run_file)
+        return RunPreparer(corral, base_dir, process_environment(), bar).prepare(run_file)
 
 
 def _name_of(program: str) -> str:

@@ -20,7 +20,7 @@ import typer
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.server.processes import Processes, Role, StartFailed, alive, stop
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.discovery import discover, local_server, local_url
 from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable
 from corral.settings import Settings, process_environment, read_settings
@@ -57,7 +57,7 @@ def up(
     settings = read_settings()
     _check_home(settings.home)
     environ = process_environment() | ({} if port is None else {"CORRAL_PORT": str(port)})
-    station = Station(settings, Processes(settings.home), environ)
+    station = LocalServices(settings, Processes(settings.home), environ)
     if not station.running():
         try:
             station.bring_up()
@@ -87,7 +87,7 @@ def down(
     Runs that do not end in time are given back to the queue.
     """
     settings = read_settings()
-    Station(settings, Processes(settings.home), {}).bring_down(timeout)
+    LocalServices(settings, Processes(settings.home), {}).bring_down(timeout)
 
 
 @app.command()
@@ -133,7 +133,7 @@ def _described(process: psutil.Process | None) -> str:
     return f"pid {process.pid}, up {render.age(process.create_time())}"
 
 
-class _Asked(Exception):
+class _StopRequested(Exception):
     """A signal asked for the end."""
 
 
@@ -148,7 +148,7 @@ def _check_home(home: Path) -> None:
 
 
 @dataclass
-class Station:
+class LocalServices:
     """This machine's server and worker, as one."""
 
     settings: Settings
@@ -206,7 +206,7 @@ class Station:
                         return
                     if self.processes.find(role) is None:
                         self._restart(role, deaths[role])
-        except (KeyboardInterrupt, _Asked):
+        except (KeyboardInterrupt, _StopRequested):
             typer.echo("stopping; a second Ctrl-C does not wait for running work")
             self._bring_down_impatiently()
 
@@ -322,6 +322,6 @@ def _former_port(environ: Mapping[str, str], url: str | None) -> dict[str, str]:
 
 def _ask_on(number: signal.Signals) -> None:
     def ask(_number: int, _frame: FrameType | None) -> Any:
-        raise _Asked
+        raise _StopRequested
 
     signal.signal(number, ask)

@@ -16,9 +16,9 @@ from corral.cli.display.bars import byte_bar
 from corral.cli.runs.exit_codes import exit_code
 from corral.cli.runs.follow import attend, summary
 from corral.cli.runs.submitting import tell_if_stuck
-from corral.client.api import Corral
-from corral.client.submit.prepare import Workshop
-from corral.client.training import followup
+from corral.client.corral import Corral
+from corral.client.submit.prepare import RunPreparer
+from corral.client.training import evaluate as followup
 from corral.domain.states import RunState
 from corral.settings import process_environment
 from corral.wire.runs import RunDetail, RunView
@@ -52,7 +52,7 @@ def evaluate(
         spec = followup.about(of, EvalRequest(which=_which(best=best), rows=rows))
         if data is not None:
             with byte_bar() as bar:
-                shop = Workshop(corral, Path.cwd(), process_environment(), bar)
+                shop = RunPreparer(corral, Path.cwd(), process_environment(), bar)
                 spec = followup.with_eval_data(spec, str(data), shop.ship(of.project, "eval_data", data))
         ended = _see_through(corral, spec)
         found = followup.read_json(corral, ended, "metrics.json")

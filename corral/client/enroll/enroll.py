@@ -8,12 +8,12 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.discovery import tls_for
 from corral.client.enroll.host_key import make_key
 from corral.client.enroll.identity import (
     CA,
-    Identity,
+    HostIdentity,
     host_identity,
     machine_name,
     read_identity,
@@ -38,7 +38,7 @@ class JoinToken:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class HostPreferences:
     """What the host wants to be; None leaves it to the token, the machine's name, or its hardware."""
 
     name: str | None = None
@@ -73,7 +73,7 @@ def check_free(home: Path, token: JoinToken) -> None:
     )
 
 
-class Server:
+class JoinableServer:
     """One that may be joined with this token; nothing secret has been sent to it yet."""
 
     def __init__(self, url: str, token: JoinToken) -> None:
@@ -94,7 +94,7 @@ class Server:
     def tls(self) -> ssl.SSLContext | None:
         return tls_for(self.url, self._ca)
 
-    def join(self, home: Path, wishes: Wishes) -> Identity:
+    def join(self, home: Path, wishes: HostPreferences) -> HostIdentity:
         """Enrol, and keep the identity. After a lost answer or a kill, the same call goes on from there."""
         folder = home / "worker"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

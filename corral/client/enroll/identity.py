@@ -28,7 +28,7 @@ class BadIdentity(CorralError):
 
 
 @dataclass(frozen=True)
-class Identity:
+class HostIdentity:
     """`url` is the server that the host joined; None for this home's own. Times are of this host's clock."""
 
     host_id: str
@@ -41,7 +41,7 @@ class Identity:
     expires_at: float | None = None
 
 
-def read_identity(worker_home: Path) -> Identity | None:
+def read_identity(worker_home: Path) -> HostIdentity | None:
     """None while there is none; BadIdentity if it cannot be understood."""
     try:
         token = (worker_home / TOKEN).read_text(encoding="utf-8").strip()
@@ -50,7 +50,7 @@ def read_identity(worker_home: Path) -> Identity | None:
         return None
     try:
         described = json.loads(said)
-        return Identity(
+        return HostIdentity(
             host_id=str(described["host_id"]),
             name=str(described["name"]),
             token=token,
@@ -64,7 +64,7 @@ def read_identity(worker_home: Path) -> Identity | None:
         raise BadIdentity(f"{worker_home / ABOUT} is not an identity: {error}") from error
 
 
-def write_identity(worker_home: Path, identity: Identity, *, client_pem: str | None) -> None:
+def write_identity(worker_home: Path, identity: HostIdentity, *, client_pem: str | None) -> None:
     """A new one. The token goes first and comes last: whose it is, is never mistaken."""
     (worker_home / TOKEN).unlink(missing_ok=True)
     (worker_home / CLIENT).unlink(missing_ok=True)
@@ -74,7 +74,7 @@ def write_identity(worker_home: Path, identity: Identity, *, client_pem: str | N
     write_private(worker_home / TOKEN, identity.token + "\n")
 
 
-def write_rotated(worker_home: Path, identity: Identity, *, client_pem: str | None) -> None:
+def write_rotated(worker_home: Path, identity: HostIdentity, *, client_pem: str | None) -> None:
     """Another credential of the same host.
 
     When it ends comes last: a kill before makes for one rotation more, the other order would make for none.
@@ -85,7 +85,7 @@ def write_rotated(worker_home: Path, identity: Identity, *, client_pem: str | No
     _write_about(worker_home, identity)
 
 
-def _write_about(worker_home: Path, identity: Identity) -> None:
+def _write_about(worker_home: Path, identity: HostIdentity) -> None:
     about = {key: value for key, value in asdict(identity).items() if key != "token"}
     write_private(worker_home / ABOUT, json.dumps(about) + "\n")
 
@@ -104,9 +104,9 @@ def host_identity(
     url: str,
     labels: Sequence[str],
     slots: int | None,
-) -> Identity:
+) -> HostIdentity:
     now = time.time()
-    return Identity(host_id, name, token, url, tuple(labels), slots, now, now + expires_in_s)
+    return HostIdentity(host_id, name, token, url, tuple(labels), slots, now, now + expires_in_s)
 
 
 def machine_name() -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from corral.client.files.digest import digest_file
 from corral.client.files.ignore import Ignore
-from corral.client.files.walk import Found, TreeLimits, Walk, walk
+from corral.client.files.walk import FolderWalk, ListedFile, TreeLimits, walk
 from corral.domain.artifacts import listing_digest
 from corral.domain.errors import CorralError
 from corral.domain.paths import PathProblem, check_paths, printable, summary
@@ -108,7 +108,7 @@ class SecretInTree(CorralError):
 
 
 @dataclass(frozen=True)
-class _Hashed:
+class _HashedFile:
     entry: FileEntry
     secret: str | None
 
@@ -129,7 +129,7 @@ def scan(
         raise NotAFolder(root)
     found = walk(root, ignore=ignore, limits=limits or TreeLimits())
     _refuse(root, found, secrets)
-    hashed: list[_Hashed] = []
+    hashed: list[_HashedFile] = []
     bytes_done = 0
     for batch in _hash_all(found.files, secrets):
         hashed += batch
@@ -146,7 +146,7 @@ def scan(
     return Tree.of(item.entry for item in hashed)
 
 
-def _refuse(root: Path, found: Walk, secrets: SecretValues | None) -> None:
+def _refuse(root: Path, found: FolderWalk, secrets: SecretValues | None) -> None:
     if secrets:
         leaks = [
             PathProblem(secrets.redact_text(item.path), f"is named after secret {name}")
@@ -166,9 +166,9 @@ def _refuse(root: Path, found: Walk, secrets: SecretValues | None) -> None:
         raise TreeRefused(root, problems)
 
 
-def _hash_all(files: Sequence[Found], secrets: SecretValues | None) -> Iterator[list[_Hashed]]:
+def _hash_all(files: Sequence[ListedFile], secrets: SecretValues | None) -> Iterator[list[_HashedFile]]:
     with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="corral-hash") as pool:
-        futures: list[Future[list[_Hashed]]] = []
+        futures: list[Future[list[_HashedFile]]] = []
         try:
             for batch in _batches(files):
                 futures.append(pool.submit(_hash_batch, batch, secrets))
@@ -179,8 +179,8 @@ def _hash_all(files: Sequence[Found], secrets: SecretValues | None) -> Iterator[
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _batches(files: Sequence[Found]) -> Iterator[list[Found]]:
-    batch: list[Found] = []
+def _batches(files: Sequence[ListedFile]) -> Iterator[list[ListedFile]]:
+    batch: list[ListedFile] = []
     size = 0
     for file in files:
         batch.append(file)
@@ -192,10 +192,10 @@ def _batches(files: Sequence[Found]) -> Iterator[list[Found]]:
         yield batch
 
 
-def _hash_batch(batch: Sequence[Found], secrets: SecretValues | None) -> list[_Hashed]:
+def _hash_batch(batch: Sequence[ListedFile], secrets: SecretValues | None) -> list[_HashedFile]:
     return [_hash(found, secrets) for found in batch]
 
 
-def _hash(found: Found, secrets: SecretValues | None) -> _Hashed:
+def _hash(found: ListedFile, secrets: SecretValues | None) -> _HashedFile:
     digest, secret = digest_file(found, secrets)
-    return _Hashed(FileEntry(found.path, found.size, found.mode, digest), secret)
+    return _HashedFile(FileEntry(found.path, found.size, found.mode, digest), secret)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from corral.client.files.digest import BUFFER_BYTES, FileChanged, FileUnreadable, digest_file
 from corral.client.files.tree import HASH_THREADS, FileEntry, Tree
-from corral.client.files.walk import Found, Identity
+from corral.client.files.walk import FileIdentity, ListedFile
 from corral.domain.errors import CorralError
 from corral.domain.paths import BadPath, PathProblem, check_paths, folders_of, printable, why_bad_on_windows
 
@@ -210,7 +210,9 @@ def _difference(entry: FileEntry, status: os.stat_result | None, folder: Path) -
     # Windows keeps no execute bit.
     if os.name != "nt" and bool(status.st_mode & stat.S_IXUSR) != bool(entry.mode & stat.S_IXUSR):
         return f"mode {stat.S_IMODE(status.st_mode):o}, expected {entry.mode:o}"
-    found = Found(entry.path, os.path.join(folder, entry.path), entry.size, entry.mode, Identity.of(status))
+    found = ListedFile(
+        entry.path, os.path.join(folder, entry.path), entry.size, entry.mode, FileIdentity.of(status)
+    )
     try:
         digest, _ = digest_file(found, None)
     except (FileChanged, FileUnreadable) as error:

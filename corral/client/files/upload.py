@@ -121,7 +121,7 @@ class _Sender:
     def large(self, entry: FileEntry, offset: int) -> None:
         """One file, taken up where the server says after every break."""
         backoff = self.sink.transport.backoff
-        sent = _Sent(self.tally)
+        sent = _FileProgress(self.tally)
         for failures in range(1, backoff.tries + 1):
             try:
                 self._put(entry, offset, sent)
@@ -139,7 +139,7 @@ class _Sender:
         sent.reach(entry.size)
         self.tally.add(0, 1)
 
-    def _put(self, entry: FileEntry, offset: int, sent: _Sent) -> None:
+    def _put(self, entry: FileEntry, offset: int, sent: _FileProgress) -> None:
         offset = offset if offset < entry.size else 0
         sent.reach(offset)
         chunks = self._chunks(entry, offset, sent.reach)
@@ -164,7 +164,7 @@ class _Sender:
 
 
 @dataclass
-class _Sent:
+class _FileProgress:
     """How far one file got; only advances, so that a second try of the same bytes counts nothing."""
 
     tally: _Tally

@@ -35,7 +35,7 @@ class NoConnection(Exception):
     """None could be made; nothing was sent."""
 
 
-class Answered(NamedTuple):
+class DirectResponse(NamedTuple):
     """With the names that httpx has for the same."""
 
     status_code: int
@@ -50,7 +50,7 @@ class Answered(NamedTuple):
         """It was read to its end."""
 
 
-class Direct:
+class DirectClient:
     """Safe to use from several threads; each request has a connection of its own while it lasts."""
 
     def __init__(
@@ -68,11 +68,11 @@ class Direct:
         self._idle: deque[tuple[http.client.HTTPConnection, float]] = deque()
         self._open: set[http.client.HTTPConnection] = set()
 
-    def post(self, path: str, body: bytes, *, timeout_s: float) -> Answered:
+    def post(self, path: str, body: bytes, *, timeout_s: float) -> DirectResponse:
         """One try. NoConnection, or OSError and HTTPException for what broke off half-way."""
         return self._answered(self._sent(self._taken(timeout_s), path, body))
 
-    def begin(self, path: str, body: bytes, *, timeout_s: float) -> Callable[[], Answered] | None:
+    def begin(self, path: str, body: bytes, *, timeout_s: float) -> Callable[[], DirectResponse] | None:
         """Sent at once, without waiting for anything; what it gives waits for the answer.
 
         None, and nothing was sent, if no connection is open or it could not take it whole.
@@ -96,7 +96,7 @@ class Direct:
             raise
         return connection
 
-    def _answered(self, connection: http.client.HTTPConnection) -> Answered:
+    def _answered(self, connection: http.client.HTTPConnection) -> DirectResponse:
         try:
             answered, goes_on = _answer(connection.sock)
         except BaseException:
@@ -165,7 +165,7 @@ def is_direct(url: str) -> bool:
     return parts.scheme not in getproxies() or bool(proxy_bypass(parts.hostname or ""))
 
 
-def _answer(sock: socket.socket) -> tuple[Answered, bool]:
+def _answer(sock: socket.socket) -> tuple[DirectResponse, bool]:
     """And whether the connection can be used again."""
     data = b""
     while (end := data.find(b"\r\n\r\n")) < 0:
@@ -194,7 +194,7 @@ def _answer(sock: socket.socket) -> tuple[Answered, bool]:
     if len(body) < int(length):
         body = _rest(sock, body, int(length))
     goes_on = headers.get("connection", "").lower() != "close" and len(body) == int(length)
-    return Answered(int(status[1]), headers, body[: int(length)]), goes_on
+    return DirectResponse(int(status[1]), headers, body[: int(length)]), goes_on
 
 
 def _rest(sock: socket.socket, begun: bytes, length: int) -> bytes:
@@ -210,12 +210,12 @@ def _rest(sock: socket.socket, begun: bytes, length: int) -> bytes:
     return bytes(whole)
 
 
-def _other_answer(sock: socket.socket, begun: bytes) -> tuple[Answered, bool]:
+def _other_answer(sock: socket.socket, begun: bytes) -> tuple[DirectResponse, bool]:
     """One whose head does not say how long it is, or says more than one thing."""
     response = http.client.HTTPResponse(_Replayed(sock, begun), method="POST")  # type: ignore[arg-type]
     response.begin()
     headers = {name.lower(): value for name, value in response.getheaders()}
-    return Answered(response.status, headers, response.read()), not response.will_close
+    return DirectResponse(response.status, headers, response.read()), not response.will_close
 
 
 class _Replayed(io.RawIOBase):

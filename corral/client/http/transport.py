@@ -19,7 +19,7 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from corral import __version__
-from corral.client.http.direct import Answered, Direct, NoConnection, is_direct
+from corral.client.http.direct import DirectClient, DirectResponse, NoConnection, is_direct
 from corral.client.http.errors import UntrustedServer, from_response, not_an_answer, unreachable
 from corral.client.http.sockets import OpenSockets
 from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable, StoreUnavailable
@@ -27,7 +27,7 @@ from corral.domain.tokens import split_pin
 from corral.wire.blobs import HandoverFolder
 
 M = TypeVar("M")
-A = TypeVar("A", httpx.Response, httpx.Response | Answered)
+A = TypeVar("A", httpx.Response, httpx.Response | DirectResponse)
 Params = Mapping[str, str | int | float | Sequence[str] | None]
 Content = bytes | Iterable[bytes]
 
@@ -86,7 +86,7 @@ class Transport:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _made_direct(self, tls: ssl.SSLContext | None) -> Direct | None:
+    def _made_direct(self, tls: ssl.SSLContext | None) -> DirectClient | None:
         if not is_loopback(self.url) and not is_direct(self.url):
             return None
         headers = {
@@ -96,7 +96,7 @@ class Transport:
         }
         if tls is None and self.url.startswith("https:"):
             tls = ssl.create_default_context()
-        return Direct(self.url, headers, connect_s=CONNECT_TIMEOUT_S, tls=tls)
+        return DirectClient(self.url, headers, connect_s=CONNECT_TIMEOUT_S, tls=tls)
 
     def close(self) -> None:
         self._client.close()
@@ -138,7 +138,7 @@ class Transport:
         answer: type[M],
         content: bytes,
         timeout_s: float | None,
-        begun: Callable[[], Answered] | None,
+        begun: Callable[[], DirectResponse] | None,
     ) -> M:
         tries = [begun] if begun is not None else []
         try:
@@ -147,7 +147,7 @@ class Transport:
             )
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
-        if isinstance(found, Answered):
+        if isinstance(found, DirectResponse):
             if found.is_success:
                 with suppress(ValidationError):
                     return _reader(answer).validate_json(found.content)
@@ -165,8 +165,8 @@ class Transport:
         path: str,
         content: bytes,
         timeout_s: float | None,
-        begun: Callable[[], Answered] | None,
-    ) -> httpx.Response | Answered:
+        begun: Callable[[], DirectResponse] | None,
+    ) -> httpx.Response | DirectResponse:
         try:
             if begun is not None:
                 return begun()

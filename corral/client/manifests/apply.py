@@ -21,7 +21,7 @@ APPLY_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
-class DeclaredRun:
+class ManifestSpec:
     """One run of a manifest; `place` is where it stands there."""
 
     spec: RunSpec
@@ -35,10 +35,10 @@ class Declaration:
     """A whole manifest, resolved. Raises InvalidInput where two of its runs are the same work."""
 
     def __init__(
-        self, project: str, name: str, *, runs: Sequence[DeclaredRun], hosts: Mapping[str, HostTable]
+        self, project: str, name: str, *, runs: Sequence[ManifestSpec], hosts: Mapping[str, HostTable]
     ) -> None:
         self.project, self.name, self.hosts = project, name, dict(hosts)
-        self.runs: dict[str, DeclaredRun] = {}
+        self.runs: dict[str, ManifestSpec] = {}
         self._limits: dict[str, int] = {}
         policies: dict[str, int] = {}
         self._entries: list[RunEntry] = []
@@ -79,7 +79,7 @@ class Declaration:
             specs=[packed(spec) for spec in specs],
         )
 
-    def lacking(self, identities: Collection[str]) -> list[DeclaredRun]:
+    def lacking(self, identities: Collection[str]) -> list[ManifestSpec]:
         return [self.runs[identity] for identity in identities if identity in self.runs]
 
 
@@ -110,7 +110,7 @@ class Manifests:
         return f"/v1/manifests/{quoted(project)}/{quoted(name)}"
 
 
-def _same_work(first: DeclaredRun, second: DeclaredRun) -> FieldError:
+def _same_work(first: ManifestSpec, second: ManifestSpec) -> FieldError:
     message = f"is the same work as {first.place or first.spec.name}: give it other params or a seed"
     return FieldError(second.place or second.spec.name, message)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from corral.client.submit import script_parser
-from corral.client.submit.script_parser import Argument, Parser
+from corral.client.submit.script_parser import ScriptArgument, ScriptParser
 from corral.domain.errors import CorralError, FieldError, InvalidInput
 from corral.domain.paths import printable
 from corral.wire.spec.run_file import RunFile, Scalar
@@ -27,28 +27,28 @@ _HOLE = re.compile(r"\{params\.([A-Za-z0-9_.-]+?)\}")
 _EXACT = 1 << 53
 
 
-class Against(Protocol):
+class ParamChecker(Protocol):
     def problems(self, params: Params) -> Iterator[FieldError]: ...
 
     def is_number(self, name: str) -> bool: ...
 
 
-class Checks:
+class ParamChecks:
     """What the parameters of one run file are checked against."""
 
     def __init__(
         self, run_file: RunFile, base_dir: Path, environ: Mapping[str, str], once: Once | None = None
     ) -> None:
         once = once or (lambda _, make: make())
-        self._against: list[Against] = []
+        self._against: list[ParamChecker] = []
         self.notes: list[str] = []
         if run_file.params_schema is not None:
             path = _path(base_dir, run_file.params_schema)
-            self._against.append(once(("schema", path), lambda: Schema.load(path)))
+            self._against.append(once(("schema", path), lambda: SchemaChecker.load(path)))
         if run_file.params_from is not None:
             path = _path(base_dir, run_file.params_from)
             parser = once(("parser", path), lambda: _parser(path, environ))
-            self._against.append(Script(parser, run_file.argv))
+            self._against.append(ScriptChecker(parser, run_file.argv))
             if parser.note:
                 self.notes.append(parser.note)
         self.notes += _unused(run_file)
@@ -81,7 +81,7 @@ def _path(base_dir: Path, given: str) -> Path:
     return (base_dir / Path(given).expanduser()).absolute()
 
 
-def _parser(path: Path, environ: Mapping[str, str]) -> Parser:
+def _parser(path: Path, environ: Mapping[str, str]) -> ScriptParser:
     try:
         return script_parser.read(path, environ)
     except InvalidInput as error:
@@ -100,7 +100,7 @@ def _unused(run_file: RunFile) -> Iterator[str]:
             yield f"params.{name} is not in argv; the command finds it in CORRAL_SPEC alone"
 
 
-class Schema:
+class SchemaChecker:
     """A JSON Schema of the whole table of parameters."""
 
     def __init__(self, schema: dict[str, Any], validator: Any) -> None:
@@ -108,7 +108,7 @@ class Schema:
         self._validator = validator
 
     @classmethod
-    def load(cls, path: Path) -> Schema:
+    def load(cls, path: Path) -> SchemaChecker:
         shown = printable(str(path))
         try:
             schema = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -173,10 +173,10 @@ def _not_from_elsewhere(uri: str) -> Any:
 _TAKES = {None: 1, "?": 1}
 
 
-class Script:
+class ScriptChecker:
     """The script's own parser, and the command line that it will be given."""
 
-    def __init__(self, parser: Parser, argv: Sequence[str]) -> None:
+    def __init__(self, parser: ScriptParser, argv: Sequence[str]) -> None:
         self._parser = parser
         self._words = _words_after(parser.script, argv)
         self._known = parser.known(self._words or ())
@@ -199,15 +199,15 @@ class Script:
         argument = self._argument(name)
         return argument is not None and argument.kind == "float"
 
-    def _argument(self, name: str) -> Argument | None:
+    def _argument(self, name: str) -> ScriptArgument | None:
         if name in self._fed:
             return self._fed[name]
         dest = name.replace("-", "_")
         return next((argument for argument in self._known if argument.dest == dest), None)
 
-    def _feeding(self) -> dict[str, Argument]:
+    def _feeding(self) -> dict[str, ScriptArgument]:
         """Which argument each parameter is given to: `--lr {params.x}` or `--lr={params.x}`."""
-        fed: dict[str, Argument] = {}
+        fed: dict[str, ScriptArgument] = {}
         before = ""
         for word in self._words or ():
             flag = word.split("=", 1)[0] if word.startswith("--") and "=" in word else before
@@ -217,7 +217,7 @@ class Script:
             before = word
         return fed
 
-    def _value(self, name: str, value: Scalar, argument: Argument) -> Iterator[FieldError]:
+    def _value(self, name: str, value: Scalar, argument: ScriptArgument) -> Iterator[FieldError]:
         text = str(value).lower() if isinstance(value, bool) else str(value)
         shown = argument.flags[0] if argument.flags else argument.dest
         path = f"params.{name}"

@@ -11,20 +11,20 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.environments.lock import resolve
 from corral.client.files.digest import FileUnreadable, digest_file
 from corral.client.files.ignore import Ignore
 from corral.client.files.tree import FileEntry, Tree, scan
 from corral.client.files.upload import upload
-from corral.client.files.walk import Found, Identity
+from corral.client.files.walk import FileIdentity, ListedFile
 from corral.client.runs import LATEST
-from corral.client.submit.params import Checks
-from corral.client.submit.run_file import Variant, expand, is_group
+from corral.client.submit.params import ParamChecks
+from corral.client.submit.run_file import RunVariant, expand, is_group
 from corral.client.training import model_hub as hub
 from corral.client.training.dataset import look
-from corral.client.training.material import Gathering, Material, check_same_model
-from corral.client.training.placement import Subject, settled
+from corral.client.training.material import MaterialReader, TrainingMaterial, check_same_model
+from corral.client.training.placement import ForecastSubject, settled
 from corral.domain.errors import Conflict, FieldError, InvalidInput, NotFound
 from corral.domain.ids import is_id
 from corral.domain.paths import printable
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Source:
+class LocalFiles:
     """Something local that the run needs: its files, and the folder they are below."""
 
     what: str
@@ -49,7 +49,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRuns:
     """What to submit. `group` is set when the file stands for a group; `notes` are for people.
 
     `subjects` are what the forecast of each training run is about; none where the model's shape is unknown.
@@ -59,12 +59,12 @@ class Prepared:
     group: str | None
     notes: tuple[str, ...] = ()
     max_running: int | None = None
-    subjects: tuple[Subject, ...] = ()
+    subjects: tuple[ForecastSubject, ...] = ()
     # Of a plan: what of this machine would be uploaded.
-    to_ship: tuple[Source, ...] = ()
+    to_ship: tuple[LocalFiles, ...] = ()
 
 
-class Listener:
+class ProgressListener:
     """Told what is going on; the default says nothing."""
 
     def step(self, text: str) -> None:
@@ -84,19 +84,19 @@ Key = tuple[Literal["code", "input"], str]
 
 
 @dataclass(frozen=True)
-class Survey:
+class UploadPlan:
     """A run file whose parts are all known by their digests; nothing has left this machine yet.
 
     The specs lack the artifact ids of what `sources` hold; `placed` fills them in.
     """
 
     project: str
-    prepared: Prepared
-    sources: Mapping[Key, Source]
+    prepared: PreparedRuns
+    sources: Mapping[Key, LocalFiles]
 
 
 @dataclass(frozen=True)
-class SuppliedInputs:
+class ServerInputs:
     """What is on the server already, or will be: inputs by their artifact, and the runs to wait for.
 
     `origins` are the identities of runs, by `inputs.NAME` or as `after` names them.
@@ -110,21 +110,21 @@ class SuppliedInputs:
 
 
 @dataclass(frozen=True)
-class _Resolved:
+class _SpecParts:
     """What takes the place of names and paths in the spec."""
 
     environment: BuiltEnvironment | None
-    material: Material | None
+    material: TrainingMaterial | None
     hosts: Sequence[HostView]
     params: Sequence[Mapping[str, Scalar]]
     notes: tuple[str, ...]
-    given: SuppliedInputs
+    given: ServerInputs
     input_digests: Mapping[str, str]
     code_digest: str | None
 
 
 @dataclass(frozen=True)
-class Workshop:
+class RunPreparer:
     """`base_dir` is what relative paths start from; `environ` is handed to uv.
 
     What was read, resolved or asked once is remembered: the runs of a manifest share most of it.
@@ -133,22 +133,22 @@ class Workshop:
     corral: Corral
     base_dir: Path
     environ: Mapping[str, str]
-    listener: Listener
+    listener: ProgressListener
     memory: dict[object, Any] = field(default_factory=dict, compare=False)
 
-    def prepare(self, run_file: RunFile) -> Prepared:
+    def prepare(self, run_file: RunFile) -> PreparedRuns:
         """Upload what the server lacks. Everything that can be refused is refused before."""
         survey = self.survey(run_file)
         ids = self.upload(survey.project, survey.sources)
         return replace(survey.prepared, specs=[placed(spec, ids) for spec in survey.prepared.specs])
 
-    def plan(self, run_file: RunFile) -> Prepared:
+    def plan(self, run_file: RunFile) -> PreparedRuns:
         """The same, but nothing leaves this machine: local code and inputs have no artifact ids yet."""
         material = self._gathering(run_file).look() if run_file.train is not None else None
         survey = self._survey(run_file, material)
         return replace(survey.prepared, to_ship=tuple(survey.sources.values()))
 
-    def survey(self, run_file: RunFile) -> Survey:
+    def survey(self, run_file: RunFile) -> UploadPlan:
         """Read, resolve and check everything, with the commit that a model's name stands for now."""
         material = self._gathering(run_file).pin() if run_file.train is not None else None
         return self._survey(run_file, material)
@@ -157,25 +157,25 @@ class Workshop:
         """What can be found wrong without a server and a package index. Return what people should know."""
         material = self._gathering(run_file).look() if run_file.train is not None else None
         run_file = _with_material(run_file, material)
-        checks = Checks(run_file, self.base_dir, self.environ, self._once)
+        checks = ParamChecks(run_file, self.base_dir, self.environ, self._once)
         params = checks.checked([variant.params for variant in expand(run_file)])
         self._scan_code(run_file)
         self._scan_inputs(run_file)
-        bare = _Resolved(None, material, (), params, tuple(checks.notes), SuppliedInputs(), {}, None)
+        bare = _SpecParts(None, material, (), params, tuple(checks.notes), ServerInputs(), {}, None)
         return self._prepared(run_file, bare).notes
 
-    def upload(self, project: str, sources: Mapping[Key, Source]) -> dict[Key, str]:
+    def upload(self, project: str, sources: Mapping[Key, LocalFiles]) -> dict[Key, str]:
         """The artifact ids of what was uploaded, or was there already."""
         return {
             key: self._once(("artifact", project, key), partial(self._commit, project, key[0], source))
             for key, source in sources.items()
         }
 
-    def _survey(self, run_file: RunFile, material: Material | None) -> Survey:
+    def _survey(self, run_file: RunFile, material: TrainingMaterial | None) -> UploadPlan:
         run_file = _with_material(run_file, material)
-        checks = Checks(run_file, self.base_dir, self.environ, self._once)
+        checks = ParamChecks(run_file, self.base_dir, self.environ, self._once)
         params = checks.checked([variant.params for variant in expand(run_file)])
-        sources: dict[Key, Source] = {}
+        sources: dict[Key, LocalFiles] = {}
         code = self._scan_code(run_file)
         if code is not None:
             sources["code", code.tree.digest] = code
@@ -183,7 +183,7 @@ class Workshop:
         local = self._scan_inputs(run_file)
         sources |= {("input", source.tree.digest): source for source in local.values()}
         digests = {name: self._digest_of(run_file, name, given) for name, given in named.inputs.items()}
-        resolved = _Resolved(
+        resolved = _SpecParts(
             self._environment(run_file.environment),
             material,
             self._hosts(run_file),
@@ -193,7 +193,7 @@ class Workshop:
             {**digests, **{name: source.tree.digest for name, source in local.items()}},
             code.tree.digest if code else None,
         )
-        return Survey(run_file.project, self._prepared(run_file, resolved), sources)
+        return UploadPlan(run_file.project, self._prepared(run_file, resolved), sources)
 
     def _once(self, key: object, make: Callable[[], T]) -> T:
         if key not in self.memory:
@@ -207,11 +207,11 @@ class Workshop:
         look(path, place=name, skip_bad=False)
         return self._commit(project, "input", self._scan_input(name, str(path), None))
 
-    def _gathering(self, run_file: RunFile) -> Gathering:
+    def _gathering(self, run_file: RunFile) -> MaterialReader:
         self.listener.step("looking at the model and the data")
-        return Gathering(run_file, self.base_dir, self.environ, self._pin)
+        return MaterialReader(run_file, self.base_dir, self.environ, self._pin)
 
-    def _pin(self, model: str, environ: Mapping[str, str], *, has_token: bool) -> hub.Pinned:
+    def _pin(self, model: str, environ: Mapping[str, str], *, has_token: bool) -> hub.PinnedModel:
         return self._once(("hub", model, has_token), partial(hub.pin, model, environ, has_token=has_token))
 
     def _hosts(self, run_file: RunFile) -> Sequence[HostView]:
@@ -219,31 +219,31 @@ class Workshop:
         is_open = run_file.train is not None and "gpus" not in run_file.resources.model_fields_set
         return self._once("hosts", self.corral.hosts.all) if is_open else ()
 
-    def _prepared(self, run_file: RunFile, resolved: _Resolved) -> Prepared:
+    def _prepared(self, run_file: RunFile, resolved: _SpecParts) -> PreparedRuns:
         material = resolved.material
         group = run_file.name if is_group(run_file) else None
         specs = self._specs(run_file, resolved)
         if material is None:
-            return Prepared(specs, group, resolved.notes, run_file.max_running)
+            return PreparedRuns(specs, group, resolved.notes, run_file.max_running)
         notes = (*material.notes, *resolved.notes)
-        return Prepared(specs, group, notes, run_file.max_running, material.subjects(run_file))
+        return PreparedRuns(specs, group, notes, run_file.max_running, material.subjects(run_file))
 
-    def _scan_code(self, run_file: RunFile) -> Source | None:
+    def _scan_code(self, run_file: RunFile) -> LocalFiles | None:
         if run_file.code is None:
             return None
         root = self._path(run_file.code)
         return self._once(("code", root), partial(self._read_code, root))
 
-    def _read_code(self, root: Path) -> Source:
+    def _read_code(self, root: Path) -> LocalFiles:
         self.listener.step(f"reading code in {printable(str(root))}")
         if not root.is_dir():
             raise _wrong("code", f"{printable(str(root))} is not a folder")
-        return Source("code", root, scan(root, ignore=Ignore()))
+        return LocalFiles("code", root, scan(root, ignore=Ignore()))
 
-    def _scan_inputs(self, run_file: RunFile) -> dict[str, Source]:
+    def _scan_inputs(self, run_file: RunFile) -> dict[str, LocalFiles]:
         # An environment is code, with the litter that lies beside code.
         is_code = {"environment"} if run_file.train is not None else set()
-        found: dict[str, Source] = {}
+        found: dict[str, LocalFiles] = {}
         for name, given in run_file.inputs.items():
             path = given if isinstance(given, str) else given.local
             if path is not None:
@@ -252,11 +252,11 @@ class Workshop:
                 found[name] = self._once(key, partial(self._scan_input, name, path, ignore))
         return found
 
-    def _scan_input(self, name: str, given: str, ignore: Ignore | None) -> Source:
+    def _scan_input(self, name: str, given: str, ignore: Ignore | None) -> LocalFiles:
         path = self._path(given)
         self.listener.step(f"reading input {name} in {printable(str(path))}")
         if path.is_dir():
-            return Source(f"input {name}", path, scan(path, ignore=ignore))
+            return LocalFiles(f"input {name}", path, scan(path, ignore=ignore))
         if not path.is_file():
             raise _wrong(f"inputs.{name}", f"{printable(str(path))} is neither a file nor a folder")
         # A link given by name is meant: what it leads to is read, under the name that was given.
@@ -267,15 +267,15 @@ class Workshop:
             raise FileUnreadable(str(path), error) from error
         mode = 0o755 if status.st_mode & 0o100 else 0o644
         digest, _ = digest_file(
-            Found(path.name, str(real), status.st_size, mode, Identity.of(status)), secrets=None
+            ListedFile(path.name, str(real), status.st_size, mode, FileIdentity.of(status)), secrets=None
         )
         tree = Tree.of([FileEntry(path.name, status.st_size, mode, digest)])
-        return Source(f"input {name}", path.parent, tree)
+        return LocalFiles(f"input {name}", path.parent, tree)
 
-    def _named_inputs(self, run_file: RunFile) -> SuppliedInputs:
+    def _named_inputs(self, run_file: RunFile) -> ServerInputs:
         """The result of a run may be yet to come; then the run waits for it."""
         parents: dict[str, After] = {}
-        found = SuppliedInputs()
+        found = ServerInputs()
         for one in run_file.after:
             parent = self._parent(one)
             parents[parent.run] = parent
@@ -369,13 +369,13 @@ class Workshop:
         except (OSError, UnicodeDecodeError) as error:
             raise _wrong("environment.requirements", f"{printable(str(path))}: {error}") from error
 
-    def _commit(self, project: str, kind: Literal["code", "input"], source: Source) -> str:
+    def _commit(self, project: str, kind: Literal["code", "input"], source: LocalFiles) -> str:
         size = f"{len(source.tree.files)} files"
         self.listener.step(f"uploading {source.what}: {size}")
         upload(source.tree, source.root, self.corral.sink(project), progress=self.listener.uploading)
         return self.corral.artifacts.commit(project, kind=kind, tree=source.tree).id
 
-    def _specs(self, run_file: RunFile, resolved: _Resolved) -> list[RunSpec]:
+    def _specs(self, run_file: RunFile, resolved: _SpecParts) -> list[RunSpec]:
         shared = run_file.model_dump(exclude={"code", "environment", *_OF_THE_FILE}, exclude_unset=True)
         shared |= {
             "environment": resolved.environment,
@@ -404,7 +404,7 @@ class Workshop:
         return specs
 
     def _trained(
-        self, run_file: RunFile, resolved: _Resolved, material: Material, variant: Variant
+        self, run_file: RunFile, resolved: _SpecParts, material: TrainingMaterial, variant: RunVariant
     ) -> dict[str, Any]:
         """What runs of a group have for themselves whose settings are the same."""
         engine = resolved.environment is None
@@ -436,7 +436,7 @@ def _keep(keep: Keep, *, best_by: str | None) -> Keep:
     return keep.model_copy(update={"metric": "max"})
 
 
-def _with_material(run_file: RunFile, material: Material | None) -> RunFile:
+def _with_material(run_file: RunFile, material: TrainingMaterial | None) -> RunFile:
     if material is None:
         return run_file
     return run_file.model_copy(update={"inputs": {**run_file.inputs, **material.inputs}})

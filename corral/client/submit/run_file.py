@@ -25,7 +25,7 @@ MAX_FILE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Variant:
+class RunVariant:
     """What tells one run of a group from the others; `train` holds what was swept, by dotted name."""
 
     params: Mapping[str, Scalar]
@@ -87,7 +87,7 @@ def _text_place(item: ErrorDetails) -> tuple[int | str, ...] | None:
     return tuple(item["loc"]) if item["type"] == "string_type" else None
 
 
-def expand(run_file: RunFile) -> list[Variant]:
+def expand(run_file: RunFile) -> list[RunVariant]:
     """Every combination: keys of `[sweep]` in the file's order, the last one fastest, then seeds."""
     seeds: list[int | None] = list(run_file.seeds) or [None]
     count = math.prod((len(values) for values in run_file.sweep.values()), start=len(seeds))
@@ -106,10 +106,10 @@ def expand(run_file: RunFile) -> list[Variant]:
     ]
 
 
-def _variant(run_file: RunFile, swept: dict[str, Scalar], seed: int | None) -> Variant:
+def _variant(run_file: RunFile, swept: dict[str, Scalar], seed: int | None) -> RunVariant:
     if run_file.train is None:
-        return Variant({**run_file.params, **swept}, seed)
-    return Variant(run_file.params, seed, {key.removeprefix("train."): swept[key] for key in swept})
+        return RunVariant({**run_file.params, **swept}, seed)
+    return RunVariant(run_file.params, seed, {key.removeprefix("train."): swept[key] for key in swept})
 
 
 def with_swept(table: Mapping[str, Any], swept: Mapping[str, Scalar]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ _STRING = re.compile(r'"""|\'\'\'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'')
 _PLACE = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
-class Lines:
+class TomlLines:
     """The lines of every key and table of a text that is valid TOML."""
 
     def __init__(self, text: str) -> None:

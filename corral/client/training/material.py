@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from corral.client.submit.run_file import Variant, expand, with_swept
+from corral.client.submit.run_file import RunVariant, expand, with_swept
 from corral.client.training import model_hub as hub
-from corral.client.training.dataset import Amount, look
-from corral.client.training.placement import Subject, data_facts
+from corral.client.training.dataset import DataAmount, look
+from corral.client.training.placement import ForecastSubject, data_facts
 from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.ids import is_id
 from corral.domain.paths import printable
@@ -47,23 +47,23 @@ class ModelSource:
 
 
 @dataclass(frozen=True)
-class Material:
+class TrainingMaterial:
     """`inputs` are what must be shipped, by the names under which the engine looks for them."""
 
     model: ModelSource
     inputs: Mapping[str, InputFrom]
-    data: Amount | None
+    data: DataAmount | None
     notes: tuple[str, ...] = field(default=())
 
-    def train(self, run_file: RunFile, variant: Variant) -> Train:
+    def train(self, run_file: RunFile, variant: RunVariant) -> Train:
         """One run of a group."""
         swept = ", ".join(f"{key} = {value}" for key, value in variant.train.items())
         what = f"the run with {swept}" if swept else "the run"
         return train_of(with_swept(run_file.train or {}, variant.train), self.model, what=what)
 
-    def subjects(self, run_file: RunFile) -> tuple[Subject, ...]:
+    def subjects(self, run_file: RunFile) -> tuple[ForecastSubject, ...]:
         """Of every run of a group; seeds share theirs."""
-        made: dict[str, Subject | None] = {}
+        made: dict[str, ForecastSubject | None] = {}
         found = []
         for variant in expand(run_file):
             key = repr(variant.train)
@@ -72,28 +72,28 @@ class Material:
             found.append(made[key])
         return tuple(subject for subject in found if subject is not None)
 
-    def subject(self, run_file: RunFile, variant: Variant) -> Subject | None:
+    def subject(self, run_file: RunFile, variant: RunVariant) -> ForecastSubject | None:
         """What its forecast is about; None where the model's shape is unknown."""
         if self.model.facts is None:
             return None
         train = self.train(run_file, variant)
-        return Subject(train, self.model.facts, data_facts(self.data, self.model.facts, train))
+        return ForecastSubject(train, self.model.facts, data_facts(self.data, self.model.facts, train))
 
 
 @dataclass(frozen=True)
-class Gathering:
+class MaterialReader:
     """`environ` says where the model hub is; `base_dir` is what relative paths start from."""
 
     run_file: RunFile
     base_dir: Path
     environ: Mapping[str, str]
-    pinned: Callable[..., hub.Pinned] = hub.pin
+    pinned: Callable[..., hub.PinnedModel] = hub.pin
 
-    def look(self) -> Material:
+    def look(self) -> TrainingMaterial:
         """From this machine alone, except for the shape of a model that is not listed."""
         return self._gather(ask_hub=models.facts(self._model) is None)
 
-    def pin(self) -> Material:
+    def pin(self) -> TrainingMaterial:
         """The same, with the commit that the model's name stands for now."""
         known = models.facts(self._model)
         return self._gather(ask_hub=known is None or known.source == "hub")
@@ -102,7 +102,7 @@ class Gathering:
     def _model(self) -> str:
         return self.run_file.model or ""
 
-    def _gather(self, *, ask_hub: bool) -> Material:
+    def _gather(self, *, ask_hub: bool) -> TrainingMaterial:
         self._refuse_swept_files()
         notes: list[str] = []
         model = self._model_source(notes, ask_hub=ask_hub)
@@ -113,7 +113,7 @@ class Gathering:
         data = self._look_at("data", inputs, train, notes)
         self._look_at("eval_data", inputs, train, notes)
         _check_rows(train, data)
-        return Material(model, inputs, data, tuple(notes))
+        return TrainingMaterial(model, inputs, data, tuple(notes))
 
     def _refuse_swept_files(self) -> None:
         swept = [key for key in self.run_file.sweep if key.removeprefix("train.").split(".")[0] in SHIPPED]
@@ -159,7 +159,7 @@ class Gathering:
 
     def _look_at(
         self, name: str, inputs: Mapping[str, InputFrom], train: Train, notes: list[str]
-    ) -> Amount | None:
+    ) -> DataAmount | None:
         given = inputs.get(name)
         if given is None or given.local is None:
             return None
@@ -193,7 +193,7 @@ def _known_name(model: str) -> str | None:
     return model if hub.is_hub_id(model) else None
 
 
-def _check_rows(train: Train, data: Amount | None) -> None:
+def _check_rows(train: Train, data: DataAmount | None) -> None:
     if data is not None and data.rows == 1 and train.recipe == "sft" and train.eval_fraction > 0:
         raise _wrong("train.eval_fraction", "there is one row, and none of it can be held out")
 

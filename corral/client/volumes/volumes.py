@@ -15,7 +15,7 @@ from corral.client.files.digest import digest_file
 from corral.client.files.tree import FileEntry, Tree, scan
 from corral.client.files.unpack import materialise
 from corral.client.files.upload import Progress, upload
-from corral.client.files.walk import Found, Identity
+from corral.client.files.walk import FileIdentity, ListedFile
 from corral.client.http.transport import Transport, quoted
 from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.paths import check_path
@@ -50,14 +50,14 @@ class Volumes:
     def remove(self, project: str, name: str) -> None:
         self._transport.once("DELETE", self._path(project, name), type(None))
 
-    def remote(self, project: str, name: str) -> ProjectRemote:
-        return ProjectRemote(self._transport, project, name)
+    def remote(self, project: str, name: str) -> ProjectVolume:
+        return ProjectVolume(self._transport, project, name)
 
     def _path(self, project: str, name: str) -> str:
         return f"/v1/projects/{quoted(project)}/volumes/{quoted(name)}"
 
 
-class Remote(Protocol):
+class RemoteVolume(Protocol):
     """One volume on a server, as somebody who may read and write it."""
 
     def head(self) -> VolumeVersionView: ...
@@ -76,7 +76,7 @@ class Remote(Protocol):
 
 
 @dataclass(frozen=True)
-class ProjectRemote:
+class ProjectVolume:
     transport: Transport
     project: str
     name: str
@@ -115,7 +115,7 @@ class ProjectRemote:
 
 
 @dataclass(frozen=True)
-class LeaseRemote:
+class LeaseVolume:
     """As the holder of a lease whose run mounts it."""
 
     transport: Transport
@@ -156,7 +156,9 @@ class LeaseRemote:
         return f"/v1/leases/{quoted(self.lease_id)}/volumes/{quoted(self.name)}"
 
 
-def put(remote: Remote, source: Path, target: str, *, progress: Progress | None = None) -> VolumeVersionView:
+def put(
+    remote: RemoteVolume, source: Path, target: str, *, progress: Progress | None = None
+) -> VolumeVersionView:
     """Add a file or the files of a folder, at a path of the volume; what is there already is replaced."""
     if not source.exists():
         raise InvalidInput(f"{source} is not there", hint="Give a file or a folder of this machine.")
@@ -178,7 +180,7 @@ def put(remote: Remote, source: Path, target: str, *, progress: Progress | None 
     return remote.commit(head.version, Tree.of(entries.values()))
 
 
-def get(remote: Remote, path: str, target: Path, *, version: VolumeVersionView | None = None) -> Tree:
+def get(remote: RemoteVolume, path: str, target: Path, *, version: VolumeVersionView | None = None) -> Tree:
     """Fetch a file, or all files below a path, to a place that is not there yet."""
     tree = remote.tree(version or remote.head())
     path = path.strip("/")
@@ -209,7 +211,7 @@ def below(tree: Tree, path: str) -> Tree:
     return Tree.of(files)
 
 
-def remove(remote: Remote, path: str) -> VolumeVersionView:
+def remove(remote: RemoteVolume, path: str) -> VolumeVersionView:
     """Take a file, or all below a folder, out of the newest version."""
     path = path.strip("/")
     head = remote.head()
@@ -226,11 +228,11 @@ def _one_file(source: Path) -> Tree:
     return Tree.of([FileEntry(source.name, found.size, found.mode, digest)])
 
 
-def found_at(path: Path) -> Found:
+def found_at(path: Path) -> ListedFile:
     """One file by itself, as a walk through its folder would list it."""
     status = path.stat()
     mode = 0o755 if status.st_mode & 0o100 else 0o644
-    return Found(path.name, os.path.realpath(path), status.st_size, mode, Identity.of(status))
+    return ListedFile(path.name, os.path.realpath(path), status.st_size, mode, FileIdentity.of(status))
 
 
 def by_path(tree: Tree) -> dict[str, FileEntry]:

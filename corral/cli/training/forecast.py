@@ -13,9 +13,9 @@ import typer
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import step_bar
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.runs import RunQuery
-from corral.client.training.followup import read_json
+from corral.client.training.evaluate import read_json
 from corral.domain.errors import NotFound
 from corral.recipes.forecast_report import Line, Report
 from corral.recipes.forecast_report import report as compare

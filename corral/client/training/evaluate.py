@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.domain.errors import Conflict, DigestMismatch, InvalidInput, NotFound
 from corral.wire.runs import RunDetail, RunView
 from corral.wire.spec.run_file import RunSpec
