@@ -10,6 +10,7 @@ import typer
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.domain.errors import InvalidInput
+from corral.durations import format_duration
 from corral.wire.calls import CallView
 
 app = typer.Typer(
@@ -49,7 +50,7 @@ def list_calls(
             render.state(call.state),
             call.attempt,
             render.age(call.created_at),
-            render.duration(call.ran_s) if call.ran_s else None,
+            format_duration(call.ran_s) if call.ran_s else None,
             _why(call),
         )
         for call in page.items
@@ -85,7 +86,7 @@ def show(call: CallArgument, as_json: AsJson = False) -> None:
             ("made", render.moment(view.created_at)),
             ("began", render.moment(view.started_at)),
             ("ended", render.moment(view.ended_at)),
-            ("ran", render.duration(view.ran_s) if view.ran_s else None),
+            ("ran", format_duration(view.ran_s) if view.ran_s else None),
             ("instance", view.run),
             ("host", host),
             ("by", view.submitted_by),

@@ -14,6 +14,7 @@ from corral.cli.display.bars import byte_bar
 from corral.client.submit.prepare import RunPreparer
 from corral.client.submit.run_file import load
 from corral.domain.errors import FieldError, InvalidInput
+from corral.durations import format_duration
 from corral.settings import process_environment, read_settings
 from corral.wire.schedules import ScheduleDetail, ScheduleView
 
@@ -143,7 +144,7 @@ def rm(schedule: Schedule, project: Project = None) -> None:
 def when(schedule: ScheduleView) -> str:
     if schedule.cron is not None:
         return f"{schedule.cron} ({schedule.timezone})"
-    return f"every {render.duration(schedule.every)}"
+    return f"every {format_duration(schedule.every)}"
 
 
 def _show(found: ScheduleDetail) -> None:

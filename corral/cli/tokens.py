@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
@@ -11,7 +12,8 @@ from pydantic import ValidationError
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.domain.tokens import with_pin
-from corral.wire.base import explain, parse_duration
+from corral.durations import parse_duration
+from corral.wire.base import explain
 from corral.wire.tokens import CreatedToken, TokenRequest, TokenView
 
 app = typer.Typer(
@@ -73,14 +75,14 @@ def create(
         render.note(f"{made.id} is made. It is not shown again; use it as CORRAL_TOKEN.")
 
 
-def _duration(text: str | None) -> object:
+def _duration(text: str | None) -> float | None:
     try:
-        return parse_duration(text)
+        return None if text is None else parse_duration(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--expires") from error
 
 
-def _create(given: dict[str, object], *, as_json: bool) -> CreatedToken | None:
+def _create(given: Mapping[str, object], *, as_json: bool) -> CreatedToken | None:
     """Make it and print it, with the pin of the server's authority; None if it was printed as JSON."""
     try:
         request = TokenRequest.model_validate(given)

@@ -14,6 +14,7 @@ from pydantic import JsonValue as Json
 from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.ids import is_digest, is_id, is_name, is_request_id
 from corral.domain.paths import why_bad
+from corral.durations import parse_duration
 
 
 class Strict(BaseModel):
@@ -63,20 +64,13 @@ def _model_in(annotation: object) -> type[BaseModel] | None:
     return next((found for arg in get_args(annotation) if (found := _model_in(arg))), None)
 
 
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)\s*")
-_SECONDS = {"ms": 0.001, "s": 1, "": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGTP]i?B?|B|)\s*", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 
-def parse_duration(value: object) -> object:
-    """`90`, `"90s"`, `"1.5h"`: seconds."""
-    if not isinstance(value, str):
-        return value
-    match = _DURATION.fullmatch(value)
-    if match is None:
-        raise ValueError('is not a duration; write for example "90s", "15m", "2h" or "1d"')
-    return float(match[1]) * _SECONDS[match[2]]
+def _seconds(value: object) -> object:
+    """`90`, `"90s"`, `"1h30m"`: seconds."""
+    return parse_duration(value) if isinstance(value, str) else value
 
 
 def parse_size(value: object) -> object:
@@ -113,7 +107,7 @@ def _storable(value: dict[str, Json]) -> dict[str, Json]:
 
 PlainText = Annotated[str, AfterValidator(_without_nul)]
 JsonMap = Annotated[dict[str, Json], AfterValidator(_storable)]
-Duration = Annotated[float, BeforeValidator(parse_duration)]
+Duration = Annotated[float, BeforeValidator(_seconds)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Name = Annotated[
     str,

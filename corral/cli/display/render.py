@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from corral.durations import format_duration
+
 # Wide enough that nothing is cut where no terminal sets the width.
 _UNBOUNDED = 4096
 _BARS = "▁▂▃▄▅▆▇█"
@@ -92,23 +94,8 @@ def state(name: str) -> Text:
     return Text(name, style=_STYLES.get(name, ""))
 
 
-def duration(seconds: float | None) -> str | None:
-    """The two largest units: `3d 4h`, `2m 5s`, `0.3s`."""
-    if seconds is None:
-        return None
-    if seconds < 10:
-        return f"{max(seconds, 0):.1f}s"
-    left = round(seconds)
-    parts: list[str] = []
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        count, left = divmod(left, length)
-        if count or parts:
-            parts.append(f"{count}{unit}")
-    return " ".join(part for part in parts[:2] if not part.startswith("0"))
-
-
 def age(at: float | None) -> str | None:
-    return None if at is None else duration(time.time() - at)
+    return None if at is None else format_duration(time.time() - at)
 
 
 def moment(at: float | None) -> str | None:

@@ -9,6 +9,7 @@ import typer
 
 from corral.cli.display import curves, reasons, render
 from corral.client.corral import Corral
+from corral.durations import format_duration
 from corral.wire.logs import MetricPoint
 from corral.wire.runs import AttemptView, EventView, ParentView, Placement, RunDetail, RunView
 from corral.wire.spec.run_file import RunSpec, Scalar
@@ -105,7 +106,7 @@ def _show_attempts(attempts: Sequence[AttemptView]) -> None:
             render.state(rank.state),
             rank.host,
             render.moment(attempt.opened_at),
-            render.duration(attempt.closed_at - attempt.opened_at) if attempt.closed_at else None,
+            format_duration(attempt.closed_at - attempt.opened_at) if attempt.closed_at else None,
             rank.exit_code,
             reasons.told(rank.reason),
         )
@@ -208,7 +209,7 @@ def _joined(values: object) -> str:
 def _ran(run: RunView) -> str | None:
     if run.started_at is None:
         return None
-    return render.duration(ran_s(run)) if run.ended_at else render.age(run.started_at)
+    return format_duration(ran_s(run)) if run.ended_at else render.age(run.started_at)
 
 
 def ran_s(run: RunView) -> float:

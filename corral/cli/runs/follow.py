@@ -14,13 +14,14 @@ from pydantic import JsonValue as Json
 
 from corral.cli.display import curves
 from corral.cli.display.reasons import hint, told
-from corral.cli.display.render import duration, note, number
+from corral.cli.display.render import note, number
 from corral.cli.runs.detail import ran_s
 from corral.cli.runs.exit_codes import DETACHED, exit_code
 from corral.client.corral import Corral
 from corral.client.runs import RunQuery
 from corral.domain.errors import CorralError, ServerUnreachable
 from corral.domain.states import FINAL
+from corral.durations import format_duration
 from corral.wire.logs import LogLine
 from corral.wire.runs import RunView
 
@@ -120,7 +121,7 @@ def status_line(run: RunView, now: float) -> str:
     parts = [f"{run.id} {run.state}"]
     if run.host:
         parts.append(f"on {run.host}")
-    parts.append(duration(now - since) or "")
+    parts.append(format_duration(now - since) or "")
     drawn = _drawn(run, now)
     if run.kind == "train":
         return "  ".join([*parts, *drawn, *curves.standing(run)])
@@ -154,7 +155,7 @@ def _left(run: RunView, done: float, now: float) -> str | None:
     # A later attempt may have begun at a checkpoint: its time says nothing of the steps before.
     if run.started_at is None or run.attempt > 1 or not 0 < done < 1:
         return None
-    return duration(max(0.0, now - run.started_at) * (1 - done) / done)
+    return format_duration(max(0.0, now - run.started_at) * (1 - done) / done)
 
 
 def _number(value: Json) -> float | None:
@@ -225,7 +226,7 @@ def _read(corral: Corral, run_id: str, tail: int | None, screen: RunOutput) -> R
 
 def summary(run: RunView) -> list[str]:
     """How it ended, in at most a few lines."""
-    ran = duration(ran_s(run)) if run.ended_at and run.started_at else None
+    ran = format_duration(ran_s(run)) if run.ended_at and run.started_at else None
     lines = [f"corral: {run.id} {run.state}" + (f" after {ran}" if ran else "")]
     if run.reason and run.state != "succeeded":
         code = f" (exit code {run.exit_code})" if run.exit_code else ""

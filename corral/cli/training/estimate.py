@@ -27,6 +27,7 @@ from corral.client.training.estimate import (
 from corral.client.training.material import MaterialReader, TrainingMaterial
 from corral.client.training.placement import ForecastSubject
 from corral.domain.errors import FieldError, InvalidInput, ServerUnreachable, Unauthenticated
+from corral.durations import format_duration
 from corral.recipes.train import to_table
 from corral.settings import Settings, process_environment, read_settings
 from corral.wire.spec.run_file import RunFile, RunSpec
@@ -172,9 +173,9 @@ def _row(one: MachineEstimate, taken: str | None) -> tuple[render.Cell, ...]:
         (one.gpu or "CPU") if one.kind == "host" else "to rent",
         render.size(said.peak_bytes),
         render.size(said.needed_bytes),
-        f"{said.step_s * 1000:.0f}ms" if said.step_s < 1 else render.duration(said.step_s),
+        f"{said.step_s * 1000:.0f}ms" if said.step_s < 1 else format_duration(said.step_s),
         thousands(said.tokens_per_s),
-        render.duration(one.total_s),
+        format_duration(one.total_s),
         "your own" if one.kind == "host" else None if one.cost is None else f"${one.cost:.2f}",
         verdict,
     )

@@ -17,6 +17,7 @@ from corral.client.corral import Corral
 from corral.client.runs import RunQuery
 from corral.client.training.evaluate import read_json
 from corral.domain.errors import NotFound
+from corral.durations import format_duration
 from corral.recipes.forecast_report import Line, Report
 from corral.recipes.forecast_report import report as compare
 
@@ -81,7 +82,7 @@ def _records(corral: Corral, project: str | None) -> Iterator[dict[str, Any]]:
 def _values(line: Line) -> tuple[str | None, str | None]:
     if line.key == "peak_bytes":
         return render.size(int(line.said)), render.size(int(line.was))
-    return render.duration(line.said), render.duration(line.was)
+    return format_duration(line.said), format_duration(line.was)
 
 
 def _table(found: Report, records: list[dict[str, Any]]) -> dict[str, Any]:
