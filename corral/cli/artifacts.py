@@ -11,23 +11,18 @@ import typer
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
+from corral.cli.options import AsJson, Limit, OnlyProject, command_group
 from corral.client.corral import Corral
 from corral.client.files.download import download
 from corral.domain.errors import Conflict
 from corral.domain.ids import is_id
 from corral.wire.artifacts import ArtifactPage, ArtifactView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="List, fetch, verify, pin and remove artifacts.",
-)
+app = command_group(__doc__)
 
 Artifact = Annotated[
     str, typer.Argument(help="Artifact id, or a run (id, prefix or `latest`) whose result is meant.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _resolve(corral: Corral, given: str) -> str:
@@ -49,9 +44,9 @@ def _find(corral: Corral, given: str) -> tuple[str, Path]:
 
 @app.command("ls")
 def list_artifacts(
-    project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
+    project: OnlyProject = None,
     run: Annotated[str | None, typer.Option(help="Only what this run made, checkpoints included.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most this many.")] = 20,
+    limit: Limit = 20,
     as_json: AsJson = False,
 ) -> None:
     """List artifacts, the newest first."""

@@ -13,6 +13,7 @@ import typer
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import step_bar
+from corral.cli.options import command_group
 from corral.client.corral import Corral
 from corral.domain.audit import AuditChain, AuditFilter
 from corral.domain.canonical import canonical
@@ -20,9 +21,7 @@ from corral.domain.errors import CorralError
 from corral.durations import parse_duration
 from corral.wire.audit import AuditView
 
-app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Show and verify who did what."
-)
+app = command_group(__doc__)
 POLL_S = 1.0
 _HEAD = re.compile(r"([1-9][0-9]{0,17}):([0-9a-f]{64})")
 

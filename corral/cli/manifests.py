@@ -14,6 +14,7 @@ from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
+from corral.cli.options import AsJson, command_group
 from corral.client.corral import Corral
 from corral.client.manifests import sync as fleet
 from corral.client.manifests.apply import Also, Mode
@@ -21,14 +22,9 @@ from corral.client.manifests.read import ParsedManifest, load
 from corral.client.submit.prepare import RunPreparer
 from corral.domain.errors import InvalidInput
 from corral.settings import process_environment, read_settings
-from corral.wire.manifests import ApplyAnswer, ChangeView, ManifestView
+from corral.wire.manifests import ApplyAnswer, ChangeView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Declare hosts and runs in one file: plan it, apply it.",
-)
+app = command_group("Declare hosts and runs in one file: plan it, apply it.")
 
 EXIT_PROBLEMS = 1
 EXIT_CHANGES = 2
@@ -61,7 +57,6 @@ Retry = Annotated[
     bool,
     typer.Option("--retry-failed", help="Run what failed or was cancelled again, as the next generation."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("plan")
@@ -114,7 +109,7 @@ def apply_manifest(
 def list_manifests(as_json: AsJson = False) -> None:
     """List manifests as they were last applied."""
     with connect() as corral:
-        items = list(_all(corral))
+        items = list(corral.manifests.all())
     if as_json:
         render.show_json(items)
         return
@@ -205,14 +200,6 @@ def _check(loaded: ParsedManifest, file: Path) -> tuple[str, ...]:
     # No call is made: what needs a server is not looked at.
     with Corral("http://127.0.0.1:9", None) as nobody, byte_bar() as bar:
         return fleet.check(loaded, RunPreparer(nobody, file.absolute().parent, process_environment(), bar))
-
-
-def _all(corral: Corral) -> Iterator[ManifestView]:
-    page = corral.manifests.page()
-    yield from page.items
-    while page.next is not None:
-        page = corral.manifests.page(page.next)
-        yield from page.items
 
 
 def _show(answer: ApplyAnswer, *, as_json: bool) -> None:

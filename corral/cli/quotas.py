@@ -10,17 +10,12 @@ from pydantic import ValidationError
 from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
+from corral.cli.options import AsJson, command_group
 from corral.wire.base import explain, parse_size
 from corral.wire.quotas import QuotaRequest, QuotaView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Set, list and remove what projects may use.",
-)
+app = command_group("Set, list and remove what projects may use.")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Project = Annotated[str, typer.Argument(help="Project name.", autocompletion=complete.projects)]
 NONE = "none"
 

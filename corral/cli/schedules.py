@@ -11,6 +11,7 @@ from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
+from corral.cli.options import AsJson, OnlyProject, command_group
 from corral.client.submit.prepare import RunPreparer
 from corral.client.submit.run_file import load
 from corral.domain.errors import FieldError, InvalidInput
@@ -18,13 +19,7 @@ from corral.durations import format_duration
 from corral.settings import process_environment, read_settings
 from corral.wire.schedules import ScheduleDetail, ScheduleView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Make runs by the clock: add, list, pause, remove.",
-)
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+app = command_group("Make runs by the clock: add, list, pause, remove.")
 Schedule = Annotated[str, typer.Argument(help="Its name or id.", autocompletion=complete.schedules)]
 Project = Annotated[str | None, typer.Option(help="Its project, where several have one of the name.")]
 
@@ -69,9 +64,7 @@ def add(
 
 
 @app.command("ls")
-def list_schedules(
-    project: Annotated[str | None, typer.Option(help="Only this project.")] = None, as_json: AsJson = False
-) -> None:
+def list_schedules(project: OnlyProject = None, as_json: AsJson = False) -> None:
     """List schedules."""
     with connect() as corral:
         items = corral.schedules.all(project=project)

@@ -10,12 +10,11 @@ from pydantic import ValidationError
 
 from corral.cli.connect import connect
 from corral.cli.display import render
+from corral.cli.options import AsJson, command_group
 from corral.domain.errors import InvalidInput
 from corral.settings import Settings, read_settings
 
-app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Set, list and remove secrets."
-)
+app = command_group("Set, list and remove secrets.")
 
 Name = Annotated[str, typer.Argument(help="The environment variable that a run gets it as.")]
 Project = Annotated[str | None, typer.Option(help="Project; CORRAL_PROJECT by default.")]
@@ -52,9 +51,7 @@ def set_secret(name: Name, project: Project = None) -> None:
 
 
 @app.command("ls")
-def list_secrets(
-    project: Project = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
-) -> None:
+def list_secrets(project: Project = None, as_json: AsJson = False) -> None:
     """List secrets by name; values are never shown."""
     owner, settings = _project(project)
     with connect(settings) as corral:

@@ -11,19 +11,13 @@ from pydantic import ValidationError
 
 from corral.cli.connect import connect
 from corral.cli.display import render
+from corral.cli.options import AsJson, command_group
 from corral.domain.tokens import with_pin
 from corral.durations import parse_duration
 from corral.wire.base import explain
 from corral.wire.tokens import CreatedToken, TokenRequest, TokenView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Create, list and revoke tokens; let hosts join.",
-)
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+app = command_group(__doc__)
 
 
 class TokenScope(StrEnum):

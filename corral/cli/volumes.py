@@ -11,29 +11,22 @@ from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
+from corral.cli.options import AsJson, OnlyProject, command_group
 from corral.client.corral import Corral
 from corral.client.volumes import volumes
 from corral.domain.errors import NotFound
 from corral.settings import read_settings
 from corral.wire.volumes import VolumeDetail, VolumeVersionView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="List, show, fill, fetch and remove volumes.",
-)
+app = command_group(__doc__)
 
 Name = Annotated[str, typer.Argument(help="A volume's name.", autocompletion=complete.volumes)]
 Project = Annotated[str | None, typer.Option(help="Project; CORRAL_PROJECT or `default`.")]
 Version = Annotated[int | None, typer.Option(min=1, help="This version instead of the newest.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("ls")
-def list_volumes(
-    project: Annotated[str | None, typer.Option(help="Only this project.")] = None, as_json: AsJson = False
-) -> None:
+def list_volumes(project: OnlyProject = None, as_json: AsJson = False) -> None:
     """List volumes."""
     with connect() as corral:
         found = list(corral.volumes.all(project))

@@ -12,21 +12,16 @@ from pydantic import ValidationError
 from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
+from corral.cli.options import AsJson, command_group
 from corral.domain.errors import CorralError
 from corral.domain.webhooks.deliveries import ENDS, DeliveryState, WebhookFormat
 from corral.settings import process_environment
 from corral.wire.base import explain
 from corral.wire.webhooks import DeliveryView, RotateWebhookRequest, WebhookRequest, WebhookView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Add, test, pause and remove webhooks, and send again what was not received.",
-)
+app = command_group(__doc__)
 
 Name = Annotated[str, typer.Argument(help="The webhook's name.", autocompletion=complete.webhooks)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class TestNotReceived(CorralError):

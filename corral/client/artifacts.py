@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import JsonValue as Json
@@ -51,10 +51,9 @@ class Artifacts:
 
     def tree(self, artifact_id: str, params: Mapping[str, str | int] | None = None) -> Tree:
         """All files of it. `params` says as whose lease, for a worker."""
-        return Tree.of(
-            FileEntry(file.path, file.size, file.mode, file.sha256)
-            for file in self._all_files(artifact_id, params or {})
-        )
+        path, limited = self._path(artifact_id, "/files"), {**(params or {}), "limit": FILES_PAGE}
+        files = self._transport.items(path, FilePage, limited, cursor="after")
+        return Tree.of(FileEntry(file.path, file.size, file.mode, file.sha256) for file in files)
 
     def commit(
         self,
@@ -85,17 +84,6 @@ class Artifacts:
     def delete(self, artifact_id: str) -> None:
         # Once: a second try after a lost answer would say that it does not exist.
         self._transport.once("DELETE", self._path(artifact_id), type(None))
-
-    def _all_files(self, artifact_id: str, params: Mapping[str, str | int]) -> Iterator[FileRecord]:
-        after: str | None = None
-        while True:
-            page = self._transport.get(
-                self._path(artifact_id, "/files"), FilePage, {**params, "after": after, "limit": FILES_PAGE}
-            )
-            yield from page.items
-            after = page.next
-            if after is None:
-                return
 
     def _path(self, artifact_id: str, rest: str = "") -> str:
         return f"/v1/artifacts/{quoted(artifact_id)}{rest}"

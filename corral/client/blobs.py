@@ -72,16 +72,12 @@ class BlobSink:
 
     def keep(self, digest: str, data: bytes) -> None:
         """One blob that is in memory, unless the server has it; tried again while the store is away."""
-        backoff = self.transport.backoff
-        for failures in range(1, backoff.tries + 1):
-            try:
-                if digest in self.query([digest]).missing:
-                    self.put(digest, _pieces(data), length=len(data), offset=None)
-                return
-            except (ServerUnreachable, StoreUnavailable):
-                if failures == backoff.tries:
-                    raise
-                self.transport.sleep(backoff.delay_s(failures))
+
+        def attempt() -> None:
+            if digest in self.query([digest]).missing:
+                self.put(digest, _pieces(data), length=len(data), offset=None)
+
+        self.transport.patiently(attempt)
 
     def hand_over(
         self, parts: Sequence[bytes | memoryview] | Path, *, size: int | None = None
@@ -167,6 +163,11 @@ class BlobSource:
     @classmethod
     def of_lease(cls, transport: Transport, lease_id: str, epoch: int) -> BlobSource:
         return cls(transport, {"lease": lease_id, "epoch": epoch})
+
+    @property
+    def lease_params(self) -> Mapping[str, str | int]:
+        """As whose lease an artifact is read; a user of a project says nothing."""
+        return self.params if "lease" in self.params else {}
 
     def read(self, digest: str, received: Callable[[int], None] | None = None) -> Iterator[bytes]:
         """All bytes of a blob; a connection that breaks is taken up where it broke."""

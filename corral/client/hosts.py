@@ -22,14 +22,7 @@ class Hosts:
         return self._transport.get("/v1/hosts", HostPage)
 
     def all(self) -> list[HostView]:
-        found: list[HostView] = []
-        cursor: str | None = None
-        while True:
-            page = self._transport.get("/v1/hosts", HostPage, {"cursor": cursor, "limit": 1000})
-            found += page.items
-            cursor = page.next
-            if cursor is None:
-                return found
+        return list(self._transport.items("/v1/hosts", HostPage, {"limit": 1000}))
 
     def get(self, host_id: str) -> HostView:
         """By id or name."""

@@ -44,6 +44,16 @@ class RunQuery:
     label: str | None = None
     schedule: str | None = None
 
+    def params(self) -> dict[str, str | Sequence[str] | None]:
+        return {
+            "project": self.project,
+            "state": list(self.states),
+            "group": self.group,
+            "name": self.name,
+            "label": self.label,
+            "schedule": self.schedule,
+        }
+
 
 RunsDone = Callable[[int], None]
 
@@ -99,27 +109,12 @@ class Runs:
 
     def page(self, where: RunQuery | None = None, *, cursor: str | None = None, limit: int = 50) -> RunPage:
         """Newest first."""
-        where = where or RunQuery()
-        params = {
-            "project": where.project,
-            "state": list(where.states),
-            "group": where.group,
-            "name": where.name,
-            "label": where.label,
-            "schedule": where.schedule,
-            "cursor": cursor,
-            "limit": limit,
-        }
+        params = {**(where or RunQuery()).params(), "cursor": cursor, "limit": limit}
         return self._transport.get("/v1/runs", RunPage, params)
 
     def iter(self, where: RunQuery | None = None, *, page_size: int = 200) -> Iterator[RunView]:
-        cursor: str | None = None
-        while True:
-            page = self.page(where, cursor=cursor, limit=page_size)
-            yield from page.items
-            cursor = page.next
-            if cursor is None:
-                return
+        params = {**(where or RunQuery()).params(), "limit": page_size}
+        return self._transport.items("/v1/runs", RunPage, params)
 
     def cancel(self, run: str, *, reason: str = "") -> RunView:
         body = CancelRequest(reason=reason)
@@ -182,6 +177,10 @@ class Runs:
 
     def events(self, run: str, *, after: int = 0, limit: int = 200) -> EventPage:
         return self._transport.get(self._path(run, "/events"), EventPage, {"after": after, "limit": limit})
+
+    def iter_events(self, run: str) -> Iterator[EventView]:
+        """What there is now, from the start."""
+        return self._transport.items(self._path(run, "/events"), EventPage, {"limit": 200}, cursor="after")
 
     def follow_events(
         self, run: str, *, after: int = 0, reconnecting: Reconnecting | None = None

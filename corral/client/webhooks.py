@@ -79,14 +79,8 @@ class Webhooks:
 
     def deliveries(self, name: str, *, state: str | None = None) -> Iterator[DeliveryView]:
         """The newest first, page by page."""
-        cursor: str | None = None
-        while True:
-            params = {"state": state, "cursor": cursor, "limit": 200}
-            page = self._transport.get(f"{_path(name)}/deliveries", DeliveryPage, params)
-            yield from page.items
-            cursor = page.next
-            if cursor is None:
-                return
+        params = {"state": state, "limit": 200}
+        return self._transport.items(f"{_path(name)}/deliveries", DeliveryPage, params)
 
     def delivery(self, name: str, delivery_id: str) -> DeliveryDetail:
         return self._transport.get(f"{_path(name)}/deliveries/{quoted(delivery_id)}", DeliveryDetail)

@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic import JsonValue as Json
@@ -15,6 +15,8 @@ from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.ids import is_digest, is_id, is_name, is_request_id
 from corral.domain.paths import why_bad
 from corral.durations import parse_duration
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class Strict(BaseModel):
@@ -160,6 +162,14 @@ def _inside(root: Mapping[str, Any], schema: Mapping[str, Any], part: int | str)
     extra = schema.get("additionalProperties")
     # Unions put the member's name into the location; it is not a key.
     return extra if isinstance(extra, dict) else schema
+
+
+def validated(model: type[M], table: Mapping[str, Any], *, what: str) -> M:
+    """The table as the model; InvalidInput that names everything wrong with `what`."""
+    try:
+        return model.model_validate(table)
+    except ValidationError as error:
+        raise explain(model, error, what=what) from None
 
 
 def explain(model: type[BaseModel], error: ValidationError, *, what: str) -> InvalidInput:

@@ -17,7 +17,7 @@ import corral
 from acceptance.stack import Stack, until
 from acceptance.stack import stack as running
 from acceptance.test_environment import write_wheel
-from corral.cli.fn import app as fn_app
+from corral.cli.functions.fn import app as fn_app
 from corral.client.environments.lock import Lock, PackageNotFound, RequirementsConflict
 from corral.client.environments.lock_cache import LockCache
 from corral.functions import backend

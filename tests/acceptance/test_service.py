@@ -12,7 +12,7 @@ import pytest
 
 from acceptance.stack import CLEAN, stack
 from acceptance.test_enrol import CORRAL, Machine, join_token
-from corral.cli.hosts.systemd import ServiceFailed, SystemdUnit, windows_script
+from corral.cli.hosts.service.systemd import ServiceFailed, SystemdUnit, windows_script
 from corral.domain.errors import InvalidInput
 from corral.wire.spec.run_file import RunFile
 

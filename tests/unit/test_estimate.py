@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from corral.client.training.dataset import DataAmount
-from corral.client.training.estimate import NOT_RENTED, FleetSnapshot, estimate
+from corral.client.training.estimate import NOT_RENTED, FleetSnapshot, estimate_machines
 from corral.client.training.placement import (
     ForecastSubject,
     data_facts,
@@ -158,7 +158,7 @@ def test_the_machine_that_is_taken_is_one_that_the_server_would_choose() -> None
     hosts = [host("small", SMALL), host("plain"), host("big", A100)]
     spec = spec_of(about, gpus=1, min_vram=least_vram(about))
 
-    found = estimate([about], spec, placed(hosts, spec), today=TODAY)
+    found = estimate_machines([about], spec, placed(hosts, spec), today=TODAY)
 
     assert found.taken == "big"
     against = {one.name: one.against for one in found.machines if one.kind == "host"}
@@ -171,7 +171,7 @@ def test_every_reason_is_told_and_cards_are_only_to_compare() -> None:
     about = subject("qwen3-8b", method="full")
     spec = spec_of(about, gpus=1)
 
-    found = estimate([about], spec, FleetSnapshot(), today=TODAY)
+    found = estimate_machines([about], spec, FleetSnapshot(), today=TODAY)
 
     assert found.taken is None
     assert all(NOT_RENTED in one.against for one in found.machines)
@@ -183,7 +183,7 @@ def test_a_slow_cheap_card_loses_to_a_fast_dear_one_that_costs_less_in_all() -> 
     """MT-D16: what the whole run costs decides, not the hour."""
     about = subject("qwen3-8b", rows=2_000_000)
 
-    found = estimate([about], spec_of(about, gpus=1), FleetSnapshot(), today=TODAY)
+    found = estimate_machines([about], spec_of(about, gpus=1), FleetSnapshot(), today=TODAY)
 
     cards = [one for one in found.machines if one.forecast.fits and one.cost is not None]
     costs = [one.cost for one in cards if one.cost is not None]
@@ -197,7 +197,7 @@ def test_a_card_that_the_user_pins_is_the_only_one_without_a_reason() -> None:
     """MT-D44: the user can pin a card or a host, and the plan shows it."""
     about = subject()
 
-    found = estimate([about], spec_of(about, gpus=1, gpu=["H100"]), FleetSnapshot(), today=TODAY)
+    found = estimate_machines([about], spec_of(about, gpus=1, gpu=["H100"]), FleetSnapshot(), today=TODAY)
 
     fitting = {one.name for one in found.machines if one.against == (NOT_RENTED,)}
     assert fitting == {"H100 SXM", "H100 PCIe"}
@@ -209,7 +209,7 @@ def test_a_pinned_host_is_shown_and_no_card_takes_its_place() -> None:
     hosts = [host("a", A100), host("b", A100)]
     spec = spec_of(about, gpus=1, hosts=["b"])
 
-    found = estimate([about], spec, placed(hosts, spec), today=TODAY)
+    found = estimate_machines([about], spec, placed(hosts, spec), today=TODAY)
 
     assert found.taken == "b"
     assert all("the run allows only b" in one.against for one in found.machines if one.kind == "card")
@@ -217,7 +217,7 @@ def test_a_pinned_host_is_shown_and_no_card_takes_its_place() -> None:
 
 def test_prices_carry_their_source_and_age() -> None:
     """MT-D41, MT-C15: a static price is never called live."""
-    found = estimate([subject()], spec_of(subject(), gpus=1), FleetSnapshot(), today=TODAY)
+    found = estimate_machines([subject()], spec_of(subject(), gpus=1), FleetSnapshot(), today=TODAY)
 
     said = [one.price_from for one in found.machines if one.price_per_hour is not None and one.kind == "card"]
     assert said
@@ -227,7 +227,9 @@ def test_prices_carry_their_source_and_age() -> None:
 def test_a_run_for_the_cpu_is_compared_with_no_card() -> None:
     about = subject("corral/tiny")
 
-    found = estimate([about], spec_of(about, gpus=0), placed([host("x")], spec_of(about)), today=TODAY)
+    found = estimate_machines(
+        [about], spec_of(about, gpus=0), placed([host("x")], spec_of(about)), today=TODAY
+    )
 
     assert [one.name for one in found.machines] == ["x"]
     assert found.machines[0].gpu is None
@@ -238,8 +240,8 @@ def test_runs_of_a_group_add_up_and_the_largest_decides_on_the_memory() -> None:
     fixed: dict[str, Any] = {"micro_tokens": 4096, "recompute": "full"}
     small, large = subject(lora={"rank": 4}, **fixed), subject(lora={"rank": 512}, **fixed)
 
-    alone = estimate([small], spec_of(small, gpus=1), FleetSnapshot(), today=TODAY)
-    group = estimate([small, small, large], spec_of(small, gpus=1), FleetSnapshot(), today=TODAY)
+    alone = estimate_machines([small], spec_of(small, gpus=1), FleetSnapshot(), today=TODAY)
+    group = estimate_machines([small, small, large], spec_of(small, gpus=1), FleetSnapshot(), today=TODAY)
 
     one, all_of_it = alone.machines[-1], next(m for m in group.machines if m.name == alone.machines[-1].name)
     assert group.runs == 3

@@ -75,6 +75,37 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty:
     typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
+def show_list(
+    items: Sequence[BaseModel],
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    as_json: bool,
+    empty: str,
+) -> None:
+    """The items as JSON if asked, or else as the rows of a table."""
+    if as_json:
+        show_json(items)
+    else:
+        show_table(columns, rows, empty=empty)
+
+
+def show_one(item: BaseModel, pairs: Iterable[tuple[str, Cell]], *, as_json: bool) -> None:
+    """The item as JSON if asked, or else as names and values."""
+    if as_json:
+        show_json(item)
+    else:
+        show_pairs(pairs)
+
+
+def show_line(item: BaseModel, line: str, *, as_json: bool) -> None:
+    """The item as JSON if asked, or else one line that says what was done."""
+    if as_json:
+        show_json(item)
+    else:
+        typer.echo(line)
+
+
 def show_pairs(pairs: Iterable[tuple[str, Cell]]) -> None:
     """Names and values; what is not known is left out."""
     out = console()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from corral.cli.runs.detail import train_settings
+from corral.cli.display.run_values import train_settings
 from corral.client.corral import Corral
 from corral.wire.runs import RunView
 from corral.wire.spec.run_file import RunSpec, Scalar

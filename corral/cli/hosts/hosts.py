@@ -9,17 +9,12 @@ import typer
 from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import capability, render
+from corral.cli.options import AsJson, command_group
 from corral.wire.hosts.hosts import HostView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="List, show, drain, resume and revoke hosts.",
-)
+app = command_group(__doc__)
 
 Host = Annotated[str, typer.Argument(help="Host id or name.", autocompletion=complete.hosts)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("ls")

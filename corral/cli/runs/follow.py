@@ -15,7 +15,7 @@ from pydantic import JsonValue as Json
 from corral.cli.display import curves
 from corral.cli.display.reasons import hint, told
 from corral.cli.display.render import note, number
-from corral.cli.runs.detail import ran_s
+from corral.cli.display.run_values import joined_metrics, ran_s
 from corral.cli.runs.exit_codes import DETACHED, exit_code
 from corral.client.corral import Corral
 from corral.client.runs import RunQuery
@@ -235,7 +235,7 @@ def summary(run: RunView) -> list[str]:
         lines += [f"  {run.detail}"] if run.detail else []
         lines += [f"hint: {said}"] if (said := hint(run)) else []
     if run.metrics:
-        lines.append("  " + "  ".join(f"{key}={number(value)}" for key, value in run.metrics.items()))
+        lines.append(f"  {joined_metrics(run.metrics)}")
     if run.artifact_id:
         lines.append(f"  artifact {run.artifact_id}; fetch it with `corral artifacts get {run.artifact_id}`")
     return lines

@@ -14,6 +14,7 @@ from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import step_bar
 from corral.cli.display.curves import thousands
+from corral.cli.options import AsJson
 from corral.client.corral import Corral
 from corral.client.submit.prepare import RunPreparer
 from corral.client.submit.run_file import load
@@ -22,7 +23,7 @@ from corral.client.training.estimate import (
     Estimate,
     FleetSnapshot,
     MachineEstimate,
-    estimate,
+    estimate_machines,
 )
 from corral.client.training.material import MaterialReader, TrainingMaterial
 from corral.client.training.placement import ForecastSubject
@@ -32,14 +33,11 @@ from corral.recipes.train import to_table
 from corral.settings import Settings, process_environment, read_settings
 from corral.wire.spec.run_file import RunFile, RunSpec
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
 # Of cards that cannot be had anyway, the best are enough; --json has all.
 _CARDS_SHOWN = 8
 
 
-@app.command("estimate")
-def estimate_file(
+def estimate(
     file: Annotated[Path, typer.Argument(help="A run file (TOML) with a [train] table.")],
     override: Annotated[
         list[str] | None, typer.Option("--set", help="KEY=VALUE, as `train.lora.rank=8`; repeat.")
@@ -47,7 +45,7 @@ def estimate_file(
     every: Annotated[
         bool, typer.Option("--all", "-a", help="Show every card, also those too small.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what a training run will need and cost, machine by machine. Needs neither GPU nor server."""
     settings = read_settings()
@@ -64,7 +62,7 @@ def estimate_file(
         material = MaterialReader(run_file, folder, process_environment()).look()
         subjects = _subjects(run_file, material)
         spec, known, notes = _ask(settings, run_file, folder, subjects[0])
-    found = estimate(subjects, spec, known, today=datetime.now(UTC).date())
+    found = estimate_machines(subjects, spec, known, today=datetime.now(UTC).date())
     notes = [*material.notes, *notes, *found.notes]
     if as_json:
         typer.echo(json.dumps(_table(run_file, subjects[0], found, notes), indent=2))

@@ -41,8 +41,7 @@ def download(
 
     `source` says as whom: `Corral.source(project)` or `Leases.source(lease_id, epoch)`.
     """
-    whom = source.params if "lease" in source.params else {}
-    tree = artifacts.tree(artifact_id, whom)
+    tree = artifacts.tree(artifact_id, source.lease_params)
     # Equal files are fetched once.
     total = sum({entry.digest: entry.size for entry in tree.files}.values())
     tally = _Tally(total, progress) if progress else None

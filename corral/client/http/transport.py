@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -27,9 +27,31 @@ from corral.domain.tokens import split_pin
 from corral.wire.blobs import HandoverFolder
 
 M = TypeVar("M")
+T = TypeVar("T", covariant=True)
 A = TypeVar("A", httpx.Response, httpx.Response | DirectResponse)
 Params = Mapping[str, str | int | float | Sequence[str] | None]
 Content = bytes | Iterable[bytes]
+
+
+class RequestOptions(TypedDict, total=False):
+    """What goes with a request; `content` is sent as it is, `body` as JSON."""
+
+    body: BaseModel | None
+    content: Content | None
+    params: Params | None
+    headers: Mapping[str, str] | None
+    timeout_s: float | None
+
+
+class Page(Protocol[T]):
+    """One answer of a list; `next` is None at its end."""
+
+    @property
+    def items(self) -> Sequence[T]: ...
+
+    @property
+    def next(self) -> str | int | None: ...
+
 
 CONNECT_TIMEOUT_S = 5.0
 # A server that wants to be asked less often is asked for a few minutes before that is an error.
@@ -187,53 +209,25 @@ class Transport:
     def get(self, path: str, answer: type[M], params: Params | None = None) -> M:
         return self.repeat("GET", path, answer, params=params)
 
-    def once(
-        self,
-        method: str,
-        path: str,
-        answer: type[M],
-        *,
-        body: BaseModel | None = None,
-        content: Content | None = None,
-        params: Params | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> M:
-        """One try: for what must not happen twice, or whose caller has a patience of its own."""
-        made = dict(headers or {})
-        if body is not None:
-            content = body.model_dump_json().encode()
-            made["content-type"] = "application/json"
-        elif content is not None:
-            made.setdefault("content-type", "application/octet-stream")
-        response = self._send(method, path, content=content, params=params, headers=made, timeout_s=timeout_s)
-        return _parse(response, answer)
+    def items(
+        self, path: str, page: type[Page[T]], params: Params | None = None, *, cursor: str = "cursor"
+    ) -> Iterator[T]:
+        """What a list holds, page by page; `cursor` is the parameter that takes a page's `next`."""
+        at: str | int | None = None
+        while True:
+            found = self.get(path, page, {**(params or {}), **({} if at is None else {cursor: at})})
+            yield from found.items
+            at = found.next
+            if at is None:
+                return
 
-    def repeat(
-        self,
-        method: str,
-        path: str,
-        answer: type[M],
-        *,
-        body: BaseModel | None = None,
-        content: bytes | None = None,
-        params: Params | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> M:
+    def once(self, method: str, path: str, answer: type[M], **options: Unpack[RequestOptions]) -> M:
+        """One try: for what must not happen twice, or whose caller has a patience of its own."""
+        return _parse(self.raw(method, path, **options), answer)
+
+    def repeat(self, method: str, path: str, answer: type[M], **options: Unpack[RequestOptions]) -> M:
         """Try again while the server is away: only for calls that may arrive twice."""
-        attempt = partial(
-            self.once,
-            method,
-            path,
-            answer,
-            body=body,
-            content=content,
-            params=params,
-            headers=headers,
-            timeout_s=timeout_s,
-        )
-        return self.patiently(attempt)
+        return self.patiently(partial(self.once, method, path, answer, **options))
 
     def patiently(self, attempt: Callable[[], M]) -> M:
         """Again while the server is away; the attempt may arrive twice."""
@@ -266,11 +260,37 @@ class Transport:
         method: str,
         path: str,
         *,
+        body: BaseModel | None = None,
+        content: Content | None = None,
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> httpx.Response:
         """One try; the whole answer, whose status is good."""
-        return self._send(method, path, content=None, params=params, headers=headers or {}, timeout_s=None)
+        made = dict(headers or {})
+        if body is not None:
+            content = body.model_dump_json().encode()
+            made["content-type"] = "application/json"
+        elif content is not None:
+            made.setdefault("content-type", "application/octet-stream")
+        request = partial(
+            self._client.request,
+            method,
+            path,
+            content=content,
+            params=_kept(params),
+            headers=made,
+            timeout=self._patience(timeout_s),
+        )
+        try:
+            # What is read as it is sent is gone after the first try.
+            whole = content is None or isinstance(content, bytes)
+            response = self._asked(request) if whole else request()
+        except httpx.HTTPError as error:
+            raise unreachable(self.url, error) from error
+        if not response.is_success:
+            raise from_response(response)
+        return response
 
     @contextmanager
     def stream(
@@ -298,35 +318,6 @@ class Transport:
                 response.close()
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
-
-    def _send(
-        self,
-        method: str,
-        path: str,
-        *,
-        content: Content | None,
-        params: Params | None,
-        headers: Mapping[str, str],
-        timeout_s: float | None,
-    ) -> httpx.Response:
-        request = partial(
-            self._client.request,
-            method,
-            path,
-            content=content,
-            params=_kept(params),
-            headers=headers,
-            timeout=self._patience(timeout_s),
-        )
-        try:
-            # What is read as it is sent is gone after the first try.
-            whole = content is None or isinstance(content, bytes)
-            response = self._asked(request) if whole else request()
-        except httpx.HTTPError as error:
-            raise unreachable(self.url, error) from error
-        if not response.is_success:
-            raise from_response(response)
-        return response
 
     def _asked(self, ask: Callable[[], A]) -> A:
         """The answer. Where the server says that it is asked too often, it did nothing: ask again later."""

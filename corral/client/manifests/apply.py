@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,7 +10,14 @@ from corral.client.http.transport import Transport, quoted
 from corral.domain.canonical import canonical
 from corral.domain.errors import FieldError, InvalidInput
 from corral.wire.hosts.policy import HostTable
-from corral.wire.manifests import ApplyAnswer, ApplyRequest, ManifestDetail, ManifestPage, RunEntry
+from corral.wire.manifests import (
+    ApplyAnswer,
+    ApplyRequest,
+    ManifestDetail,
+    ManifestPage,
+    ManifestView,
+    RunEntry,
+)
 from corral.wire.spec.identity import identity_of, policy_of
 from corral.wire.spec.run_file import RunSpec, packed
 
@@ -97,6 +104,9 @@ class Manifests:
 
     def page(self, cursor: str | None = None, limit: int = 100) -> ManifestPage:
         return self._transport.get("/v1/manifests", ManifestPage, {"cursor": cursor, "limit": limit})
+
+    def all(self) -> Iterator[ManifestView]:
+        return self._transport.items("/v1/manifests", ManifestPage, {"limit": 100})
 
     def get(self, project: str, name: str) -> ManifestDetail:
         return self._transport.get(self._path(project, name), ManifestDetail)

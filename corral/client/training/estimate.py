@@ -78,7 +78,7 @@ class FleetSnapshot:
         return {found.host: tuple(found.reasons) for found in self.placements}
 
 
-def estimate(
+def estimate_machines(
     subjects: Sequence[ForecastSubject], spec: RunSpec, known: FleetSnapshot, *, today: date
 ) -> Estimate:
     """`subjects` are the runs of a group, `spec` the first of them with its resources settled."""

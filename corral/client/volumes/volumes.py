@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from corral.client.artifacts import Artifacts, records
 from corral.client.blobs import BlobSink, BlobSource
@@ -35,125 +36,88 @@ class Volumes:
         self._artifacts = Artifacts(transport)
 
     def all(self, project: str | None = None) -> Iterator[VolumeView]:
-        cursor: str | None = None
-        while True:
-            params = {"project": project, "cursor": cursor, "limit": 200}
-            page = self._transport.get("/v1/volumes", VolumePage, params)
-            yield from page.items
-            cursor = page.next
-            if cursor is None:
-                return
+        return self._transport.items("/v1/volumes", VolumePage, {"project": project, "limit": 200})
 
     def get(self, project: str, name: str) -> VolumeDetail:
-        return self._transport.get(self._path(project, name), VolumeDetail)
+        return self._transport.get(_path(project, name), VolumeDetail)
 
     def remove(self, project: str, name: str) -> None:
-        self._transport.once("DELETE", self._path(project, name), type(None))
+        self._transport.once("DELETE", _path(project, name), type(None))
 
     def remote(self, project: str, name: str) -> ProjectVolume:
-        return ProjectVolume(self._transport, project, name)
-
-    def _path(self, project: str, name: str) -> str:
-        return f"/v1/projects/{quoted(project)}/volumes/{quoted(name)}"
+        return ProjectVolume.of(self._transport, project, name)
 
 
-class RemoteVolume(Protocol):
+@dataclass(frozen=True)
+class RemoteVolume(ABC):
     """One volume on a server, as somebody who may read and write it."""
 
+    transport: Transport
+    path: str
+    sink: BlobSink
+    source: BlobSource
+
+    @abstractmethod
     def head(self) -> VolumeVersionView: ...
 
     def commit(self, base: int, tree: Tree) -> VolumeVersionView:
         """The files of the tree must be on the server. The same again changes nothing."""
-        ...
-
-    def tree(self, version: VolumeVersionView) -> Tree: ...
-
-    @property
-    def sink(self) -> BlobSink: ...
-
-    @property
-    def fetch(self) -> Fetch: ...
-
-
-@dataclass(frozen=True)
-class ProjectVolume:
-    transport: Transport
-    project: str
-    name: str
-
-    def head(self) -> VolumeVersionView:
-        try:
-            found = self.transport.get(self._path, VolumeDetail)
-        except NotFound:
-            # It is made by the first commit.
-            return VolumeVersionView(volume=self.name, project=self.project, version=0)
-        return found.versions[0] if found.versions else self._none()
-
-    def _none(self) -> VolumeVersionView:
-        return VolumeVersionView(volume=self.name, project=self.project, version=0)
-
-    def commit(self, base: int, tree: Tree) -> VolumeVersionView:
-        body = VolumeCommit.model_construct(base=base, files=records(tree.files))
-        return self.transport.repeat(
-            "POST", f"{self._path}/versions", VolumeVersionView, body=body, timeout_s=COMMIT_TIMEOUT_S
-        )
-
-    def tree(self, version: VolumeVersionView) -> Tree:
-        return EMPTY if version.artifact_id is None else Artifacts(self.transport).tree(version.artifact_id)
-
-    @property
-    def sink(self) -> BlobSink:
-        return BlobSink.of_project(self.transport, self.project)
-
-    @property
-    def fetch(self) -> Fetch:
-        return BlobSource.of_project(self.transport, self.project).read
-
-    @property
-    def _path(self) -> str:
-        return f"/v1/projects/{quoted(self.project)}/volumes/{quoted(self.name)}"
-
-
-@dataclass(frozen=True)
-class LeaseVolume:
-    """As the holder of a lease whose run mounts it."""
-
-    transport: Transport
-    lease_id: str
-    epoch: int
-    name: str
-
-    def head(self) -> VolumeVersionView:
-        return self.transport.repeat("GET", self._path, VolumeVersionView, params={"epoch": self.epoch})
-
-    def commit(self, base: int, tree: Tree) -> VolumeVersionView:
-        body = VolumeCommit.model_construct(base=base, files=records(tree.files))
         return self.transport.repeat(
             "POST",
-            f"{self._path}/versions",
+            f"{self.path}/versions",
             VolumeVersionView,
-            body=body,
-            params={"epoch": self.epoch},
+            body=VolumeCommit.model_construct(base=base, files=records(tree.files)),
+            params=self.sink.params,
             timeout_s=COMMIT_TIMEOUT_S,
         )
 
     def tree(self, version: VolumeVersionView) -> Tree:
         if version.artifact_id is None:
             return EMPTY
-        source = BlobSource.of_lease(self.transport, self.lease_id, self.epoch)
-        return Artifacts(self.transport).tree(version.artifact_id, source.params)
-
-    @property
-    def sink(self) -> BlobSink:
-        return BlobSink.of_lease(self.transport, self.lease_id, self.epoch)
+        return Artifacts(self.transport).tree(version.artifact_id, self.source.lease_params)
 
     @property
     def fetch(self) -> Fetch:
-        return BlobSource.of_lease(self.transport, self.lease_id, self.epoch).read
+        return self.source.read
 
-    @property
-    def _path(self) -> str:
-        return f"/v1/leases/{quoted(self.lease_id)}/volumes/{quoted(self.name)}"
+
+@dataclass(frozen=True)
+class ProjectVolume(RemoteVolume):
+    """As a user of its project."""
+
+    project: str
+    name: str
+
+    @classmethod
+    def of(cls, transport: Transport, project: str, name: str) -> ProjectVolume:
+        sink, source = BlobSink.of_project(transport, project), BlobSource.of_project(transport, project)
+        return cls(transport, _path(project, name), sink, source, project, name)
+
+    def head(self) -> VolumeVersionView:
+        versions: list[VolumeVersionView] = []
+        # It is made by the first commit.
+        with suppress(NotFound):
+            versions = self.transport.get(self.path, VolumeDetail).versions
+        return (
+            versions[0] if versions else VolumeVersionView(volume=self.name, project=self.project, version=0)
+        )
+
+
+class LeaseVolume(RemoteVolume):
+    """As the holder of a lease whose run mounts it."""
+
+    @classmethod
+    def of(cls, transport: Transport, lease_id: str, epoch: int, name: str) -> LeaseVolume:
+        sink = BlobSink.of_lease(transport, lease_id, epoch)
+        source = BlobSource.of_lease(transport, lease_id, epoch)
+        return cls(transport, f"/v1/leases/{quoted(lease_id)}/volumes/{quoted(name)}", sink, source)
+
+    def head(self) -> VolumeVersionView:
+        return self.transport.repeat("GET", self.path, VolumeVersionView, params=self.sink.params)
+
+
+def _path(project: str, name: str) -> str:
+    return f"/v1/projects/{quoted(project)}/volumes/{quoted(name)}"
 
 
 def put(

@@ -67,4 +67,4 @@ class Mounts:
         return {"version": keep_trying(self.link, work, given_up=self.control.given_up)}
 
     def _remote(self, corral: Corral, volume: str) -> LeaseVolume:
-        return LeaseVolume(corral.transport, self.lease.id, self.lease.epoch, volume)
+        return LeaseVolume.of(corral.transport, self.lease.id, self.lease.epoch, volume)

@@ -9,19 +9,14 @@ import typer
 
 from corral.cli.connect import connect
 from corral.cli.display import render
+from corral.cli.options import AsJson, command_group
 from corral.domain.errors import InvalidInput
 from corral.durations import format_duration
 from corral.wire.calls import CallView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="List, show, retry and cancel calls.",
-)
+app = command_group(__doc__)
 
 CallArgument = Annotated[str, typer.Argument(help="A call's id.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("ls")

@@ -15,6 +15,7 @@ import typer
 
 from corral.cli.connect import connect
 from corral.cli.display import render
+from corral.cli.options import AsJson, command_group
 from corral.client.corral import Corral
 from corral.client.environments.lock_cache import LockCache
 from corral.client.runs import RunQuery
@@ -33,13 +34,10 @@ from corral.functions.member import Member
 from corral.settings import read_settings
 from corral.wire.endpoints import EndpointView, Scaling
 
-app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Run, serve and deploy functions."
-)
+app = command_group("Run, serve and deploy functions.")
 
 File = Annotated[str, typer.Argument(help="A file with an app: `demo.py`, or `demo.py::embed`.")]
 Endpoint = Annotated[str, typer.Argument(help="An endpoint: `app.function`.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _WATCH_S = 0.5
 # How long after its end a call's first output is waited for, and then each more: a host sends it four times a
 # second.
