@@ -25,10 +25,6 @@ Artifact = Annotated[
 ]
 
 
-def _resolve(corral: Corral, given: str) -> str:
-    return _find(corral, given)[0]
-
-
 def _find(corral: Corral, given: str) -> tuple[str, Path]:
     """The artifact's id, and the folder to fetch it into when none is named."""
     if is_id(given, "a"):
@@ -52,11 +48,9 @@ def list_artifacts(
     """List artifacts, the newest first."""
     with connect() as corral:
         page = _of_run(corral, run) if run else corral.artifacts.page(project=project, limit=limit)
-    if as_json:
-        render.show_json(page.items)
-        return
-    _show(page.items)
-    if page.next is not None:
+    columns = ("ARTIFACT", "KIND", "RUN", "STEP", "METRIC", "FILES", "SIZE", "KEPT", "AGE")
+    render.show_list(page.items, columns, map(_row, page.items), as_json=as_json, empty="no artifacts")
+    if page.next is not None and not as_json:
         render.note(f"({len(page.items)} shown; --limit shows more)")
 
 
@@ -66,23 +60,18 @@ def _of_run(corral: Corral, run: str) -> ArtifactPage:
     return ArtifactPage(items=list({artifact.id: artifact for artifact in made}.values()))
 
 
-def _show(items: list[ArtifactView]) -> None:
-    rows = [
-        (
-            item.id,
-            item.kind,
-            item.run_id,
-            item.step,
-            render.number(item.metric) if item.metric is not None else None,
-            item.files,
-            render.size(item.bytes),
-            "pinned" if item.pinned else None,
-            render.age(item.created_at),
-        )
-        for item in items
-    ]
-    columns = ("ARTIFACT", "KIND", "RUN", "STEP", "METRIC", "FILES", "SIZE", "KEPT", "AGE")
-    render.show_table(columns, rows, empty="no artifacts")
+def _row(item: ArtifactView) -> tuple[render.Cell, ...]:
+    return (
+        item.id,
+        item.kind,
+        item.run_id,
+        item.step,
+        render.number(item.metric) if item.metric is not None else None,
+        item.files,
+        render.size(item.bytes),
+        "pinned" if item.pinned else None,
+        render.age(item.created_at),
+    )
 
 
 @app.command()
@@ -111,7 +100,7 @@ def get(
 def verify(artifact: Artifact, as_json: AsJson = False) -> None:
     """Re-hash an artifact's files on the server; exit 1 if one is damaged or missing."""
     with connect() as corral:
-        answer = corral.artifacts.verify(_resolve(corral, artifact))
+        answer = corral.artifacts.verify(_find(corral, artifact)[0])
     if as_json:
         render.show_json(answer)
     else:
@@ -129,14 +118,14 @@ def verify(artifact: Artifact, as_json: AsJson = False) -> None:
 def pin(artifact: Artifact) -> None:
     """Keep an artifact whatever the retention rules say."""
     with connect() as corral:
-        typer.echo(f"{corral.artifacts.pin(_resolve(corral, artifact)).id} is pinned")
+        typer.echo(f"{corral.artifacts.pin(_find(corral, artifact)[0]).id} is pinned")
 
 
 @app.command()
 def unpin(artifact: Artifact) -> None:
     """Leave an artifact to the retention rules again."""
     with connect() as corral:
-        typer.echo(f"{corral.artifacts.unpin(_resolve(corral, artifact)).id} is no longer pinned")
+        typer.echo(f"{corral.artifacts.unpin(_find(corral, artifact)[0]).id} is no longer pinned")
 
 
 @app.command()

@@ -24,16 +24,14 @@ def list_groups(
     """List groups, the newest first."""
     with connect() as corral:
         page = corral.groups.page(project=project, limit=limit)
-    if as_json:
-        render.show_json(page.items)
-        return
     rows = [
         (group.id, group.name, group.project, group.runs, counts(group.states), render.age(group.created_at))
         for group in page.items
     ]
     columns = ("GROUP", "NAME", "PROJECT", "RUNS", "STATES", "AGE")
-    render.show_table(columns, rows, empty="no groups; seeds and a sweep in a run file make one")
-    if page.next is not None:
+    empty = "no groups; seeds and a sweep in a run file make one"
+    render.show_list(page.items, columns, rows, as_json=as_json, empty=empty)
+    if page.next is not None and not as_json:
         render.note(f"({limit} shown; --limit shows more)")
 
 

@@ -110,15 +110,13 @@ def list_manifests(as_json: AsJson = False) -> None:
     """List manifests as they were last applied."""
     with connect() as corral:
         items = list(corral.manifests.all())
-    if as_json:
-        render.show_json(items)
-        return
     rows = [
         (m.name, m.project, m.runs, len(m.hosts), m.revision, render.age(m.applied_at), m.applied_by)
         for m in items
     ]
     columns = ("NAME", "PROJECT", "RUNS", "HOSTS", "REVISION", "APPLIED", "BY")
-    render.show_table(columns, rows, empty="no manifest was applied yet: `corral manifest apply FILE`")
+    empty = "no manifest was applied yet: `corral manifest apply FILE`"
+    render.show_list(items, columns, rows, as_json=as_json, empty=empty)
 
 
 @app.command()

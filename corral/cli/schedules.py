@@ -57,10 +57,8 @@ def add(
             max_running=prepared.max_running,
             replace=replace,
         )
-    if as_json:
-        render.show_json(made)
-    else:
-        typer.echo(f"{made.name} ({made.id}): {when(made)}; next at {render.moment(made.next_at)}")
+    line = f"{made.name} ({made.id}): {when(made)}; next at {render.moment(made.next_at)}"
+    render.show_line(made, line, as_json=as_json)
 
 
 @app.command("ls")
@@ -68,9 +66,6 @@ def list_schedules(project: OnlyProject = None, as_json: AsJson = False) -> None
     """List schedules."""
     with connect() as corral:
         items = corral.schedules.all(project=project)
-    if as_json:
-        render.show_json(items)
-        return
     rows = [
         (
             one.name,
@@ -85,7 +80,8 @@ def list_schedules(project: OnlyProject = None, as_json: AsJson = False) -> None
         for one in sorted(items, key=lambda one: (one.project, one.name))
     ]
     columns = ("SCHEDULE", "PROJECT", "WHEN", "NEXT", "LAST", "MADE", "SKIPPED", "PROBLEM")
-    render.show_table(columns, rows, empty="no schedules; add one with `corral schedules add FILE`")
+    empty = "no schedules; add one with `corral schedules add FILE`"
+    render.show_list(items, columns, rows, as_json=as_json, empty=empty)
 
 
 @app.command()
@@ -120,10 +116,7 @@ def run_now(schedule: Schedule, project: Project = None, as_json: AsJson = False
     """Make its runs once now, beside its times; prints their ids."""
     with connect() as corral:
         answer = corral.schedules.run_now(schedule, project=project)
-    if as_json:
-        render.show_json(answer)
-    else:
-        typer.echo("\n".join(answer.ids))
+    render.show_line(answer, "\n".join(answer.ids), as_json=as_json)
 
 
 @app.command()

@@ -7,14 +7,13 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.options import AsJson, command_group
 from corral.domain.tokens import with_pin
 from corral.durations import parse_duration
-from corral.wire.base import explain
+from corral.wire.base import validated
 from corral.wire.tokens import CreatedToken, TokenRequest, TokenView
 
 app = command_group(__doc__)
@@ -31,9 +30,6 @@ def list_tokens(as_json: AsJson = False) -> None:
     """List tokens; their text is never shown again."""
     with connect() as corral:
         page = corral.tokens.page()
-    if as_json:
-        render.show_json(page.items)
-        return
     rows = [
         (
             token.id,
@@ -47,7 +43,7 @@ def list_tokens(as_json: AsJson = False) -> None:
         for token in page.items
     ]
     columns = ("TOKEN", "NAME", "SCOPE", "PROJECT", "AGE", "EXPIRES", "ENDED")
-    render.show_table(columns, rows, empty="no tokens")
+    render.show_list(page.items, columns, rows, as_json=as_json, empty="no tokens")
 
 
 def _ended(token: TokenView) -> str | None:
@@ -78,10 +74,7 @@ def _duration(text: str | None) -> float | None:
 
 def _create(given: Mapping[str, object], *, as_json: bool) -> CreatedToken | None:
     """Make it and print it, with the pin of the server's authority; None if it was printed as JSON."""
-    try:
-        request = TokenRequest.model_validate(given)
-    except ValidationError as error:
-        raise explain(TokenRequest, error, what="the token") from None
+    request = validated(TokenRequest, given, what="the token")
     with connect() as corral:
         made = corral.tokens.create(request)
     whole = made.model_copy(update={"token": with_pin(made.token, made.ca_pin)})

@@ -10,10 +10,7 @@ from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.options import AsJson
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def usage(
     month: Annotated[str | None, typer.Option(help="As 2026-11; the present one by default.")] = None,
     as_json: AsJson = False,

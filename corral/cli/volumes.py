@@ -30,15 +30,13 @@ def list_volumes(project: OnlyProject = None, as_json: AsJson = False) -> None:
     """List volumes."""
     with connect() as corral:
         found = list(corral.volumes.all(project))
-    if as_json:
-        render.show_json(found)
-        return
     rows = [
         (one.name, one.project, one.head, one.files, render.size(one.bytes), render.age(one.changed_at))
         for one in found
     ]
     columns = ("VOLUME", "PROJECT", "VERSION", "FILES", "SIZE", "CHANGED")
-    render.show_table(columns, rows, empty="no volumes; `corral volumes put NAME FOLDER` makes one")
+    empty = "no volumes; `corral volumes put NAME FOLDER` makes one"
+    render.show_list(found, columns, rows, as_json=as_json, empty=empty)
 
 
 @app.command("show")
@@ -132,8 +130,5 @@ def _chosen(view: VolumeDetail, number: int | None) -> VolumeVersionView:
 
 
 def _tell(made: VolumeVersionView, *, as_json: bool) -> None:
-    if as_json:
-        render.show_json(made)
-        return
     holds = f"{render.count(made.files, 'file')}, {render.size(made.bytes)}"
-    typer.echo(f"{made.volume}: version {made.version}, {holds}")
+    render.show_line(made, f"{made.volume}: version {made.version}, {holds}", as_json=as_json)

@@ -34,9 +34,6 @@ def list_calls(
     """List calls, the newest first. `--state dead` are the dead letters."""
     with connect() as corral:
         page = corral.calls.page(endpoint=endpoint, state=state, limit=limit)
-    if as_json:
-        render.show_json(page.items)
-        return
     rows = [
         (
             call.id,
@@ -51,7 +48,7 @@ def list_calls(
         for call in page.items
     ]
     columns = ("CALL", "ENDPOINT", "FUNCTION", "STATE", "TRY", "AGE", "RAN", "ERROR")
-    render.show_table(columns, rows, empty="no calls")
+    render.show_list(page.items, columns, rows, as_json=as_json, empty="no calls")
 
 
 def _why(call: CallView) -> str | None:

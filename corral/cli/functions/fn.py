@@ -360,9 +360,6 @@ def list_endpoints(
             (one for one in corral.endpoints.all() if live or not one.live),
             key=lambda one: (one.project, one.name),
         )
-    if as_json:
-        render.show_json(found)
-        return
     rows = [
         (
             one.name,
@@ -378,7 +375,8 @@ def list_endpoints(
         for one in found
     ]
     columns = ("ENDPOINT", "PROJECT", "VERSION", "STATE", "READY", "QUEUED", "RUNNING", "CALLED", "NEXT")
-    render.show_table(columns, rows, empty="nothing is deployed; `corral fn deploy demo.py`")
+    empty = "nothing is deployed; `corral fn deploy demo.py`"
+    render.show_list(found, columns, rows, as_json=as_json, empty=empty)
 
 
 @app.command("show")

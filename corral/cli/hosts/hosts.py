@@ -22,9 +22,6 @@ def list_hosts(as_json: AsJson = False) -> None:
     """List hosts and what they have."""
     with connect() as corral:
         hosts = corral.hosts.all()
-    if as_json:
-        render.show_json(hosts)
-        return
     rows = [
         (
             host.id,
@@ -37,7 +34,8 @@ def list_hosts(as_json: AsJson = False) -> None:
         for host in hosts
     ]
     columns = ("HOST", "NAME", "STATE", "BUSY", "CORES", "MEMORY", "GPUS", "ENGINE", "SEEN")
-    render.show_table(columns, rows, empty="no host is enrolled; `corral tokens join` lets one join")
+    empty = "no host is enrolled; `corral tokens join` lets one join"
+    render.show_list(hosts, columns, rows, as_json=as_json, empty=empty)
 
 
 def standing(host: HostView) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
 
@@ -203,7 +202,7 @@ class Transport:
             )
         except TimeoutError as error:
             raise httpx.ReadTimeout(str(error)) from error
-        except (OSError, HTTPException) as error:
+        except OSError as error:
             raise httpx.ReadError(str(error) or type(error).__name__) from error
 
     def get(self, path: str, answer: type[M], params: Params | None = None) -> M:
