@@ -71,7 +71,7 @@ def put(
     """Send a file or the files of a folder; what is there under the same names is replaced."""
     with connect() as corral, byte_bar() as bar:
         bar.step(f"sending {source}")
-        made = volumes.put(_remote(corral, project, name), source, target, progress=bar.uploading)
+        made = volumes.put(_remote(corral, project, name), source, target, progress=bar.moved)
     _tell(made, as_json=as_json)
 
 

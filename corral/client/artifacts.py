@@ -45,10 +45,6 @@ class Artifacts:
     def get(self, artifact_id: str) -> ArtifactView:
         return self._transport.get(self._path(artifact_id), ArtifactView)
 
-    def files(self, artifact_id: str, *, after: str | None = None, limit: int = FILES_PAGE) -> FilePage:
-        params = {"after": after, "limit": limit}
-        return self._transport.get(self._path(artifact_id, "/files"), FilePage, params)
-
     def tree(self, artifact_id: str, params: Mapping[str, str | int] | None = None) -> Tree:
         """All files of it. `params` says as whose lease, for a worker."""
         path, limited = self._path(artifact_id, "/files"), {**(params or {}), "limit": FILES_PAGE}

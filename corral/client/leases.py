@@ -6,7 +6,6 @@ One try each: a worker has loops and a spool of its own, and must see at once th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pydantic import BaseModel
 from pydantic import JsonValue as Json
@@ -26,7 +25,6 @@ from corral.wire.leases import (
     FailRequest,
     FinishRequest,
     ObjectAnswer,
-    ObjectList,
     OutcomeAnswer,
     OutcomeReport,
     OutcomesAnswer,
@@ -39,12 +37,6 @@ from corral.wire.secrets import SecretsAnswer
 # On top of what the server waits itself.
 CLAIM_MARGIN_S = 15.0
 COMMIT_TIMEOUT_S = 300.0
-
-
-@dataclass(frozen=True)
-class StoredObject:
-    body: bytes
-    etag: str
 
 
 class Leases:
@@ -119,40 +111,11 @@ class Leases:
             for result in answer.results
         ]
 
-    def create_object(self, lease_id: str, epoch: int, key: str, body: bytes) -> ObjectAnswer:
-        """Raise Conflict if the key exists."""
-        return self._put_object(lease_id, epoch, key, body, {"If-None-Match": "*"})
-
-    def replace_object(self, lease_id: str, epoch: int, key: str, body: bytes, *, etag: str) -> ObjectAnswer:
-        """Raise Conflict unless the object is still the one that `etag` names."""
-        return self._put_object(lease_id, epoch, key, body, {"If-Match": etag})
-
     def put_object(self, lease_id: str, epoch: int, key: str, body: bytes) -> ObjectAnswer:
-        return self._put_object(lease_id, epoch, key, body, {})
-
-    def get_object(self, lease_id: str, epoch: int, key: str) -> StoredObject:
-        answer = self._transport.raw("GET", _object(lease_id, key), params={"epoch": epoch})
-        return StoredObject(answer.content, answer.headers.get("etag", ""))
-
-    def list_objects(
-        self, lease_id: str, epoch: int, *, prefix: str = "", after: str | None = None
-    ) -> ObjectList:
-        path = f"/v1/leases/{quoted(lease_id)}/objects"
-        return self._transport.once(
-            "GET", path, ObjectList, params={"epoch": epoch, "prefix": prefix, "after": after}
-        )
-
-    def _put_object(
-        self, lease_id: str, epoch: int, key: str, body: bytes, headers: Mapping[str, str]
-    ) -> ObjectAnswer:
-        return self._transport.once(
-            "PUT",
-            _object(lease_id, key),
-            ObjectAnswer,
-            content=body,
-            params={"epoch": epoch},
-            headers=headers,
-        )
+        # Keys may hold slashes; each part is quoted by itself.
+        parts = "/".join(quoted(part) for part in key.split("/"))
+        path = f"/v1/leases/{quoted(lease_id)}/objects/{parts}"
+        return self._transport.once("PUT", path, ObjectAnswer, content=body, params={"epoch": epoch})
 
     def _post(
         self,
@@ -174,9 +137,3 @@ class Leases:
             params={"epoch": epoch},
             timeout_s=timeout_s,
         )
-
-
-def _object(lease_id: str, key: str) -> str:
-    # Keys may hold slashes; each part is quoted by itself.
-    parts = "/".join(quoted(part) for part in key.split("/"))
-    return f"/v1/leases/{quoted(lease_id)}/objects/{parts}"

@@ -198,12 +198,6 @@ class Runs:
             if event.event == "event":
                 yield EventView.model_validate_json(event.data)
 
-    def logs(
-        self, run: str, *, cursor: str | None = None, limit: int = 1000, tail: int | None = None
-    ) -> LogPage:
-        params = {"cursor": cursor, "limit": limit, "tail": tail}
-        return self._transport.get(self._path(run, "/logs"), LogPage, params)
-
     def iter_logs(self, run: str, *, tail: int | None = None) -> Iterator[LogLine]:
         """What there is now, from the start or the last `tail` lines."""
         path = self._path(run, "/logs")
@@ -231,16 +225,10 @@ class Runs:
             elif event.event in ("state", "end"):
                 yield RunView.model_validate_json(event.data)
 
-    def metrics(
-        self, run: str, *, cursor: str | None = None, limit: int = 1000, name: str | None = None
-    ) -> MetricPage:
-        params = {"cursor": cursor, "limit": limit, "name": name}
-        return self._transport.get(self._path(run, "/metrics"), MetricPage, params)
-
     def iter_metrics(self, run: str, *, name: str | None = None) -> Iterator[MetricPoint]:
-        cursor: str | None = None
+        path, cursor = self._path(run, "/metrics"), None
         while True:
-            page = self.metrics(run, cursor=cursor, name=name)
+            page = self._transport.get(path, MetricPage, {"cursor": cursor, "limit": 1000, "name": name})
             yield from page.items
             # A page can be empty because all its points have other names; the end is where nothing moves.
             if page.next == cursor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -115,7 +115,6 @@ Name = Annotated[
     str,
     AfterValidator(lambda v: _check(v, is_name(v), "a name (letters, digits, `.`, `_`, `-`; at most 64)")),
 ]
-RunIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "r"), "a run id"))]
 LeaseIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "l"), "a lease id"))]
 PartText = Annotated[str, AfterValidator(lambda v: _check(v, why_bad(v) is None, "a path in an artifact"))]
 ArtifactIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "a"), "an artifact id"))]
@@ -164,6 +163,12 @@ def _inside(root: Mapping[str, Any], schema: Mapping[str, Any], part: int | str)
     return extra if isinstance(extra, dict) else schema
 
 
+def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
+    """The end of a message that names the nearest of the known words; empty if none is near."""
+    near = difflib.get_close_matches(word, list(known), 1, alike)
+    return f"; did you mean `{near[0]}`?" if near else ""
+
+
 def validated(model: type[M], table: Mapping[str, Any], *, what: str) -> M:
     """The table as the model; InvalidInput that names everything wrong with `what`."""
     try:
@@ -180,9 +185,7 @@ def explain(model: type[BaseModel], error: ValidationError, *, what: str) -> Inv
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             message = "is not a known key"
-            near = difflib.get_close_matches(str(location[-1]), _known_keys(model, location), 1, 0.5)
-            if near:
-                message += f"; did you mean `{near[0]}`?"
+            message += did_you_mean(str(location[-1]), _known_keys(model, location), 0.5)
         fields.append(FieldError(_place(location), message))
     lines = "; ".join(f"`{f.path}` {f.message}" for f in fields[:20])
     return InvalidInput(f"{what} is not valid: {lines}", fields=fields)

@@ -31,10 +31,7 @@ class Bar(ProgressListener):
     def step(self, text: str) -> None:
         self._progress.update(self._task, description=text, completed=0, total=None, visible=True)
 
-    def uploading(self, done: int, total: int, files: int) -> None:
-        self.moved(done, total)
-
-    def moved(self, done: int, total: int) -> None:
+    def moved(self, done: int, total: int, files: int) -> None:
         self._progress.update(self._task, completed=done, total=total, visible=True)
 
 

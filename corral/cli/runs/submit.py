@@ -98,7 +98,7 @@ def _dry_run(corral: Corral, run_file: RunFile, base_dir: Path, *, as_json: bool
         typer.echo(json.dumps(spec, indent=2))
     if len(specs) > _SPECS_SHOWN:
         typer.echo(f"and {len(specs) - _SPECS_SHOWN} more that differ in seed or params (--json shows all)")
-    for source in prepared.to_ship:
+    for source in prepared.sources.values():
         size = render.size(source.tree.total_bytes)
         typer.echo(f"{source.what}: {source.root} ({render.count(len(source.tree.files), 'file')}, {size})")
     show_placements(answer.hosts)

@@ -7,13 +7,13 @@ times, or any permission but "executable".
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
-from corral.client.files.digest import digest_file
+from corral.client.files.digest import FileUnreadable, digest_file
 from corral.client.files.ignore import Ignore
 from corral.client.files.walk import FolderWalk, ListedFile, TreeLimits, walk
 from corral.domain.artifacts import listing_digest
@@ -25,9 +25,6 @@ from corral.domain.redaction import SecretValues
 _BATCH_FILES = 256
 _BATCH_BYTES = 8 << 20
 HASH_THREADS = min(8, os.cpu_count() or 1)
-
-Progress = Callable[[int, int], None]
-"""Called in the caller's thread with (files, bytes) hashed so far."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,6 @@ def scan(
     ignore: Ignore | None,
     limits: TreeLimits | None = None,
     secrets: SecretValues | None = None,
-    progress: Progress | None = None,
 ) -> Tree:
     """Hash a folder. `ignore=None` leaves nothing out.
 
@@ -129,13 +125,7 @@ def scan(
         raise NotAFolder(root)
     found = walk(root, ignore=ignore, limits=limits or TreeLimits())
     _refuse(root, found, secrets)
-    hashed: list[_HashedFile] = []
-    bytes_done = 0
-    for batch in _hash_all(found.files, secrets):
-        hashed += batch
-        bytes_done += sum(item.entry.size for item in batch)
-        if progress:
-            progress(len(hashed), bytes_done)
+    hashed = _hash_all(found.files, secrets)
     leaks = [
         PathProblem(printable(item.entry.path), f"contains secret {item.secret}")
         for item in hashed
@@ -144,6 +134,15 @@ def scan(
     if leaks:
         raise SecretInTree(sorted(leaks, key=lambda leak: leak.path))
     return Tree.of(item.entry for item in hashed)
+
+
+def scan_file(path: Path) -> Tree:
+    """One file by itself, under its own name."""
+    try:
+        found = ListedFile.at(path)
+    except OSError as error:
+        raise FileUnreadable(str(path), error) from error
+    return Tree.of([_hash(found, None).entry])
 
 
 def _refuse(root: Path, found: FolderWalk, secrets: SecretValues | None) -> None:
@@ -166,14 +165,11 @@ def _refuse(root: Path, found: FolderWalk, secrets: SecretValues | None) -> None
         raise TreeRefused(root, problems)
 
 
-def _hash_all(files: Sequence[ListedFile], secrets: SecretValues | None) -> Iterator[list[_HashedFile]]:
+def _hash_all(files: Sequence[ListedFile], secrets: SecretValues | None) -> list[_HashedFile]:
     with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="corral-hash") as pool:
-        futures: list[Future[list[_HashedFile]]] = []
         try:
-            for batch in _batches(files):
-                futures.append(pool.submit(_hash_batch, batch, secrets))
-            for future in as_completed(futures):
-                yield future.result()
+            batches = pool.map(partial(_hash_batch, secrets=secrets), _batches(files))
+            return [item for batch in batches for item in batch]
         finally:
             # After an error the rest need not be hashed; after success there is no rest.
             pool.shutdown(wait=True, cancel_futures=True)

@@ -66,6 +66,14 @@ class ListedFile:
     mode: int
     identity: FileIdentity
 
+    @classmethod
+    def at(cls, path: Path) -> ListedFile:
+        """One file by itself, as a walk through its folder would list it; a link is what it leads to."""
+        status = path.stat()
+        # Only the owner's execute bit travels: umasks and owners differ between machines.
+        mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
+        return cls(path.name, os.path.realpath(path), status.st_size, mode, FileIdentity.of(status))
+
 
 @dataclass(frozen=True)
 class _Folder:

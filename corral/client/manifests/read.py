@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
@@ -13,12 +11,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from corral.client.runs import LATEST
-from corral.client.submit.run_file import is_group, read_text
+from corral.client.submit.run_file import is_group, parse_toml, read_text
 from corral.client.submit.toml_lines import TomlLines, parse_place
 from corral.domain.errors import CorralError, FieldError, InvalidInput
 from corral.domain.ids import is_name
 from corral.domain.paths import printable
-from corral.wire.base import explain
+from corral.wire.base import did_you_mean, explain
 from corral.wire.hosts.policy import HostTable, parse_declared
 from corral.wire.manifests import ManifestFile
 from corral.wire.spec.run_file import RunFile
@@ -107,7 +105,8 @@ class ParsedManifest:
         if lines.depth(("defaults", *below)) - 1 > max(own, 0):
             return self.source.problem(f"defaults.{found.path}", found.message)
         key = place if found.path == "(whole)" else f"{place}.{found.path}"
-        return self.source.problem(key, found.message + _other_form(found.path))
+        # Keys of a manifest alone, which the run file's own check does not know.
+        return self.source.problem(key, found.message + did_you_mean(found.path, ("file", "group"), 0.7))
 
     def in_order(self) -> list[str]:
         """Names of runs, those that others wait for first. Adds a problem for a name that is not there."""
@@ -118,9 +117,8 @@ class ParsedManifest:
                 if one.run in known:
                     before[name].add(one.run)
                 elif not one.run.startswith("r-") and one.run != LATEST:
-                    near = difflib.get_close_matches(one.run, known, 1, 0.6)
                     message = f"names {one.run}, which is no run of this manifest"
-                    message += f"; did you mean `{near[0]}`?" if near else ""
+                    message += did_you_mean(one.run, known)
                     self.add(self.source.problem(f"{run.place}.after", message))
         try:
             return list(TopologicalSorter(before).static_order())
@@ -146,8 +144,8 @@ def load(path: Path, *, project: str) -> ParsedManifest:
     """InvalidInput where it is not TOML at all; all else that is wrong is in `problems`."""
     text = read_text(path, what="a manifest; docs/reference/manifest.md shows one")
     shown = printable(str(path))
-    table = _toml(text, shown)
-    loaded = ParsedManifest(_name_of(path), project, ManifestSource(shown, TomlLines(text)))
+    table = parse_toml(text, what=shown)
+    loaded = ParsedManifest(path.name.removesuffix(".toml"), project, ManifestSource(shown, TomlLines(text)))
     top = {key: value for key, value in table.items() if key not in ("runs", "hosts")}
     try:
         read = ManifestFile.model_validate(top)
@@ -168,21 +166,6 @@ def load(path: Path, *, project: str) -> ParsedManifest:
         hint = "declares neither runs nor hosts; `corral manifest delete` forgets a manifest"
         loaded.add(ManifestProblem(shown, None, "runs", hint))
     return loaded
-
-
-def _toml(text: str, shown: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(
-            f"{shown} is not valid TOML: {error}", hint="Correct the file at that place and try again."
-        ) from error
-    except RecursionError:
-        raise InvalidInput(f"{shown} is nested too deeply", hint="Write it flatter.") from None
-
-
-def _name_of(path: Path) -> str:
-    return path.name.removesuffix(".toml")
 
 
 def _hosts(loaded: ParsedManifest, hosts: Any) -> None:
@@ -275,7 +258,7 @@ class _RunTables:
         shown = printable(file)
         try:
             text = read_text(path, what="a run file")
-            return _toml(text, shown), path.parent, ManifestSource(shown, TomlLines(text))
+            return parse_toml(text, what=shown), path.parent, ManifestSource(shown, TomlLines(text))
         except InvalidInput as error:
             self._wrong(f"{place}.file", error.message)
             return None, self.base_dir, None
@@ -299,12 +282,6 @@ class _RunTables:
 
     def _wrong(self, key: str, message: str) -> None:
         self.loaded.add(self.loaded.source.problem(key, message))
-
-
-def _other_form(key: str) -> str:
-    """`file` and `group` are keys of a manifest alone, which the run file's own check does not know."""
-    near = difflib.get_close_matches(key, ("file", "group"), 1, 0.7)
-    return f"; did you mean `{near[0]}`?" if near else ""
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from corral.client.corral import Corral
 from corral.client.manifests.apply import Also, Declaration, ManifestSpec, Mode
 from corral.client.manifests.read import ParsedManifest
-from corral.client.submit.prepare import Key, LocalFiles, RunPreparer, UploadPlan, placed
+from corral.client.submit.prepare import Key, LocalFiles, PreparedRuns, RunPreparer, placed
 from corral.client.training.model_hub import NOT_PINNED
 from corral.domain.errors import (
     Conflict,
@@ -67,10 +67,10 @@ def resolve(loaded: ParsedManifest, shop: RunPreparer) -> ResolvedManifest:
             loaded.refuse(run, error)
             continue
         sources |= survey.sources
-        notes += (f"{run.name}: {text}" for text in survey.prepared.notes)
-        limit = survey.prepared.max_running
+        notes += (f"{run.name}: {text}" for text in survey.notes)
+        limit = survey.max_running
         fitted = run.run_file.train is not None and "gpus" not in run.run_file.resources.model_fields_set
-        runs += (ManifestSpec(spec, run.group, run.place, limit, fitted) for spec in survey.prepared.specs)
+        runs += (ManifestSpec(spec, run.group, run.place, limit, fitted) for spec in survey.specs)
     loaded.check()
     return ResolvedManifest(_declaration(loaded, _linked(loaded, runs)), sources, tuple(dict.fromkeys(notes)))
 
@@ -120,11 +120,11 @@ def _declaration(loaded: ParsedManifest, runs: Sequence[ManifestSpec]) -> Declar
         raise
 
 
-def _refuse_unpinned(survey: UploadPlan, shop: RunPreparer) -> None:
+def _refuse_unpinned(survey: PreparedRuns, shop: RunPreparer) -> None:
     """A model that is pinned today and was not yesterday would be other work: all of it would run again."""
     if shop.environ.get("HF_HUB_OFFLINE"):
         return
-    if found := [note for note in survey.prepared.notes if note.endswith(NOT_PINNED)]:
+    if found := [note for note in survey.notes if note.endswith(NOT_PINNED)]:
         raise InvalidInput(f"{found[0]}, so what the run is cannot be told; HF_HUB_OFFLINE=1 goes without")
 
 

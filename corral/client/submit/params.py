@@ -6,7 +6,6 @@ and a run with either is the same run. Defaults are not filled in: what is not g
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 import re
@@ -18,6 +17,7 @@ from corral.client.submit import script_parser
 from corral.client.submit.script_parser import ScriptArgument, ScriptParser
 from corral.domain.errors import CorralError, FieldError, InvalidInput
 from corral.domain.paths import printable
+from corral.wire.base import did_you_mean
 from corral.wire.spec.run_file import RunFile, Scalar
 
 Params = Mapping[str, Scalar]
@@ -137,7 +137,7 @@ class SchemaChecker:
             if not unexpected:
                 yield FieldError(path, error.message)
             for name in unexpected or ():
-                near = _nearest(name, self._schema.get("properties", {}))
+                near = did_you_mean(name, self._schema.get("properties", {}))
                 yield FieldError(f"params.{name}", f"is not a parameter of the schema{near}")
 
     def is_number(self, name: str) -> bool:
@@ -189,7 +189,7 @@ class ScriptChecker:
             if argument is not None:
                 yield from self._value(name, value, argument)
             elif not self._parser.partial:
-                near = _nearest(name, [argument.dest for argument in self._known])
+                near = did_you_mean(name, [argument.dest for argument in self._known])
                 yield FieldError(f"params.{name}", f"is not an argument of {self._parser.script}{near}")
         if self._words is not None:
             yield from self._flags()
@@ -235,7 +235,7 @@ class ScriptChecker:
             return
         if argument.choices is not None and argument.kind != "other" and made not in argument.choices:
             choices = ", ".join(map(str, argument.choices[:20]))
-            near = _nearest(text, [str(choice) for choice in argument.choices])
+            near = did_you_mean(text, [str(choice) for choice in argument.choices])
             yield FieldError(path, f"is {text!r}; {shown} takes one of {choices}{near}")
 
     def _flags(self) -> Iterator[FieldError]:
@@ -245,7 +245,7 @@ class ScriptChecker:
                 continue
             # The parser itself takes the beginning of a flag for it.
             if not any(known.startswith(flag) for known in self._by_flag):
-                near = _nearest(flag, self._by_flag)
+                near = did_you_mean(flag, self._by_flag)
                 yield FieldError("argv", f"has {flag}, which {self._parser.script} does not take{near}")
 
     def _lacking(self, params: Params) -> Iterator[FieldError]:
@@ -289,8 +289,3 @@ def _words_after(script: str, argv: Sequence[str]) -> list[str] | None:
         if word.rsplit("/", 1)[-1] == script:
             return list(argv[index + 1 :])
     return None
-
-
-def _nearest(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, [str(text) for text in known], 1, 0.6)
-    return f"; did you mean `{near[0]}`?" if near else ""

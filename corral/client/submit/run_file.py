@@ -49,15 +49,18 @@ def parse(
     overrides: Sequence[str] = (),
     defaults: Mapping[str, str] | None = None,
 ) -> RunFile:
+    return build({**(defaults or {}), **parse_toml(text, what=what)}, what=what, overrides=overrides)
+
+
+def parse_toml(text: str, *, what: str) -> dict[str, Any]:
     try:
-        table = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(
             f"{what} is not valid TOML: {error}", hint="Correct the file at that place and try again."
         ) from error
     except RecursionError:
         raise InvalidInput(f"{what} is nested too deeply", hint="Write it flatter.") from None
-    return build({**(defaults or {}), **table}, what=what, overrides=overrides)
 
 
 def build(table: Mapping[str, Any], *, what: str, overrides: Sequence[str] = ()) -> RunFile:
@@ -141,6 +144,15 @@ def read_text(path: Path, *, what: str) -> str:
         raise InvalidInput(
             f"{printable(str(path))} is not UTF-8: byte {error.start}", hint="Save it as UTF-8."
         ) from error
+
+
+def wrong_field(place: str, message: str) -> InvalidInput:
+    """For what a key of a run file names and is not there, or is not fit for it."""
+    return InvalidInput(
+        f"{place}: {message}",
+        hint="Paths in a run file start from the folder that it is in.",
+        fields=[FieldError(place, message)],
+    )
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from corral.client.files.digest import FileChanged, FileUnreadable, digest_file
 from corral.client.files.tree import FileEntry, Tree, scan
 from corral.client.files.unpack import materialise
 from corral.client.files.upload import upload
-from corral.client.volumes.volumes import EMPTY, Fetch, RemoteVolume, by_path, found_at
+from corral.client.files.walk import ListedFile
+from corral.client.volumes.volumes import EMPTY, Fetch, RemoteVolume, by_path
 from corral.domain.errors import FieldError, VolumeConflict
 from corral.domain.redaction import SecretValues
 from corral.domain.volumes import merge
@@ -152,7 +153,7 @@ def _is(path: Path, entry: FileEntry) -> bool:
     try:
         if path.is_symlink() or not path.is_file():
             return False
-        found = found_at(path)
+        found = ListedFile.at(path)
         return (found.size, found.mode) == (entry.size, entry.mode) and digest_file(found, None)[
             0
         ] == entry.digest

@@ -12,11 +12,9 @@ from pathlib import Path
 
 from corral.client.artifacts import Artifacts, records
 from corral.client.blobs import BlobSink, BlobSource
-from corral.client.files.digest import digest_file
-from corral.client.files.tree import FileEntry, Tree, scan
+from corral.client.files.tree import FileEntry, Tree, scan, scan_file
 from corral.client.files.unpack import materialise
 from corral.client.files.upload import Progress, upload
-from corral.client.files.walk import FileIdentity, ListedFile
 from corral.client.http.transport import Transport, quoted
 from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.paths import check_path
@@ -128,7 +126,7 @@ def put(
         raise InvalidInput(f"{source} is not there", hint="Give a file or a folder of this machine.")
     target = target.strip("/")
     is_folder = source.is_dir()
-    tree = scan(source, ignore=None) if is_folder else _one_file(source)
+    tree = scan(source, ignore=None) if is_folder else scan_file(source)
     root = source if is_folder else source.parent
     prefix = f"{target}/" if target and is_folder else ""
     placed = [
@@ -184,19 +182,6 @@ def remove(remote: RemoteVolume, path: str) -> VolumeVersionView:
     if len(kept) == len(tree.files):
         raise NotFound(f"there is no {path!r} in the volume", hint="See `corral volumes show`.")
     return remote.commit(head.version, Tree.of(kept))
-
-
-def _one_file(source: Path) -> Tree:
-    found = found_at(source)
-    digest, _ = digest_file(found, None)
-    return Tree.of([FileEntry(source.name, found.size, found.mode, digest)])
-
-
-def found_at(path: Path) -> ListedFile:
-    """One file by itself, as a walk through its folder would list it."""
-    status = path.stat()
-    mode = 0o755 if status.st_mode & 0o100 else 0o644
-    return ListedFile(path.name, os.path.realpath(path), status.st_size, mode, FileIdentity.of(status))
 
 
 def by_path(tree: Tree) -> dict[str, FileEntry]:
