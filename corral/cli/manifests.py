@@ -155,12 +155,8 @@ def delete(name: Name, project: Project = None, prune: Prune = False, running: R
 def _also(*, prune: bool, running: bool, retry_failed: bool) -> list[Also]:
     if running and not prune:
         raise InvalidInput("--running goes with --prune", hint="Write `--prune --running`.")
-    chosen: list[tuple[bool, Also]] = [
-        (prune, "prune"),
-        (running, "prune_running"),
-        (retry_failed, "retry_failed"),
-    ]
-    return [word for given, word in chosen if given]
+    given: dict[Also, bool] = {"prune": prune, "prune_running": running, "retry_failed": retry_failed}
+    return [word for word, wanted in given.items() if wanted]
 
 
 def _sync(file: Path, mode: Mode, also: list[Also], *, as_json: bool) -> ApplyAnswer:

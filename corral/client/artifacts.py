@@ -34,6 +34,19 @@ def _mode(file: FileEntry) -> Literal[0o644, 0o755]:
     return 0o755 if file.mode == 0o755 else 0o644
 
 
+def manifest_of(
+    kind: Literal["code", "input", "output", "checkpoint"],
+    tree: Tree,
+    *,
+    step: int | None = None,
+    metric: float | None = None,
+    meta: Mapping[str, Json] | None = None,
+) -> ManifestRequest:
+    return ManifestRequest.model_construct(
+        kind=kind, files=records(tree.files), step=step, metric=metric, meta=dict(meta or {})
+    )
+
+
 class Artifacts:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -60,9 +73,7 @@ class Artifacts:
         meta: Mapping[str, Json] | None = None,
     ) -> ArtifactView:
         """A user's code or input, whose blobs are there. Equal content gives the artifact that exists."""
-        body = ManifestRequest.model_construct(
-            kind=kind, files=records(tree.files), step=None, metric=None, meta=dict(meta or {})
-        )
+        body = manifest_of(kind, tree, meta=meta)
         path = f"/v1/projects/{quoted(project)}/artifacts"
         return self._transport.repeat("POST", path, ArtifactView, body=body, timeout_s=300)
 

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel
 from pydantic import JsonValue as Json
 
-from corral.client.artifacts import records
+from corral.client.artifacts import manifest_of
 from corral.client.blobs import BlobSink, BlobSource
 from corral.client.files.tree import Tree
 from corral.client.http.errors import rebuild
 from corral.client.http.transport import M, Transport, quoted
 from corral.domain.errors import CorralError
-from corral.wire.artifacts import ArtifactView, ManifestRequest
+from corral.wire.artifacts import ArtifactView
 from corral.wire.leases import (
     BeatAnswer,
     BeatRequest,
@@ -71,25 +71,14 @@ class Leases:
     def commit_artifact(
         self, lease_id: str, epoch: int, tree: Tree, *, meta: Mapping[str, Json] | None = None
     ) -> ArtifactView:
-        body = ManifestRequest.model_construct(
-            kind="output", files=records(tree.files), step=None, metric=None, meta=dict(meta or {})
-        )
-        return self._post(lease_id, epoch, "artifacts", ArtifactView, body)
+        body = manifest_of("output", tree, meta=meta)
+        return self._post(lease_id, epoch, "artifacts", ArtifactView, body, timeout_s=COMMIT_TIMEOUT_S)
 
     def commit_checkpoint(
-        self,
-        lease_id: str,
-        epoch: int,
-        tree: Tree,
-        *,
-        step: int | None,
-        metric: float | None,
-        meta: Mapping[str, Json] | None = None,
+        self, lease_id: str, epoch: int, tree: Tree, *, step: int | None, metric: float | None
     ) -> ArtifactView:
-        body = ManifestRequest.model_construct(
-            kind="checkpoint", files=records(tree.files), step=step, metric=metric, meta=dict(meta or {})
-        )
-        return self._post(lease_id, epoch, "checkpoints", ArtifactView, body)
+        body = manifest_of("checkpoint", tree, step=step, metric=metric)
+        return self._post(lease_id, epoch, "checkpoints", ArtifactView, body, timeout_s=COMMIT_TIMEOUT_S)
 
     def finish(self, lease_id: str, epoch: int, request: FinishRequest) -> OutcomeAnswer:
         return self._post(lease_id, epoch, "finish", OutcomeAnswer, request)
@@ -127,13 +116,7 @@ class Leases:
         *,
         timeout_s: float | None = None,
     ) -> M:
-        if isinstance(body, ManifestRequest):
-            timeout_s = COMMIT_TIMEOUT_S
+        path = f"/v1/leases/{quoted(lease_id)}/{what}"
         return self._transport.once(
-            "POST",
-            f"/v1/leases/{quoted(lease_id)}/{what}",
-            answer,
-            body=body,
-            params={"epoch": epoch},
-            timeout_s=timeout_s,
+            "POST", path, answer, body=body, params={"epoch": epoch}, timeout_s=timeout_s
         )

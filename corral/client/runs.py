@@ -58,19 +58,6 @@ class RunQuery:
 RunsDone = Callable[[int], None]
 
 
-def _all_pages(page: Callable[[str | None], ManyAnswer], told: RunsDone | None) -> ManyAnswer:
-    """All pages as one answer; `told` hears after each how many runs were gone through."""
-    answer = page(None)
-    done, skipped = list(answer.done), list(answer.skipped)
-    while answer.next is not None:
-        if told is not None:
-            told(len(done) + len(skipped))
-        answer = page(answer.next)
-        done += answer.done
-        skipped += answer.skipped
-    return ManyAnswer(done=done, skipped=skipped)
-
-
 def new_request_id() -> str:
     return secrets.token_hex(16)
 
@@ -124,12 +111,8 @@ class Runs:
         self, which: RunSelection, *, reason: str = "", dry_run: bool = False, told: RunsDone | None = None
     ) -> ManyAnswer:
         """Every run that fits, page by page."""
-
-        def page(cursor: str | None) -> ManyAnswer:
-            body = CancelManyRequest(which=which, reason=reason, dry_run=dry_run, cursor=cursor)
-            return self._transport.repeat("POST", "/v1/runs/cancel", ManyAnswer, body=body)
-
-        return _all_pages(page, told)
+        body = CancelManyRequest(which=which, reason=reason, dry_run=dry_run)
+        return self._act_on_all("/v1/runs/cancel", body, told)
 
     def requeue_all(
         self,
@@ -140,13 +123,23 @@ class Runs:
         told: RunsDone | None = None,
     ) -> ManyAnswer:
         """Every run that fits and has ended, with those that ended because of it."""
-        request_id = request_id or new_request_id()
+        body = RequeueManyRequest(which=which, request_id=request_id or new_request_id(), dry_run=dry_run)
+        return self._act_on_all("/v1/runs/requeue", body, told)
 
-        def page(cursor: str | None) -> ManyAnswer:
-            body = RequeueManyRequest(which=which, request_id=request_id, dry_run=dry_run, cursor=cursor)
-            return self._transport.repeat("POST", "/v1/runs/requeue", ManyAnswer, body=body)
-
-        return _all_pages(page, told)
+    def _act_on_all(
+        self, path: str, body: CancelManyRequest | RequeueManyRequest, told: RunsDone | None
+    ) -> ManyAnswer:
+        """All pages as one answer; `told` hears after each how many runs were gone through."""
+        answer = self._transport.repeat("POST", path, ManyAnswer, body=body)
+        done, skipped = list(answer.done), list(answer.skipped)
+        while answer.next is not None:
+            if told is not None:
+                told(len(done) + len(skipped))
+            body = body.model_copy(update={"cursor": answer.next})
+            answer = self._transport.repeat("POST", path, ManyAnswer, body=body)
+            done += answer.done
+            skipped += answer.skipped
+        return ManyAnswer(done=done, skipped=skipped)
 
     def hold(self, run: str) -> RunView:
         """Keep it from starting until it is released."""

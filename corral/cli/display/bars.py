@@ -12,6 +12,7 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     TextColumn,
     TransferSpeedColumn,
@@ -19,6 +20,8 @@ from rich.progress import (
 
 from corral.cli.display.render import console
 from corral.client.submit.prepare import ProgressListener
+
+_TEXT = TextColumn("{task.description}", markup=False)
 
 
 class Bar(ProgressListener):
@@ -35,18 +38,8 @@ class Bar(ProgressListener):
         self._progress.update(self._task, completed=done, total=total, visible=True)
 
 
-@contextmanager
-def byte_bar() -> Iterator[Bar]:
-    err = console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
-    with Progress(
-        *columns, TransferSpeedColumn(), console=err, transient=True, disable=not err.is_terminal
-    ) as progress:
-        yield Bar(progress)
-
-
 class _DelayedProgress(Progress):
-    """Shown once the work has lasted `after_s`: what is over at once needs no bar."""
+    """Not shown before `show_at`: what is over at once needs no bar."""
 
     show_at = 0.0
 
@@ -54,12 +47,21 @@ class _DelayedProgress(Progress):
         return super().get_renderables() if time.monotonic() >= self.show_at else ()
 
 
+def _progress(*columns: ProgressColumn) -> _DelayedProgress:
+    err = console(stderr=True)
+    return _DelayedProgress(*columns, console=err, transient=True, disable=not err.is_terminal)
+
+
+@contextmanager
+def byte_bar() -> Iterator[Bar]:
+    with _progress(_TEXT, BarColumn(), DownloadColumn(), TransferSpeedColumn()) as progress:
+        yield Bar(progress)
+
+
 @contextmanager
 def count_bar(text: str, total: int | None, *, after_s: float = 1.0) -> Iterator[Callable[[int], None]]:
     """Gives a function to call with how many are done. Without a total it counts up."""
-    err = console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    progress = _DelayedProgress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    progress = _progress(_TEXT, BarColumn(), MofNCompleteColumn())
     progress.show_at = time.monotonic() + after_s
     with progress:
         task = progress.add_task(text, total=total)
@@ -69,7 +71,5 @@ def count_bar(text: str, total: int | None, *, after_s: float = 1.0) -> Iterator
 @contextmanager
 def step_bar() -> Iterator[Bar]:
     """For work whose size is not known: only the step is told."""
-    err = console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+    with _progress(SpinnerColumn(), _TEXT) as progress:
         yield Bar(progress)

@@ -50,12 +50,12 @@ def standing(host: HostView) -> str:
     return "ready" if host.set_aside_until is None else "set aside"
 
 
-def _equipment(host: HostView) -> tuple[str | None, str | None, str | None, str | None]:
+def _equipment(host: HostView) -> tuple[render.Cell, ...]:
     has = host.effective or host.capability
     if has is None:
         return None, None, None, None
     gpus = None if has.gpus is None else ", ".join(gpu.name for gpu in has.gpus) or "none"
-    return capability.number(has.cores), render.size(has.ram_bytes), gpus, capability.engine(has)
+    return has.cores, render.size(has.ram_bytes), gpus, capability.engine(has)
 
 
 @app.command()

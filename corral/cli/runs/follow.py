@@ -7,6 +7,9 @@ import shutil
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -96,9 +99,9 @@ class RunOutput:
 class _StatusRefresher(threading.Thread):
     """Keeps the status line true between the state changes that the stream tells."""
 
-    def __init__(self, corral: Corral, run_id: str, screen: RunOutput) -> None:
+    def __init__(self, corral: Corral, run_id: str, output: RunOutput) -> None:
         super().__init__(name="corral-pulse", daemon=True)
-        self._corral, self._run_id, self._screen = corral, run_id, screen
+        self._corral, self._run_id, self._output = corral, run_id, output
         self._stop = threading.Event()
 
     def run(self) -> None:
@@ -109,11 +112,11 @@ class _StatusRefresher(threading.Thread):
                 # The stream itself says when the server is away; this line is decoration.
                 continue
             if not self._stop.is_set():
-                self._screen.status(status_line(view, time.time()))
+                self._output.status(status_line(view, time.time()))
 
     def end(self) -> None:
         self._stop.set()
-        self._screen.status("")
+        self._output.status("")
 
 
 def status_line(run: RunView, now: float) -> str:
@@ -168,24 +171,31 @@ def _short(value: Json) -> str:
     return number(value) if isinstance(value, float) else str(value)[:24]
 
 
+@contextmanager
+def _live_status(corral: Corral, run_id: str, output: RunOutput) -> Iterator[None]:
+    """While it lasts, a line on the terminal says how the run stands; none where there is no terminal."""
+    refresher = _StatusRefresher(corral, run_id, output) if output.live else None
+    if refresher:
+        refresher.start()
+    try:
+        yield
+    finally:
+        if refresher:
+            refresher.end()
+
+
 def follow(corral: Corral, run_id: str, *, tail: int | None = None, quiet: bool = False) -> int:
     """Until the run is final; gives its exit code. Ctrl-C leaves the run alone."""
-    screen = RunOutput(quiet)
-    pulse = _StatusRefresher(corral, run_id, screen) if screen.live else None
-    if pulse:
-        pulse.start()
+    output = RunOutput(quiet)
     try:
-        last = _read(corral, run_id, tail, screen)
+        with _live_status(corral, run_id, output):
+            last = _read(corral, run_id, tail, output)
     except KeyboardInterrupt:
-        screen.status("")
         note(f"\ndetached; {run_id} goes on. Come back with `corral logs -f {run_id}`")
         return DETACHED
     except ServerUnreachable:
         note(f"the server stays away; {run_id} goes on. Come back with `corral logs -f {run_id}`")
         raise
-    finally:
-        if pulse:
-            pulse.end()
     if not quiet:
         for line in summary(last):
             note(line)
@@ -193,33 +203,26 @@ def follow(corral: Corral, run_id: str, *, tail: int | None = None, quiet: bool 
 
 
 def attend(corral: Corral, run_id: str) -> RunView:
-    """The final run. On a terminal one line says how it stands; nothing of what it prints is shown."""
-    screen = RunOutput(quiet=False)
-    pulse = _StatusRefresher(corral, run_id, screen) if screen.live else None
-    if pulse:
-        pulse.start()
-    try:
+    """The final run; nothing of what it prints is shown."""
+    with _live_status(corral, run_id, RunOutput(quiet=False)):
         for item in corral.runs.follow(run_id, tail=0):
             if isinstance(item, RunView) and item.state in FINAL:
                 return item
         return corral.runs.get(run_id)
-    finally:
-        if pulse:
-            pulse.end()
 
 
-def _read(corral: Corral, run_id: str, tail: int | None, screen: RunOutput) -> RunView:
+def _read(corral: Corral, run_id: str, tail: int | None, output: RunOutput) -> RunView:
     def reconnecting(error: CorralError, delay_s: float) -> None:
-        screen.say(f"corral: {error.message}; trying again in {delay_s:.1f} s")
+        output.say(f"corral: {error.message}; trying again in {delay_s:.1f} s")
 
     last: RunView | None = None
     for item in corral.runs.follow(run_id, tail=tail, reconnecting=reconnecting):
         if isinstance(item, LogLine):
-            screen.write(item)
+            output.write(item)
             continue
         if item.state not in FINAL and (last is None or item.state != last.state):
             where = f" on {item.host}" if item.host else ""
-            screen.say(f"corral: {item.id} is {item.state}{where}")
+            output.say(f"corral: {item.id} is {item.state}{where}")
         last = item
     return last or corral.runs.get(run_id)
 
@@ -246,14 +249,12 @@ def follow_group(corral: Corral, group_id: str, count: int) -> int:
     before: dict[str, int] = {}
     try:
         while True:
-            states: dict[str, int] = {}
-            for run in corral.runs.iter(RunQuery(group=group_id)):
-                states[run.state] = states.get(run.state, 0) + 1
+            states = Counter(run.state for run in corral.runs.iter(RunQuery(group=group_id)))
             if states != before:
                 note("corral: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
                 before = states
             if sum(n for state, n in states.items() if state in FINAL) >= count:
-                if states.get("succeeded", 0) >= count:
+                if states["succeeded"] >= count:
                     return 0
                 for one in corral.groups.get(group_id).ended_with:
                     why = ": ".join(word for word in (told(one.reason), one.detail) if word)

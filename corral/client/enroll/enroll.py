@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import ssl
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from corral.client.enroll.host_key import make_key
 from corral.client.enroll.identity import (
     CA,
     HostIdentity,
-    host_identity,
     machine_name,
     read_identity,
     write_identity,
@@ -94,27 +94,29 @@ class JoinableServer:
     def tls(self) -> ssl.SSLContext | None:
         return tls_for(self.url, self._ca)
 
-    def join(self, home: Path, wishes: HostPreferences) -> HostIdentity:
+    def join(self, home: Path, preferences: HostPreferences) -> HostIdentity:
         """Enrol, and keep the identity. After a lost answer or a kill, the same call goes on from there."""
         folder = home / "worker"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         key = make_key()
         request = EnrollRequest(
             request_id=_request_id(folder / _ASKED, self._token.token_id),
-            name=wishes.name,
+            name=preferences.name,
             hostname=machine_name(),
             certificate_request=key.request_pem,
         )
         with Corral(self.url, self._token.text, tls=self.tls) as corral:
             made = corral.own_host.enroll(request)
-        identity = host_identity(
+        now = time.time()
+        identity = HostIdentity(
             host_id=made.host_id,
             name=made.name,
             token=made.token,
-            expires_in_s=made.expires_in_s,
             url=self.url,
-            labels=sorted({*wishes.labels, *made.labels}),
-            slots=wishes.slots,
+            labels=tuple(sorted({*preferences.labels, *made.labels})),
+            slots=preferences.slots,
+            issued_at=now,
+            expires_at=now + made.expires_in_s,
         )
         if self._ca is None:
             (folder / CA).unlink(missing_ok=True)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -93,20 +91,6 @@ def _write_about(worker_home: Path, identity: HostIdentity) -> None:
 def remove_identity(worker_home: Path) -> None:
     for name in (TOKEN, ABOUT, CLIENT, CA):
         (worker_home / name).unlink(missing_ok=True)
-
-
-def host_identity(
-    *,
-    host_id: str,
-    name: str,
-    token: str,
-    expires_in_s: float,
-    url: str,
-    labels: Sequence[str],
-    slots: int | None,
-) -> HostIdentity:
-    now = time.time()
-    return HostIdentity(host_id, name, token, url, tuple(labels), slots, now, now + expires_in_s)
 
 
 def machine_name() -> str:

@@ -104,10 +104,8 @@ class SecretInTree(CorralError):
         self.problems = tuple(problems)
 
 
-@dataclass(frozen=True)
-class _HashedFile:
-    entry: FileEntry
-    secret: str | None
+# A file, and the name of a secret that it contains.
+_HashedFile = tuple[FileEntry, str | None]
 
 
 def scan(
@@ -127,13 +125,13 @@ def scan(
     _refuse(root, found, secrets)
     hashed = _hash_all(found.files, secrets)
     leaks = [
-        PathProblem(printable(item.entry.path), f"contains secret {item.secret}")
-        for item in hashed
-        if item.secret is not None
+        PathProblem(printable(entry.path), f"contains secret {secret}")
+        for entry, secret in hashed
+        if secret is not None
     ]
     if leaks:
         raise SecretInTree(sorted(leaks, key=lambda leak: leak.path))
-    return Tree.of(item.entry for item in hashed)
+    return Tree.of(entry for entry, _ in hashed)
 
 
 def scan_file(path: Path) -> Tree:
@@ -142,7 +140,7 @@ def scan_file(path: Path) -> Tree:
         found = ListedFile.at(path)
     except OSError as error:
         raise FileUnreadable(str(path), error) from error
-    return Tree.of([_hash(found, None).entry])
+    return Tree.of([_hash(found, None)[0]])
 
 
 def _refuse(root: Path, found: FolderWalk, secrets: SecretValues | None) -> None:
@@ -194,4 +192,4 @@ def _hash_batch(batch: Sequence[ListedFile], secrets: SecretValues | None) -> li
 
 def _hash(found: ListedFile, secrets: SecretValues | None) -> _HashedFile:
     digest, secret = digest_file(found, secrets)
-    return _HashedFile(FileEntry(found.path, found.size, found.mode, digest), secret)
+    return FileEntry(found.path, found.size, found.mode, digest), secret
