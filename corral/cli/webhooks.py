@@ -163,7 +163,7 @@ def rotate(
     render.note(
         f"they are signed with the old secret as well until {until}"
         if until
-        else "the old secret is good no more"
+        else "the old secret no longer works"
     )
 
 

@@ -214,7 +214,7 @@ class BlobSource:
             return None
 
     def link(self, digest: str, path: Path) -> bool:
-        """Its own file under another name, which is only to be read; False if it has to be sent."""
+        """Link the blob's own file to `path`, for reading only; False if it has to be sent."""
         place = self.place(digest)
         try:
             if place is not None:
@@ -230,7 +230,7 @@ class BlobSource:
         return data
 
     def save(self, digest: str, path: Path) -> None:
-        """The same into a file, which is not to be used after an error."""
+        """Write the bytes to a file, which must not be used after an error."""
         sha, size = hashlib.sha256(), 0
         with path.open("wb") as file:
             for chunk in self.read(digest):
@@ -251,7 +251,7 @@ class BlobSource:
 
 
 def beside(work: Callable[[], T]) -> Future[T]:
-    """In a thread of its own, which nobody has to wait for."""
+    """Run the work in a daemon thread."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -265,7 +265,7 @@ def beside(work: Callable[[], T]) -> Future[T]:
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """Not at once: whoever writes it to a socket would copy what is left after every packet."""
+    """In pieces: a socket given all of it would copy the rest after every packet."""
     view = memoryview(data)
     for start in range(0, len(view), READ_BYTES):
         yield bytes(view[start : start + READ_BYTES])

@@ -33,7 +33,7 @@ class Hosts:
         return self._transport.repeat("POST", f"/v1/hosts/{quoted(host_id)}/revoke", HostView)
 
     def drain(self, host_id: str, *, stop: Literal["none", "preemptible", "all"] = "none") -> HostView:
-        """It takes nothing new. What it has it finishes, but for the runs that `stop` names."""
+        """The host takes nothing new and finishes what it has, except the runs that `stop` names."""
         path = f"/v1/hosts/{quoted(host_id)}/drain"
         return self._transport.repeat("POST", path, HostView, params={"stop": stop})
 

@@ -1,4 +1,4 @@
-"""The worker's side: every call is fenced by the lease and its epoch.
+"""Leases, as a worker uses them: every call is fenced by the lease and its epoch.
 
 One try each: a worker has loops and a spool of its own, and must see at once that the server is away.
 """

@@ -71,7 +71,7 @@ class Webhooks:
         return self._transport.repeat("POST", f"{_path(name)}/resume", WebhookView, body=body)
 
     def rotate(self, name: str, request: RotateWebhookRequest) -> CreatedWebhook:
-        # Once: a lost answer would leave a secret that nobody has, and the one of before is still good.
+        # Once: a lost answer leaves a secret that nobody has, but the old one still works.
         return self._transport.once("POST", f"{_path(name)}/rotate", CreatedWebhook, body=request)
 
     def test(self, name: str) -> DeliveryView:

@@ -70,6 +70,6 @@ def count_bar(text: str, total: int | None, *, after_s: float = 1.0) -> Iterator
 
 @contextmanager
 def step_bar() -> Iterator[Bar]:
-    """For work whose size is not known: only the step is told."""
+    """For work of unknown size: it shows the step alone."""
     with _progress(SpinnerColumn(), _TEXT) as progress:
         yield Bar(progress)

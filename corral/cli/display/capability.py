@@ -1,4 +1,4 @@
-"""What a host has: as it reports it, as it is declared, and what of that counts."""
+"""What a host has: what it reports, what was declared for it, and what counts."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty:
     out = console()
     with out.capture() as captured:
         out.print(table)
-    # Rich fills the last column with spaces, which are in the way of whoever reads this with a program.
+    # Rich fills the last column with spaces, which a program that reads this would have to strip.
     typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 

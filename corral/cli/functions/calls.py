@@ -142,7 +142,7 @@ def retry(
 
 @app.command("cancel")
 def cancel(calls: Annotated[list[str], typer.Argument(help="Ids of calls.")]) -> None:
-    """Cancel calls; whoever waits for one is told at once."""
+    """Cancel calls; a caller that waits for one is told at once."""
     with connect() as corral:
         for call in calls:
             typer.echo(f"{corral.calls.cancel(call).id}: cancelled")

@@ -23,11 +23,11 @@ from corral.functions.errors import FunctionError
 from corral.functions.handles import Function, Generator
 
 _WATCH_S = 0.5
-# How long after its end a call's first output is waited for, and then each more: a host sends it four times a
-# second.
+# How long to wait, after a call has ended, for its first output and for each more: a host sends output four
+# times a second.
 _FIRST_OUTPUT_S = 1.0
 _MORE_OUTPUT_S = 0.5
-# After this long whoever waits is told for what.
+# A caller that waits longer than this is told what for.
 _PATIENCE_S = 3.0
 PREPARING_WORDS = "building"
 
@@ -84,7 +84,7 @@ def run_function(
 
 
 def _show_output(call: Call[Any]) -> None:
-    """All that it printed, as it comes: the last of it may still be on its way from its host."""
+    """Print what the call printed; the last of it may still be on its way from the host."""
     shown, wait_s, since = 0, _FIRST_OUTPUT_S, time.monotonic()
     while True:
         for line in itertools.islice(call.logs(), shown, None):
@@ -121,7 +121,7 @@ def _deployed_one(name: str) -> Function[..., Any]:
 
 
 def _tell_what_it_waits_for(call: Call[Any]) -> None:
-    """A build may take minutes, and a host that has room may never come: whoever waits sees why."""
+    """Say what the call waits for: a build may take minutes, and a host with room may never come."""
     told, began = "", time.monotonic()
     while not call.done():
         waiting = call.waiting()

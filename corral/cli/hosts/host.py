@@ -100,7 +100,7 @@ def _own_view(host: HostHome, identity: HostIdentity) -> HostView:
 def _until(identity: HostIdentity) -> str | None:
     if identity.expires_at is None:
         return None
-    return f"until {render.moment(identity.expires_at)}, replaced before by the worker"
+    return f"until {render.moment(identity.expires_at)}; the worker replaces it before"
 
 
 @app.command()

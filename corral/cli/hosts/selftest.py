@@ -111,7 +111,7 @@ def _server(server: JoinableServer) -> str:
     with Corral(server.url, None, tls=server.tls) as corral:
         health = corral.health()
     if not health.ok:
-        raise UnfitHost(f"{server.url} is not well: {health.detail}", hint="Look at the server's log.")
+        raise UnfitHost(f"{server.url} is not healthy: {health.detail}", hint="Look at the server's log.")
     kind = "in clear" if server.is_in_clear else "trusted" if server.url.startswith("https") else "local"
     return f"{server.url} answers, {kind}, version {health.version}"
 

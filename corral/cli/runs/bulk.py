@@ -47,7 +47,7 @@ def act_on_each(runs: Sequence[str], act: Callable[[str], T], verb: str) -> list
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Where nobody can be asked, `--yes` must be said: a script does not stop half way."""
+    """Raise Abort if the user says no. A script must say `--yes`: it has nobody to ask."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -73,7 +73,7 @@ def _show_answer(answer: ManyAnswer, done: str | None, *, as_json: bool) -> None
     for why, count in sorted(Counter(one.why for one in answer.skipped).items()):
         render.note(f"left alone: {render.count(count, 'run')}: {why}")
     if done is None:
-        render.note("no run that fits; nothing was changed")
+        render.note("no run fits; nothing was changed")
         return
     typer.echo(f"{render.count(len(answer.done), 'run')} {done}")
     for new in [new for acted in answer.done for new in acted.new]:

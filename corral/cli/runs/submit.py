@@ -76,7 +76,7 @@ def submit_now(corral: Corral, run_file: RunFile, base_dir: Path) -> SubmitAnswe
 
 
 def tell_if_stuck(corral: Corral, run_id: str) -> None:
-    """A training run asks for much; whoever waits for a machine that is not there should know."""
+    """Say so if no host can take the run: a training run asks for much."""
     found = corral.runs.why(run_id)
     if found.state == "queued" and not any(host.eligible for host in found.hosts):
         render.note(f"note: {found.summary.removeprefix('queued: ')}: `corral why {run_id}`")

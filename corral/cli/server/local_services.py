@@ -30,10 +30,10 @@ SERVER_STOP_S = 20.0
 _SEEN_S = 8.0
 _POLL_S = 0.05
 _WATCH_S = 0.5
-# A server that dies at once is not started over and over without a breath.
+# Pauses between restarts, so that a server which dies at once is not restarted in a tight loop.
 _RESTART_S = (0.0, 1.0, 5.0, 15.0)
 _STEADY_S = 60.0
-# The last that a server says which knows why it cannot start.
+# How the log ends of a server that knows why it cannot start.
 _OWN_ERROR = re.compile(r"^error: (?P<message>.+)\nhint: (?P<hint>.+)\Z", re.MULTILINE)
 
 
@@ -64,7 +64,7 @@ class LocalServices:
             worker = self._start("worker", self.environ)
         else:
             self.processes.adopt("worker", worker)
-            render.note(f"the worker of before goes on (pid {worker.pid})")
+            render.note(f"the worker that was running goes on (pid {worker.pid})")
         self._wait_seen(worker, began)
 
     def bring_down(self, timeout_s: float, roles: Sequence[Role] = ("worker", "server")) -> None:
@@ -108,7 +108,7 @@ class LocalServices:
         try:
             self.bring_down(60.0)
         except KeyboardInterrupt:
-            # The first interruption left them noted as unwanted; they are found by their own word.
+            # The first try removed their notes; they are still found by what they wrote of themselves.
             self.bring_down(0.0)
 
     def _restart(self, role: Role, deaths: list[float]) -> None:
@@ -201,7 +201,7 @@ class LocalServices:
 
 
 def _former_port(environ: Mapping[str, str], url: str | None) -> dict[str, str]:
-    """Where any port will do, the one of before: whoever followed a run there finds the server again."""
+    """If any port will do, take the last one: a client that follows a run finds the server again."""
     port = urlsplit(url or "").port
     if environ.get("CORRAL_PORT") != "0" or port is None:
         return {}

@@ -63,7 +63,7 @@ def read_identity(worker_home: Path) -> HostIdentity | None:
 
 
 def write_identity(worker_home: Path, identity: HostIdentity, *, client_pem: str | None) -> None:
-    """A new one. The token goes first and comes last: whose it is, is never mistaken."""
+    """A new one. The token is removed first and written last: it never lies beside another's identity."""
     (worker_home / TOKEN).unlink(missing_ok=True)
     (worker_home / CLIENT).unlink(missing_ok=True)
     if client_pem is not None:

@@ -121,8 +121,8 @@ class Installer:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=subprocess.PIPE,
-                # A group of its own: uv starts compilers when it builds a source distribution.
-                # A group of its own, to be killed whole; in our session, or it would pass for an orphan.
+                # A group of its own, to be killed with the compilers that uv starts; in our session, or it
+                # would pass for an orphan.
                 process_group=0,
             )
         except (FileNotFoundError, PermissionError) as problem:

@@ -23,7 +23,7 @@ _OF_THE_INDEX = ("UV_", "PIP_")
 
 @dataclass(frozen=True)
 class LockRequest:
-    """Everything that the answer depends on, but for what is new on the index."""
+    """Everything that the lock depends on, except what is new on the index."""
 
     requirements: Sequence[str]
     python: str

@@ -27,7 +27,7 @@ IDLE_S = 60.0
 _READ_BYTES = 1 << 16
 # The rest of an answer that did not come in one piece.
 _MORE_BYTES = 1 << 20
-# What a socket takes of which all before was read.
+# As much as an idle socket takes without waiting.
 _AT_ONCE_BYTES = 1 << 15
 
 
@@ -109,7 +109,7 @@ class DirectClient:
         return DirectResponse(reader.status, reader.headers, b"".join(reader.body))
 
     def hang_up(self) -> None:
-        """Whoever waits for an answer finds the end of it."""
+        """End every connection; a thread that waits for an answer gets an OSError."""
         with self._lock:
             for sock in self._open:
                 with suppress(OSError):
@@ -218,7 +218,7 @@ def is_direct(url: str) -> bool:
 
 
 def _is_over(sock: socket.socket) -> bool:
-    """Whether the other side has closed it: nothing else can be readable while nobody asked."""
+    """Whether the other side has closed it: an idle connection has nothing else to read."""
     if sock.fileno() < 0:
         return True
     if not hasattr(select, "poll"):

@@ -53,7 +53,7 @@ class Page(Protocol[T]):
 
 
 CONNECT_TIMEOUT_S = 5.0
-# A server that wants to be asked less often is asked for a few minutes before that is an error.
+# A server that answers 429 is asked again for a few minutes before that is an error.
 BUSY_TRIES = 10
 LONGEST_BUSY_S = 30.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -172,7 +172,7 @@ class Transport:
             if found.is_success:
                 with suppress(ValidationError):
                     return _reader(answer).validate_json(found.content)
-            # Only what is wrong with it is told of a whole response: to make one costs more than to ask.
+            # An httpx response is built for an error alone: building one costs more than the request.
             request = httpx.Request("POST", self.url + path)
             found = httpx.Response(
                 found.status_code, headers=found.headers, content=found.content, request=request
@@ -195,7 +195,7 @@ class Transport:
                 raise NoConnection
             return self._direct.post(path, content, timeout_s=timeout_s or self._timeout_s)
         except NoConnection:
-            # httpx tells why, or knows a way.
+            # httpx finds another way, or says why there is none.
             headers = {"content-type": "application/json"}
             return self._client.post(
                 path, content=content, headers=headers, timeout=self._patience(timeout_s)
@@ -282,7 +282,7 @@ class Transport:
             timeout=self._patience(timeout_s),
         )
         try:
-            # What is read as it is sent is gone after the first try.
+            # A body that is read while it is sent cannot be sent twice.
             whole = content is None or isinstance(content, bytes)
             response = self._asked(request) if whole else request()
         except httpx.HTTPError as error:
@@ -380,7 +380,7 @@ def _reader(answer: type[M]) -> TypeAdapter[M]:
 def _client(url: str, token: str | None, timeout: httpx.Timeout, tls: ssl.SSLContext | None) -> httpx.Client:
     headers = {"Corral-Client-Version": __version__}
     if token:
-        # Whoever knows the pin has put it into `tls`; the server has no use for it.
+        # The pin is for this side, which has checked it already; the server does not know it.
         token, _ = split_pin(token)
         if not (token.isascii() and token.isprintable()):
             raise InvalidInput("the token holds characters that no token has", hint="Copy it again.")

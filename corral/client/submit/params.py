@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from corral.client.submit import script_parser
+from corral.client.submit.run_file import path_from
 from corral.client.submit.script_parser import ScriptArgument, ScriptParser
 from corral.domain.errors import CorralError, FieldError, InvalidInput
 from corral.domain.paths import printable
@@ -43,10 +44,10 @@ class ParamChecks:
         self._against: list[ParamChecker] = []
         self.notes: list[str] = []
         if run_file.params_schema is not None:
-            path = _path(base_dir, run_file.params_schema)
+            path = path_from(base_dir, run_file.params_schema)
             self._against.append(once(("schema", path), lambda: SchemaChecker.load(path)))
         if run_file.params_from is not None:
-            path = _path(base_dir, run_file.params_from)
+            path = path_from(base_dir, run_file.params_from)
             parser = once(("parser", path), lambda: _parser(path, environ))
             self._against.append(ScriptChecker(parser, run_file.argv))
             if parser.note:
@@ -75,10 +76,6 @@ class ParamChecks:
         if whole and any(against.is_number(name) for against in self._against):
             return int(value)
         return value
-
-
-def _path(base_dir: Path, given: str) -> Path:
-    return (base_dir / Path(given).expanduser()).absolute()
 
 
 def _parser(path: Path, environ: Mapping[str, str]) -> ScriptParser:

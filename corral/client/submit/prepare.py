@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,13 +11,13 @@ from typing import Any, Literal, TypeVar
 from pydantic import ValidationError
 
 from corral.client.corral import Corral
-from corral.client.environments.lock import resolve
+from corral.client.environments.build import build_environment
 from corral.client.files.ignore import Ignore
 from corral.client.files.tree import Tree, scan, scan_file
 from corral.client.files.upload import upload
 from corral.client.runs import LATEST
 from corral.client.submit.params import ParamChecks
-from corral.client.submit.run_file import RunVariant, expand, is_group, wrong_field
+from corral.client.submit.run_file import RunVariant, expand, is_group, path_from, wrong_field
 from corral.client.training import model_hub as hub
 from corral.client.training.dataset import look
 from corral.client.training.material import MaterialReader, TrainingMaterial, check_same_model
@@ -77,7 +76,7 @@ class ProgressListener:
         """Bytes done, bytes in all, files done of what is sent or fetched now."""
 
 
-# What of a run file is not in the spec that it becomes, or is there in another form.
+# Keys of a run file that its specs do not have, or have in another form.
 _OF_THE_FILE = {
     *("seeds", "sweep", "params", "params_schema", "params_from", "train", "inputs"),
     *("after", "max_running", "schedule"),
@@ -314,40 +313,9 @@ class RunPreparer:
         if wanted.host:
             return None
         key = ("environment", self.base_dir, wanted.model_dump_json())
-        return self._once(key, partial(self._resolve, wanted))
-
-    def _resolve(self, wanted: EnvironmentFile) -> BuiltEnvironment:
-        python = wanted.python or f"{sys.version_info.major}.{sys.version_info.minor}"
-        folder_of_wheels = wanted.find_links or wanted.wheels
-        links = self._path(folder_of_wheels) if folder_of_wheels else None
-        lines, folder = self._requirements(wanted.requirements)
-        self.listener.step("resolving requirements")
-        lock = resolve(
-            lines,
-            python=python,
-            env=self.environ,
-            progress=self.listener.step,
-            find_links=[links] if links else [],
-            no_index=wanted.wheels is not None,
-            folder=folder,
+        return self._once(
+            key, lambda: build_environment(wanted, self.base_dir, self.environ, progress=self.listener.step)
         )
-        return BuiltEnvironment(
-            python=lock.python,
-            lock=lock.text,
-            digest=lock.digest,
-            find_links=str(links) if links else None,
-            no_index=wanted.wheels is not None,
-        )
-
-    def _requirements(self, given: list[str] | str) -> tuple[list[str], Path]:
-        """The lines, and the folder that `-r` lines among them start from."""
-        if not isinstance(given, str):
-            return given, self.base_dir
-        path = self._path(given)
-        try:
-            return path.read_text(encoding="utf-8-sig").splitlines(), path.parent
-        except (OSError, UnicodeDecodeError) as error:
-            raise wrong_field("environment.requirements", f"{printable(str(path))}: {error}") from error
 
     def _commit(self, project: str, kind: Literal["code", "input"], source: LocalFiles) -> str:
         size = f"{len(source.tree.files)} files"
@@ -397,7 +365,7 @@ class RunPreparer:
         }
 
     def _path(self, given: str) -> Path:
-        return (self.base_dir / Path(given).expanduser()).absolute()
+        return path_from(self.base_dir, given)
 
 
 def placed(spec: RunSpec, ids: Mapping[Key, str]) -> RunSpec:

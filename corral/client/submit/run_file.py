@@ -146,6 +146,11 @@ def read_text(path: Path, *, what: str) -> str:
         ) from error
 
 
+def path_from(base_dir: Path, given: str) -> Path:
+    """A path as a run file names it: relative ones start from `base_dir`."""
+    return (base_dir / Path(given).expanduser()).absolute()
+
+
 def wrong_field(place: str, message: str) -> InvalidInput:
     """For what a key of a run file names and is not there, or is not fit for it."""
     return InvalidInput(

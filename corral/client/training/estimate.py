@@ -16,7 +16,7 @@ from corral.wire.hosts.hosts import HostView
 from corral.wire.runs import Placement
 from corral.wire.spec.run_file import RunSpec
 
-# More kinds of runs than this are told by those that come first.
+# Of a group with more kinds of runs than this, the first ones stand for all.
 MOST_KINDS = 32
 # What passes until a rented machine has started and fetched what it needs.
 RENTED_SETUP_S = 180.0

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from corral.client.submit.run_file import RunVariant, expand, with_swept, wrong_field
+from corral.client.submit.run_file import RunVariant, expand, path_from, with_swept, wrong_field
 from corral.client.training import model_hub as hub
 from corral.client.training.dataset import DataAmount, look
 from corral.client.training.placement import ForecastSubject, data_facts
@@ -172,7 +172,7 @@ class MaterialReader:
         return amount
 
     def _path(self, given: str) -> Path:
-        return (self.base_dir / Path(given).expanduser()).absolute()
+        return path_from(self.base_dir, given)
 
 
 def train_of(table: Mapping[str, Any], model: ModelSource, *, what: str) -> Train:
