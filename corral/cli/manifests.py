@@ -124,23 +124,19 @@ def show(name: Name, project: Project = None, as_json: AsJson = False) -> None:
     """Show a manifest: its hosts, how its runs stand, and what it no longer names."""
     with connect() as corral:
         found = corral.manifests.get(project or read_settings().project, name)
-    if as_json:
-        render.show_json(found)
-        return
     states = ", ".join(f"{count} {state}" for state, count in sorted(found.states.items()))
-    render.show_pairs(
-        [
-            ("name", found.name),
-            ("project", found.project),
-            ("revision", found.revision),
-            ("applied", render.moment(found.applied_at)),
-            ("by", found.applied_by),
-            ("runs", f"{found.runs}: {states}" if states else str(found.runs)),
-            ("hosts", ", ".join(found.hosts)),
-            ("removed", ", ".join(f"{run.name} {run.run_id} ({run.state})" for run in found.gone[:_SHOWN])),
-            ("digest", found.digest),
-        ]
-    )
+    pairs: list[tuple[str, render.Cell]] = [
+        ("name", found.name),
+        ("project", found.project),
+        ("revision", found.revision),
+        ("applied", render.moment(found.applied_at)),
+        ("by", found.applied_by),
+        ("runs", f"{found.runs}: {states}" if states else str(found.runs)),
+        ("hosts", ", ".join(found.hosts)),
+        ("removed", ", ".join(f"{run.name} {run.run_id} ({run.state})" for run in found.gone[:_SHOWN])),
+        ("digest", found.digest),
+    ]
+    render.show_one(found, pairs, as_json=as_json)
 
 
 @app.command()

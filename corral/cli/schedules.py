@@ -17,7 +17,7 @@ from corral.client.submit.run_file import load
 from corral.domain.errors import FieldError, InvalidInput
 from corral.durations import format_duration
 from corral.settings import process_environment, read_settings
-from corral.wire.schedules import ScheduleDetail, ScheduleView
+from corral.wire.schedules import ScheduleView
 
 app = command_group("Make runs by the clock: add, list, pause, remove.")
 Schedule = Annotated[str, typer.Argument(help="Its name or id.", autocompletion=complete.schedules)]
@@ -89,10 +89,26 @@ def show(schedule: Schedule, project: Project = None, as_json: AsJson = False) -
     """Show a schedule, its next times and what it submits."""
     with connect() as corral:
         found = corral.schedules.get(schedule, project=project)
-    if as_json:
-        render.show_json(found)
-    else:
-        _show(found)
+    pairs: list[tuple[str, render.Cell]] = [
+        ("schedule", found.name),
+        ("id", found.id),
+        ("project", found.project),
+        ("when", when(found)),
+        ("missed", found.missed),
+        ("overlap", found.overlap),
+        ("paused", "yes" if found.paused else None),
+        ("next", "  ".join(render.moment(at) or "" for at in found.times)),
+        ("last time", render.moment(found.last_at)),
+        ("last made", found.last_run),
+        ("made", found.fired),
+        ("skipped", found.skipped or None),
+        ("problem", found.problem),
+        ("calls", found.function and f"{found.name} ({found.function})"),
+        ("submits", None if found.function else render.count(len(found.runs), "run")),
+        ("at once", found.max_running and f"at most {found.max_running}"),
+        ("added", f"{render.moment(found.created_at)} by {found.created_by}"),
+    ]
+    render.show_one(found, pairs, as_json=as_json)
 
 
 @app.command()
@@ -131,27 +147,3 @@ def when(schedule: ScheduleView) -> str:
     if schedule.cron is not None:
         return f"{schedule.cron} ({schedule.timezone})"
     return f"every {format_duration(schedule.every)}"
-
-
-def _show(found: ScheduleDetail) -> None:
-    render.show_pairs(
-        [
-            ("schedule", found.name),
-            ("id", found.id),
-            ("project", found.project),
-            ("when", when(found)),
-            ("missed", found.missed),
-            ("overlap", found.overlap),
-            ("paused", "yes" if found.paused else None),
-            ("next", "  ".join(render.moment(at) or "" for at in found.times)),
-            ("last time", render.moment(found.last_at)),
-            ("last made", found.last_run),
-            ("made", found.fired),
-            ("skipped", found.skipped or None),
-            ("problem", found.problem),
-            ("calls", found.function and f"{found.name} ({found.function})"),
-            ("submits", None if found.function else render.count(len(found.runs), "run")),
-            ("at once", found.max_running and f"at most {found.max_running}"),
-            ("added", f"{render.moment(found.created_at)} by {found.created_by}"),
-        ]
-    )
