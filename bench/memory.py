@@ -31,7 +31,7 @@ SERVER_IMPORTS = (
     "prometheus_client",
     "corral.bootstrap",
 )
-WORKER_IMPORTS = ("asyncio", "pydantic", "httpx", "psutil", "corral.client.api", "corral.worker.__main__")
+WORKER_IMPORTS = ("asyncio", "pydantic", "httpx", "psutil", "corral.client.corral", "corral.worker.__main__")
 PROBE = """
 import importlib, json, psutil, sys
 me = psutil.Process()

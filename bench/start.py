@@ -13,7 +13,7 @@ from bench.options import Options
 from bench.processes import folder, station
 from bench.ray_head import ray_head
 from bench.report import Figure, Result, Table, percentile
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.wire.logs import LogLine
 from corral.wire.spec.run_file import RunSpec
 

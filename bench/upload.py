@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.options import Options
 from bench.processes import folder, server
 from bench.report import Figure, Result, Table
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.files.tree import scan
 from corral.client.files.upload import upload
 

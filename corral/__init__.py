@@ -9,7 +9,7 @@ import importlib
 from corral.version import __version__
 
 _PUBLIC = {
-    "corral.client.api": "Corral",
+    "corral.client.corral": "Corral",
     "corral.client.http.errors": "UntrustedServer",
     "corral.domain.errors": "AddressRefused Ambiguous BlobMissing Conflict DigestMismatch DiskFull Forbidden "
     "InvalidInput NotFound ProjectFull QuotaExceeded RateLimited SecretExposed ServerUnreachable "

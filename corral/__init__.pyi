@@ -1,6 +1,6 @@
 """What `import corral` offers; `__init__.py` loads each name when it is used."""
 
-from corral.client.api import Corral as Corral
+from corral.client.corral import Corral as Corral
 from corral.client.http.errors import UntrustedServer as UntrustedServer
 from corral.domain.errors import AddressRefused as AddressRefused
 from corral.domain.errors import Ambiguous as Ambiguous

@@ -28,7 +28,7 @@ from corral.bootstrap_tls import Transport, build_transport
 from corral.client.enroll.identity import (
     CLIENT,
     BadIdentity,
-    Identity,
+    HostIdentity,
     machine_name,
     read_identity,
     write_identity,
@@ -132,13 +132,13 @@ async def ensure_identities(settings: Settings, store: Store, now: float) -> Non
 async def _own_worker(settings: Settings, store: Store, now: float) -> None:
     name = settings.worker_name or machine_name()
 
-    def unit(tx: Tx) -> Identity | None:
+    def unit(tx: Tx) -> HostIdentity | None:
         known = tx.hosts.by_name(name)
         if known is not None and known.revoked_at is not None:
             return None
         host, made = make_host(tx, name, now=now)
         note(tx, "host.enroll", f"host:{name}", actor="corral", origin="", now=now, token=made.token.id)
-        return Identity(host.id, name, made.text)
+        return HostIdentity(host.id, name, made.text)
 
     identity = await store.write(unit)
     if identity is None:

@@ -11,27 +11,18 @@ import typer
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
-from corral.client.api import Corral
+from corral.cli.options import AsJson, Limit, OnlyProject, command_group
+from corral.client.corral import Corral
 from corral.client.files.download import download
 from corral.domain.errors import Conflict
 from corral.domain.ids import is_id
 from corral.wire.artifacts import ArtifactPage, ArtifactView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="List, fetch, verify, pin and remove artifacts.",
-)
+app = command_group(__doc__)
 
 Artifact = Annotated[
     str, typer.Argument(help="Artifact id, or a run (id, prefix or `latest`) whose result is meant.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def _resolve(corral: Corral, given: str) -> str:
-    return _find(corral, given)[0]
 
 
 def _find(corral: Corral, given: str) -> tuple[str, Path]:
@@ -49,19 +40,17 @@ def _find(corral: Corral, given: str) -> tuple[str, Path]:
 
 @app.command("ls")
 def list_artifacts(
-    project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
+    project: OnlyProject = None,
     run: Annotated[str | None, typer.Option(help="Only what this run made, checkpoints included.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most this many.")] = 20,
+    limit: Limit = 20,
     as_json: AsJson = False,
 ) -> None:
     """List artifacts, the newest first."""
     with connect() as corral:
         page = _of_run(corral, run) if run else corral.artifacts.page(project=project, limit=limit)
-    if as_json:
-        render.show_json(page.items)
-        return
-    _show(page.items)
-    if page.next is not None:
+    columns = ("ARTIFACT", "KIND", "RUN", "STEP", "METRIC", "FILES", "SIZE", "KEPT", "AGE")
+    render.show_list(page.items, columns, map(_row, page.items), as_json=as_json, empty="no artifacts")
+    if page.next is not None and not as_json:
         render.note(f"({len(page.items)} shown; --limit shows more)")
 
 
@@ -71,23 +60,18 @@ def _of_run(corral: Corral, run: str) -> ArtifactPage:
     return ArtifactPage(items=list({artifact.id: artifact for artifact in made}.values()))
 
 
-def _show(items: list[ArtifactView]) -> None:
-    rows = [
-        (
-            item.id,
-            item.kind,
-            item.run_id,
-            item.step,
-            render.number(item.metric) if item.metric is not None else None,
-            item.files,
-            render.size(item.bytes),
-            "pinned" if item.pinned else None,
-            render.age(item.created_at),
-        )
-        for item in items
-    ]
-    columns = ("ARTIFACT", "KIND", "RUN", "STEP", "METRIC", "FILES", "SIZE", "KEPT", "AGE")
-    render.show_table(columns, rows, empty="no artifacts")
+def _row(item: ArtifactView) -> tuple[render.Cell, ...]:
+    return (
+        item.id,
+        item.kind,
+        item.run_id,
+        item.step,
+        render.number(item.metric) if item.metric is not None else None,
+        item.files,
+        render.size(item.bytes),
+        "pinned" if item.pinned else None,
+        render.age(item.created_at),
+    )
 
 
 @app.command()
@@ -116,7 +100,7 @@ def get(
 def verify(artifact: Artifact, as_json: AsJson = False) -> None:
     """Re-hash an artifact's files on the server; exit 1 if one is damaged or missing."""
     with connect() as corral:
-        answer = corral.artifacts.verify(_resolve(corral, artifact))
+        answer = corral.artifacts.verify(_find(corral, artifact)[0])
     if as_json:
         render.show_json(answer)
     else:
@@ -134,14 +118,14 @@ def verify(artifact: Artifact, as_json: AsJson = False) -> None:
 def pin(artifact: Artifact) -> None:
     """Keep an artifact whatever the retention rules say."""
     with connect() as corral:
-        typer.echo(f"{corral.artifacts.pin(_resolve(corral, artifact)).id} is pinned")
+        typer.echo(f"{corral.artifacts.pin(_find(corral, artifact)[0]).id} is pinned")
 
 
 @app.command()
 def unpin(artifact: Artifact) -> None:
     """Leave an artifact to the retention rules again."""
     with connect() as corral:
-        typer.echo(f"{corral.artifacts.unpin(_resolve(corral, artifact)).id} is no longer pinned")
+        typer.echo(f"{corral.artifacts.unpin(_find(corral, artifact)[0]).id} is no longer pinned")
 
 
 @app.command()

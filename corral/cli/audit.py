@@ -13,16 +13,15 @@ import typer
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import step_bar
-from corral.client.api import Corral
+from corral.cli.options import command_group
+from corral.client.corral import Corral
 from corral.domain.audit import AuditChain, AuditFilter
 from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError
+from corral.durations import parse_duration
 from corral.wire.audit import AuditView
-from corral.wire.base import parse_duration
 
-app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Show and verify who did what."
-)
+app = command_group(__doc__)
 POLL_S = 1.0
 _HEAD = re.compile(r"([1-9][0-9]{0,17}):([0-9a-f]{64})")
 
@@ -64,10 +63,9 @@ def list_audit(
 
 def _since(text: str | None) -> float | None:
     try:
-        seconds = parse_duration(text)
+        return None if text is None else max(0.0, time.time() - parse_duration(text))
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--since") from error
-    return max(0.0, time.time() - seconds) if isinstance(seconds, float) else None
 
 
 def _row(entry: AuditView) -> tuple[render.Cell, ...]:

@@ -2,89 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from corral.cli.connect import connect
+from corral.client.corral import Corral
 from corral.domain.errors import CorralError
 
 _SHOWN = 50
+# A word, and what it is.
+Candidate = tuple[str, str]
+Completion = Callable[[str], list[Candidate]]
 
 
-def manifests(incomplete: str) -> list[tuple[str, str]]:
-    try:
-        with connect() as corral:
-            page = corral.manifests.page()
-    except CorralError:
-        return []
-    found = [(item.name, f"{item.project}, {item.runs} runs") for item in page.items]
-    return [item for item in found if item[0].startswith(incomplete)]
+def _completion(find: Callable[[Corral], Iterable[Candidate]]) -> Completion:
+    def complete(incomplete: str) -> list[Candidate]:
+        try:
+            with connect() as corral:
+                return [found for found in find(corral) if found[0].startswith(incomplete)]
+        except CorralError:
+            # A message would land in the middle of the user's command line.
+            return []
+
+    return complete
 
 
-def runs(incomplete: str) -> list[tuple[str, str]]:
-    """Ids with what they are; the newest ones only."""
-    try:
-        with connect() as corral:
-            page = corral.runs.page(limit=_SHOWN)
-    except CorralError:
-        # A message would land in the middle of the user's command line.
-        return []
-    found = [(run.id, f"{run.name} {run.state}") for run in page.items]
-    return [item for item in [*found, ("latest", "the newest run")] if item[0].startswith(incomplete)]
+@_completion
+def manifests(corral: Corral) -> Iterable[Candidate]:
+    return [(item.name, f"{item.project}, {item.runs} runs") for item in corral.manifests.page().items]
 
 
-def webhooks(incomplete: str) -> list[tuple[str, str]]:
-    try:
-        with connect() as corral:
-            found = corral.webhooks.all()
-    except CorralError:
-        return []
-    return [(hook.name, hook.url) for hook in found if hook.name.startswith(incomplete)]
+@_completion
+def runs(corral: Corral) -> Iterable[Candidate]:
+    """The newest ones only."""
+    found = [(run.id, f"{run.name} {run.state}") for run in corral.runs.page(limit=_SHOWN).items]
+    return [*found, ("latest", "the newest run")]
 
 
-def projects(incomplete: str) -> list[str]:
+@_completion
+def webhooks(corral: Corral) -> Iterable[Candidate]:
+    return [(hook.name, hook.url) for hook in corral.webhooks.all()]
+
+
+@_completion
+def projects(corral: Corral) -> Iterable[Candidate]:
     """Projects that have a quota, or used something this month."""
-    try:
-        with connect() as corral:
-            found = {quota.project for quota in corral.quotas.all()}
-            found |= {item.project for item in corral.quotas.usage().items}
-    except CorralError:
-        return []
-    return sorted(project for project in found if project.startswith(incomplete))
+    limited = {quota.project for quota in corral.quotas.all()}
+    return [(name, "") for name in sorted(limited | {item.project for item in corral.quotas.usage().items})]
 
 
-def hosts(incomplete: str) -> list[tuple[str, str]]:
-    """Names with what they are."""
-    try:
-        with connect() as corral:
-            page = corral.hosts.page()
-    except CorralError:
-        return []
-    return [(host.name, host.id) for host in page.items if host.name.startswith(incomplete)]
+@_completion
+def hosts(corral: Corral) -> Iterable[Candidate]:
+    return [(host.name, host.id) for host in corral.hosts.page().items]
 
 
-def groups(incomplete: str) -> list[tuple[str, str]]:
+@_completion
+def groups(corral: Corral) -> Iterable[Candidate]:
     """Names, which are easier to tell apart than ids."""
-    try:
-        with connect() as corral:
-            page = corral.groups.page(limit=_SHOWN)
-    except CorralError:
-        return []
-    found = {group.name: f"{group.runs} runs" for group in reversed(page.items)}
-    return [item for item in found.items() if item[0].startswith(incomplete)]
+    page = corral.groups.page(limit=_SHOWN)
+    return {group.name: f"{group.runs} runs" for group in reversed(page.items)}.items()
 
 
-def schedules(incomplete: str) -> list[tuple[str, str]]:
-    try:
-        with connect() as corral:
-            page = corral.schedules.page(limit=_SHOWN)
-    except CorralError:
-        return []
-    found = [(one.name, one.cron or f"every {one.every:g} s") for one in page.items]
-    return [item for item in found if item[0].startswith(incomplete)]
+@_completion
+def schedules(corral: Corral) -> Iterable[Candidate]:
+    page = corral.schedules.page(limit=_SHOWN)
+    return [(one.name, one.cron or f"every {one.every:g} s") for one in page.items]
 
 
-def volumes(incomplete: str) -> list[tuple[str, str]]:
-    try:
-        with connect() as corral:
-            found = list(corral.volumes.all())
-    except CorralError:
-        return []
-    return [(one.name, f"version {one.head}") for one in found if one.name.startswith(incomplete)]
+@_completion
+def volumes(corral: Corral) -> Iterable[Candidate]:
+    return [(one.name, f"version {one.head}") for one in corral.volumes.all()]

@@ -9,33 +9,29 @@ import typer
 from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import reasons, render
+from corral.cli.options import AsJson, Limit, OnlyProject, command_group
 from corral.wire.groups import GroupDetail
 
-app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="List and show groups of runs."
-)
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+app = command_group("List and show groups of runs.")
 
 
 @app.command("ls")
 def list_groups(
-    project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most this many.")] = 20,
+    project: OnlyProject = None,
+    limit: Limit = 20,
     as_json: AsJson = False,
 ) -> None:
     """List groups, the newest first."""
     with connect() as corral:
         page = corral.groups.page(project=project, limit=limit)
-    if as_json:
-        render.show_json(page.items)
-        return
     rows = [
         (group.id, group.name, group.project, group.runs, counts(group.states), render.age(group.created_at))
         for group in page.items
     ]
     columns = ("GROUP", "NAME", "PROJECT", "RUNS", "STATES", "AGE")
-    render.show_table(columns, rows, empty="no groups; seeds and a sweep in a run file make one")
-    if page.next is not None:
+    empty = "no groups; seeds and a sweep in a run file make one"
+    render.show_list(page.items, columns, rows, as_json=as_json, empty=empty)
+    if page.next is not None and not as_json:
         render.note(f"({limit} shown; --limit shows more)")
 
 

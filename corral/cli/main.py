@@ -29,46 +29,59 @@ EPILOG = (
 
 @dataclass(frozen=True)
 class _Command:
-    """`verb` is the command inside the module's app; None takes the app as a whole."""
+    """`function` is the command in its module; None takes the module's app, a group of commands."""
 
     name: str
     module: str
     help: str
-    verb: str | None = None
+    function: str | None = None
+    settings: dict[str, Any] | None = None
 
 
-def _verb(name: str, module: str, help: str) -> _Command:
-    return _Command(name, module, help, verb=name)
+def _one(name: str, module: str, help: str) -> _Command:
+    return _Command(name, module, help, function=name)
 
 
 _COMMANDS = (
-    _verb("up", "server.server", "Start the server and a worker on this machine."),
-    _verb("down", "server.server", "Stop the worker and the server of this machine."),
-    _verb("status", "server.server", "Say what runs on this machine."),
-    _verb("run", "runs.runs", "Run a command and follow it; exit with its code."),
-    _verb("submit", "runs.runs", "Submit a run file."),
-    _verb("ls", "runs.runs", "List runs, the newest first."),
-    _verb("show", "runs.runs", "Show everything about a run."),
-    _verb("logs", "runs.runs", "Print a run's output."),
-    _verb("metrics", "runs.runs", "Show a run's metrics."),
-    _verb("events", "runs.runs", "Show what happened to a run, in order."),
-    _verb("why", "runs.runs", "Say which hosts could take a run, and why the others cannot."),
-    _verb("estimate", "training.estimate", "Say what a training run will need and cost, machine by machine."),
-    _verb("eval", "training.followups", "Measure what a training run has learned: before and after."),
-    _verb("sample", "training.followups", "Ask the model that a run trained, and the one before it."),
-    _Command("forecast", "training.forecasts", "Compare forecasts with what runs really took."),
-    _verb("models", "training.catalogue", "List the models that are known by a short name."),
-    _verb("gpus", "training.catalogue", "List the cards that an estimate knows, with list prices."),
-    _verb("cancel", "runs.acting", "Cancel runs; their workers stop them at once."),
-    _verb("requeue", "runs.acting", "Run something that has ended once more."),
-    _verb("hold", "runs.acting", "Keep runs that wait from starting."),
-    _verb("release", "runs.acting", "Let runs go that were held."),
-    _verb("rm", "runs.acting", "Remove runs that have ended."),
+    _one("up", "server.up", "Start the server and a worker on this machine."),
+    _one("down", "server.down", "Stop the worker and the server of this machine."),
+    _one("status", "server.status", "Say what runs on this machine."),
+    # What follows the program's name is the program's: `corral run ls -la` needs no `--`.
+    _Command(
+        "run",
+        "runs.run",
+        "Run a command and follow it; exit with its code.",
+        function="run",
+        settings={"allow_interspersed_args": False},
+    ),
+    _one("submit", "runs.submit", "Submit a run file."),
+    _one("ls", "runs.ls", "List runs, the newest first."),
+    _one("show", "runs.show", "Show everything about a run."),
+    _one("logs", "runs.logs", "Print a run's output."),
+    _one("metrics", "runs.metrics", "Show a run's metrics."),
+    _one("events", "runs.events", "Show what happened to a run, in order."),
+    _one("why", "runs.why", "Say which hosts could take a run, and why the others cannot."),
+    _one("estimate", "training.estimate", "Say what a training run will need and cost, machine by machine."),
+    _Command(
+        "eval",
+        "training.eval",
+        "Measure what a training run has learned: before and after.",
+        function="evaluate",
+    ),
+    _one("sample", "training.sample", "Ask the model that a run trained, and the one before it."),
+    _Command("forecast", "training.forecast", "Compare forecasts with what runs really took."),
+    _one("models", "training.models", "List the models that are known by a short name."),
+    _one("gpus", "training.gpus", "List the cards that an estimate knows, with list prices."),
+    _one("cancel", "runs.cancel", "Cancel runs; their workers stop them at once."),
+    _one("requeue", "runs.requeue", "Run something that has ended once more."),
+    _one("hold", "runs.hold", "Keep runs that wait from starting."),
+    _one("release", "runs.hold", "Let runs go that were held."),
+    _one("rm", "runs.rm", "Remove runs that have ended."),
     _Command("groups", "groups", "List and show groups of runs."),
     _Command("schedules", "schedules", "Make runs by the clock: add, list, pause, remove."),
     _Command("manifest", "manifests", "Declare hosts and runs in one file: plan it, apply it."),
-    _Command("fn", "fn", "Run, serve and deploy functions."),
-    _Command("calls", "calls", "List, show, retry and cancel calls."),
+    _Command("fn", "functions.fn", "Run, serve and deploy functions."),
+    _Command("calls", "functions.calls", "List, show, retry and cancel calls."),
     _Command("volumes", "volumes", "List, show, fill, fetch and remove volumes."),
     _Command("artifacts", "artifacts", "List, fetch, verify, pin and remove artifacts."),
     _Command("hosts", "hosts.hosts", "List, show, drain, resume and revoke hosts."),
@@ -77,14 +90,14 @@ _COMMANDS = (
     _Command("webhooks", "webhooks", "Add, test, pause and remove webhooks, and send again."),
     _Command("tokens", "tokens", "Create, list and revoke tokens; let hosts join."),
     _Command("quotas", "quotas", "Set, list and remove what projects may use."),
-    _verb("usage", "usage", "Show slot and GPU hours by project, in a calendar month (UTC)."),
+    _one("usage", "usage", "Show slot and GPU hours by project, in a calendar month (UTC)."),
     _Command("audit", "audit", "Show and verify who did what."),
-    _verb("fsck", "server.fsck", "Re-hash and cross-check everything that the server stores."),
-    _verb("schema", "runs.schema", "Print the JSON Schema of a run file, for editors."),
+    _one("fsck", "server.fsck", "Re-hash and cross-check everything that the server stores."),
+    _one("schema", "runs.schema", "Print the JSON Schema of a run file, for editors."),
 )
 
 
-# What a hand types before it has looked.
+# Other words for a command that people type, and that `--help` does not list.
 _ALIASES = {"token": "tokens"}
 
 
@@ -108,12 +121,13 @@ class LazyGroup(TyperGroup):
 
 def _load(command: _Command) -> Any:
     module = importlib.import_module(f"corral.cli.{command.module}")
-    loaded: Any = get_command(module.app)
-    # An app of one command is that command.
-    if command.verb is not None and isinstance(loaded, TyperGroup):
-        loaded = loaded.commands[command.verb]
-    loaded.name = command.name
-    return loaded
+    if command.function is None:
+        loaded: Any = get_command(module.app)
+        loaded.name = command.name
+        return loaded
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(command.name, context_settings=command.settings)(getattr(module, command.function))
+    return get_command(alone)
 
 
 app = typer.Typer(

@@ -14,21 +14,17 @@ from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
-from corral.client.api import Corral
+from corral.cli.options import AsJson, command_group
+from corral.client.corral import Corral
 from corral.client.manifests import sync as fleet
 from corral.client.manifests.apply import Also, Mode
-from corral.client.manifests.read import Loaded, load
-from corral.client.submit.prepare import Workshop
+from corral.client.manifests.read import ParsedManifest, load
+from corral.client.submit.prepare import RunPreparer
 from corral.domain.errors import InvalidInput
 from corral.settings import process_environment, read_settings
-from corral.wire.manifests import ApplyAnswer, ChangeView, ManifestView
+from corral.wire.manifests import ApplyAnswer, ChangeView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Declare hosts and runs in one file: plan it, apply it.",
-)
+app = command_group("Declare hosts and runs in one file: plan it, apply it.")
 
 EXIT_PROBLEMS = 1
 EXIT_CHANGES = 2
@@ -61,7 +57,6 @@ Retry = Annotated[
     bool,
     typer.Option("--retry-failed", help="Run what failed or was cancelled again, as the next generation."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("plan")
@@ -114,16 +109,14 @@ def apply_manifest(
 def list_manifests(as_json: AsJson = False) -> None:
     """List manifests as they were last applied."""
     with connect() as corral:
-        items = list(_all(corral))
-    if as_json:
-        render.show_json(items)
-        return
+        items = list(corral.manifests.all())
     rows = [
         (m.name, m.project, m.runs, len(m.hosts), m.revision, render.age(m.applied_at), m.applied_by)
         for m in items
     ]
     columns = ("NAME", "PROJECT", "RUNS", "HOSTS", "REVISION", "APPLIED", "BY")
-    render.show_table(columns, rows, empty="no manifest was applied yet: `corral manifest apply FILE`")
+    empty = "no manifest was applied yet: `corral manifest apply FILE`"
+    render.show_list(items, columns, rows, as_json=as_json, empty=empty)
 
 
 @app.command()
@@ -131,23 +124,19 @@ def show(name: Name, project: Project = None, as_json: AsJson = False) -> None:
     """Show a manifest: its hosts, how its runs stand, and what it no longer names."""
     with connect() as corral:
         found = corral.manifests.get(project or read_settings().project, name)
-    if as_json:
-        render.show_json(found)
-        return
     states = ", ".join(f"{count} {state}" for state, count in sorted(found.states.items()))
-    render.show_pairs(
-        [
-            ("name", found.name),
-            ("project", found.project),
-            ("revision", found.revision),
-            ("applied", render.moment(found.applied_at)),
-            ("by", found.applied_by),
-            ("runs", f"{found.runs}: {states}" if states else str(found.runs)),
-            ("hosts", ", ".join(found.hosts)),
-            ("removed", ", ".join(f"{run.name} {run.run_id} ({run.state})" for run in found.gone[:_SHOWN])),
-            ("digest", found.digest),
-        ]
-    )
+    pairs: list[tuple[str, render.Cell]] = [
+        ("name", found.name),
+        ("project", found.project),
+        ("revision", found.revision),
+        ("applied", render.moment(found.applied_at)),
+        ("by", found.applied_by),
+        ("runs", f"{found.runs}: {states}" if states else str(found.runs)),
+        ("hosts", ", ".join(found.hosts)),
+        ("removed", ", ".join(f"{run.name} {run.run_id} ({run.state})" for run in found.gone[:_SHOWN])),
+        ("digest", found.digest),
+    ]
+    render.show_one(found, pairs, as_json=as_json)
 
 
 @app.command()
@@ -162,12 +151,8 @@ def delete(name: Name, project: Project = None, prune: Prune = False, running: R
 def _also(*, prune: bool, running: bool, retry_failed: bool) -> list[Also]:
     if running and not prune:
         raise InvalidInput("--running goes with --prune", hint="Write `--prune --running`.")
-    chosen: list[tuple[bool, Also]] = [
-        (prune, "prune"),
-        (running, "prune_running"),
-        (retry_failed, "retry_failed"),
-    ]
-    return [word for given, word in chosen if given]
+    given: dict[Also, bool] = {"prune": prune, "prune_running": running, "retry_failed": retry_failed}
+    return [word for word, wanted in given.items() if wanted]
 
 
 def _sync(file: Path, mode: Mode, also: list[Also], *, as_json: bool) -> ApplyAnswer:
@@ -177,7 +162,7 @@ def _sync(file: Path, mode: Mode, also: list[Also], *, as_json: bool) -> ApplyAn
         # Told before a server is looked for, with whatever else is wrong.
         _check(loaded, file)
     with connect(settings) as corral, byte_bar() as bar:
-        shop = Workshop(corral, file.absolute().parent, process_environment(), bar)
+        shop = RunPreparer(corral, file.absolute().parent, process_environment(), bar)
         resolved = fleet.resolve(loaded, shop)
         answer = fleet.sync(corral, resolved, shop, mode=mode, also=also)
     if not as_json:
@@ -201,18 +186,10 @@ def _offline(file: Path, *, as_json: bool) -> None:
     typer.echo(f"{loaded.name}: {declared}, no problem found")
 
 
-def _check(loaded: Loaded, file: Path) -> tuple[str, ...]:
+def _check(loaded: ParsedManifest, file: Path) -> tuple[str, ...]:
     # No call is made: what needs a server is not looked at.
     with Corral("http://127.0.0.1:9", None) as nobody, byte_bar() as bar:
-        return fleet.check(loaded, Workshop(nobody, file.absolute().parent, process_environment(), bar))
-
-
-def _all(corral: Corral) -> Iterator[ManifestView]:
-    page = corral.manifests.page()
-    yield from page.items
-    while page.next is not None:
-        page = corral.manifests.page(page.next)
-        yield from page.items
+        return fleet.check(loaded, RunPreparer(nobody, file.absolute().parent, process_environment(), bar))
 
 
 def _show(answer: ApplyAnswer, *, as_json: bool) -> None:

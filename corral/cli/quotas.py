@@ -5,22 +5,16 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
-from corral.wire.base import explain, parse_size
+from corral.cli.options import AsJson, command_group
+from corral.wire.base import parse_size, validated
 from corral.wire.quotas import QuotaRequest, QuotaView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Set, list and remove what projects may use.",
-)
+app = command_group("Set, list and remove what projects may use.")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Project = Annotated[str, typer.Argument(help="Project name.", autocompletion=complete.projects)]
 NONE = "none"
 
@@ -30,11 +24,8 @@ def list_quotas(as_json: AsJson = False) -> None:
     """List quotas; a project without one has no limits and weight 1."""
     with connect() as corral:
         found = corral.quotas.all()
-    if as_json:
-        render.show_json(found)
-        return
     columns = ("PROJECT", "RUNNING", "GPUS", "QUEUED", "BYTES", "GPU HOURS", "WEIGHT", "SET BY")
-    render.show_table(columns, [_row(quota) for quota in found], empty="no project has a quota")
+    render.show_list(found, columns, map(_row, found), as_json=as_json, empty="no project has a quota")
 
 
 def _row(quota: QuotaView) -> tuple[render.Cell, ...]:
@@ -65,14 +56,9 @@ def set_quota(
     if weight is None and not any(given.values()):
         raise typer.BadParameter("give at least one limit, or --weight")
     with connect() as corral:
-        before = corral.quotas.get(project)
-        request = _changed(before, given, weight)
-        done = corral.quotas.put(project, request)
-    if as_json:
-        render.show_json(done)
-    else:
-        limits = ", ".join(f"{name} {value}" for name, value in _limits(done).items()) or "no limits"
-        typer.echo(f"project {project}: {limits}, weight {done.weight:g}")
+        done = corral.quotas.put(project, _changed(corral.quotas.get(project), given, weight))
+    limits = ", ".join(f"{name} {value}" for name, value in _limits(done).items()) or "no limits"
+    render.show_line(done, f"project {project}: {limits}, weight {done.weight:g}", as_json=as_json)
 
 
 def _changed(before: QuotaView | None, given: dict[str, str | None], weight: float | None) -> QuotaRequest:
@@ -82,10 +68,7 @@ def _changed(before: QuotaView | None, given: dict[str, str | None], weight: flo
             values[name] = None if text == NONE else _amount(name, text)
     if weight is not None:
         values["weight"] = weight
-    try:
-        return QuotaRequest.model_validate(values)
-    except ValidationError as error:
-        raise explain(QuotaRequest, error, what="the quota") from None
+    return validated(QuotaRequest, values, what="the quota")
 
 
 def _amount(name: str, text: str) -> object:

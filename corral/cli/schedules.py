@@ -11,19 +11,15 @@ from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
-from corral.client.submit.prepare import Workshop
+from corral.cli.options import AsJson, OnlyProject, command_group
+from corral.client.submit.prepare import RunPreparer
 from corral.client.submit.run_file import load
 from corral.domain.errors import FieldError, InvalidInput
+from corral.durations import format_duration
 from corral.settings import process_environment, read_settings
-from corral.wire.schedules import ScheduleDetail, ScheduleView
+from corral.wire.schedules import ScheduleView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Make runs by the clock: add, list, pause, remove.",
-)
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+app = command_group("Make runs by the clock: add, list, pause, remove.")
 Schedule = Annotated[str, typer.Argument(help="Its name or id.", autocompletion=complete.schedules)]
 Project = Annotated[str | None, typer.Option(help="Its project, where several have one of the name.")]
 
@@ -49,7 +45,7 @@ def add(
         )
     with connect(settings) as corral:
         with byte_bar() as bar:
-            workshop = Workshop(corral, file.absolute().parent, process_environment(), bar)
+            workshop = RunPreparer(corral, file.absolute().parent, process_environment(), bar)
             prepared = workshop.prepare(run_file)
         for text in prepared.notes:
             render.note(f"note: {text}")
@@ -61,22 +57,15 @@ def add(
             max_running=prepared.max_running,
             replace=replace,
         )
-    if as_json:
-        render.show_json(made)
-    else:
-        typer.echo(f"{made.name} ({made.id}): {when(made)}; next at {render.moment(made.next_at)}")
+    line = f"{made.name} ({made.id}): {when(made)}; next at {render.moment(made.next_at)}"
+    render.show_line(made, line, as_json=as_json)
 
 
 @app.command("ls")
-def list_schedules(
-    project: Annotated[str | None, typer.Option(help="Only this project.")] = None, as_json: AsJson = False
-) -> None:
+def list_schedules(project: OnlyProject = None, as_json: AsJson = False) -> None:
     """List schedules."""
     with connect() as corral:
         items = corral.schedules.all(project=project)
-    if as_json:
-        render.show_json(items)
-        return
     rows = [
         (
             one.name,
@@ -91,7 +80,8 @@ def list_schedules(
         for one in sorted(items, key=lambda one: (one.project, one.name))
     ]
     columns = ("SCHEDULE", "PROJECT", "WHEN", "NEXT", "LAST", "MADE", "SKIPPED", "PROBLEM")
-    render.show_table(columns, rows, empty="no schedules; add one with `corral schedules add FILE`")
+    empty = "no schedules; add one with `corral schedules add FILE`"
+    render.show_list(items, columns, rows, as_json=as_json, empty=empty)
 
 
 @app.command()
@@ -99,10 +89,26 @@ def show(schedule: Schedule, project: Project = None, as_json: AsJson = False) -
     """Show a schedule, its next times and what it submits."""
     with connect() as corral:
         found = corral.schedules.get(schedule, project=project)
-    if as_json:
-        render.show_json(found)
-    else:
-        _show(found)
+    pairs: list[tuple[str, render.Cell]] = [
+        ("schedule", found.name),
+        ("id", found.id),
+        ("project", found.project),
+        ("when", when(found)),
+        ("missed", found.missed),
+        ("overlap", found.overlap),
+        ("paused", "yes" if found.paused else None),
+        ("next", "  ".join(render.moment(at) or "" for at in found.times)),
+        ("last time", render.moment(found.last_at)),
+        ("last made", found.last_run),
+        ("made", found.fired),
+        ("skipped", found.skipped or None),
+        ("problem", found.problem),
+        ("calls", found.function and f"{found.name} ({found.function})"),
+        ("submits", None if found.function else render.count(len(found.runs), "run")),
+        ("at once", found.max_running and f"at most {found.max_running}"),
+        ("added", f"{render.moment(found.created_at)} by {found.created_by}"),
+    ]
+    render.show_one(found, pairs, as_json=as_json)
 
 
 @app.command()
@@ -126,10 +132,7 @@ def run_now(schedule: Schedule, project: Project = None, as_json: AsJson = False
     """Make its runs once now, beside its times; prints their ids."""
     with connect() as corral:
         answer = corral.schedules.run_now(schedule, project=project)
-    if as_json:
-        render.show_json(answer)
-    else:
-        typer.echo("\n".join(answer.ids))
+    render.show_line(answer, "\n".join(answer.ids), as_json=as_json)
 
 
 @app.command()
@@ -143,28 +146,4 @@ def rm(schedule: Schedule, project: Project = None) -> None:
 def when(schedule: ScheduleView) -> str:
     if schedule.cron is not None:
         return f"{schedule.cron} ({schedule.timezone})"
-    return f"every {render.duration(schedule.every)}"
-
-
-def _show(found: ScheduleDetail) -> None:
-    render.show_pairs(
-        [
-            ("schedule", found.name),
-            ("id", found.id),
-            ("project", found.project),
-            ("when", when(found)),
-            ("missed", found.missed),
-            ("overlap", found.overlap),
-            ("paused", "yes" if found.paused else None),
-            ("next", "  ".join(render.moment(at) or "" for at in found.times)),
-            ("last time", render.moment(found.last_at)),
-            ("last made", found.last_run),
-            ("made", found.fired),
-            ("skipped", found.skipped or None),
-            ("problem", found.problem),
-            ("calls", found.function and f"{found.name} ({found.function})"),
-            ("submits", None if found.function else render.count(len(found.runs), "run")),
-            ("at once", found.max_running and f"at most {found.max_running}"),
-            ("added", f"{render.moment(found.created_at)} by {found.created_by}"),
-        ]
-    )
+    return f"every {format_duration(schedule.every)}"

@@ -10,20 +10,14 @@ from pydantic import ValidationError
 
 from corral.cli.connect import connect
 from corral.cli.display import render
+from corral.cli.options import AsJson, command_group
 from corral.domain.errors import InvalidInput
-from corral.settings import Settings, read_settings
+from corral.settings import read_settings
 
-app = typer.Typer(
-    add_completion=False, rich_markup_mode=None, no_args_is_help=True, help="Set, list and remove secrets."
-)
+app = command_group("Set, list and remove secrets.")
 
 Name = Annotated[str, typer.Argument(help="The environment variable that a run gets it as.")]
 Project = Annotated[str | None, typer.Option(help="Project; CORRAL_PROJECT by default.")]
-
-
-def _project(given: str | None) -> tuple[str, Settings]:
-    settings = read_settings()
-    return given or settings.project, settings
 
 
 def _value(name: str) -> str:
@@ -36,10 +30,10 @@ def _value(name: str) -> str:
 @app.command("set")
 def set_secret(name: Name, project: Project = None) -> None:
     """Set a secret from a prompt, or from stdin: `corral secrets set HF_TOKEN < file`."""
-    owner, settings = _project(project)
+    owner = project or read_settings().project
     value = _value(name)
     try:
-        with connect(settings) as corral:
+        with connect() as corral:
             view = corral.secrets.set(owner, name, value)
     except ValidationError:
         # Pydantic's own words would quote the value.
@@ -52,24 +46,20 @@ def set_secret(name: Name, project: Project = None) -> None:
 
 
 @app.command("ls")
-def list_secrets(
-    project: Project = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
-) -> None:
+def list_secrets(project: Project = None, as_json: AsJson = False) -> None:
     """List secrets by name; values are never shown."""
-    owner, settings = _project(project)
-    with connect(settings) as corral:
+    owner = project or read_settings().project
+    with connect() as corral:
         page = corral.secrets.page(owner)
-    if as_json:
-        render.show_json(page.items)
-        return
     rows = [(item.name, render.age(item.updated_at), "yes" if item.redacted else "no") for item in page.items]
-    render.show_table(("SECRET", "AGE", "REDACTED"), rows, empty=f"no secrets in {owner}")
+    columns = ("SECRET", "AGE", "REDACTED")
+    render.show_list(page.items, columns, rows, as_json=as_json, empty=f"no secrets in {owner}")
 
 
 @app.command()
 def rm(name: Name, project: Project = None) -> None:
     """Remove a secret; runs that name it fail until it is set again."""
-    owner, settings = _project(project)
-    with connect(settings) as corral:
+    owner = project or read_settings().project
+    with connect() as corral:
         corral.secrets.delete(owner, name)
     typer.echo(f"{name} is removed from {owner}")

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from corral.cli.connect import connect
 from corral.cli.display import render
+from corral.cli.options import AsJson, command_group
 from corral.domain.tokens import with_pin
-from corral.wire.base import explain, parse_duration
+from corral.durations import parse_duration
+from corral.wire.base import validated
 from corral.wire.tokens import CreatedToken, TokenRequest, TokenView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Create, list and revoke tokens; let hosts join.",
-)
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+app = command_group(__doc__)
 
 
-class Scope(StrEnum):
+class TokenScope(StrEnum):
     USER = "user"
     OPERATOR = "operator"
     HOST = "host"
@@ -35,9 +30,6 @@ def list_tokens(as_json: AsJson = False) -> None:
     """List tokens; their text is never shown again."""
     with connect() as corral:
         page = corral.tokens.page()
-    if as_json:
-        render.show_json(page.items)
-        return
     rows = [
         (
             token.id,
@@ -51,7 +43,7 @@ def list_tokens(as_json: AsJson = False) -> None:
         for token in page.items
     ]
     columns = ("TOKEN", "NAME", "SCOPE", "PROJECT", "AGE", "EXPIRES", "ENDED")
-    render.show_table(columns, rows, empty="no tokens")
+    render.show_list(page.items, columns, rows, as_json=as_json, empty="no tokens")
 
 
 def _ended(token: TokenView) -> str | None:
@@ -61,7 +53,7 @@ def _ended(token: TokenView) -> str | None:
 @app.command()
 def create(
     name: Annotated[str, typer.Argument(help="Whose it is, or what for.")],
-    scope: Annotated[Scope, typer.Option(help="What it may do.")] = Scope.USER,
+    scope: Annotated[TokenScope, typer.Option(help="What it may do.")] = TokenScope.USER,
     project: Annotated[str | None, typer.Option(help="Only in this project.")] = None,
     expires: Annotated[str | None, typer.Option(help='After how long, as "30d"; never by default.')] = None,
     as_json: AsJson = False,
@@ -73,19 +65,16 @@ def create(
         render.note(f"{made.id} is made. It is not shown again; use it as CORRAL_TOKEN.")
 
 
-def _duration(text: str | None) -> object:
+def _duration(text: str | None) -> float | None:
     try:
-        return parse_duration(text)
+        return None if text is None else parse_duration(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--expires") from error
 
 
-def _create(given: dict[str, object], *, as_json: bool) -> CreatedToken | None:
+def _create(given: Mapping[str, object], *, as_json: bool) -> CreatedToken | None:
     """Make it and print it, with the pin of the server's authority; None if it was printed as JSON."""
-    try:
-        request = TokenRequest.model_validate(given)
-    except ValidationError as error:
-        raise explain(TokenRequest, error, what="the token") from None
+    request = validated(TokenRequest, given, what="the token")
     with connect() as corral:
         made = corral.tokens.create(request)
     whole = made.model_copy(update={"token": with_pin(made.token, made.ca_pin)})

@@ -8,14 +8,12 @@ import typer
 
 from corral.cli.connect import connect
 from corral.cli.display import render
+from corral.cli.options import AsJson
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def usage(
     month: Annotated[str | None, typer.Option(help="As 2026-11; the present one by default.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show slot and GPU hours by project, in a calendar month (UTC)."""
     with connect() as corral:

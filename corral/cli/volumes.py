@@ -11,41 +11,32 @@ from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
-from corral.client.api import Corral
+from corral.cli.options import AsJson, OnlyProject, command_group
+from corral.client.corral import Corral
 from corral.client.volumes import volumes
 from corral.domain.errors import NotFound
 from corral.settings import read_settings
 from corral.wire.volumes import VolumeDetail, VolumeVersionView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="List, show, fill, fetch and remove volumes.",
-)
+app = command_group(__doc__)
 
 Name = Annotated[str, typer.Argument(help="A volume's name.", autocompletion=complete.volumes)]
 Project = Annotated[str | None, typer.Option(help="Project; CORRAL_PROJECT or `default`.")]
 Version = Annotated[int | None, typer.Option(min=1, help="This version instead of the newest.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("ls")
-def list_volumes(
-    project: Annotated[str | None, typer.Option(help="Only this project.")] = None, as_json: AsJson = False
-) -> None:
+def list_volumes(project: OnlyProject = None, as_json: AsJson = False) -> None:
     """List volumes."""
     with connect() as corral:
         found = list(corral.volumes.all(project))
-    if as_json:
-        render.show_json(found)
-        return
     rows = [
         (one.name, one.project, one.head, one.files, render.size(one.bytes), render.age(one.changed_at))
         for one in found
     ]
     columns = ("VOLUME", "PROJECT", "VERSION", "FILES", "SIZE", "CHANGED")
-    render.show_table(columns, rows, empty="no volumes; `corral volumes put NAME FOLDER` makes one")
+    empty = "no volumes; `corral volumes put NAME FOLDER` makes one"
+    render.show_list(found, columns, rows, as_json=as_json, empty=empty)
 
 
 @app.command("show")
@@ -80,7 +71,7 @@ def put(
     """Send a file or the files of a folder; what is there under the same names is replaced."""
     with connect() as corral, byte_bar() as bar:
         bar.step(f"sending {source}")
-        made = volumes.put(_remote(corral, project, name), source, target, progress=bar.uploading)
+        made = volumes.put(_remote(corral, project, name), source, target, progress=bar.moved)
     _tell(made, as_json=as_json)
 
 
@@ -125,7 +116,7 @@ def _project(given: str | None) -> str:
     return given or read_settings().project
 
 
-def _remote(corral: Corral, project: str | None, name: str) -> volumes.ProjectRemote:
+def _remote(corral: Corral, project: str | None, name: str) -> volumes.ProjectVolume:
     return corral.volumes.remote(_project(project), name)
 
 
@@ -139,8 +130,5 @@ def _chosen(view: VolumeDetail, number: int | None) -> VolumeVersionView:
 
 
 def _tell(made: VolumeVersionView, *, as_json: bool) -> None:
-    if as_json:
-        render.show_json(made)
-        return
     holds = f"{render.count(made.files, 'file')}, {render.size(made.bytes)}"
-    typer.echo(f"{made.volume}: version {made.version}, {holds}")
+    render.show_line(made, f"{made.volume}: version {made.version}, {holds}", as_json=as_json)

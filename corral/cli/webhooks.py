@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import itertools
 import sys
-from enum import StrEnum
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
+from corral.cli.options import AsJson, command_group
 from corral.domain.errors import CorralError
-from corral.domain.webhooks.deliveries import ENDS, DeliveryState
+from corral.domain.webhooks.deliveries import ENDS, DeliveryState, WebhookFormat
 from corral.settings import process_environment
-from corral.wire.base import explain
-from corral.wire.webhooks import DeliveryView, RotateWebhookRequest, WebhookRequest, WebhookView
-
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Add, test, pause and remove webhooks, and send again what was not received.",
+from corral.wire.base import validated
+from corral.wire.webhooks import (
+    CreatedWebhook,
+    DeliveryView,
+    RotateWebhookRequest,
+    WebhookRequest,
+    WebhookView,
 )
 
+app = command_group(__doc__)
+
 Name = Annotated[str, typer.Argument(help="The webhook's name.", autocompletion=complete.webhooks)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SecretVariable = Annotated[
+    str | None, typer.Option(help="Sign with the secret in this variable, instead of a new one.")
+]
 
 
-class Format(StrEnum):
-    CORRAL = "corral"
-    SLACK = "slack"
-
-
-class NotReceived(CorralError):
+class TestNotReceived(CorralError):
     """A test that the receiver did not take."""
 
     code = "not_received"
@@ -52,10 +49,10 @@ def add(
         str, typer.Option(help="Types with commas between, or `run.*` for all.", metavar="TYPES")
     ] = ",".join(ENDS),
     project: Annotated[str | None, typer.Option(help="Only runs of this project.")] = None,
-    form: Annotated[Format, typer.Option("--format", help="How the body is written.")] = Format.CORRAL,
-    secret_from_env: Annotated[
-        str | None, typer.Option(help="Sign with the secret in this variable, instead of a new one.")
-    ] = None,
+    form: Annotated[
+        WebhookFormat, typer.Option("--format", help="How the body is written.")
+    ] = WebhookFormat.CORRAL,
+    secret_from_env: SecretVariable = None,
     as_json: AsJson = False,
 ) -> None:
     """Send notices of what happens to runs from now on. Prints the secret that they are signed with."""
@@ -67,18 +64,13 @@ def add(
         "format": form.value,
         "secret": _secret(secret_from_env),
     }
-    try:
-        request = WebhookRequest.model_validate(given)
-    except ValidationError as error:
-        raise explain(WebhookRequest, error, what="the webhook") from None
+    request = validated(WebhookRequest, given, what="the webhook")
     with connect() as corral:
         made = corral.webhooks.add(request)
     if as_json:
         render.show_json(made)
         return
-    if made.secret is not None:
-        typer.echo(made.secret)
-        render.note("notices are signed with this secret; it is not shown again")
+    _show_secret(made)
     render.note(f"{made.name} sends to {made.url}; try it with `corral webhooks test {made.name}`")
 
 
@@ -96,14 +88,12 @@ def list_webhooks(as_json: AsJson = False) -> None:
     """List webhooks; of their addresses only the host is shown."""
     with connect() as corral:
         found = corral.webhooks.all()
-    if as_json:
-        render.show_json(found)
-        return
     rows = [
         (hook.name, hook.url, hook.project, ", ".join(hook.events), _standing(hook), hook.waiting)
         for hook in found
     ]
-    render.show_table(("WEBHOOK", "URL", "PROJECT", "EVENTS", "STATE", "WAITING"), rows, empty="no webhooks")
+    columns = ("WEBHOOK", "URL", "PROJECT", "EVENTS", "STATE", "WAITING")
+    render.show_list(found, columns, rows, as_json=as_json, empty="no webhooks")
 
 
 def _standing(hook: WebhookView) -> str:
@@ -122,24 +112,20 @@ def show(
             render.show_json(corral.webhooks.delivery(name, delivery))
             return
         hook = corral.webhooks.get(name)
-    if as_json:
-        render.show_json(hook)
-        return
-    render.show_pairs(
-        [
-            ("name", hook.name),
-            ("id", hook.id),
-            ("url", hook.url),
-            ("format", hook.format),
-            ("events", ", ".join(hook.events)),
-            ("project", hook.project or "all"),
-            ("state", _standing(hook)),
-            ("waiting", hook.waiting),
-            ("made", render.moment(hook.created_at)),
-            ("by", hook.created_by),
-            ("old secret", hook.old_secret_until and f"good until {render.moment(hook.old_secret_until)}"),
-        ]
-    )
+    pairs: list[tuple[str, render.Cell]] = [
+        ("name", hook.name),
+        ("id", hook.id),
+        ("url", hook.url),
+        ("format", hook.format),
+        ("events", ", ".join(hook.events)),
+        ("project", hook.project or "all"),
+        ("state", _standing(hook)),
+        ("waiting", hook.waiting),
+        ("made", render.moment(hook.created_at)),
+        ("by", hook.created_by),
+        ("old secret", hook.old_secret_until and f"good until {render.moment(hook.old_secret_until)}"),
+    ]
+    render.show_one(hook, pairs, as_json=as_json)
 
 
 @app.command("test")
@@ -152,7 +138,7 @@ def send_test(name: Name, as_json: AsJson = False) -> None:
     elif done.state == DeliveryState.DELIVERED:
         typer.echo(f"{name} received it: {done.status}")
     if done.state != DeliveryState.DELIVERED:
-        raise NotReceived(f"{name} did not receive it: {done.detail or done.status}")
+        raise TestNotReceived(f"{name} did not receive it: {done.detail or done.status}")
 
 
 @app.command()
@@ -161,31 +147,30 @@ def rotate(
     keep: Annotated[
         str, typer.Option(help="How long notices are signed with the old secret as well; `0s` for not.")
     ] = "1d",
-    secret_from_env: Annotated[
-        str | None, typer.Option(help="Sign with the secret in this variable, instead of a new one.")
-    ] = None,
+    secret_from_env: SecretVariable = None,
     as_json: AsJson = False,
 ) -> None:
     """Sign with a new secret, and for a while with the old one too. Prints the new one."""
     given = {"keep_s": keep, "secret": _secret(secret_from_env)}
-    try:
-        request = RotateWebhookRequest.model_validate(given)
-    except ValidationError as error:
-        raise explain(RotateWebhookRequest, error, what="the rotation") from None
+    request = validated(RotateWebhookRequest, given, what="the rotation")
     with connect() as corral:
         made = corral.webhooks.rotate(name, request)
     if as_json:
         render.show_json(made)
         return
+    _show_secret(made)
+    until = render.moment(made.old_secret_until)
+    render.note(
+        f"they are signed with the old secret as well until {until}"
+        if until
+        else "the old secret no longer works"
+    )
+
+
+def _show_secret(made: CreatedWebhook) -> None:
     if made.secret is not None:
         typer.echo(made.secret)
         render.note("notices are signed with this secret; it is not shown again")
-    if made.old_secret_until is None:
-        render.note("the old secret is good no more")
-    else:
-        render.note(
-            f"they are signed with the old secret as well until {render.moment(made.old_secret_until)}"
-        )
 
 
 @app.command()
@@ -223,11 +208,9 @@ def deliveries(
     """List what was and is to be sent, the newest first."""
     with connect() as corral:
         found = list(itertools.islice(corral.webhooks.deliveries(name, state=state), limit))
-    if as_json:
-        render.show_json(found)
-        return
     columns = ("DELIVERY", "EVENT", "STATE", "TRIES", "AGE", "NEXT TRY", "STATUS", "DETAIL")
-    render.show_table(columns, [_row(item) for item in found], empty=f"nothing was sent by {name} yet")
+    empty = f"nothing was sent by {name} yet"
+    render.show_list(found, columns, map(_row, found), as_json=as_json, empty=empty)
 
 
 def _row(item: DeliveryView) -> tuple[render.Cell, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import JsonValue as Json
@@ -34,6 +34,19 @@ def _mode(file: FileEntry) -> Literal[0o644, 0o755]:
     return 0o755 if file.mode == 0o755 else 0o644
 
 
+def manifest_of(
+    kind: Literal["code", "input", "output", "checkpoint"],
+    tree: Tree,
+    *,
+    step: int | None = None,
+    metric: float | None = None,
+    meta: Mapping[str, Json] | None = None,
+) -> ManifestRequest:
+    return ManifestRequest.model_construct(
+        kind=kind, files=records(tree.files), step=step, metric=metric, meta=dict(meta or {})
+    )
+
+
 class Artifacts:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -45,16 +58,11 @@ class Artifacts:
     def get(self, artifact_id: str) -> ArtifactView:
         return self._transport.get(self._path(artifact_id), ArtifactView)
 
-    def files(self, artifact_id: str, *, after: str | None = None, limit: int = FILES_PAGE) -> FilePage:
-        params = {"after": after, "limit": limit}
-        return self._transport.get(self._path(artifact_id, "/files"), FilePage, params)
-
     def tree(self, artifact_id: str, params: Mapping[str, str | int] | None = None) -> Tree:
         """All files of it. `params` says as whose lease, for a worker."""
-        return Tree.of(
-            FileEntry(file.path, file.size, file.mode, file.sha256)
-            for file in self._all_files(artifact_id, params or {})
-        )
+        path, limited = self._path(artifact_id, "/files"), {**(params or {}), "limit": FILES_PAGE}
+        files = self._transport.items(path, FilePage, limited, cursor="after")
+        return Tree.of(FileEntry(file.path, file.size, file.mode, file.sha256) for file in files)
 
     def commit(
         self,
@@ -65,9 +73,7 @@ class Artifacts:
         meta: Mapping[str, Json] | None = None,
     ) -> ArtifactView:
         """A user's code or input, whose blobs are there. Equal content gives the artifact that exists."""
-        body = ManifestRequest.model_construct(
-            kind=kind, files=records(tree.files), step=None, metric=None, meta=dict(meta or {})
-        )
+        body = manifest_of(kind, tree, meta=meta)
         path = f"/v1/projects/{quoted(project)}/artifacts"
         return self._transport.repeat("POST", path, ArtifactView, body=body, timeout_s=300)
 
@@ -85,17 +91,6 @@ class Artifacts:
     def delete(self, artifact_id: str) -> None:
         # Once: a second try after a lost answer would say that it does not exist.
         self._transport.once("DELETE", self._path(artifact_id), type(None))
-
-    def _all_files(self, artifact_id: str, params: Mapping[str, str | int]) -> Iterator[FileRecord]:
-        after: str | None = None
-        while True:
-            page = self._transport.get(
-                self._path(artifact_id, "/files"), FilePage, {**params, "after": after, "limit": FILES_PAGE}
-            )
-            yield from page.items
-            after = page.next
-            if after is None:
-                return
 
     def _path(self, artifact_id: str, rest: str = "") -> str:
         return f"/v1/artifacts/{quoted(artifact_id)}{rest}"

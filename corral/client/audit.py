@@ -17,18 +17,9 @@ class Audit:
 
     def newest(self, where: AuditFilter = EVERYTHING) -> Iterator[AuditView]:
         """The newest first, page by page."""
-        cursor: int | None = None
-        while True:
-            page = self._page(where, cursor=cursor, after=None)
-            yield from page.items
-            cursor = page.next
-            if cursor is None:
-                return
+        return self._transport.items("/v1/audit", AuditPage, {**where._asdict(), "limit": PAGE})
 
     def after(self, n: int, where: AuditFilter = EVERYTHING) -> list[AuditView]:
         """One page of what follows entry `n`, in order."""
-        return self._page(where, cursor=None, after=n).items
-
-    def _page(self, where: AuditFilter, *, cursor: int | None, after: int | None) -> AuditPage:
-        params = {**where._asdict(), "cursor": cursor, "after": after, "limit": PAGE}
-        return self._transport.get("/v1/audit", AuditPage, params)
+        params = {**where._asdict(), "after": n, "limit": PAGE}
+        return self._transport.get("/v1/audit", AuditPage, params).items

@@ -72,16 +72,12 @@ class BlobSink:
 
     def keep(self, digest: str, data: bytes) -> None:
         """One blob that is in memory, unless the server has it; tried again while the store is away."""
-        backoff = self.transport.backoff
-        for failures in range(1, backoff.tries + 1):
-            try:
-                if digest in self.query([digest]).missing:
-                    self.put(digest, _pieces(data), length=len(data), offset=None)
-                return
-            except (ServerUnreachable, StoreUnavailable):
-                if failures == backoff.tries:
-                    raise
-                self.transport.sleep(backoff.delay_s(failures))
+
+        def attempt() -> None:
+            if digest in self.query([digest]).missing:
+                self.put(digest, _pieces(data), length=len(data), offset=None)
+
+        self.transport.patiently(attempt)
 
     def hand_over(
         self, parts: Sequence[bytes | memoryview] | Path, *, size: int | None = None
@@ -168,6 +164,11 @@ class BlobSource:
     def of_lease(cls, transport: Transport, lease_id: str, epoch: int) -> BlobSource:
         return cls(transport, {"lease": lease_id, "epoch": epoch})
 
+    @property
+    def lease_params(self) -> Mapping[str, str | int]:
+        """As whose lease an artifact is read; a user of a project says nothing."""
+        return self.params if "lease" in self.params else {}
+
     def read(self, digest: str, received: Callable[[int], None] | None = None) -> Iterator[bytes]:
         """All bytes of a blob; a connection that breaks is taken up where it broke."""
         done, failures = 0, 0
@@ -213,7 +214,7 @@ class BlobSource:
             return None
 
     def link(self, digest: str, path: Path) -> bool:
-        """Its own file under another name, which is only to be read; False if it has to be sent."""
+        """Link the blob's own file to `path`, for reading only; False if it has to be sent."""
         place = self.place(digest)
         try:
             if place is not None:
@@ -229,7 +230,7 @@ class BlobSource:
         return data
 
     def save(self, digest: str, path: Path) -> None:
-        """The same into a file, which is not to be used after an error."""
+        """Write the bytes to a file, which must not be used after an error."""
         sha, size = hashlib.sha256(), 0
         with path.open("wb") as file:
             for chunk in self.read(digest):
@@ -250,7 +251,7 @@ class BlobSource:
 
 
 def beside(work: Callable[[], T]) -> Future[T]:
-    """In a thread of its own, which nobody has to wait for."""
+    """Run the work in a daemon thread."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -264,7 +265,7 @@ def beside(work: Callable[[], T]) -> Future[T]:
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """Not at once: whoever writes it to a socket would copy what is left after every packet."""
+    """In pieces: a socket given all of it would copy the rest after every packet."""
     view = memoryview(data)
     for start in range(0, len(view), READ_BYTES):
         yield bytes(view[start : start + READ_BYTES])

@@ -13,22 +13,12 @@ from corral.domain.tokens import split_pin
 
 
 @dataclass(frozen=True)
-class Address:
+class ServerAddress:
     """`ca` is the authority to trust, as PEM; None for plain HTTP, or the system's own."""
 
     url: str
-    token: str
     ca: str | None = None
-
-    @property
-    def tls(self) -> ssl.SSLContext | None:
-        return tls_for(self.url, self.ca)
-
-
-@dataclass(frozen=True)
-class LocalServer:
-    url: str
-    ca: str | None = None
+    token: str | None = None
 
     @property
     def tls(self) -> ssl.SSLContext | None:
@@ -39,7 +29,7 @@ def tls_for(url: str, ca: str | None, client_pem: Path | None = None) -> ssl.SSL
     return context(ca, client_pem) if url.startswith("https://") and (ca or client_pem) else None
 
 
-def discover(*, url: str | None, token: str | None, home: Path, ca: Path | None = None) -> Address:
+def discover(*, url: str | None, token: str | None, home: Path, ca: Path | None = None) -> ServerAddress:
     """What was given explicitly wins; the rest is read from the files that a server here has written.
 
     Raises ServerUnreachable when there is no address, Unauthenticated when there is no token for it.
@@ -56,14 +46,14 @@ def discover(*, url: str | None, token: str | None, home: Path, ca: Path | None 
         shown, pin = split_pin(token)
         if pin is not None and trusted is None and found.startswith("https://"):
             trusted = pinned_ca(found, pin, home / "trusted")
-        return Address(found, shown, trusted)
+        return ServerAddress(found, trusted, shown)
     # This machine's operator token is for this machine's server, not for whatever CORRAL_URL names.
     if url is not None and (local is None or not _same(url, local.url)):
         raise Unauthenticated(
             f"CORRAL_URL is {url}, but CORRAL_TOKEN is not set",
             hint="Set CORRAL_TOKEN to a token of that server (`corral tokens create` makes one there).",
         )
-    return Address(found, _operator_token(home / "operator.token"), trusted)
+    return ServerAddress(found, trusted, _operator_token(home / "operator.token"))
 
 
 def _same(one: str, other: str) -> bool:
@@ -76,12 +66,12 @@ def local_url(home: Path) -> str | None:
     return found.url if found else None
 
 
-def local_server(home: Path) -> LocalServer | None:
+def local_server(home: Path) -> ServerAddress | None:
     path = home / "server.json"
     try:
         described = json.loads(path.read_text(encoding="utf-8"))
         ca = described.get("ca")
-        return LocalServer(str(described["url"]), read_ca(Path(ca)) if ca else None)
+        return ServerAddress(str(described["url"]), read_ca(Path(ca)) if ca else None)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:

@@ -22,14 +22,7 @@ class Hosts:
         return self._transport.get("/v1/hosts", HostPage)
 
     def all(self) -> list[HostView]:
-        found: list[HostView] = []
-        cursor: str | None = None
-        while True:
-            page = self._transport.get("/v1/hosts", HostPage, {"cursor": cursor, "limit": 1000})
-            found += page.items
-            cursor = page.next
-            if cursor is None:
-                return found
+        return list(self._transport.items("/v1/hosts", HostPage, {"limit": 1000}))
 
     def get(self, host_id: str) -> HostView:
         """By id or name."""
@@ -40,7 +33,7 @@ class Hosts:
         return self._transport.repeat("POST", f"/v1/hosts/{quoted(host_id)}/revoke", HostView)
 
     def drain(self, host_id: str, *, stop: Literal["none", "preemptible", "all"] = "none") -> HostView:
-        """It takes nothing new. What it has it finishes, but for the runs that `stop` names."""
+        """The host takes nothing new and finishes what it has, except the runs that `stop` names."""
         path = f"/v1/hosts/{quoted(host_id)}/drain"
         return self._transport.repeat("POST", path, HostView, params={"stop": stop})
 

@@ -1,4 +1,4 @@
-"""The worker's side: every call is fenced by the lease and its epoch.
+"""Leases, as a worker uses them: every call is fenced by the lease and its epoch.
 
 One try each: a worker has loops and a spool of its own, and must see at once that the server is away.
 """
@@ -6,18 +6,17 @@ One try each: a worker has loops and a spool of its own, and must see at once th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pydantic import BaseModel
 from pydantic import JsonValue as Json
 
-from corral.client.artifacts import records
+from corral.client.artifacts import manifest_of
 from corral.client.blobs import BlobSink, BlobSource
 from corral.client.files.tree import Tree
 from corral.client.http.errors import rebuild
 from corral.client.http.transport import M, Transport, quoted
 from corral.domain.errors import CorralError
-from corral.wire.artifacts import ArtifactView, ManifestRequest
+from corral.wire.artifacts import ArtifactView
 from corral.wire.leases import (
     BeatAnswer,
     BeatRequest,
@@ -26,7 +25,6 @@ from corral.wire.leases import (
     FailRequest,
     FinishRequest,
     ObjectAnswer,
-    ObjectList,
     OutcomeAnswer,
     OutcomeReport,
     OutcomesAnswer,
@@ -39,12 +37,6 @@ from corral.wire.secrets import SecretsAnswer
 # On top of what the server waits itself.
 CLAIM_MARGIN_S = 15.0
 COMMIT_TIMEOUT_S = 300.0
-
-
-@dataclass(frozen=True)
-class StoredObject:
-    body: bytes
-    etag: str
 
 
 class Leases:
@@ -79,25 +71,14 @@ class Leases:
     def commit_artifact(
         self, lease_id: str, epoch: int, tree: Tree, *, meta: Mapping[str, Json] | None = None
     ) -> ArtifactView:
-        body = ManifestRequest.model_construct(
-            kind="output", files=records(tree.files), step=None, metric=None, meta=dict(meta or {})
-        )
-        return self._post(lease_id, epoch, "artifacts", ArtifactView, body)
+        body = manifest_of("output", tree, meta=meta)
+        return self._post(lease_id, epoch, "artifacts", ArtifactView, body, timeout_s=COMMIT_TIMEOUT_S)
 
     def commit_checkpoint(
-        self,
-        lease_id: str,
-        epoch: int,
-        tree: Tree,
-        *,
-        step: int | None,
-        metric: float | None,
-        meta: Mapping[str, Json] | None = None,
+        self, lease_id: str, epoch: int, tree: Tree, *, step: int | None, metric: float | None
     ) -> ArtifactView:
-        body = ManifestRequest.model_construct(
-            kind="checkpoint", files=records(tree.files), step=step, metric=metric, meta=dict(meta or {})
-        )
-        return self._post(lease_id, epoch, "checkpoints", ArtifactView, body)
+        body = manifest_of("checkpoint", tree, step=step, metric=metric)
+        return self._post(lease_id, epoch, "checkpoints", ArtifactView, body, timeout_s=COMMIT_TIMEOUT_S)
 
     def finish(self, lease_id: str, epoch: int, request: FinishRequest) -> OutcomeAnswer:
         return self._post(lease_id, epoch, "finish", OutcomeAnswer, request)
@@ -119,40 +100,11 @@ class Leases:
             for result in answer.results
         ]
 
-    def create_object(self, lease_id: str, epoch: int, key: str, body: bytes) -> ObjectAnswer:
-        """Raise Conflict if the key exists."""
-        return self._put_object(lease_id, epoch, key, body, {"If-None-Match": "*"})
-
-    def replace_object(self, lease_id: str, epoch: int, key: str, body: bytes, *, etag: str) -> ObjectAnswer:
-        """Raise Conflict unless the object is still the one that `etag` names."""
-        return self._put_object(lease_id, epoch, key, body, {"If-Match": etag})
-
     def put_object(self, lease_id: str, epoch: int, key: str, body: bytes) -> ObjectAnswer:
-        return self._put_object(lease_id, epoch, key, body, {})
-
-    def get_object(self, lease_id: str, epoch: int, key: str) -> StoredObject:
-        answer = self._transport.raw("GET", _object(lease_id, key), params={"epoch": epoch})
-        return StoredObject(answer.content, answer.headers.get("etag", ""))
-
-    def list_objects(
-        self, lease_id: str, epoch: int, *, prefix: str = "", after: str | None = None
-    ) -> ObjectList:
-        path = f"/v1/leases/{quoted(lease_id)}/objects"
-        return self._transport.once(
-            "GET", path, ObjectList, params={"epoch": epoch, "prefix": prefix, "after": after}
-        )
-
-    def _put_object(
-        self, lease_id: str, epoch: int, key: str, body: bytes, headers: Mapping[str, str]
-    ) -> ObjectAnswer:
-        return self._transport.once(
-            "PUT",
-            _object(lease_id, key),
-            ObjectAnswer,
-            content=body,
-            params={"epoch": epoch},
-            headers=headers,
-        )
+        # Keys may hold slashes; each part is quoted by itself.
+        parts = "/".join(quoted(part) for part in key.split("/"))
+        path = f"/v1/leases/{quoted(lease_id)}/objects/{parts}"
+        return self._transport.once("PUT", path, ObjectAnswer, content=body, params={"epoch": epoch})
 
     def _post(
         self,
@@ -164,19 +116,7 @@ class Leases:
         *,
         timeout_s: float | None = None,
     ) -> M:
-        if isinstance(body, ManifestRequest):
-            timeout_s = COMMIT_TIMEOUT_S
+        path = f"/v1/leases/{quoted(lease_id)}/{what}"
         return self._transport.once(
-            "POST",
-            f"/v1/leases/{quoted(lease_id)}/{what}",
-            answer,
-            body=body,
-            params={"epoch": epoch},
-            timeout_s=timeout_s,
+            "POST", path, answer, body=body, params={"epoch": epoch}, timeout_s=timeout_s
         )
-
-
-def _object(lease_id: str, key: str) -> str:
-    # Keys may hold slashes; each part is quoted by itself.
-    parts = "/".join(quoted(part) for part in key.split("/"))
-    return f"/v1/leases/{quoted(lease_id)}/objects/{parts}"

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from corral.client.http.stream import Following, Reconnecting, ServerEvent
+from corral.client.http.stream import EventStream, Reconnecting, ServerEvent
 from corral.client.http.transport import Transport, quoted
 from corral.domain.errors import NotFound
 from corral.wire.artifacts import ArtifactPage
@@ -44,21 +44,18 @@ class RunQuery:
     label: str | None = None
     schedule: str | None = None
 
+    def params(self) -> dict[str, str | Sequence[str] | None]:
+        return {
+            "project": self.project,
+            "state": list(self.states),
+            "group": self.group,
+            "name": self.name,
+            "label": self.label,
+            "schedule": self.schedule,
+        }
 
-Told = Callable[[int], None]
 
-
-def _all_pages(page: Callable[[str | None], ManyAnswer], told: Told | None) -> ManyAnswer:
-    """All pages as one answer; `told` hears after each how many runs were gone through."""
-    answer = page(None)
-    done, skipped = list(answer.done), list(answer.skipped)
-    while answer.next is not None:
-        if told is not None:
-            told(len(done) + len(skipped))
-        answer = page(answer.next)
-        done += answer.done
-        skipped += answer.skipped
-    return ManyAnswer(done=done, skipped=skipped)
+RunsDone = Callable[[int], None]
 
 
 def new_request_id() -> str:
@@ -99,42 +96,23 @@ class Runs:
 
     def page(self, where: RunQuery | None = None, *, cursor: str | None = None, limit: int = 50) -> RunPage:
         """Newest first."""
-        where = where or RunQuery()
-        params = {
-            "project": where.project,
-            "state": list(where.states),
-            "group": where.group,
-            "name": where.name,
-            "label": where.label,
-            "schedule": where.schedule,
-            "cursor": cursor,
-            "limit": limit,
-        }
+        params = {**(where or RunQuery()).params(), "cursor": cursor, "limit": limit}
         return self._transport.get("/v1/runs", RunPage, params)
 
     def iter(self, where: RunQuery | None = None, *, page_size: int = 200) -> Iterator[RunView]:
-        cursor: str | None = None
-        while True:
-            page = self.page(where, cursor=cursor, limit=page_size)
-            yield from page.items
-            cursor = page.next
-            if cursor is None:
-                return
+        params = {**(where or RunQuery()).params(), "limit": page_size}
+        return self._transport.items("/v1/runs", RunPage, params)
 
     def cancel(self, run: str, *, reason: str = "") -> RunView:
         body = CancelRequest(reason=reason)
         return self._transport.repeat("POST", self._path(run, "/cancel"), RunView, body=body)
 
     def cancel_all(
-        self, which: RunSelection, *, reason: str = "", dry_run: bool = False, told: Told | None = None
+        self, which: RunSelection, *, reason: str = "", dry_run: bool = False, told: RunsDone | None = None
     ) -> ManyAnswer:
         """Every run that fits, page by page."""
-
-        def page(cursor: str | None) -> ManyAnswer:
-            body = CancelManyRequest(which=which, reason=reason, dry_run=dry_run, cursor=cursor)
-            return self._transport.repeat("POST", "/v1/runs/cancel", ManyAnswer, body=body)
-
-        return _all_pages(page, told)
+        body = CancelManyRequest(which=which, reason=reason, dry_run=dry_run)
+        return self._act_on_all("/v1/runs/cancel", body, told)
 
     def requeue_all(
         self,
@@ -142,16 +120,26 @@ class Runs:
         *,
         dry_run: bool = False,
         request_id: str | None = None,
-        told: Told | None = None,
+        told: RunsDone | None = None,
     ) -> ManyAnswer:
         """Every run that fits and has ended, with those that ended because of it."""
-        request_id = request_id or new_request_id()
+        body = RequeueManyRequest(which=which, request_id=request_id or new_request_id(), dry_run=dry_run)
+        return self._act_on_all("/v1/runs/requeue", body, told)
 
-        def page(cursor: str | None) -> ManyAnswer:
-            body = RequeueManyRequest(which=which, request_id=request_id, dry_run=dry_run, cursor=cursor)
-            return self._transport.repeat("POST", "/v1/runs/requeue", ManyAnswer, body=body)
-
-        return _all_pages(page, told)
+    def _act_on_all(
+        self, path: str, body: CancelManyRequest | RequeueManyRequest, told: RunsDone | None
+    ) -> ManyAnswer:
+        """All pages as one answer; `told` hears after each how many runs were gone through."""
+        answer = self._transport.repeat("POST", path, ManyAnswer, body=body)
+        done, skipped = list(answer.done), list(answer.skipped)
+        while answer.next is not None:
+            if told is not None:
+                told(len(done) + len(skipped))
+            body = body.model_copy(update={"cursor": answer.next})
+            answer = self._transport.repeat("POST", path, ManyAnswer, body=body)
+            done += answer.done
+            skipped += answer.skipped
+        return ManyAnswer(done=done, skipped=skipped)
 
     def hold(self, run: str) -> RunView:
         """Keep it from starting until it is released."""
@@ -183,6 +171,10 @@ class Runs:
     def events(self, run: str, *, after: int = 0, limit: int = 200) -> EventPage:
         return self._transport.get(self._path(run, "/events"), EventPage, {"after": after, "limit": limit})
 
+    def iter_events(self, run: str) -> Iterator[EventView]:
+        """What there is now, from the start."""
+        return self._transport.items(self._path(run, "/events"), EventPage, {"limit": 200}, cursor="after")
+
     def follow_events(
         self, run: str, *, after: int = 0, reconnecting: Reconnecting | None = None
     ) -> Iterator[EventView]:
@@ -194,16 +186,10 @@ class Runs:
                 return None
             return str(EventView.model_validate_json(event.data).n)
 
-        following = Following(self._transport, path, {"after": after}, "after", cursor_of, reconnecting)
+        following = EventStream(self._transport, path, {"after": after}, "after", cursor_of, reconnecting)
         for event in following.events():
             if event.event == "event":
                 yield EventView.model_validate_json(event.data)
-
-    def logs(
-        self, run: str, *, cursor: str | None = None, limit: int = 1000, tail: int | None = None
-    ) -> LogPage:
-        params = {"cursor": cursor, "limit": limit, "tail": tail}
-        return self._transport.get(self._path(run, "/logs"), LogPage, params)
 
     def iter_logs(self, run: str, *, tail: int | None = None) -> Iterator[LogLine]:
         """What there is now, from the start or the last `tail` lines."""
@@ -225,23 +211,17 @@ class Runs:
         """Log lines, and the run whenever its state changes; the last item is the final run."""
         path = self._path(run, "/logs")
         begin = {"cursor": cursor, "tail": tail}
-        following = Following(self._transport, path, begin, "cursor", lambda event: event.id, reconnecting)
+        following = EventStream(self._transport, path, begin, "cursor", lambda event: event.id, reconnecting)
         for event in following.events():
             if event.event == "log":
                 yield LogLine.model_validate_json(event.data)
             elif event.event in ("state", "end"):
                 yield RunView.model_validate_json(event.data)
 
-    def metrics(
-        self, run: str, *, cursor: str | None = None, limit: int = 1000, name: str | None = None
-    ) -> MetricPage:
-        params = {"cursor": cursor, "limit": limit, "name": name}
-        return self._transport.get(self._path(run, "/metrics"), MetricPage, params)
-
     def iter_metrics(self, run: str, *, name: str | None = None) -> Iterator[MetricPoint]:
-        cursor: str | None = None
+        path, cursor = self._path(run, "/metrics"), None
         while True:
-            page = self.metrics(run, cursor=cursor, name=name)
+            page = self._transport.get(path, MetricPage, {"cursor": cursor, "limit": 1000, "name": name})
             yield from page.items
             # A page can be empty because all its points have other names; the end is where nothing moves.
             if page.next == cursor:

@@ -50,14 +50,8 @@ class Schedules:
         return self._transport.get("/v1/schedules", SchedulePage, params)
 
     def all(self, *, project: str | None = None) -> list[ScheduleView]:
-        found: list[ScheduleView] = []
-        cursor: str | None = None
-        while True:
-            page = self.page(project=project, cursor=cursor, limit=1000)
-            found += page.items
-            cursor = page.next
-            if cursor is None:
-                return found
+        params = {"project": project, "limit": 1000}
+        return list(self._transport.items("/v1/schedules", SchedulePage, params))
 
     def get(self, schedule: str, *, project: str | None = None) -> ScheduleDetail:
         return self._transport.get(_path(schedule), ScheduleDetail, {"project": project})

@@ -71,7 +71,7 @@ class Webhooks:
         return self._transport.repeat("POST", f"{_path(name)}/resume", WebhookView, body=body)
 
     def rotate(self, name: str, request: RotateWebhookRequest) -> CreatedWebhook:
-        # Once: a lost answer would leave a secret that nobody has, and the one of before is still good.
+        # Once: a lost answer leaves a secret that nobody has, but the old one still works.
         return self._transport.once("POST", f"{_path(name)}/rotate", CreatedWebhook, body=request)
 
     def test(self, name: str) -> DeliveryView:
@@ -79,14 +79,8 @@ class Webhooks:
 
     def deliveries(self, name: str, *, state: str | None = None) -> Iterator[DeliveryView]:
         """The newest first, page by page."""
-        cursor: str | None = None
-        while True:
-            params = {"state": state, "cursor": cursor, "limit": 200}
-            page = self._transport.get(f"{_path(name)}/deliveries", DeliveryPage, params)
-            yield from page.items
-            cursor = page.next
-            if cursor is None:
-                return
+        params = {"state": state, "limit": 200}
+        return self._transport.items(f"{_path(name)}/deliveries", DeliveryPage, params)
 
     def delivery(self, name: str, delivery_id: str) -> DeliveryDetail:
         return self._transport.get(f"{_path(name)}/deliveries/{quoted(delivery_id)}", DeliveryDetail)

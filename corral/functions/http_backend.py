@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.discovery import discover
 from corral.client.environments.lock import Lock, resolve
-from corral.client.environments.lock_cache import Locks, Question
+from corral.client.environments.lock_cache import LockCache, LockRequest
 from corral.client.files.tree import scan
 from corral.client.files.upload import upload
 from corral.domain.calls import INLINE_BYTES
@@ -35,7 +35,7 @@ from corral.wire.spec.tables import Resources, RetryBudgets
 class HttpBackend:
     """Safe to use from several threads."""
 
-    def __init__(self, corral: Corral, project: str, *, locks: Locks | None = None) -> None:
+    def __init__(self, corral: Corral, project: str, *, locks: LockCache | None = None) -> None:
         self.corral = corral
         self._project = project
         self._found: dict[int, tuple[Member, EndpointTarget]] = {}
@@ -50,7 +50,7 @@ class HttpBackend:
         settings = read_settings()
         address = discover(url=settings.url, token=settings.token, home=settings.home, ca=settings.ca)
         corral = Corral(address.url, address.token, tls=address.tls)
-        return cls(corral, settings.project, locks=Locks(settings.home / "locks"))
+        return cls(corral, settings.project, locks=LockCache(settings.home / "locks"))
 
     def find(self, member: Member) -> EndpointTarget:
         with self._lock:
@@ -125,7 +125,7 @@ class HttpBackend:
             made = self.corral.artifacts.commit(project, kind="code", tree=tree)
         return made.id, made.digest
 
-    def _resolved(self, question: Question, *, anew: bool) -> Lock:
+    def _resolved(self, question: LockRequest, *, anew: bool) -> Lock:
         """Once for all functions of a program that ask the same; where it may, from what is remembered."""
         with self._lock_of_locks:
             found = self._locks.get(question.digest)
@@ -152,7 +152,7 @@ class HttpBackend:
         python = wanted.version or f"{sys.version_info.major}.{sys.version_info.minor}"
         folder = wanted.find_links or wanted.wheels
         links = Path(folder).expanduser().absolute() if folder else None
-        question = Question(wanted.python, python, links, wanted.wheels is not None, process_environment())
+        question = LockRequest(wanted.python, python, links, wanted.wheels is not None, process_environment())
         lock = self._resolved(question, anew=anew)
         return BuiltEnvironment(
             python=lock.python,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from corral.durations import parse_duration
 from corral.functions.pickle_names import pickle_as
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _SHORTEST_PERIOD_S = 10.0
 
 
@@ -18,13 +16,10 @@ def seconds(value: float | str, what: str) -> float:
     """`30`, `"30s"`, `"1h30m"`. ValueError names `what`."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise TypeError(f"{what} must be seconds or a text such as '30s', not {value!r}")
-    if isinstance(value, int | float):
-        number = float(value)
-    else:
-        parts = _DURATION.findall(value)
-        if not parts or "".join(a + b for a, b in parts) != value.replace(" ", ""):
-            raise ValueError(f"{what} = {value!r} is no duration; write '500ms', '30s', '5m', '2h' or '1d'")
-        number = sum(float(amount) * _SECONDS[unit] for amount, unit in parts)
+    try:
+        number = parse_duration(value) if isinstance(value, str) else float(value)
+    except ValueError as error:
+        raise ValueError(f"{what} = {value!r} {error}") from None
     if not number > 0 or number == float("inf"):
         raise ValueError(f"{what} must be more than nothing, not {value!r}")
     return number

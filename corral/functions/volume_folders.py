@@ -9,9 +9,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.volumes import volumes
-from corral.client.volumes.folder import Folder
+from corral.client.volumes.folder import VolumeFolder
 from corral.functions.backend import VolumeFile
 
 
@@ -19,7 +19,7 @@ class LocalVolumes:
     """Folders are made when they are asked for, and go when the process ends."""
 
     def __init__(self) -> None:
-        self._folders: dict[tuple[str, str], Folder] = {}
+        self._folders: dict[tuple[str, str], VolumeFolder] = {}
         self._lock = threading.Lock()
 
     def do(self, corral: Corral, project: str, name: str, what: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -41,13 +41,13 @@ class LocalVolumes:
             return {"path": str(folder.root)}
         return {"version": folder.commit() if what == "commit" else folder.reload(discard=given["discard"])}
 
-    def _folder(self, remote: volumes.Remote, project: str, name: str) -> Folder:
+    def _folder(self, remote: volumes.RemoteVolume, project: str, name: str) -> VolumeFolder:
         with self._lock:
             found = self._folders.get((project, name))
             if found is None:
                 scratch = tempfile.mkdtemp(prefix="corral-volume-")
                 atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-                found = Folder(Path(scratch, name), remote)
+                found = VolumeFolder(Path(scratch, name), remote)
                 found.fill()
                 self._folders[project, name] = found
             return found

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, get_args
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic import JsonValue as Json
@@ -14,6 +14,9 @@ from pydantic import JsonValue as Json
 from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.ids import is_digest, is_id, is_name, is_request_id
 from corral.domain.paths import why_bad
+from corral.durations import parse_duration
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class Strict(BaseModel):
@@ -63,20 +66,13 @@ def _model_in(annotation: object) -> type[BaseModel] | None:
     return next((found for arg in get_args(annotation) if (found := _model_in(arg))), None)
 
 
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)\s*")
-_SECONDS = {"ms": 0.001, "s": 1, "": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGTP]i?B?|B|)\s*", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 
-def parse_duration(value: object) -> object:
-    """`90`, `"90s"`, `"1.5h"`: seconds."""
-    if not isinstance(value, str):
-        return value
-    match = _DURATION.fullmatch(value)
-    if match is None:
-        raise ValueError('is not a duration; write for example "90s", "15m", "2h" or "1d"')
-    return float(match[1]) * _SECONDS[match[2]]
+def _seconds(value: object) -> object:
+    """`90`, `"90s"`, `"1h30m"`: seconds."""
+    return parse_duration(value) if isinstance(value, str) else value
 
 
 def parse_size(value: object) -> object:
@@ -113,13 +109,12 @@ def _storable(value: dict[str, Json]) -> dict[str, Json]:
 
 PlainText = Annotated[str, AfterValidator(_without_nul)]
 JsonMap = Annotated[dict[str, Json], AfterValidator(_storable)]
-Duration = Annotated[float, BeforeValidator(parse_duration)]
+Duration = Annotated[float, BeforeValidator(_seconds)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Name = Annotated[
     str,
     AfterValidator(lambda v: _check(v, is_name(v), "a name (letters, digits, `.`, `_`, `-`; at most 64)")),
 ]
-RunIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "r"), "a run id"))]
 LeaseIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "l"), "a lease id"))]
 PartText = Annotated[str, AfterValidator(lambda v: _check(v, why_bad(v) is None, "a path in an artifact"))]
 ArtifactIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "a"), "an artifact id"))]
@@ -168,6 +163,20 @@ def _inside(root: Mapping[str, Any], schema: Mapping[str, Any], part: int | str)
     return extra if isinstance(extra, dict) else schema
 
 
+def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
+    """The end of a message that names the nearest of the known words; empty if none is near."""
+    near = difflib.get_close_matches(word, list(known), 1, alike)
+    return f"; did you mean `{near[0]}`?" if near else ""
+
+
+def validated(model: type[M], table: Mapping[str, Any], *, what: str) -> M:
+    """The table as the model; InvalidInput that names everything wrong with `what`."""
+    try:
+        return model.model_validate(table)
+    except ValidationError as error:
+        raise explain(model, error, what=what) from None
+
+
 def explain(model: type[BaseModel], error: ValidationError, *, what: str) -> InvalidInput:
     """Pydantic's findings in our words, each with its place and, for a mistyped key, the nearest one."""
     fields: list[FieldError] = []
@@ -176,9 +185,7 @@ def explain(model: type[BaseModel], error: ValidationError, *, what: str) -> Inv
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             message = "is not a known key"
-            near = difflib.get_close_matches(str(location[-1]), _known_keys(model, location), 1, 0.5)
-            if near:
-                message += f"; did you mean `{near[0]}`?"
+            message += did_you_mean(str(location[-1]), _known_keys(model, location), 0.5)
         fields.append(FieldError(_place(location), message))
     lines = "; ".join(f"`{f.path}` {f.message}" for f in fields[:20])
     return InvalidInput(f"{what} is not valid: {lines}", fields=fields)

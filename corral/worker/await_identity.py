@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from corral.client.enroll.identity import Identity, read_identity
+from corral.client.enroll.identity import HostIdentity, read_identity
 
 EVERY_S = 0.2
 REMIND_EVERY = 150
@@ -14,7 +14,7 @@ REMIND_EVERY = 150
 logger = logging.getLogger(__name__)
 
 
-def wait_for_identity(worker_home: Path, pause: Callable[[float], bool]) -> Identity | None:
+def wait_for_identity(worker_home: Path, pause: Callable[[float], bool]) -> HostIdentity | None:
     """The identity, as soon as it is there; None if `pause` says to stop waiting."""
     looks = 0
     while (found := read_identity(worker_home)) is None:

@@ -9,10 +9,17 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.discovery import local_server, tls_for
 from corral.client.enroll.host_key import make_key
-from corral.client.enroll.identity import CA, CLIENT, TOKEN, Identity, read_identity, write_rotated
+from corral.client.enroll.identity import (
+    CA,
+    CLIENT,
+    TOKEN,
+    HostIdentity,
+    read_identity,
+    write_rotated,
+)
 from corral.client.http.transport import Backoff
 from corral.client.http.trust import read_ca
 from corral.domain.errors import CorralError, ServerUnreachable
@@ -29,7 +36,7 @@ logger = logging.getLogger(__name__)
 class Credential:
     """The identity as it is now. `version` changes with it, so that connections know when to be made anew."""
 
-    def __init__(self, home: Path, identity: Identity, *, url: str | None) -> None:
+    def __init__(self, home: Path, identity: HostIdentity, *, url: str | None) -> None:
         self._home = home
         self._given_url = url
         self._seen = self._stamp()
@@ -122,7 +129,7 @@ class Rotation:
             corral.own_host.settle()
 
 
-def due_in_s(identity: Identity, now: float) -> float:
+def due_in_s(identity: HostIdentity, now: float) -> float:
     """How long the credential may stay as it is; a clock that was set back does not make it longer."""
     if identity.expires_at is None:
         return float("inf")
@@ -130,5 +137,5 @@ def due_in_s(identity: Identity, now: float) -> float:
     return min(identity.expires_at - now, lifetime_s) - lifetime_s * ROTATE_AT
 
 
-def _lifetime_s(identity: Identity) -> float:
+def _lifetime_s(identity: HostIdentity) -> float:
     return max(0.1, (identity.expires_at or 0) - (identity.issued_at or 0))

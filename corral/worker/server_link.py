@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.http.transport import Backoff
 from corral.domain.errors import CorralError, Forbidden, ServerUnreachable, StoreUnavailable, Unauthenticated
 from corral.worker.credential import Credential

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.discovery import local_server
 from corral.client.http.transport import Backoff
 from corral.domain.errors import CorralError

@@ -317,7 +317,7 @@ def test_a_follower_and_a_run_outlive_a_server_that_is_killed(corral: Machine) -
     out, said = follower.communicate(timeout=90)
 
     assert restarted.returncode == 0, restarted.stderr
-    assert f"the worker of before goes on (pid {worker})" in restarted.stderr
+    assert f"the worker that was running goes on (pid {worker})" in restarted.stderr
     assert (follower.returncode, out) == (0, "before\nafter\n"), said
 
 

@@ -22,7 +22,7 @@ from api.live import serve
 from cryptography import x509
 
 from acceptance.stack import CLEAN, FINAL_STATES, Stack, python, stack, until, wait_final, wait_line
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.discovery import local_server, tls_for
 from corral.client.enroll.identity import CA, CLIENT, read_identity
 from corral.client.http.trust import read_ca

@@ -17,9 +17,9 @@ import corral
 from acceptance.stack import Stack, until
 from acceptance.stack import stack as running
 from acceptance.test_environment import write_wheel
-from corral.cli.fn import app as fn_app
+from corral.cli.functions.fn import app as fn_app
 from corral.client.environments.lock import Lock, PackageNotFound, RequirementsConflict
-from corral.client.environments.lock_cache import Locks
+from corral.client.environments.lock_cache import LockCache
 from corral.functions import backend
 from corral.functions.http_backend import HttpBackend
 from corral.worker.flock import exclusive
@@ -126,7 +126,7 @@ def test_what_was_resolved_is_remembered_for_the_next_program_and_a_deploy_asks_
 ) -> None:
     """RF-D39: the second program starts no uv either."""
     clock = [1000.0]
-    locks = Locks(tmp_path / "locks", lambda: clock[0])
+    locks = LockCache(tmp_path / "locks", lambda: clock[0])
     member = place.app("kept", "hay").function(name="f")(lambda: 1).member
 
     def resolved(*, live: bool = True) -> tuple[str, int]:

@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from acceptance.stack import Stack, problems, stack, until
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.http.transport import Backoff
 from corral.client.manifests import sync as fleet
 from corral.client.manifests.read import load
 from corral.client.runs import RunQuery
-from corral.client.submit.prepare import Listener, Workshop
+from corral.client.submit.prepare import ProgressListener, RunPreparer
 from corral.domain.errors import CorralError
 from corral.wire.manifests import ApplyAnswer
 
@@ -263,7 +263,7 @@ def _apply_once(corral: Corral, path: Path) -> None:
 
 
 def _apply(corral: Corral, path: Path) -> ApplyAnswer:
-    shop = Workshop(corral, path.parent, {}, Listener())
+    shop = RunPreparer(corral, path.parent, {}, ProgressListener())
     resolved = fleet.resolve(load(path, project="default"), shop)
     return fleet.sync(corral, resolved, shop, mode="apply", also=[])
 

@@ -32,7 +32,7 @@ from acceptance.stack import (
     wait_final,
     wait_line,
 )
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.files.download import download
 from corral.client.files.tree import scan
 from corral.client.files.unpack import ContentMismatch

@@ -12,7 +12,7 @@ import pytest
 
 from acceptance.stack import CLEAN, stack
 from acceptance.test_enrol import CORRAL, Machine, join_token
-from corral.cli.hosts.systemd import ServiceFailed, Unit, windows_script
+from corral.cli.hosts.service.systemd import ServiceFailed, SystemdUnit, windows_script
 from corral.domain.errors import InvalidInput
 from corral.wire.spec.run_file import RunFile
 
@@ -20,13 +20,13 @@ SYSTEMD = Path("/lib/systemd/systemd")
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 
 
-def a_unit(root: Path, *, system: bool) -> Unit:
+def a_unit(root: Path, *, system: bool) -> SystemdUnit:
     home = Path("/var/lib/corral")
     python = Path("/usr/bin/python3")
-    return Unit(home, python, system=system, root=root, config_home=Path("/home/ada/.config"))
+    return SystemdUnit(home, python, system=system, root=root, config_home=Path("/home/ada/.config"))
 
 
-def settings_of(unit: Unit) -> dict[str, list[str]]:
+def settings_of(unit: SystemdUnit) -> dict[str, list[str]]:
     """A unit may name a key more than once, which an INI file may not."""
     pairs = re.findall(r"^([A-Z][A-Za-z]+)=(.*)$", unit.text(), re.MULTILINE)
     return {key: [value for name, value in pairs if name == key] for key, _ in pairs}
@@ -87,10 +87,10 @@ def test_its_user_is_made_by_systemd(tmp_path: Path) -> None:
 
 def test_a_path_that_a_unit_cannot_hold_is_refused(tmp_path: Path) -> None:
     for bad in ('/var/lib/a b"c', "/var/%h", "relative", "/a\nExecStart=/bin/sh"):
-        unit = Unit(Path(bad), Path("/usr/bin/python3"), system=False, root=tmp_path)
+        unit = SystemdUnit(Path(bad), Path("/usr/bin/python3"), system=False, root=tmp_path)
         with pytest.raises(InvalidInput, match="cannot be written into a unit"):
             unit.install()
-    spaced = Unit(Path("/var/lib/my corral"), Path("/usr/bin/python3"), system=False, root=tmp_path)
+    spaced = SystemdUnit(Path("/var/lib/my corral"), Path("/usr/bin/python3"), system=False, root=tmp_path)
     assert '"CORRAL_HOME=/var/lib/my corral"' in spaced.text()
 
 
@@ -99,7 +99,7 @@ def test_a_python_that_its_user_cannot_start_is_refused(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     (closed / "python").touch()
-    unit = Unit(tmp_path / "home", closed / "python", system=True, root=tmp_path / "root")
+    unit = SystemdUnit(tmp_path / "home", closed / "python", system=True, root=tmp_path / "root")
     with pytest.raises(ServiceFailed, match="which other users cannot enter") as caught:
         unit.install()
     assert "/opt/corral" in caught.value.hint

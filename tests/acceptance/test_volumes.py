@@ -22,7 +22,7 @@ from corral.client.files.tree import Tree
 from corral.client.files.upload import upload
 from corral.client.http.transport import Backoff
 from corral.client.volumes import folder as volume_folder
-from corral.client.volumes.folder import Folder
+from corral.client.volumes.folder import VolumeFolder
 from corral.client.volumes.volumes import put
 from corral.domain import errors
 from corral.functions import backend
@@ -156,7 +156,8 @@ def test_a_file_that_is_written_while_it_is_committed_is_looked_at_again(
 ) -> None:
     """As by another call of the same instance."""
     folder, other = (
-        Folder(tmp_path / name, stack.client().volumes.remote("default", "busy")) for name in ("one", "two")
+        VolumeFolder(tmp_path / name, stack.client().volumes.remote("default", "busy"))
+        for name in ("one", "two")
     )
     folder.fill()
     (folder.root / "a").write_text("nobody has this yet")
@@ -179,7 +180,7 @@ def test_a_file_that_is_written_while_it_is_committed_is_looked_at_again(
 
 def test_reload_keeps_what_was_not_committed_and_never_takes_it_for_old(stack: Stack, tmp_path: Path) -> None:
     here, there = (
-        Folder(tmp_path / name, stack.client().volumes.remote("default", "pair"))
+        VolumeFolder(tmp_path / name, stack.client().volumes.remote("default", "pair"))
         for name in ("here", "there")
     )
     here.fill()
@@ -212,7 +213,7 @@ def test_writers_who_race_lose_nothing(stack: Stack, tmp_path: Path) -> None:
     """RF-D46: each adds a file of its own, again and again, from its own folder; at the end all are there."""
 
     def work(n: int) -> None:
-        folder = Folder(tmp_path / f"w{n}", stack.client().volumes.remote("default", "race"))
+        folder = VolumeFolder(tmp_path / f"w{n}", stack.client().volumes.remote("default", "race"))
         folder.fill()
         for step in range(5):
             (folder.root / f"{n}-{step}").write_text(f"{n} {step}")
@@ -238,7 +239,7 @@ def test_kill_9_in_the_middle_of_a_commit_leaves_the_old_or_the_new_version_whol
     source.mkdir()
     code = (
         "import pathlib, sys\n"
-        "from corral.client.api import Corral\n"
+        "from corral.client.corral import Corral\n"
         "from corral.client.volumes.volumes import put\n"
         "source = pathlib.Path(sys.argv[1])\n"
         "remote = Corral(sys.argv[2], sys.argv[3]).volumes.remote('default', 'killed')\n"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.discovery import local_url
 from corral.client.files.tree import scan
 from corral.client.files.upload import upload

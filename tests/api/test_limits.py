@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from api.live import Live, error_of, fresh, named, new_worker, packed, record, serve, sha
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.domain.errors import ProjectFull, RateLimited
 from corral.wire.spec.run_file import RunSpec
 

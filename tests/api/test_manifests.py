@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from api.live import Json, Live, error_of, fresh, named
-from corral.client.manifests.apply import Declaration, DeclaredRun
+from corral.client.manifests.apply import Declaration, ManifestSpec
 from corral.wire.hosts.policy import HostTable
 from corral.wire.spec.run_file import RunSpec
 
 
 def declaration(name: str, *specs: Json, project: str = "default", **hosts: Json) -> Declaration:
     runs = [
-        DeclaredRun(RunSpec.model_validate({"argv": ["x"], "project": project, **table})) for table in specs
+        ManifestSpec(RunSpec.model_validate({"argv": ["x"], "project": project, **table})) for table in specs
     ]
     tables = {key: HostTable.model_validate(table) for key, table in hosts.items()}
     return Declaration(project, name, runs=runs, hosts=tables)

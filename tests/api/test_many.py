@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from api.live import Json, Live, Worker, error_of, fresh, named, record
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.wire.runs import RunSelection
 
 

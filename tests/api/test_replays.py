@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from api.live import Json, Lease, Live, Worker, error_of, fresh, named, new_worker, record
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.leases import Leases
 from corral.wire.leases import ClaimRequest
 

@@ -22,7 +22,7 @@ from api.live import Json, JumpingClock, Live, error_of, fresh, named, serve
 from corral.adapters.tls.authority import load_or_make
 from corral.adapters.tls.context import BadCertificate, names_of
 from corral.bootstrap_tls import build_transport
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.discovery import discover
 from corral.client.enroll.host_key import make_key
 from corral.client.http.errors import UntrustedServer

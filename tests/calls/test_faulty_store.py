@@ -19,7 +19,7 @@ from api.live import Live, serve
 
 import corral
 from calls import pier
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.http.transport import Backoff
 from corral.domain.errors import CorralError, StoreUnavailable
 from corral.domain.ids import Digest

@@ -126,7 +126,7 @@ import sys
 import corral
 from corral.functions import backend
 from corral.functions.http_backend import HttpBackend
-from corral.client.api import Corral
+from corral.client.corral import Corral
 backend.set_backend(HttpBackend(Corral(sys.argv[1], sys.argv[2]), "default"))
 names = [f"r-{n}" for n in range(200)]
 work = corral.function("pier.work")
@@ -156,7 +156,7 @@ def test_a_caller_that_vanishes_leaves_its_call_to_be_fetched(scene: Scene, tmp_
     """RF-D26: of whoever goes away while waiting, the result is kept and can be had by the call's id."""
     log = tmp_path / "log"
     code = (
-        "import sys, corral\nfrom corral.functions import backend\nfrom corral.client.api import Corral\n"
+        "import sys, corral\nfrom corral.functions import backend\nfrom corral.client.corral import Corral\n"
         "from corral.functions.http_backend import HttpBackend\n"
         "backend.set_backend(HttpBackend(Corral(sys.argv[1], sys.argv[2]), 'default'))\n"
         "corral.function('pier.work').remote(sys.argv[3], 'orphan', 0.5)\n"

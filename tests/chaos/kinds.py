@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from acceptance.stack import FINAL_STATES, printed, python, result
 
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.wire.runs import RunDetail
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.spec.tables import RetryBudgets

@@ -23,7 +23,7 @@ import pytest
 from acceptance.stack import FINAL_STATES, Stack, Worker, marked, stack, until
 
 from chaos.kinds import KINDS, check_run
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.domain.errors import CorralError
 
 CHAOS_S = float(os.environ.get("CORRAL_CHAOS_S", "30"))

@@ -11,7 +11,7 @@ import pytest
 
 from contract.conftest import Database
 from contract.samples import an_artifact
-from corral.client.manifests.apply import Also, Declaration, DeclaredRun, Mode
+from corral.client.manifests.apply import Also, Declaration, ManifestSpec, Mode
 from corral.core.leases.fence import expire
 from corral.core.manifests.apply import Apply, ApplyOrigin, ApplyResult, delete
 from corral.core.manifests.plan import ManifestPlan, plan
@@ -40,11 +40,11 @@ NOW = 1_000_000.0
 BY = ApplyOrigin("operator:ada", "127.0.0.1", NOW)
 
 
-def spec(n: int = 0, **fields: Any) -> DeclaredRun:
+def spec(n: int = 0, **fields: Any) -> ManifestSpec:
     group, limit = fields.pop("group", None), fields.pop("max_running", None)
     fitted = fields.pop("fitted", False)
     table = {"name": f"run-{n}", "argv": ["train", "{params.n}"], "params": {"n": n}, **fields}
-    return DeclaredRun(RunSpec.model_validate(table), group, max_running=limit, fitted=fitted)
+    return ManifestSpec(RunSpec.model_validate(table), group, max_running=limit, fitted=fitted)
 
 
 class Fleet:
@@ -57,7 +57,7 @@ class Fleet:
 
     def ask(
         self,
-        runs: Sequence[DeclaredRun],
+        runs: Sequence[ManifestSpec],
         *,
         mode: Mode = "apply",
         also: Sequence[Also] = (),
@@ -72,11 +72,11 @@ class Fleet:
         text = whole.request(mode, also, sent).model_dump_json(exclude_defaults=True)
         return ManifestQuery(ApplyRequest.model_validate_json(text))
 
-    def apply(self, *runs: DeclaredRun, **options: Any) -> ApplyResult:
+    def apply(self, *runs: ManifestSpec, **options: Any) -> ApplyResult:
         asked = self.ask(runs, **options)
         return self.db.write(Apply(asked.wanted, asked.fresh, asked.remade, BY, ServerPolicy()))
 
-    def plan(self, *runs: DeclaredRun, **options: Any) -> ManifestPlan:
+    def plan(self, *runs: ManifestSpec, **options: Any) -> ManifestPlan:
         asked = self.ask(runs, mode="plan", **options)
         return self.db.read(lambda tx: plan(tx, asked.wanted, asked.fresh))
 

@@ -16,7 +16,7 @@ import pytest
 from acceptance.stack import Stack, printed, problems, until
 from powercut import PowerCutDisk
 
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.files.tree import FileEntry, Tree
 from corral.client.http.transport import Backoff
 from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable

@@ -17,7 +17,7 @@ from typing import Any
 
 from acceptance.stack import Stack, Worker, marked, printed, problems, python, result, until, wait_final
 
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.domain.tokens import with_pin
 from corral.wire.runs import EventView, RunDetail
 from corral.wire.spec.run_file import RunSpec

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import psutil
 from acceptance.stack import FINAL_STATES, until
 
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.http.transport import Backoff
 from corral.wire.leases import BeatRequest, ClaimRequest, FinishRequest
 from corral.wire.logs import EventBatch, LogRecord

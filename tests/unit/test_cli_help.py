@@ -15,9 +15,10 @@ from typing import ClassVar
 import pytest
 from typer.testing import CliRunner
 
-from corral.cli.display.render import duration, size, sparkline
+from corral.cli.display.render import size, sparkline
 from corral.cli.main import _COMMANDS, app
 from corral.cli.runs.exit_codes import exit_code
+from corral.durations import format_duration
 from corral.wire.runs import RunView
 
 # What --help must do without: each costs more than the rest of the help together.
@@ -241,7 +242,7 @@ def test_a_followed_run_gives_its_exit_code(fields: dict[str, object], code: int
 
 
 def test_durations_and_sizes_are_short() -> None:
-    assert [duration(s) for s in (0.25, 59, 60, 3725, 90000, None)] == [
+    assert [format_duration(s) for s in (0.25, 59, 60, 3725, 90000, None)] == [
         "0.2s",
         "59s",
         "1m",

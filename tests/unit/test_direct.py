@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from corral.client.http.direct import Direct, NoConnection
+from corral.client.http.direct import DirectClient, NoConnection
 
 
 class Echo(http.server.BaseHTTPRequestHandler):
@@ -48,14 +48,14 @@ def server() -> Iterator[http.server.ThreadingHTTPServer]:
 
 
 @pytest.fixture
-def direct(server: http.server.ThreadingHTTPServer) -> Iterator[Direct]:
-    made = Direct(f"http://127.0.0.1:{server.server_port}", {"X": "y"}, connect_s=5, tls=None)
+def direct(server: http.server.ThreadingHTTPServer) -> Iterator[DirectClient]:
+    made = DirectClient(f"http://127.0.0.1:{server.server_port}", {"X": "y"}, connect_s=5, tls=None)
     yield made
     made.close()
 
 
 def test_one_connection_serves_many_and_another_is_made_when_it_is_over(
-    server: http.server.ThreadingHTTPServer, direct: Direct
+    server: http.server.ThreadingHTTPServer, direct: DirectClient
 ) -> None:
     answers = [direct.post(path, b"hay", timeout_s=10) for path in ("/a", "/b", "/last", "/c")]
 
@@ -65,7 +65,7 @@ def test_one_connection_serves_many_and_another_is_made_when_it_is_over(
 
 
 def test_what_takes_too_long_or_is_broken_off_is_an_error_and_the_next_request_is_good(
-    direct: Direct,
+    direct: DirectClient,
 ) -> None:
     with pytest.raises(TimeoutError):
         direct.post("/slow", b"", timeout_s=0.2)
@@ -91,10 +91,10 @@ def test_where_nobody_listens_nothing_was_sent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(NoConnection):
-        Direct(f"http://127.0.0.1:{port}", {}, connect_s=5, tls=None).post("/", b"", timeout_s=5)
+        DirectClient(f"http://127.0.0.1:{port}", {}, connect_s=5, tls=None).post("/", b"", timeout_s=5)
 
 
-def _saying(pieces: list[bytes]) -> tuple[Direct, threading.Thread]:
+def _saying(pieces: list[bytes]) -> tuple[DirectClient, threading.Thread]:
     """A server that says exactly this, piece by piece, to the one request that it takes."""
     listening = socket.create_server(("127.0.0.1", 0))
 
@@ -110,7 +110,7 @@ def _saying(pieces: list[bytes]) -> tuple[Direct, threading.Thread]:
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     port = listening.getsockname()[1]
-    return Direct(f"http://127.0.0.1:{port}", {}, connect_s=5, tls=None), thread
+    return DirectClient(f"http://127.0.0.1:{port}", {}, connect_s=5, tls=None), thread
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,15 @@ from typing import Any
 
 import pytest
 
-from corral.client.training.dataset import Amount
-from corral.client.training.estimate import NOT_RENTED, Known, estimate
-from corral.client.training.placement import Subject, data_facts, gpu_of, least_vram, settled
+from corral.client.training.dataset import DataAmount
+from corral.client.training.estimate import NOT_RENTED, FleetSnapshot, estimate_machines
+from corral.client.training.placement import (
+    ForecastSubject,
+    data_facts,
+    gpu_of,
+    least_vram,
+    settled,
+)
 from corral.domain.capability import ENGINE_PACKAGES, Requirements, judge
 from corral.recipes import models
 from corral.recipes.forecast import forecast
@@ -32,11 +38,11 @@ ENGINE = dict.fromkeys(ENGINE_PACKAGES, "1.0")
 CLEAN = {key: value for key, value in os.environ.items() if "CORRAL" not in key}
 
 
-def subject(model: str = "qwen3-4b", rows: int = 1000, **train: Any) -> Subject:
+def subject(model: str = "qwen3-4b", rows: int = 1000, **train: Any) -> ForecastSubject:
     made = parse(model, {"recipe": "sft", "data": "x.jsonl", **train})
     facts = models.facts(model)
     assert facts is not None
-    return Subject(made, facts, DataFacts(rows, rows * 400, 2000))
+    return ForecastSubject(made, facts, DataFacts(rows, rows * 400, 2000))
 
 
 def host(name: str, *gpus: tuple[str, int], alive: bool = True, **capability: Any) -> HostView:
@@ -58,7 +64,7 @@ def host(name: str, *gpus: tuple[str, int], alive: bool = True, **capability: An
     )
 
 
-def placed(hosts: list[HostView], spec: RunSpec) -> Known:
+def placed(hosts: list[HostView], spec: RunSpec) -> FleetSnapshot:
     """As the server judges them."""
     verdicts = []
     for each in hosts:
@@ -66,10 +72,10 @@ def placed(hosts: list[HostView], spec: RunSpec) -> Known:
         found = judge(spec.requirements(), each.capability.capability(), host=each.name)
         reasons = list(found.shortfalls)
         verdicts.append(Placement(host=each.name, host_id=each.id, eligible=found.eligible, reasons=reasons))
-    return Known(hosts, verdicts)
+    return FleetSnapshot(hosts, verdicts)
 
 
-def spec_of(about: Subject, **resources: Any) -> RunSpec:
+def spec_of(about: ForecastSubject, **resources: Any) -> RunSpec:
     return RunSpec(model=about.facts.id, train=to_table(about.train), resources=Resources(**resources))
 
 
@@ -127,13 +133,13 @@ def test_what_is_asked_for_is_enough_for_the_forecast_to_fit() -> None:
 
 
 def test_tokens_are_guessed_from_bytes_and_bytes_are_tokens_for_a_byte_model() -> None:
-    amount = Amount(rows=10, text_bytes=4000, longest_bytes=800)
+    amount = DataAmount(rows=10, text_bytes=4000, longest_bytes=800)
     tiny, large = models.facts("corral/tiny"), models.facts("qwen3-4b")
 
     assert data_facts(amount, tiny, subject("corral/tiny").train).tokens == 4160
     assert data_facts(amount, large, subject().train).tokens == 1160
     assert data_facts(None, large, subject().train) == DataFacts()
-    assert data_facts(Amount(rows=None), large, subject().train) == DataFacts()
+    assert data_facts(DataAmount(rows=None), large, subject().train) == DataFacts()
 
 
 def test_the_card_of_a_host_is_the_one_that_fits() -> None:
@@ -152,7 +158,7 @@ def test_the_machine_that_is_taken_is_one_that_the_server_would_choose() -> None
     hosts = [host("small", SMALL), host("plain"), host("big", A100)]
     spec = spec_of(about, gpus=1, min_vram=least_vram(about))
 
-    found = estimate([about], spec, placed(hosts, spec), today=TODAY)
+    found = estimate_machines([about], spec, placed(hosts, spec), today=TODAY)
 
     assert found.taken == "big"
     against = {one.name: one.against for one in found.machines if one.kind == "host"}
@@ -165,7 +171,7 @@ def test_every_reason_is_told_and_cards_are_only_to_compare() -> None:
     about = subject("qwen3-8b", method="full")
     spec = spec_of(about, gpus=1)
 
-    found = estimate([about], spec, Known(), today=TODAY)
+    found = estimate_machines([about], spec, FleetSnapshot(), today=TODAY)
 
     assert found.taken is None
     assert all(NOT_RENTED in one.against for one in found.machines)
@@ -177,7 +183,7 @@ def test_a_slow_cheap_card_loses_to_a_fast_dear_one_that_costs_less_in_all() -> 
     """MT-D16: what the whole run costs decides, not the hour."""
     about = subject("qwen3-8b", rows=2_000_000)
 
-    found = estimate([about], spec_of(about, gpus=1), Known(), today=TODAY)
+    found = estimate_machines([about], spec_of(about, gpus=1), FleetSnapshot(), today=TODAY)
 
     cards = [one for one in found.machines if one.forecast.fits and one.cost is not None]
     costs = [one.cost for one in cards if one.cost is not None]
@@ -191,7 +197,7 @@ def test_a_card_that_the_user_pins_is_the_only_one_without_a_reason() -> None:
     """MT-D44: the user can pin a card or a host, and the plan shows it."""
     about = subject()
 
-    found = estimate([about], spec_of(about, gpus=1, gpu=["H100"]), Known(), today=TODAY)
+    found = estimate_machines([about], spec_of(about, gpus=1, gpu=["H100"]), FleetSnapshot(), today=TODAY)
 
     fitting = {one.name for one in found.machines if one.against == (NOT_RENTED,)}
     assert fitting == {"H100 SXM", "H100 PCIe"}
@@ -203,7 +209,7 @@ def test_a_pinned_host_is_shown_and_no_card_takes_its_place() -> None:
     hosts = [host("a", A100), host("b", A100)]
     spec = spec_of(about, gpus=1, hosts=["b"])
 
-    found = estimate([about], spec, placed(hosts, spec), today=TODAY)
+    found = estimate_machines([about], spec, placed(hosts, spec), today=TODAY)
 
     assert found.taken == "b"
     assert all("the run allows only b" in one.against for one in found.machines if one.kind == "card")
@@ -211,7 +217,7 @@ def test_a_pinned_host_is_shown_and_no_card_takes_its_place() -> None:
 
 def test_prices_carry_their_source_and_age() -> None:
     """MT-D41, MT-C15: a static price is never called live."""
-    found = estimate([subject()], spec_of(subject(), gpus=1), Known(), today=TODAY)
+    found = estimate_machines([subject()], spec_of(subject(), gpus=1), FleetSnapshot(), today=TODAY)
 
     said = [one.price_from for one in found.machines if one.price_per_hour is not None and one.kind == "card"]
     assert said
@@ -221,7 +227,9 @@ def test_prices_carry_their_source_and_age() -> None:
 def test_a_run_for_the_cpu_is_compared_with_no_card() -> None:
     about = subject("corral/tiny")
 
-    found = estimate([about], spec_of(about, gpus=0), placed([host("x")], spec_of(about)), today=TODAY)
+    found = estimate_machines(
+        [about], spec_of(about, gpus=0), placed([host("x")], spec_of(about)), today=TODAY
+    )
 
     assert [one.name for one in found.machines] == ["x"]
     assert found.machines[0].gpu is None
@@ -232,8 +240,8 @@ def test_runs_of_a_group_add_up_and_the_largest_decides_on_the_memory() -> None:
     fixed: dict[str, Any] = {"micro_tokens": 4096, "recompute": "full"}
     small, large = subject(lora={"rank": 4}, **fixed), subject(lora={"rank": 512}, **fixed)
 
-    alone = estimate([small], spec_of(small, gpus=1), Known(), today=TODAY)
-    group = estimate([small, small, large], spec_of(small, gpus=1), Known(), today=TODAY)
+    alone = estimate_machines([small], spec_of(small, gpus=1), FleetSnapshot(), today=TODAY)
+    group = estimate_machines([small, small, large], spec_of(small, gpus=1), FleetSnapshot(), today=TODAY)
 
     one, all_of_it = alone.machines[-1], next(m for m in group.machines if m.name == alone.machines[-1].name)
     assert group.runs == 3

@@ -11,7 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from corral.client.environments.installer import Finished, InstallerMissing, InstallerTimeout
+from corral.client.environments.installer import (
+    InstallerMissing,
+    InstallerResult,
+    InstallerTimeout,
+)
 from corral.client.environments.lock import (
     IndexUnreachable,
     InvalidRequirement,
@@ -188,7 +192,7 @@ def test_a_uv_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
 
 
 def test_uvs_words_are_bounded_and_start_at_its_complaint() -> None:
-    finished = Finished(1, ("warning: noise", "error: no hay", *("x" * 300 for _ in range(50))))
+    finished = InstallerResult(1, ("warning: noise", "error: no hay", *("x" * 300 for _ in range(50))))
 
     assert finished.words.startswith("error: no hay")
     assert len(finished.words) < 2_100

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.client.manifests.apply import Declaration, DeclaredRun
-from corral.client.manifests.read import Loaded, load
+from corral.client.manifests.apply import Declaration, ManifestSpec
+from corral.client.manifests.read import ParsedManifest, load
 from corral.client.submit.run_file import expand
-from corral.client.submit.toml_lines import Lines, parse_place
+from corral.client.submit.toml_lines import TomlLines, parse_place
 from corral.domain.errors import InvalidInput
 from corral.wire.spec.run_file import RunSpec
 
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(folder: Path, text: str, *, project: str = "default") -> Loaded:
+def read(folder: Path, text: str, *, project: str = "default") -> ParsedManifest:
     (folder / "fleet.toml").write_text(dedent(text).lstrip("\n"))
     return load(folder / "fleet.toml", project=project)
 
@@ -229,7 +229,7 @@ def test_the_same_work_under_two_names_is_refused() -> None:
         RunSpec.model_validate({"name": name, "argv": ["x"], "priority": n}) for n, name in enumerate("ab")
     ]
 
-    runs = [DeclaredRun(spec, place=f"runs.{spec.name}") for spec in same]
+    runs = [ManifestSpec(spec, place=f"runs.{spec.name}") for spec in same]
 
     with pytest.raises(InvalidInput, match=r"runs\.b.*same work as runs\.a"):
         Declaration("default", "fleet", runs=runs, hosts={})
@@ -258,7 +258,7 @@ def test_lines_are_found_through_all_that_toml_can_be() -> None:
         g = \'\'\'[z]\'\'\'
         '''
     ).lstrip("\n")
-    lines = Lines(text)
+    lines = TomlLines(text)
 
     wanted = {"a": 1, "t": 6, "arr[0].n": 13, "arr[0].sub.m": 15, "arr[1].d.e.f": 17, "arr[1].g": 18}
     assert {key: lines.line(parse_place(key)) for key in wanted} == {**wanted, "t": None}
@@ -271,4 +271,4 @@ def test_lines_are_found_through_all_that_toml_can_be() -> None:
 
 @given(st.text())
 def test_no_text_is_too_odd_to_look_for_lines_in(text: str) -> None:
-    Lines(text).line(("a", 0, "b"))
+    TomlLines(text).line(("a", 0, "b"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from corral.client.submit import script_parser
-from corral.client.submit.params import Checks
+from corral.client.submit.params import ParamChecks
 from corral.domain.errors import InvalidInput
 from corral.wire.spec.identity import identity_of
 from corral.wire.spec.run_file import RunFile, RunSpec
@@ -52,9 +52,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def checks(folder: Path, **table: Any) -> Checks:
+def checks(folder: Path, **table: Any) -> ParamChecks:
     run_file = RunFile.model_validate({"argv": ["python", "train.py"], **table})
-    return Checks(run_file, folder, os.environ)
+    return ParamChecks(run_file, folder, os.environ)
 
 
 def problems(folder: Path, params: dict[str, Any], **table: Any) -> dict[str, str]:
@@ -197,12 +197,12 @@ def test_a_parameter_that_the_command_does_not_use_is_told(folder: Path) -> None
     assert made.notes == ["params.tag is not in argv; the command finds it in CORRAL_SPEC alone"]
 
 
-def read(folder: Path, text: str, limit_s: float = 30) -> script_parser.Parser:
+def read(folder: Path, text: str, limit_s: float = 30) -> script_parser.ScriptParser:
     (folder / "train.py").write_text(text)
     return script_parser.read(folder / "train.py", os.environ, limit_s=limit_s)
 
 
-def kinds(parser: script_parser.Parser) -> dict[str, str]:
+def kinds(parser: script_parser.ScriptParser) -> dict[str, str]:
     return {argument.dest: argument.kind for argument in parser.known(()) if argument.dest != "help"}
 
 

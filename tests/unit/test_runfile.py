@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.client.submit.run_file import MAX_RUNS, Variant, expand, is_group, load, parse
+from corral.client.submit.run_file import MAX_RUNS, RunVariant, expand, is_group, load, parse
 from corral.domain.errors import InvalidInput
 from corral.wire.spec.run_file import RunFile
 
@@ -170,7 +170,7 @@ def test_defaults_fill_only_what_the_file_leaves_out() -> None:
 def test_a_plain_run_expands_to_itself() -> None:
     made = run_file("[params]\nlr = 0.1")
 
-    assert expand(made) == [Variant({"lr": 0.1}, None)]
+    assert expand(made) == [RunVariant({"lr": 0.1}, None)]
     assert not is_group(made)
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from corral.client.submit.run_file import Variant, build, expand, is_group, parse, with_swept
-from corral.client.training.material import Material, ModelSource
+from corral.client.submit.run_file import RunVariant, build, expand, is_group, parse, with_swept
+from corral.client.training.material import ModelSource, TrainingMaterial
 from corral.domain.errors import InvalidInput
 from corral.recipes import train as recipes
 from corral.wire.runs import SubmitRequest
@@ -22,8 +22,8 @@ SFT = 'model = "corral/tiny"\n[train]\nrecipe = "sft"\ndata = "chat.jsonl"\n'
 GRPO = 'model = "corral/tiny"\n[train]\nrecipe = "grpo"\nenvironment = "arithmetic"\n'
 
 
-def tables(made: RunFile, variant: Variant) -> dict[str, Any]:
-    return recipes.to_table(Material(ModelSource(made.model or ""), {}, None).train(made, variant))
+def tables(made: RunFile, variant: RunVariant) -> dict[str, Any]:
+    return recipes.to_table(TrainingMaterial(ModelSource(made.model or ""), {}, None).train(made, variant))
 
 
 def run_file(text: str, *overrides: str) -> RunFile:

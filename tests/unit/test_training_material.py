@@ -14,7 +14,7 @@ import pytest
 from corral.client.submit.run_file import build
 from corral.client.training import dataset
 from corral.client.training import model_hub as hub
-from corral.client.training.material import BUNDLED, Gathering, Material
+from corral.client.training.material import BUNDLED, MaterialReader, TrainingMaterial
 from corral.domain.errors import InvalidInput
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HOME": "/nowhere"}
@@ -36,10 +36,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def gather(folder: Path, *, environ: Mapping[str, str] = OFFLINE, **given: Any) -> Material:
+def gather(folder: Path, *, environ: Mapping[str, str] = OFFLINE, **given: Any) -> TrainingMaterial:
     table = {"recipe": "sft", "data": "chat.jsonl", **given.pop("train", {})}
     made = build({"model": "corral/tiny", **given, "train": table}, what="run.toml")
-    return Gathering(made, folder, environ).pin()
+    return MaterialReader(made, folder, environ).pin()
 
 
 def refused(folder: Path, **given: Any) -> tuple[str, str]:

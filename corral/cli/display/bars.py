@@ -12,16 +12,19 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
     TextColumn,
     TransferSpeedColumn,
 )
 
 from corral.cli.display.render import console
-from corral.client.submit.prepare import Listener
+from corral.client.submit.prepare import ProgressListener
+
+_TEXT = TextColumn("{task.description}", markup=False)
 
 
-class Bar(Listener):
+class Bar(ProgressListener):
     """One bar that begins anew with each step; counts bytes."""
 
     def __init__(self, progress: Progress) -> None:
@@ -31,25 +34,12 @@ class Bar(Listener):
     def step(self, text: str) -> None:
         self._progress.update(self._task, description=text, completed=0, total=None, visible=True)
 
-    def uploading(self, done: int, total: int, files: int) -> None:
-        self.moved(done, total)
-
-    def moved(self, done: int, total: int) -> None:
+    def moved(self, done: int, total: int, files: int) -> None:
         self._progress.update(self._task, completed=done, total=total, visible=True)
 
 
-@contextmanager
-def byte_bar() -> Iterator[Bar]:
-    err = console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
-    with Progress(
-        *columns, TransferSpeedColumn(), console=err, transient=True, disable=not err.is_terminal
-    ) as progress:
-        yield Bar(progress)
-
-
-class _Late(Progress):
-    """Shown once the work has lasted `after_s`: what is over at once needs no bar."""
+class _DelayedProgress(Progress):
+    """Not shown before `show_at`: what is over at once needs no bar."""
 
     show_at = 0.0
 
@@ -57,12 +47,21 @@ class _Late(Progress):
         return super().get_renderables() if time.monotonic() >= self.show_at else ()
 
 
+def _progress(*columns: ProgressColumn) -> _DelayedProgress:
+    err = console(stderr=True)
+    return _DelayedProgress(*columns, console=err, transient=True, disable=not err.is_terminal)
+
+
+@contextmanager
+def byte_bar() -> Iterator[Bar]:
+    with _progress(_TEXT, BarColumn(), DownloadColumn(), TransferSpeedColumn()) as progress:
+        yield Bar(progress)
+
+
 @contextmanager
 def count_bar(text: str, total: int | None, *, after_s: float = 1.0) -> Iterator[Callable[[int], None]]:
     """Gives a function to call with how many are done. Without a total it counts up."""
-    err = console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    progress = _Late(*columns, console=err, transient=True, disable=not err.is_terminal)
+    progress = _progress(_TEXT, BarColumn(), MofNCompleteColumn())
     progress.show_at = time.monotonic() + after_s
     with progress:
         task = progress.add_task(text, total=total)
@@ -71,8 +70,6 @@ def count_bar(text: str, total: int | None, *, after_s: float = 1.0) -> Iterator
 
 @contextmanager
 def step_bar() -> Iterator[Bar]:
-    """For work whose size is not known: only the step is told."""
-    err = console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+    """For work of unknown size: it shows the step alone."""
+    with _progress(SpinnerColumn(), _TEXT) as progress:
         yield Bar(progress)

@@ -1,4 +1,4 @@
-"""What a host has: as it reports it, as it is declared, and what of that counts."""
+"""What a host has: what it reports, what was declared for it, and what counts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def show(host: HostView) -> None:
         return
     said = host.declared or {}
     rows = [
-        ("slots", str(host.slots), _said(said.get("slots")), number(host.effective_slots)),
-        ("cores", number(has.cores), _said(said.get("cores")), number(counts.cores)),
+        ("slots", host.slots, _said(said.get("slots")), host.effective_slots),
+        ("cores", has.cores, _said(said.get("cores")), counts.cores),
         ("memory", *_sizes(has.ram_bytes, said.get("ram_bytes"), counts.ram_bytes)),
         ("disk", *_sizes(has.disk_bytes, said.get("disk_bytes"), counts.disk_bytes)),
         ("GPUs", _gpus(has), _said(said.get("gpus")), _gpus(counts)),
@@ -48,10 +48,6 @@ def engine(has: CapabilityReport) -> str | None:
         return None
     whole = all(has.engine.get(name) for name in ENGINE_PACKAGES)
     return f"torch {has.engine['torch']}" if whole else "none"
-
-
-def number(value: int | None) -> str | None:
-    return None if value is None else str(value)
 
 
 def _sizes(*values: object) -> list[str | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corral.cli.display import render
 from corral.cli.display.chart import chart
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.wire.runs import RunView
 
 # The first that a run has is what people watch.

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from corral.durations import format_duration
+
 # Wide enough that nothing is cut where no terminal sets the width.
 _UNBOUNDED = 4096
 _BARS = "▁▂▃▄▅▆▇█"
@@ -69,8 +71,39 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty:
     out = console()
     with out.capture() as captured:
         out.print(table)
-    # Rich fills the last column with spaces, which are in the way of whoever reads this with a program.
+    # Rich fills the last column with spaces, which a program that reads this would have to strip.
     typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def show_list(
+    items: Sequence[BaseModel],
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    as_json: bool,
+    empty: str,
+) -> None:
+    """The items as JSON if asked, or else as the rows of a table."""
+    if as_json:
+        show_json(items)
+    else:
+        show_table(columns, rows, empty=empty)
+
+
+def show_one(item: BaseModel, pairs: Iterable[tuple[str, Cell]], *, as_json: bool) -> None:
+    """The item as JSON if asked, or else as names and values."""
+    if as_json:
+        show_json(item)
+    else:
+        show_pairs(pairs)
+
+
+def show_line(item: BaseModel, line: str, *, as_json: bool) -> None:
+    """The item as JSON if asked, or else one line that says what was done."""
+    if as_json:
+        show_json(item)
+    else:
+        typer.echo(line)
 
 
 def show_pairs(pairs: Iterable[tuple[str, Cell]]) -> None:
@@ -92,23 +125,8 @@ def state(name: str) -> Text:
     return Text(name, style=_STYLES.get(name, ""))
 
 
-def duration(seconds: float | None) -> str | None:
-    """The two largest units: `3d 4h`, `2m 5s`, `0.3s`."""
-    if seconds is None:
-        return None
-    if seconds < 10:
-        return f"{max(seconds, 0):.1f}s"
-    left = round(seconds)
-    parts: list[str] = []
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        count, left = divmod(left, length)
-        if count or parts:
-            parts.append(f"{count}{unit}")
-    return " ".join(part for part in parts[:2] if not part.startswith("0"))
-
-
 def age(at: float | None) -> str | None:
-    return None if at is None else duration(time.time() - at)
+    return None if at is None else format_duration(time.time() - at)
 
 
 def moment(at: float | None) -> str | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from corral.cli.runs.detail import train_settings
-from corral.client.api import Corral
+from corral.cli.display.run_values import train_settings
+from corral.client.corral import Corral
 from corral.wire.runs import RunView
 from corral.wire.spec.run_file import RunSpec, Scalar
 

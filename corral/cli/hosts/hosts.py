@@ -9,17 +9,12 @@ import typer
 from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import capability, render
+from corral.cli.options import AsJson, command_group
 from corral.wire.hosts.hosts import HostView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="List, show, drain, resume and revoke hosts.",
-)
+app = command_group(__doc__)
 
 Host = Annotated[str, typer.Argument(help="Host id or name.", autocompletion=complete.hosts)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("ls")
@@ -27,9 +22,6 @@ def list_hosts(as_json: AsJson = False) -> None:
     """List hosts and what they have."""
     with connect() as corral:
         hosts = corral.hosts.all()
-    if as_json:
-        render.show_json(hosts)
-        return
     rows = [
         (
             host.id,
@@ -42,7 +34,8 @@ def list_hosts(as_json: AsJson = False) -> None:
         for host in hosts
     ]
     columns = ("HOST", "NAME", "STATE", "BUSY", "CORES", "MEMORY", "GPUS", "ENGINE", "SEEN")
-    render.show_table(columns, rows, empty="no host is enrolled; `corral tokens join` lets one join")
+    empty = "no host is enrolled; `corral tokens join` lets one join"
+    render.show_list(hosts, columns, rows, as_json=as_json, empty=empty)
 
 
 def standing(host: HostView) -> str:
@@ -57,12 +50,12 @@ def standing(host: HostView) -> str:
     return "ready" if host.set_aside_until is None else "set aside"
 
 
-def _equipment(host: HostView) -> tuple[str | None, str | None, str | None, str | None]:
+def _equipment(host: HostView) -> tuple[render.Cell, ...]:
     has = host.effective or host.capability
     if has is None:
         return None, None, None, None
     gpus = None if has.gpus is None else ", ".join(gpu.name for gpu in has.gpus) or "none"
-    return capability.number(has.cores), render.size(has.ram_bytes), gpus, capability.engine(has)
+    return has.cores, render.size(has.ram_bytes), gpus, capability.engine(has)
 
 
 @app.command()

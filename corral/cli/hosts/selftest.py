@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from corral.cli.display import render
-from corral.client.api import Corral
-from corral.client.enroll.enroll import Server
+from corral.client.corral import Corral
+from corral.client.enroll.enroll import JoinableServer
 from corral.domain.errors import CorralError
 from corral.files.private import write_private
 from corral.version import __version__
@@ -27,7 +27,7 @@ _PROBE_S = 120.0
 
 
 @dataclass(frozen=True)
-class Check:
+class HostCheck:
     """`error` is set if it failed; one that may be passed over is not `needed`."""
 
     what: str
@@ -36,13 +36,13 @@ class Check:
     needed: bool = True
 
 
-class Unfit(CorralError):
+class UnfitHost(CorralError):
     code = "unfit_host"
 
 
-def run_checks(home: Path, server: Server) -> Iterator[Check]:
+def run_checks(home: Path, server: JoinableServer) -> Iterator[HostCheck]:
     """In order, the quick ones first; the caller may stop at one that failed."""
-    yield Check("python", f"{platform.python_version()}, corral {__version__}")
+    yield HostCheck("python", f"{platform.python_version()}, corral {__version__}")
     yield _tried("home", lambda: _home(home))
     yield _tried("disk", lambda: _disk(home), needed=False)
     yield _tried("server", lambda: _server(server))
@@ -50,11 +50,11 @@ def run_checks(home: Path, server: Server) -> Iterator[Check]:
     yield _tried("worker", lambda: _worker(home))
 
 
-def _tried(what: str, look: Callable[[], str], *, needed: bool = True) -> Check:
+def _tried(what: str, look: Callable[[], str], *, needed: bool = True) -> HostCheck:
     try:
-        return Check(what, look())
+        return HostCheck(what, look())
     except CorralError as error:
-        return Check(what, error.message, error, needed)
+        return HostCheck(what, error.message, error, needed)
 
 
 def _home(home: Path) -> str:
@@ -64,7 +64,7 @@ def _home(home: Path) -> str:
         write_private(probe, "written\n")
         probe.unlink()
     except OSError as error:
-        raise Unfit(
+        raise UnfitHost(
             f"{home} cannot be written to: {error.strerror}",
             hint="Choose another folder with `--home`, or set CORRAL_HOME.",
         ) from error
@@ -74,7 +74,7 @@ def _home(home: Path) -> str:
 def _disk(home: Path) -> str:
     free = shutil.disk_usage(home).free
     if free < MIN_FREE_BYTES:
-        raise Unfit(
+        raise UnfitHost(
             f"{render.size(free)} free at {home}, less than {render.size(MIN_FREE_BYTES)}",
             hint="Free some space, choose another folder with `--home`, or go on with `--force`.",
         )
@@ -87,10 +87,10 @@ def _worker(home: Path) -> str:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_PROBE_S, check=False)
     except subprocess.TimeoutExpired:
-        raise Unfit(f"the hardware could not be read within {_PROBE_S:g} s", hint=_WORKER_HINT) from None
+        raise UnfitHost(f"the hardware could not be read within {_PROBE_S:g} s", hint=_WORKER_HINT) from None
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or ["nothing"]
-        raise Unfit(f"the worker cannot run here: {said[-1]}", hint=_WORKER_HINT)
+        raise UnfitHost(f"the worker cannot run here: {said[-1]}", hint=_WORKER_HINT)
     found = json.loads(done.stdout.splitlines()[-1])
     return _described(found["capability"], found["slots"])
 
@@ -106,17 +106,17 @@ def _described(has: dict[str, Any], slots: int) -> str:
     return f"{cores}, {memory}, {names}; {render.count(slots, 'slot')}"
 
 
-def _server(server: Server) -> str:
+def _server(server: JoinableServer) -> str:
     server.verify()
     with Corral(server.url, None, tls=server.tls) as corral:
         health = corral.health()
     if not health.ok:
-        raise Unfit(f"{server.url} is not well: {health.detail}", hint="Look at the server's log.")
+        raise UnfitHost(f"{server.url} is not healthy: {health.detail}", hint="Look at the server's log.")
     kind = "in clear" if server.is_in_clear else "trusted" if server.url.startswith("https") else "local"
     return f"{server.url} answers, {kind}, version {health.version}"
 
 
-def _clock(server: Server) -> str:
+def _clock(server: JoinableServer) -> str:
     with Corral(server.url, None, tls=server.tls) as corral:
         before = time.time()
         health = corral.health()
@@ -126,7 +126,7 @@ def _clock(server: Server) -> str:
     ahead_s = here - health.now
     if abs(ahead_s) > MOST_SKEW_S:
         way = "ahead of" if ahead_s > 0 else "behind"
-        raise Unfit(
+        raise UnfitHost(
             f"this machine's clock is {abs(ahead_s):.0f} s {way} the server's",
             hint="Set it right (`timedatectl set-ntp true`), or go on with `--force`.",
         )

@@ -14,7 +14,7 @@ _SIGNAL_BASE = 128
 
 
 def exit_code(run: RunView) -> int:
-    """Of a final run: as a shell would give it for the program itself."""
+    """The code of a final run, as a shell would give it for the program itself."""
     if run.state == RunState.SUCCEEDED:
         return 0
     if run.state == RunState.CANCELLED:

@@ -7,6 +7,9 @@ import shutil
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -14,13 +17,14 @@ from pydantic import JsonValue as Json
 
 from corral.cli.display import curves
 from corral.cli.display.reasons import hint, told
-from corral.cli.display.render import duration, note, number
-from corral.cli.runs.detail import ran_s
+from corral.cli.display.render import note, number
+from corral.cli.display.run_values import joined_metrics, ran_s
 from corral.cli.runs.exit_codes import DETACHED, exit_code
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.runs import RunQuery
 from corral.domain.errors import CorralError, ServerUnreachable
 from corral.domain.states import FINAL
+from corral.durations import format_duration
 from corral.wire.logs import LogLine
 from corral.wire.runs import RunView
 
@@ -30,7 +34,7 @@ _CLEAR = "\r\x1b[K"
 
 
 @dataclass
-class Screen:
+class RunOutput:
     """stdout and stderr of the run, with a status line under them where stderr is a terminal.
 
     The line is only drawn while the cursor is at the start of a line: half a line of output stays as it is.
@@ -92,12 +96,12 @@ class Screen:
             self.err.flush()
 
 
-class _Pulse(threading.Thread):
+class _StatusRefresher(threading.Thread):
     """Keeps the status line true between the state changes that the stream tells."""
 
-    def __init__(self, corral: Corral, run_id: str, screen: Screen) -> None:
+    def __init__(self, corral: Corral, run_id: str, output: RunOutput) -> None:
         super().__init__(name="corral-pulse", daemon=True)
-        self._corral, self._run_id, self._screen = corral, run_id, screen
+        self._corral, self._run_id, self._output = corral, run_id, output
         self._stop = threading.Event()
 
     def run(self) -> None:
@@ -108,11 +112,11 @@ class _Pulse(threading.Thread):
                 # The stream itself says when the server is away; this line is decoration.
                 continue
             if not self._stop.is_set():
-                self._screen.status(status_line(view, time.time()))
+                self._output.status(status_line(view, time.time()))
 
     def end(self) -> None:
         self._stop.set()
-        self._screen.status("")
+        self._output.status("")
 
 
 def status_line(run: RunView, now: float) -> str:
@@ -120,7 +124,7 @@ def status_line(run: RunView, now: float) -> str:
     parts = [f"{run.id} {run.state}"]
     if run.host:
         parts.append(f"on {run.host}")
-    parts.append(duration(now - since) or "")
+    parts.append(format_duration(now - since) or "")
     drawn = _drawn(run, now)
     if run.kind == "train":
         return "  ".join([*parts, *drawn, *curves.standing(run)])
@@ -154,7 +158,7 @@ def _left(run: RunView, done: float, now: float) -> str | None:
     # A later attempt may have begun at a checkpoint: its time says nothing of the steps before.
     if run.started_at is None or run.attempt > 1 or not 0 < done < 1:
         return None
-    return duration(max(0.0, now - run.started_at) * (1 - done) / done)
+    return format_duration(max(0.0, now - run.started_at) * (1 - done) / done)
 
 
 def _number(value: Json) -> float | None:
@@ -167,24 +171,31 @@ def _short(value: Json) -> str:
     return number(value) if isinstance(value, float) else str(value)[:24]
 
 
+@contextmanager
+def _live_status(corral: Corral, run_id: str, output: RunOutput) -> Iterator[None]:
+    """While it lasts, a line on the terminal says how the run stands; none where there is no terminal."""
+    refresher = _StatusRefresher(corral, run_id, output) if output.live else None
+    if refresher:
+        refresher.start()
+    try:
+        yield
+    finally:
+        if refresher:
+            refresher.end()
+
+
 def follow(corral: Corral, run_id: str, *, tail: int | None = None, quiet: bool = False) -> int:
     """Until the run is final; gives its exit code. Ctrl-C leaves the run alone."""
-    screen = Screen(quiet)
-    pulse = _Pulse(corral, run_id, screen) if screen.live else None
-    if pulse:
-        pulse.start()
+    output = RunOutput(quiet)
     try:
-        last = _read(corral, run_id, tail, screen)
+        with _live_status(corral, run_id, output):
+            last = _read(corral, run_id, tail, output)
     except KeyboardInterrupt:
-        screen.status("")
         note(f"\ndetached; {run_id} goes on. Come back with `corral logs -f {run_id}`")
         return DETACHED
     except ServerUnreachable:
         note(f"the server stays away; {run_id} goes on. Come back with `corral logs -f {run_id}`")
         raise
-    finally:
-        if pulse:
-            pulse.end()
     if not quiet:
         for line in summary(last):
             note(line)
@@ -192,40 +203,33 @@ def follow(corral: Corral, run_id: str, *, tail: int | None = None, quiet: bool 
 
 
 def attend(corral: Corral, run_id: str) -> RunView:
-    """The final run. On a terminal one line says how it stands; nothing of what it prints is shown."""
-    screen = Screen(quiet=False)
-    pulse = _Pulse(corral, run_id, screen) if screen.live else None
-    if pulse:
-        pulse.start()
-    try:
+    """The final run; nothing of what it prints is shown."""
+    with _live_status(corral, run_id, RunOutput(quiet=False)):
         for item in corral.runs.follow(run_id, tail=0):
             if isinstance(item, RunView) and item.state in FINAL:
                 return item
         return corral.runs.get(run_id)
-    finally:
-        if pulse:
-            pulse.end()
 
 
-def _read(corral: Corral, run_id: str, tail: int | None, screen: Screen) -> RunView:
+def _read(corral: Corral, run_id: str, tail: int | None, output: RunOutput) -> RunView:
     def reconnecting(error: CorralError, delay_s: float) -> None:
-        screen.say(f"corral: {error.message}; trying again in {delay_s:.1f} s")
+        output.say(f"corral: {error.message}; trying again in {delay_s:.1f} s")
 
     last: RunView | None = None
     for item in corral.runs.follow(run_id, tail=tail, reconnecting=reconnecting):
         if isinstance(item, LogLine):
-            screen.write(item)
+            output.write(item)
             continue
         if item.state not in FINAL and (last is None or item.state != last.state):
             where = f" on {item.host}" if item.host else ""
-            screen.say(f"corral: {item.id} is {item.state}{where}")
+            output.say(f"corral: {item.id} is {item.state}{where}")
         last = item
     return last or corral.runs.get(run_id)
 
 
 def summary(run: RunView) -> list[str]:
     """How it ended, in at most a few lines."""
-    ran = duration(ran_s(run)) if run.ended_at and run.started_at else None
+    ran = format_duration(ran_s(run)) if run.ended_at and run.started_at else None
     lines = [f"corral: {run.id} {run.state}" + (f" after {ran}" if ran else "")]
     if run.reason and run.state != "succeeded":
         code = f" (exit code {run.exit_code})" if run.exit_code else ""
@@ -234,7 +238,7 @@ def summary(run: RunView) -> list[str]:
         lines += [f"  {run.detail}"] if run.detail else []
         lines += [f"hint: {said}"] if (said := hint(run)) else []
     if run.metrics:
-        lines.append("  " + "  ".join(f"{key}={number(value)}" for key, value in run.metrics.items()))
+        lines.append(f"  {joined_metrics(run.metrics)}")
     if run.artifact_id:
         lines.append(f"  artifact {run.artifact_id}; fetch it with `corral artifacts get {run.artifact_id}`")
     return lines
@@ -245,14 +249,12 @@ def follow_group(corral: Corral, group_id: str, count: int) -> int:
     before: dict[str, int] = {}
     try:
         while True:
-            states: dict[str, int] = {}
-            for run in corral.runs.iter(RunQuery(group=group_id)):
-                states[run.state] = states.get(run.state, 0) + 1
+            states = Counter(run.state for run in corral.runs.iter(RunQuery(group=group_id)))
             if states != before:
                 note("corral: " + ", ".join(f"{n} {state}" for state, n in sorted(states.items())))
                 before = states
             if sum(n for state, n in states.items() if state in FINAL) >= count:
-                if states.get("succeeded", 0) >= count:
+                if states["succeeded"] >= count:
                     return 0
                 for one in corral.groups.get(group_id).ended_with:
                     why = ": ".join(word for word in (told(one.reason), one.detail) if word)

@@ -1,4 +1,4 @@
-"""Print the JSON Schema of a run file."""
+"""`corral schema`: the JSON Schema of a run file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import typer
 
 from corral.wire.spec.run_file import RunFile
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-
-@app.command()
 def schema() -> None:
     """Print the JSON Schema of a run file, for editors."""
     whole = {

@@ -11,8 +11,6 @@ from corral.cli.display import render
 from corral.cli.display.bars import step_bar
 from corral.domain.errors import CorralError
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
 # What each check of the server goes through, one of it.
 _THINGS = {
     "runs": "run",
@@ -23,7 +21,6 @@ _THINGS = {
 }
 
 
-@app.command()
 def fsck(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line, as they come.")] = False,
 ) -> None:

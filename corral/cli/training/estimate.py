@@ -14,25 +14,30 @@ from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import step_bar
 from corral.cli.display.curves import thousands
-from corral.client.api import Corral
-from corral.client.submit.prepare import Workshop
+from corral.cli.options import AsJson
+from corral.client.corral import Corral
+from corral.client.submit.prepare import RunPreparer
 from corral.client.submit.run_file import load
-from corral.client.training.estimate import NOT_RENTED, Estimate, Judged, Known, estimate
-from corral.client.training.material import Gathering, Material
-from corral.client.training.placement import Subject
+from corral.client.training.estimate import (
+    NOT_RENTED,
+    Estimate,
+    FleetSnapshot,
+    MachineEstimate,
+    estimate_machines,
+)
+from corral.client.training.material import MaterialReader, TrainingMaterial
+from corral.client.training.placement import ForecastSubject
 from corral.domain.errors import FieldError, InvalidInput, ServerUnreachable, Unauthenticated
+from corral.durations import format_duration
 from corral.recipes.train import to_table
 from corral.settings import Settings, process_environment, read_settings
 from corral.wire.spec.run_file import RunFile, RunSpec
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 # Of cards that cannot be had anyway, the best are enough; --json has all.
 _CARDS_SHOWN = 8
 
 
-@app.command("estimate")
-def estimate_file(
+def estimate(
     file: Annotated[Path, typer.Argument(help="A run file (TOML) with a [train] table.")],
     override: Annotated[
         list[str] | None, typer.Option("--set", help="KEY=VALUE, as `train.lora.rank=8`; repeat.")
@@ -40,7 +45,7 @@ def estimate_file(
     every: Annotated[
         bool, typer.Option("--all", "-a", help="Show every card, also those too small.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what a training run will need and cost, machine by machine. Needs neither GPU nor server."""
     settings = read_settings()
@@ -54,10 +59,10 @@ def estimate_file(
     folder = file.absolute().parent
     with step_bar() as bar:
         bar.step("looking at the model and the data")
-        material = Gathering(run_file, folder, process_environment()).look()
+        material = MaterialReader(run_file, folder, process_environment()).look()
         subjects = _subjects(run_file, material)
         spec, known, notes = _ask(settings, run_file, folder, subjects[0])
-    found = estimate(subjects, spec, known, today=datetime.now(UTC).date())
+    found = estimate_machines(subjects, spec, known, today=datetime.now(UTC).date())
     notes = [*material.notes, *notes, *found.notes]
     if as_json:
         typer.echo(json.dumps(_table(run_file, subjects[0], found, notes), indent=2))
@@ -65,7 +70,7 @@ def estimate_file(
     _show(run_file, subjects[0], found, notes, every=every)
 
 
-def _subjects(run_file: RunFile, material: Material) -> Sequence[Subject]:
+def _subjects(run_file: RunFile, material: TrainingMaterial) -> Sequence[ForecastSubject]:
     found = material.subjects(run_file)
     if not found:
         raise InvalidInput(
@@ -77,8 +82,8 @@ def _subjects(run_file: RunFile, material: Material) -> Sequence[Subject]:
 
 
 def _ask(
-    settings: Settings, run_file: RunFile, folder: Path, subject: Subject
-) -> tuple[RunSpec, Known, list[str]]:
+    settings: Settings, run_file: RunFile, folder: Path, subject: ForecastSubject
+) -> tuple[RunSpec, FleetSnapshot, list[str]]:
     """The first run as it would be submitted, and what the server thinks of it, if there is one."""
     try:
         with connect(settings) as corral:
@@ -88,17 +93,19 @@ def _ask(
         if "gpus" not in alone.model_fields_set:
             alone = alone.model_copy(update={"gpus": 1})
         spec = RunSpec(model=run_file.model, train=to_table(subject.train), resources=alone)
-        return spec, Known(), [f"no hosts are known: {error.message}"]
+        return spec, FleetSnapshot(), [f"no hosts are known: {error.message}"]
 
 
-def _placed(corral: Corral, run_file: RunFile, folder: Path) -> tuple[RunSpec, Known]:
+def _placed(corral: Corral, run_file: RunFile, folder: Path) -> tuple[RunSpec, FleetSnapshot]:
     with step_bar() as bar:
-        prepared = Workshop(corral, folder, process_environment(), bar).plan(run_file)
+        prepared = RunPreparer(corral, folder, process_environment(), bar).plan(run_file)
     placements = corral.runs.try_out(prepared.specs[:1]).hosts
-    return prepared.specs[0], Known(corral.hosts.all(), placements)
+    return prepared.specs[0], FleetSnapshot(corral.hosts.all(), placements)
 
 
-def _table(run_file: RunFile, subject: Subject, found: Estimate, notes: Sequence[str]) -> dict[str, Any]:
+def _table(
+    run_file: RunFile, subject: ForecastSubject, found: Estimate, notes: Sequence[str]
+) -> dict[str, Any]:
     data = subject.data
     return {
         "model": run_file.model,
@@ -112,7 +119,9 @@ def _table(run_file: RunFile, subject: Subject, found: Estimate, notes: Sequence
     }
 
 
-def _show(run_file: RunFile, subject: Subject, found: Estimate, notes: Sequence[str], *, every: bool) -> None:
+def _show(
+    run_file: RunFile, subject: ForecastSubject, found: Estimate, notes: Sequence[str], *, every: bool
+) -> None:
     typer.echo(_headline(run_file, subject, found))
     cards = [one for one in found.machines if one.kind == "card"]
     fitting = [one for one in cards if one.against == (NOT_RENTED,)]
@@ -138,7 +147,7 @@ def _show(run_file: RunFile, subject: Subject, found: Estimate, notes: Sequence[
         render.note(f"note: {note}")
 
 
-def _headline(run_file: RunFile, subject: Subject, found: Estimate) -> str:
+def _headline(run_file: RunFile, subject: ForecastSubject, found: Estimate) -> str:
     data, train = subject.data, subject.train
     parts = [f"{run_file.model}, {train.recipe}, {train.method}"]
     if data.rows is not None and data.tokens is not None:
@@ -150,7 +159,7 @@ def _headline(run_file: RunFile, subject: Subject, found: Estimate) -> str:
     return "; ".join(parts)
 
 
-def _row(one: Judged, taken: str | None) -> tuple[render.Cell, ...]:
+def _row(one: MachineEstimate, taken: str | None) -> tuple[render.Cell, ...]:
     said = one.forecast
     verdict = "; ".join(one.against)
     if one.possible:
@@ -162,9 +171,9 @@ def _row(one: Judged, taken: str | None) -> tuple[render.Cell, ...]:
         (one.gpu or "CPU") if one.kind == "host" else "to rent",
         render.size(said.peak_bytes),
         render.size(said.needed_bytes),
-        f"{said.step_s * 1000:.0f}ms" if said.step_s < 1 else render.duration(said.step_s),
+        f"{said.step_s * 1000:.0f}ms" if said.step_s < 1 else format_duration(said.step_s),
         thousands(said.tokens_per_s),
-        render.duration(one.total_s),
+        format_duration(one.total_s),
         "your own" if one.kind == "host" else None if one.cost is None else f"${one.cost:.2f}",
         verdict,
     )

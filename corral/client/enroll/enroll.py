@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import secrets
 import ssl
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.discovery import tls_for
 from corral.client.enroll.host_key import make_key
 from corral.client.enroll.identity import (
     CA,
-    Identity,
-    host_identity,
+    HostIdentity,
     machine_name,
     read_identity,
     write_identity,
@@ -38,7 +38,7 @@ class JoinToken:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class HostPreferences:
     """What the host wants to be; None leaves it to the token, the machine's name, or its hardware."""
 
     name: str | None = None
@@ -73,7 +73,7 @@ def check_free(home: Path, token: JoinToken) -> None:
     )
 
 
-class Server:
+class JoinableServer:
     """One that may be joined with this token; nothing secret has been sent to it yet."""
 
     def __init__(self, url: str, token: JoinToken) -> None:
@@ -94,27 +94,29 @@ class Server:
     def tls(self) -> ssl.SSLContext | None:
         return tls_for(self.url, self._ca)
 
-    def join(self, home: Path, wishes: Wishes) -> Identity:
+    def join(self, home: Path, preferences: HostPreferences) -> HostIdentity:
         """Enrol, and keep the identity. After a lost answer or a kill, the same call goes on from there."""
         folder = home / "worker"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         key = make_key()
         request = EnrollRequest(
             request_id=_request_id(folder / _ASKED, self._token.token_id),
-            name=wishes.name,
+            name=preferences.name,
             hostname=machine_name(),
             certificate_request=key.request_pem,
         )
         with Corral(self.url, self._token.text, tls=self.tls) as corral:
             made = corral.own_host.enroll(request)
-        identity = host_identity(
+        now = time.time()
+        identity = HostIdentity(
             host_id=made.host_id,
             name=made.name,
             token=made.token,
-            expires_in_s=made.expires_in_s,
             url=self.url,
-            labels=sorted({*wishes.labels, *made.labels}),
-            slots=wishes.slots,
+            labels=tuple(sorted({*preferences.labels, *made.labels})),
+            slots=preferences.slots,
+            issued_at=now,
+            expires_at=now + made.expires_in_s,
         )
         if self._ca is None:
             (folder / CA).unlink(missing_ok=True)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,7 +26,7 @@ class BadIdentity(CorralError):
 
 
 @dataclass(frozen=True)
-class Identity:
+class HostIdentity:
     """`url` is the server that the host joined; None for this home's own. Times are of this host's clock."""
 
     host_id: str
@@ -41,7 +39,7 @@ class Identity:
     expires_at: float | None = None
 
 
-def read_identity(worker_home: Path) -> Identity | None:
+def read_identity(worker_home: Path) -> HostIdentity | None:
     """None while there is none; BadIdentity if it cannot be understood."""
     try:
         token = (worker_home / TOKEN).read_text(encoding="utf-8").strip()
@@ -50,7 +48,7 @@ def read_identity(worker_home: Path) -> Identity | None:
         return None
     try:
         described = json.loads(said)
-        return Identity(
+        return HostIdentity(
             host_id=str(described["host_id"]),
             name=str(described["name"]),
             token=token,
@@ -64,8 +62,8 @@ def read_identity(worker_home: Path) -> Identity | None:
         raise BadIdentity(f"{worker_home / ABOUT} is not an identity: {error}") from error
 
 
-def write_identity(worker_home: Path, identity: Identity, *, client_pem: str | None) -> None:
-    """A new one. The token goes first and comes last: whose it is, is never mistaken."""
+def write_identity(worker_home: Path, identity: HostIdentity, *, client_pem: str | None) -> None:
+    """A new one. The token is removed first and written last: it never lies beside another's identity."""
     (worker_home / TOKEN).unlink(missing_ok=True)
     (worker_home / CLIENT).unlink(missing_ok=True)
     if client_pem is not None:
@@ -74,7 +72,7 @@ def write_identity(worker_home: Path, identity: Identity, *, client_pem: str | N
     write_private(worker_home / TOKEN, identity.token + "\n")
 
 
-def write_rotated(worker_home: Path, identity: Identity, *, client_pem: str | None) -> None:
+def write_rotated(worker_home: Path, identity: HostIdentity, *, client_pem: str | None) -> None:
     """Another credential of the same host.
 
     When it ends comes last: a kill before makes for one rotation more, the other order would make for none.
@@ -85,7 +83,7 @@ def write_rotated(worker_home: Path, identity: Identity, *, client_pem: str | No
     _write_about(worker_home, identity)
 
 
-def _write_about(worker_home: Path, identity: Identity) -> None:
+def _write_about(worker_home: Path, identity: HostIdentity) -> None:
     about = {key: value for key, value in asdict(identity).items() if key != "token"}
     write_private(worker_home / ABOUT, json.dumps(about) + "\n")
 
@@ -93,20 +91,6 @@ def _write_about(worker_home: Path, identity: Identity) -> None:
 def remove_identity(worker_home: Path) -> None:
     for name in (TOKEN, ABOUT, CLIENT, CA):
         (worker_home / name).unlink(missing_ok=True)
-
-
-def host_identity(
-    *,
-    host_id: str,
-    name: str,
-    token: str,
-    expires_in_s: float,
-    url: str,
-    labels: Sequence[str],
-    slots: int | None,
-) -> Identity:
-    now = time.time()
-    return Identity(host_id, name, token, url, tuple(labels), slots, now, now + expires_in_s)
 
 
 def machine_name() -> str:

@@ -56,7 +56,7 @@ class InstallerTimeout(CorralError):
 
 
 @dataclass(frozen=True)
-class Finished:
+class InstallerResult:
     status: int
     lines: tuple[str, ...]
 
@@ -93,7 +93,7 @@ class Installer:
         should_stop: Callable[[], bool] = never,
         timeout_s: float | None = None,
         stdout: int | IO[bytes] = subprocess.DEVNULL,
-    ) -> Finished:
+    ) -> InstallerResult:
         """Give uv's lines to `progress`. uv and all it started are gone when this returns or raises."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         kept: deque[str] = deque(maxlen=KEPT_LINES)
@@ -107,7 +107,7 @@ class Installer:
                     raise InstallerStopped(f"uv {arguments[0]} was stopped before it ended")
                 if deadline is not None and time.monotonic() > deadline:
                     raise InstallerTimeout(f"uv {arguments[0]} did not end within {timeout_s:g} s")
-            return Finished(process.wait(), tuple(kept))
+            return InstallerResult(process.wait(), tuple(kept))
         finally:
             _end(process)
 
@@ -121,8 +121,8 @@ class Installer:
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=subprocess.PIPE,
-                # A group of its own: uv starts compilers when it builds a source distribution.
-                # A group of its own, to be killed whole; in our session, or it would pass for an orphan.
+                # A group of its own, to be killed with the compilers that uv starts; in our session, or it
+                # would pass for an orphan.
                 process_group=0,
             )
         except (FileNotFoundError, PermissionError) as problem:

@@ -22,8 +22,8 @@ _OF_THE_INDEX = ("UV_", "PIP_")
 
 
 @dataclass(frozen=True)
-class Question:
-    """Everything that the answer depends on, but for what is new on the index."""
+class LockRequest:
+    """Everything that the lock depends on, except what is new on the index."""
 
     requirements: Sequence[str]
     python: str
@@ -53,13 +53,13 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Locks:
+class LockCache:
     """Files in one folder, safe to share between processes. What cannot be kept is resolved again."""
 
     folder: Path
     now: Callable[[], float] = time.time
 
-    def find(self, question: Question) -> Lock | None:
+    def find(self, question: LockRequest) -> Lock | None:
         path = self.folder / f"{question.digest}.json"
         try:
             said = json.loads(path.read_bytes())
@@ -68,7 +68,7 @@ class Locks:
             return None
         return lock if question.can_be_kept and 0 <= self.now() - made_at < GOOD_FOR_S else None
 
-    def keep(self, question: Question, lock: Lock) -> None:
+    def keep(self, question: LockRequest, lock: Lock) -> None:
         if not question.can_be_kept:
             return
         path = self.folder / f"{question.digest}.json"

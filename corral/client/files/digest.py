@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from corral.client.files.walk import Found, Identity
+from corral.client.files.walk import FileIdentity, ListedFile
 from corral.domain.errors import CorralError
 from corral.domain.paths import printable
 from corral.domain.redaction import SecretValues, StreamScanner
@@ -42,7 +42,7 @@ class FileUnreadable(CorralError):
         super().__init__(f"{printable(path)} cannot be read: {error.strerror}")
 
 
-def digest_file(found: Found, secrets: SecretValues | None) -> tuple[str, str | None]:
+def digest_file(found: ListedFile, secrets: SecretValues | None) -> tuple[str, str | None]:
     """SHA-256 in hex, and the name of a secret that the file contains, if any."""
     sha = hashlib.sha256()
     scanner = StreamScanner(secrets) if secrets else None
@@ -54,7 +54,7 @@ def digest_file(found: Found, secrets: SecretValues | None) -> tuple[str, str | 
     return sha.hexdigest(), secret
 
 
-def read_file(found: Found) -> Iterator[memoryview]:
+def read_file(found: ListedFile) -> Iterator[memoryview]:
     """The content in chunks, each valid until the next is asked for.
 
     Raises FileChanged when it is no longer what was listed, at the latest after the last chunk.
@@ -66,7 +66,7 @@ def read_file(found: Found) -> Iterator[memoryview]:
         raise FileUnreadable(found.path, error) from error
 
 
-def _open(found: Found) -> int:
+def _open(found: ListedFile) -> int:
     try:
         return os.open(found.source, _FLAGS)
     except OSError as error:
@@ -75,9 +75,9 @@ def _open(found: Found) -> int:
         raise
 
 
-def _read(file: io.FileIO, found: Found) -> Iterator[memoryview]:
+def _read(file: io.FileIO, found: ListedFile) -> Iterator[memoryview]:
     before = os.fstat(file.fileno())
-    if not stat.S_ISREG(before.st_mode) or Identity.of(before) != found.identity:
+    if not stat.S_ISREG(before.st_mode) or FileIdentity.of(before) != found.identity:
         raise FileChanged(found.path, "it was replaced by something else")
     # One byte more than expected, so that a file which grew is noticed in the first read.
     buffer = memoryview(bytearray(min(found.size + 1, BUFFER_BYTES)))

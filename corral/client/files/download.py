@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 from corral.client.artifacts import Artifacts
 from corral.client.blobs import BlobSource
 from corral.client.files.tree import Tree
 from corral.client.files.unpack import materialise
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all), from several threads but never at once."""
-
-
-@dataclass
-class _Tally:
-    total: int
-    progress: Progress
-    done: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, size: int) -> None:
-        with self._lock:
-            self.done += size
-            self.progress(self.done, self.total)
+from corral.client.files.upload import Progress, TransferTally
 
 
 def download(
@@ -41,14 +24,13 @@ def download(
 
     `source` says as whom: `Corral.source(project)` or `Leases.source(lease_id, epoch)`.
     """
-    whom = source.params if "lease" in source.params else {}
-    tree = artifacts.tree(artifact_id, whom)
+    tree = artifacts.tree(artifact_id, source.lease_params)
     # Equal files are fetched once.
     total = sum({entry.digest: entry.size for entry in tree.files}.values())
-    tally = _Tally(total, progress) if progress else None
+    tally = TransferTally(total, progress)
 
     def fetch(digest: str) -> Iterator[bytes]:
-        return source.read(digest, tally.add if tally else None)
+        return source.read(digest, tally.add)
 
     target.parent.mkdir(parents=True, exist_ok=True)
     materialise(tree.files, fetch, target)

@@ -62,11 +62,6 @@ class Ignore:
 
     layers: tuple[_Layer, ...] = ()
 
-    @classmethod
-    def with_patterns(cls, patterns: Sequence[str]) -> Ignore:
-        """Rules relative to the root, weaker than any ignore file."""
-        return cls().enter("", [("the given patterns", "\n".join(patterns))])
-
     def enter(self, folder: str, files: Sequence[tuple[str, str]]) -> Ignore:
         """The rules inside `folder` ("" for the root), given its ignore files as (path, text)."""
         prefix = f"{folder}/" if folder else ""

@@ -7,15 +7,15 @@ times, or any permission but "executable".
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
-from corral.client.files.digest import digest_file
+from corral.client.files.digest import FileUnreadable, digest_file
 from corral.client.files.ignore import Ignore
-from corral.client.files.walk import Found, TreeLimits, Walk, walk
+from corral.client.files.walk import FolderWalk, ListedFile, TreeLimits, walk
 from corral.domain.artifacts import listing_digest
 from corral.domain.errors import CorralError
 from corral.domain.paths import PathProblem, check_paths, printable, summary
@@ -25,9 +25,6 @@ from corral.domain.redaction import SecretValues
 _BATCH_FILES = 256
 _BATCH_BYTES = 8 << 20
 HASH_THREADS = min(8, os.cpu_count() or 1)
-
-Progress = Callable[[int, int], None]
-"""Called in the caller's thread with (files, bytes) hashed so far."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +104,8 @@ class SecretInTree(CorralError):
         self.problems = tuple(problems)
 
 
-@dataclass(frozen=True)
-class _Hashed:
-    entry: FileEntry
-    secret: str | None
+# A file, and the name of a secret that it contains.
+_HashedFile = tuple[FileEntry, str | None]
 
 
 def scan(
@@ -119,7 +114,6 @@ def scan(
     ignore: Ignore | None,
     limits: TreeLimits | None = None,
     secrets: SecretValues | None = None,
-    progress: Progress | None = None,
 ) -> Tree:
     """Hash a folder. `ignore=None` leaves nothing out.
 
@@ -129,24 +123,27 @@ def scan(
         raise NotAFolder(root)
     found = walk(root, ignore=ignore, limits=limits or TreeLimits())
     _refuse(root, found, secrets)
-    hashed: list[_Hashed] = []
-    bytes_done = 0
-    for batch in _hash_all(found.files, secrets):
-        hashed += batch
-        bytes_done += sum(item.entry.size for item in batch)
-        if progress:
-            progress(len(hashed), bytes_done)
+    hashed = _hash_all(found.files, secrets)
     leaks = [
-        PathProblem(printable(item.entry.path), f"contains secret {item.secret}")
-        for item in hashed
-        if item.secret is not None
+        PathProblem(printable(entry.path), f"contains secret {secret}")
+        for entry, secret in hashed
+        if secret is not None
     ]
     if leaks:
         raise SecretInTree(sorted(leaks, key=lambda leak: leak.path))
-    return Tree.of(item.entry for item in hashed)
+    return Tree.of(entry for entry, _ in hashed)
 
 
-def _refuse(root: Path, found: Walk, secrets: SecretValues | None) -> None:
+def scan_file(path: Path) -> Tree:
+    """One file by itself, under its own name."""
+    try:
+        found = ListedFile.at(path)
+    except OSError as error:
+        raise FileUnreadable(str(path), error) from error
+    return Tree.of([_hash(found, None)[0]])
+
+
+def _refuse(root: Path, found: FolderWalk, secrets: SecretValues | None) -> None:
     if secrets:
         leaks = [
             PathProblem(secrets.redact_text(item.path), f"is named after secret {name}")
@@ -166,21 +163,18 @@ def _refuse(root: Path, found: Walk, secrets: SecretValues | None) -> None:
         raise TreeRefused(root, problems)
 
 
-def _hash_all(files: Sequence[Found], secrets: SecretValues | None) -> Iterator[list[_Hashed]]:
+def _hash_all(files: Sequence[ListedFile], secrets: SecretValues | None) -> list[_HashedFile]:
     with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="corral-hash") as pool:
-        futures: list[Future[list[_Hashed]]] = []
         try:
-            for batch in _batches(files):
-                futures.append(pool.submit(_hash_batch, batch, secrets))
-            for future in as_completed(futures):
-                yield future.result()
+            batches = pool.map(partial(_hash_batch, secrets=secrets), _batches(files))
+            return [item for batch in batches for item in batch]
         finally:
             # After an error the rest need not be hashed; after success there is no rest.
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _batches(files: Sequence[Found]) -> Iterator[list[Found]]:
-    batch: list[Found] = []
+def _batches(files: Sequence[ListedFile]) -> Iterator[list[ListedFile]]:
+    batch: list[ListedFile] = []
     size = 0
     for file in files:
         batch.append(file)
@@ -192,10 +186,10 @@ def _batches(files: Sequence[Found]) -> Iterator[list[Found]]:
         yield batch
 
 
-def _hash_batch(batch: Sequence[Found], secrets: SecretValues | None) -> list[_Hashed]:
+def _hash_batch(batch: Sequence[ListedFile], secrets: SecretValues | None) -> list[_HashedFile]:
     return [_hash(found, secrets) for found in batch]
 
 
-def _hash(found: Found, secrets: SecretValues | None) -> _Hashed:
+def _hash(found: ListedFile, secrets: SecretValues | None) -> _HashedFile:
     digest, secret = digest_file(found, secrets)
-    return _Hashed(FileEntry(found.path, found.size, found.mode, digest), secret)
+    return FileEntry(found.path, found.size, found.mode, digest), secret

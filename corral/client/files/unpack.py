@@ -5,17 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from corral.client.files.digest import BUFFER_BYTES, FileChanged, FileUnreadable, digest_file
-from corral.client.files.tree import HASH_THREADS, FileEntry, Tree
-from corral.client.files.walk import Found, Identity
+from corral.client.files.digest import BUFFER_BYTES
+from corral.client.files.tree import FileEntry
 from corral.domain.errors import CorralError
 from corral.domain.paths import BadPath, PathProblem, check_paths, folders_of, printable, why_bad_on_windows
 
@@ -74,17 +72,6 @@ def materialise(files: Sequence[FileEntry], fetch: Fetch, target: Path) -> None:
         _replace(inner, target)
     finally:
         shutil.rmtree(outer)
-
-
-def verify(tree: Tree, folder: Path) -> list[PathProblem]:
-    """Re-hash a folder against its tree; empty when it is exactly that."""
-    present = _present(folder)
-    expected = {entry.path: entry for entry in tree.files}
-    extra = [PathProblem(printable(path), "not in the tree") for path in present.keys() - expected.keys()]
-    check = partial(_differences, present=present, folder=folder)
-    with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="corral-verify") as pool:
-        wrong = [problem for batch in pool.map(check, _batches(tree.files)) for problem in batch]
-    return sorted(extra + wrong, key=lambda problem: problem.path)
 
 
 def _check(files: Sequence[FileEntry]) -> None:
@@ -175,44 +162,3 @@ def _write(entry: FileEntry, chunks: Iterable[bytes], root: Path) -> None:
     if sha.hexdigest() != entry.digest:
         raise ContentMismatch(entry.path, f"SHA-256 {sha.hexdigest()}, expected {entry.digest}")
     os.chmod(path, entry.mode)
-
-
-def _present(folder: Path) -> dict[str, os.stat_result]:
-    """Every path below the folder that is not itself a folder; links are not followed."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    found: dict[str, os.stat_result] = {}
-    prefix = os.path.join(folder, "")
-    for parent, folders, names in os.walk(folder, onerror=fail):
-        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
-        for name in (*names, *links):
-            path = os.path.join(parent, name)
-            found[path[len(prefix) :].replace(os.sep, "/")] = os.lstat(path)
-    return found
-
-
-def _differences(
-    entries: Sequence[FileEntry], *, present: Mapping[str, os.stat_result], folder: Path
-) -> list[PathProblem]:
-    reasons = ((entry.path, _difference(entry, present.get(entry.path), folder)) for entry in entries)
-    return [PathProblem(printable(path), reason) for path, reason in reasons if reason]
-
-
-def _difference(entry: FileEntry, status: os.stat_result | None, folder: Path) -> str | None:
-    if status is None:
-        return "missing"
-    if not stat.S_ISREG(status.st_mode):
-        return "not a regular file"
-    if status.st_size != entry.size:
-        return f"{status.st_size} bytes, expected {entry.size}"
-    # Windows keeps no execute bit.
-    if os.name != "nt" and bool(status.st_mode & stat.S_IXUSR) != bool(entry.mode & stat.S_IXUSR):
-        return f"mode {stat.S_IMODE(status.st_mode):o}, expected {entry.mode:o}"
-    found = Found(entry.path, os.path.join(folder, entry.path), entry.size, entry.mode, Identity.of(status))
-    try:
-        digest, _ = digest_file(found, None)
-    except (FileChanged, FileUnreadable) as error:
-        return error.message
-    return None if digest == entry.digest else f"SHA-256 {digest}, expected {entry.digest}"

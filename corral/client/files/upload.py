@@ -27,8 +27,8 @@ Progress = Callable[[int, int, int], None]
 
 
 @dataclass
-class _Tally:
-    """Counts what is safe on the server; a file taken up again is not counted twice."""
+class TransferTally:
+    """Counts what has arrived; a file taken up again is not counted twice."""
 
     total: int
     progress: Progress | None
@@ -54,7 +54,7 @@ def upload(
     copies: dict[str, list[FileEntry]] = {}
     for entry in tree.files:
         copies.setdefault(entry.digest, []).append(entry)
-    tally = _Tally(tree.total_bytes, progress)
+    tally = TransferTally(tree.total_bytes, progress)
     missing: list[FileEntry] = []
     offsets: dict[str, int] = {}
     digests = list(copies)
@@ -108,7 +108,7 @@ def _packs(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
 class _Sender:
     root: Path
     sink: BlobSink
-    tally: _Tally
+    tally: TransferTally
 
     def pack(self, entries: Sequence[FileEntry]) -> None:
         blobs = [(entry.digest, b"".join(self._chunks(entry, 0, _ignore))) for entry in entries]
@@ -121,7 +121,7 @@ class _Sender:
     def large(self, entry: FileEntry, offset: int) -> None:
         """One file, taken up where the server says after every break."""
         backoff = self.sink.transport.backoff
-        sent = _Sent(self.tally)
+        sent = _FileProgress(self.tally)
         for failures in range(1, backoff.tries + 1):
             try:
                 self._put(entry, offset, sent)
@@ -139,7 +139,7 @@ class _Sender:
         sent.reach(entry.size)
         self.tally.add(0, 1)
 
-    def _put(self, entry: FileEntry, offset: int, sent: _Sent) -> None:
+    def _put(self, entry: FileEntry, offset: int, sent: _FileProgress) -> None:
         offset = offset if offset < entry.size else 0
         sent.reach(offset)
         chunks = self._chunks(entry, offset, sent.reach)
@@ -164,10 +164,10 @@ class _Sender:
 
 
 @dataclass
-class _Sent:
+class _FileProgress:
     """How far one file got; only advances, so that a second try of the same bytes counts nothing."""
 
-    tally: _Tally
+    tally: TransferTally
     at: int = 0
 
     def reach(self, offset: int) -> None:

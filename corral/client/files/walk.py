@@ -45,44 +45,52 @@ class TreeLimits:
 
 
 @dataclass(frozen=True)
-class Identity:
+class FileIdentity:
     """Which object a path led to when it was listed."""
 
     device: int
     inode: int
 
     @classmethod
-    def of(cls, status: os.stat_result) -> Identity:
+    def of(cls, status: os.stat_result) -> FileIdentity:
         return cls(status.st_dev, status.st_ino)
 
 
 @dataclass(frozen=True)
-class Found:
+class ListedFile:
     """A regular file: where it goes in the tree, and where it was read, free of links."""
 
     path: str
     source: str
     size: int
     mode: int
-    identity: Identity
+    identity: FileIdentity
+
+    @classmethod
+    def at(cls, path: Path) -> ListedFile:
+        """One file by itself, as a walk through its folder would list it; a link is what it leads to."""
+        status = path.stat()
+        # Only the owner's execute bit travels: umasks and owners differ between machines.
+        mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
+        return cls(path.name, os.path.realpath(path), status.st_size, mode, FileIdentity.of(status))
 
 
 @dataclass(frozen=True)
 class _Folder:
     path: str
     source: str
-    identity: Identity
-    ancestors: frozenset[Identity]
+    identity: FileIdentity
+    ancestors: frozenset[FileIdentity]
     ignore: Ignore | None
 
 
 @dataclass
-class Walk:
+class FolderWalk:
     """What was found under a root, and what must be refused."""
 
     root: str
     limits: TreeLimits
-    files: list[Found] = field(default_factory=list)
+    files: list[ListedFile] = field(default_factory=list)
     problems: list[PathProblem] = field(default_factory=list)
     _pending: list[_Folder] = field(default_factory=list)
     _folders_seen: int = 0
@@ -93,7 +101,7 @@ class Walk:
 
     def run(self, ignore: Ignore | None) -> None:
         status = os.stat(self.root)
-        self._pending.append(_Folder("", self.root, Identity.of(status), frozenset(), ignore))
+        self._pending.append(_Folder("", self.root, FileIdentity.of(status), frozenset(), ignore))
         while self._pending:
             folder = self._pending.pop()
             self._folders_seen += 1
@@ -134,11 +142,11 @@ class Walk:
 
     def _take(self, path: str, source: str, status: os.stat_result, *, folder: _Folder) -> None:
         kind = stat.S_IFMT(status.st_mode)
-        identity = Identity.of(status)
+        identity = FileIdentity.of(status)
         if kind == stat.S_IFREG:
             # Only the owner's execute bit travels: umasks and owners differ between machines.
             mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
-            self._add(Found(path, source, status.st_size, mode, identity))
+            self._add(ListedFile(path, source, status.st_size, mode, identity))
         elif kind == stat.S_IFDIR:
             ancestors = folder.ancestors | {folder.identity}
             if identity in ancestors:
@@ -148,7 +156,7 @@ class Walk:
         else:
             self.refuse(path, f"is {_KINDS.get(kind, 'neither a file nor a folder')}")
 
-    def _add(self, found: Found) -> None:
+    def _add(self, found: ListedFile) -> None:
         self.files.append(found)
         self._total_bytes += found.size
         if len(self.files) > self.limits.max_files:
@@ -176,9 +184,9 @@ class Walk:
         return real
 
 
-def walk(root: Path, *, ignore: Ignore | None, limits: TreeLimits) -> Walk:
+def walk(root: Path, *, ignore: Ignore | None, limits: TreeLimits) -> FolderWalk:
     """List everything below `root`, itself an existing folder. Raises TreeTooLarge."""
-    found = Walk(root=os.path.realpath(root), limits=limits)
+    found = FolderWalk(root=os.path.realpath(root), limits=limits)
     found.run(ignore)
     return found
 
@@ -197,7 +205,7 @@ def _listing(folder: _Folder) -> Iterator[Iterator[os.DirEntry[str]]]:
         return
     fd = os.open(folder.source, _FOLDER_FLAGS)
     try:
-        if Identity.of(os.fstat(fd)) != folder.identity:
+        if FileIdentity.of(os.fstat(fd)) != folder.identity:
             raise OSError(0, "it was replaced during the scan")
         with os.scandir(fd) as entries:
             yield entries

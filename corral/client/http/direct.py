@@ -1,14 +1,11 @@
-"""Small requests over connections that stay open, by the standard library alone.
+"""Small requests over connections that stay open: a socket, and httptools to read the answer.
 
-Measured: httpx, and reading the head of an answer with http.client, take longer over a small request than the
-server does. What they alone can do (proxies, bodies that stream or come in chunks, telling why no connection
-can be made) stays with them.
+Measured: httpx and http.client take longer over a small request than the server does. What only httpx can do
+(proxies, bodies that stream, telling why no connection can be made) stays with it.
 """
 
 from __future__ import annotations
 
-import http.client
-import io
 import select
 import socket
 import ssl
@@ -18,16 +15,19 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
+
+from httptools import HttpParserError, HttpResponseParser
 
 MOST_IDLE = 16
 # The server keeps them open for longer: one must not be closed while we begin to use it.
 IDLE_S = 60.0
 _READ_BYTES = 1 << 16
-_LONGEST_HEAD = 1 << 18
-# What a socket takes of which all before was read.
+# The rest of an answer that did not come in one piece.
+_MORE_BYTES = 1 << 20
+# As much as an idle socket takes without waiting.
 _AT_ONCE_BYTES = 1 << 15
 
 
@@ -35,7 +35,7 @@ class NoConnection(Exception):
     """None could be made; nothing was sent."""
 
 
-class Answered(NamedTuple):
+class DirectResponse(NamedTuple):
     """With the names that httpx has for the same."""
 
     status_code: int
@@ -50,29 +50,29 @@ class Answered(NamedTuple):
         """It was read to its end."""
 
 
-class Direct:
+class DirectClient:
     """Safe to use from several threads; each request has a connection of its own while it lasts."""
 
     def __init__(
         self, url: str, headers: Mapping[str, str], *, connect_s: float, tls: ssl.SSLContext | None
     ) -> None:
         parts = urlsplit(url)
-        self._host, self._port = parts.hostname or "", parts.port
+        self._tls = tls if parts.scheme == "https" else None
+        self._address = (parts.hostname or "", parts.port or (443 if self._tls else 80))
         self._base = parts.path.rstrip("/")
         lines = {"Host": parts.netloc.rpartition("@")[2], **headers}
         self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._connect_s = connect_s
-        self._tls = tls if parts.scheme == "https" else None
         self._lock = threading.Lock()
         # Each with the moment of its last use.
-        self._idle: deque[tuple[http.client.HTTPConnection, float]] = deque()
-        self._open: set[http.client.HTTPConnection] = set()
+        self._idle: deque[tuple[socket.socket, float]] = deque()
+        self._open: set[socket.socket] = set()
 
-    def post(self, path: str, body: bytes, *, timeout_s: float) -> Answered:
-        """One try. NoConnection, or OSError and HTTPException for what broke off half-way."""
-        return self._answered(self._sent(self._taken(timeout_s), path, body))
+    def post(self, path: str, body: bytes, *, timeout_s: float) -> DirectResponse:
+        """One try. NoConnection, or OSError for what broke off half-way."""
+        return self._response(self._send(self._take(timeout_s), path, body))
 
-    def begin(self, path: str, body: bytes, *, timeout_s: float) -> Callable[[], Answered] | None:
+    def begin(self, path: str, body: bytes, *, timeout_s: float) -> Callable[[], DirectResponse] | None:
         """Sent at once, without waiting for anything; what it gives waits for the answer.
 
         None, and nothing was sent, if no connection is open or it could not take it whole.
@@ -80,83 +80,135 @@ class Direct:
         if not self._idle or len(body) > _AT_ONCE_BYTES:
             return None
         try:
-            connection = self._taken(timeout_s)
+            sock = self._take(timeout_s)
         except NoConnection:
             return None
-        return partial(self._answered, self._sent(connection, path, body))
+        return partial(self._response, self._send(sock, path, body))
 
-    def _sent(
-        self, connection: http.client.HTTPConnection, path: str, body: bytes
-    ) -> http.client.HTTPConnection:
+    def _send(self, sock: socket.socket, path: str, body: bytes) -> socket.socket:
         start = f"POST {self._base}{path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n\r\n"
         try:
-            connection.sock.sendall(start.encode("latin-1") + body)
+            sock.sendall(start.encode("latin-1") + body)
         except BaseException:
-            self._dropped(connection)
+            self._drop(sock)
             raise
-        return connection
+        return sock
 
-    def _answered(self, connection: http.client.HTTPConnection) -> Answered:
+    def _response(self, sock: socket.socket) -> DirectResponse:
+        reader = _ResponseReader()
         try:
-            answered, goes_on = _answer(connection.sock)
+            reader.read(sock)
         except BaseException:
-            self._dropped(connection)
+            self._drop(sock)
             raise
-        if not goes_on or len(self._idle) >= MOST_IDLE:
-            self._dropped(connection)
+        if not reader.keeps_alive or len(self._idle) >= MOST_IDLE:
+            self._drop(sock)
         else:
             with self._lock:
-                self._idle.append((connection, time.monotonic()))
-        return answered
+                self._idle.append((sock, time.monotonic()))
+        return DirectResponse(reader.status, reader.headers, b"".join(reader.body))
 
     def hang_up(self) -> None:
-        """Whoever waits for an answer finds the end of it."""
+        """End every connection; a thread that waits for an answer gets an OSError."""
         with self._lock:
-            for connection in self._open:
-                if connection.sock is not None:
-                    with suppress(OSError):
-                        connection.sock.shutdown(socket.SHUT_RDWR)
+            for sock in self._open:
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         with self._lock:
             found, self._open = self._open, set()
             self._idle.clear()
-        for connection in found:
-            connection.close()
+        for sock in found:
+            sock.close()
 
-    def _taken(self, timeout_s: float) -> http.client.HTTPConnection:
+    def _take(self, timeout_s: float) -> socket.socket:
         while True:
             with self._lock:
-                connection, used_at = self._idle.pop() if self._idle else (None, 0.0)
-            if connection is None:
-                connection = self._made()
-            elif time.monotonic() - used_at > IDLE_S or _is_over(connection):
-                self._dropped(connection)
+                sock, used_at = self._idle.pop() if self._idle else (None, 0.0)
+            if sock is None:
+                sock = self._connect()
+            elif time.monotonic() - used_at > IDLE_S or _is_over(sock):
+                self._drop(sock)
                 continue
-            connection.sock.settimeout(timeout_s)
-            return connection
+            sock.settimeout(timeout_s)
+            return sock
 
-    def _made(self) -> http.client.HTTPConnection:
-        made = (
-            http.client.HTTPConnection(self._host, self._port, timeout=self._connect_s)
-            if self._tls is None
-            else http.client.HTTPSConnection(
-                self._host, self._port, timeout=self._connect_s, context=self._tls
-            )
-        )
+    def _connect(self) -> socket.socket:
         try:
-            made.connect()
-        except (OSError, http.client.HTTPException) as error:
+            sock = socket.create_connection(self._address, self._connect_s)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, server_hostname=self._address[0])
+        except OSError as error:
             raise NoConnection(str(error)) from error
-        made.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
-            self._open.add(made)
-        return made
+            self._open.add(sock)
+        return sock
 
-    def _dropped(self, connection: http.client.HTTPConnection) -> None:
+    def _drop(self, sock: socket.socket) -> None:
         with self._lock:
-            self._open.discard(connection)
-        connection.close()
+            self._open.discard(sock)
+        sock.close()
+
+
+class _ResponseReader:
+    """One answer, collected from what httptools finds in it."""
+
+    __slots__ = ("_has_head", "_is_whole", "_parser", "body", "headers", "keeps_alive", "status")
+
+    def __init__(self) -> None:
+        self._parser = HttpResponseParser(self)
+        self._has_head = self._is_whole = False
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.body: list[bytes] = []
+        self.keeps_alive = False
+
+    def read(self, sock: socket.socket) -> None:
+        """Raises OSError where the answer is not whole, or is not HTTP."""
+        size = _READ_BYTES
+        while not self._is_whole:
+            data = sock.recv(size)
+            if not data:
+                break
+            try:
+                self._parser.feed_data(data)
+            except HttpParserError as error:
+                if not self._is_whole:
+                    raise ConnectionError(f"what came is not an HTTP answer: {error}") from error
+                # More came than one answer: the connection cannot be used again.
+                self.keeps_alive = False
+            size = _MORE_BYTES
+        if self._is_whole:
+            return
+        if not self._has_head:
+            raise ConnectionResetError("it ended before the head of an answer did")
+        if not {"content-length", "transfer-encoding"}.isdisjoint(self.headers):
+            raise ConnectionResetError("it ended before the answer did")
+        # An answer that names no length lasts until the end of its connection.
+
+    def on_message_begin(self) -> None:
+        if self._is_whole:
+            raise ValueError("a second answer")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        # What follows an interim answer, as `100 Continue`, is the real one.
+        self._has_head = self.status >= 200
+
+    def on_body(self, data: bytes) -> None:
+        self.body.append(data)
+
+    def on_message_complete(self) -> None:
+        if self._has_head:
+            self._is_whole = True
+            self.keeps_alive = self._parser.should_keep_alive()
+        else:
+            self.headers.clear()
 
 
 def is_direct(url: str) -> bool:
@@ -165,86 +217,13 @@ def is_direct(url: str) -> bool:
     return parts.scheme not in getproxies() or bool(proxy_bypass(parts.hostname or ""))
 
 
-def _answer(sock: socket.socket) -> tuple[Answered, bool]:
-    """And whether the connection can be used again."""
-    data = b""
-    while (end := data.find(b"\r\n\r\n")) < 0:
-        more = sock.recv(_READ_BYTES)
-        if not more:
-            raise http.client.RemoteDisconnected("it ended before the head of an answer did")
-        data += more
-        if len(data) > _LONGEST_HEAD:
-            raise http.client.LineTooLong("head")
-    head = data[:end].decode("latin-1").split("\r\n")
-    status = head[0].split(" ", 2)
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
-    length = headers.get("content-length", "")
-    plain = (
-        len(status) > 1
-        and status[0] == "HTTP/1.1"
-        and status[1].isdecimal()
-        and int(status[1]) >= 200
-        and length.isdecimal()
-        and len(headers) == len(head) - 1
-        and "transfer-encoding" not in headers
-    )
-    if not plain:
-        return _other_answer(sock, data)
-    body = data[end + 4 :]
-    if len(body) < int(length):
-        body = _rest(sock, body, int(length))
-    goes_on = headers.get("connection", "").lower() != "close" and len(body) == int(length)
-    return Answered(int(status[1]), headers, body[: int(length)]), goes_on
-
-
-def _rest(sock: socket.socket, begun: bytes, length: int) -> bytes:
-    whole = bytearray(length)
-    whole[: len(begun)] = begun
-    at = len(begun)
-    with memoryview(whole) as view:
-        while at < length:
-            got = sock.recv_into(view[at:])
-            if not got:
-                raise http.client.IncompleteRead(bytes(whole[:at]), length - at)
-            at += got
-    return bytes(whole)
-
-
-def _other_answer(sock: socket.socket, begun: bytes) -> tuple[Answered, bool]:
-    """One whose head does not say how long it is, or says more than one thing."""
-    response = http.client.HTTPResponse(_Replayed(sock, begun), method="POST")  # type: ignore[arg-type]
-    response.begin()
-    headers = {name.lower(): value for name, value in response.getheaders()}
-    return Answered(response.status, headers, response.read()), not response.will_close
-
-
-class _Replayed(io.RawIOBase):
-    """What was read from a socket, and then the rest."""
-
-    def __init__(self, sock: socket.socket, begun: bytes) -> None:
-        self._socket, self._begun = sock, begun
-
-    def makefile(self, _: str) -> io.BufferedReader:
-        return io.BufferedReader(self)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if not self._begun:
-            return self._socket.recv_into(buffer)
-        piece, self._begun = self._begun[: len(buffer)], self._begun[len(buffer) :]
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-
-def _is_over(connection: http.client.HTTPConnection) -> bool:
-    """Whether the other side has closed it: nothing else can be readable while nobody asked."""
-    if connection.sock is None:
+def _is_over(sock: socket.socket) -> bool:
+    """Whether the other side has closed it: an idle connection has nothing else to read."""
+    if sock.fileno() < 0:
         return True
     if not hasattr(select, "poll"):
-        return bool(select.select([connection.sock], [], [], 0)[0])
+        return bool(select.select([sock], [], [], 0)[0])
     # Unlike `select` it takes more than a thousand open files.
     look = select.poll()
-    look.register(connection.sock, select.POLLIN)
+    look.register(sock, select.POLLIN)
     return bool(look.poll(0))

@@ -25,7 +25,7 @@ class OpenSockets:
         request.extensions = {**request.extensions, "trace": self._traced}
 
     def shut(self) -> None:
-        """Whoever reads from one of them finds its end at once; closing alone would not wake a reader."""
+        """End every connection. A thread that reads from one wakes at once, which closing it would not do."""
         with self._lock:
             for each in self._sockets:
                 with suppress(OSError):

@@ -62,7 +62,7 @@ def parse_events(text: Iterable[str]) -> Iterator[ServerEvent]:
 
 
 @dataclass
-class Following:
+class EventStream:
     """One event stream, begun again where it broke off until its `end` arrives.
 
     `begin` says where to start; once something has arrived, `cursor_of` tells from an event the value of

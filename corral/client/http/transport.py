@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from corral.client.http.direct import Answered, Direct, NoConnection, is_direct
+from corral.client.http.direct import DirectClient, DirectResponse, NoConnection, is_direct
 from corral.client.http.errors import UntrustedServer, from_response, not_an_answer, unreachable
 from corral.client.http.sockets import OpenSockets
 from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable, StoreUnavailable
@@ -27,12 +26,34 @@ from corral.version import __version__
 from corral.wire.blobs import HandoverFolder
 
 M = TypeVar("M")
-A = TypeVar("A", httpx.Response, httpx.Response | Answered)
+T = TypeVar("T", covariant=True)
+A = TypeVar("A", httpx.Response, httpx.Response | DirectResponse)
 Params = Mapping[str, str | int | float | Sequence[str] | None]
 Content = bytes | Iterable[bytes]
 
+
+class RequestOptions(TypedDict, total=False):
+    """What goes with a request; `content` is sent as it is, `body` as JSON."""
+
+    body: BaseModel | None
+    content: Content | None
+    params: Params | None
+    headers: Mapping[str, str] | None
+    timeout_s: float | None
+
+
+class Page(Protocol[T]):
+    """One answer of a list; `next` is None at its end."""
+
+    @property
+    def items(self) -> Sequence[T]: ...
+
+    @property
+    def next(self) -> str | int | None: ...
+
+
 CONNECT_TIMEOUT_S = 5.0
-# A server that wants to be asked less often is asked for a few minutes before that is an error.
+# A server that answers 429 is asked again for a few minutes before that is an error.
 BUSY_TRIES = 10
 LONGEST_BUSY_S = 30.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -86,7 +107,7 @@ class Transport:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _made_direct(self, tls: ssl.SSLContext | None) -> Direct | None:
+    def _made_direct(self, tls: ssl.SSLContext | None) -> DirectClient | None:
         if not is_loopback(self.url) and not is_direct(self.url):
             return None
         headers = {
@@ -96,7 +117,7 @@ class Transport:
         }
         if tls is None and self.url.startswith("https:"):
             tls = ssl.create_default_context()
-        return Direct(self.url, headers, connect_s=CONNECT_TIMEOUT_S, tls=tls)
+        return DirectClient(self.url, headers, connect_s=CONNECT_TIMEOUT_S, tls=tls)
 
     def close(self) -> None:
         self._client.close()
@@ -138,7 +159,7 @@ class Transport:
         answer: type[M],
         content: bytes,
         timeout_s: float | None,
-        begun: Callable[[], Answered] | None,
+        begun: Callable[[], DirectResponse] | None,
     ) -> M:
         tries = [begun] if begun is not None else []
         try:
@@ -147,11 +168,11 @@ class Transport:
             )
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
-        if isinstance(found, Answered):
+        if isinstance(found, DirectResponse):
             if found.is_success:
                 with suppress(ValidationError):
                     return _reader(answer).validate_json(found.content)
-            # Only what is wrong with it is told of a whole response: to make one costs more than to ask.
+            # An httpx response is built for an error alone: building one costs more than the request.
             request = httpx.Request("POST", self.url + path)
             found = httpx.Response(
                 found.status_code, headers=found.headers, content=found.content, request=request
@@ -165,8 +186,8 @@ class Transport:
         path: str,
         content: bytes,
         timeout_s: float | None,
-        begun: Callable[[], Answered] | None,
-    ) -> httpx.Response | Answered:
+        begun: Callable[[], DirectResponse] | None,
+    ) -> httpx.Response | DirectResponse:
         try:
             if begun is not None:
                 return begun()
@@ -174,66 +195,38 @@ class Transport:
                 raise NoConnection
             return self._direct.post(path, content, timeout_s=timeout_s or self._timeout_s)
         except NoConnection:
-            # httpx tells why, or knows a way.
+            # httpx finds another way, or says why there is none.
             headers = {"content-type": "application/json"}
             return self._client.post(
                 path, content=content, headers=headers, timeout=self._patience(timeout_s)
             )
         except TimeoutError as error:
             raise httpx.ReadTimeout(str(error)) from error
-        except (OSError, HTTPException) as error:
+        except OSError as error:
             raise httpx.ReadError(str(error) or type(error).__name__) from error
 
     def get(self, path: str, answer: type[M], params: Params | None = None) -> M:
         return self.repeat("GET", path, answer, params=params)
 
-    def once(
-        self,
-        method: str,
-        path: str,
-        answer: type[M],
-        *,
-        body: BaseModel | None = None,
-        content: Content | None = None,
-        params: Params | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> M:
-        """One try: for what must not happen twice, or whose caller has a patience of its own."""
-        made = dict(headers or {})
-        if body is not None:
-            content = body.model_dump_json().encode()
-            made["content-type"] = "application/json"
-        elif content is not None:
-            made.setdefault("content-type", "application/octet-stream")
-        response = self._send(method, path, content=content, params=params, headers=made, timeout_s=timeout_s)
-        return _parse(response, answer)
+    def items(
+        self, path: str, page: type[Page[T]], params: Params | None = None, *, cursor: str = "cursor"
+    ) -> Iterator[T]:
+        """What a list holds, page by page; `cursor` is the parameter that takes a page's `next`."""
+        at: str | int | None = None
+        while True:
+            found = self.get(path, page, {**(params or {}), **({} if at is None else {cursor: at})})
+            yield from found.items
+            at = found.next
+            if at is None:
+                return
 
-    def repeat(
-        self,
-        method: str,
-        path: str,
-        answer: type[M],
-        *,
-        body: BaseModel | None = None,
-        content: bytes | None = None,
-        params: Params | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> M:
+    def once(self, method: str, path: str, answer: type[M], **options: Unpack[RequestOptions]) -> M:
+        """One try: for what must not happen twice, or whose caller has a patience of its own."""
+        return _parse(self.raw(method, path, **options), answer)
+
+    def repeat(self, method: str, path: str, answer: type[M], **options: Unpack[RequestOptions]) -> M:
         """Try again while the server is away: only for calls that may arrive twice."""
-        attempt = partial(
-            self.once,
-            method,
-            path,
-            answer,
-            body=body,
-            content=content,
-            params=params,
-            headers=headers,
-            timeout_s=timeout_s,
-        )
-        return self.patiently(attempt)
+        return self.patiently(partial(self.once, method, path, answer, **options))
 
     def patiently(self, attempt: Callable[[], M]) -> M:
         """Again while the server is away; the attempt may arrive twice."""
@@ -266,11 +259,37 @@ class Transport:
         method: str,
         path: str,
         *,
+        body: BaseModel | None = None,
+        content: Content | None = None,
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> httpx.Response:
         """One try; the whole answer, whose status is good."""
-        return self._send(method, path, content=None, params=params, headers=headers or {}, timeout_s=None)
+        made = dict(headers or {})
+        if body is not None:
+            content = body.model_dump_json().encode()
+            made["content-type"] = "application/json"
+        elif content is not None:
+            made.setdefault("content-type", "application/octet-stream")
+        request = partial(
+            self._client.request,
+            method,
+            path,
+            content=content,
+            params=_kept(params),
+            headers=made,
+            timeout=self._patience(timeout_s),
+        )
+        try:
+            # A body that is read while it is sent cannot be sent twice.
+            whole = content is None or isinstance(content, bytes)
+            response = self._asked(request) if whole else request()
+        except httpx.HTTPError as error:
+            raise unreachable(self.url, error) from error
+        if not response.is_success:
+            raise from_response(response)
+        return response
 
     @contextmanager
     def stream(
@@ -298,35 +317,6 @@ class Transport:
                 response.close()
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
-
-    def _send(
-        self,
-        method: str,
-        path: str,
-        *,
-        content: Content | None,
-        params: Params | None,
-        headers: Mapping[str, str],
-        timeout_s: float | None,
-    ) -> httpx.Response:
-        request = partial(
-            self._client.request,
-            method,
-            path,
-            content=content,
-            params=_kept(params),
-            headers=headers,
-            timeout=self._patience(timeout_s),
-        )
-        try:
-            # What is read as it is sent is gone after the first try.
-            whole = content is None or isinstance(content, bytes)
-            response = self._asked(request) if whole else request()
-        except httpx.HTTPError as error:
-            raise unreachable(self.url, error) from error
-        if not response.is_success:
-            raise from_response(response)
-        return response
 
     def _asked(self, ask: Callable[[], A]) -> A:
         """The answer. Where the server says that it is asked too often, it did nothing: ask again later."""
@@ -390,7 +380,7 @@ def _reader(answer: type[M]) -> TypeAdapter[M]:
 def _client(url: str, token: str | None, timeout: httpx.Timeout, tls: ssl.SSLContext | None) -> httpx.Client:
     headers = {"Corral-Client-Version": __version__}
     if token:
-        # Whoever knows the pin has put it into `tls`; the server has no use for it.
+        # The pin is for this side, which has checked it already; the server does not know it.
         token, _ = split_pin(token)
         if not (token.isascii() and token.isprintable()):
             raise InvalidInput("the token holds characters that no token has", hint="Copy it again.")

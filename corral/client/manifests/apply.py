@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,7 +10,14 @@ from corral.client.http.transport import Transport, quoted
 from corral.domain.canonical import canonical
 from corral.domain.errors import FieldError, InvalidInput
 from corral.wire.hosts.policy import HostTable
-from corral.wire.manifests import ApplyAnswer, ApplyRequest, ManifestDetail, ManifestPage, RunEntry
+from corral.wire.manifests import (
+    ApplyAnswer,
+    ApplyRequest,
+    ManifestDetail,
+    ManifestPage,
+    ManifestView,
+    RunEntry,
+)
 from corral.wire.spec.identity import identity_of, policy_of
 from corral.wire.spec.run_file import RunSpec, packed
 
@@ -21,7 +28,7 @@ APPLY_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
-class DeclaredRun:
+class ManifestSpec:
     """One run of a manifest; `place` is where it stands there."""
 
     spec: RunSpec
@@ -35,10 +42,10 @@ class Declaration:
     """A whole manifest, resolved. Raises InvalidInput where two of its runs are the same work."""
 
     def __init__(
-        self, project: str, name: str, *, runs: Sequence[DeclaredRun], hosts: Mapping[str, HostTable]
+        self, project: str, name: str, *, runs: Sequence[ManifestSpec], hosts: Mapping[str, HostTable]
     ) -> None:
         self.project, self.name, self.hosts = project, name, dict(hosts)
-        self.runs: dict[str, DeclaredRun] = {}
+        self.runs: dict[str, ManifestSpec] = {}
         self._limits: dict[str, int] = {}
         policies: dict[str, int] = {}
         self._entries: list[RunEntry] = []
@@ -79,7 +86,7 @@ class Declaration:
             specs=[packed(spec) for spec in specs],
         )
 
-    def lacking(self, identities: Collection[str]) -> list[DeclaredRun]:
+    def lacking(self, identities: Collection[str]) -> list[ManifestSpec]:
         return [self.runs[identity] for identity in identities if identity in self.runs]
 
 
@@ -98,6 +105,9 @@ class Manifests:
     def page(self, cursor: str | None = None, limit: int = 100) -> ManifestPage:
         return self._transport.get("/v1/manifests", ManifestPage, {"cursor": cursor, "limit": limit})
 
+    def all(self) -> Iterator[ManifestView]:
+        return self._transport.items("/v1/manifests", ManifestPage, {"limit": 100})
+
     def get(self, project: str, name: str) -> ManifestDetail:
         return self._transport.get(self._path(project, name), ManifestDetail)
 
@@ -110,7 +120,7 @@ class Manifests:
         return f"/v1/manifests/{quoted(project)}/{quoted(name)}"
 
 
-def _same_work(first: DeclaredRun, second: DeclaredRun) -> FieldError:
+def _same_work(first: ManifestSpec, second: ManifestSpec) -> FieldError:
     message = f"is the same work as {first.place or first.spec.name}: give it other params or a seed"
     return FieldError(second.place or second.spec.name, message)
 

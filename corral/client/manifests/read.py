@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
@@ -13,12 +11,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from corral.client.runs import LATEST
-from corral.client.submit.run_file import is_group, read_text
-from corral.client.submit.toml_lines import Lines, parse_place
+from corral.client.submit.run_file import is_group, parse_toml, read_text
+from corral.client.submit.toml_lines import TomlLines, parse_place
 from corral.domain.errors import CorralError, FieldError, InvalidInput
 from corral.domain.ids import is_name
 from corral.domain.paths import printable
-from corral.wire.base import explain
+from corral.wire.base import did_you_mean, explain
 from corral.wire.hosts.policy import HostTable, parse_declared
 from corral.wire.manifests import ManifestFile
 from corral.wire.spec.run_file import RunFile
@@ -41,7 +39,7 @@ _TRAINING = ("train", "model")
 
 
 @dataclass(frozen=True)
-class Problem:
+class ManifestProblem:
     """`key` as it is written in the file; `line` where it is known."""
 
     file: str
@@ -55,18 +53,18 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Source:
+class ManifestSource:
     """A file that was read, to tell the lines of what is wrong with it."""
 
     name: str
-    lines: Lines
+    lines: TomlLines
 
-    def problem(self, key: str, message: str) -> Problem:
-        return Problem(self.name, self.lines.line(parse_place(key)), key, message)
+    def problem(self, key: str, message: str) -> ManifestProblem:
+        return ManifestProblem(self.name, self.lines.line(parse_place(key)), key, message)
 
 
 @dataclass(frozen=True)
-class RunDeclared:
+class ManifestRunTable:
     """One table of `runs`; it may stand for many. `base_dir` is what its paths start from."""
 
     name: str
@@ -74,31 +72,31 @@ class RunDeclared:
     group: str | None
     run_file: RunFile
     base_dir: Path
-    source: Source | None = None
+    source: ManifestSource | None = None
 
 
 @dataclass
-class Loaded:
+class ParsedManifest:
     """What could be read. With problems it is not to be applied."""
 
     name: str
     project: str
-    source: Source
-    runs: list[RunDeclared] = field(default_factory=list)
+    source: ManifestSource
+    runs: list[ManifestRunTable] = field(default_factory=list)
     hosts: dict[str, HostTable] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[ManifestProblem] = field(default_factory=list)
 
-    def add(self, problem: Problem) -> None:
+    def add(self, problem: ManifestProblem) -> None:
         # What is wrong with the defaults is wrong with every run, and told once.
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def refuse(self, run: RunDeclared, error: CorralError) -> None:
+    def refuse(self, run: ManifestRunTable, error: CorralError) -> None:
         """What was found wrong with a run after it was read."""
         for found in error.fields or (FieldError("(whole)", error.message),):
             self.add(self.located(run.place, run.source, found))
 
-    def located(self, place: str, source: Source | None, found: FieldError) -> Problem:
+    def located(self, place: str, source: ManifestSource | None, found: FieldError) -> ManifestProblem:
         """Where the key really stands: in the run's own table, in its file, or in the defaults."""
         lines, below = self.source.lines, parse_place(found.path)
         own = lines.depth((*parse_place(place), *below)) - len(parse_place(place))
@@ -107,7 +105,8 @@ class Loaded:
         if lines.depth(("defaults", *below)) - 1 > max(own, 0):
             return self.source.problem(f"defaults.{found.path}", found.message)
         key = place if found.path == "(whole)" else f"{place}.{found.path}"
-        return self.source.problem(key, found.message + _other_form(found.path))
+        # Keys of a manifest alone, which the run file's own check does not know.
+        return self.source.problem(key, found.message + did_you_mean(found.path, ("file", "group"), 0.7))
 
     def in_order(self) -> list[str]:
         """Names of runs, those that others wait for first. Adds a problem for a name that is not there."""
@@ -118,9 +117,8 @@ class Loaded:
                 if one.run in known:
                     before[name].add(one.run)
                 elif not one.run.startswith("r-") and one.run != LATEST:
-                    near = difflib.get_close_matches(one.run, known, 1, 0.6)
                     message = f"names {one.run}, which is no run of this manifest"
-                    message += f"; did you mean `{near[0]}`?" if near else ""
+                    message += did_you_mean(one.run, known)
                     self.add(self.source.problem(f"{run.place}.after", message))
         try:
             return list(TopologicalSorter(before).static_order())
@@ -142,12 +140,12 @@ class Loaded:
             )
 
 
-def load(path: Path, *, project: str) -> Loaded:
+def load(path: Path, *, project: str) -> ParsedManifest:
     """InvalidInput where it is not TOML at all; all else that is wrong is in `problems`."""
     text = read_text(path, what="a manifest; docs/reference/manifest.md shows one")
     shown = printable(str(path))
-    table = _toml(text, shown)
-    loaded = Loaded(_name_of(path), project, Source(shown, Lines(text)))
+    table = parse_toml(text, what=shown)
+    loaded = ParsedManifest(path.name.removesuffix(".toml"), project, ManifestSource(shown, TomlLines(text)))
     top = {key: value for key, value in table.items() if key not in ("runs", "hosts")}
     try:
         read = ManifestFile.model_validate(top)
@@ -161,31 +159,16 @@ def load(path: Path, *, project: str) -> Loaded:
         loaded.add(loaded.source.problem("name", message))
     _hosts(loaded, table.get("hosts", {}))
     defaults = table.get("defaults", {})
-    reader = _Runs(loaded, path.absolute().parent, defaults if isinstance(defaults, dict) else {})
+    reader = _RunTables(loaded, path.absolute().parent, defaults if isinstance(defaults, dict) else {})
     reader.read(table.get("runs", []))
     loaded.in_order()
     if not table.get("runs") and not table.get("hosts"):
         hint = "declares neither runs nor hosts; `corral manifest delete` forgets a manifest"
-        loaded.add(Problem(shown, None, "runs", hint))
+        loaded.add(ManifestProblem(shown, None, "runs", hint))
     return loaded
 
 
-def _toml(text: str, shown: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(
-            f"{shown} is not valid TOML: {error}", hint="Correct the file at that place and try again."
-        ) from error
-    except RecursionError:
-        raise InvalidInput(f"{shown} is nested too deeply", hint="Write it flatter.") from None
-
-
-def _name_of(path: Path) -> str:
-    return path.name.removesuffix(".toml")
-
-
-def _hosts(loaded: Loaded, hosts: Any) -> None:
+def _hosts(loaded: ParsedManifest, hosts: Any) -> None:
     if not isinstance(hosts, dict):
         loaded.add(loaded.source.problem("hosts", "is not a table; write `[hosts.NAME]`"))
         return
@@ -203,8 +186,8 @@ def _hosts(loaded: Loaded, hosts: Any) -> None:
 
 
 @dataclass
-class _Runs:
-    loaded: Loaded
+class _RunTables:
+    loaded: ParsedManifest
     base_dir: Path
     defaults: Mapping[str, Any]
     seen: dict[str, str] = field(default_factory=dict)
@@ -262,9 +245,9 @@ class _Runs:
                 self.loaded.add(self.loaded.located(place, source, found))
             return
         chosen = group or (run_file.name if is_group(run_file) else None)
-        self.loaded.runs.append(RunDeclared(run_file.name, place, chosen, run_file, base_dir, source))
+        self.loaded.runs.append(ManifestRunTable(run_file.name, place, chosen, run_file, base_dir, source))
 
-    def _under(self, place: str, file: object) -> tuple[dict[str, Any] | None, Path, Source | None]:
+    def _under(self, place: str, file: object) -> tuple[dict[str, Any] | None, Path, ManifestSource | None]:
         """What the run file says that `file` names; None where it cannot be read."""
         if file is None:
             return {}, self.base_dir, None
@@ -275,7 +258,7 @@ class _Runs:
         shown = printable(file)
         try:
             text = read_text(path, what="a run file")
-            return _toml(text, shown), path.parent, Source(shown, Lines(text))
+            return parse_toml(text, what=shown), path.parent, ManifestSource(shown, TomlLines(text))
         except InvalidInput as error:
             self._wrong(f"{place}.file", error.message)
             return None, self.base_dir, None
@@ -299,12 +282,6 @@ class _Runs:
 
     def _wrong(self, key: str, message: str) -> None:
         self.loaded.add(self.loaded.source.problem(key, message))
-
-
-def _other_form(key: str) -> str:
-    """`file` and `group` are keys of a manifest alone, which the run file's own check does not know."""
-    near = difflib.get_close_matches(key, ("file", "group"), 1, 0.7)
-    return f"; did you mean `{near[0]}`?" if near else ""
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from corral.client.api import Corral
-from corral.client.manifests.apply import Also, Declaration, DeclaredRun, Mode
-from corral.client.manifests.read import Loaded
-from corral.client.submit.prepare import Key, Source, Survey, Workshop, placed
+from corral.client.corral import Corral
+from corral.client.manifests.apply import Also, Declaration, ManifestSpec, Mode
+from corral.client.manifests.read import ParsedManifest
+from corral.client.submit.prepare import Key, LocalFiles, PreparedRuns, RunPreparer, placed
 from corral.client.training.model_hub import NOT_PINNED
 from corral.domain.errors import (
     Conflict,
@@ -29,15 +29,15 @@ _TRIES = 3
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedManifest:
     """A manifest whose runs are all known by what they are. `notes` are for people."""
 
     declaration: Declaration
-    sources: dict[Key, Source] = field(default_factory=dict)
+    sources: dict[Key, LocalFiles] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
-def check(loaded: Loaded, shop: Workshop) -> tuple[str, ...]:
+def check(loaded: ParsedManifest, shop: RunPreparer) -> tuple[str, ...]:
     """What can be found wrong without a server; raises InvalidInput with all of it."""
     notes: list[str] = []
     for run in loaded.runs:
@@ -51,10 +51,10 @@ def check(loaded: Loaded, shop: Workshop) -> tuple[str, ...]:
     return tuple(dict.fromkeys(notes))
 
 
-def resolve(loaded: Loaded, shop: Workshop) -> Resolved:
+def resolve(loaded: ParsedManifest, shop: RunPreparer) -> ResolvedManifest:
     """Read, resolve and check everything; raises InvalidInput with all that is wrong."""
-    runs: list[DeclaredRun] = []
-    sources: dict[Key, Source] = {}
+    runs: list[ManifestSpec] = []
+    sources: dict[Key, LocalFiles] = {}
     notes: list[str] = []
     for run in loaded.runs:
         shop.listener.step(f"reading {run.name}")
@@ -67,20 +67,20 @@ def resolve(loaded: Loaded, shop: Workshop) -> Resolved:
             loaded.refuse(run, error)
             continue
         sources |= survey.sources
-        notes += (f"{run.name}: {text}" for text in survey.prepared.notes)
-        limit = survey.prepared.max_running
+        notes += (f"{run.name}: {text}" for text in survey.notes)
+        limit = survey.max_running
         fitted = run.run_file.train is not None and "gpus" not in run.run_file.resources.model_fields_set
-        runs += (DeclaredRun(spec, run.group, run.place, limit, fitted) for spec in survey.prepared.specs)
+        runs += (ManifestSpec(spec, run.group, run.place, limit, fitted) for spec in survey.specs)
     loaded.check()
-    return Resolved(_declaration(loaded, _linked(loaded, runs)), sources, tuple(dict.fromkeys(notes)))
+    return ResolvedManifest(_declaration(loaded, _linked(loaded, runs)), sources, tuple(dict.fromkeys(notes)))
 
 
-def _linked(loaded: Loaded, runs: Sequence[DeclaredRun]) -> list[DeclaredRun]:
+def _linked(loaded: ParsedManifest, runs: Sequence[ManifestSpec]) -> list[ManifestSpec]:
     """Each with the identities of the runs that it waits for: what they are is part of what it is."""
-    named: dict[str, list[DeclaredRun]] = {}
+    named: dict[str, list[ManifestSpec]] = {}
     for run in runs:
         named.setdefault(run.spec.name, []).append(run)
-    made: dict[str, list[DeclaredRun]] = {}
+    made: dict[str, list[ManifestSpec]] = {}
     for name in loaded.in_order():
         made[name] = [_after(loaded, run, made) for run in named.get(name, [])]
     loaded.check()
@@ -88,7 +88,9 @@ def _linked(loaded: Loaded, runs: Sequence[DeclaredRun]) -> list[DeclaredRun]:
     return [next(turn[run.spec.name]) for run in runs]
 
 
-def _after(loaded: Loaded, run: DeclaredRun, made: Mapping[str, Sequence[DeclaredRun]]) -> DeclaredRun:
+def _after(
+    loaded: ParsedManifest, run: ManifestSpec, made: Mapping[str, Sequence[ManifestSpec]]
+) -> ManifestSpec:
     origins = dict(run.spec.origins)
     for one in run.spec.after:
         if one.run not in made:
@@ -108,7 +110,7 @@ def _after(loaded: Loaded, run: DeclaredRun, made: Mapping[str, Sequence[Declare
     )
 
 
-def _declaration(loaded: Loaded, runs: Sequence[DeclaredRun]) -> Declaration:
+def _declaration(loaded: ParsedManifest, runs: Sequence[ManifestSpec]) -> Declaration:
     try:
         return Declaration(loaded.project, loaded.name, runs=runs, hosts=loaded.hosts)
     except InvalidInput as error:
@@ -118,16 +120,16 @@ def _declaration(loaded: Loaded, runs: Sequence[DeclaredRun]) -> Declaration:
         raise
 
 
-def _refuse_unpinned(survey: Survey, shop: Workshop) -> None:
+def _refuse_unpinned(survey: PreparedRuns, shop: RunPreparer) -> None:
     """A model that is pinned today and was not yesterday would be other work: all of it would run again."""
     if shop.environ.get("HF_HUB_OFFLINE"):
         return
-    if found := [note for note in survey.prepared.notes if note.endswith(NOT_PINNED)]:
+    if found := [note for note in survey.notes if note.endswith(NOT_PINNED)]:
         raise InvalidInput(f"{found[0]}, so what the run is cannot be told; HF_HUB_OFFLINE=1 goes without")
 
 
 def sync(
-    corral: Corral, resolved: Resolved, shop: Workshop, *, mode: Mode, also: Sequence[Also]
+    corral: Corral, resolved: ResolvedManifest, shop: RunPreparer, *, mode: Mode, also: Sequence[Also]
 ) -> ApplyAnswer:
     """Plan or apply. Runs that the server knows travel by their identity alone."""
     whole = resolved.declaration
@@ -148,6 +150,6 @@ def sync(
     )
 
 
-def _needed(resolved: Resolved, specs: Sequence[RunSpec]) -> dict[Key, Source]:
+def _needed(resolved: ResolvedManifest, specs: Sequence[RunSpec]) -> dict[Key, LocalFiles]:
     digests = {digest for spec in specs for digest in (spec.code_digest, *spec.input_digests.values())}
     return {key: source for key, source in resolved.sources.items() if key[1] in digests}

@@ -6,7 +6,6 @@ and a run with either is the same run. Defaults are not filled in: what is not g
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 import re
@@ -15,9 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from corral.client.submit import script_parser
-from corral.client.submit.script_parser import Argument, Parser
+from corral.client.submit.run_file import path_from
+from corral.client.submit.script_parser import ScriptArgument, ScriptParser
 from corral.domain.errors import CorralError, FieldError, InvalidInput
 from corral.domain.paths import printable
+from corral.wire.base import did_you_mean
 from corral.wire.spec.run_file import RunFile, Scalar
 
 Params = Mapping[str, Scalar]
@@ -27,28 +28,28 @@ _HOLE = re.compile(r"\{params\.([A-Za-z0-9_.-]+?)\}")
 _EXACT = 1 << 53
 
 
-class Against(Protocol):
+class ParamChecker(Protocol):
     def problems(self, params: Params) -> Iterator[FieldError]: ...
 
     def is_number(self, name: str) -> bool: ...
 
 
-class Checks:
+class ParamChecks:
     """What the parameters of one run file are checked against."""
 
     def __init__(
         self, run_file: RunFile, base_dir: Path, environ: Mapping[str, str], once: Once | None = None
     ) -> None:
         once = once or (lambda _, make: make())
-        self._against: list[Against] = []
+        self._against: list[ParamChecker] = []
         self.notes: list[str] = []
         if run_file.params_schema is not None:
-            path = _path(base_dir, run_file.params_schema)
-            self._against.append(once(("schema", path), lambda: Schema.load(path)))
+            path = path_from(base_dir, run_file.params_schema)
+            self._against.append(once(("schema", path), lambda: SchemaChecker.load(path)))
         if run_file.params_from is not None:
-            path = _path(base_dir, run_file.params_from)
+            path = path_from(base_dir, run_file.params_from)
             parser = once(("parser", path), lambda: _parser(path, environ))
-            self._against.append(Script(parser, run_file.argv))
+            self._against.append(ScriptChecker(parser, run_file.argv))
             if parser.note:
                 self.notes.append(parser.note)
         self.notes += _unused(run_file)
@@ -77,11 +78,7 @@ class Checks:
         return value
 
 
-def _path(base_dir: Path, given: str) -> Path:
-    return (base_dir / Path(given).expanduser()).absolute()
-
-
-def _parser(path: Path, environ: Mapping[str, str]) -> Parser:
+def _parser(path: Path, environ: Mapping[str, str]) -> ScriptParser:
     try:
         return script_parser.read(path, environ)
     except InvalidInput as error:
@@ -100,7 +97,7 @@ def _unused(run_file: RunFile) -> Iterator[str]:
             yield f"params.{name} is not in argv; the command finds it in CORRAL_SPEC alone"
 
 
-class Schema:
+class SchemaChecker:
     """A JSON Schema of the whole table of parameters."""
 
     def __init__(self, schema: dict[str, Any], validator: Any) -> None:
@@ -108,7 +105,7 @@ class Schema:
         self._validator = validator
 
     @classmethod
-    def load(cls, path: Path) -> Schema:
+    def load(cls, path: Path) -> SchemaChecker:
         shown = printable(str(path))
         try:
             schema = json.loads(path.read_text(encoding="utf-8-sig"))
@@ -137,7 +134,7 @@ class Schema:
             if not unexpected:
                 yield FieldError(path, error.message)
             for name in unexpected or ():
-                near = _nearest(name, self._schema.get("properties", {}))
+                near = did_you_mean(name, self._schema.get("properties", {}))
                 yield FieldError(f"params.{name}", f"is not a parameter of the schema{near}")
 
     def is_number(self, name: str) -> bool:
@@ -173,10 +170,10 @@ def _not_from_elsewhere(uri: str) -> Any:
 _TAKES = {None: 1, "?": 1}
 
 
-class Script:
+class ScriptChecker:
     """The script's own parser, and the command line that it will be given."""
 
-    def __init__(self, parser: Parser, argv: Sequence[str]) -> None:
+    def __init__(self, parser: ScriptParser, argv: Sequence[str]) -> None:
         self._parser = parser
         self._words = _words_after(parser.script, argv)
         self._known = parser.known(self._words or ())
@@ -189,7 +186,7 @@ class Script:
             if argument is not None:
                 yield from self._value(name, value, argument)
             elif not self._parser.partial:
-                near = _nearest(name, [argument.dest for argument in self._known])
+                near = did_you_mean(name, [argument.dest for argument in self._known])
                 yield FieldError(f"params.{name}", f"is not an argument of {self._parser.script}{near}")
         if self._words is not None:
             yield from self._flags()
@@ -199,15 +196,15 @@ class Script:
         argument = self._argument(name)
         return argument is not None and argument.kind == "float"
 
-    def _argument(self, name: str) -> Argument | None:
+    def _argument(self, name: str) -> ScriptArgument | None:
         if name in self._fed:
             return self._fed[name]
         dest = name.replace("-", "_")
         return next((argument for argument in self._known if argument.dest == dest), None)
 
-    def _feeding(self) -> dict[str, Argument]:
+    def _feeding(self) -> dict[str, ScriptArgument]:
         """Which argument each parameter is given to: `--lr {params.x}` or `--lr={params.x}`."""
-        fed: dict[str, Argument] = {}
+        fed: dict[str, ScriptArgument] = {}
         before = ""
         for word in self._words or ():
             flag = word.split("=", 1)[0] if word.startswith("--") and "=" in word else before
@@ -217,7 +214,7 @@ class Script:
             before = word
         return fed
 
-    def _value(self, name: str, value: Scalar, argument: Argument) -> Iterator[FieldError]:
+    def _value(self, name: str, value: Scalar, argument: ScriptArgument) -> Iterator[FieldError]:
         text = str(value).lower() if isinstance(value, bool) else str(value)
         shown = argument.flags[0] if argument.flags else argument.dest
         path = f"params.{name}"
@@ -235,7 +232,7 @@ class Script:
             return
         if argument.choices is not None and argument.kind != "other" and made not in argument.choices:
             choices = ", ".join(map(str, argument.choices[:20]))
-            near = _nearest(text, [str(choice) for choice in argument.choices])
+            near = did_you_mean(text, [str(choice) for choice in argument.choices])
             yield FieldError(path, f"is {text!r}; {shown} takes one of {choices}{near}")
 
     def _flags(self) -> Iterator[FieldError]:
@@ -245,7 +242,7 @@ class Script:
                 continue
             # The parser itself takes the beginning of a flag for it.
             if not any(known.startswith(flag) for known in self._by_flag):
-                near = _nearest(flag, self._by_flag)
+                near = did_you_mean(flag, self._by_flag)
                 yield FieldError("argv", f"has {flag}, which {self._parser.script} does not take{near}")
 
     def _lacking(self, params: Params) -> Iterator[FieldError]:
@@ -289,8 +286,3 @@ def _words_after(script: str, argv: Sequence[str]) -> list[str] | None:
         if word.rsplit("/", 1)[-1] == script:
             return list(argv[index + 1 :])
     return None
-
-
-def _nearest(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, [str(text) for text in known], 1, 0.6)
-    return f"; did you mean `{near[0]}`?" if near else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,21 +10,19 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from corral.client.api import Corral
-from corral.client.environments.lock import resolve
-from corral.client.files.digest import FileUnreadable, digest_file
+from corral.client.corral import Corral
+from corral.client.environments.build import build_environment
 from corral.client.files.ignore import Ignore
-from corral.client.files.tree import FileEntry, Tree, scan
+from corral.client.files.tree import Tree, scan, scan_file
 from corral.client.files.upload import upload
-from corral.client.files.walk import Found, Identity
 from corral.client.runs import LATEST
-from corral.client.submit.params import Checks
-from corral.client.submit.run_file import Variant, expand, is_group
+from corral.client.submit.params import ParamChecks
+from corral.client.submit.run_file import RunVariant, expand, is_group, path_from, wrong_field
 from corral.client.training import model_hub as hub
 from corral.client.training.dataset import look
-from corral.client.training.material import Gathering, Material, check_same_model
-from corral.client.training.placement import Subject, settled
-from corral.domain.errors import Conflict, FieldError, InvalidInput, NotFound
+from corral.client.training.material import MaterialReader, TrainingMaterial, check_same_model
+from corral.client.training.placement import ForecastSubject, settled
+from corral.domain.errors import Conflict, NotFound
 from corral.domain.ids import is_id
 from corral.domain.paths import printable
 from corral.domain.states import FINAL
@@ -40,7 +37,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Source:
+class LocalFiles:
     """Something local that the run needs: its files, and the folder they are below."""
 
     what: str
@@ -48,55 +45,46 @@ class Source:
     tree: Tree
 
 
+# Uploads are known by what they are and what they hold.
+Key = tuple[Literal["code", "input"], str]
+
+
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRuns:
     """What to submit. `group` is set when the file stands for a group; `notes` are for people.
 
     `subjects` are what the forecast of each training run is about; none where the model's shape is unknown.
+    `sources` are the files of this machine that the runs need. Until they are uploaded, and `placed` fills in
+    their artifact ids, the specs name them by their digests alone.
     """
 
     specs: list[RunSpec]
     group: str | None
     notes: tuple[str, ...] = ()
     max_running: int | None = None
-    subjects: tuple[Subject, ...] = ()
-    # Of a plan: what of this machine would be uploaded.
-    to_ship: tuple[Source, ...] = ()
+    subjects: tuple[ForecastSubject, ...] = ()
+    sources: Mapping[Key, LocalFiles] = field(default_factory=dict)
 
 
-class Listener:
+class ProgressListener:
     """Told what is going on; the default says nothing."""
 
     def step(self, text: str) -> None:
         """A new phase, or a line of the resolver's."""
 
-    def uploading(self, done: int, total: int, files: int) -> None:
-        """Bytes done, bytes in all, files done of what is uploaded now."""
+    def moved(self, done: int, total: int, files: int) -> None:
+        """Bytes done, bytes in all, files done of what is sent or fetched now."""
 
 
-# What of a run file is not in the spec that it becomes, or is there in another form.
+# Keys of a run file that its specs do not have, or have in another form.
 _OF_THE_FILE = {
     *("seeds", "sweep", "params", "params_schema", "params_from", "train", "inputs"),
     *("after", "max_running", "schedule"),
 }
-# Uploads are known by what they are and what they hold.
-Key = tuple[Literal["code", "input"], str]
 
 
 @dataclass(frozen=True)
-class Survey:
-    """A run file whose parts are all known by their digests; nothing has left this machine yet.
-
-    The specs lack the artifact ids of what `sources` hold; `placed` fills them in.
-    """
-
-    project: str
-    prepared: Prepared
-    sources: Mapping[Key, Source]
-
-
-@dataclass(frozen=True)
-class SuppliedInputs:
+class ServerInputs:
     """What is on the server already, or will be: inputs by their artifact, and the runs to wait for.
 
     `origins` are the identities of runs, by `inputs.NAME` or as `after` names them.
@@ -110,21 +98,21 @@ class SuppliedInputs:
 
 
 @dataclass(frozen=True)
-class _Resolved:
+class _SpecParts:
     """What takes the place of names and paths in the spec."""
 
-    environment: BuiltEnvironment | None
-    material: Material | None
-    hosts: Sequence[HostView]
+    material: TrainingMaterial | None
     params: Sequence[Mapping[str, Scalar]]
     notes: tuple[str, ...]
-    given: SuppliedInputs
-    input_digests: Mapping[str, str]
-    code_digest: str | None
+    environment: BuiltEnvironment | None = None
+    hosts: Sequence[HostView] = ()
+    given: ServerInputs = field(default_factory=lambda: ServerInputs())
+    input_digests: Mapping[str, str] = field(default_factory=dict)
+    code_digest: str | None = None
 
 
 @dataclass(frozen=True)
-class Workshop:
+class RunPreparer:
     """`base_dir` is what relative paths start from; `environ` is handed to uv.
 
     What was read, resolved or asked once is remembered: the runs of a manifest share most of it.
@@ -133,67 +121,64 @@ class Workshop:
     corral: Corral
     base_dir: Path
     environ: Mapping[str, str]
-    listener: Listener
+    listener: ProgressListener
     memory: dict[object, Any] = field(default_factory=dict, compare=False)
 
-    def prepare(self, run_file: RunFile) -> Prepared:
+    def prepare(self, run_file: RunFile) -> PreparedRuns:
         """Upload what the server lacks. Everything that can be refused is refused before."""
-        survey = self.survey(run_file)
-        ids = self.upload(survey.project, survey.sources)
-        return replace(survey.prepared, specs=[placed(spec, ids) for spec in survey.prepared.specs])
+        runs = self.survey(run_file)
+        ids = self.upload(run_file.project, runs.sources)
+        return replace(runs, specs=[placed(spec, ids) for spec in runs.specs])
 
-    def plan(self, run_file: RunFile) -> Prepared:
-        """The same, but nothing leaves this machine: local code and inputs have no artifact ids yet."""
-        material = self._gathering(run_file).look() if run_file.train is not None else None
-        survey = self._survey(run_file, material)
-        return replace(survey.prepared, to_ship=tuple(survey.sources.values()))
+    def plan(self, run_file: RunFile) -> PreparedRuns:
+        """The same, but nothing leaves this machine, and the model hub is asked as little as possible."""
+        return self._survey(run_file, self._material(run_file, MaterialReader.look))
 
-    def survey(self, run_file: RunFile) -> Survey:
+    def survey(self, run_file: RunFile) -> PreparedRuns:
         """Read, resolve and check everything, with the commit that a model's name stands for now."""
-        material = self._gathering(run_file).pin() if run_file.train is not None else None
-        return self._survey(run_file, material)
+        return self._survey(run_file, self._material(run_file, MaterialReader.pin))
 
     def check(self, run_file: RunFile) -> tuple[str, ...]:
         """What can be found wrong without a server and a package index. Return what people should know."""
-        material = self._gathering(run_file).look() if run_file.train is not None else None
+        material = self._material(run_file, MaterialReader.look)
         run_file = _with_material(run_file, material)
-        checks = Checks(run_file, self.base_dir, self.environ, self._once)
-        params = checks.checked([variant.params for variant in expand(run_file)])
+        params, notes = self._params(run_file)
         self._scan_code(run_file)
         self._scan_inputs(run_file)
-        bare = _Resolved(None, material, (), params, tuple(checks.notes), SuppliedInputs(), {}, None)
-        return self._prepared(run_file, bare).notes
+        return self._prepared(run_file, _SpecParts(material, params, notes)).notes
 
-    def upload(self, project: str, sources: Mapping[Key, Source]) -> dict[Key, str]:
+    def upload(self, project: str, sources: Mapping[Key, LocalFiles]) -> dict[Key, str]:
         """The artifact ids of what was uploaded, or was there already."""
         return {
             key: self._once(("artifact", project, key), partial(self._commit, project, key[0], source))
             for key, source in sources.items()
         }
 
-    def _survey(self, run_file: RunFile, material: Material | None) -> Survey:
+    def _survey(self, run_file: RunFile, material: TrainingMaterial | None) -> PreparedRuns:
         run_file = _with_material(run_file, material)
-        checks = Checks(run_file, self.base_dir, self.environ, self._once)
-        params = checks.checked([variant.params for variant in expand(run_file)])
-        sources: dict[Key, Source] = {}
+        params, notes = self._params(run_file)
         code = self._scan_code(run_file)
-        if code is not None:
-            sources["code", code.tree.digest] = code
         named = self._named_inputs(run_file)
         local = self._scan_inputs(run_file)
-        sources |= {("input", source.tree.digest): source for source in local.values()}
         digests = {name: self._digest_of(run_file, name, given) for name, given in named.inputs.items()}
-        resolved = _Resolved(
-            self._environment(run_file.environment),
+        parts = _SpecParts(
             material,
-            self._hosts(run_file),
             params,
-            tuple(checks.notes),
-            named,
-            {**digests, **{name: source.tree.digest for name, source in local.items()}},
-            code.tree.digest if code else None,
+            notes,
+            environment=self._environment(run_file.environment),
+            hosts=self._hosts(run_file),
+            given=named,
+            input_digests={**digests, **{name: source.tree.digest for name, source in local.items()}},
+            code_digest=code.tree.digest if code else None,
         )
-        return Survey(run_file.project, self._prepared(run_file, resolved), sources)
+        sources: dict[Key, LocalFiles] = {("code", code.tree.digest): code} if code else {}
+        sources |= {("input", source.tree.digest): source for source in local.values()}
+        return replace(self._prepared(run_file, parts), sources=sources)
+
+    def _params(self, run_file: RunFile) -> tuple[list[dict[str, Scalar]], tuple[str, ...]]:
+        """The params of every run, checked, and what people should know of them."""
+        checks = ParamChecks(run_file, self.base_dir, self.environ, self._once)
+        return checks.checked([variant.params for variant in expand(run_file)]), tuple(checks.notes)
 
     def _once(self, key: object, make: Callable[[], T]) -> T:
         if key not in self.memory:
@@ -207,11 +192,15 @@ class Workshop:
         look(path, place=name, skip_bad=False)
         return self._commit(project, "input", self._scan_input(name, str(path), None))
 
-    def _gathering(self, run_file: RunFile) -> Gathering:
+    def _material(
+        self, run_file: RunFile, read: Callable[[MaterialReader], TrainingMaterial]
+    ) -> TrainingMaterial | None:
+        if run_file.train is None:
+            return None
         self.listener.step("looking at the model and the data")
-        return Gathering(run_file, self.base_dir, self.environ, self._pin)
+        return read(MaterialReader(run_file, self.base_dir, self.environ, self._pin))
 
-    def _pin(self, model: str, environ: Mapping[str, str], *, has_token: bool) -> hub.Pinned:
+    def _pin(self, model: str, environ: Mapping[str, str], *, has_token: bool) -> hub.PinnedModel:
         return self._once(("hub", model, has_token), partial(hub.pin, model, environ, has_token=has_token))
 
     def _hosts(self, run_file: RunFile) -> Sequence[HostView]:
@@ -219,31 +208,31 @@ class Workshop:
         is_open = run_file.train is not None and "gpus" not in run_file.resources.model_fields_set
         return self._once("hosts", self.corral.hosts.all) if is_open else ()
 
-    def _prepared(self, run_file: RunFile, resolved: _Resolved) -> Prepared:
+    def _prepared(self, run_file: RunFile, resolved: _SpecParts) -> PreparedRuns:
         material = resolved.material
         group = run_file.name if is_group(run_file) else None
         specs = self._specs(run_file, resolved)
         if material is None:
-            return Prepared(specs, group, resolved.notes, run_file.max_running)
+            return PreparedRuns(specs, group, resolved.notes, run_file.max_running)
         notes = (*material.notes, *resolved.notes)
-        return Prepared(specs, group, notes, run_file.max_running, material.subjects(run_file))
+        return PreparedRuns(specs, group, notes, run_file.max_running, material.subjects(run_file))
 
-    def _scan_code(self, run_file: RunFile) -> Source | None:
+    def _scan_code(self, run_file: RunFile) -> LocalFiles | None:
         if run_file.code is None:
             return None
         root = self._path(run_file.code)
         return self._once(("code", root), partial(self._read_code, root))
 
-    def _read_code(self, root: Path) -> Source:
+    def _read_code(self, root: Path) -> LocalFiles:
         self.listener.step(f"reading code in {printable(str(root))}")
         if not root.is_dir():
-            raise _wrong("code", f"{printable(str(root))} is not a folder")
-        return Source("code", root, scan(root, ignore=Ignore()))
+            raise wrong_field("code", f"{printable(str(root))} is not a folder")
+        return LocalFiles("code", root, scan(root, ignore=Ignore()))
 
-    def _scan_inputs(self, run_file: RunFile) -> dict[str, Source]:
+    def _scan_inputs(self, run_file: RunFile) -> dict[str, LocalFiles]:
         # An environment is code, with the litter that lies beside code.
         is_code = {"environment"} if run_file.train is not None else set()
-        found: dict[str, Source] = {}
+        found: dict[str, LocalFiles] = {}
         for name, given in run_file.inputs.items():
             path = given if isinstance(given, str) else given.local
             if path is not None:
@@ -252,30 +241,20 @@ class Workshop:
                 found[name] = self._once(key, partial(self._scan_input, name, path, ignore))
         return found
 
-    def _scan_input(self, name: str, given: str, ignore: Ignore | None) -> Source:
+    def _scan_input(self, name: str, given: str, ignore: Ignore | None) -> LocalFiles:
         path = self._path(given)
         self.listener.step(f"reading input {name} in {printable(str(path))}")
         if path.is_dir():
-            return Source(f"input {name}", path, scan(path, ignore=ignore))
+            return LocalFiles(f"input {name}", path, scan(path, ignore=ignore))
         if not path.is_file():
-            raise _wrong(f"inputs.{name}", f"{printable(str(path))} is neither a file nor a folder")
+            raise wrong_field(f"inputs.{name}", f"{printable(str(path))} is neither a file nor a folder")
         # A link given by name is meant: what it leads to is read, under the name that was given.
-        real = path.resolve()
-        try:
-            status = real.stat()
-        except OSError as error:
-            raise FileUnreadable(str(path), error) from error
-        mode = 0o755 if status.st_mode & 0o100 else 0o644
-        digest, _ = digest_file(
-            Found(path.name, str(real), status.st_size, mode, Identity.of(status)), secrets=None
-        )
-        tree = Tree.of([FileEntry(path.name, status.st_size, mode, digest)])
-        return Source(f"input {name}", path.parent, tree)
+        return LocalFiles(f"input {name}", path.parent, scan_file(path))
 
-    def _named_inputs(self, run_file: RunFile) -> SuppliedInputs:
+    def _named_inputs(self, run_file: RunFile) -> ServerInputs:
         """The result of a run may be yet to come; then the run waits for it."""
         parents: dict[str, After] = {}
-        found = SuppliedInputs()
+        found = ServerInputs()
         for one in run_file.after:
             parent = self._parent(one)
             parents[parent.run] = parent
@@ -296,7 +275,7 @@ class Workshop:
                 continue
             before = parents.get(run.id) or After(run=run.id)
             if before.input not in (None, name):
-                raise _wrong(f"inputs.{name}", f"run {run.id} is the input {before.input} already")
+                raise wrong_field(f"inputs.{name}", f"run {run.id} is the input {before.input} already")
             # Checked again: what it may not be beside an input.
             parents[run.id] = After(run=run.id, input=name, on_failure=before.on_failure)
         return replace(found, after=tuple(parents.values()))
@@ -317,7 +296,7 @@ class Workshop:
                 hint=f"Queue it again with `corral requeue {found.id}`, and name the new run.",
             )
         if is_adapter and found.spec.model is None:
-            raise _wrong(place, f"run {found.id} trained nothing")
+            raise wrong_field(place, f"run {found.id} trained nothing")
         # A model that was shipped is named by a path, which says nothing here.
         if is_adapter and "model" not in found.spec.inputs and "model" not in run_file.inputs:
             check_same_model(place, made_for=found.spec.model or "", model=run_file.model or "")
@@ -328,54 +307,23 @@ class Workshop:
             return self._once(("digest", artifact_id), lambda: self.corral.artifacts.get(artifact_id).digest)
         except NotFound:
             message = f"names {artifact_id}, which project {run_file.project} does not have"
-            raise _wrong(f"inputs.{name}", message) from None
+            raise wrong_field(f"inputs.{name}", message) from None
 
     def _environment(self, wanted: EnvironmentFile) -> BuiltEnvironment | None:
         if wanted.host:
             return None
         key = ("environment", self.base_dir, wanted.model_dump_json())
-        return self._once(key, partial(self._resolve, wanted))
-
-    def _resolve(self, wanted: EnvironmentFile) -> BuiltEnvironment:
-        python = wanted.python or f"{sys.version_info.major}.{sys.version_info.minor}"
-        folder_of_wheels = wanted.find_links or wanted.wheels
-        links = self._path(folder_of_wheels) if folder_of_wheels else None
-        lines, folder = self._requirements(wanted.requirements)
-        self.listener.step("resolving requirements")
-        lock = resolve(
-            lines,
-            python=python,
-            env=self.environ,
-            progress=self.listener.step,
-            find_links=[links] if links else [],
-            no_index=wanted.wheels is not None,
-            folder=folder,
-        )
-        return BuiltEnvironment(
-            python=lock.python,
-            lock=lock.text,
-            digest=lock.digest,
-            find_links=str(links) if links else None,
-            no_index=wanted.wheels is not None,
+        return self._once(
+            key, lambda: build_environment(wanted, self.base_dir, self.environ, progress=self.listener.step)
         )
 
-    def _requirements(self, given: list[str] | str) -> tuple[list[str], Path]:
-        """The lines, and the folder that `-r` lines among them start from."""
-        if not isinstance(given, str):
-            return given, self.base_dir
-        path = self._path(given)
-        try:
-            return path.read_text(encoding="utf-8-sig").splitlines(), path.parent
-        except (OSError, UnicodeDecodeError) as error:
-            raise _wrong("environment.requirements", f"{printable(str(path))}: {error}") from error
-
-    def _commit(self, project: str, kind: Literal["code", "input"], source: Source) -> str:
+    def _commit(self, project: str, kind: Literal["code", "input"], source: LocalFiles) -> str:
         size = f"{len(source.tree.files)} files"
         self.listener.step(f"uploading {source.what}: {size}")
-        upload(source.tree, source.root, self.corral.sink(project), progress=self.listener.uploading)
+        upload(source.tree, source.root, self.corral.sink(project), progress=self.listener.moved)
         return self.corral.artifacts.commit(project, kind=kind, tree=source.tree).id
 
-    def _specs(self, run_file: RunFile, resolved: _Resolved) -> list[RunSpec]:
+    def _specs(self, run_file: RunFile, resolved: _SpecParts) -> list[RunSpec]:
         shared = run_file.model_dump(exclude={"code", "environment", *_OF_THE_FILE}, exclude_unset=True)
         shared |= {
             "environment": resolved.environment,
@@ -404,7 +352,7 @@ class Workshop:
         return specs
 
     def _trained(
-        self, run_file: RunFile, resolved: _Resolved, material: Material, variant: Variant
+        self, run_file: RunFile, resolved: _SpecParts, material: TrainingMaterial, variant: RunVariant
     ) -> dict[str, Any]:
         """What runs of a group have for themselves whose settings are the same."""
         engine = resolved.environment is None
@@ -417,7 +365,7 @@ class Workshop:
         }
 
     def _path(self, given: str) -> Path:
-        return (self.base_dir / Path(given).expanduser()).absolute()
+        return path_from(self.base_dir, given)
 
 
 def placed(spec: RunSpec, ids: Mapping[Key, str]) -> RunSpec:
@@ -436,15 +384,7 @@ def _keep(keep: Keep, *, best_by: str | None) -> Keep:
     return keep.model_copy(update={"metric": "max"})
 
 
-def _with_material(run_file: RunFile, material: Material | None) -> RunFile:
+def _with_material(run_file: RunFile, material: TrainingMaterial | None) -> RunFile:
     if material is None:
         return run_file
     return run_file.model_copy(update={"inputs": {**run_file.inputs, **material.inputs}})
-
-
-def _wrong(field: str, message: str) -> InvalidInput:
-    return InvalidInput(
-        f"{field}: {message}",
-        hint="Paths in a run file start from the folder that it is in.",
-        fields=[FieldError(field, message)],
-    )

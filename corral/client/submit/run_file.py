@@ -25,7 +25,7 @@ MAX_FILE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Variant:
+class RunVariant:
     """What tells one run of a group from the others; `train` holds what was swept, by dotted name."""
 
     params: Mapping[str, Scalar]
@@ -49,15 +49,18 @@ def parse(
     overrides: Sequence[str] = (),
     defaults: Mapping[str, str] | None = None,
 ) -> RunFile:
+    return build({**(defaults or {}), **parse_toml(text, what=what)}, what=what, overrides=overrides)
+
+
+def parse_toml(text: str, *, what: str) -> dict[str, Any]:
     try:
-        table = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(
             f"{what} is not valid TOML: {error}", hint="Correct the file at that place and try again."
         ) from error
     except RecursionError:
         raise InvalidInput(f"{what} is nested too deeply", hint="Write it flatter.") from None
-    return build({**(defaults or {}), **table}, what=what, overrides=overrides)
 
 
 def build(table: Mapping[str, Any], *, what: str, overrides: Sequence[str] = ()) -> RunFile:
@@ -87,7 +90,7 @@ def _text_place(item: ErrorDetails) -> tuple[int | str, ...] | None:
     return tuple(item["loc"]) if item["type"] == "string_type" else None
 
 
-def expand(run_file: RunFile) -> list[Variant]:
+def expand(run_file: RunFile) -> list[RunVariant]:
     """Every combination: keys of `[sweep]` in the file's order, the last one fastest, then seeds."""
     seeds: list[int | None] = list(run_file.seeds) or [None]
     count = math.prod((len(values) for values in run_file.sweep.values()), start=len(seeds))
@@ -106,10 +109,10 @@ def expand(run_file: RunFile) -> list[Variant]:
     ]
 
 
-def _variant(run_file: RunFile, swept: dict[str, Scalar], seed: int | None) -> Variant:
+def _variant(run_file: RunFile, swept: dict[str, Scalar], seed: int | None) -> RunVariant:
     if run_file.train is None:
-        return Variant({**run_file.params, **swept}, seed)
-    return Variant(run_file.params, seed, {key.removeprefix("train."): swept[key] for key in swept})
+        return RunVariant({**run_file.params, **swept}, seed)
+    return RunVariant(run_file.params, seed, {key.removeprefix("train."): swept[key] for key in swept})
 
 
 def with_swept(table: Mapping[str, Any], swept: Mapping[str, Scalar]) -> dict[str, Any]:
@@ -141,6 +144,20 @@ def read_text(path: Path, *, what: str) -> str:
         raise InvalidInput(
             f"{printable(str(path))} is not UTF-8: byte {error.start}", hint="Save it as UTF-8."
         ) from error
+
+
+def path_from(base_dir: Path, given: str) -> Path:
+    """A path as a run file names it: relative ones start from `base_dir`."""
+    return (base_dir / Path(given).expanduser()).absolute()
+
+
+def wrong_field(place: str, message: str) -> InvalidInput:
+    """For what a key of a run file names and is not there, or is not fit for it."""
+    return InvalidInput(
+        f"{place}: {message}",
+        hint="Paths in a run file start from the folder that it is in.",
+        fields=[FieldError(place, message)],
+    )
 
 
 @dataclass(frozen=True)

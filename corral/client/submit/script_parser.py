@@ -24,7 +24,7 @@ _NO_VALUE = ("store_true", "store_false", "store_const", "append_const", "count"
 
 
 @dataclass(frozen=True)
-class Argument:
+class ScriptArgument:
     """One argument. `kind` is str, int, float, bool or other; `nargs` as argparse has it."""
 
     dest: str
@@ -36,23 +36,23 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Parser:
+class ScriptParser:
     """`partial` when there may be more arguments than these; `note` when it was read from the text alone."""
 
     script: str
-    arguments: tuple[Argument, ...] = ()
-    commands: Mapping[str, Parser] = field(default_factory=dict)
+    arguments: tuple[ScriptArgument, ...] = ()
+    commands: Mapping[str, ScriptParser] = field(default_factory=dict)
     partial: bool = False
     note: str = ""
 
-    def known(self, words: Sequence[str]) -> tuple[Argument, ...]:
+    def known(self, words: Sequence[str]) -> tuple[ScriptArgument, ...]:
         """With those of the subcommand that is among the words; of all of them if none is."""
         named = [self.commands[word] for word in words if word in self.commands]
         below = named[:1] or list(self.commands.values())
         return (*self.arguments, *(argument for parser in below for argument in parser.known(words)))
 
 
-def read(script: Path, environ: Mapping[str, str], *, limit_s: float = LIMIT_S) -> Parser:
+def read(script: Path, environ: Mapping[str, str], *, limit_s: float = LIMIT_S) -> ScriptParser:
     """InvalidInput where the script cannot be read, or neither way finds a parser."""
     shown = script.name
     try:
@@ -69,7 +69,7 @@ def read(script: Path, environ: Mapping[str, str], *, limit_s: float = LIMIT_S) 
             hint="`params_from` names a script that uses argparse; `params_schema` takes a JSON Schema.",
         )
     note = f"the arguments of {shown} were read from its text, since it could not be run: {said['error']}"
-    return Parser(found.script, found.arguments, {}, found.partial, note)
+    return ScriptParser(found.script, found.arguments, {}, found.partial, note)
 
 
 def _ask(script: Path, environ: Mapping[str, str], limit_s: float) -> dict[str, Any]:
@@ -112,9 +112,9 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _parser(said: Mapping[str, Any], script: str) -> Parser:
+def _parser(said: Mapping[str, Any], script: str) -> ScriptParser:
     arguments = tuple(
-        Argument(
+        ScriptArgument(
             dest=action["dest"],
             flags=tuple(action["flags"]),
             kind=action["type"],
@@ -125,10 +125,10 @@ def _parser(said: Mapping[str, Any], script: str) -> Parser:
         for action in said["actions"]
     )
     commands = {name: _parser(below, script) for name, below in said["commands"].items()}
-    return Parser(script, arguments, commands, bool(said.get("partial")))
+    return ScriptParser(script, arguments, commands, bool(said.get("partial")))
 
 
-def _from_text(text: str, script: str) -> Parser | None:
+def _from_text(text: str, script: str) -> ScriptParser | None:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
@@ -141,14 +141,14 @@ def _from_text(text: str, script: str) -> Parser | None:
     # Subcommands and parents cannot be told apart here; names made in a loop cannot be read at all.
     partial = len(arguments) < len(added) or any(_called(call) == "add_subparsers" for call in calls)
     partial = partial or any(keyword.arg == "parents" for call in calls for keyword in call.keywords)
-    return Parser(script, tuple(arguments), partial=partial)
+    return ScriptParser(script, tuple(arguments), partial=partial)
 
 
 def _called(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else ""
 
 
-def _argument(call: ast.Call) -> Argument | None:
+def _argument(call: ast.Call) -> ScriptArgument | None:
     names = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     if not names or len(names) < len(call.args):
         return None
@@ -160,7 +160,7 @@ def _argument(call: ast.Call) -> Argument | None:
     nargs = 0 if action in _NO_VALUE else _literal(given.get("nargs"), None)
     choices = _literal(given.get("choices"), None)
     positional = not flags and nargs not in ("?", "*")
-    return Argument(
+    return ScriptArgument(
         dest=_literal(given.get("dest"), long.lstrip("-").replace("-", "_")),
         flags=flags,
         kind=_kind(given.get("type")),

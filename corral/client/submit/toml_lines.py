@@ -12,7 +12,7 @@ _STRING = re.compile(r'"""|\'\'\'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'')
 _PLACE = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
-class Lines:
+class TomlLines:
     """The lines of every key and table of a text that is valid TOML."""
 
     def __init__(self, text: str) -> None:
@@ -22,7 +22,7 @@ class Lines:
         self._read(text)
 
     def line(self, path: Path) -> int | None:
-        """Of the key, or of the nearest thing around it that has one."""
+        """The line of the key, or of the nearest table around it that has one."""
         return self._found.get(path[: self.depth(path)])
 
     def depth(self, path: Path) -> int:
@@ -57,7 +57,7 @@ class Lines:
 
 
 def parse_place(text: str) -> Path:
-    """`runs[2].params.lr` as it is told to users."""
+    """The path of `runs[2].params.lr`, which is how messages write it."""
     return tuple(int(number) if number else key for number, key in _PLACE.findall(text))
 
 

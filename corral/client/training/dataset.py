@@ -24,7 +24,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 @dataclass
-class Amount:
+class DataAmount:
     """What was seen. `text_bytes` is UTF-8 of every text in the rows; the longest is that of one row.
 
     `rows` is None where a format does not tell without a library.
@@ -45,9 +45,9 @@ class _BadRow(Exception):
     """The place and what is wrong there."""
 
 
-def look(path: Path, *, place: str, skip_bad: bool) -> Amount:
+def look(path: Path, *, place: str, skip_bad: bool) -> DataAmount:
     """Raise InvalidInput that names the file and line, unless bad rows are to be skipped."""
-    amount = Amount()
+    amount = DataAmount()
     shown = printable(str(path))
     files = [path] if path.is_file() else _files(path)
     if not files or (path.suffix and files == [path] and path.suffix.lower() not in SUFFIXES):
@@ -82,7 +82,7 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in names if path.suffix.lower() in SUFFIXES and path.is_file()]
 
 
-def _read(file: Path, amount: Amount) -> Iterator[str]:
+def _read(file: Path, amount: DataAmount) -> Iterator[str]:
     """What is wrong, row by row. The content decides what it is, not the name."""
     shown = printable(str(file))
     with file.open("rb") as opened:
@@ -95,7 +95,7 @@ def _read(file: Path, amount: Amount) -> Iterator[str]:
         yield from _lines(file, shown, amount)
 
 
-def _parquet(file: Path, shown: str, amount: Amount) -> Iterator[str]:
+def _parquet(file: Path, shown: str, amount: DataAmount) -> Iterator[str]:
     with file.open("rb") as opened:
         begins = opened.read(4)
         size = opened.seek(0, 2)
@@ -107,7 +107,7 @@ def _parquet(file: Path, shown: str, amount: Amount) -> Iterator[str]:
     amount.text_bytes += size
 
 
-def _array(file: Path, shown: str, amount: Amount) -> Iterator[str]:
+def _array(file: Path, shown: str, amount: DataAmount) -> Iterator[str]:
     try:
         rows = json.loads(file.read_bytes().decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -120,7 +120,7 @@ def _array(file: Path, shown: str, amount: Amount) -> Iterator[str]:
             yield f"{shown}, row {number}: is not an object"
 
 
-def _lines(file: Path, shown: str, amount: Amount) -> Iterator[str]:
+def _lines(file: Path, shown: str, amount: DataAmount) -> Iterator[str]:
     with file.open("rb") as opened:
         for number, line in enumerate(opened, 1):
             if not line.strip():
@@ -153,7 +153,7 @@ def _why(error: Exception) -> str:
     return "nested too deeply" if isinstance(error, RecursionError) else f"not JSON that can be read: {error}"
 
 
-def _guess_rest(opened: BinaryIO, amount: Amount) -> None:
+def _guess_rest(opened: BinaryIO, amount: DataAmount) -> None:
     """Lines of the rest, with as much text as those that were read."""
     read, rows = opened.tell(), amount.rows or 0
     mean = amount.text_bytes / max(rows, 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any, Literal
 
-from corral.client.training.placement import Subject, card_as_host, gpu_of
+from corral.client.training.placement import ForecastSubject, card_as_host, gpu_of
 from corral.domain.capability import judge
 from corral.recipes import gpus as cards
 from corral.recipes.forecast import Forecast
@@ -16,7 +16,7 @@ from corral.wire.hosts.hosts import HostView
 from corral.wire.runs import Placement
 from corral.wire.spec.run_file import RunSpec
 
-# More kinds of runs than this are told by those that come first.
+# Of a group with more kinds of runs than this, the first ones stand for all.
 MOST_KINDS = 32
 # What passes until a rented machine has started and fetched what it needs.
 RENTED_SETUP_S = 180.0
@@ -24,7 +24,7 @@ NOT_RENTED = "Corral does not rent machines yet"
 
 
 @dataclass(frozen=True)
-class Judged:
+class MachineEstimate:
     """One machine. Of several runs `forecast` is that of the one that needs most memory."""
 
     name: str
@@ -62,13 +62,13 @@ class Estimate:
     """`machines` best first, hosts before cards; `taken` is the name of the one that the run would go to."""
 
     runs: int
-    machines: Sequence[Judged]
+    machines: Sequence[MachineEstimate]
     taken: str | None
     notes: tuple[str, ...] = field(default=())
 
 
 @dataclass(frozen=True)
-class Known:
+class FleetSnapshot:
     """What the server says of its hosts, with the reasons by which it places; empty without a server."""
 
     hosts: Sequence[HostView] = ()
@@ -78,7 +78,9 @@ class Known:
         return {found.host: tuple(found.reasons) for found in self.placements}
 
 
-def estimate(subjects: Sequence[Subject], spec: RunSpec, known: Known, *, today: date) -> Estimate:
+def estimate_machines(
+    subjects: Sequence[ForecastSubject], spec: RunSpec, known: FleetSnapshot, *, today: date
+) -> Estimate:
     """`subjects` are the runs of a group, `spec` the first of them with its resources settled."""
     kinds = _kinds(subjects)
     machines, kept, dropped = _machines(spec, known, today=today), kinds[:MOST_KINDS], kinds[MOST_KINDS:]
@@ -103,16 +105,16 @@ class _Candidate:
     price_from: str | None = None
 
 
-def _kinds(subjects: Sequence[Subject]) -> list[tuple[Subject, int]]:
+def _kinds(subjects: Sequence[ForecastSubject]) -> list[tuple[ForecastSubject, int]]:
     """Runs that differ in their seeds alone share one subject."""
-    counted: dict[int, tuple[Subject, int]] = {}
+    counted: dict[int, tuple[ForecastSubject, int]] = {}
     for subject in subjects:
         first, count = counted.get(id(subject), (subject, 0))
         counted[id(subject)] = (first, count + 1)
     return list(counted.values())
 
 
-def _machines(spec: RunSpec, known: Known, *, today: date) -> list[_Candidate]:
+def _machines(spec: RunSpec, known: FleetSnapshot, *, today: date) -> list[_Candidate]:
     need = spec.requirements()
     against = known.against()
     found = [
@@ -147,17 +149,17 @@ def _machines(spec: RunSpec, known: Known, *, today: date) -> list[_Candidate]:
     return found
 
 
-def _offer(subject: Subject, candidate: _Candidate) -> Offer:
+def _offer(subject: ForecastSubject, candidate: _Candidate) -> Offer:
     (offer,) = offers(subject.train, subject.facts, subject.data, [candidate.machine])
     return offer
 
 
-def _judged(candidate: _Candidate, found: Sequence[tuple[Offer, int]]) -> Judged:
+def _judged(candidate: _Candidate, found: Sequence[tuple[Offer, int]]) -> MachineEstimate:
     machine = candidate.machine
     worst = max((offer for offer, _ in found), key=lambda offer: offer.forecast.peak_bytes)
     costs = [None if offer.cost is None else offer.cost * count for offer, count in found]
     reasons = [reason for offer, _ in found for reason in offer.against]
-    return Judged(
+    return MachineEstimate(
         name=machine.name,
         kind=candidate.kind,
         gpu=machine.gpu.name if machine.gpu else None,
@@ -170,7 +172,7 @@ def _judged(candidate: _Candidate, found: Sequence[tuple[Offer, int]]) -> Judged
     )
 
 
-def _rank(one: Judged) -> tuple[bool, bool, bool, float, float, str]:
+def _rank(one: MachineEstimate) -> tuple[bool, bool, bool, float, float, str]:
     """By what the whole costs, setup included, then by time; an unknown price comes last."""
     fits = one.forecast.fits
     return not one.possible, not fits, one.cost is None, one.cost or 0.0, one.total_s, one.name

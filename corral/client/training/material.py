@@ -15,11 +15,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from corral.client.submit.run_file import Variant, expand, with_swept
+from corral.client.submit.run_file import RunVariant, expand, path_from, with_swept, wrong_field
 from corral.client.training import model_hub as hub
-from corral.client.training.dataset import Amount, look
-from corral.client.training.placement import Subject, data_facts
-from corral.domain.errors import FieldError, InvalidInput
+from corral.client.training.dataset import DataAmount, look
+from corral.client.training.placement import ForecastSubject, data_facts
 from corral.domain.ids import is_id
 from corral.domain.paths import printable
 from corral.recipes import models
@@ -47,23 +46,23 @@ class ModelSource:
 
 
 @dataclass(frozen=True)
-class Material:
+class TrainingMaterial:
     """`inputs` are what must be shipped, by the names under which the engine looks for them."""
 
     model: ModelSource
     inputs: Mapping[str, InputFrom]
-    data: Amount | None
+    data: DataAmount | None
     notes: tuple[str, ...] = field(default=())
 
-    def train(self, run_file: RunFile, variant: Variant) -> Train:
+    def train(self, run_file: RunFile, variant: RunVariant) -> Train:
         """One run of a group."""
         swept = ", ".join(f"{key} = {value}" for key, value in variant.train.items())
         what = f"the run with {swept}" if swept else "the run"
         return train_of(with_swept(run_file.train or {}, variant.train), self.model, what=what)
 
-    def subjects(self, run_file: RunFile) -> tuple[Subject, ...]:
+    def subjects(self, run_file: RunFile) -> tuple[ForecastSubject, ...]:
         """Of every run of a group; seeds share theirs."""
-        made: dict[str, Subject | None] = {}
+        made: dict[str, ForecastSubject | None] = {}
         found = []
         for variant in expand(run_file):
             key = repr(variant.train)
@@ -72,28 +71,28 @@ class Material:
             found.append(made[key])
         return tuple(subject for subject in found if subject is not None)
 
-    def subject(self, run_file: RunFile, variant: Variant) -> Subject | None:
+    def subject(self, run_file: RunFile, variant: RunVariant) -> ForecastSubject | None:
         """What its forecast is about; None where the model's shape is unknown."""
         if self.model.facts is None:
             return None
         train = self.train(run_file, variant)
-        return Subject(train, self.model.facts, data_facts(self.data, self.model.facts, train))
+        return ForecastSubject(train, self.model.facts, data_facts(self.data, self.model.facts, train))
 
 
 @dataclass(frozen=True)
-class Gathering:
+class MaterialReader:
     """`environ` says where the model hub is; `base_dir` is what relative paths start from."""
 
     run_file: RunFile
     base_dir: Path
     environ: Mapping[str, str]
-    pinned: Callable[..., hub.Pinned] = hub.pin
+    pinned: Callable[..., hub.PinnedModel] = hub.pin
 
-    def look(self) -> Material:
+    def look(self) -> TrainingMaterial:
         """From this machine alone, except for the shape of a model that is not listed."""
         return self._gather(ask_hub=models.facts(self._model) is None)
 
-    def pin(self) -> Material:
+    def pin(self) -> TrainingMaterial:
         """The same, with the commit that the model's name stands for now."""
         known = models.facts(self._model)
         return self._gather(ask_hub=known is None or known.source == "hub")
@@ -102,7 +101,7 @@ class Gathering:
     def _model(self) -> str:
         return self.run_file.model or ""
 
-    def _gather(self, *, ask_hub: bool) -> Material:
+    def _gather(self, *, ask_hub: bool) -> TrainingMaterial:
         self._refuse_swept_files()
         notes: list[str] = []
         model = self._model_source(notes, ask_hub=ask_hub)
@@ -113,12 +112,14 @@ class Gathering:
         data = self._look_at("data", inputs, train, notes)
         self._look_at("eval_data", inputs, train, notes)
         _check_rows(train, data)
-        return Material(model, inputs, data, tuple(notes))
+        return TrainingMaterial(model, inputs, data, tuple(notes))
 
     def _refuse_swept_files(self) -> None:
         swept = [key for key in self.run_file.sweep if key.removeprefix("train.").split(".")[0] in SHIPPED]
         if swept:
-            raise _wrong("sweep", f"names {', '.join(swept)}; files are not swept: submit each by itself")
+            raise wrong_field(
+                "sweep", f"names {', '.join(swept)}; files are not swept: submit each by itself"
+            )
 
     def _model_source(self, notes: list[str], *, ask_hub: bool) -> ModelSource:
         ref = self._model
@@ -127,13 +128,15 @@ class Gathering:
         if ref.startswith(_PATH_BEGINNINGS) or (known is None and folder.is_dir()):
             return ModelSource(ref, folder, _folder_facts(ref, folder))
         if known is None and not hub.is_hub_id(ref):
-            raise _wrong("model", f"{printable(ref)} is no listed model, no Hugging Face id and no folder")
+            raise wrong_field(
+                "model", f"{printable(ref)} is no listed model, no Hugging Face id and no folder"
+            )
         if not ask_hub:
             return ModelSource(ref, facts=known)
         name = (known.hf if known else None) or ref
         found = self.pinned(name, self.environ, has_token="HF_TOKEN" in self.run_file.secrets)
         if found.note and known is None and (near := _nearest_model(ref)):
-            raise _wrong("model", f"{printable(ref)} is neither listed nor known to the model hub{near}")
+            raise wrong_field("model", f"{printable(ref)} is neither listed nor known to the model hub{near}")
         if found.note:
             notes.append(found.note)
         facts = known or (_facts(found.config, ref) if found.config else None)
@@ -150,7 +153,7 @@ class Gathering:
         if not path.exists():
             if name == "adapter" and not given.startswith(_PATH_BEGINNINGS) and "/" not in given:
                 return InputFrom(run=given)
-            raise _wrong(place, f"{printable(str(path))} does not exist{_nearest(name, given)}")
+            raise wrong_field(place, f"{printable(str(path))} does not exist{_nearest(name, given)}")
         if name == "environment":
             _check_environment(path)
         if name == "adapter":
@@ -159,7 +162,7 @@ class Gathering:
 
     def _look_at(
         self, name: str, inputs: Mapping[str, InputFrom], train: Train, notes: list[str]
-    ) -> Amount | None:
+    ) -> DataAmount | None:
         given = inputs.get(name)
         if given is None or given.local is None:
             return None
@@ -169,7 +172,7 @@ class Gathering:
         return amount
 
     def _path(self, given: str) -> Path:
-        return (self.base_dir / Path(given).expanduser()).absolute()
+        return path_from(self.base_dir, given)
 
 
 def train_of(table: Mapping[str, Any], model: ModelSource, *, what: str) -> Train:
@@ -184,7 +187,7 @@ def check_same_model(place: str, *, made_for: str, model: str) -> None:
     """InvalidInput where the two are known to be different; a name that says nothing passes."""
     theirs, ours = _known_name(made_for), _known_name(model)
     if theirs is not None and ours is not None and theirs != ours:
-        raise _wrong(place, f"was made for {printable(made_for)}, and this run is of {printable(model)}")
+        raise wrong_field(place, f"was made for {printable(made_for)}, and this run is of {printable(model)}")
 
 
 def _known_name(model: str) -> str | None:
@@ -193,15 +196,15 @@ def _known_name(model: str) -> str | None:
     return model if hub.is_hub_id(model) else None
 
 
-def _check_rows(train: Train, data: Amount | None) -> None:
+def _check_rows(train: Train, data: DataAmount | None) -> None:
     if data is not None and data.rows == 1 and train.recipe == "sft" and train.eval_fraction > 0:
-        raise _wrong("train.eval_fraction", "there is one row, and none of it can be held out")
+        raise wrong_field("train.eval_fraction", "there is one row, and none of it can be held out")
 
 
 def _check_adapter(path: Path, model: ModelSource) -> None:
     found = next((p for p in (path / _ADAPTER, path / "adapter" / _ADAPTER) if p.is_file()), None)
     if found is None:
-        raise _wrong("train.adapter", f"{printable(str(path))} holds no {_ADAPTER}")
+        raise wrong_field("train.adapter", f"{printable(str(path))} holds no {_ADAPTER}")
     base = _read_table("train.adapter", found).get("base_model_name_or_path")
     if isinstance(base, str) and model.folder is None:
         check_same_model("train.adapter", made_for=base, model=model.ref)
@@ -212,24 +215,26 @@ def _check_environment(path: Path) -> None:
     file = path / "environment.py" if path.is_dir() else path
     shown = printable(str(file))
     if not file.is_file() or file.suffix != ".py":
-        raise _wrong("train.environment", f"{shown} is not a Python file")
+        raise wrong_field("train.environment", f"{shown} is not a Python file")
     try:
         ast.parse(file.read_bytes(), filename=shown)
     except SyntaxError as error:
-        raise _wrong("train.environment", f"{shown}, line {error.lineno}: {error.msg}") from None
+        raise wrong_field("train.environment", f"{shown}, line {error.lineno}: {error.msg}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise _wrong("train.environment", f"{shown} cannot be read: {error}") from None
+        raise wrong_field("train.environment", f"{shown} cannot be read: {error}") from None
 
 
 def _folder_facts(ref: str, folder: Path) -> ModelFacts:
     shown = printable(str(folder))
     if not folder.is_dir():
-        raise _wrong("model", f"{shown} is not a folder")
+        raise wrong_field("model", f"{shown} is not a folder")
     config = folder / "config.json"
     if not config.is_file():
-        raise _wrong("model", f"{shown} holds no config.json: it is not a model that transformers can load")
+        raise wrong_field(
+            "model", f"{shown} holds no config.json: it is not a model that transformers can load"
+        )
     if not any(folder.glob("*.safetensors")):
-        raise _wrong("model", f"{shown} holds no safetensors; weights in other formats can run code")
+        raise wrong_field("model", f"{shown} holds no safetensors; weights in other formats can run code")
     return _facts(_read_table("model", config), ref)
 
 
@@ -237,16 +242,16 @@ def _facts(config: Mapping[str, Any], ref: str) -> ModelFacts:
     try:
         return models.from_config(config, id=ref)
     except UnknownModel as error:
-        raise _wrong("model", f"{error} {error.hint}") from None
+        raise wrong_field("model", f"{error} {error.hint}") from None
 
 
 def _read_table(place: str, path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise _wrong(place, f"{printable(str(path))} cannot be read: {error}") from None
+        raise wrong_field(place, f"{printable(str(path))} cannot be read: {error}") from None
     if not isinstance(found, dict):
-        raise _wrong(place, f"{printable(str(path))} is not a table of JSON")
+        raise wrong_field(place, f"{printable(str(path))} is not a table of JSON")
     return found
 
 
@@ -262,11 +267,3 @@ def _nearest(name: str, given: str) -> str:
     if near:
         return f"; did you mean the bundled `{near[0]}`?"
     return f"; bundled are: {', '.join(BUNDLED)}"
-
-
-def _wrong(place: str, message: str) -> InvalidInput:
-    return InvalidInput(
-        f"{place}: {message}",
-        hint="Paths in a run file start from the folder that it is in.",
-        fields=[FieldError(place, message)],
-    )

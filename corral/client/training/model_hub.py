@@ -28,7 +28,7 @@ _TRUE = ("1", "true", "yes", "on")
 
 
 @dataclass(frozen=True)
-class Pinned:
+class PinnedModel:
     """What is not known is None; `note` says why."""
 
     revision: str | None = None
@@ -40,7 +40,7 @@ def is_hub_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None and ".." not in text and len(text) <= 200
 
 
-def pin(model: str, environ: Mapping[str, str], *, has_token: bool) -> Pinned:
+def pin(model: str, environ: Mapping[str, str], *, has_token: bool) -> PinnedModel:
     """InvalidInput if the hub says that there is no such model. `has_token`: whether the run brings one."""
     cached = _from_cache(model, environ)
     if environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
@@ -53,14 +53,16 @@ def pin(model: str, environ: Mapping[str, str], *, has_token: bool) -> Pinned:
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         if cached.revision:
             return cached
-        return Pinned(note=f"the model hub cannot be asked ({type(error).__name__}): {model} {NOT_PINNED}")
+        return PinnedModel(
+            note=f"the model hub cannot be asked ({type(error).__name__}): {model} {NOT_PINNED}"
+        )
 
 
-def _ask(http: httpx.Client, base: str, model: str, cached: Pinned, *, has_token: bool) -> Pinned:
+def _ask(http: httpx.Client, base: str, model: str, cached: PinnedModel, *, has_token: bool) -> PinnedModel:
     answer = http.get(f"{base}/api/models/{model}/revision/main")
     gated = answer.status_code == 403 or answer.headers.get("x-error-code") == "GatedRepo"
     if gated:
-        return Pinned(note=_gated(model, has_token=has_token))
+        return PinnedModel(note=_gated(model, has_token=has_token))
     # The hub says 401 to strangers also for what is not there.
     if answer.status_code in (401, 404):
         raise _absent(model)
@@ -71,8 +73,8 @@ def _ask(http: httpx.Client, base: str, model: str, cached: Pinned, *, has_token
         return cached
     note = _gated(model, has_token=has_token) if said.get("gated") and not has_token else ""
     if commit == cached.revision:
-        return Pinned(commit, cached.config, note)
-    return Pinned(commit, _config(http, f"{base}/{model}/resolve/{commit}/config.json"), note)
+        return PinnedModel(commit, cached.config, note)
+    return PinnedModel(commit, _config(http, f"{base}/{model}/resolve/{commit}/config.json"), note)
 
 
 def _config(http: httpx.Client, url: str) -> Mapping[str, Any] | None:
@@ -100,17 +102,17 @@ def _gated(model: str, *, has_token: bool) -> str:
     )
 
 
-def _from_cache(model: str, environ: Mapping[str, str]) -> Pinned:
+def _from_cache(model: str, environ: Mapping[str, str]) -> PinnedModel:
     """What an earlier download left on this machine."""
     folder = _cache(environ) / f"models--{model.replace('/', '--')}"
     try:
         commit = (folder / "refs" / "main").read_text(encoding="ascii").strip()
         if not _COMMIT.fullmatch(commit):
-            return Pinned()
+            return PinnedModel()
         text = (folder / "snapshots" / commit / "config.json").read_text(encoding="utf-8")
     except (OSError, ValueError):
-        return Pinned()
-    return Pinned(commit, _table(text))
+        return PinnedModel()
+    return PinnedModel(commit, _table(text))
 
 
 def _cache(environ: Mapping[str, str]) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from corral.client.training.dataset import Amount
+from corral.client.training.dataset import DataAmount
 from corral.domain.capability import Capability, Gpu, Requirements, fitting_gpus, judge
 from corral.recipes import gpus as cards
 from corral.recipes.forecast import forecast_plan
@@ -27,7 +27,7 @@ _TEMPLATE_TOKENS = 16
 
 
 @dataclass(frozen=True)
-class Subject:
+class ForecastSubject:
     """A run whose needs are asked for."""
 
     train: Train
@@ -35,7 +35,7 @@ class Subject:
     data: DataFacts
 
 
-def data_facts(amount: Amount | None, facts: ModelFacts | None, train: Train) -> DataFacts:
+def data_facts(amount: DataAmount | None, facts: ModelFacts | None, train: Train) -> DataFacts:
     """Tokens guessed from bytes; exact ones are the engine's, which has the tokenizer."""
     if amount is None or amount.rows is None:
         return DataFacts()
@@ -49,7 +49,7 @@ def data_facts(amount: Amount | None, facts: ModelFacts | None, train: Train) ->
     )
 
 
-def least_vram(subject: Subject) -> int:
+def least_vram(subject: ForecastSubject) -> int:
     """Bytes that a GPU must have in all for the run to fit, however slowly."""
     # Which card it is makes no difference to how much is needed.
     any_card = next(iter(cards.catalogue().values()))
@@ -58,7 +58,7 @@ def least_vram(subject: Subject) -> int:
 
 
 def settled(
-    asked: Resources, subject: Subject | None, hosts: Iterable[HostView], *, engine: bool
+    asked: Resources, subject: ForecastSubject | None, hosts: Iterable[HostView], *, engine: bool
 ) -> Resources:
     """What the user left open is filled in: whether it takes a GPU, and how much memory that must have.
 

@@ -16,7 +16,8 @@ from corral.client.files.digest import FileChanged, FileUnreadable, digest_file
 from corral.client.files.tree import FileEntry, Tree, scan
 from corral.client.files.unpack import materialise
 from corral.client.files.upload import upload
-from corral.client.volumes.volumes import EMPTY, Fetch, Remote, by_path, found_at
+from corral.client.files.walk import ListedFile
+from corral.client.volumes.volumes import EMPTY, Fetch, RemoteVolume, by_path
 from corral.domain.errors import FieldError, VolumeConflict
 from corral.domain.redaction import SecretValues
 from corral.domain.volumes import merge
@@ -30,14 +31,14 @@ Unpack = Callable[[Tree, Fetch, Path], None]
 
 
 @dataclass
-class Folder:
+class VolumeFolder:
     """A folder that holds a volume: others' changes come with `reload`, one's own go with `commit`.
 
     `base` is the version that the folder was last brought to, and what that version holds.
     """
 
     root: Path
-    remote: Remote
+    remote: RemoteVolume
     secrets: SecretValues | None = None
     base: tuple[int, Tree] = (0, EMPTY)
     _lock: Lock = field(default_factory=Lock)
@@ -152,7 +153,7 @@ def _is(path: Path, entry: FileEntry) -> bool:
     try:
         if path.is_symlink() or not path.is_file():
             return False
-        found = found_at(path)
+        found = ListedFile.at(path)
         return (found.size, found.mode) == (entry.size, entry.mode) and digest_file(found, None)[
             0
         ] == entry.digest

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from corral.client.artifacts import Artifacts, records
 from corral.client.blobs import BlobSink, BlobSource
-from corral.client.files.digest import digest_file
-from corral.client.files.tree import FileEntry, Tree, scan
+from corral.client.files.tree import FileEntry, Tree, scan, scan_file
 from corral.client.files.unpack import materialise
 from corral.client.files.upload import Progress, upload
-from corral.client.files.walk import Found, Identity
 from corral.client.http.transport import Transport, quoted
 from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.paths import check_path
@@ -35,134 +34,99 @@ class Volumes:
         self._artifacts = Artifacts(transport)
 
     def all(self, project: str | None = None) -> Iterator[VolumeView]:
-        cursor: str | None = None
-        while True:
-            params = {"project": project, "cursor": cursor, "limit": 200}
-            page = self._transport.get("/v1/volumes", VolumePage, params)
-            yield from page.items
-            cursor = page.next
-            if cursor is None:
-                return
+        return self._transport.items("/v1/volumes", VolumePage, {"project": project, "limit": 200})
 
     def get(self, project: str, name: str) -> VolumeDetail:
-        return self._transport.get(self._path(project, name), VolumeDetail)
+        return self._transport.get(_path(project, name), VolumeDetail)
 
     def remove(self, project: str, name: str) -> None:
-        self._transport.once("DELETE", self._path(project, name), type(None))
+        self._transport.once("DELETE", _path(project, name), type(None))
 
-    def remote(self, project: str, name: str) -> ProjectRemote:
-        return ProjectRemote(self._transport, project, name)
-
-    def _path(self, project: str, name: str) -> str:
-        return f"/v1/projects/{quoted(project)}/volumes/{quoted(name)}"
+    def remote(self, project: str, name: str) -> ProjectVolume:
+        return ProjectVolume.of(self._transport, project, name)
 
 
-class Remote(Protocol):
+@dataclass(frozen=True)
+class RemoteVolume(ABC):
     """One volume on a server, as somebody who may read and write it."""
 
+    transport: Transport
+    path: str
+    sink: BlobSink
+    source: BlobSource
+
+    @abstractmethod
     def head(self) -> VolumeVersionView: ...
 
     def commit(self, base: int, tree: Tree) -> VolumeVersionView:
         """The files of the tree must be on the server. The same again changes nothing."""
-        ...
-
-    def tree(self, version: VolumeVersionView) -> Tree: ...
-
-    @property
-    def sink(self) -> BlobSink: ...
-
-    @property
-    def fetch(self) -> Fetch: ...
-
-
-@dataclass(frozen=True)
-class ProjectRemote:
-    transport: Transport
-    project: str
-    name: str
-
-    def head(self) -> VolumeVersionView:
-        try:
-            found = self.transport.get(self._path, VolumeDetail)
-        except NotFound:
-            # It is made by the first commit.
-            return VolumeVersionView(volume=self.name, project=self.project, version=0)
-        return found.versions[0] if found.versions else self._none()
-
-    def _none(self) -> VolumeVersionView:
-        return VolumeVersionView(volume=self.name, project=self.project, version=0)
-
-    def commit(self, base: int, tree: Tree) -> VolumeVersionView:
-        body = VolumeCommit.model_construct(base=base, files=records(tree.files))
-        return self.transport.repeat(
-            "POST", f"{self._path}/versions", VolumeVersionView, body=body, timeout_s=COMMIT_TIMEOUT_S
-        )
-
-    def tree(self, version: VolumeVersionView) -> Tree:
-        return EMPTY if version.artifact_id is None else Artifacts(self.transport).tree(version.artifact_id)
-
-    @property
-    def sink(self) -> BlobSink:
-        return BlobSink.of_project(self.transport, self.project)
-
-    @property
-    def fetch(self) -> Fetch:
-        return BlobSource.of_project(self.transport, self.project).read
-
-    @property
-    def _path(self) -> str:
-        return f"/v1/projects/{quoted(self.project)}/volumes/{quoted(self.name)}"
-
-
-@dataclass(frozen=True)
-class LeaseRemote:
-    """As the holder of a lease whose run mounts it."""
-
-    transport: Transport
-    lease_id: str
-    epoch: int
-    name: str
-
-    def head(self) -> VolumeVersionView:
-        return self.transport.repeat("GET", self._path, VolumeVersionView, params={"epoch": self.epoch})
-
-    def commit(self, base: int, tree: Tree) -> VolumeVersionView:
-        body = VolumeCommit.model_construct(base=base, files=records(tree.files))
         return self.transport.repeat(
             "POST",
-            f"{self._path}/versions",
+            f"{self.path}/versions",
             VolumeVersionView,
-            body=body,
-            params={"epoch": self.epoch},
+            body=VolumeCommit.model_construct(base=base, files=records(tree.files)),
+            params=self.sink.params,
             timeout_s=COMMIT_TIMEOUT_S,
         )
 
     def tree(self, version: VolumeVersionView) -> Tree:
         if version.artifact_id is None:
             return EMPTY
-        source = BlobSource.of_lease(self.transport, self.lease_id, self.epoch)
-        return Artifacts(self.transport).tree(version.artifact_id, source.params)
-
-    @property
-    def sink(self) -> BlobSink:
-        return BlobSink.of_lease(self.transport, self.lease_id, self.epoch)
+        return Artifacts(self.transport).tree(version.artifact_id, self.source.lease_params)
 
     @property
     def fetch(self) -> Fetch:
-        return BlobSource.of_lease(self.transport, self.lease_id, self.epoch).read
-
-    @property
-    def _path(self) -> str:
-        return f"/v1/leases/{quoted(self.lease_id)}/volumes/{quoted(self.name)}"
+        return self.source.read
 
 
-def put(remote: Remote, source: Path, target: str, *, progress: Progress | None = None) -> VolumeVersionView:
+@dataclass(frozen=True)
+class ProjectVolume(RemoteVolume):
+    """As a user of its project."""
+
+    project: str
+    name: str
+
+    @classmethod
+    def of(cls, transport: Transport, project: str, name: str) -> ProjectVolume:
+        sink, source = BlobSink.of_project(transport, project), BlobSource.of_project(transport, project)
+        return cls(transport, _path(project, name), sink, source, project, name)
+
+    def head(self) -> VolumeVersionView:
+        versions: list[VolumeVersionView] = []
+        # It is made by the first commit.
+        with suppress(NotFound):
+            versions = self.transport.get(self.path, VolumeDetail).versions
+        return (
+            versions[0] if versions else VolumeVersionView(volume=self.name, project=self.project, version=0)
+        )
+
+
+class LeaseVolume(RemoteVolume):
+    """As the holder of a lease whose run mounts it."""
+
+    @classmethod
+    def of(cls, transport: Transport, lease_id: str, epoch: int, name: str) -> LeaseVolume:
+        sink = BlobSink.of_lease(transport, lease_id, epoch)
+        source = BlobSource.of_lease(transport, lease_id, epoch)
+        return cls(transport, f"/v1/leases/{quoted(lease_id)}/volumes/{quoted(name)}", sink, source)
+
+    def head(self) -> VolumeVersionView:
+        return self.transport.repeat("GET", self.path, VolumeVersionView, params=self.sink.params)
+
+
+def _path(project: str, name: str) -> str:
+    return f"/v1/projects/{quoted(project)}/volumes/{quoted(name)}"
+
+
+def put(
+    remote: RemoteVolume, source: Path, target: str, *, progress: Progress | None = None
+) -> VolumeVersionView:
     """Add a file or the files of a folder, at a path of the volume; what is there already is replaced."""
     if not source.exists():
         raise InvalidInput(f"{source} is not there", hint="Give a file or a folder of this machine.")
     target = target.strip("/")
     is_folder = source.is_dir()
-    tree = scan(source, ignore=None) if is_folder else _one_file(source)
+    tree = scan(source, ignore=None) if is_folder else scan_file(source)
     root = source if is_folder else source.parent
     prefix = f"{target}/" if target and is_folder else ""
     placed = [
@@ -178,7 +142,7 @@ def put(remote: Remote, source: Path, target: str, *, progress: Progress | None 
     return remote.commit(head.version, Tree.of(entries.values()))
 
 
-def get(remote: Remote, path: str, target: Path, *, version: VolumeVersionView | None = None) -> Tree:
+def get(remote: RemoteVolume, path: str, target: Path, *, version: VolumeVersionView | None = None) -> Tree:
     """Fetch a file, or all files below a path, to a place that is not there yet."""
     tree = remote.tree(version or remote.head())
     path = path.strip("/")
@@ -209,7 +173,7 @@ def below(tree: Tree, path: str) -> Tree:
     return Tree.of(files)
 
 
-def remove(remote: Remote, path: str) -> VolumeVersionView:
+def remove(remote: RemoteVolume, path: str) -> VolumeVersionView:
     """Take a file, or all below a folder, out of the newest version."""
     path = path.strip("/")
     head = remote.head()
@@ -218,19 +182,6 @@ def remove(remote: Remote, path: str) -> VolumeVersionView:
     if len(kept) == len(tree.files):
         raise NotFound(f"there is no {path!r} in the volume", hint="See `corral volumes show`.")
     return remote.commit(head.version, Tree.of(kept))
-
-
-def _one_file(source: Path) -> Tree:
-    found = found_at(source)
-    digest, _ = digest_file(found, None)
-    return Tree.of([FileEntry(source.name, found.size, found.mode, digest)])
-
-
-def found_at(path: Path) -> Found:
-    """One file by itself, as a walk through its folder would list it."""
-    status = path.stat()
-    mode = 0o755 if status.st_mode & 0o100 else 0o644
-    return Found(path.name, os.path.realpath(path), status.st_size, mode, Identity.of(status))
 
 
 def by_path(tree: Tree) -> dict[str, FileEntry]:

@@ -43,7 +43,7 @@ _HOLE = re.compile(r"\{(params\.[A-Za-z0-9_-]+|seed|run_id)\}")
 _RESOURCES, _RETRIES, _KEEP = Resources(), RetryBudgets(), Keep()
 
 
-class _Common(Exact):
+class _RunFields(Exact):
     name: Name = Field("run", description="What it is called in lists; a group takes this name too.")
     project: Name = Field(
         "default", description="Which project it belongs to. `CORRAL_PROJECT` when left out."
@@ -185,13 +185,13 @@ class _Common(Exact):
         return value
 
     @model_validator(mode="after")
-    def _secrets_and_env_apart(self) -> _Common:
+    def _secrets_and_env_apart(self) -> _RunFields:
         if both := sorted(set(self.env) & set(self.secrets)):
             raise ValueError(f"{', '.join(both)} is both in env and in secrets")
         return self
 
 
-class RunFile(_Common):
+class RunFile(_RunFields):
     """A run file as a user writes it. `seeds` or `[sweep]` make a group of runs."""
 
     train: TrainFileTable | None = Field(
@@ -357,7 +357,7 @@ class ServiceTable(Exact):
     )
 
 
-class _Resolved(_Common):
+class _ResolvedRun(_RunFields):
     service: ServiceTable | None = Field(None, description="Of an instance of an endpoint: what it serves.")
     model_revision: str | None = Field(
         None, max_length=256, description="The commit or digest that `model` stood for when it was submitted."
@@ -423,7 +423,7 @@ class _Resolved(_Common):
         return self.model_copy(update={"train": canonical(self.model or "?", self.train)})
 
 
-class PackedSpec(_Resolved):
+class PackedSpec(_ResolvedRun):
     """A resolved run beside others that share its environment, which it names by its digest."""
 
     environment: DigestText | None = None
@@ -435,7 +435,7 @@ class PackedSpec(_Resolved):
         return RunSpec.model_construct(**{**self.__dict__, "environment": whole})
 
 
-class RunSpec(_Resolved):
+class RunSpec(_ResolvedRun):
     """A resolved run: one seed, no sweep; code and inputs are artifacts; the environment is locked.
 
     Of a stored one the train table is not checked again: what was accepted once stays readable.

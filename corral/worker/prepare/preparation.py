@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.environments.installer import InstallerStopped
 from corral.client.environments.lock import Lock
 from corral.client.files.unpack import ContentMismatch

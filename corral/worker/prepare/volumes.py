@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from corral.client.api import Corral
-from corral.client.volumes.folder import Folder
-from corral.client.volumes.volumes import LeaseRemote
+from corral.client.corral import Corral
+from corral.client.volumes.folder import VolumeFolder
+from corral.client.volumes.volumes import LeaseVolume
 from corral.domain.errors import InvalidInput
 from corral.domain.redaction import SecretValues
 from corral.wire.leases import LeaseView
@@ -28,7 +28,7 @@ class Mounts:
     control: Control
     root: Path
     cache: Cache
-    folders: dict[str, Folder] = field(default_factory=dict)
+    folders: dict[str, VolumeFolder] = field(default_factory=dict)
     secrets: SecretValues | None = None
 
     @property
@@ -41,7 +41,7 @@ class Mounts:
         self.root.mkdir(exist_ok=True)
         for name, volume in self.wanted.items():
             if volume not in self.folders:
-                folder = Folder(self.root / name, self._remote(corral, volume))
+                folder = VolumeFolder(self.root / name, self._remote(corral, volume))
                 folder.fill(self.cache.unpack)
                 self.folders[volume] = folder
 
@@ -66,5 +66,5 @@ class Mounts:
 
         return {"version": keep_trying(self.link, work, given_up=self.control.given_up)}
 
-    def _remote(self, corral: Corral, volume: str) -> LeaseRemote:
-        return LeaseRemote(corral.transport, self.lease.id, self.lease.epoch, volume)
+    def _remote(self, corral: Corral, volume: str) -> LeaseVolume:
+        return LeaseVolume.of(corral.transport, self.lease.id, self.lease.epoch, volume)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.domain.errors import CorralError
 from corral.wire.leases import OutcomeAnswer, OutcomeReport
 

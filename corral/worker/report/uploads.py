@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.files.digest import FileChanged
 from corral.client.files.tree import Tree, scan
 from corral.client.files.upload import upload

@@ -1,15 +1,12 @@
-"""Runs about a run: evaluating what it made, and sampling from it."""
+"""Specs of runs that evaluate what a training run made, or sample from it."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from corral.client.api import Corral
-from corral.domain.errors import Conflict, DigestMismatch, InvalidInput, NotFound
-from corral.wire.runs import RunDetail, RunView
+from corral.client.corral import Corral
+from corral.domain.errors import Conflict, InvalidInput
+from corral.wire.runs import RunDetail
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.spec.train import EvalRequest, SampleRequest
 
@@ -18,14 +15,14 @@ _NAME_CHARS = 64
 _OF = "of"
 
 
-def trained(corral: Corral, run: str) -> RunDetail:
+def training_run(corral: Corral, run: str) -> RunDetail:
     """The run that is meant: of one that only asks about another, the other."""
     found = corral.runs.get(run)
     of = found.labels.get(_OF)
     return corral.runs.get(of) if of is not None and found.spec.task != "train" else found
 
 
-def about(run: RunDetail, ask: EvalRequest | SampleRequest) -> RunSpec:
+def spec_about(run: RunDetail, ask: EvalRequest | SampleRequest) -> RunSpec:
     """A spec of the same model, data and environment whose adapter is what `run` made."""
     spec = run.spec
     if spec.train is None or spec.task != "train":
@@ -73,32 +70,3 @@ def with_eval_data(spec: RunSpec, given: str, artifact_id: str) -> RunSpec:
 
 def _without(table: Mapping[str, str], name: str) -> dict[str, str]:
     return {key: value for key, value in table.items() if key != name}
-
-
-def read_file(corral: Corral, run: RunView, path: str) -> bytes:
-    """One file of a run's result, checked against its digest."""
-    if run.artifact_id is None:
-        raise NotFound(f"run {run.id} is {run.state} and has no result")
-    found = [entry for entry in corral.artifacts.tree(run.artifact_id).files if entry.path == path]
-    if not found:
-        raise NotFound(
-            f"the result of run {run.id} has no {path}",
-            hint=f"See what it has: `corral artifacts get {run.artifact_id}`.",
-        )
-    data = b"".join(corral.source(run.project).read(found[0].digest))
-    if hashlib.sha256(data).hexdigest() != found[0].digest:
-        raise DigestMismatch(f"{path} of run {run.id} is not what its digest says")
-    return data
-
-
-def read_json(corral: Corral, run: RunView, path: str) -> dict[str, Any]:
-    found = json.loads(read_file(corral, run, path))
-    if not isinstance(found, dict):
-        raise NotFound(f"{path} of run {run.id} is not a table")
-    return found
-
-
-def read_lines(corral: Corral, run: RunView, path: str) -> Iterator[dict[str, Any]]:
-    for line in read_file(corral, run, path).splitlines():
-        if line.strip():
-            yield json.loads(line)

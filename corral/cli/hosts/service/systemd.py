@@ -27,7 +27,7 @@ class ServiceFailed(CorralError):
 
 
 @dataclass(frozen=True)
-class Unit:
+class SystemdUnit:
     """`system`: started with the machine, as a user of its own; else with its user, as that user.
 
     Files go below `root`; only where that is the real one is systemd told of them.

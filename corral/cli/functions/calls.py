@@ -9,18 +9,14 @@ import typer
 
 from corral.cli.connect import connect
 from corral.cli.display import render
+from corral.cli.options import AsJson, command_group
 from corral.domain.errors import InvalidInput
+from corral.durations import format_duration
 from corral.wire.calls import CallView
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="List, show, retry and cancel calls.",
-)
+app = command_group(__doc__)
 
 CallArgument = Annotated[str, typer.Argument(help="A call's id.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("ls")
@@ -38,9 +34,6 @@ def list_calls(
     """List calls, the newest first. `--state dead` are the dead letters."""
     with connect() as corral:
         page = corral.calls.page(endpoint=endpoint, state=state, limit=limit)
-    if as_json:
-        render.show_json(page.items)
-        return
     rows = [
         (
             call.id,
@@ -49,13 +42,13 @@ def list_calls(
             render.state(call.state),
             call.attempt,
             render.age(call.created_at),
-            render.duration(call.ran_s) if call.ran_s else None,
+            format_duration(call.ran_s) if call.ran_s else None,
             _why(call),
         )
         for call in page.items
     ]
     columns = ("CALL", "ENDPOINT", "FUNCTION", "STATE", "TRY", "AGE", "RAN", "ERROR")
-    render.show_table(columns, rows, empty="no calls")
+    render.show_list(page.items, columns, rows, as_json=as_json, empty="no calls")
 
 
 def _why(call: CallView) -> str | None:
@@ -85,7 +78,7 @@ def show(call: CallArgument, as_json: AsJson = False) -> None:
             ("made", render.moment(view.created_at)),
             ("began", render.moment(view.started_at)),
             ("ended", render.moment(view.ended_at)),
-            ("ran", render.duration(view.ran_s) if view.ran_s else None),
+            ("ran", format_duration(view.ran_s) if view.ran_s else None),
             ("instance", view.run),
             ("host", host),
             ("by", view.submitted_by),
@@ -149,7 +142,7 @@ def retry(
 
 @app.command("cancel")
 def cancel(calls: Annotated[list[str], typer.Argument(help="Ids of calls.")]) -> None:
-    """Cancel calls; whoever waits for one is told at once."""
+    """Cancel calls; a caller that waits for one is told at once."""
     with connect() as corral:
         for call in calls:
             typer.echo(f"{corral.calls.cancel(call).id}: cancelled")

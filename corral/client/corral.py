@@ -25,7 +25,6 @@ from corral.client.tokens import Tokens
 from corral.client.volumes.volumes import Volumes
 from corral.client.webhooks import Webhooks
 from corral.wire.health import FsckLine, Health
-from corral.wire.runs import EventPage
 
 # Between two lines of a check that reads large files.
 FSCK_SILENCE_S = 3600.0
@@ -78,10 +77,6 @@ class Corral:
     def health(self) -> Health:
         """One try, so that a caller who waits for a server sees how it stands now."""
         return self.transport.once("GET", "/v1/health", Health, timeout_s=5)
-
-    def events(self, *, cursor: str | None = None, limit: int = 200) -> EventPage:
-        """Events of all runs."""
-        return self.transport.get("/v1/events", EventPage, {"cursor": cursor, "limit": limit})
 
     def fsck(self) -> Iterator[FsckLine]:
         """Findings as the server makes them; the last line has `done`."""

@@ -1,48 +1,20 @@
-"""What is known without a server: models that can be trained, and cards with their prices."""
+"""`corral gpus`: the cards that an estimate knows, with list prices."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from datetime import UTC, date, datetime
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from corral.cli.display import render
+from corral.cli.options import AsJson
 from corral.recipes import gpus as cards
-from corral.recipes import models as listed
 from corral.recipes.gpus import GpuFacts
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-@app.command()
-def models(as_json: AsJson = False) -> None:
-    """List the models that are known by a short name. Any other causal model can be trained too."""
-    found = list(listed.catalogue().values())
-    if as_json:
-        typer.echo(json.dumps([asdict(model) for model in found], indent=2))
-        return
-    rows = [
-        (
-            model.id,
-            _count(model.params),
-            model.context,
-            model.thinking,
-            model.licence,
-            {"builtin": "built in", "package": "a Python package"}.get(model.source) or model.hf,
-        )
-        for model in found
-    ]
-    columns = ("MODEL", "PARAMETERS", "CONTEXT", "THINKING", "LICENCE", "FROM")
-    render.show_table(columns, rows, empty="no models")
-    render.note("any other causal language model: its Hugging Face id, or a folder with safetensors")
-
-
-@app.command()
 def gpus(as_json: AsJson = False) -> None:
     """List the cards that an estimate knows, with list prices. Each says its source and age."""
     today = datetime.now(UTC).date()
@@ -74,8 +46,3 @@ def _card(card: GpuFacts, today: date) -> dict[str, Any]:
         for price in card.prices
     ]
     return {**asdict(card), "prices": prices}
-
-
-def _count(params: int) -> str:
-    """`1.2M`, `4.0B`."""
-    return f"{params / 1e9:.1f}B" if params >= 1e9 else f"{params / 1e6:.1f}M"

@@ -1,4 +1,4 @@
-"""The server and the worker of this machine: up, down, status."""
+"""This machine's server and worker together: started, watched and stopped."""
 
 from __future__ import annotations
 
@@ -9,24 +9,20 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 import typer
 
-from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.server.processes import Processes, Role, StartFailed, alive, stop
-from corral.client.api import Corral
+from corral.client.corral import Corral
 from corral.client.discovery import discover, local_server, local_url
-from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable
-from corral.settings import Settings, process_environment, read_settings
+from corral.domain.errors import CorralError, ServerUnreachable
+from corral.settings import Settings
 from corral.wire.health import Health
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 START_TIMEOUT_S = 60.0
 SERVER_STOP_S = 20.0
@@ -34,121 +30,19 @@ SERVER_STOP_S = 20.0
 _SEEN_S = 8.0
 _POLL_S = 0.05
 _WATCH_S = 0.5
-# A server that dies at once is not started over and over without a breath.
+# Pauses between restarts, so that a server which dies at once is not restarted in a tight loop.
 _RESTART_S = (0.0, 1.0, 5.0, 15.0)
 _STEADY_S = 60.0
-# For a worker that was stopped before it can have begun anything.
-_HASTY_S = 5.0
-# The last that a server says which knows why it cannot start.
+# How the log ends of a server that knows why it cannot start.
 _OWN_ERROR = re.compile(r"^error: (?P<message>.+)\nhint: (?P<hint>.+)\Z", re.MULTILINE)
 
 
-@app.command()
-def up(
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave them running and return.")] = False,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port; CORRAL_PORT or 7373 by default, 0 picks one.")
-    ] = None,
-) -> None:
-    """Start the server and a worker on this machine.
-
-    Data is kept under CORRAL_HOME (~/.corral).
-    """
-    settings = read_settings()
-    _check_home(settings.home)
-    environ = process_environment() | ({} if port is None else {"CORRAL_PORT": str(port)})
-    station = Station(settings, Processes(settings.home), environ)
-    if not station.running():
-        try:
-            station.bring_up()
-        except KeyboardInterrupt:
-            station.bring_down(_HASTY_S, station.started)
-            raise
-    if not station.started:
-        typer.echo(f"corral is already up at {local_url(settings.home)}")
-        return
-    typer.echo(f"corral is up at {local_url(settings.home)}, data in {settings.home}")
-    render.note("try: corral run -- python3 -c \"print('hello')\"")
-    if detach:
-        render.note("stop it with `corral down`")
-        return
-    render.note("Ctrl-C stops it")
-    station.watch()
-
-
-@app.command()
-def down(
-    timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds that the worker has to finish or give back its runs.")
-    ] = 60.0,
-) -> None:
-    """Stop the worker and the server of this machine.
-
-    Runs that do not end in time are given back to the queue.
-    """
-    settings = read_settings()
-    Station(settings, Processes(settings.home), {}).bring_down(timeout)
-
-
-@app.command()
-def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Say what runs on this machine.
-
-    Exits with 3 when the server does not answer.
-    """
-    settings = read_settings()
-    if not as_json:
-        processes = Processes(settings.home)
-        render.show_pairs(
-            [
-                ("home", str(settings.home)),
-                ("server", _described(processes.find("server"))),
-                ("worker", _described(processes.find("worker"))),
-            ]
-        )
-    with connect(settings) as corral:
-        health = corral.health()
-        if as_json:
-            render.show_json(health)
-            return
-        hosts = corral.hosts.page().items
-    render.show_pairs(
-        [
-            ("url", corral.url),
-            (
-                "health",
-                f"{'ok' if health.ok else 'not ok'}, version {health.version} {health.detail}".strip(),
-            ),
-            ("hosts", f"{sum(host.alive for host in hosts)} of {len(hosts)} here"),
-            ("slots", f"{sum(host.busy for host in hosts)} of {sum(host.slots for host in hosts)} busy"),
-        ]
-    )
-    if not health.ok:
-        raise typer.Exit(1)
-
-
-def _described(process: psutil.Process | None) -> str:
-    if process is None:
-        return "not running"
-    return f"pid {process.pid}, up {render.age(process.create_time())}"
-
-
-class _Asked(Exception):
+class _StopRequested(Exception):
     """A signal asked for the end."""
 
 
-def _check_home(home: Path) -> None:
-    try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInput(
-            f"data cannot be kept in {home}: {error.strerror}",
-            hint="Set CORRAL_HOME to a folder that you may write to.",
-        ) from None
-
-
 @dataclass
-class Station:
+class LocalServices:
     """This machine's server and worker, as one."""
 
     settings: Settings
@@ -170,7 +64,7 @@ class Station:
             worker = self._start("worker", self.environ)
         else:
             self.processes.adopt("worker", worker)
-            render.note(f"the worker of before goes on (pid {worker.pid})")
+            render.note(f"the worker that was running goes on (pid {worker.pid})")
         self._wait_seen(worker, began)
 
     def bring_down(self, timeout_s: float, roles: Sequence[Role] = ("worker", "server")) -> None:
@@ -206,7 +100,7 @@ class Station:
                         return
                     if self.processes.find(role) is None:
                         self._restart(role, deaths[role])
-        except (KeyboardInterrupt, _Asked):
+        except (KeyboardInterrupt, _StopRequested):
             typer.echo("stopping; a second Ctrl-C does not wait for running work")
             self._bring_down_impatiently()
 
@@ -214,7 +108,7 @@ class Station:
         try:
             self.bring_down(60.0)
         except KeyboardInterrupt:
-            # The first interruption left them noted as unwanted; they are found by their own word.
+            # The first try removed their notes; they are still found by what they wrote of themselves.
             self.bring_down(0.0)
 
     def _restart(self, role: Role, deaths: list[float]) -> None:
@@ -307,7 +201,7 @@ class Station:
 
 
 def _former_port(environ: Mapping[str, str], url: str | None) -> dict[str, str]:
-    """Where any port will do, the one of before: whoever followed a run there finds the server again."""
+    """If any port will do, take the last one: a client that follows a run finds the server again."""
     port = urlsplit(url or "").port
     if environ.get("CORRAL_PORT") != "0" or port is None:
         return {}
@@ -322,6 +216,6 @@ def _former_port(environ: Mapping[str, str], url: str | None) -> dict[str, str]:
 
 def _ask_on(number: signal.Signals) -> None:
     def ask(_number: int, _frame: FrameType | None) -> Any:
-        raise _Asked
+        raise _StopRequested
 
     signal.signal(number, ask)

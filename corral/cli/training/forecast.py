@@ -13,19 +13,16 @@ import typer
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import step_bar
-from corral.client.api import Corral
+from corral.cli.options import AsJson, OnlyProject, command_group
+from corral.client.corral import Corral
 from corral.client.runs import RunQuery
-from corral.client.training.followup import read_json
+from corral.client.training.results import read_json
 from corral.domain.errors import NotFound
+from corral.durations import format_duration
 from corral.recipes.forecast_report import ForecastLine, ForecastReport
 from corral.recipes.forecast_report import report as compare
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    help="Compare forecasts with what runs really took.",
-)
+app = command_group(__doc__)
 
 FILE = "forecast.json"
 _UNITS = {"peak_bytes": "peak memory", "step_s": "step", "total_s": "whole run", "setup_s": "set-up"}
@@ -38,11 +35,11 @@ def forecast() -> None:
 
 @app.command("report")
 def show_report(
-    project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
+    project: OnlyProject = None,
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, max=1000, help="The newest so many training runs.")
     ] = 50,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show forecast against actual of finished training runs, and how large the errors are."""
     with connect() as corral, step_bar() as bar:
@@ -81,7 +78,7 @@ def _records(corral: Corral, project: str | None) -> Iterator[dict[str, Any]]:
 def _values(line: ForecastLine) -> tuple[str | None, str | None]:
     if line.key == "peak_bytes":
         return render.size(int(line.said)), render.size(int(line.was))
-    return render.duration(line.said), render.duration(line.was)
+    return format_duration(line.said), format_duration(line.was)
 
 
 def _table(found: ForecastReport, records: list[dict[str, Any]]) -> dict[str, Any]:

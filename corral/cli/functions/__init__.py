@@ -1,0 +1,1 @@
+"""Commands about functions: calling, deploying and watching them."""

@@ -1,0 +1,46 @@
+"""The app in a user's file, and what its functions are run by."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Annotated
+
+import typer
+
+from corral.client.corral import Corral
+from corral.client.environments.lock_cache import LockCache
+from corral.domain.errors import CorralError, InvalidInput
+from corral.errors import FunctionError
+from corral.functions.app import App
+from corral.functions.find_app import find_app
+from corral.functions.http_backend import HttpBackend
+from corral.functions.member import Member
+from corral.settings import read_settings
+
+File = Annotated[str, typer.Argument(help="A file with an app: `demo.py`, or `demo.py::embed`.")]
+
+
+def backend_of(corral: Corral) -> HttpBackend:
+    settings = read_settings()
+    return HttpBackend(corral, settings.project, locks=LockCache(settings.home / "locks"))
+
+
+def load_app(text: str) -> tuple[list[App], Member | None]:
+    try:
+        return find_app(text)
+    except FunctionError as error:
+        raise InvalidInput(str(error), hint="Name a Python file that makes an app.") from None
+    except CorralError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the user's module may raise anything
+        last = "".join(traceback.format_exception(error)[-3:]).rstrip()
+        raise InvalidInput(
+            f"{text.partition('::')[0]} cannot be imported: {type(error).__name__}: {error}\n{last}",
+            hint="Correct the file; it must import without an error.",
+        ) from None
+
+
+def members_of(file: str) -> list[Member]:
+    """Those of the app, or the one that is named."""
+    apps, only = load_app(file)
+    return [only] if only else [member for one in apps for member in one.members.values()]

@@ -1,0 +1,28 @@
+"""Options and arguments that several commands take, and the apps that commands belong to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from corral.cli import complete
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most this many.")]
+OnlyProject = Annotated[str | None, typer.Option(help="Only this project.")]
+RunId = Annotated[
+    str,
+    typer.Argument(help="Run id, a unique prefix of it, or `latest`.", autocompletion=complete.runs),
+]
+RunFilePath = Annotated[Path, typer.Argument(help="A run file (TOML).")]
+FollowIt = Annotated[bool, typer.Option("--follow", "-f", help="Follow it; exit with its code.")]
+FollowOn = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what the run prints.")]
+
+
+def command_group(help: str | None) -> typer.Typer:
+    """An app of several commands, as `corral volumes`."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help=help)

@@ -1,0 +1,86 @@
+"""`corral run`: a command becomes a run, which is followed to its end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from corral.cli.connect import connect
+from corral.cli.options import Quiet
+from corral.cli.runs.follow import follow, follow_group
+from corral.cli.runs.submit import submit_now
+from corral.client.submit.run_file import build
+from corral.domain.errors import FieldError, InvalidInput
+from corral.settings import read_settings
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARG]...", help="What to run.")],
+    name: Annotated[str | None, typer.Option(help="The run's name; the program's by default.")] = None,
+    project: Annotated[str | None, typer.Option(help="Project; CORRAL_PROJECT by default.")] = None,
+    code: Annotated[str | None, typer.Option(help="Folder to ship; the command starts in it.")] = None,
+    env: Annotated[list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE; repeat.")] = None,
+    secret: Annotated[list[str] | None, typer.Option(help="Name of a secret; repeat.")] = None,
+    label: Annotated[list[str] | None, typer.Option("--label", "-l", help="KEY=VALUE; repeat.")] = None,
+    requirement: Annotated[
+        list[str] | None, typer.Option("--requirement", "-r", help='As pip takes it: "numpy==2.*"; repeat.')
+    ] = None,
+    python: Annotated[str | None, typer.Option(help='Build an environment with this Python: "3.12".')] = None,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs that it needs.")] = 0,
+    override: Annotated[
+        list[str] | None, typer.Option("--set", help="Any key of a run file: `resources.min_ram=8GiB`.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Submit, print the id, and leave.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a command and follow it; exit with its code."""
+    if not command[0]:
+        raise InvalidInput(
+            "the command is empty", hint="Name a program after `--`; an unset variable may stand there."
+        )
+    settings = read_settings()
+    table: dict[str, Any] = {
+        "argv": list(command),
+        "name": _name_of(command[0]) if name is None else name,
+        "project": project or settings.project,
+        "env": _pairs("--env", env or []),
+        "labels": _pairs("--label", label or []),
+        "secrets": secret or [],
+        **({"code": code} if code is not None else {}),
+        **({"resources": {"gpus": gpus}} if gpus else {}),
+    }
+    if requirement or python:
+        table["environment"] = {"requirements": requirement or [], "python": python}
+    run_file = build(table, what="the command line", overrides=override or [])
+    with connect(settings) as corral:
+        answer = submit_now(corral, run_file, Path.cwd())
+        if detach:
+            typer.echo("\n".join(answer.ids))
+            return
+        if answer.group_id:
+            raise typer.Exit(follow_group(corral, answer.group_id, len(answer.ids)))
+        raise typer.Exit(follow(corral, answer.ids[0], quiet=quiet))
+
+
+def _name_of(program: str) -> str:
+    """The program's own name, made fit for a run's name."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(program).name)
+    return re.sub(r"\.{2,}", ".", name).strip("._-")[:64].strip("._-") or "run"
+
+
+def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InvalidInput(
+                f"{option} {text.partition('=')[0]!r} is not KEY=VALUE",
+                hint=f"Write it as `{option} KEY=VALUE`.",
+                fields=[FieldError(option, "is not KEY=VALUE")],
+            )
+        pairs[key] = value
+    return pairs

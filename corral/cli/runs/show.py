@@ -1,0 +1,115 @@
+"""`corral show`: everything about a run, or about a group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import typer
+
+from corral.cli.connect import connect
+from corral.cli.display import reasons, render
+from corral.cli.display.run_values import joined, joined_metrics, ran, train_settings
+from corral.cli.groups import show_group
+from corral.cli.options import AsJson, RunId
+from corral.durations import format_duration
+from corral.wire.runs import AttemptView, ParentView, RunDetail
+from corral.wire.spec.run_file import RunSpec
+
+
+def show(run: RunId, as_json: AsJson = False) -> None:
+    """Show everything about a run: how it stands, its attempts, and why it ended. Or a group, by its id."""
+    with connect() as corral:
+        if run.startswith("g-"):
+            show_group(corral.groups.get(run), as_json=as_json)
+            return
+        found = corral.runs.get(run)
+    if as_json:
+        render.show_json(found)
+    else:
+        _show_run(found)
+        _show_attempts(found.attempts)
+
+
+def _show_run(run: RunDetail) -> None:
+    render.show_pairs(
+        [
+            ("run", run.id),
+            ("name", run.name),
+            ("project", run.project),
+            ("state", render.state(run.state)),
+            ("held", run.hold_reason),
+            ("reason", reasons.told(run.reason)),
+            ("detail", run.detail),
+            ("hint", reasons.hint(run)),
+            ("exit code", run.exit_code),
+            ("signal", run.signal),
+            ("host", run.host),
+            ("after", ", ".join(_parent(parent) for parent in run.after)),
+            ("schedule", run.schedule_id),
+            ("group", run.group and f"{run.group} ({run.group_id})"),
+            ("seed", run.seed),
+            ("generation", run.generation if run.generation > 1 else None),
+            ("priority", run.priority or None),
+            ("labels", joined(run.labels)),
+            ("submitted", f"{render.moment(run.created_at)} by {run.submitted_by or 'unknown'}"),
+            ("started", render.moment(run.started_at)),
+            ("ended", render.moment(run.ended_at)),
+            ("ran", ran(run)),
+            ("command", json.dumps(run.spec.argv, ensure_ascii=False) if run.spec.argv else None),
+            ("model", run.spec.model),
+            ("revision", run.spec.model_revision),
+            ("train", joined(train_settings(run.spec.train)) if run.spec.train else None),
+            ("params", joined(run.spec.params)),
+            ("code", run.spec.code),
+            (
+                "environment",
+                f"Python {built.python}, locked" if (built := run.spec.environment) else "the host's",
+            ),
+            ("inputs", joined(_inputs(run.spec))),
+            ("secrets", ", ".join(run.spec.secrets)),
+            ("progress", joined(run.progress)),
+            ("metrics", joined_metrics(run.metrics)),
+            ("retries", _retries(run)),
+            ("artifact", run.artifact_id),
+        ]
+    )
+
+
+def _show_attempts(attempts: Sequence[AttemptView]) -> None:
+    if not attempts:
+        return
+    typer.echo("")
+    rows = [
+        (
+            attempt.number,
+            rank.rank,
+            render.state(rank.state),
+            rank.host,
+            render.moment(attempt.opened_at),
+            format_duration(attempt.closed_at - attempt.opened_at) if attempt.closed_at else None,
+            rank.exit_code,
+            reasons.told(rank.reason),
+        )
+        for attempt in attempts
+        for rank in attempt.ranks
+    ]
+    columns = ("ATTEMPT", "RANK", "STATE", "HOST", "OPENED", "TOOK", "EXIT", "REASON")
+    render.show_table(columns, rows, empty="")
+
+
+def _parent(parent: ParentView) -> str:
+    what = f"{parent.run_id} ({parent.state or 'removed'})"
+    return f"{what} for the input {parent.input}" if parent.input else what
+
+
+def _retries(run: RunDetail) -> str | None:
+    allowed = run.spec.retries.model_dump()
+    used = {cause: count for cause, count in run.retries_used.items() if count}
+    return ", ".join(f"{cause} {count} of {allowed.get(cause, '?')}" for cause, count in used.items()) or None
+
+
+def _inputs(spec: RunSpec) -> dict[str, str]:
+    """The artifact of each, and of a part of it its path."""
+    parts = {name: f"/{path}" for name, path in spec.input_paths.items()}
+    return {name: artifact + parts.get(name, "") for name, artifact in spec.inputs.items()}

@@ -1,0 +1,107 @@
+"""`corral submit`: a run file becomes a run, or a group of runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from corral.cli.connect import connect
+from corral.cli.display import render
+from corral.cli.display.bars import byte_bar
+from corral.cli.options import AsJson, FollowIt, Quiet, RunFilePath
+from corral.cli.runs.follow import follow, follow_group
+from corral.cli.runs.why import show_placements
+from corral.client.corral import Corral
+from corral.client.submit.prepare import RunPreparer
+from corral.client.submit.run_file import load
+from corral.domain.errors import FieldError, InvalidInput
+from corral.settings import process_environment, read_settings
+from corral.wire.runs import SubmitAnswer
+from corral.wire.spec.run_file import RunFile
+
+_SPECS_SHOWN = 1
+
+
+def submit(
+    file: RunFilePath,
+    follow_it: FollowIt = False,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Show the spec and where it could run; store nothing.")
+    ] = False,
+    override: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE, as `params.lr=3e-4`; repeat.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Submit a run file. Seeds and a sweep make a group of runs; all ids are printed."""
+    settings = read_settings()
+    run_file = load(file, override or [], defaults={"project": settings.project})
+    if run_file.schedule is not None:
+        raise InvalidInput(
+            f"{file} has a [schedule]: its runs are made by the clock",
+            hint=f"Use `corral schedules add {file}`; `corral schedules run-now` makes one at once.",
+            fields=[FieldError("schedule", "is for `corral schedules add`")],
+        )
+    with connect(settings) as corral:
+        if dry:
+            _dry_run(corral, run_file, file.absolute().parent, as_json=as_json)
+            return
+        answer = submit_now(corral, run_file, file.absolute().parent)
+        if answer.group_id and not quiet and not as_json:
+            render.note(f"group {answer.group_id}: {render.count(len(answer.ids), 'run')}")
+        if as_json:
+            render.show_json(answer)
+        elif not follow_it:
+            typer.echo("\n".join(answer.ids))
+        if follow_it and answer.group_id and len(answer.ids) > 1:
+            raise typer.Exit(follow_group(corral, answer.group_id, len(answer.ids)))
+        if follow_it:
+            raise typer.Exit(follow(corral, answer.ids[0], quiet=quiet))
+
+
+def submit_now(corral: Corral, run_file: RunFile, base_dir: Path) -> SubmitAnswer:
+    """Upload what the run needs and submit it; what the user should know is said on stderr."""
+    with byte_bar() as bar:
+        prepared = RunPreparer(corral, base_dir, process_environment(), bar).prepare(run_file)
+    for text in prepared.notes:
+        render.note(f"note: {text}")
+    answer = corral.runs.submit(prepared.specs, group=prepared.group, max_running=prepared.max_running)
+    if run_file.train is not None:
+        tell_if_stuck(corral, answer.ids[0])
+    return answer
+
+
+def tell_if_stuck(corral: Corral, run_id: str) -> None:
+    """Say so if no host can take the run: a training run asks for much."""
+    found = corral.runs.why(run_id)
+    if found.state == "queued" and not any(host.eligible for host in found.hosts):
+        render.note(f"note: {found.summary.removeprefix('queued: ')}: `corral why {run_id}`")
+
+
+def _dry_run(corral: Corral, run_file: RunFile, base_dir: Path, *, as_json: bool) -> None:
+    with byte_bar() as bar:
+        prepared = RunPreparer(corral, base_dir, process_environment(), bar).plan(run_file)
+    answer = corral.runs.try_out(prepared.specs, group=prepared.group)
+    specs = [spec.model_dump(mode="json", exclude_defaults=True) for spec in prepared.specs]
+    if as_json:
+        hosts = [host.model_dump(mode="json") for host in answer.hosts]
+        typer.echo(json.dumps({"group": prepared.group, "runs": specs, "hosts": hosts}, indent=2))
+        return
+    for spec in specs[:_SPECS_SHOWN]:
+        if "environment" in spec:
+            # The lock is long, and its digest says the same.
+            spec["environment"].pop("lock", None)
+        typer.echo(json.dumps(spec, indent=2))
+    if len(specs) > _SPECS_SHOWN:
+        typer.echo(f"and {len(specs) - _SPECS_SHOWN} more that differ in seed or params (--json shows all)")
+    for source in prepared.sources.values():
+        size = render.size(source.tree.total_bytes)
+        typer.echo(f"{source.what}: {source.root} ({render.count(len(source.tree.files), 'file')}, {size})")
+    show_placements(answer.hosts)
+    for text in prepared.notes:
+        render.note(f"note: {text}")
+    render.note("dry run: nothing was stored")

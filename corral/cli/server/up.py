@@ -1,0 +1,60 @@
+"""`corral up`: starts the server and a worker of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from corral.cli.display import render
+from corral.cli.server.local_services import LocalServices
+from corral.cli.server.processes import Processes
+from corral.client.discovery import local_url
+from corral.domain.errors import InvalidInput
+from corral.settings import process_environment, read_settings
+
+# For a worker that was stopped before it can have begun anything.
+_HASTY_S = 5.0
+
+
+def up(
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave them running and return.")] = False,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; CORRAL_PORT or 7373 by default, 0 picks one.")
+    ] = None,
+) -> None:
+    """Start the server and a worker on this machine.
+
+    Data is kept under CORRAL_HOME (~/.corral).
+    """
+    settings = read_settings()
+    _check_home(settings.home)
+    environ = process_environment() | ({} if port is None else {"CORRAL_PORT": str(port)})
+    station = LocalServices(settings, Processes(settings.home), environ)
+    if not station.running():
+        try:
+            station.bring_up()
+        except KeyboardInterrupt:
+            station.bring_down(_HASTY_S, station.started)
+            raise
+    if not station.started:
+        typer.echo(f"corral is already up at {local_url(settings.home)}")
+        return
+    typer.echo(f"corral is up at {local_url(settings.home)}, data in {settings.home}")
+    render.note("try: corral run -- python3 -c \"print('hello')\"")
+    if detach:
+        render.note("stop it with `corral down`")
+        return
+    render.note("Ctrl-C stops it")
+    station.watch()
+
+
+def _check_home(home: Path) -> None:
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(
+            f"data cannot be kept in {home}: {error.strerror}",
+            hint="Set CORRAL_HOME to a folder that you may write to.",
+        ) from None

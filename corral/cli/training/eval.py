@@ -1,0 +1,64 @@
+"""`corral eval`: what a training run has learned, before and after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from corral.cli.connect import connect
+from corral.cli.display import render
+from corral.cli.display.bars import byte_bar
+from corral.cli.options import AsJson
+from corral.cli.training.submit_and_wait import Best, TrainingRun, submit_and_wait
+from corral.client.submit.prepare import RunPreparer
+from corral.client.training.evaluate import spec_about, training_run, with_eval_data
+from corral.client.training.results import read_json
+from corral.settings import process_environment
+from corral.wire.runs import RunDetail
+from corral.wire.spec.train import EvalRequest
+
+
+def evaluate(
+    run: TrainingRun,
+    rows: Annotated[int | None, typer.Option("--rows", "-n", min=1, help="Rows or tasks at most.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Rows to measure on, if not those that the run held out.")
+    ] = None,
+    best: Best = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what a training run has learned: before and after, with confidence intervals."""
+    with connect() as corral:
+        of = training_run(corral, run)
+        spec = spec_about(of, EvalRequest(which="best" if best else "last", rows=rows))
+        if data is not None:
+            with byte_bar() as bar:
+                shop = RunPreparer(corral, Path.cwd(), process_environment(), bar)
+                spec = with_eval_data(spec, str(data), shop.ship(of.project, "eval_data", data))
+        ended = submit_and_wait(corral, spec)
+        found = read_json(corral, ended, "metrics.json")
+    if as_json:
+        typer.echo(json.dumps({"run": ended.id, "of": of.id, **found}, indent=2))
+        return
+    _show_evaluation(of, found)
+
+
+def _show_evaluation(of: RunDetail, found: Mapping[str, Any]) -> None:
+    rows: list[tuple[render.Cell, ...]] = []
+    for one in found.get("evaluations", []):
+        metric = one.get("metric")
+        for when in ("before", "after", "change"):
+            if isinstance(value := one.get(when), dict):
+                rows.append((metric, when, *_interval(value)))
+    columns = ("METRIC", "", "MEAN", "95% INTERVAL", "ROWS")
+    render.show_table(columns, rows, empty=f"nothing was evaluated for {of.id}")
+
+
+def _interval(value: Mapping[str, Any]) -> tuple[render.Cell, ...]:
+    low, high = value.get("low"), value.get("high")
+    between = None if low is None or high is None else f"{render.number(low)} to {render.number(high)}"
+    return render.number(value["mean"]), between, value.get("count")

@@ -1,0 +1,63 @@
+"""`corral sample`: the same question to the model that a run trained, and to the one before it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from corral.cli.connect import connect
+from corral.cli.options import AsJson
+from corral.cli.training.submit_and_wait import Best, TrainingRun, submit_and_wait
+from corral.client.training.evaluate import spec_about, training_run
+from corral.client.training.results import read_lines
+from corral.wire.spec.train import Message, SampleRequest
+
+
+def sample(
+    run: TrainingRun,
+    message: Annotated[str, typer.Option("--message", "-m", help="What to say to the model.")],
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    answers: Annotated[int, typer.Option("-n", min=1, max=256, help="How many answers.")] = 1,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, help="0 takes the most likely; the run's own by default.")
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of one answer.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Another seed, other answers.")] = None,
+    best: Best = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ask the model that a run trained, and the one before it, the same."""
+    said = [Message(role="system", content=system)] if system else []
+    ask = SampleRequest(
+        which="best" if best else "last",
+        messages=[*said, Message(role="user", content=message)],
+        n=answers,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+    )
+    with connect() as corral:
+        of = training_run(corral, run)
+        ended = submit_and_wait(corral, spec_about(of, ask))
+        found = list(read_lines(corral, ended, "samples.jsonl"))
+    if as_json:
+        typer.echo(json.dumps({"run": ended.id, "of": of.id, "samples": found}, indent=2))
+        return
+    _show_samples(found)
+
+
+def _show_samples(found: Sequence[Mapping[str, Any]]) -> None:
+    """`before: ...` and `after: ...`; numbered where there are several of each."""
+    several = len(found) > len({answer.get("phase") for answer in found})
+    for answer in found:
+        which = f" {int(answer.get('number', 0)) + 1}" if several else ""
+        cut = " ..." if answer.get("reason") == "length" else ""
+        typer.echo(f"{answer.get('phase')}{which}: {_harmless(str(answer.get('completion', '')))}{cut}")
+
+
+def _harmless(text: str) -> str:
+    """A model may write anything, also what would move the cursor or change the terminal's title."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,43 @@
+"""Runs that ask about what a training run made: submitted, and waited for."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from corral.cli import complete
+from corral.cli.display import render
+from corral.cli.runs.exit_codes import exit_code
+from corral.cli.runs.follow import attend, summary
+from corral.cli.runs.submit import tell_if_stuck
+from corral.client.corral import Corral
+from corral.domain.states import RunState
+from corral.wire.runs import RunView
+from corral.wire.spec.run_file import RunSpec
+
+TrainingRun = Annotated[
+    str, typer.Argument(help="A training run: id, prefix or `latest`.", autocompletion=complete.runs)
+]
+Best = Annotated[bool, typer.Option("--best", help="The best checkpoint, and not the last step.")]
+
+_LAST_LINES = 20
+
+
+def submit_and_wait(corral: Corral, spec: RunSpec) -> RunView:
+    """Submit it and wait; its own words are only shown where it fails."""
+    (run_id,) = corral.runs.submit([spec]).ids
+    render.note(f"corral: submitted {run_id}")
+    tell_if_stuck(corral, run_id)
+    try:
+        ended = attend(corral, run_id)
+    except KeyboardInterrupt:
+        corral.runs.cancel(run_id, reason="nobody waits for the answer any more")
+        raise
+    if ended.state == RunState.SUCCEEDED:
+        return ended
+    for line in corral.runs.iter_logs(run_id, tail=_LAST_LINES):
+        render.note(line.text)
+    for text in summary(ended):
+        render.note(text)
+    raise typer.Exit(exit_code(ended))
