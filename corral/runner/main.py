@@ -12,8 +12,8 @@ import time
 from functools import partial
 from typing import Any
 
-from corral.files import growing
-from corral.files.mapped import Mapped
+from corral.files import large
+from corral.files.large import MappedFile
 from corral.functions import backend as backends
 from corral.functions import codec
 from corral.functions.codec import Pieces
@@ -51,11 +51,11 @@ class _Reports:
             return
         path = os.path.join(self._folder, random.token_hex(8))
         try:
-            with growing.new_file(path) as file:
-                if len(data) >= growing.WORTH_IT:
+            with large.new_file(path) as file:
+                if len(data) >= large.READ_WHILE_WRITTEN_BYTES:
                     # It can be read while we write.
                     self._channel.send({"t": "file", "path": path, "size": len(data)})
-                growing.write(file, data.parts if isinstance(data, Pieces) else [data])
+                large.write(file, data.parts if isinstance(data, Pieces) else [data])
         except BaseException:
             self._channel.send({"t": "dropped", "path": path})
             raise
@@ -152,7 +152,7 @@ def _work(header: dict[str, Any], body: bytes, tables: dict[str, Any]) -> Work:
     args: bytes | memoryview = body
     if path := header.get("path"):
         with open(path, "rb") as file:
-            args = memoryview(Mapped.of(file))
+            args = memoryview(MappedFile.of(file))
         os.unlink(path)
     table = tables[header["function"]]
     return Work(

@@ -16,13 +16,14 @@ import psutil
 
 from corral.domain.errors import CorralError, InvalidInput
 from corral.domain.ids import is_name
+from corral.files.atomic import write_whole
+from corral.files.locks import exclusive
 from corral.settings import Settings, process_environment, read_settings
 from corral.worker.agent import Agent, default_slots
 from corral.worker.await_identity import wait_for_identity
 from corral.worker.child.strays import become_subreaper
 from corral.worker.child.variables import base_environment, engine_environment
 from corral.worker.credential import Credential, Rotation
-from corral.worker.flock import exclusive
 from corral.worker.host.probe import look_again, probe
 from corral.worker.prepare.input_cache import Cache
 from corral.worker.prepare.preparation import Host
@@ -124,10 +125,8 @@ def work(settings: Settings) -> int:
 
 def _write_pid(path: Path) -> None:
     """With its start time, so that nobody takes a later process of the same number for this one."""
-    part = path.with_suffix(".part")
     described = {"pid": os.getpid(), "create_time": psutil.Process().create_time()}
-    part.write_text(json.dumps(described), encoding="utf-8")
-    part.replace(path)
+    write_whole(path, json.dumps(described))
 
 
 def _labels(text: str) -> list[str]:

@@ -18,7 +18,7 @@ from corral.cli.display import render
 from corral.client.api import Corral
 from corral.client.enroll.enroll import Server
 from corral.domain.errors import CorralError
-from corral.files.private import write_private
+from corral.files.atomic import write_private
 
 MIN_FREE_BYTES = 1 << 30
 # Leases count the server's time alone, but logs and certificates are read with this machine's.

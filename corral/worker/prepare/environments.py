@@ -28,7 +28,7 @@ from corral.client.environments.installer import (
 )
 from corral.client.environments.lock import Lock
 from corral.domain.errors import CorralError
-from corral.worker.flock import exclusive, joined, shared, waited
+from corral.files.locks import exclusive, exclusive_when_free, shared, shared_when_free
 
 # Between the answer of `build` and the caller's next `in_use` the environment must not vanish.
 START_GRACE_S = 600.0
@@ -116,9 +116,12 @@ class Environments:
         key = self.key(lock)
         if python := self._ready(key):
             return python
-        note = f"waiting for another worker that builds environment {key}"
-        lock_file = self._lock_file(key)
-        with waited(lock_file, lambda: progress(note), should_stop, every_s=WAIT_NOTE_EVERY_S) as held:
+        with exclusive_when_free(
+            self._lock_file(key),
+            note=lambda: progress(f"waiting for another worker that builds environment {key}"),
+            should_stop=should_stop,
+            note_every_s=WAIT_NOTE_EVERY_S,
+        ) as held:
             if not held:
                 raise InstallerStopped(f"stopped while waiting for environment {key}")
             if not self._whole(key):
@@ -166,7 +169,7 @@ class Environments:
         began = time.monotonic()
         part = self._place("building") / f"{key}.{secrets.token_hex(4)}"
         try:
-            with joined(self._place("locks") / "cache.lock"):
+            with shared_when_free(self._place("locks") / "cache.lock"):
                 self._fill(part, lock, progress, should_stop)
             # A power cut must not leave a whole name over files without their bytes.
             os.sync()

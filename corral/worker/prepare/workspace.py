@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from corral.domain.ids import is_id
+from corral.files.atomic import sync_folder, write_durably, write_whole
 from corral.wire.leases import FailRequest, FinishRequest, LeaseView, StoppedRequest
 
 OutcomeKind = Literal["finish", "fail", "stopped"]
@@ -56,6 +57,14 @@ class JobRecord:
     phase: Phase
     outcome: Outcome | None = None
 
+    def as_json(self) -> str:
+        outcome: dict[str, Any] | None = None
+        if self.outcome is not None:
+            outcome = {"kind": self.outcome.kind, "body": self.outcome.body.model_dump(mode="json")}
+        return json.dumps(
+            {"phase": self.phase, "lease": self.lease.model_dump(mode="json"), "outcome": outcome}
+        )
+
 
 class Workspace:
     """The folder `leases/<lease id>` under the worker's home."""
@@ -82,17 +91,12 @@ class Workspace:
 
     def save(self, record: JobRecord) -> None:
         """Replace the record in one step: after a kill it is the old one or the new one."""
-        self._write(record, lambda _: None)
+        write_whole(self._record, record.as_json())
 
     def save_durably(self, record: JobRecord) -> None:
         """The same, and after a power cut it is still there."""
-        self._write(record, os.fsync)
-        for folder in (self.root, self.root.parent):
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        write_durably(self._record, record.as_json())
+        sync_folder(self.root.parent)
 
     def load(self) -> JobRecord | None:
         """None if there is no record, or none that can be read."""
@@ -125,18 +129,6 @@ class Workspace:
                     remove_tree(entry)
         self._record.unlink(missing_ok=True)
         remove_tree(self.root)
-
-    def _write(self, record: JobRecord, sync: Callable[[int], None]) -> None:
-        outcome: dict[str, Any] | None = None
-        if record.outcome is not None:
-            outcome = {"kind": record.outcome.kind, "body": record.outcome.body.model_dump(mode="json")}
-        said = {"phase": record.phase, "lease": record.lease.model_dump(mode="json"), "outcome": outcome}
-        part = self._record.with_suffix(".part")
-        with part.open("w", encoding="utf-8") as file:
-            json.dump(said, file)
-            file.flush()
-            sync(file.fileno())
-        part.replace(self._record)
 
 
 def workspaces(worker_home: Path) -> Iterator[Workspace]:
