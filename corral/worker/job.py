@@ -23,7 +23,7 @@ from corral.worker.child.supervise import Supervision
 from corral.worker.child.verdict import ENGINE_CODES, failed, hidden, stopped, verdict
 from corral.worker.control import Control, StopWish
 from corral.worker.host.recheck import NoLongerFits, recheck
-from corral.worker.instance.serving import Serving, told_of
+from corral.worker.instance.server import InstanceServer
 from corral.worker.prepare.preparation import CannotStart, Host, Preparation, Prepared
 from corral.worker.prepare.workspace import JobRecord, Outcome, Phase, Workspace
 from corral.worker.report.batch_sender import Sender
@@ -160,20 +160,20 @@ class Job:
             self._workspace, self._uploads, recorder, control=self.control, secrets=self._secrets
         )
 
-    def _serving(self, recorder: Recorder) -> Serving | None:
+    def _serving(self, recorder: Recorder) -> InstanceServer | None:
         if self.lease.spec.service is None:
             return None
-        return Serving(
+        return InstanceServer(
             self._host.link,
             self.lease,
             self._workspace.root / "calls",
-            self.control,
-            recorder,
+            control=self.control,
+            recorder=recorder,
             memory=self._vitals.memory,
         )
 
     def _supervised(
-        self, prepared: Prepared, recorder: Recorder, checkpoints: Checkpoints, serving: Serving | None
+        self, prepared: Prepared, recorder: Recorder, checkpoints: Checkpoints, serving: InstanceServer | None
     ) -> Outcome:
         if self.control.stopping:
             return self._stopped_early()
@@ -184,9 +184,9 @@ class Job:
         supervision = Supervision(self._workspace, self.control, recorder, self._vitals, checkpoints, serving)
         codes = ENGINE_CODES if self.lease.spec.kind == "train" else {}
         ended = supervision.run(prepared, quota_bytes=self.lease.log_quota_bytes)
-        if serving is not None and serving.broken is not None:
-            return failed(Reason.CODE_ERROR, told_of(serving.broken), ended.exit, ended.ran_s)
-        if serving is not None and serving.timed_out and ended.obeyed is None:
+        if serving is not None and (why := serving.why_broken()) is not None:
+            return failed(Reason.CODE_ERROR, why, ended.exit, ended.ran_s)
+        if serving is not None and serving.killed_for_call and ended.obeyed is None:
             # It was killed for a call's sake, which has been told; the instance itself did nothing wrong.
             ended = replace(ended, exit=Exit(code=0))
         return verdict(ended, codes)

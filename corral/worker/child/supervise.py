@@ -12,7 +12,7 @@ from corral.worker.child.output import Pump
 from corral.worker.child.process import Child, Exit, start
 from corral.worker.child.verdict import Ended
 from corral.worker.control import Control, StopWish
-from corral.worker.instance.serving import Serving
+from corral.worker.instance.server import InstanceServer
 from corral.worker.prepare.preparation import Prepared
 from corral.worker.prepare.workspace import Workspace
 from corral.worker.report.checkpoints import Checkpoints
@@ -62,7 +62,7 @@ class Supervision:
     recorder: Recorder
     vitals: Vitals
     checkpoints: Checkpoints
-    serving: Serving | None = None
+    serving: InstanceServer | None = None
 
     def run(self, prepared: Prepared, *, quota_bytes: int) -> Ended:
         """Start the child and see it through. OSError if this host cannot start any."""

@@ -25,7 +25,7 @@ from corral.worker.child.variables import child_environment
 from corral.worker.control import Control
 from corral.worker.host.probe import Now
 from corral.worker.host.system_packages import SystemPackages
-from corral.worker.instance.serving import Serving
+from corral.worker.instance.server import InstanceServer
 from corral.worker.prepare.environments import Environments
 from corral.worker.prepare.input_cache import Cache
 from corral.worker.prepare.volumes import Mounts
@@ -77,7 +77,7 @@ class Preparation:
     workspace: Workspace
     control: Control
     recorder: Recorder
-    serving: Serving | None = None
+    serving: InstanceServer | None = None
 
     def run(self) -> Prepared:
         """Raise CannotStart, GivenUp, LeaseLost, or OSError when the disk is full."""
@@ -165,7 +165,7 @@ class Preparation:
             )
         return dict(answer.values)
 
-    def _mount(self, serving: Serving) -> None:
+    def _mount(self, serving: InstanceServer) -> None:
         root = self.workspace.root / "volumes"
         mounts = Mounts(self.host.link, self.lease, self.control, root, self.host.cache)
         serving.mounts = mounts
