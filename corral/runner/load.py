@@ -12,8 +12,6 @@ from corral.functions import codec
 from corral.functions.classes import hooks
 from corral.functions.handles import Function
 
-Callables = dict[str, Callable[..., Any]]
-
 
 class CannotLoad(Exception):
     """The message says what is missing, and is all that a caller needs to see."""

@@ -16,11 +16,11 @@ from corral.domain.errors import CorralError, ServerUnreachable, StoreUnavailabl
 from corral.wire.hosts.capability import CapabilityReport
 from corral.wire.leases import ClaimAnswer, ClaimRequest, LeaseView
 from corral.worker.child.strays import reap_orphans, sweep
-from corral.worker.job import Job
+from corral.worker.context import WorkerContext
+from corral.worker.job import LeaseJob
 from corral.worker.prepare.environments import Environments
-from corral.worker.prepare.preparation import Host
-from corral.worker.prepare.workspace import JobRecord, Phase, workspaces
-from corral.worker.server_link import Link, Pauses
+from corral.worker.prepare.workspace import JobPhase, JobRecord, workspaces
+from corral.worker.server_link import Pauses, ServerLink
 
 CLAIM_WAIT_S = 25.0
 PROBE_EVERY_S = 60.0
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Running:
-    job: Job
+    job: LeaseJob
     thread: threading.Thread
 
 
@@ -53,10 +53,10 @@ class Agent:
 
     def __init__(
         self,
-        host: Host,
+        host: WorkerContext,
         *,
-        claims: Link,
-        beats: Link,
+        claims: ServerLink,
+        beats: ServerLink,
         slots: int,
         capability: Capability,
         probe: Callable[[], Capability],
@@ -83,7 +83,7 @@ class Agent:
             logger.warning("killed %d processes that an earlier worker left", len(strays))
         for workspace in workspaces(self._host.home):
             record = workspace.load()
-            if record is None or record.phase is Phase.RUNNING or record.outcome is None:
+            if record is None or record.phase is JobPhase.RUNNING or record.outcome is None:
                 logger.info("%s died with an earlier worker", workspace.lease_id)
                 workspace.remove()
             else:
@@ -197,7 +197,7 @@ class Agent:
             self._begin(lease)
 
     def _begin(self, lease: LeaseView) -> None:
-        job = Job(self._host, self._beats, lease, claimed_with=self._known_capability)
+        job = LeaseJob(self._host, self._beats, lease, claimed_with=self._known_capability)
         with self._changed:
             if lease.id in self._running:
                 return
@@ -207,18 +207,18 @@ class Agent:
 
     def _resume(self, record: JobRecord) -> None:
         logger.info("%s ended under an earlier worker; reporting it", record.lease.id)
-        job = Job(self._host, self._beats, record.lease)
+        job = LeaseJob(self._host, self._beats, record.lease)
         with self._changed:
             self._launch(job, partial(job.resume, record))
 
-    def _launch(self, job: Job, work: Callable[[], None]) -> None:
+    def _launch(self, job: LeaseJob, work: Callable[[], None]) -> None:
         thread = threading.Thread(
             target=self._see_through, args=(job, work), name=f"corral-job-{job.lease.id}", daemon=True
         )
         self._running[job.lease.id] = _Running(job, thread)
         thread.start()
 
-    def _see_through(self, job: Job, work: Callable[[], None]) -> None:
+    def _see_through(self, job: LeaseJob, work: Callable[[], None]) -> None:
         try:
             work()
             self._tell_of_system()
@@ -254,6 +254,6 @@ class Agent:
         ):
             logger.info("removed environment %s (%d bytes)", gone.key, gone.size_bytes)
 
-    def _jobs(self) -> list[Job]:
+    def _jobs(self) -> list[LeaseJob]:
         with self._changed:
             return [running.job for running in self._running.values()]

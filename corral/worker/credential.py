@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +23,13 @@ from corral.wire.hosts.enroll import RotateCredentialRequest
 ROTATE_AT = 1 / 3
 LONGEST_SLEEP_S = 3600.0
 RETRY_S = 30.0
+IDENTITY_EVERY_S = 0.2
+REMIND_EVERY = 150
 
 logger = logging.getLogger(__name__)
 
 
-class Credential:
+class WorkerCredential:
     """The identity as it is now. `version` changes with it, so that connections know when to be made anew."""
 
     def __init__(self, home: Path, identity: Identity, *, url: str | None) -> None:
@@ -81,10 +84,10 @@ class Credential:
         return tuple(inodes)
 
 
-class Rotation:
+class CredentialRotation:
     """A thread that keeps the credential from ending."""
 
-    def __init__(self, credential: Credential) -> None:
+    def __init__(self, credential: WorkerCredential) -> None:
         self._credential = credential
         self._thread = threading.Thread(target=self._run, name="corral-rotation", daemon=True)
 
@@ -132,3 +135,19 @@ def due_in_s(identity: Identity, now: float) -> float:
 
 def _lifetime_s(identity: Identity) -> float:
     return max(0.1, (identity.expires_at or 0) - (identity.issued_at or 0))
+
+
+def wait_for_identity(worker_home: Path, pause: Callable[[float], bool]) -> Identity | None:
+    """The identity, as soon as it is there; None if `pause` says to stop waiting."""
+    looks = 0
+    while (found := read_identity(worker_home)) is None:
+        if looks % REMIND_EVERY == 0:
+            logger.warning(
+                "waiting for %s: the server writes it at its first start (`corral up`), `corral host enroll` "
+                "where there is none",
+                worker_home / "token",
+            )
+        looks += 1
+        if pause(IDENTITY_EVERY_S):
+            return None
+    return found

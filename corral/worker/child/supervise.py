@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from corral.worker.beats import Vitals
 from corral.worker.child.events_file import EventsFile
-from corral.worker.child.events_listener import Listener
-from corral.worker.child.output import Pump
-from corral.worker.child.process import Child, Exit, start
-from corral.worker.child.verdict import Ended
-from corral.worker.control import Control, StopWish
+from corral.worker.child.events_listener import EventsListener
+from corral.worker.child.output import OutputPump
+from corral.worker.child.process import Child, Exit
+from corral.worker.child.verdict import ChildEnd
+from corral.worker.heartbeat import Vitals
 from corral.worker.instance.server import InstanceServer
-from corral.worker.prepare.preparation import Prepared
+from corral.worker.lease_control import LeaseControl, StopOrder
+from corral.worker.prepare.preparation import PreparedCommand
 from corral.worker.prepare.workspace import Workspace
-from corral.worker.report.checkpoints import Checkpoints
+from corral.worker.report.checkpoint_uploader import CheckpointUploader
 from corral.worker.report.recorder import Recorder
 
 LOOK_UP_S = 0.2
@@ -26,13 +26,13 @@ DRAIN_LIMIT_S = 10.0
 class _Steering:
     """Does to a child what was wished, once each: terminate, and kill after the grace."""
 
-    def __init__(self, child: Child, control: Control, recorder: Recorder) -> None:
+    def __init__(self, child: Child, control: LeaseControl, recorder: Recorder) -> None:
         self._child = child
         self._control = control
         self._recorder = recorder
         self._kill_at: float | None = None
         self._killed = False
-        self.obeyed: StopWish | None = None
+        self.obeyed: StopOrder | None = None
 
     def look(self) -> None:
         if self._killed:
@@ -58,18 +58,18 @@ class _Steering:
 @dataclass(frozen=True)
 class Supervision:
     workspace: Workspace
-    control: Control
+    control: LeaseControl
     recorder: Recorder
     vitals: Vitals
-    checkpoints: Checkpoints
+    checkpoints: CheckpointUploader
     serving: InstanceServer | None = None
 
-    def run(self, prepared: Prepared, *, quota_bytes: int) -> Ended:
+    def run(self, prepared: PreparedCommand, *, quota_bytes: int) -> ChildEnd:
         """Start the child and see it through. OSError if this host cannot start any."""
         secrets = prepared.secrets
         began = time.monotonic()
-        with start(prepared.command) as child:
-            pump = Pump(
+        with Child(prepared.command) as child:
+            pump = OutputPump(
                 {child.stdout: "stdout", child.stderr: "stderr"},
                 self.recorder,
                 secrets=secrets,
@@ -77,7 +77,7 @@ class Supervision:
                 mark=None if self.serving is None else self.serving.mark,
             )
             file = EventsFile(self.workspace.events, secrets.redact_text)
-            listener = Listener(file, self.recorder, checkpoints=self.checkpoints)
+            listener = EventsListener(file, self.recorder, checkpoints=self.checkpoints)
             self.vitals.active_at = lambda: self.recorder.active_at
             pump.start()
             listener.start()
@@ -91,7 +91,7 @@ class Supervision:
             pump.drain(DRAIN_LIMIT_S)
             listener.end()
         problem = self.recorder.problem
-        return Ended(
+        return ChildEnd(
             exit=found,
             ran_s=ran_s,
             obeyed=steering.obeyed,

@@ -19,7 +19,7 @@ import psutil
 from corral.domain.capability import ENGINE_PACKAGES, Capability
 from corral.worker.host.build import build
 from corral.worker.host.cgroup import cpu_quota, memory_left, memory_limit
-from corral.worker.host.gpus import GpuProbe, Survey
+from corral.worker.host.gpus import GpuProbe, GpuSurvey
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _ARCHES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
 
 @dataclass(frozen=True)
-class FreeNow:
+class FreeResources:
     """What is free at the moment, our own runs' use included; for the check before a start, not for
     eligibility. GPU memory by index."""
 
@@ -41,11 +41,11 @@ class FreeNow:
 
 
 @dataclass(frozen=True)
-class Now:
+class HostSnapshot:
     """Both at once: what there is, and what of it is free."""
 
     capability: Capability
-    free: FreeNow
+    free: FreeResources
 
 
 def probe(
@@ -66,20 +66,20 @@ def probe(
     return _capability(found, data_dir, labels, root)
 
 
-def look_again(
+def snapshot(
     data_dir: Path,
     labels: Sequence[str],
     *,
     environ: Mapping[str, str] = _NOTHING_SET,
     gpus: GpuProbe = _GPUS,
     root: Path = _ROOT,
-) -> Now:
+) -> HostSnapshot:
     """For the check before a start: the driver is asked once for both."""
     found = gpus.survey(environ)
-    return Now(_capability(found, data_dir, labels, root), _free(found, data_dir, root))
+    return HostSnapshot(_capability(found, data_dir, labels, root), _free(found, data_dir, root))
 
 
-def _capability(found: Survey, data_dir: Path, labels: Sequence[str], root: Path) -> Capability:
+def _capability(found: GpuSurvey, data_dir: Path, labels: Sequence[str], root: Path) -> Capability:
     machine = platform.machine().lower()
     return Capability(
         hostname=socket.gethostname(),
@@ -112,19 +112,9 @@ def _version(name: str) -> str | None:
         return None
 
 
-def free_now(
-    data_dir: Path,
-    *,
-    environ: Mapping[str, str] = _NOTHING_SET,
-    gpus: GpuProbe = _GPUS,
-    root: Path = _ROOT,
-) -> FreeNow:
-    return _free(gpus.survey(environ), data_dir, root)
-
-
-def _free(found: Survey, data_dir: Path, root: Path) -> FreeNow:
+def _free(found: GpuSurvey, data_dir: Path, root: Path) -> FreeResources:
     states = found.gpus
-    return FreeNow(
+    return FreeResources(
         ram_bytes=_least(_ram_available(), memory_left(root)),
         disk_bytes=_disk_free(data_dir),
         gpu_bytes=None if states is None else {state.gpu.index: state.free_bytes for state in states},

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from corral.domain.capability import Capability, Gpu, Requirements, gib, judge
 from corral.wire.leases import LeaseView
-from corral.worker.host.probe import Now
+from corral.worker.host.probe import HostSnapshot
 from corral.worker.host.system_packages import SystemPackages
 
 _NO_NEED = Requirements()
@@ -18,7 +18,10 @@ class NoLongerFits(Exception):
 
 
 def recheck(
-    look: Callable[[], Now], lease: LeaseView, claimed_with: Capability | None, system: SystemPackages
+    look: Callable[[], HostSnapshot],
+    lease: LeaseView,
+    claimed_with: Capability | None,
+    system: SystemPackages,
 ) -> list[str]:
     """Every reason to give the run back. A run that asks for nothing is not looked at."""
     # Names and labels may be declared on the server; what the engine needs is looked at by its own check.
@@ -34,7 +37,9 @@ def recheck(
     return found + _gpus(lease, need, now, claimed_with)
 
 
-def _gpus(lease: LeaseView, need: Requirements, now: Now, claimed_with: Capability | None) -> list[str]:
+def _gpus(
+    lease: LeaseView, need: Requirements, now: HostSnapshot, claimed_with: Capability | None
+) -> list[str]:
     if now.capability.gpus is None:
         why = f": {now.capability.gpu_note}" if now.capability.gpu_note else ""
         return [f"the GPUs cannot be asked any more{why}"] if lease.gpus else []

@@ -5,16 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from functools import partial
 
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.wire.calls import AssignedCall, LeaseCallsAnswer, LeaseCallsRequest
-from corral.wire.leases import LeaseView
-from corral.worker.control import Control
 from corral.worker.instance.calls import SHORT_S
 from corral.worker.instance.live_calls import LiveCalls
 from corral.worker.instance.payloads import InstancePayloads
-from corral.worker.server_link import PASSING, Link, Pauses
+from corral.worker.lease_session import LeaseSession
+from corral.worker.server_link import PASSING, Pauses
 
 logger = logging.getLogger(__name__)
 
@@ -27,14 +25,10 @@ Asked = tuple[LeaseCallsRequest, Callable[[], LeaseCallsAnswer]]
 class CallFeed:
     """`run` in a thread of its own, until the instance takes no more calls."""
 
-    def __init__(
-        self, link: Link, lease: LeaseView, *, calls: LiveCalls, payloads: InstancePayloads, control: Control
-    ) -> None:
-        self._link = link
-        self._lease = lease
+    def __init__(self, session: LeaseSession, calls: LiveCalls, payloads: InstancePayloads) -> None:
+        self._session = session
         self._calls = calls
         self._payloads = payloads
-        self._control = control
         # Sent by another thread; ours waits for the answer.
         self._sent: Asked | None = None
         calls.ask_early = self._ask_early
@@ -47,19 +41,21 @@ class CallFeed:
                 answer = wait_for_answer()
             except (LeaseLost, NotFound) as error:
                 self._asked(request, None)
-                self._control.lose(error.message)
+                self._session.control.lose(error.message)
                 return
             except CorralError as error:
                 self._asked(request, None)
                 if isinstance(error, PASSING):
-                    self._link.look_again()
+                    self._session.link.look_again()
                 else:
-                    logger.error("the server refuses the calls of %s: %s", self._lease.id, error.message)
+                    logger.error(
+                        "the server refuses the calls of %s: %s", self._session.lease.id, error.message
+                    )
                 time.sleep(pauses.next_s())
                 continue
             self._asked(request, answer)
             pauses.reset()
-            self._link.answered()
+            self._session.link.answered()
             self._take(answer)
 
     def _asked(self, request: LeaseCallsRequest, answer: LeaseCallsAnswer | None) -> None:
@@ -95,8 +91,7 @@ class CallFeed:
                 return False
             request, wait_for_answer = self._begin(want)
         try:
-            begin = self._link.corral.calls.begin_exchange
-            wait_for_answer = begin(self._lease.id, self._lease.epoch, request)
+            wait_for_answer = self._session.begin_exchange(request)
         finally:
             # If it failed, our thread sends it again and sees to the failure.
             with self._calls.lock:
@@ -105,15 +100,14 @@ class CallFeed:
         return True
 
     def _wanted(self) -> int:
-        self._calls.state.is_closing = self._control.wish() is not None
+        self._calls.state.is_closing = self._session.control.wish() is not None
         return self._calls.state.wanted(time.monotonic())
 
     def _begin(self, want: int) -> Asked:
         state = self._calls.state
         state.is_asking, state.is_full = True, False
         request = state.request(time.monotonic(), want=want, wait_s=POLL_S)
-        exchange = self._link.corral.calls.exchange
-        return request, partial(exchange, self._lease.id, self._lease.epoch, request)
+        return request, lambda: self._session.begin_exchange(request)()
 
     def _take(self, answer: LeaseCallsAnswer) -> None:
         for call_id in answer.cancelled:

@@ -6,21 +6,17 @@ import time
 
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.wire.calls import LeaseCallsRequest
-from corral.wire.leases import LeaseView
-from corral.worker.control import Control
 from corral.worker.instance.calls import LOOK_S
 from corral.worker.instance.live_calls import LiveCalls
-from corral.worker.server_link import Link
+from corral.worker.lease_session import LeaseSession
 
 
 class OutcomeMailer:
     """`run` in a thread of its own until the instance is gone, then `send_rest`."""
 
-    def __init__(self, link: Link, lease: LeaseView, *, calls: LiveCalls, control: Control) -> None:
-        self._link = link
-        self._lease = lease
+    def __init__(self, session: LeaseSession, calls: LiveCalls) -> None:
+        self._session = session
         self._calls = calls
-        self._control = control
 
     def run(self) -> None:
         calls, state = self._calls, self._calls.state
@@ -46,18 +42,18 @@ class OutcomeMailer:
     def _send(self, request: LeaseCallsRequest) -> None:
         calls = self._calls
         try:
-            answer = self._link.corral.calls.exchange(self._lease.id, self._lease.epoch, request)
+            answer = self._session.begin_exchange(request)()
         except (LeaseLost, NotFound) as error:
-            self._control.lose(error.message)
+            self._session.control.lose(error.message)
             return
         except CorralError:
             with calls.lock:
                 calls.state.unanswered(request, time.monotonic())
-            self._link.look_again()
+            self._session.link.look_again()
             time.sleep(LOOK_S)
             return
         with calls.lock:
             calls.state.answered(request, len(answer.calls))
-        self._link.answered()
+        self._session.link.answered()
         for call_id in answer.cancelled:
             calls.cancel(call_id)

@@ -8,10 +8,10 @@ from typing import Any
 from corral.domain.errors import CorralError
 from corral.domain.redaction import SecretValues
 from corral.wire.calls import NestedRequest
-from corral.wire.leases import LeaseView
 from corral.worker.instance.payloads import InstancePayloads
-from corral.worker.prepare.volumes import Mounts
-from corral.worker.server_link import GivenUp, Link
+from corral.worker.lease_session import LeaseSession
+from corral.worker.prepare.volumes import VolumeMounts
+from corral.worker.server_link import WaitAbandoned
 
 Answer = dict[str, Any]
 
@@ -19,18 +19,18 @@ Answer = dict[str, Any]
 class NestedCalls:
     """Each question is answered in a thread of its own: it may wait for a call to end."""
 
-    def __init__(self, link: Link, lease: LeaseView, payloads: InstancePayloads) -> None:
-        self._link = link
-        self._lease = lease
+    def __init__(self, session: LeaseSession, payloads: InstancePayloads) -> None:
+        self._session = session
         self._payloads = payloads
 
-    def answer(self, question: dict[str, Any], mounts: Mounts | None, secrets: SecretValues) -> Answer:
+    def answer(self, question: dict[str, Any], mounts: VolumeMounts | None, secrets: SecretValues) -> Answer:
         if question.get("what") == "volume":
             assert mounts is not None, "it is made with the instance"
             return _volume(question, mounts, secrets)
         try:
             request = NestedRequest.model_validate(question)
-            answer = self._link.corral.calls.nested(self._lease.id, self._lease.epoch, request)
+            lease = self._session.lease
+            answer = self._session.link.corral.calls.nested(lease.id, lease.epoch, request)
         except CorralError as error:
             return {"problem": _text(error)}
         except ValueError as error:
@@ -46,13 +46,13 @@ class NestedCalls:
         return said
 
 
-def _volume(question: dict[str, Any], mounts: Mounts, secrets: SecretValues) -> Answer:
+def _volume(question: dict[str, Any], mounts: VolumeMounts, secrets: SecretValues) -> Answer:
     try:
         mounts.secrets = secrets
         return mounts.do(question["volume"], question["do"], discard=bool(question.get("discard")))
     except CorralError as error:
         return {"problem": secrets.redact_text(_text(error)), "code": error.code}
-    except (OSError, GivenUp) as error:
+    except (OSError, WaitAbandoned) as error:
         return {"problem": f"the volume cannot be written or read: {error}"}
 
 

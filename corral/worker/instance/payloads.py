@@ -10,21 +10,20 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from corral.client.blobs import BlobSink, beside
+from corral.client.blobs import beside
 from corral.domain.calls import INLINE_BYTES
 from corral.runner.channel import INLINE_MAX
 from corral.wire.blobs import BlobStored
-from corral.wire.leases import LeaseView
 from corral.wire.payloads import PayloadBody
-from corral.worker.server_link import PASSING, Link, Pauses
+from corral.worker.lease_session import LeaseSession
+from corral.worker.server_link import PASSING, Pauses
 
 
 class InstancePayloads:
     """`folder` is where worker and instance leave each other files; `given_up` ends all patience."""
 
-    def __init__(self, link: Link, lease: LeaseView, folder: Path, *, given_up: Callable[[], bool]) -> None:
-        self._link = link
-        self._lease = lease
+    def __init__(self, session: LeaseSession, folder: Path, *, given_up: Callable[[], bool]) -> None:
+        self._session = session
         self._folder = folder
         self._given_up = given_up
         # Files that the instance is still writing, on their way to the server already.
@@ -44,7 +43,7 @@ class InstancePayloads:
 
     def grow(self, path: Path, size: int) -> None:
         """The instance begins to write a file of this size; what it holds is said later."""
-        self._growing[path] = beside(lambda: self._sink().hand_over(path, size=size))
+        self._growing[path] = beside(lambda: self._session.sink().hand_over(path, size=size))
 
     def drop(self, path: Path) -> None:
         """The instance gave up writing it."""
@@ -62,10 +61,10 @@ class InstancePayloads:
                 body.unlink(missing_ok=True)
 
     def read(self, digest: str) -> bytes:
-        return self._link.corral.leases.source(self._lease.id, self._lease.epoch).whole(digest)
+        return self._session.source().whole(digest)
 
     def _upload(self, form: str, body: bytes | Path) -> PayloadBody:
-        sink = self._sink()
+        sink = self._session.sink()
         growing = self._growing.pop(body, None) if isinstance(body, Path) else None
         if growing is not None:
             stored = growing.result()
@@ -79,12 +78,9 @@ class InstancePayloads:
         return PayloadBody(format=form, blob=digest, size=len(data))
 
     def _download(self, digest: str, path: Path) -> None:
-        source = self._link.corral.leases.source(self._lease.id, self._lease.epoch)
+        source = self._session.source()
         if not source.link(digest, path):
             self._patiently(lambda: source.save(digest, path))
-
-    def _sink(self) -> BlobSink:
-        return self._link.corral.leases.sink(self._lease.id, self._lease.epoch)
 
     def _patiently(self, work: Callable[[], None]) -> None:
         pauses = Pauses()
@@ -92,6 +88,6 @@ class InstancePayloads:
             try:
                 return work()
             except PASSING:
-                self._link.look_again()
+                self._session.link.look_again()
                 time.sleep(pauses.next_s())
         return None

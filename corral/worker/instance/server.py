@@ -18,8 +18,6 @@ import cloudpickle
 import corral
 from corral.domain.errors import CorralError, TooLarge
 from corral.domain.redaction import SecretValues
-from corral.wire.leases import LeaseView
-from corral.worker.control import Control
 from corral.worker.instance.calls import InstanceCalls
 from corral.worker.instance.channel import InstanceChannel
 from corral.worker.instance.feed import CallFeed
@@ -28,9 +26,9 @@ from corral.worker.instance.mailer import OutcomeMailer
 from corral.worker.instance.nested_calls import NestedCalls
 from corral.worker.instance.payloads import InstancePayloads
 from corral.worker.instance.watchdog import Watchdog
-from corral.worker.prepare.volumes import Mounts
+from corral.worker.lease_session import LeaseSession
+from corral.worker.prepare.volumes import VolumeMounts
 from corral.worker.report.recorder import Recorder
-from corral.worker.server_link import Link
 
 logger = logging.getLogger(__name__)
 
@@ -48,28 +46,27 @@ class InstanceServer:
 
     def __init__(
         self,
-        link: Link,
-        lease: LeaseView,
+        session: LeaseSession,
         folder: Path,
         *,
-        control: Control,
         recorder: Recorder,
         memory: Callable[[], int],
     ) -> None:
-        assert lease.spec.service is not None, "only an instance is served"
-        self._service = service = lease.spec.service
-        self._lease = lease
+        service, control = session.lease.spec.service, session.control
+        assert service is not None, "only an instance is served"
+        self._service = service
+        self._lease_id = session.lease.id
         self._folder = folder
         self._recorder = recorder
-        self._channel = InstanceChannel(lease.id)
+        self._channel = InstanceChannel(self._lease_id)
         batches = (int(table.get("batch_size") or 0) for table in service.functions.values())
         self._calls = LiveCalls(InstanceCalls(max([service.concurrency, *batches])), self._channel)
         self._payloads = InstancePayloads(
-            link, lease, folder, given_up=lambda: self._calls.state.is_gone or control.lost
+            session, folder, given_up=lambda: self._calls.state.is_gone or control.lost
         )
-        self._nested = NestedCalls(link, lease, self._payloads)
-        self._feed = CallFeed(link, lease, calls=self._calls, payloads=self._payloads, control=control)
-        self._mailer = OutcomeMailer(link, lease, calls=self._calls, control=control)
+        self._nested = NestedCalls(session, self._payloads)
+        self._feed = CallFeed(session, self._calls, self._payloads)
+        self._mailer = OutcomeMailer(session, self._calls)
         self._watchdog = Watchdog(
             self._calls, control=control, recorder=recorder, memory=memory, max_memory=service.max_memory
         )
@@ -77,7 +74,7 @@ class InstanceServer:
         self.mark = random.token_hex(8)
         self.kill: Callable[[], None] = lambda: None
         self.secrets = SecretValues({})
-        self.mounts: Mounts | None = None
+        self.mounts: VolumeMounts | None = None
         # Why the instance could not begin, as it says.
         self.broken: Mapping[str, Any] | None = None
         # Whether it was killed because a call did not end.
@@ -130,7 +127,7 @@ class InstanceServer:
         try:
             work()
         except Exception:
-            logger.exception("serving the calls of %s failed; its instance is ended", self._lease.id)
+            logger.exception("serving the calls of %s failed; its instance is ended", self._lease_id)
             self.kill()
 
     def _watch(self) -> None:
@@ -145,7 +142,7 @@ class InstanceServer:
             try:
                 self._take(header, Path(header["path"]) if header.get("path") else body)
             except Exception:
-                logger.exception("a message of the instance of %s was not understood", self._lease.id)
+                logger.exception("a message of the instance of %s was not understood", self._lease_id)
         self._calls.gone()
 
     def _take(self, header: dict[str, Any], body: bytes | Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from corral.worker.control import Control
 from corral.worker.instance.live_calls import LiveCalls
+from corral.worker.lease_control import LeaseControl
 from corral.worker.report.recorder import Recorder
 
 LOOK_S = 0.05
@@ -21,7 +21,7 @@ class Watchdog:
         self,
         calls: LiveCalls,
         *,
-        control: Control,
+        control: LeaseControl,
         recorder: Recorder,
         memory: Callable[[], int],
         max_memory: int | None,

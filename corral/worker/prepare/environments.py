@@ -66,7 +66,7 @@ class PythonNotFound(EnvironmentFailed):
 
 
 @dataclass(frozen=True)
-class Removed:
+class RemovedEnvironment:
     key: str
     size_bytes: int
 
@@ -142,7 +142,7 @@ class Environments:
         in_use: Collection[str],
         max_bytes: int | None = None,
         older_than_s: float | None = None,
-    ) -> list[Removed]:
+    ) -> list[RemovedEnvironment]:
         """Remove environments unused for `older_than_s`, then the longest unused until `max_bytes` hold all.
 
         Spared: keys in `in_use`, those used in the last START_GRACE_S, those being built. uv's cache
@@ -236,7 +236,7 @@ class Environments:
         dated = [_Idle(path.name, path, at) for path in found if (at := _used_at(path)) is not None]
         return sorted(dated, key=lambda one: one.used_at)
 
-    def _remove(self, one: _Idle) -> Removed | None:
+    def _remove(self, one: _Idle) -> RemovedEnvironment | None:
         with exclusive(self._lock_file(one.key)) as held:
             # Looked at again under the lock: it may have been used since the list was made.
             used_at = _used_at(one.path)
@@ -244,7 +244,7 @@ class Environments:
                 return None
             size = _bytes_under(one.path)
             self._discard(one.path)
-        return Removed(one.key, size)
+        return RemovedEnvironment(one.key, size)
 
     def _over(self, max_bytes: int | None) -> bool:
         return max_bytes is not None and _bytes_under(self._root) > max_bytes

@@ -22,7 +22,7 @@ READ_BYTES = 1 << 20
 Fetch = Callable[[str], Iterable[bytes]]
 
 
-class Cache:
+class InputCache:
     """Under one folder; safe to share between threads."""
 
     def __init__(self, root: Path, *, max_bytes: int = MAX_BYTES) -> None:

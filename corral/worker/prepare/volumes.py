@@ -11,29 +11,25 @@ from corral.client.volumes.folder import Folder
 from corral.client.volumes.volumes import LeaseRemote
 from corral.domain.errors import InvalidInput
 from corral.domain.redaction import SecretValues
-from corral.wire.leases import LeaseView
-from corral.worker.control import Control
-from corral.worker.prepare.input_cache import Cache
-from corral.worker.server_link import Link, keep_trying
+from corral.worker.lease_session import LeaseSession
+from corral.worker.prepare.input_cache import InputCache
 
 VARIABLE = "CORRAL_VOLUME_DIR"
 
 
 @dataclass
-class Mounts:
+class VolumeMounts:
     """`folders` by the name of their volume."""
 
-    link: Link
-    lease: LeaseView
-    control: Control
+    session: LeaseSession
     root: Path
-    cache: Cache
+    cache: InputCache
     folders: dict[str, Folder] = field(default_factory=dict)
     secrets: SecretValues | None = None
 
     @property
     def wanted(self) -> dict[str, str]:
-        service = self.lease.spec.service
+        service = self.session.lease.spec.service
         return {} if service is None else service.volumes
 
     def fill(self, corral: Corral) -> None:
@@ -64,7 +60,8 @@ class Mounts:
             folder.secrets = self.secrets
             return folder.commit() if what == "commit" else folder.reload(discard=discard)
 
-        return {"version": keep_trying(self.link, work, given_up=self.control.given_up)}
+        return {"version": self.session.keep_trying(work)}
 
     def _remote(self, corral: Corral, volume: str) -> LeaseRemote:
-        return LeaseRemote(corral.transport, self.lease.id, self.lease.epoch, volume)
+        lease = self.session.lease
+        return LeaseRemote(corral.transport, lease.id, lease.epoch, volume)

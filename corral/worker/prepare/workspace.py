@@ -25,7 +25,7 @@ _BODIES: dict[str, type[FinishRequest | FailRequest | StoppedRequest]] = {
 }
 
 
-class Phase(StrEnum):
+class JobPhase(StrEnum):
     """How far a job has come. What has not reached `output` dies with the worker."""
 
     RUNNING = "running"
@@ -35,7 +35,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """What will be reported. In phase `output` it is a finish that lacks its artifact."""
 
     body: FinishRequest | FailRequest | StoppedRequest
@@ -54,8 +54,8 @@ class Outcome:
 @dataclass(frozen=True)
 class JobRecord:
     lease: LeaseView
-    phase: Phase
-    outcome: Outcome | None = None
+    phase: JobPhase
+    outcome: JobOutcome | None = None
 
     def as_json(self) -> str:
         outcome: dict[str, Any] | None = None
@@ -106,8 +106,8 @@ class Workspace:
             body = None if outcome is None else _BODIES[outcome["kind"]].model_validate(outcome["body"])
             return JobRecord(
                 lease=LeaseView.model_validate(said["lease"]),
-                phase=Phase(said["phase"]),
-                outcome=None if body is None else Outcome(body),
+                phase=JobPhase(said["phase"]),
+                outcome=None if body is None else JobOutcome(body),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None

@@ -17,7 +17,7 @@ _LOOK_UP_S = 30.0
 logger = logging.getLogger(__name__)
 
 
-class Sender:
+class BatchSender:
     """A thread that empties a spool. `look_again` is called whenever the server was away."""
 
     def __init__(

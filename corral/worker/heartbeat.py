@@ -12,9 +12,9 @@ import psutil
 
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.wire.leases import BeatRequest, LeaseView
-from corral.worker.control import Control
 from corral.worker.host.probe import gpu_sample
-from corral.worker.server_link import Link, Pauses
+from corral.worker.lease_control import LeaseControl
+from corral.worker.server_link import Pauses, ServerLink
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +64,13 @@ def tree_sample(pid: int) -> dict[str, float]:
     return {"rss_bytes": float(rss), "cpu_s": cpu_s, "processes": float(count)} if count else {}
 
 
-class Beater:
+class Heartbeat:
     """A thread that beats at once and then three times per lease, until it is ended.
 
     The server holds its answer back until the next beat is due, so that a stop is heard at once.
     """
 
-    def __init__(self, link: Link, lease: LeaseView, control: Control, vitals: Vitals) -> None:
+    def __init__(self, link: ServerLink, lease: LeaseView, control: LeaseControl, vitals: Vitals) -> None:
         self._link = link
         self._lease = lease
         self._control = control

@@ -13,13 +13,13 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class StopWish:
+class StopOrder:
     reason: Reason
     detail: str
     grace_s: float
 
 
-class Control:
+class LeaseControl:
     """One per lease. Safe to use from several threads."""
 
     def __init__(self, lease_id: str, *, wall_left_s: float | None, grace_s: float) -> None:
@@ -27,7 +27,7 @@ class Control:
         self._grace_s = grace_s
         self._wall_limit_at = None if wall_left_s is None else time.monotonic() + wall_left_s
         self._lock = threading.Lock()
-        self._wish: StopWish | None = None
+        self._wish: StopOrder | None = None
         # Set when the lease is no longer ours: nothing may be said in its name any more.
         self.given_up = threading.Event()
 
@@ -39,7 +39,7 @@ class Control:
     def stopping(self) -> bool:
         return self.lost or self.wish() is not None
 
-    def wish(self) -> StopWish | None:
+    def wish(self) -> StopOrder | None:
         """The first reason to stop that came up; the run's own wall limit is one, server or no server."""
         if self._wall_limit_at is not None and time.monotonic() >= self._wall_limit_at:
             self.stop(Reason.WALL_LIMIT, "the wall limit is used up")
@@ -49,7 +49,7 @@ class Control:
         with self._lock:
             if self._wish is None:
                 logger.info("%s is to stop: %s", self._lease_id, detail)
-                self._wish = StopWish(reason, detail, self._grace_s if grace_s is None else grace_s)
+                self._wish = StopOrder(reason, detail, self._grace_s if grace_s is None else grace_s)
 
     def lose(self, why: str) -> None:
         with self._lock:
