@@ -162,12 +162,14 @@ class Executor:
                 form, data = call.result(value)
         except Cancelled:
             raise
-        except BadRequest as error:
-            return partial(self._reporter.result, call, WEB, refusal(error))
         except BaseException as error:  # noqa: BLE001 - sys.exit too is an error of the call, not the end of us
-            record = describe(error, hide=1)
-            return partial(self._reporter.error, call, record)
+            return self._failure(call, error)
         return partial(self._reporter.result, call, form, data)
+
+    def _failure(self, call: RunnerCall, error: BaseException) -> Report:
+        if isinstance(error, BadRequest):
+            return partial(self._reporter.result, call, WEB, refusal(error))
+        return partial(self._reporter.error, call, describe(error, hide=1))
 
     def _drain(self, call: RunnerCall, values: Iterator[Any]) -> int:
         n = 0
@@ -214,16 +216,12 @@ class Executor:
                 form, data = codec.encode_pieces(n)
             else:
                 form, data = call.result(await value)
-        except BadRequest as error:
-            return partial(self._reporter.result, call, WEB, refusal(error))
         except asyncio.CancelledError:
             if call.cancelled:
                 raise
-            record = describe(asyncio.CancelledError("the function cancelled itself"), hide=0)
-            return partial(self._reporter.error, call, record)
+            return self._failure(call, asyncio.CancelledError("the function cancelled itself"))
         except BaseException as error:  # noqa: BLE001
-            record = describe(error, hide=1)
-            return partial(self._reporter.error, call, record)
+            return self._failure(call, error)
         return partial(self._reporter.result, call, form, data)
 
     def _run_batch(self, name: str, batch: list[RunnerCall]) -> None:

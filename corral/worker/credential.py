@@ -1,4 +1,4 @@
-"""What this worker shows the server, replaced before it ends while runs go on."""
+"""The credential this worker shows the server; replaced before it expires, while runs go on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from corral.client.http.trust import read_ca
 from corral.domain.errors import CorralError, ServerUnreachable
 from corral.wire.hosts.enroll import RotateCredentialRequest
 
-# Replaced when this part of its time is left.
+# A credential is replaced when this part of its lifetime is left.
 ROTATE_AT = 1 / 3
 LONGEST_SLEEP_S = 3600.0
 RETRY_S = 30.0
@@ -144,7 +144,7 @@ def wait_for_identity(worker_home: Path, pause: Callable[[float], bool]) -> Iden
         if looks % REMIND_EVERY == 0:
             logger.warning(
                 "waiting for %s: the server writes it at its first start (`corral up`), `corral host enroll` "
-                "where there is none",
+                "on other machines",
                 worker_home / "token",
             )
         looks += 1

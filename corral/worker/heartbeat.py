@@ -1,4 +1,4 @@
-"""Renews a lease while its job lives, and hears what the server wants of it."""
+"""Renews a lease while its job lives; the answers carry the server's orders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHORTEST_MARGIN_S = 1.0
 
 
 class Vitals:
-    """What a beat carries: what the worker sees of the child. Its progress travels with its log."""
+    """What a beat reports about the child, as the worker sees it. Progress travels with the log."""
 
     def __init__(self, gpus: Sequence[int]) -> None:
         self._gpus = tuple(gpus)
@@ -107,7 +107,7 @@ class Heartbeat:
                 pauses.reset()
                 self._ended.wait(self._every_s - (time.monotonic() - began))
             except (LeaseLost, NotFound) as error:
-                # After the end, that the lease is closed is no news.
+                # After the end the lease is closed on purpose.
                 if not self._ended.is_set():
                     self._control.lose(error.message)
             except CorralError as error:
@@ -131,4 +131,4 @@ class Heartbeat:
         if answer.action == "lost":
             self._control.lose(answer.reason or "the server says so")
         elif answer.action == "stop":
-            self._control.heard(answer.reason, answer.grace_s)
+            self._control.told_to_stop(answer.reason, answer.grace_s)

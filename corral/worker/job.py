@@ -68,7 +68,7 @@ class LeaseJob:
         self._secrets = _NO_SECRETS
 
     def run(self) -> None:
-        # First of all: a lease that is not beaten soon is given to another.
+        # First of all: a lease without a heartbeat is soon given to another host.
         self._beater.start()
         self._guarded(self._run)
 
@@ -195,15 +195,15 @@ class LeaseJob:
         if serving is not None and (why := serving.why_broken()) is not None:
             return failed(Reason.CODE_ERROR, why, ended.exit, ended.ran_s)
         if serving is not None and serving.killed_for_call and ended.obeyed is None:
-            # It was killed for a call's sake, which has been told; the instance itself did nothing wrong.
+            # It was killed because a call did not end. That call's outcome says so; the run did not fail.
             ended = replace(ended, exit=Exit(code=0))
         return verdict(ended, codes)
 
     def _stopped_early(self) -> JobOutcome:
-        wish = self.control.wish()
-        if self.control.lost or wish is None:
+        order = self.control.stop_order()
+        if self.control.lost or order is None:
             raise WaitAbandoned
-        return stopped(wish, None, 0)
+        return stopped(order, None, 0)
 
     def _settle(
         self,

@@ -354,7 +354,7 @@ def test_a_sweep_spares_kept_leases_and_other_data_directories(tmp_path: Path) -
 
 def test_a_sweep_never_kills_the_process_that_runs_it(tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path; from corral.worker import strays;"
+        "from pathlib import Path; from corral.worker.child import strays;"
         f"print(strays.sweep((), data_dir=Path({str(tmp_path)!r})))"
     )
     env = {"CORRAL_LEASE_ID": "mine", "CORRAL_DATA_DIR": str(tmp_path)}

@@ -84,7 +84,7 @@ class LineCutter:
 
 
 class MarkReader:
-    """Takes the marks out of an instance's output that say to which call the rest belongs."""
+    """Takes out the marks in an instance's output, which say to which call the rest belongs."""
 
     def __init__(self, mark: str) -> None:
         self._mark = re.compile(rb"\x1e" + mark.encode() + rb":([a-z0-9-]*)\x1e")
@@ -146,7 +146,7 @@ class OutputPump:
         self._recorder = recorder
         self._quota_bytes = quota_bytes
         self._left = quota_bytes
-        # An instance marks where each call begins and ends: many a moment, and none of them urgent.
+        # An instance writes marks at every call: reading them in batches saves wake-ups.
         self._gather_s = 0.0 if mark is None else GATHER_S
         self._abandoned = threading.Event()
         self._errors_tail = b""
@@ -192,7 +192,7 @@ class OutputPump:
         return IDLE_S if due_s is None else due_s
 
     def _sort(self, source: _Source, data: bytes) -> None:
-        """Of an instance, to each call its own."""
+        """The output of an instance is divided among its calls."""
         if source.marks is None:
             self._take(source, data)
             return
@@ -202,7 +202,7 @@ class OutputPump:
 
     def _switch(self, source: _Source, call: str | None) -> None:
         if call != source.call:
-            # What a call left without a newline is its own.
+            # An unfinished line belongs to the call that left it.
             self._record(source, source.cutter.end())
             source.call = call
 

@@ -1,4 +1,4 @@
-"""From the start of a child to its end: its output read, its events heard, the wishes of others obeyed."""
+"""Supervises a child from start to end: reads its output and events, carries out orders to stop."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ LOOK_UP_S = 0.2
 DRAIN_LIMIT_S = 10.0
 
 
+@dataclass
 class _Steering:
-    """Does to a child what was wished, once each: terminate, and kill after the grace."""
+    """Does to a child what was ordered, once each: terminate, and kill after the grace."""
 
-    def __init__(self, child: Child, control: LeaseControl, recorder: Recorder) -> None:
-        self._child = child
-        self._control = control
-        self._recorder = recorder
-        self._kill_at: float | None = None
-        self._killed = False
-        self.obeyed: StopOrder | None = None
+    child: Child
+    control: LeaseControl
+    recorder: Recorder
+    kill_at: float | None = None
+    killed: bool = False
+    obeyed: StopOrder | None = None
 
     def look(self) -> None:
-        if self._killed:
+        if self.killed:
             return
-        if self._control.lost or self._recorder.problem is not None:
+        if self.control.lost or self.recorder.problem is not None:
             self._kill()
-        elif self._kill_at is not None:
-            if time.monotonic() >= self._kill_at:
-                self._recorder.say("the command did not end in its grace time and is killed")
+        elif self.kill_at is not None:
+            if time.monotonic() >= self.kill_at:
+                self.recorder.say("the command did not end in its grace time and is killed")
                 self._kill()
-        elif (wish := self._control.wish()) is not None and self._child.outcome() is None:
-            self.obeyed = wish
-            self._kill_at = time.monotonic() + wish.grace_s
-            self._recorder.say(f"stopping: {wish.detail}")
-            self._recorder.tick()
-            self._child.terminate()
+        elif (order := self.control.stop_order()) is not None and self.child.outcome() is None:
+            self.obeyed = order
+            self.kill_at = time.monotonic() + order.grace_s
+            self.recorder.say(f"stopping: {order.detail}")
+            self.recorder.tick()
+            self.child.terminate()
 
     def _kill(self) -> None:
-        self._killed = True
-        self._child.kill()
+        self.killed = True
+        self.child.kill()
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ _NO_CODES: Mapping[int, Reason] = {}
 
 @dataclass(frozen=True)
 class ChildEnd:
-    """A child's end as the worker saw it. `obeyed` is the wish for which it was signalled, if any."""
+    """A child's end as the worker saw it. `obeyed` is the order for which it was signalled, if any."""
 
     exit: Exit
     ran_s: float
@@ -46,7 +46,7 @@ def verdict(ended: ChildEnd, codes: Mapping[int, Reason] = _NO_CODES) -> JobOutc
     if ended.local_problem is not None:
         return failed(Reason.ENVIRONMENT, ended.local_problem, found, ended.ran_s)
     if found.error is not None:
-        # Executed never: the command is wrong. Killed from outside: nobody knows why.
+        # A command that was never executed is wrong; why one was killed from outside is not known.
         reason = Reason.UNKNOWN if found.signal == signal.SIGKILL else Reason.CODE_ERROR
         return failed(reason, found.error, replace(found, code=_shell_code(found)), ended.ran_s)
     if found.code == 0:
@@ -56,19 +56,19 @@ def verdict(ended: ChildEnd, codes: Mapping[int, Reason] = _NO_CODES) -> JobOutc
 
 
 def _shell_code(found: Exit) -> int | None:
-    """Of a command that was never executed, as a shell gives it: 127 not found, 126 not executable."""
+    """What a shell gives for a command that was never executed: 127 not found, 126 not executable."""
     if found.signal is not None:
         return None
     return _NOT_FOUND if found.errno == errno.ENOENT else _NOT_EXECUTABLE
 
 
-def stopped(wish: StopOrder, found: Exit | None, ran_s: float) -> JobOutcome:
+def stopped(order: StopOrder, found: Exit | None, ran_s: float) -> JobOutcome:
     return JobOutcome(
         StoppedRequest(
-            reason=wish.reason,
-            detail=wish.detail,
-            exit_code=None if found is None else found.code,
-            signal=None if found is None else found.signal,
+            reason=order.reason,
+            detail=order.detail,
+            exit_code=found and found.code,
+            signal=found and found.signal,
             ran_s=ran_s,
         )
     )
@@ -79,15 +79,15 @@ def failed(reason: Reason, detail: str, found: Exit | None = None, ran_s: float 
         FailRequest(
             reason=reason,
             detail=detail.encode("utf-8", "replace").decode()[:_DETAIL_CHARS],
-            exit_code=None if found is None else found.code,
-            signal=None if found is None else found.signal,
+            exit_code=found and found.code,
+            signal=found and found.signal,
             ran_s=ran_s,
         )
     )
 
 
 def without_secrets(outcome: JobOutcome, secrets: SecretValues) -> JobOutcome:
-    """The same without the run's secrets: whatever was put into it, they do not leave the host with it."""
+    """The same without the run's secrets, which must not leave the host in an error text."""
     body = outcome.body
     if isinstance(body, FinishRequest):
         return outcome

@@ -14,6 +14,7 @@ from corral.domain.capability import Gpu
 NVML = (sys.executable, "-P", "-m", "corral.worker.host.nvml")
 TIMEOUT_S = 20.0
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_OF_A_GPU = ("index", "name", "uuid", "memory_bytes", "compute_capability", "driver")
 
 
 @dataclass(frozen=True)
@@ -94,20 +95,8 @@ def _parse(output: str) -> GpuSurvey:
 
 
 def _state(found: dict[str, Any]) -> GpuState:
-    gpu = Gpu(
-        index=found["index"],
-        name=found["name"],
-        uuid=found["uuid"],
-        memory_bytes=found["memory_bytes"],
-        compute_capability=found["compute_capability"],
-        driver=found["driver"],
-    )
-    return GpuState(
-        gpu,
-        free_bytes=found["free_bytes"],
-        used_bytes=found["used_bytes"],
-        utilisation=found["utilisation"],
-    )
+    gpu = Gpu(**{name: found[name] for name in _OF_A_GPU})
+    return GpuState(gpu, found["free_bytes"], found["used_bytes"], found["utilisation"])
 
 
 def _visible(found: GpuSurvey, named: str | None) -> GpuSurvey:

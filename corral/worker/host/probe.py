@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -85,9 +85,13 @@ def _capability(found: GpuSurvey, data_dir: Path, labels: Sequence[str], root: P
         hostname=socket.gethostname(),
         os=_SYSTEMS.get(platform.system(), platform.system().lower()),
         arch=_ARCHES.get(machine, machine),
-        cores=usable_cores(physical=_physical_cores(), affinity=_affinity(), quota=cpu_quota(root)),
-        ram_bytes=_least(_ram_total(), memory_limit(root)),
-        disk_bytes=_disk_total(data_dir),
+        cores=usable_cores(
+            physical=_known(lambda: psutil.cpu_count(logical=False)) or None,
+            affinity=_known(_affinity),
+            quota=cpu_quota(root),
+        ),
+        ram_bytes=_least(_known(lambda: psutil.virtual_memory().total) or None, memory_limit(root)),
+        disk_bytes=_known(lambda: shutil.disk_usage(_existing(data_dir)).total) or None,
         gpus=None if found.gpus is None else tuple(state.gpu for state in found.gpus),
         python=platform.python_version(),
         labels=tuple(labels),
@@ -115,8 +119,8 @@ def _version(name: str) -> str | None:
 def _free(found: GpuSurvey, data_dir: Path, root: Path) -> FreeResources:
     states = found.gpus
     return FreeResources(
-        ram_bytes=_least(_ram_available(), memory_left(root)),
-        disk_bytes=_disk_free(data_dir),
+        ram_bytes=_least(_known(lambda: psutil.virtual_memory().available), memory_left(root)),
+        disk_bytes=_known(lambda: shutil.disk_usage(_existing(data_dir)).free),
         gpu_bytes=None if states is None else {state.gpu.index: state.free_bytes for state in states},
     )
 
@@ -153,48 +157,15 @@ def _least(*values: int | None) -> int | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def _physical_cores() -> int | None:
+def _known(ask: Callable[[], int | None]) -> int | None:
     try:
-        return psutil.cpu_count(logical=False) or None
+        return ask()
     except (OSError, psutil.Error):
         return None
 
 
 def _affinity() -> int | None:
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    try:
-        return len(os.sched_getaffinity(0))
-    except OSError:
-        return None
-
-
-def _ram_total() -> int | None:
-    try:
-        return psutil.virtual_memory().total or None
-    except (OSError, psutil.Error):
-        return None
-
-
-def _ram_available() -> int | None:
-    try:
-        return psutil.virtual_memory().available
-    except (OSError, psutil.Error):
-        return None
-
-
-def _disk_total(path: Path) -> int | None:
-    try:
-        return shutil.disk_usage(_existing(path)).total or None
-    except OSError:
-        return None
-
-
-def _disk_free(path: Path) -> int | None:
-    try:
-        return shutil.disk_usage(_existing(path)).free
-    except OSError:
-        return None
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 def _existing(path: Path) -> Path:

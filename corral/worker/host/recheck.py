@@ -1,4 +1,4 @@
-"""Between claim and start: whether the host still has what the run was given it for."""
+"""Checks between claim and start that the host still has what the run was placed here for."""
 
 from __future__ import annotations
 

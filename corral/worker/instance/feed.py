@@ -100,7 +100,7 @@ class CallFeed:
         return True
 
     def _wanted(self) -> int:
-        self._calls.state.is_closing = self._session.control.wish() is not None
+        self._calls.state.is_closing = self._session.control.stop_order() is not None
         return self._calls.state.wanted(time.monotonic())
 
     def _begin(self, want: int) -> Asked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.wire.calls import LeaseCallsRequest
@@ -11,15 +12,15 @@ from corral.worker.instance.live_calls import LiveCalls
 from corral.worker.lease_session import LeaseSession
 
 
+@dataclass(frozen=True)
 class OutcomeMailer:
     """`run` in a thread of its own until the instance is gone, then `send_rest`."""
 
-    def __init__(self, session: LeaseSession, calls: LiveCalls) -> None:
-        self._session = session
-        self._calls = calls
+    session: LeaseSession
+    calls: LiveCalls
 
     def run(self) -> None:
-        calls, state = self._calls, self._calls.state
+        calls, state = self.calls, self.calls.state
         looked_at = time.monotonic()
         while True:
             with calls.lock:
@@ -33,27 +34,27 @@ class OutcomeMailer:
 
     def send_rest(self) -> None:
         """Nothing is held any more; what is left to tell is told once."""
-        with self._calls.lock:
-            if not self._calls.state.has_news:
+        with self.calls.lock:
+            if not self.calls.state.has_news:
                 return
-            request = self._calls.state.request(time.monotonic())
+            request = self.calls.state.request(time.monotonic())
         self._send(request.model_copy(update={"holding": []}))
 
     def _send(self, request: LeaseCallsRequest) -> None:
-        calls = self._calls
+        calls = self.calls
         try:
-            answer = self._session.begin_exchange(request)()
+            answer = self.session.begin_exchange(request)()
         except (LeaseLost, NotFound) as error:
-            self._session.control.lose(error.message)
+            self.session.control.lose(error.message)
             return
         except CorralError:
             with calls.lock:
                 calls.state.unanswered(request, time.monotonic())
-            self._session.link.look_again()
+            self.session.link.look_again()
             time.sleep(LOOK_S)
             return
         with calls.lock:
             calls.state.answered(request, len(answer.calls))
-        self._session.link.answered()
+        self.session.link.answered()
         for call_id in answer.cancelled:
             calls.cancel(call_id)

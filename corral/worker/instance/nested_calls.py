@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import dataclass
 from typing import Any
 
 from corral.domain.errors import CorralError
@@ -16,12 +17,12 @@ from corral.worker.server_link import WaitAbandoned
 Answer = dict[str, Any]
 
 
+@dataclass(frozen=True)
 class NestedCalls:
     """Each question is answered in a thread of its own: it may wait for a call to end."""
 
-    def __init__(self, session: LeaseSession, payloads: InstancePayloads) -> None:
-        self._session = session
-        self._payloads = payloads
+    session: LeaseSession
+    payloads: InstancePayloads
 
     def answer(self, question: dict[str, Any], mounts: VolumeMounts | None, secrets: SecretValues) -> Answer:
         if question.get("what") == "volume":
@@ -29,8 +30,8 @@ class NestedCalls:
             return _volume(question, mounts, secrets)
         try:
             request = NestedRequest.model_validate(question)
-            lease = self._session.lease
-            answer = self._session.link.corral.calls.nested(lease.id, lease.epoch, request)
+            lease = self.session.lease
+            answer = self.session.link.corral.calls.nested(lease.id, lease.epoch, request)
         except CorralError as error:
             return {"problem": _text(error)}
         except ValueError as error:
@@ -39,7 +40,7 @@ class NestedCalls:
         try:
             for payload in _payloads(said):
                 if payload.get("body") is None and payload.get("blob"):
-                    body = self._payloads.read(payload["blob"])
+                    body = self.payloads.read(payload["blob"])
                     payload["body"] = base64.b64encode(body).decode("ascii")
         except CorralError as error:
             return {"problem": error.message}

@@ -67,9 +67,7 @@ class InstanceServer:
         self._nested = NestedCalls(session, self._payloads)
         self._feed = CallFeed(session, self._calls, self._payloads)
         self._mailer = OutcomeMailer(session, self._calls)
-        self._watchdog = Watchdog(
-            self._calls, control=control, recorder=recorder, memory=memory, max_memory=service.max_memory
-        )
+        self._watchdog = Watchdog(self._calls, control, recorder, memory, service.max_memory)
         # Told apart from other output by this, which the instance writes where a call's output begins.
         self.mark = random.token_hex(8)
         self.kill: Callable[[], None] = lambda: None

@@ -76,7 +76,7 @@ class InputCache:
         try:
             file = path.open("rb")
         except FileNotFoundError:
-            # One file that would push out most others passes through.
+            # A file that would push out most others is not kept.
             chunks = fetch(digest)
             yield from chunks if size > self._max_bytes // 4 else self._keep(path, chunks)
             return

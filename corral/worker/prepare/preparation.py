@@ -30,7 +30,7 @@ from corral.worker.prepare.workspace import Workspace, make_read_only
 from corral.worker.report.recorder import Recorder
 from corral.worker.server_link import WaitAbandoned
 
-# Not the folder that it starts in: a `corral` in the user's code would stand in for ours.
+# -P: a `corral` in the user's code must not be imported instead of ours.
 _ENGINE = ("-P", "-m", "corral.engine")
 _LACKS = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
 _LOOK_LIMIT_S = 60.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -104,9 +103,6 @@ class Spool:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-
-    def remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _path(self, seq: int) -> Path:
         return self._folder / f"{seq:09d}.json"

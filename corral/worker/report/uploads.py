@@ -15,7 +15,7 @@ from corral.domain.redaction import SecretValues
 from corral.wire.artifacts import ArtifactView
 from corral.worker.lease_session import LeaseSession
 
-# Each of these means that files or server changed under us; looking again sets it right, or never will.
+# The files or the server changed under us: scanning again helps, or nothing does.
 _AGAIN = (BlobMissing, DigestMismatch, OffsetMismatch, FileChanged)
 TRIES = 3
 
