@@ -34,7 +34,7 @@ def exclusive(path: Path) -> Iterator[bool]:
 def shared(path: Path) -> Iterator[bool]:
     """True if held; False at once if someone holds it exclusively."""
     with _open_file(path) as descriptor:
-        yield _try_shared(descriptor)
+        yield try_lock(descriptor, shared=True)
 
 
 @contextmanager
@@ -60,15 +60,15 @@ def exclusive_when_free(
 def shared_when_free(path: Path) -> Iterator[None]:
     """Wait for whoever holds it exclusively; only where that is short."""
     with _open_file(path) as descriptor:
-        while not _try_shared(descriptor):
+        while not try_lock(descriptor, shared=True):
             time.sleep(POLL_S)
         yield
 
 
-def try_lock(descriptor: int) -> bool:
+def try_lock(descriptor: int, *, shared: bool = False) -> bool:
     """Own the open file until it is closed or its process dies; False if another open file owns it."""
     if sys.platform == "win32":
-        # One byte, far behind the first, since Windows keeps others from reading what is locked.
+        # Never shared there. One byte, far behind the first, since others cannot read what is locked.
         os.lseek(descriptor, 0x7FFF_FFFF, os.SEEK_SET)
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
@@ -76,8 +76,12 @@ def try_lock(descriptor: int) -> bool:
             return False
         finally:
             os.lseek(descriptor, 0, os.SEEK_SET)
-        return True
-    return _flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    else:
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 @contextmanager
@@ -135,22 +139,6 @@ def _open_file(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _try_shared(descriptor: int) -> bool:
-    if sys.platform == "win32":
-        # Its locks cannot be shared.
-        return try_lock(descriptor)
-    return _flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-
-
-def _flock(descriptor: int, kind: int) -> bool:
-    if sys.platform != "win32":
-        try:
-            fcntl.flock(descriptor, kind)
-        except BlockingIOError:
-            return False
-    return True
 
 
 def _is_named(descriptor: int, path: Path) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,12 +128,8 @@ class Preparation:
         lease = self.session.lease
         if not lease.spec.secrets:
             return {}
-        try:
+        with _environment_failure(lambda error: f"{error.message} {error.hint}"):
             answer = self.session.keep_trying(lambda corral: corral.leases.secrets(lease.id, lease.epoch))
-        except LeaseLost:
-            raise
-        except CorralError as error:
-            raise PreparationFailed(Reason.ENVIRONMENT, f"{error.message} {error.hint}".strip()) from error
         if missing := sorted(set(lease.spec.secrets) - set(answer.values)):
             raise PreparationFailed(
                 Reason.ENVIRONMENT,
@@ -145,32 +142,22 @@ class Preparation:
         root = self.workspace.root / "volumes"
         mounts = VolumeMounts(self.session, root, self.context.cache)
         serving.mounts = mounts
-        if not mounts.wanted:
-            return
-        try:
-            self.session.keep_trying(mounts.fill)
-        except LeaseLost:
-            raise
-        except CorralError as error:
-            raise PreparationFailed(
-                Reason.ENVIRONMENT, f"a volume cannot be brought here: {error.message}"
-            ) from error
+        if mounts.wanted:
+            with _environment_failure(lambda error: f"a volume cannot be brought here: {error.message}"):
+                self.session.keep_trying(mounts.fill)
 
     def _fetch(self, what: str, artifact_id: str, target: Path, part: str | None = None) -> None:
-        try:
-            self.session.keep_trying(lambda corral: self._fetch_once(corral, artifact_id, target, part))
-        except ContentMismatch as error:
-            raise PreparationFailed(Reason.BAD_DATA, f"{what} ({artifact_id}): {error.message}") from error
-        except NotFound as error:
-            raise PreparationFailed(
-                Reason.BAD_DATA, f"{what} ({artifact_id}) is not on the server: {error.message}"
-            ) from error
-        except LeaseLost:
-            raise
-        except CorralError as error:
-            raise PreparationFailed(
-                Reason.ENVIRONMENT, f"{what} cannot be fetched: {error.message}"
-            ) from error
+        with _environment_failure(lambda error: f"{what} cannot be fetched: {error.message}"):
+            try:
+                self.session.keep_trying(lambda corral: self._fetch_once(corral, artifact_id, target, part))
+            except ContentMismatch as error:
+                raise PreparationFailed(
+                    Reason.BAD_DATA, f"{what} ({artifact_id}): {error.message}"
+                ) from error
+            except NotFound as error:
+                raise PreparationFailed(
+                    Reason.BAD_DATA, f"{what} ({artifact_id}) is not on the server: {error.message}"
+                ) from error
 
     def _fetch_once(self, corral: Corral, artifact_id: str, target: Path, part: str | None) -> None:
         # Between the tries of a long outage, a run that was told to stop stops.
@@ -217,3 +204,14 @@ class Preparation:
             self.recorder.progress({PREPARING: f"building environment: {line}"[:300]})
         self.recorder.active()
         self.recorder.tick()
+
+
+@contextmanager
+def _environment_failure(text: Callable[[CorralError], str]) -> Iterator[None]:
+    """What the server refuses becomes the reason that the run cannot start."""
+    try:
+        yield
+    except LeaseLost:
+        raise
+    except CorralError as error:
+        raise PreparationFailed(Reason.ENVIRONMENT, text(error).strip()) from error
