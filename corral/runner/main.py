@@ -1,4 +1,4 @@
-"""An instance: says when it is ready, then takes calls until it is told to stop or is left alone."""
+"""An instance: reports that it is ready, then takes calls until it is told to stop or its worker is gone."""
 
 from __future__ import annotations
 

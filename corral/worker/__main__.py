@@ -99,7 +99,7 @@ def work(settings: Settings) -> int:
         outbox=Outbox(),
         cache=InputCache(settings.worker_home / "cache"),
         base_env=base_environment(environ),
-        # Where that is not known, a child that was granted none had better see none.
+        # If it is not known whether there are GPUs, a child that was granted none must see none.
         has_gpus=capability.gpus != (),
         snapshot=partial(snapshot, settings.worker_home, labels, environ=environ),
         engine_env=engine_environment(environ),
@@ -141,5 +141,5 @@ def _labels(text: str) -> list[str]:
 if __name__ == "__main__":
     status = main()
     logging.shutdown()
-    # Threads may still wait for a server that is away; all they know is on disk.
+    # Threads may still wait for a server that is away; all that they have to report is on disk.
     os._exit(status)

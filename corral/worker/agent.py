@@ -1,4 +1,4 @@
-"""The worker's loop: claims leases for its free slots, and sees each through as a job."""
+"""The worker's loop: claims leases for its free slots, and runs a job for each."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Agent:
         with self._changed:
             self._draining.set()
             self._changed.notify_all()
-        # Before anything is given back: a claim that still waits would get it again.
+        # First of all: a claim that still waits would be granted the runs that are given back.
         self._claims.hang_up()
         self._claimer.join(HANG_UP_LIMIT_S)
         with self._changed:
@@ -119,13 +119,13 @@ class Agent:
             try:
                 answer = self._claims.corral.leases.claim(request)
             except (ServerUnreachable, StoreUnavailable) as error:
-                # The same request again: if only the answer was lost, it is given again.
+                # The same request is sent again: if only its answer was lost, the server repeats it.
                 self._log_failure(error)
                 self._claims.look_again()
                 self._draining.wait(pauses.next_s())
             except CorralError as error:
                 logger.error("the server refuses to give work: %s %s", error, error.hint)
-                # It may know this host by another token by now.
+                # The host may have been given another token by now.
                 self._claims.look_again()
                 request = None
                 self._draining.wait(pauses.next_s())

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerCredential:
-    """The identity as it is now. `version` changes with it, so that connections know when to be made anew."""
+    """The identity as it is now. `version` changes with it: connections with an older one are replaced."""
 
     def __init__(self, home: Path, identity: Identity, *, url: str | None) -> None:
         self._home = home
@@ -85,7 +85,7 @@ class WorkerCredential:
 
 
 class CredentialRotation:
-    """A thread that keeps the credential from ending."""
+    """A thread that replaces the credential before it expires."""
 
     def __init__(self, credential: WorkerCredential) -> None:
         self._credential = credential
@@ -120,7 +120,7 @@ class CredentialRotation:
         write_rotated(credential.worker_home, after, client_pem=key.with_certificate(made.certificate))
         credential.reload()
         logger.info("the credential of host %s is replaced", after.name)
-        # It is on disk: what was before may end.
+        # The new one is on disk: the server may end the old one.
         with credential.connect(url, timeout_s=30.0, backoff=Backoff(tries=2)) as corral:
             corral.own_host.settle()
 

@@ -85,7 +85,7 @@ class Heartbeat:
         self._thread.start()
 
     def resume(self) -> None:
-        """For a lease of an earlier worker: nobody knows when it last spoke."""
+        """For a lease of an earlier worker: nobody knows when it last beat."""
         self._confirmed_at = float("-inf")
         self._thread.start()
 
@@ -119,8 +119,8 @@ class Heartbeat:
         lease = self._lease
         request = self._vitals.request(min(self._every_s, LONGEST_WAIT_S))
         sent_at = time.monotonic()
-        # A connection may lead nowhere without a word, as when a router forgets it. Half a beat after the
-        # answer is due there is time for another, by a new connection, before the lease ends.
+        # A connection may be dead unnoticed, as when a router forgets it. If the answer is half a beat late,
+        # there is still time for another beat over a new connection before the lease ends.
         margin_s = max(SHORTEST_MARGIN_S, self._every_s / 2)
         answer = self._link.corral.leases.beat(lease.id, lease.epoch, request, margin_s=margin_s)
         self._every_s = answer.lease_s / BEATS_PER_LEASE

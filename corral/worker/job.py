@@ -80,7 +80,7 @@ class LeaseJob:
 
     @property
     def may_have_lapsed(self) -> bool:
-        """Whether the lease may have run out unnoticed; its next word takes it up again."""
+        """Whether the lease may have run out unnoticed; the next beat takes it up again."""
         return not self.control.lost and self._beater.silent_s > self.lease.lease_s
 
     def release(self) -> None:
@@ -259,7 +259,7 @@ class LeaseJob:
             else:
                 self._workspace.save(record)
         except OSError as error:
-            # A full disk: it is still reported, only a crash before that would lose it.
+            # The disk is full. The outcome is still reported; only a crash before that would lose it.
             logger.warning("the outcome of %s is not on disk: %s", self.lease.id, error)
 
     def _deliver_plainly(self, outcome: JobOutcome) -> None:

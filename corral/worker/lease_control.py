@@ -28,7 +28,7 @@ class LeaseControl:
         self._wall_limit_at = None if wall_left_s is None else time.monotonic() + wall_left_s
         self._lock = threading.Lock()
         self._order: StopOrder | None = None
-        # Set when the lease is no longer ours: nothing may be said in its name any more.
+        # Set when the lease is no longer ours: nothing may be reported in its name any more.
         self.given_up = threading.Event()
 
     @property
@@ -40,7 +40,7 @@ class LeaseControl:
         return self.lost or self.stop_order() is not None
 
     def stop_order(self) -> StopOrder | None:
-        """The first reason to stop that came up; the run's own wall limit is one, server or no server."""
+        """The first order to stop. The run's wall limit gives one too, also while the server is away."""
         if self._wall_limit_at is not None and time.monotonic() >= self._wall_limit_at:
             self.stop(Reason.WALL_LIMIT, "the wall limit is used up")
         return self._order

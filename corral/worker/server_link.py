@@ -1,4 +1,4 @@
-"""The worker's way to the server, which may be away for long and come back on another port."""
+"""The worker's connection to the server, which may be away for long and come back on another port."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class ServerLink:
 
     def _connect(self, url: str) -> Corral:
         self._version = self._credential.version
-        # The worker's own loops are patient for ever; a second patience inside would only hide outages.
+        # The worker's own loops retry for ever; more retries in the client would only hide outages.
         return self._credential.connect(url, timeout_s=self._timeout_s, backoff=Backoff(tries=2, first_s=0.2))
 
 

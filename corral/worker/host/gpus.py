@@ -46,7 +46,7 @@ class GpuProbe:
     def survey(self, environ: Mapping[str, str]) -> GpuSurvey:
         """Only what CUDA_VISIBLE_DEVICES in `environ` leaves visible. Never raises."""
         if self._stuck is not None and self._stuck.poll() is None:
-            # One that even SIGKILL does not end sits in the driver; more of them would not help.
+            # A probe that even SIGKILL does not end hangs in the driver; another would hang too.
             return GpuSurvey(None, "the NVIDIA driver hangs")
         try:
             output = self._ask()

@@ -102,7 +102,7 @@ def _capability(found: GpuSurvey, data_dir: Path, labels: Sequence[str], root: P
 
 
 def engine_versions() -> dict[str, str | None]:
-    """Of what the training engine needs in this Python; nothing is imported, which would take seconds."""
+    """Versions of the training engine's packages in this Python. Importing them would take seconds."""
     return {name: _version(name) for name in ENGINE_PACKAGES}
 
 

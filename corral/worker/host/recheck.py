@@ -24,7 +24,7 @@ def recheck(
     system: SystemPackages,
 ) -> list[str]:
     """Every reason to give the run back. A run that asks for nothing is not looked at."""
-    # Names and labels may be declared on the server; what the engine needs is looked at by its own check.
+    # Names and labels may be declared on the server; the engine's packages have a check of their own.
     asked = lease.spec.resources.requirements()
     need = replace(asked, hosts=(), labels=(), prefer=None, prefer_for_s=0.0, share_gpu=False)
     if need == _NO_NEED and not lease.gpus:

@@ -49,7 +49,7 @@ _FOUND_PYTHON = re.compile(rb"^(?:cpython|pypy|graalpy)-(\d\S*?)-\S+\s+(\S+)", r
 
 
 class EnvironmentFailed(CorralError):
-    """uv could not build the environment on this host; the message holds its words."""
+    """uv could not build the environment on this host; the message holds uv's output."""
 
     code = "environment_failed"
     hint = "Read uv's words above; check that this host reaches the index (UV_DEFAULT_INDEX is honoured)."
@@ -171,7 +171,7 @@ class Environments:
         try:
             with shared_when_free(self._place("locks") / "cache.lock"):
                 self._fill(part, lock, progress, should_stop)
-            # A power cut must not leave a whole name over files without their bytes.
+            # After a power cut the final name must not hold files without their content.
             os.sync()
             self._discard(self._place("envs") / key)
             part.rename(self._place("envs") / key)
@@ -296,7 +296,7 @@ def activate_env(python: Path, base: Mapping[str, str]) -> dict[str, str]:
 
 def _uv_env(env: Mapping[str, str], root: Path, downloads: str) -> dict[str, str]:
     kept = {name: value for name, value in env.items() if name not in _WORKERS_OWN}
-    # The worker's own Python may not be on PATH, as in a unit of systemd; it is one that surely works.
+    # The worker's own Python surely works, and may not be on PATH, as in a unit of systemd.
     path = [env.get("PATH", os.defpath), str(Path(sys.base_prefix) / "bin")]
     return kept | {
         "PATH": os.pathsep.join(path),

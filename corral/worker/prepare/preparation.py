@@ -38,7 +38,7 @@ _LOOK_LIMIT_S = 60.0
 
 
 class PreparationFailed(Exception):
-    """The run cannot be started here, for a reason that is the run's to bear."""
+    """The run cannot be started here, and it counts as a failure of the run."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -61,7 +61,7 @@ class Preparation:
     serving: InstanceServer | None = None
 
     def run(self) -> PreparedCommand:
-        """Raise CannotStart, GivenUp, LeaseLost, or OSError when the disk is full."""
+        """Raise PreparationFailed, WaitAbandoned, LeaseLost, or OSError when the disk is full."""
         lease, workspace = self.session.lease, self.workspace
         workspace.spec.write_text(lease.spec.model_dump_json(), encoding="utf-8")
         if lease.spec.code is None:
@@ -160,7 +160,7 @@ class Preparation:
                 ) from error
 
     def _fetch_once(self, corral: Corral, artifact_id: str, target: Path, part: str | None) -> None:
-        # Between the tries of a long outage, a run that was told to stop stops.
+        # A run that is told to stop during a long outage stops between two tries.
         if self.session.control.stopping:
             raise WaitAbandoned
         source = self.session.source()
@@ -200,7 +200,7 @@ class Preparation:
     def _progress(self, line: str) -> None:
         self.recorder.say(line)
         if self.serving is not None:
-            # Whoever waits for the first call sees it.
+            # The caller who waits for the first call sees it.
             self.recorder.progress({PREPARING: f"building environment: {line}"[:300]})
         self.recorder.active()
         self.recorder.tick()

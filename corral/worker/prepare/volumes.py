@@ -33,7 +33,7 @@ class VolumeMounts:
         return {} if service is None else service.volumes
 
     def fill(self, corral: Corral) -> None:
-        """Once, before the instance starts. What is there already from a try that broke off is kept."""
+        """Once, before the instance starts. Volumes that an earlier, broken try brought are kept."""
         self.root.mkdir(exist_ok=True)
         for name, volume in self.wanted.items():
             if volume not in self.folders:

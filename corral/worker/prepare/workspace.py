@@ -11,13 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from corral.domain.ids import is_id
 from corral.files.atomic import sync_folder, write_durably, write_whole
 from corral.wire.leases import FailRequest, FinishRequest, LeaseView, StoppedRequest
 
-OutcomeKind = Literal["finish", "fail", "stopped"]
 _BODIES: dict[str, type[FinishRequest | FailRequest | StoppedRequest]] = {
     "finish": FinishRequest,
     "fail": FailRequest,
@@ -41,14 +40,8 @@ class JobOutcome:
     body: FinishRequest | FailRequest | StoppedRequest
 
     @property
-    def kind(self) -> OutcomeKind:
-        match self.body:
-            case FinishRequest():
-                return "finish"
-            case FailRequest():
-                return "fail"
-            case StoppedRequest():
-                return "stopped"
+    def kind(self) -> str:
+        return next(kind for kind, body in _BODIES.items() if isinstance(self.body, body))
 
 
 @dataclass(frozen=True)
@@ -148,7 +141,7 @@ def make_read_only(root: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove what the child left there, also where it took away the right to do so."""
+    """Remove what the child left there, also where it removed our permission to do so."""
     if path.is_symlink() or not path.is_dir():
         with suppress(OSError):
             path.unlink()

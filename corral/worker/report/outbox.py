@@ -28,7 +28,7 @@ class _Letter:
 
 
 class Outbox:
-    """Safe to use from several threads; whoever finds nobody sending, sends for all."""
+    """Safe to use from several threads: the first to find that nobody is sending sends for all."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Gathers a lease's records into batches: soon, but not one by one."""
+"""Gathers a lease's log, metrics and notes into batches, several times a second."""
 
 from __future__ import annotations
 
