@@ -20,7 +20,6 @@ from corral.adapters.blobs.directory import DirectoryBlobs
 from corral.adapters.blobs.segments import DirectorySegments
 from corral.adapters.cipher import FileCipher, load_key
 from corral.adapters.clock import SystemClock
-from corral.adapters.filelock import FileLock
 from corral.adapters.tls.authority import CA_LIFETIME, OwnAuthority
 from corral.adapters.tls.context import ServerTls
 from corral.adapters.webhook_sender import HttpSender
@@ -36,11 +35,12 @@ from corral.client.enroll.identity import (
 from corral.core.audit import note
 from corral.core.policy import ServerPolicy
 from corral.core.tokens import NewToken, authenticate, make_host, make_token
-from corral.domain.errors import CorralError, Unauthenticated
+from corral.domain.errors import Conflict, CorralError, Unauthenticated
 from corral.domain.ids import HostId
 from corral.domain.tokens import Scope
 from corral.domain.webhooks.addresses import parse_networks
-from corral.files.private import write_private
+from corral.files.atomic import write_private, write_whole
+from corral.files.locks import exclusive
 from corral.server.app import ControlPlane
 from corral.server.http_protocol import FastHttpProtocol
 from corral.server.services import RequestLimits, Services
@@ -194,9 +194,13 @@ def _read_if_there(path: Path) -> str:
 def run_server(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. One server per home: a second is refused."""
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with FileLock(settings.home / "server.lock", what=f"a server on {settings.home}"):
-        uvicorn_loop = asyncio.Runner(loop_factory=_loop_factory())
-        with uvicorn_loop as runner:
+    with exclusive(settings.home / "server.lock") as held:
+        if not held:
+            raise Conflict(
+                f"a server on {settings.home} is running already",
+                hint="Use that one, or set CORRAL_HOME to another folder.",
+            )
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings))
 
 
@@ -298,9 +302,7 @@ class _Announcing(uvicorn.Server):
             about = {"url": self._url(sockets[0]), "pid": os.getpid(), "version": __version__}
             if self._transport.ca_file is not None:
                 about["ca"] = str(self._transport.ca_file.absolute())
-            part = self._settings.server_file.with_suffix(".new")
-            part.write_text(json.dumps(about) + "\n", encoding="utf-8")
-            os.replace(part, self._settings.server_file)
+            write_whole(self._settings.server_file, json.dumps(about) + "\n")
             log.warning("listening on %s", about["url"])
 
     def _url(self, listener: socket.socket) -> str:

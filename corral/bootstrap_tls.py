@@ -16,7 +16,7 @@ from corral.adapters.tls.authority import OwnAuthority, load_or_make
 from corral.adapters.tls.context import Chain, GivenChain, OwnChain, ServerTls, first_name
 from corral.client.http.trust import read_ca
 from corral.domain.errors import InvalidInput
-from corral.files.private import write_private
+from corral.files.atomic import write_private
 from corral.server.tls import TlsTrust
 from corral.settings import Settings
 

@@ -10,6 +10,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from corral.domain.errors import CorralError
+from corral.files.atomic import write_private
 
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
@@ -44,21 +45,7 @@ def load_key(path: Path) -> bytes:
     except FileNotFoundError:
         key = os.urandom(_KEY_BYTES)
         # Whole or not at all: a torn key would lose every secret.
-        part = path.with_suffix(".new")
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(key)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        _sync_folder(path.parent)
+        write_private(path, key)
     if len(key) != _KEY_BYTES:
         raise KeyProblem(f"{path} is not a key: it has {len(key)} bytes, not {_KEY_BYTES}")
     return key
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

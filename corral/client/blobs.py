@@ -22,8 +22,8 @@ from corral.domain.errors import (
     ServerUnreachable,
     StoreUnavailable,
 )
-from corral.files import growing
-from corral.files.mapped import Mapped
+from corral.files import large
+from corral.files.large import MappedFile
 from corral.wire.blobs import BlobAnswer, BlobPlace, BlobQuery, BlobStored, HandoverRequest
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class BlobSink:
     ) -> BlobStored | None:
         """Bytes, or a file, to a server on this machine, without sending them.
 
-        A file that is still growing to its `size` (`corral.files.growing`) is read while it is written.
+        A file that is still growing to its `size` (`corral.files.large`) is read while it is written.
         None if they have to be sent; then nothing was lost.
         """
         for anew in (False, True):
@@ -109,13 +109,13 @@ class BlobSink:
 
     def _written(self, parts: Sequence[bytes | memoryview], place: Path) -> BlobStored:
         size = sum(len(part) for part in parts)
-        with growing.new_file(place) as file:
-            if size < growing.WORTH_IT:
+        with large.new_file(place) as file:
+            if size < large.READ_WHILE_WRITTEN_BYTES:
                 taking = None
-                growing.write(file, parts)
+                large.write(file, parts)
             else:
                 taking = beside(lambda: self._near(place.name, size))
-                growing.write(file, parts, until=taking.done)
+                large.write(file, parts, until=taking.done)
         return self._near(place.name, size) if taking is None else taking.result()
 
     def _near(self, name: str, size: int | None) -> BlobStored:
@@ -209,7 +209,7 @@ class BlobSource:
             with place.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < MAP_FROM:
                     return file.read()
-                return memoryview(Mapped.of(file))
+                return memoryview(MappedFile.of(file))
         except (OSError, ValueError):
             return None
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from corral.files.mapped import Mapped
+from corral.files.large import MappedFile
 from corral.functions.pickle_names import unpickle
 
 PLAIN = "plain1"
@@ -77,7 +77,7 @@ def encode_pieces(
 def decode(form: str, data: bytes | memoryview, *, unpickling: Callable[[], None] | None = None) -> Any:
     """`unpickling` is told before anything is unpickled, and may raise to forbid it.
 
-    Of a `Mapped` file it is all that is given.
+    Of a `MappedFile` it is all that is given.
     """
     if form == PLAIN:
         return decode_plain(data)
@@ -111,7 +111,7 @@ def decode_plain(data: bytes | memoryview) -> Any:
         end = 8 + int.from_bytes(view[:8], "big")
         if end > len(view):
             raise CannotDecode("the data is cut short")
-        if isinstance(view.obj, Mapped) and len(view) != len(view.obj):
+        if isinstance(view.obj, MappedFile) and len(view) != len(view.obj):
             raise CannotDecode("a part of a mapped file was given")
         return _read(json.loads(bytes(view[8:end])), view[end:])
     except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -195,7 +195,7 @@ def _slice(place: list[int], buffers: memoryview) -> memoryview:
 
 def _read_bytes(place: list[int], buffers: memoryview) -> bytes:
     data, source = _slice(place, buffers), buffers.obj
-    if isinstance(source, Mapped):
+    if isinstance(source, MappedFile):
         # The buffers are what is at its end.
         return source.bytes_at(len(source) - len(buffers) + place[0], len(data))
     return bytes(data)

@@ -47,7 +47,7 @@ class Channel:
         return json.loads(text), body
 
     def wait(self, seconds: float) -> bool:
-        """Whether there is something to receive by then; also if it is that the other side is gone."""
+        """Whether there is something to receive by then; that the other side is gone counts too."""
         if self._end_of_first():
             return True
         look = select.poll()
@@ -55,7 +55,7 @@ class Channel:
         return bool(look.poll(math.ceil(seconds * 1000)))
 
     def _end_of_first(self) -> int:
-        """Of the first message, if all of it was read."""
+        """Where the first message ends in what was read; 0 if it is not whole yet."""
         if len(self._read) < _SIZES.size:
             return 0
         end = _SIZES.size + sum(_SIZES.unpack_from(self._read))

@@ -1,6 +1,6 @@
-"""Who listens to the worker: the main thread while it has nothing to do, so that a call changes no threads.
+"""Listens to the worker: in the main thread while it is idle, so that a short call never changes threads.
 
-While it runs code of the user's that lasts, or that waits for an answer, a thread stands in for it. To wake
+While the main thread runs user code that lasts, or that waits for an answer, another thread stands in. Waking
 that thread for every call would take longer than most calls: it looks now and then as long as there are any.
 """
 
@@ -13,14 +13,14 @@ from typing import Any
 
 from corral.runner.channel import Channel
 
-# After this long in a call the main thread is stood in for.
+# After this long in a call another thread stands in for the main one.
 TICK_S = 0.005
-# How soon it may listen again itself once it is back.
+# How soon the main thread may listen again once its call has ended.
 _LOOK_S = 0.05
 
 
-class Ears:
-    """`handle` is given what is heard; `free` is called when the main thread may listen again."""
+class MessageListener:
+    """`handle` gets each message; `free` is called when the main thread may listen again."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -35,10 +35,10 @@ class Ears:
 
     def start(self, handle: Callable[[dict[str, Any], bytes], None], free: Callable[[], None]) -> None:
         self._handle, self._free = handle, free
-        threading.Thread(target=self._stand_in, name="corral-ears", daemon=True).start()
+        threading.Thread(target=self._stand_in, name="corral-listener", daemon=True).start()
 
     def listen(self, wait_s: float) -> bool | None:
-        """In the main thread, for one message: False if none came, None if somebody stands in just now."""
+        """In the main thread, for one message: False if none came, None while the other thread listens."""
         if not self._listening.acquire(blocking=False):
             return None
         try:
@@ -50,7 +50,7 @@ class Ears:
             self._listening.release()
 
     def away(self) -> None:
-        """The main thread runs what is not ours."""
+        """The main thread runs user code."""
         self._turn += 1
         self._is_away = True
         if not self._in_use.is_set():
@@ -66,7 +66,7 @@ class Ears:
     def _hear(self) -> None:
         message = self._channel.receive()
         if message is None:
-            # The worker is gone, and the shim will end us; nothing that we could do would reach anybody.
+            # The worker is gone, and the shim ends us: nothing that we do reaches anybody.
             os._exit(1)
         self._handle(*message)
 
@@ -81,7 +81,7 @@ class Ears:
             elif self._turn == turn:
                 self._in_use.clear()
                 if self._is_away:
-                    # It went just now, and may have found it set.
+                    # It left just now, and may have found the event still set.
                     self._in_use.set()
 
     def _listen_for(self, turn: int) -> None:

@@ -12,15 +12,13 @@ from corral.functions import codec
 from corral.functions.classes import hooks
 from corral.functions.function import Function
 
-Callables = dict[str, Callable[..., Any]]
-
 
 class CannotLoad(Exception):
     """The message says what is missing, and is all that a caller needs to see."""
 
 
-class Served:
-    """What can be called by name, and what is to be done before the first call and after the last."""
+class LoadedCode:
+    """The function or class that an instance serves, with its hooks for the first call and the last."""
 
     def __init__(self, target: Any, *, is_class: bool, params: dict[str, Any] | None) -> None:
         self._exits: list[Callable[[], Any]] = []
@@ -45,12 +43,12 @@ class Served:
             hook()
 
 
-def load(entry: dict[str, Any], params: tuple[str, bytes] | None) -> Served:
+def load(entry: dict[str, Any], params: tuple[str, bytes] | None) -> LoadedCode:
     # The folder that the command starts in holds the user's code.
     sys.path.insert(0, os.getcwd())
     given = None if params is None else codec.decode(*params)
     if entry["kind"] == "pickle":
-        return Served(_unpickled(entry), is_class=entry.get("is_class", False), params=given)
+        return LoadedCode(_unpickled(entry), is_class=entry.get("is_class", False), params=given)
     try:
         found: Any = importlib.import_module(entry["module"])
     except ModuleNotFoundError as error:
@@ -63,7 +61,7 @@ def load(entry: dict[str, Any], params: tuple[str, bytes] | None) -> Served:
             found = getattr(found, part)
         except AttributeError:
             raise CannotLoad(f"{entry['module']} has no {entry['qualname']}") from None
-    return Served(found, is_class=entry.get("is_class", False), params=given)
+    return LoadedCode(found, is_class=entry.get("is_class", False), params=given)
 
 
 def _unpickled(entry: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from corral.functions.codec import as_text, from_text, whole
 from corral.functions.errors import problem_of
 from corral.functions.member import Member
 from corral.runner.channel import Channel
-from corral.runner.listener import Ears
+from corral.runner.listener import MessageListener
 from corral.runner.output import current
 
 
@@ -21,11 +21,11 @@ class InstanceBackend:
     _numbers: ClassVar[Iterator[int]] = itertools.count(1)
     _waiting: ClassVar[dict[int, tuple[threading.Event, list[Any]]]] = {}
 
-    def __init__(self, channel: Channel, ears: Ears) -> None:
-        self._channel, self._ears = channel, ears
+    def __init__(self, channel: Channel, listener: MessageListener) -> None:
+        self._channel, self._listener = channel, listener
 
     @classmethod
-    def heard(cls, header: dict[str, Any], _: bytes) -> None:
+    def answered(cls, header: dict[str, Any]) -> None:
         waiting = cls._waiting.pop(header["n"], None)
         if waiting is not None:
             waiting[1].append(header)
@@ -75,13 +75,13 @@ class InstanceBackend:
             wait_s=wait_s,
             parent=current.get() or None,
         )
-        return [_seen(one) for one in answer["calls"]]
+        return [_status(one) for one in answer["calls"]]
 
     def collect(self, call_ids: Sequence[str], wait_s: float) -> list[CallStatus]:
-        return [_seen(one) for one in self._ask("collect", ids=list(call_ids), wait_s=wait_s)["calls"]]
+        return [_status(one) for one in self._ask("collect", ids=list(call_ids), wait_s=wait_s)["calls"]]
 
     def get(self, call_id: str, wait_s: float) -> CallStatus:
-        return _seen(self._ask("get", id=call_id, wait_s=wait_s)["call"])
+        return _status(self._ask("get", id=call_id, wait_s=wait_s)["call"])
 
     def chunks(
         self, call_id: str, after: int, wait_s: float
@@ -109,7 +109,7 @@ class InstanceBackend:
         answered, box = threading.Event(), []  # type: ignore[var-annotated]
         self._waiting[number] = (answered, box)
         self._channel.send({"t": "ask", "n": number, "what": what, **given})
-        self._ears.needed()
+        self._listener.needed()
         answered.wait()
         answer: dict[str, Any] = box[0]
         if problem := answer.get("problem"):
@@ -117,7 +117,7 @@ class InstanceBackend:
         return answer
 
 
-def _seen(table: dict[str, Any]) -> CallStatus:
+def _status(table: dict[str, Any]) -> CallStatus:
     result = table.get("result")
     return CallStatus(
         table["id"],

@@ -1,8 +1,8 @@
-"""What a call prints is marked as its own, in the very stream: no order is lost, and nothing dies with us.
+"""Marks in the output streams say which call prints: the order stays, and nothing is lost if we die.
 
-A mark says of which call the output is that follows. While calls do not overlap, everything between two marks
-is one call's, also what its child processes print. While they do, each piece that Python writes carries its
-mark, and children get pipes of their own.
+A mark names the call whose output follows. While calls do not overlap, everything between two marks belongs
+to one call, also what its child processes print. While they do, each piece that Python writes carries its
+mark, and child processes get pipes of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ current: contextvars.ContextVar[str] = contextvars.ContextVar("corral_call", def
 _STDOUT, _STDERR = 1, 2
 
 
-class Marks:
+class OutputMarks:
     """Writes marks into both streams. `secret` keeps a program from writing one by accident."""
 
     def __init__(self, secret: str) -> None:
@@ -30,11 +30,11 @@ class Marks:
         self._of = {_STDOUT: "", _STDERR: ""}
 
     @property
-    def is_somebodys(self) -> bool:
+    def is_set(self) -> bool:
         return any(self._of.values())
 
     def switch(self, call_id: str) -> None:
-        """What follows is this call's; an empty id means nobody's."""
+        """The output that follows belongs to this call; to none if the id is empty."""
         _flush()
         with self._lock:
             for fd in (_STDOUT, _STDERR):
@@ -66,10 +66,10 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-class _Marked(io.RawIOBase):
-    """A stream each write of which is the current call's. Lines are written whole: others come between."""
+class _MarkedStream(io.RawIOBase):
+    """Each write belongs to the current call. Lines are written whole, since others come between."""
 
-    def __init__(self, fd: int, marks: Marks) -> None:
+    def __init__(self, fd: int, marks: OutputMarks) -> None:
         self._fd, self._marks = fd, marks
         self._begun: dict[str, bytes] = {}
 
@@ -93,12 +93,12 @@ class _Marked(io.RawIOBase):
             self._marks.write(self._fd, call_id, rest + b"\n")
 
 
-_shared: list[_Marked] = []
+_shared: list[_MarkedStream] = []
 
 
-def share(marks: Marks) -> None:
+def share(marks: OutputMarks) -> None:
     """For an instance whose calls overlap: every write carries its mark, children have pipes of their own."""
-    out, err = _Marked(_STDOUT, marks), _Marked(_STDERR, marks)
+    out, err = _MarkedStream(_STDOUT, marks), _MarkedStream(_STDERR, marks)
     _shared[:] = [out, err]
     sys.stdout = io.TextIOWrapper(out, encoding="utf-8", errors="replace", write_through=True)
     sys.stderr = io.TextIOWrapper(err, encoding="utf-8", errors="replace", write_through=True)
@@ -122,7 +122,7 @@ def share(marks: Marks) -> None:
     subprocess.Popen.__init__ = start  # type: ignore[method-assign]
 
 
-def _pump(read: int, fd: int, marks: Marks) -> None:
+def _pump(read: int, fd: int, marks: OutputMarks) -> None:
     begun = b""
     while data := os.read(read, 65536):
         lines, newline, begun = (begun + data).rpartition(b"\n")
@@ -133,8 +133,10 @@ def _pump(read: int, fd: int, marks: Marks) -> None:
 
 
 @contextmanager
-def output_of(call_id: str, marks: Marks, *, overlapping: bool, until_next: bool = False) -> Iterator[None]:
-    """With `until_next` whoever comes next says that it is over: a mark wakes those who read the output."""
+def output_of(
+    call_id: str, marks: OutputMarks, *, overlapping: bool, until_next: bool = False
+) -> Iterator[None]:
+    """With `until_next` the next call ends it: each mark wakes the worker, which reads the output."""
     token = current.set(call_id)
     if not overlapping:
         marks.switch(call_id)

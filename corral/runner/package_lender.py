@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 
 
 class _Lender:
-    """Asked last: a package of the environment's own is always the one that is taken."""
+    """Asked last, so that a package of the environment itself is preferred."""
 
     def __init__(self, name: str, folder: str) -> None:
         self._name, self._folder = name, folder
@@ -22,6 +22,6 @@ class _Lender:
         return importlib.util.spec_from_file_location(name, init, submodule_search_locations=[self._folder])
 
 
-def lend(name: str, folder: str) -> None:
+def lend_package(name: str, folder: str) -> None:
     """`folder` holds a package of pure Python."""
     sys.meta_path.append(_Lender(name, folder))

@@ -16,18 +16,18 @@ import psutil
 
 from corral.domain.errors import CorralError, InvalidInput
 from corral.domain.ids import is_name
+from corral.files.atomic import write_whole
+from corral.files.locks import exclusive
 from corral.settings import Settings, process_environment, read_settings
 from corral.worker.agent import Agent, default_slots
-from corral.worker.await_identity import wait_for_identity
 from corral.worker.child.strays import become_subreaper
 from corral.worker.child.variables import base_environment, engine_environment
-from corral.worker.credential import Credential, Rotation
-from corral.worker.flock import exclusive
-from corral.worker.host.probe import look_again, probe
-from corral.worker.prepare.input_cache import Cache
-from corral.worker.prepare.preparation import Host
+from corral.worker.context import WorkerContext
+from corral.worker.credential import CredentialRotation, WorkerCredential, wait_for_identity
+from corral.worker.host.probe import probe, snapshot
+from corral.worker.prepare.input_cache import InputCache
 from corral.worker.report.outbox import Outbox
-from corral.worker.server_link import Link
+from corral.worker.server_link import ServerLink
 
 BEAT_TIMEOUT_S = 10.0
 
@@ -86,22 +86,22 @@ def work(settings: Settings) -> int:
     identity = wait_for_identity(settings.worker_home, signals.asked.wait)
     if identity is None:
         return 0
-    credential = Credential(settings.home, identity, url=settings.url)
-    link = partial(Link, credential)
+    credential = WorkerCredential(settings.home, identity, url=settings.url)
+    link = partial(ServerLink, credential)
     labels = sorted({*own_labels, *identity.labels})
     environ = process_environment()
     look = partial(probe, settings.worker_home, labels, environ=environ)
     capability = look()
     slots = settings.worker_slots or identity.slots or default_slots(capability)
-    host = Host(
+    host = WorkerContext(
         home=settings.worker_home,
         link=link(),
         outbox=Outbox(),
-        cache=Cache(settings.worker_home / "cache"),
+        cache=InputCache(settings.worker_home / "cache"),
         base_env=base_environment(environ),
-        # Where that is not known, a child that was granted none had better see none.
+        # If it is not known whether there are GPUs, a child that was granted none must see none.
         has_gpus=capability.gpus != (),
-        look_again=partial(look_again, settings.worker_home, labels, environ=environ),
+        snapshot=partial(snapshot, settings.worker_home, labels, environ=environ),
         engine_env=engine_environment(environ),
     )
     agent = Agent(
@@ -113,7 +113,7 @@ def work(settings: Settings) -> int:
         probe=look,
     )
     logger.info("worker of host %s (%s) with %d slots", identity.name, identity.host_id, slots)
-    Rotation(credential).start()
+    CredentialRotation(credential).start()
     agent.start()
     signals.asked.wait()
     logger.info("draining; a second signal ends at once")
@@ -124,10 +124,8 @@ def work(settings: Settings) -> int:
 
 def _write_pid(path: Path) -> None:
     """With its start time, so that nobody takes a later process of the same number for this one."""
-    part = path.with_suffix(".part")
     described = {"pid": os.getpid(), "create_time": psutil.Process().create_time()}
-    part.write_text(json.dumps(described), encoding="utf-8")
-    part.replace(path)
+    write_whole(path, json.dumps(described))
 
 
 def _labels(text: str) -> list[str]:
@@ -143,5 +141,5 @@ def _labels(text: str) -> list[str]:
 if __name__ == "__main__":
     status = main()
     logging.shutdown()
-    # Threads may still wait for a server that is away; all they know is on disk.
+    # Threads may still wait for a server that is away; all that they have to report is on disk.
     os._exit(status)

@@ -1,4 +1,4 @@
-"""The worker's loop: claims leases for its free slots, and sees each through as a job."""
+"""The worker's loop: claims leases for its free slots, and runs a job for each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 
 from corral.client.environments.lock import Lock
@@ -16,11 +16,11 @@ from corral.domain.errors import CorralError, ServerUnreachable, StoreUnavailabl
 from corral.wire.hosts.capability import CapabilityReport
 from corral.wire.leases import ClaimAnswer, ClaimRequest, LeaseView
 from corral.worker.child.strays import reap_orphans, sweep
-from corral.worker.job import Job
+from corral.worker.context import WorkerContext
+from corral.worker.job import LeaseJob
 from corral.worker.prepare.environments import Environments
-from corral.worker.prepare.preparation import Host
-from corral.worker.prepare.workspace import JobRecord, Phase, workspaces
-from corral.worker.server_link import Link, Pauses
+from corral.worker.prepare.workspace import JobPhase, JobRecord, workspaces
+from corral.worker.server_link import Pauses, ServerLink
 
 CLAIM_WAIT_S = 25.0
 PROBE_EVERY_S = 60.0
@@ -29,19 +29,13 @@ MAX_LEASES = 1_000
 DRAIN_AWAY_S = 5.0
 HANG_UP_LIMIT_S = 2.0
 # Longer than the longest pause between two tries of a beat or an outcome.
-SPEAK_FIRST_S = 15.0
-# Every so many probes: adding up their sizes takes a while.
+BEAT_FIRST_S = 15.0
+# Environments are collected every so many probes: adding up their sizes takes a while.
 COLLECT_EVERY = 60
 ENVIRONMENTS_MAX_BYTES = 50 << 30
 ENVIRONMENTS_MAX_AGE_S = 30 * 86400.0
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Running:
-    job: Job
-    thread: threading.Thread
 
 
 def default_slots(capability: Capability) -> int:
@@ -53,15 +47,15 @@ class Agent:
 
     def __init__(
         self,
-        host: Host,
+        context: WorkerContext,
         *,
-        claims: Link,
-        beats: Link,
+        claims: ServerLink,
+        beats: ServerLink,
         slots: int,
         capability: Capability,
         probe: Callable[[], Capability],
     ) -> None:
-        self._host = host
+        self._context = context
         # Connections of their own: no upload can take them, and a waiting claim can be broken off.
         self._claims = claims
         self._beats = beats
@@ -72,45 +66,45 @@ class Agent:
         self._boot_id = secrets.token_hex(16)
         self._holding: list[str] | None = []
         self._changed = threading.Condition()
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, LeaseJob] = {}
         self._draining = threading.Event()
         self._claimer = threading.Thread(target=self._claim_for_ever, name="corral-claims", daemon=True)
 
     def start(self) -> None:
         """Sweep what an earlier worker left, take up what it could not report, then claim."""
-        strays = sweep((), data_dir=self._host.home)
+        strays = sweep((), data_dir=self._context.home)
         if strays:
             logger.warning("killed %d processes that an earlier worker left", len(strays))
-        for workspace in workspaces(self._host.home):
+        for workspace in workspaces(self._context.home):
             record = workspace.load()
-            if record is None or record.phase is Phase.RUNNING or record.outcome is None:
+            if record is None or record.phase is JobPhase.RUNNING or record.outcome is None:
                 logger.info("%s died with an earlier worker", workspace.lease_id)
                 workspace.remove()
             else:
                 self._resume(record)
         self._holding = list(self._running)
         self._claimer.start()
-        threading.Thread(target=self._look_after, name="corral-upkeep", daemon=True).start()
+        threading.Thread(target=self._upkeep, name="corral-upkeep", daemon=True).start()
 
     def drain(self) -> None:
         """Claim nothing more, stop the children, report them as given back. Returns when that is done."""
         with self._changed:
             self._draining.set()
             self._changed.notify_all()
-        # Before anything is given back: a claim that still waits would get it again.
+        # First of all: a claim that still waits would be granted the runs that are given back.
         self._claims.hang_up()
         self._claimer.join(HANG_UP_LIMIT_S)
         with self._changed:
-            for running in self._running.values():
-                running.job.release()
+            for job in self._running.values():
+                job.release()
             while self._running and not self._only_the_server_is_missing():
                 self._changed.wait(0.2)
             for lease_id in self._running:
                 logger.warning("the outcome of %s is on disk; the next worker reports it", lease_id)
 
     def _only_the_server_is_missing(self) -> bool:
-        ended = all(running.job.child_ended for running in self._running.values())
-        return ended and self._host.link.away_s > DRAIN_AWAY_S
+        ended = all(job.child_ended for job in self._running.values())
+        return ended and self._context.link.away_s > DRAIN_AWAY_S
 
     def _claim_for_ever(self) -> None:
         pauses = Pauses()
@@ -121,17 +115,17 @@ class Agent:
                 if self._draining.is_set():
                     return
                 request = self._request(free)
-            self._let_leases_speak()
+            self._let_leases_beat()
             try:
                 answer = self._claims.corral.leases.claim(request)
             except (ServerUnreachable, StoreUnavailable) as error:
-                # The same request again: if only the answer was lost, it is given again.
+                # The same request is sent again: if only its answer was lost, the server repeats it.
                 self._log_failure(error)
                 self._claims.look_again()
                 self._draining.wait(pauses.next_s())
             except CorralError as error:
                 logger.error("the server refuses to give work: %s %s", error, error.hint)
-                # It may know this host by another token by now.
+                # The host may have been given another token by now.
                 self._claims.look_again()
                 request = None
                 self._draining.wait(pauses.next_s())
@@ -144,9 +138,9 @@ class Agent:
                 self._take(request, answer)
                 request = None
 
-    def _let_leases_speak(self) -> None:
-        """After a sleep, a partition or a restart, or the host would claim anew what it still holds."""
-        give_up_at = time.monotonic() + SPEAK_FIRST_S
+    def _let_leases_beat(self) -> None:
+        """After a sleep, a partition or a restart, leases beat first: else the host would claim them anew."""
+        give_up_at = time.monotonic() + BEAT_FIRST_S
         while any(job.may_have_lapsed for job in self._jobs()) and time.monotonic() < give_up_at:
             if self._draining.wait(0.02):
                 return
@@ -156,14 +150,14 @@ class Agent:
         logger.log(level, "waiting for the server: %s", error)
 
     def _wait_for_slot(self) -> int:
-        """How many slots are free, once one is; 0 after a while without: then the host only shows itself."""
+        """How many slots are free, once one is; 0 after a while, so that the host still shows itself."""
         with self._changed:
             if len(self._running) >= self._slots:
                 self._changed.wait(PROBE_EVERY_S)
             return min(MAX_LEASES, max(0, self._slots - len(self._running)))
 
     def _request(self, free: int) -> ClaimRequest:
-        capability = replace(self._capability, system=self._host.system.known())
+        capability = replace(self._capability, system=self._context.system.known())
         news = capability != self._known_capability
         return ClaimRequest(
             request_id=secrets.token_hex(16),
@@ -175,10 +169,10 @@ class Agent:
             holding=self._holding,
         )
 
-    def _tell_of_system(self) -> None:
-        """What a run made us look for is told at once: the claim that waits said nothing of it yet."""
+    def _report_system_packages(self) -> None:
+        """Report newly looked-up system packages at once: the claim that waits did not carry them."""
         told = self._known_capability
-        if told is None or told.system == self._host.system.known():
+        if told is None or told.system == self._context.system.known():
             return
         request = self._request(0)
         try:
@@ -197,7 +191,7 @@ class Agent:
             self._begin(lease)
 
     def _begin(self, lease: LeaseView) -> None:
-        job = Job(self._host, self._beats, lease, claimed_with=self._known_capability)
+        job = LeaseJob(self._context, self._beats, lease, claimed_with=self._known_capability)
         with self._changed:
             if lease.id in self._running:
                 return
@@ -207,21 +201,21 @@ class Agent:
 
     def _resume(self, record: JobRecord) -> None:
         logger.info("%s ended under an earlier worker; reporting it", record.lease.id)
-        job = Job(self._host, self._beats, record.lease)
+        job = LeaseJob(self._context, self._beats, record.lease)
         with self._changed:
             self._launch(job, partial(job.resume, record))
 
-    def _launch(self, job: Job, work: Callable[[], None]) -> None:
+    def _launch(self, job: LeaseJob, work: Callable[[], None]) -> None:
         thread = threading.Thread(
-            target=self._see_through, args=(job, work), name=f"corral-job-{job.lease.id}", daemon=True
+            target=self._run_job, args=(job, work), name=f"corral-job-{job.lease.id}", daemon=True
         )
-        self._running[job.lease.id] = _Running(job, thread)
+        self._running[job.lease.id] = job
         thread.start()
 
-    def _see_through(self, job: Job, work: Callable[[], None]) -> None:
+    def _run_job(self, job: LeaseJob, work: Callable[[], None]) -> None:
         try:
             work()
-            self._tell_of_system()
+            self._report_system_packages()
         except Exception:
             # No job's failure ends the worker.
             logger.exception("the job of %s failed in the worker", job.lease.id)
@@ -230,14 +224,14 @@ class Agent:
                 del self._running[job.lease.id]
                 self._changed.notify_all()
 
-    def _look_after(self) -> None:
+    def _upkeep(self) -> None:
         rounds = 0
         while not self._draining.wait(PROBE_EVERY_S):
             rounds += 1
             try:
                 self._capability = self._probe()
-                self._host.system.look_again()
-                self._host.cache.trim()
+                self._context.system.look_again()
+                self._context.cache.trim()
                 if not any(job.building for job in self._jobs()):
                     reap_orphans()
                 if rounds % COLLECT_EVERY == 0:
@@ -246,7 +240,7 @@ class Agent:
                 logger.exception("the upkeep failed in the worker")
 
     def _collect_environments(self) -> None:
-        environments = Environments(self._host.home / "environments", self._host.base_env)
+        environments = Environments(self._context.home / "environments", self._context.base_env)
         built = [job.lease.spec.environment for job in self._jobs()]
         in_use = [environments.key(Lock(each.lock, each.python)) for each in built if each is not None]
         for gone in environments.collect(
@@ -254,6 +248,6 @@ class Agent:
         ):
             logger.info("removed environment %s (%d bytes)", gone.key, gone.size_bytes)
 
-    def _jobs(self) -> list[Job]:
+    def _jobs(self) -> list[LeaseJob]:
         with self._changed:
-            return [running.job for running in self._running.values()]
+            return list(self._running.values())

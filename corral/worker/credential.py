@@ -1,4 +1,4 @@
-"""What this worker shows the server, replaced before it ends while runs go on."""
+"""The credential this worker shows the server; replaced before it expires, while runs go on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,16 +26,18 @@ from corral.client.http.trust import read_ca
 from corral.domain.errors import CorralError, ServerUnreachable
 from corral.wire.hosts.enroll import RotateCredentialRequest
 
-# Replaced when this part of its time is left.
+# A credential is replaced when this part of its lifetime is left.
 ROTATE_AT = 1 / 3
 LONGEST_SLEEP_S = 3600.0
 RETRY_S = 30.0
+IDENTITY_EVERY_S = 0.2
+REMIND_EVERY = 150
 
 logger = logging.getLogger(__name__)
 
 
-class Credential:
-    """The identity as it is now. `version` changes with it, so that connections know when to be made anew."""
+class WorkerCredential:
+    """The identity as it is now. `version` changes with it: connections with an older one are replaced."""
 
     def __init__(self, home: Path, identity: HostIdentity, *, url: str | None) -> None:
         self._home = home
@@ -88,10 +91,10 @@ class Credential:
         return tuple(inodes)
 
 
-class Rotation:
-    """A thread that keeps the credential from ending."""
+class CredentialRotation:
+    """A thread that replaces the credential before it expires."""
 
-    def __init__(self, credential: Credential) -> None:
+    def __init__(self, credential: WorkerCredential) -> None:
         self._credential = credential
         self._thread = threading.Thread(target=self._run, name="corral-rotation", daemon=True)
 
@@ -124,7 +127,7 @@ class Rotation:
         write_rotated(credential.worker_home, after, client_pem=key.with_certificate(made.certificate))
         credential.reload()
         logger.info("the credential of host %s is replaced", after.name)
-        # It is on disk: what was before may end.
+        # The new one is on disk: the server may end the old one.
         with credential.connect(url, timeout_s=30.0, backoff=Backoff(tries=2)) as corral:
             corral.own_host.settle()
 
@@ -139,3 +142,19 @@ def due_in_s(identity: HostIdentity, now: float) -> float:
 
 def _lifetime_s(identity: HostIdentity) -> float:
     return max(0.1, (identity.expires_at or 0) - (identity.issued_at or 0))
+
+
+def wait_for_identity(worker_home: Path, pause: Callable[[float], bool]) -> HostIdentity | None:
+    """The identity, as soon as it is there; None if `pause` says to stop waiting."""
+    looks = 0
+    while (found := read_identity(worker_home)) is None:
+        if looks % REMIND_EVERY == 0:
+            logger.warning(
+                "waiting for %s: the server writes it at its first start (`corral up`), `corral host enroll` "
+                "on other machines",
+                worker_home / "token",
+            )
+        looks += 1
+        if pause(IDENTITY_EVERY_S):
+            return None
+    return found

@@ -17,22 +17,24 @@ from corral.domain.reasons import Reason
 from corral.domain.redaction import SecretValues
 from corral.wire.leases import FinishRequest, LeaseView
 from corral.wire.logs import EventAnswer, EventBatch
-from corral.worker.beats import Beater, Vitals
 from corral.worker.child.process import Exit
 from corral.worker.child.supervise import Supervision
-from corral.worker.child.verdict import ENGINE_CODES, failed, hidden, stopped, verdict
-from corral.worker.control import Control, StopWish
+from corral.worker.child.verdict import ENGINE_CODES, failed, stopped, verdict, without_secrets
+from corral.worker.context import WorkerContext
+from corral.worker.heartbeat import Heartbeat, Vitals
 from corral.worker.host.recheck import NoLongerFits, recheck
-from corral.worker.instance.serving import Serving, told_of
-from corral.worker.prepare.preparation import CannotStart, Host, Preparation, Prepared
-from corral.worker.prepare.workspace import JobRecord, Outcome, Phase, Workspace
-from corral.worker.report.batch_sender import Sender
-from corral.worker.report.checkpoints import Checkpoints
-from corral.worker.report.deliver import deliver
+from corral.worker.instance.server import InstanceServer
+from corral.worker.lease_control import LeaseControl, StopOrder
+from corral.worker.lease_session import LeaseSession
+from corral.worker.prepare.preparation import Preparation, PreparationFailed, PreparedCommand
+from corral.worker.prepare.workspace import JobOutcome, JobPhase, JobRecord, Workspace
+from corral.worker.report.batch_sender import BatchSender
+from corral.worker.report.checkpoint_uploader import CheckpointUploader
+from corral.worker.report.outbox import deliver
 from corral.worker.report.recorder import Recorder
 from corral.worker.report.spool import Spool
 from corral.worker.report.uploads import TRIES, Uploads
-from corral.worker.server_link import GivenUp, Link
+from corral.worker.server_link import ServerLink, WaitAbandoned
 
 logger = logging.getLogger(__name__)
 
@@ -40,27 +42,33 @@ _BAD_OUTPUT = (TreeRefused, TreeTooLarge, SecretInTree, NotAFolder, FileUnreadab
 _NO_SECRETS = SecretValues({})
 
 
-class Job:
+class LeaseJob:
     """`run` for a new lease, `resume` for one whose child had ended under an earlier worker."""
 
     def __init__(
-        self, host: Host, beats: Link, lease: LeaseView, *, claimed_with: Capability | None = None
+        self,
+        context: WorkerContext,
+        beats: ServerLink,
+        lease: LeaseView,
+        *,
+        claimed_with: Capability | None = None,
     ) -> None:
         self.lease = lease
         self.child_ended = False
         # While uv runs in a session of its own, it must not be taken for an orphan.
         self.building = lease.spec.environment is not None
-        self.control = Control(lease.id, wall_left_s=lease.wall_left_s, grace_s=lease.spec.grace)
-        self._host = host
+        self.control = LeaseControl(lease.id, wall_left_s=lease.wall_left_s, grace_s=lease.spec.grace)
+        self._context = context
         self._claimed_with = claimed_with
-        self._workspace = Workspace(host.home, lease.id)
+        self._workspace = Workspace(context.home, lease.id)
         self._vitals = Vitals(lease.gpus)
-        self._beater = Beater(beats, lease, self.control, self._vitals)
-        self._uploads = Uploads(host.link, lease, self.control)
+        self._beater = Heartbeat(beats, lease, self.control, self._vitals)
+        self._session = LeaseSession(context.link, lease, self.control)
+        self._uploads = Uploads(self._session)
         self._secrets = _NO_SECRETS
 
     def run(self) -> None:
-        # First of all: a lease that is not beaten soon is given to another.
+        # First of all: a lease without a heartbeat is soon given to another host.
         self._beater.start()
         self._guarded(self._run)
 
@@ -72,7 +80,7 @@ class Job:
 
     @property
     def may_have_lapsed(self) -> bool:
-        """Whether the lease may have run out unnoticed; its next word takes it up again."""
+        """Whether the lease may have run out unnoticed; the next beat takes it up again."""
         return not self.control.lost and self._beater.silent_s > self.lease.lease_s
 
     def release(self) -> None:
@@ -82,7 +90,7 @@ class Job:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except (GivenUp, LeaseLost, NotFound) as error:
+        except (WaitAbandoned, LeaseLost, NotFound) as error:
             self.control.lose(str(error) or "given up")
         except OSError as error:
             logger.warning("%s cannot be run here: %s", self.lease.id, error)
@@ -97,25 +105,25 @@ class Job:
 
     def _run(self) -> None:
         self._workspace.create()
-        self._workspace.save(JobRecord(self.lease, Phase.RUNNING))
+        self._workspace.save(JobRecord(self.lease, JobPhase.RUNNING))
         recorder, sender = self._record()
         checkpoints = None
         try:
-            if reasons := recheck(self._host.look_again, self.lease, self._claimed_with, self._host.system):
+            if reasons := recheck(
+                self._context.snapshot, self.lease, self._claimed_with, self._context.system
+            ):
                 raise NoLongerFits("; ".join(reasons))
             serving = self._serving(recorder)
-            prepared = Preparation(
-                self._host, self.lease, self._workspace, self.control, recorder, serving
-            ).run()
+            prepared = Preparation(self._context, self._session, self._workspace, recorder, serving).run()
             self._secrets = prepared.secrets
             checkpoints = self._checkpoints(recorder)
             outcome = self._supervised(prepared, recorder, checkpoints, serving)
-        except CannotStart as error:
+        except PreparationFailed as error:
             outcome = failed(error.reason, error.detail)
         except NoLongerFits as error:
             logger.warning("%s is given back: %s", self.lease.run_id, error)
-            outcome = stopped(StopWish(Reason.RELEASED, str(error), 0), None, 0)
-        except GivenUp:
+            outcome = stopped(StopOrder(Reason.RELEASED, str(error), 0), None, 0)
+        except WaitAbandoned:
             outcome = self._stopped_early()
         except OSError as error:
             outcome = failed(Reason.ENVIRONMENT, f"this host cannot run it: {error}")
@@ -125,56 +133,56 @@ class Job:
         if record.outcome is None:
             return
         recorder, sender = self._record()
-        preparation = Preparation(self._host, self.lease, self._workspace, self.control, recorder)
+        preparation = Preparation(self._context, self._session, self._workspace, recorder)
         outcome = record.outcome
         try:
             self._secrets = SecretValues(preparation.secret_values())
             checkpoints = self._checkpoints(recorder)
             checkpoints.recover()
-        except CannotStart as error:
+        except PreparationFailed as error:
             checkpoints = None
-            if record.phase is Phase.OUTPUT:
+            if record.phase is JobPhase.OUTPUT:
                 # Without the secrets nobody can say that the output holds none.
                 outcome = failed(error.reason, error.detail)
         self._settle(outcome, recorder, sender, checkpoints)
 
-    def _record(self) -> tuple[Recorder, Sender]:
+    def _record(self) -> tuple[Recorder, BatchSender]:
         spool = Spool(self._workspace.spool)
-        sender = Sender(
+        sender = BatchSender(
             spool,
             self._send_events,
             lost=self.control.lose,
             given_up=self.control.given_up,
-            look_again=self._host.link.look_again,
+            look_again=self._context.link.look_again,
         )
         sender.start()
         return Recorder(spool), sender
 
     def _send_events(self, batch: EventBatch) -> EventAnswer:
-        answer = self._host.link.corral.leases.send_events(self.lease.id, self.lease.epoch, batch)
-        self._host.link.answered()
+        answer = self._context.link.corral.leases.send_events(self.lease.id, self.lease.epoch, batch)
+        self._context.link.answered()
         return answer
 
-    def _checkpoints(self, recorder: Recorder) -> Checkpoints:
-        return Checkpoints(
-            self._workspace, self._uploads, recorder, control=self.control, secrets=self._secrets
-        )
+    def _checkpoints(self, recorder: Recorder) -> CheckpointUploader:
+        return CheckpointUploader(self._workspace, self._uploads, recorder, secrets=self._secrets)
 
-    def _serving(self, recorder: Recorder) -> Serving | None:
+    def _serving(self, recorder: Recorder) -> InstanceServer | None:
         if self.lease.spec.service is None:
             return None
-        return Serving(
-            self._host.link,
-            self.lease,
+        return InstanceServer(
+            self._session,
             self._workspace.root / "calls",
-            self.control,
-            recorder,
+            recorder=recorder,
             memory=self._vitals.memory,
         )
 
     def _supervised(
-        self, prepared: Prepared, recorder: Recorder, checkpoints: Checkpoints, serving: Serving | None
-    ) -> Outcome:
+        self,
+        prepared: PreparedCommand,
+        recorder: Recorder,
+        checkpoints: CheckpointUploader,
+        serving: InstanceServer | None,
+    ) -> JobOutcome:
         if self.control.stopping:
             return self._stopped_early()
         self.building = False
@@ -184,47 +192,51 @@ class Job:
         supervision = Supervision(self._workspace, self.control, recorder, self._vitals, checkpoints, serving)
         codes = ENGINE_CODES if self.lease.spec.kind == "train" else {}
         ended = supervision.run(prepared, quota_bytes=self.lease.log_quota_bytes)
-        if serving is not None and serving.broken is not None:
-            return failed(Reason.CODE_ERROR, told_of(serving.broken), ended.exit, ended.ran_s)
-        if serving is not None and serving.timed_out and ended.obeyed is None:
-            # It was killed for a call's sake, which has been told; the instance itself did nothing wrong.
+        if serving is not None and (why := serving.why_broken()) is not None:
+            return failed(Reason.CODE_ERROR, why, ended.exit, ended.ran_s)
+        if serving is not None and serving.killed_for_call and ended.obeyed is None:
+            # It was killed because a call did not end. That call's outcome says so; the run did not fail.
             ended = replace(ended, exit=Exit(code=0))
         return verdict(ended, codes)
 
-    def _stopped_early(self) -> Outcome:
-        wish = self.control.wish()
-        if self.control.lost or wish is None:
-            raise GivenUp
-        return stopped(wish, None, 0)
+    def _stopped_early(self) -> JobOutcome:
+        order = self.control.stop_order()
+        if self.control.lost or order is None:
+            raise WaitAbandoned
+        return stopped(order, None, 0)
 
     def _settle(
-        self, outcome: Outcome, recorder: Recorder, sender: Sender, checkpoints: Checkpoints | None
+        self,
+        outcome: JobOutcome,
+        recorder: Recorder,
+        sender: BatchSender,
+        checkpoints: CheckpointUploader | None,
     ) -> None:
         """Everything that must be on the server before the outcome, then the outcome."""
         self.child_ended = True
         self.building = False
         if self.control.lost:
-            raise GivenUp
-        outcome = hidden(outcome, self._secrets)
-        self._save(outcome, Phase.OUTPUT if outcome.kind == "finish" else Phase.OUTCOME)
+            raise WaitAbandoned
+        outcome = without_secrets(outcome, self._secrets)
+        self._save(outcome, JobPhase.OUTPUT if outcome.kind == "finish" else JobPhase.OUTCOME)
         if outcome.kind != "finish":
             self._workspace.discard()
         if checkpoints is not None:
             checkpoints.drain()
         for tries_left in reversed(range(TRIES)):
-            done = hidden(self._with_output(outcome), self._secrets)
+            done = without_secrets(self._with_output(outcome), self._secrets)
             recorder.flush()
             sender.drain()
-            self._save(done, Phase.OUTCOME)
+            self._save(done, JobPhase.OUTCOME)
             self._beater.end()
             try:
-                deliver(self._host, self.lease, done, self.control)
+                deliver(self._context.outbox, self._session, done)
                 return
             except BlobMissing:
                 if not tries_left:
                     raise
 
-    def _with_output(self, outcome: Outcome) -> Outcome:
+    def _with_output(self, outcome: JobOutcome) -> JobOutcome:
         body = outcome.body
         if not isinstance(body, FinishRequest) or body.artifact_id is not None:
             return outcome
@@ -239,20 +251,20 @@ class Job:
             return failed(Reason.BAD_OUTPUT, f"the output was not stored: {error.message}\n{error.hint}")
         return replace(outcome, body=body.model_copy(update={"artifact_id": artifact_id}))
 
-    def _save(self, outcome: Outcome, phase: Phase) -> None:
+    def _save(self, outcome: JobOutcome, phase: JobPhase) -> None:
         record = JobRecord(self.lease, phase, outcome)
         try:
-            if phase is Phase.OUTCOME:
+            if phase is JobPhase.OUTCOME:
                 self._workspace.save_durably(record)
             else:
                 self._workspace.save(record)
         except OSError as error:
-            # A full disk: it is still reported, only a crash before that would lose it.
+            # The disk is full. The outcome is still reported; only a crash before that would lose it.
             logger.warning("the outcome of %s is not on disk: %s", self.lease.id, error)
 
-    def _deliver_plainly(self, outcome: Outcome) -> None:
+    def _deliver_plainly(self, outcome: JobOutcome) -> None:
         self._beater.end()
         try:
-            deliver(self._host, self.lease, hidden(outcome, self._secrets), self.control)
-        except GivenUp:
+            deliver(self._context.outbox, self._session, without_secrets(outcome, self._secrets))
+        except WaitAbandoned:
             logger.warning("%s was lost before its failure could be reported", self.lease.id)

@@ -1,4 +1,4 @@
-"""The worker's way to the server, which may be away for long and come back on another port."""
+"""The worker's connection to the server, which may be away for long and come back on another port."""
 
 from __future__ import annotations
 
@@ -6,31 +6,28 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
 
 from corral.client.corral import Corral
 from corral.client.http.transport import Backoff
 from corral.domain.errors import CorralError, Forbidden, ServerUnreachable, StoreUnavailable, Unauthenticated
-from corral.worker.credential import Credential
+from corral.worker.credential import WorkerCredential
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 # A revoked token or a wrong server may be put right by its operator; until then, patience costs nothing.
 PASSING = (ServerUnreachable, StoreUnavailable, Unauthenticated, Forbidden)
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class GivenUp(Exception):
+class WaitAbandoned(Exception):
     """The caller no longer wants what it waited for."""
 
 
-class Link:
+class ServerLink:
     """A client of the server, wherever it listens now. Safe to use from several threads."""
 
-    def __init__(self, credential: Credential, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, credential: WorkerCredential, *, timeout_s: float = 30.0) -> None:
         self._credential = credential
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -86,7 +83,7 @@ class Link:
 
     def _connect(self, url: str) -> Corral:
         self._version = self._credential.version
-        # The worker's own loops are patient for ever; a second patience inside would only hide outages.
+        # The worker's own loops retry for ever; more retries in the client would only hide outages.
         return self._credential.connect(url, timeout_s=self._timeout_s, backoff=Backoff(tries=2, first_s=0.2))
 
 
@@ -104,18 +101,3 @@ class Pauses:
         whole = min(self._longest_s, FIRST_PAUSE_S * 2.0 ** min(self._failures, 16))
         self._failures += 1
         return whole * random.uniform(0.5, 1.0)
-
-
-def keep_trying(link: Link, call: Callable[[Corral], T], *, given_up: threading.Event) -> T:
-    """Repeat a call that may arrive twice until the server answers it; GivenUp once the event is set."""
-    pauses = Pauses()
-    while not given_up.is_set():
-        try:
-            answer = call(link.corral)
-            link.answered()
-            return answer
-        except PASSING as error:
-            logger.debug("trying again: %s", error)
-            link.look_again()
-            given_up.wait(pauses.next_s())
-    raise GivenUp

@@ -14,9 +14,8 @@ from statistics import median
 import psutil
 import pytest
 
-from corral.worker.child import process as child
 from corral.worker.child import strays
-from corral.worker.child.process import Child, Command, Exit, PlainChild, ShimChild
+from corral.worker.child.process import Child, Command, Exit
 from corral.worker.child.shim import PR_SET_CHILD_SUBREAPER, prctl
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision of whole trees needs Linux")
@@ -46,8 +45,17 @@ def subreaper() -> Iterator[None]:
     prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
-def start_python(code: str, cwd: Path, env: Mapping[str, str] = PATH) -> ShimChild:
-    return ShimChild(Command((sys.executable, "-S", "-c", code), cwd, env))
+def stop(one: Child, *, grace_s: float) -> Exit | None:
+    """Terminate, then kill after the grace."""
+    one.terminate()
+    if (found := one.wait(grace_s)) is not None:
+        return found
+    one.kill()
+    return one.wait(10.0)
+
+
+def start_python(code: str, cwd: Path, env: Mapping[str, str] = PATH) -> Child:
+    return Child(Command((sys.executable, "-S", "-c", code), cwd, env))
 
 
 def read_all(fd: int) -> str:
@@ -124,22 +132,22 @@ def test_output_and_errors_come_apart_and_end_with_the_child(tmp_path: Path) -> 
 
 def test_a_child_gets_exactly_the_given_environment_and_directory(tmp_path: Path) -> None:
     env = {"PATH": "/bin", "SECRET": "s3cret\udcff", "EMPTY": ""}
-    with child.start(Command(("cat", "/proc/self/environ"), tmp_path, env)) as one:
+    with Child(Command(("cat", "/proc/self/environ"), tmp_path, env)) as one:
         given = os.read(one.stdout, 65536)
     assert given == b"PATH=/bin\0SECRET=s3cret\xff\0EMPTY=\0"
-    with child.start(Command(("pwd",), tmp_path, PATH)) as one:
+    with Child(Command(("pwd",), tmp_path, PATH)) as one:
         assert read_all(one.stdout) == f"{tmp_path}\n"
 
 
 def test_a_child_starts_with_no_blocked_or_ignored_signals_and_no_foreign_files(tmp_path: Path) -> None:
-    with child.start(Command(("grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"), tmp_path, PATH)) as one:
+    with Child(Command(("grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"), tmp_path, PATH)) as one:
         masks = read_all(one.stdout).split()[1::2]
     # 32 and 33 are the C library's own; what was inherited of them cannot be changed through it.
     assert [int(mask, 16) & ~(0b11 << 31) for mask in masks] == [0, 0]
     with start_python("import os; print(sorted(os.listdir('/proc/self/fd')))", tmp_path) as one:
         # The fourth is the listing's own.
         assert read_all(one.stdout) == "['0', '1', '2', '3']\n"
-    with child.start(Command(("readlink", "/proc/self/fd/0"), tmp_path, PATH)) as one:
+    with Child(Command(("readlink", "/proc/self/fd/0"), tmp_path, PATH)) as one:
         assert read_all(one.stdout) == "/dev/null\n"
 
 
@@ -158,7 +166,7 @@ def test_a_command_that_cannot_be_executed_says_why(
     argv: tuple[str, ...], cwd: str, number: int | None, text: str, tmp_path: Path
 ) -> None:
     (tmp_path / "plain.txt").write_text("not a program")
-    with child.start(Command(argv, tmp_path / cwd, PATH)) as one:
+    with Child(Command(argv, tmp_path / cwd, PATH)) as one:
         result = ended(one)
     assert (result.code, result.signal, result.errno) == (None, None, number)
     assert text in (result.error or "")
@@ -195,8 +203,8 @@ def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path, lease: dict[st
 _DRIVER = """
 import sys, time
 from pathlib import Path
-from corral.worker.child.process import Command, ShimChild
-one = ShimChild(Command((sys.executable, "-S", "-c", sys.argv[1]), Path(sys.argv[2]), {}))
+from corral.worker.child.process import Command, Child
+one = Child(Command((sys.executable, "-S", "-c", sys.argv[1]), Path(sys.argv[2]), {}))
 print(one.supervisor_pid, flush=True)
 time.sleep(60)
 """
@@ -235,7 +243,7 @@ def test_a_child_may_end_in_its_own_way_within_the_grace(tmp_path: Path) -> None
     )
     with start_python(code, tmp_path) as one:
         assert os.read(one.stdout, 10) == b"up\n"
-        result = one.stop(grace_s=10)
+        result = stop(one, grace_s=10)
     assert result is not None
     assert (result.code, result.signal) == (5, None)
 
@@ -248,7 +256,7 @@ def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) 
     with start_python(code, tmp_path) as one:
         assert os.read(one.stdout, 10) == b"up\n"
         began = time.monotonic()
-        result = one.stop(grace_s=0.3)
+        result = stop(one, grace_s=0.3)
         took_s = time.monotonic() - began
     assert result is not None
     assert result.signal == signal.SIGKILL
@@ -256,10 +264,10 @@ def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) 
 
 
 def test_a_stopped_child_still_hears_sigterm(tmp_path: Path) -> None:
-    with child.start(Command(("sleep", "60"), tmp_path, PATH)) as one:
+    with Child(Command(("sleep", "60"), tmp_path, PATH)) as one:
         assert eventually(lambda: one.pid is not None)
         os.kill(one.pid or 0, signal.SIGSTOP)
-        result = one.stop(grace_s=5)
+        result = stop(one, grace_s=5)
     assert result is not None
     assert result.signal == signal.SIGTERM
 
@@ -299,7 +307,7 @@ def test_a_bounded_fork_bomb_is_killed_whole(tmp_path: Path, lease: dict[str, st
     code = "import os, time\nfor _ in range(7):\n os.fork()\n os.setpgid(0, 0)\ntime.sleep(60)"
     # The leader of a session may not change its group, so the first process is a shell.
     script = ("sh", "-c", '"$0" -S -c "$1" & wait', sys.executable, code)
-    with child.start(Command(script, tmp_path, lease)) as one:
+    with Child(Command(script, tmp_path, lease)) as one:
         assert eventually(lambda: len(living(lease)) == 129)
         one.kill()
         assert ended(one).signal == signal.SIGKILL
@@ -307,7 +315,7 @@ def test_a_bounded_fork_bomb_is_killed_whole(tmp_path: Path, lease: dict[str, st
 
 
 def test_closing_kills_what_is_left(tmp_path: Path, lease: dict[str, str]) -> None:
-    one = child.start(Command(("sleep", "60"), tmp_path, lease))
+    one = Child(Command(("sleep", "60"), tmp_path, lease))
     assert eventually(lambda: len(living(lease)) == 1)
     one.close()
     one.close()
@@ -346,7 +354,7 @@ def test_a_sweep_spares_kept_leases_and_other_data_directories(tmp_path: Path) -
 
 def test_a_sweep_never_kills_the_process_that_runs_it(tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path; from corral.worker import strays;"
+        "from pathlib import Path; from corral.worker.child import strays;"
         f"print(strays.sweep((), data_dir=Path({str(tmp_path)!r})))"
     )
     env = {"CORRAL_LEASE_ID": "mine", "CORRAL_DATA_DIR": str(tmp_path)}
@@ -359,7 +367,7 @@ def test_reaping_orphans_takes_no_exit_status_from_subprocess(tmp_path: Path) ->
     mine = subprocess.Popen(["/bin/sh", "-c", "exit 3"])
     orphaning = "import os\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0: os._exit(0)\n os._exit(0)"
     subprocess.run([sys.executable, "-S", "-c", orphaning], check=True, start_new_session=True)
-    with child.start(Command(("true",), tmp_path, PATH)) as one:
+    with Child(Command(("true",), tmp_path, PATH)) as one:
         assert eventually(lambda: {p.status() for p in psutil.Process().children()} == {"zombie"})
         orphans = strays.reap_orphans()
         assert ended(one).code == 0
@@ -374,22 +382,9 @@ def test_many_children_leak_neither_files_nor_zombies(tmp_path: Path) -> None:
     files = len(os.listdir("/proc/self/fd"))
     for _ in range(50):
         began = time.perf_counter()
-        with child.start(Command(("true",), tmp_path, PATH)) as one:
+        with Child(Command(("true",), tmp_path, PATH)) as one:
             assert ended(one).code == 0
         took_ms.append((time.perf_counter() - began) * 1000)
     assert len(os.listdir("/proc/self/fd")) == files
     assert psutil.Process().children() == []
     print(f"start to end of `true`: median {median(took_ms):.1f} ms, worst {max(took_ms):.1f} ms")
-
-
-def test_a_plain_child_keeps_its_exit_code_and_is_killed_with_what_hangs_from_it(tmp_path: Path) -> None:
-    with PlainChild(Command(("/bin/sh", "-c", "echo out; exit 4"), tmp_path, PATH)) as one:
-        assert ended(one) == Exit(code=4)
-        assert read_all(one.stdout) == "out\n"
-    with PlainChild(Command(("/bin/sh", "-c", "sleep 60 & wait"), tmp_path, PATH)) as one:
-        sleeper = wait_for_sleeper(one.pid or 0)
-        result = one.stop(grace_s=0.0)
-        assert result in (Exit(signal=signal.SIGTERM), Exit(signal=signal.SIGKILL))
-        assert eventually(lambda: dead(sleeper))
-    with PlainChild(Command(("no-such-program",), tmp_path, PATH)) as one:
-        assert ended(one).errno == errno.ENOENT

@@ -505,7 +505,7 @@ def test_a_server_that_cannot_start_says_why_in_its_own_words(tmp_path: Path) ->
 
 def test_a_server_that_breaks_while_it_starts_shows_the_end_of_its_log(tmp_path: Path) -> None:
     machine = Machine(tmp_path / "home")
-    (machine.home / "server.new").mkdir(parents=True)
+    (machine.home / "server.json.part").mkdir(parents=True)
 
     done = machine("up", "--detach")
 

@@ -20,9 +20,9 @@ from acceptance.test_environment import write_wheel
 from corral.cli.functions.fn import app as fn_app
 from corral.client.environments.lock import Lock, PackageNotFound, RequirementsConflict
 from corral.client.environments.lock_cache import LockCache
+from corral.files.locks import exclusive
 from corral.functions import backend
 from corral.functions.http_backend import HttpBackend
-from corral.worker.flock import exclusive
 from corral.worker.prepare.environments import Environments
 
 pytestmark = pytest.mark.timeout(170)

@@ -31,7 +31,7 @@ from corral.client.http.trust import context, fetch_ca, pin_of
 from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable
 from corral.domain.ids import new_host_id
 from corral.domain.tokens import split_pin, with_pin
-from corral.files.private import write_private
+from corral.files.atomic import write_private
 from corral.settings import Settings
 
 DAY_S = 86400.0

@@ -146,9 +146,9 @@ def parts(count: int, size: int) -> Iterator[bytes]:
 
 def when_half_is_written(then: Callable[[], None]) -> Callable[[], None]:
     """Of the next large result of this process, and its file is on its way. Gives how to undo it."""
-    from corral.files import growing  # noqa: PLC0415 - it is that of the instance
+    from corral.files import large  # noqa: PLC0415 - it is that of the instance
 
-    real = growing.write
+    real = large.write
 
     def write(file: Any, parts: Any, **more: Any) -> None:
         data = b"".join(parts)
@@ -158,10 +158,10 @@ def when_half_is_written(then: Callable[[], None]) -> Callable[[], None]:
         then()
         real(file, [data[len(data) // 2 :]], **more)
 
-    growing.write = write
+    large.write = write
 
     def undo() -> None:
-        growing.write = real
+        large.write = real
 
     return undo
 

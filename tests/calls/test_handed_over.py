@@ -24,7 +24,7 @@ from calls.test_faulty_store import FaultyBlobs, Ground, faulty, using, value
 from corral.client.blobs import BlobSink, BlobSource
 from corral.client.corral import Corral
 from corral.domain.errors import TooLarge
-from corral.files import growing
+from corral.files import large
 from corral.functions import codec
 
 
@@ -60,7 +60,7 @@ def near(ground: Ground) -> list[Path]:
     return given + [path for path in (home / "partial").iterdir() if path.name.startswith("near.")]
 
 
-def large(n: int) -> bytes:
+def large_value(n: int) -> bytes:
     """So large that it is read while it is written."""
     return value(n) * 10
 
@@ -84,7 +84,7 @@ def test_nothing_large_is_sent_and_nothing_is_left(ground: Ground) -> None:
     assert pier.give_back.remote(bytearray(sent)) == bytearray(sent)
     assert list(pier.parts.stream(3, 200_000)) == list(pier.parts(3, 200_000))
     assert list(pier.parts.stream(3, 5 << 20)) == list(pier.parts(3, 5 << 20))
-    assert pier.give_back.remote(sent := large(1)) == sent
+    assert pier.give_back.remote(sent := large_value(1)) == sent
     assert near(ground) == []
 
 
@@ -136,7 +136,7 @@ def test_an_instance_that_cannot_write_its_result_says_so(ground: Ground) -> Non
 
     until(lambda: near(ground) == [], "nothing is left")
     assert blobs(ground) == before
-    assert pier.give_back.remote(sent := large(7)) == sent
+    assert pier.give_back.remote(sent := large_value(7)) == sent
 
 
 @pytest.mark.parametrize("size", [2 << 20, 8 << 20])
@@ -158,7 +158,7 @@ def test_a_result_that_is_written_slowly_is_waited_for(ground: Ground, tmp_path:
     """And what others hand over meanwhile is not."""
     call = pier.slow_to_tell.spawn(str(tmp_path / "go"), 6 << 20)
     until(lambda: near(ground) != [], "it is being written")
-    assert pier.give_back.remote(sent := large(8)) == sent
+    assert pier.give_back.remote(sent := large_value(8)) == sent
 
     (tmp_path / "go").touch()
 
@@ -168,13 +168,13 @@ def test_a_result_that_is_written_slowly_is_waited_for(ground: Ground, tmp_path:
 
 def test_slow_writers_hold_nobody_up(ground: Ground) -> None:
     """More of them than the server has threads for files."""
-    place, data = folder(ground), [large(n) for n in range(12)]
+    place, data = folder(ground), [large_value(n) for n in range(12)]
     with ThreadPoolExecutor(len(data)) as pool, ExitStack() as writing:
         paths = [place / f"{n:032x}" for n in range(len(data))]
-        files = [writing.enter_context(growing.new_file(path)) for path in paths]
+        files = [writing.enter_context(large.new_file(path)) for path in paths]
         answers = [pool.submit(hand, ground, path, len(one)) for path, one in zip(paths, data, strict=True)]
         for file, one in zip(files, data, strict=True):
-            growing.write(file, [one[:1000]])
+            large.write(file, [one[:1000]])
         until(lambda: list(place.iterdir()) == [], "all are taken")
 
         whole = place / ("f" * 32)
@@ -183,7 +183,7 @@ def test_slow_writers_hold_nobody_up(ground: Ground) -> None:
         assert not any(one.done() for one in answers)
 
         for file, one in zip(files, data, strict=True):
-            growing.write(file, [one[1000:]])
+            large.write(file, [one[1000:]])
         writing.close()
         said = [one.result(60) for one in answers]
     assert [one.status_code for one in said] == [201] * len(data)
@@ -192,9 +192,9 @@ def test_slow_writers_hold_nobody_up(ground: Ground) -> None:
 
 WRITER = """
 import sys, time
-from corral import growing
-with growing.new_file(sys.argv[1]) as file:
-    growing.write(file, [b"half of it"])
+from corral.files import large
+with large.new_file(sys.argv[1]) as file:
+    large.write(file, [b"half of it"])
     print("written", flush=True)
     sys.stdin.read()
 """
@@ -227,8 +227,8 @@ def test_a_writer_that_ends_too_soon_makes_no_blob(ground: Ground, killed: bool)
 
 def test_a_writer_that_stands_still_is_given_up(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ground.live.clock, "monotonic", lambda: time.monotonic() * 1000)
-    with growing.new_file(path := folder(ground) / ("a" * 32)) as file:
-        growing.write(file, [b"hay"])
+    with large.new_file(path := folder(ground) / ("a" * 32)) as file:
+        large.write(file, [b"hay"])
         refused = hand(ground, path, 8)
     assert refused.status_code == 409
     assert "nothing was written to the file for 60 s after its first 3 bytes" in refused.json()["message"]
@@ -242,8 +242,8 @@ def test_what_is_too_large_is_refused_before_it_is_written(
     pier.give_back.remote(0)
     monkeypatch.setattr(ground.live.services, "limits", most)
 
-    with growing.new_file(path := folder(ground) / ("a" * 32)) as file:
-        growing.write(file, [b"hay"])
+    with large.new_file(path := folder(ground) / ("a" * 32)) as file:
+        large.write(file, [b"hay"])
         assert hand(ground, path, (5 << 20) + 1).status_code == 413
         # More than was announced.
         refused = hand(ground, path, 2)

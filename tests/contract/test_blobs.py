@@ -13,7 +13,7 @@ import pytest
 from corral.adapters.blobs.directory import DirectoryBlobs
 from corral.domain.errors import Conflict, DigestMismatch, InvalidInput, OffsetMismatch, StoreUnavailable
 from corral.domain.ids import Digest
-from corral.files import growing
+from corral.files import large
 from corral.ports.blobs import BlobStore, HandedOverFile
 
 MIB = 1 << 20
@@ -369,13 +369,13 @@ def test_a_file_is_read_while_it_is_written(blobs: BlobStore) -> None:
     folder = blobs.near()
     assert folder is not None
     first, second = secrets.token_bytes(17 * MIB + 3), secrets.token_bytes(5)
-    with growing.new_file(folder / ("a" * 32)) as file:
+    with large.new_file(folder / ("a" * 32)) as file:
         taken = blobs.take("a" * 32)
         assert (taken.read_on(), taken.size) == (False, 0)
-        growing.write(file, [first])
+        large.write(file, [first])
         assert (taken.read_on(), taken.read_on(), taken.size) == (False, False, len(first))
         assert blobs.sweep_partials(-60) == 0, "it is the writer's"
-        growing.write(file, [second])
+        large.write(file, [second])
     assert taken.read_on()
     taken.commit()
     taken.close()
@@ -387,14 +387,14 @@ def test_a_file_is_read_while_it_is_written(blobs: BlobStore) -> None:
 def test_a_file_that_is_given_up_while_it_is_written_is_gone(blobs: BlobStore) -> None:
     folder = blobs.near()
     assert folder is not None
-    with growing.new_file(folder / ("a" * 32)) as file:
-        growing.write(file, [b"hay"])
+    with large.new_file(folder / ("a" * 32)) as file:
+        large.write(file, [b"hay"])
         taken = blobs.take("a" * 32)
         assert not taken.read_on()
         taken.close()
         with pytest.raises(StoreUnavailable, match="closed"):
             taken.read_on()
-        growing.write(file, [b"stack"])
+        large.write(file, [b"stack"])
 
     assert everything(blobs) == set()
     assert blobs.sweep_partials(-60) == 0

@@ -14,7 +14,13 @@ import pytest
 
 from corral.engine.reports.events import EventWriter, StepStatus, TerminalOutput, line
 from corral.engine.training.stop_signal import StopRequested, StopSignal
-from corral.worker.child.events_file import CheckpointDone, Metric, Note, Progress, parse
+from corral.worker.child.events_file import (
+    CheckpointEvent,
+    MetricEvent,
+    NoteEvent,
+    ProgressEvent,
+    parse,
+)
 
 
 def standing(step: int = 3, **changes: object) -> StepStatus:
@@ -55,12 +61,12 @@ def test_the_worker_understands_every_line(file: Path) -> None:
 
     heard = events_of(file)
 
-    assert Progress({"phase": "loading the model"}) in heard
-    assert Progress({"step": 3, "total": 10}) in heard
-    assert Metric("loss", 0.5, 3) in heard
-    assert Metric("eval_loss", 0.25, 3) in heard
-    assert Note("memory ran out") in heard
-    assert CheckpointDone("/checkpoints/step-000003", 3, 0.25) in heard
+    assert ProgressEvent({"phase": "loading the model"}) in heard
+    assert ProgressEvent({"step": 3, "total": 10}) in heard
+    assert MetricEvent("loss", 0.5, 3) in heard
+    assert MetricEvent("eval_loss", 0.25, 3) in heard
+    assert NoteEvent("memory ran out") in heard
+    assert CheckpointEvent("/checkpoints/step-000003", 3, 0.25) in heard
     assert not [event for event in heard if type(event).__name__ == "Bad"]
 
 
@@ -76,9 +82,9 @@ def test_a_long_set_up_is_told_again_and_again_until_the_first_step(file: Path) 
         events._under_way.wait()
     told = events_of(file)
 
-    assert told.count(Progress({"phase": "loading the model"})) >= 3
-    assert isinstance(told[-1], Metric | Progress)
-    assert told[-1] != Progress({"phase": "loading the model"})
+    assert told.count(ProgressEvent({"phase": "loading the model"})) >= 3
+    assert isinstance(told[-1], MetricEvent | ProgressEvent)
+    assert told[-1] != ProgressEvent({"phase": "loading the model"})
 
 
 def test_the_end_of_a_job_that_made_no_step_is_not_held_up(file: Path) -> None:
@@ -94,7 +100,7 @@ def test_progress_says_speed_use_memory_and_time_left(file: Path) -> None:
     events = EventWriter(file, TerminalOutput(io.StringIO()))
     events.step(standing())
 
-    said = next(e for e in events_of(file) if isinstance(e, Progress) and "mfu" in e.values)
+    said = next(e for e in events_of(file) if isinstance(e, ProgressEvent) and "mfu" in e.values)
 
     assert said.values == {
         "phase": "training",
@@ -111,7 +117,7 @@ def test_numbers_that_are_not_finite_are_not_sent(file: Path) -> None:
     events.metrics(1, {"loss": math.inf})
     events.checkpoint(Path("c"), step=1, metric=math.nan)
 
-    assert [e for e in events_of(file) if isinstance(e, Metric)] == [Metric("lr", 1e-4, 3)]
+    assert [e for e in events_of(file) if isinstance(e, MetricEvent)] == [MetricEvent("lr", 1e-4, 3)]
     assert json.loads(file.read_bytes().splitlines()[-1]) == {"checkpoint": "c", "step": 1}
 
 

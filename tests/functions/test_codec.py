@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.files.mapped import Mapped
+from corral.files.large import MappedFile
 from corral.functions import codec
 
 SCALARS = (
@@ -158,7 +158,7 @@ def test_large_bytes_of_a_mapped_file_are_read_as_they_are(tmp_path: Path) -> No
     file = tmp_path / "payload"
     file.write_bytes(data)
     with file.open("rb") as opened:
-        mapped = Mapped.of(opened)
+        mapped = MappedFile.of(opened)
     descriptor = mapped.descriptor
     assert os.path.samestat(os.fstat(descriptor), file.stat())
 

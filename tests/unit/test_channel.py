@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from corral.runner.channel import Channel
-from corral.runner.listener import Ears
+from corral.runner.listener import MessageListener
 
 
 @pytest.fixture
@@ -76,22 +76,22 @@ def test_the_main_thread_listens_while_it_is_free_and_is_stood_in_for_while_it_i
 ) -> None:
     channel, theirs = pair
     heard, me = Heard(), threading.current_thread().name
-    ears = Ears(channel)
-    ears.start(heard.handle, heard.freed.set)
+    listener = MessageListener(channel)
+    listener.start(heard.handle, heard.freed.set)
 
     theirs.sendall(message(b"1"))
-    assert ears.listen(60) is True
+    assert listener.listen(60) is True
     for turn in range(2, 5):
-        ears.away()
+        listener.away()
         theirs.sendall(message(b"%d" % turn))
         if turn == 4:
             # Whoever asks for something waits for no tick.
-            ears.needed()
+            listener.needed()
         heard.until(turn)
-        assert ears.listen(0) is None, "somebody else does"
+        assert listener.listen(0) is None, "somebody else does"
         heard.freed.clear()
-        ears.back()
+        listener.back()
         assert heard.freed.wait(60)
-        assert ears.listen(0) is False
+        assert listener.listen(0) is False
 
-    assert heard.by == [(1, me), *((turn, "corral-ears") for turn in range(2, 5))]
+    assert heard.by == [(1, me), *((turn, "corral-listener") for turn in range(2, 5))]

@@ -14,12 +14,12 @@ from corral.wire.leases import BeatRequest
 from corral.wire.logs import EventBatch, MetricRecord
 from corral.worker.child.events_file import (
     LINE_MAX_BYTES,
-    Bad,
-    CheckpointDone,
+    BadEvent,
+    CheckpointEvent,
     EventsFile,
-    Metric,
-    Note,
-    Progress,
+    MetricEvent,
+    NoteEvent,
+    ProgressEvent,
     parse,
 )
 
@@ -37,17 +37,17 @@ def test_each_kind_of_line_is_understood() -> None:
     def said(line: str) -> list[object]:
         return list(parse(line.encode(), plain))
 
-    assert said('{"progress": {"epoch": 1}}') == [Progress({"epoch": 1})]
-    assert said('{"step": 5, "total": 10}') == [Progress({"step": 5, "total": 10})]
-    assert said('{"note": "hello"}') == [Note("hello")]
+    assert said('{"progress": {"epoch": 1}}') == [ProgressEvent({"epoch": 1})]
+    assert said('{"step": 5, "total": 10}') == [ProgressEvent({"step": 5, "total": 10})]
+    assert said('{"note": "hello"}') == [NoteEvent("hello")]
     assert said('{"checkpoint": "ck/1", "step": 7, "metric": 0.5}') == [
-        CheckpointDone("ck/1", 7, 0.5),
-        Progress({"step": 7}),
+        CheckpointEvent("ck/1", 7, 0.5),
+        ProgressEvent({"step": 7}),
     ]
     assert said('{"metrics": {"loss": 1.5, "lr": 1}, "step": 3}') == [
-        Metric("loss", 1.5, 3),
-        Metric("lr", 1.0, 3),
-        Progress({"step": 3}),
+        MetricEvent("loss", 1.5, 3),
+        MetricEvent("lr", 1.0, 3),
+        ProgressEvent({"step": 3}),
     ]
 
 
@@ -55,15 +55,15 @@ def test_each_kind_of_line_is_understood() -> None:
 def test_a_metric_that_is_no_number_is_noted_and_not_sent(value: str) -> None:
     found = list(parse(b'{"metrics": {"loss": %s, "acc": 0.5}}' % value.encode(), plain))
 
-    assert isinstance(found[0], Bad)
-    assert found[1] == Metric("acc", 0.5, None)
+    assert isinstance(found[0], BadEvent)
+    assert found[1] == MetricEvent("acc", 0.5, None)
 
 
 @pytest.mark.parametrize(
     "line", ["", "nonsense", "[]", "{}", '{"other": 1}', '{"step": "x"}', "1", "[" * 99_999]
 )
 def test_a_bad_line_is_only_bad(line: str) -> None:
-    assert [type(event) for event in parse(line.encode(), plain)] == [Bad]
+    assert [type(event) for event in parse(line.encode(), plain)] == [BadEvent]
 
 
 def test_secrets_are_taken_out_of_every_text() -> None:
@@ -86,10 +86,10 @@ def test_a_file_is_followed_as_it_grows(path: Path) -> None:
     file = EventsFile(path, plain)
     assert list(file.read()) == []
     path.write_text('{"note": "one"}\n{"no')
-    assert list(file.read()) == [Note("one")]
+    assert list(file.read()) == [NoteEvent("one")]
     with path.open("a") as out:
         out.write('te": "two"}\n')
-    assert list(file.read()) == [Note("two")]
+    assert list(file.read()) == [NoteEvent("two")]
     assert list(file.read()) == []
 
 
@@ -98,7 +98,7 @@ def test_the_last_line_needs_no_newline(path: Path) -> None:
     path.write_text('{"note": "end"}')
 
     assert list(file.read()) == []
-    assert list(file.read_rest()) == [Note("end")]
+    assert list(file.read_rest()) == [NoteEvent("end")]
 
 
 def test_a_file_that_was_begun_anew_is_read_anew(path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_file_that_was_begun_anew_is_read_anew(path: Path) -> None:
     list(file.read())
     path.write_text('{"note": "new"}\n')
 
-    assert list(file.read()) == [Note("new")]
+    assert list(file.read()) == [NoteEvent("new")]
 
 
 def test_a_line_without_end_is_skipped_and_the_next_is_read(path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_line_without_end_is_skipped_and_the_next_is_read(path: Path) -> None:
 
     found = list(file.read())
 
-    assert [type(event) for event in found] == [Bad, Note]
+    assert [type(event) for event in found] == [BadEvent, NoteEvent]
 
 
 json_values = st.recursive(
@@ -131,14 +131,14 @@ keys = st.sampled_from(["progress", "step", "total", "metrics", "note", "checkpo
 def test_whatever_is_said_can_be_sent(said: dict[str, object]) -> None:
     for event in parse(json.dumps(said).encode(), plain):
         match event:
-            case Progress(values):
+            case ProgressEvent(values):
                 BeatRequest(progress=values).model_dump_json()
-            case Metric(name, value, step):
+            case MetricEvent(name, value, step):
                 record = MetricRecord(at=0, name=name, value=value, step=step)
                 EventBatch(seq=1, metrics=[record]).model_dump_json()
-            case Note(text):
+            case NoteEvent(text):
                 EventBatch(seq=1, notes=[text]).model_dump_json()
-            case CheckpointDone() | Bad():
+            case CheckpointEvent() | BadEvent():
                 pass
 
 

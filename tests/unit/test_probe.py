@@ -14,9 +14,9 @@ import pytest
 from corral import __version__
 from corral.domain.capability import Requirements, judge
 from corral.worker.host.cgroup import cpu_quota, memory_left, memory_limit
-from corral.worker.host.gpus import GpuProbe, Survey
+from corral.worker.host.gpus import GpuProbe, GpuSurvey
 from corral.worker.host.nvml import survey
-from corral.worker.host.probe import free_now, gpu_sample, probe, usable_cores
+from corral.worker.host.probe import gpu_sample, probe, snapshot, usable_cores
 
 GIB = 1 << 30
 
@@ -54,7 +54,7 @@ def found(*gpus: dict[str, Any], notes: tuple[str, ...] = ()) -> GpuProbe:
 NO_GPU = answering({"found": False})
 
 
-def indexes(seen: Survey) -> list[int] | None:
+def indexes(seen: GpuSurvey) -> list[int] | None:
     return None if seen.gpus is None else [state.gpu.index for state in seen.gpus]
 
 
@@ -201,7 +201,7 @@ def test_a_container_with_limits_reports_them(tmp_path: Path) -> None:
 
     assert probe(tmp_path, [], gpus=NO_GPU, root=root).cores == 1
     assert probe(tmp_path, [], gpus=NO_GPU, root=root).ram_bytes == 64 << 20
-    assert free_now(tmp_path, gpus=NO_GPU, root=root).ram_bytes == 4 << 20
+    assert snapshot(tmp_path, [], gpus=NO_GPU, root=root).free.ram_bytes == 4 << 20
 
 
 V1 = Path("/sys/fs/cgroup")
@@ -266,7 +266,7 @@ def test_a_worker_bound_to_one_cpu_reports_one_core() -> None:
 def test_this_machine_is_probed_for_real(tmp_path: Path) -> None:
     """FL-C06, FL-D25 to FL-D27: totals, and nothing is zero."""
     have = probe(tmp_path / "not" / "made" / "yet", ["lab", "fast"])
-    now = free_now(tmp_path)
+    now = snapshot(tmp_path, []).free
 
     assert have.os in {"linux", "darwin", "windows"}
     assert have.arch in {"x86_64", "aarch64"}
@@ -308,13 +308,13 @@ def test_free_gpu_memory_is_no_part_of_the_capability(tmp_path: Path) -> None:
     busy, idle = found(gpu(0, free_bytes=0)), found(gpu(0))
 
     assert probe(tmp_path, [], gpus=busy) == probe(tmp_path, [], gpus=idle)
-    assert free_now(tmp_path, gpus=busy).gpu_bytes == {0: 0}
-    assert free_now(tmp_path, gpus=found(gpu(0, free_bytes=None))).gpu_bytes == {0: None}
+    assert snapshot(tmp_path, [], gpus=busy).free.gpu_bytes == {0: 0}
+    assert snapshot(tmp_path, [], gpus=found(gpu(0, free_bytes=None))).free.gpu_bytes == {0: None}
 
 
 def test_no_nvidia_library_means_surely_no_gpu(tmp_path: Path) -> None:
     assert probe(tmp_path, [], gpus=NO_GPU).gpus == ()
-    assert free_now(tmp_path, gpus=NO_GPU).gpu_bytes == {}
+    assert snapshot(tmp_path, [], gpus=NO_GPU).free.gpu_bytes == {}
     assert gpu_sample([0], gpus=NO_GPU) == {}
 
 
@@ -340,7 +340,7 @@ def test_a_driver_that_fails_makes_the_gpus_unknown_and_not_none(
     assert have.gpus is None
     assert len(caplog.records) == 1
     assert not judge(Requirements(gpus=1), have, host="h").eligible
-    assert free_now(tmp_path, gpus=GpuProbe(command)).gpu_bytes is None
+    assert snapshot(tmp_path, [], gpus=GpuProbe(command)).free.gpu_bytes is None
 
 
 def test_a_driver_that_hangs_does_not_hang_the_worker() -> None:

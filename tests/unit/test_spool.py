@@ -10,7 +10,7 @@ import pytest
 
 from corral.domain.errors import InvalidInput, LeaseLost, SequenceGap, ServerUnreachable
 from corral.wire.logs import EventAnswer, EventBatch
-from corral.worker.report.batch_sender import Sender
+from corral.worker.report.batch_sender import BatchSender
 from corral.worker.report.spool import HELD_MAX_BYTES, Spool
 
 
@@ -46,9 +46,11 @@ class Losses:
         self.given_up.set()
 
 
-def sender(spool: Spool, server: Server, losses: Losses | None = None) -> Sender:
+def sender(spool: Spool, server: Server, losses: Losses | None = None) -> BatchSender:
     losses = losses or Losses()
-    made = Sender(spool, server.take, lost=losses.lost, given_up=losses.given_up, look_again=lambda: None)
+    made = BatchSender(
+        spool, server.take, lost=losses.lost, given_up=losses.given_up, look_again=lambda: None
+    )
     made.start()
     return made
 

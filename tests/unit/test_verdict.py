@@ -10,12 +10,19 @@ from corral.domain.reasons import Reason
 from corral.domain.redaction import SecretValues
 from corral.wire.leases import FailRequest, StoppedRequest
 from corral.worker.child.process import Exit
-from corral.worker.child.verdict import ENGINE_CODES, Ended, failed, hidden, stopped, verdict
-from corral.worker.control import StopWish
+from corral.worker.child.verdict import (
+    ENGINE_CODES,
+    ChildEnd,
+    failed,
+    stopped,
+    verdict,
+    without_secrets,
+)
+from corral.worker.lease_control import StopOrder
 
 
 def failure(found: Exit) -> FailRequest:
-    body = verdict(Ended(found, ran_s=0)).body
+    body = verdict(ChildEnd(found, ran_s=0)).body
     assert isinstance(body, FailRequest)
     return body
 
@@ -41,7 +48,7 @@ def test_a_child_whose_supervisor_was_lost_has_no_exit_code() -> None:
     [(2, Reason.BAD_DATA), (3, Reason.CODE_ERROR), (4, Reason.OUT_OF_MEMORY), (1, Reason.CODE_ERROR)],
 )
 def test_the_engine_tells_its_reason_by_its_exit_code(code: int, reason: Reason) -> None:
-    body = verdict(Ended(Exit(code=code), ran_s=0), ENGINE_CODES).body
+    body = verdict(ChildEnd(Exit(code=code), ran_s=0), ENGINE_CODES).body
 
     assert isinstance(body, FailRequest)
     assert (body.reason, body.exit_code) == (reason, code)
@@ -52,7 +59,7 @@ def test_no_outcome_leaves_the_host_with_a_secret_in_it() -> None:
     secrets = SecretValues({"KEY": "canary-NOT-A-REAL-SECRET"})
     told = "the worker failed: cannot read /tmp/canary-NOT-A-REAL-SECRET\nand more"
 
-    for outcome in (failed(Reason.UNKNOWN, told), stopped(StopWish(Reason.RELEASED, told, 0), None, 0)):
-        body = hidden(outcome, secrets).body
+    for outcome in (failed(Reason.UNKNOWN, told), stopped(StopOrder(Reason.RELEASED, told, 0), None, 0)):
+        body = without_secrets(outcome, secrets).body
         assert isinstance(body, FailRequest | StoppedRequest)
         assert body.detail == "the worker failed: cannot read /tmp/[secret KEY]\nand more"

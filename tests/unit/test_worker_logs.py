@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from corral.domain.redaction import SecretValues
 from corral.wire.logs import LogRecord
-from corral.worker.child.output import RECORD_MAX_BYTES, Cutter, Piece, Pump
+from corral.worker.child.output import RECORD_MAX_BYTES, LineCutter, LinePiece, OutputPump
 from corral.worker.report.recorder import Recorder
 from corral.worker.report.spool import Spool
 
@@ -32,7 +32,7 @@ class Pipes:
         self.out_read, self.out = os.pipe()
         self.err_read, self.err = os.pipe()
         self.recorder = Recorder(self.spool)
-        self.pump = Pump(
+        self.pump = OutputPump(
             {self.out_read: "stdout", self.err_read: "stderr"},
             self.recorder,
             secrets=secrets,
@@ -177,8 +177,8 @@ def chunked(data: bytes, cuts: list[int]) -> Iterator[bytes]:
 
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=6))
 def test_however_the_stream_is_cut_its_bytes_come_out_again(data: bytes, cuts: list[int]) -> None:
-    cutter = Cutter()
-    pieces: list[Piece] = []
+    cutter = LineCutter()
+    pieces: list[LinePiece] = []
     for chunk in chunked(data, cuts):
         pieces += cutter.feed(chunk)
     pieces += cutter.end()
@@ -190,7 +190,7 @@ def test_however_the_stream_is_cut_its_bytes_come_out_again(data: bytes, cuts: l
 
 @given(st.text(alphabet="aé€😀", min_size=1, max_size=40))
 def test_a_long_line_is_never_cut_inside_a_character(text: str) -> None:
-    cutter = Cutter()
+    cutter = LineCutter()
     line = text * (2 * RECORD_MAX_BYTES // len(text.encode()) + 2)
 
     pieces = [*cutter.feed(line.encode()), *cutter.end()]

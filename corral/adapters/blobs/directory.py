@@ -21,10 +21,6 @@ from corral.adapters.blobs.disk import (
     FILE_MODE,
     FOLDER_MODE,
     make_folders,
-    open_locked,
-    remove_locked,
-    sync_file,
-    sync_folder,
     translated,
     write_all,
 )
@@ -32,6 +28,8 @@ from corral.adapters.blobs.local_handover import Near, TakenFile
 from corral.adapters.blobs.upload import DirectoryUpload, SideUpload, hash_rest
 from corral.domain.errors import Conflict, DigestMismatch, DiskFull, OffsetMismatch, StoreUnavailable
 from corral.domain.ids import Digest, digest, is_digest
+from corral.files.atomic import sync_file, sync_folder
+from corral.files.locks import open_locked, remove_locked
 
 _CHUNK_BYTES = 1 << 20
 _PREFIX = re.compile(r"[0-9a-f]{2}")

@@ -19,9 +19,11 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 
-from corral.adapters.blobs.disk import FOLDER_MODE, remove_locked, sync_file, translated, try_lock
+from corral.adapters.blobs.disk import FOLDER_MODE, translated
 from corral.adapters.blobs.upload import HASH_BYTES
 from corral.domain.ids import Digest
+from corral.files.atomic import sync_file
+from corral.files.locks import remove_locked, try_lock
 
 _SYNCERS = 4
 # How much is read before others have their turn.

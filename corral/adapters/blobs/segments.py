@@ -12,12 +12,11 @@ from corral.adapters.blobs.disk import (
     FILE_MODE,
     FOLDER_MODE,
     make_folders,
-    sync_data,
-    sync_folder,
     translated,
     write_all,
 )
 from corral.domain.errors import FieldError, InvalidInput, StoreUnavailable
+from corral.files.atomic import sync_data, sync_folder
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}/[0-9]{1,9}-[0-9]{1,9}-[a-z]{1,32}-[0-9]{1,12}")
 

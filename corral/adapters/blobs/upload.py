@@ -11,14 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from corral.adapters.blobs.disk import (
-    remove_locked,
     start_writeback,
-    sync_file,
     translated,
     write_all,
 )
 from corral.domain.errors import Conflict, DigestMismatch, StoreUnavailable
 from corral.domain.ids import Digest
+from corral.files.atomic import sync_file
+from corral.files.locks import remove_locked
 
 PIECE_BYTES = 1 << 20
 # It stays in the cache of a processor.

@@ -17,7 +17,7 @@ from corral.cli.display import render
 from corral.client.corral import Corral
 from corral.client.enroll.enroll import JoinableServer
 from corral.domain.errors import CorralError
-from corral.files.private import write_private
+from corral.files.atomic import write_private
 from corral.version import __version__
 
 MIN_FREE_BYTES = 1 << 30

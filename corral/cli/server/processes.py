@@ -18,6 +18,7 @@ from typing import Literal
 import psutil
 
 from corral.domain.errors import CorralError
+from corral.files.atomic import write_whole
 
 Role = Literal["server", "worker"]
 # Both clocks are the kernel's, but rounded differently.
@@ -88,10 +89,7 @@ class Processes:
         return "\n".join(lines[-15:])
 
     def _write(self, role: Role, pid: int, started: float) -> None:
-        path = self.note(role)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps({"pid": pid, "started": started}), encoding="utf-8")
-        part.replace(path)
+        write_whole(self.note(role), json.dumps({"pid": pid, "started": started}))
 
     def _own_word(self, role: Role) -> Path:
         """What the process writes of itself, also when it was started by hand."""

@@ -24,7 +24,7 @@ from corral.client.http.trust import fetch_ca
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import TokenId
 from corral.domain.tokens import parse_token, split_pin
-from corral.files.private import write_private
+from corral.files.atomic import write_private
 from corral.wire.hosts.enroll import EnrollRequest
 
 _ASKED = "enrolment.json"

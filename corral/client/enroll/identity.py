@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from corral.domain.errors import CorralError
-from corral.files.private import write_private
+from corral.files.atomic import write_private
 
 TOKEN, ABOUT, CLIENT, CA = "token", "host.json", "client.pem", "ca.pem"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corral.client.environments.lock import Lock
+from corral.files.atomic import unique_part, write_whole
 
 GOOD_FOR_S = 86400.0
 _OF_THE_INDEX = ("UV_", "PIP_")
@@ -72,9 +72,7 @@ class LockCache:
         if not question.can_be_kept:
             return
         path = self.folder / f"{question.digest}.json"
-        part = path.with_suffix(f".{secrets.token_hex(4)}.part")
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             said = {"at": self.now(), "text": lock.text, "python": lock.python}
-            part.write_text(json.dumps(said), encoding="utf-8")
-            part.replace(path)
+            write_whole(path, json.dumps(said), part=unique_part(path))

@@ -12,7 +12,7 @@ import httpx
 from corral.client.http.errors import UntrustedServer, from_response, unreachable
 from corral.client.http.transport import is_loopback
 from corral.domain.errors import CorralError, InvalidInput
-from corral.files.private import write_private
+from corral.files.atomic import write_private
 from corral.wire.hosts.enroll import CaAnswer
 
 _TIMEOUT_S = 10.0

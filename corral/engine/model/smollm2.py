@@ -10,10 +10,7 @@ import base64
 import hashlib
 import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -22,9 +19,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from corral.engine.errors import ModelProblem
-
-if sys.platform != "win32":
-    import fcntl
+from corral.files.locks import exclusive_when_free
 
 NAME = "smollm2-135m"
 CONTEXT = 8192
@@ -52,7 +47,8 @@ def folder(cache_dir: Path | None = None) -> Path:
     weights = _packaged()
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with _alone(home / f"{NAME}.lock"):
+        # Two runs that start together convert once.
+        with exclusive_when_free(home / f"{NAME}.lock"):
             if not _is_whole(made):
                 shutil.rmtree(made, ignore_errors=True)
                 _make(weights, made, _KNOWN.get(version))
@@ -97,15 +93,6 @@ def _packaged() -> Path:
         if own != found.hash.value:
             raise ModelProblem(f"the weights in the package {_PACKAGE} are damaged", "Install it again.")
     return path
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Two runs that start together convert once."""
-    with lock.open("w") as file:
-        if sys.platform != "win32":
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _convert(weights: Path, target: Path, known: str | None) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from corral.engine.errors import EngineError
 from corral.engine.reports.events import EventWriter
+from corral.files.atomic import sync_folder
 
 FORMAT = 1
 STATE = "state.json"
@@ -173,16 +174,6 @@ def sync_tree(root: Path) -> None:
             with open(os.path.join(parent, name), "rb") as file:
                 os.fsync(file.fileno())
         sync_folder(Path(parent))
-
-
-def sync_folder(folder: Path) -> None:
-    if os.name == "nt":
-        return  # a folder cannot be opened there
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def link_tree(source: Path, target: Path, *, without: str = "") -> None:

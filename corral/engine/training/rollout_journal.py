@@ -6,13 +6,12 @@ A run that is killed after sampling goes on with the same completions instead of
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from corral.engine.training.checkpoints import sync_folder
+from corral.files.atomic import replacing_durably
 
 FORMAT = 1
 
@@ -39,15 +38,10 @@ class RolloutJournal:
     def write(self, step: int, rows: Sequence[Row]) -> Path:
         """The rollouts of the step that comes after `step` whole ones."""
         target = self._path(step)
-        part = target.with_suffix(".part")
-        with part.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(self._head(step, len(rows))) + "\n")
+        with replacing_durably(target) as file:
+            file.write(json.dumps(self._head(step, len(rows))).encode() + b"\n")
             for row in rows:
-                file.write(json.dumps(row, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
-        sync_folder(self._folder)
+                file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         return target
 
     def read(self, step: int) -> list[dict[str, Any]] | None:

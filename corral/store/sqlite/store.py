@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from corral.domain.errors import CorralError, StoreUnavailable
+from corral.files.atomic import sync_folder
 from corral.store import schema
 from corral.store.rows import Row
 from corral.store.sqlite.committer import Committer
@@ -181,7 +182,7 @@ def _open(path: Path | None) -> sqlite3.Connection:
             raise schema.not_ours(where, str(error)) from error
         raise translated(error) from error
     if path is not None:
-        _sync_directory(path.parent)
+        sync_folder(path.parent)
     return raw
 
 
@@ -209,14 +210,3 @@ def _make_private_file(path: Path) -> None:
         raise StoreUnavailable(
             f"{path} cannot be opened: {error.strerror}", hint="Check the folder and its permissions."
         ) from error
-
-
-def _sync_directory(folder: Path) -> None:
-    # Windows cannot open a folder, and need not sync it.
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

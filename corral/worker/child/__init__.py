@@ -1,1 +1,1 @@
-"""A child process: started, watched, heard and ended."""
+"""A child process: how it is started, supervised and judged. Nothing of calls or uploads."""

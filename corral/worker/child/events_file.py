@@ -24,24 +24,24 @@ Clean = Callable[[str], str]
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProgressEvent:
     values: dict[str, Json]
 
 
 @dataclass(frozen=True)
-class Metric:
+class MetricEvent:
     name: str
     value: float
     step: int | None
 
 
 @dataclass(frozen=True)
-class Note:
+class NoteEvent:
     text: str
 
 
 @dataclass(frozen=True)
-class CheckpointDone:
+class CheckpointEvent:
     """A checkpoint is complete at this path, as the child wrote it."""
 
     path: str
@@ -50,13 +50,13 @@ class CheckpointDone:
 
 
 @dataclass(frozen=True)
-class Bad:
+class BadEvent:
     """A line that says nothing that Corral understands, and why."""
 
     why: str
 
 
-Event = Progress | Metric | Note | CheckpointDone | Bad
+Event = ProgressEvent | MetricEvent | NoteEvent | CheckpointEvent | BadEvent
 
 
 class EventsFile:
@@ -98,12 +98,12 @@ class EventsFile:
             if self._skipping:
                 self._skipping = False
             elif len(line) > LINE_MAX_BYTES:
-                yield Bad(f"a line of more than {LINE_MAX_BYTES} bytes")
+                yield BadEvent(f"a line of more than {LINE_MAX_BYTES} bytes")
             elif line.strip():
                 yield from parse(line, self._clean)
         if len(self._rest) > LINE_MAX_BYTES:
             if not self._skipping:
-                yield Bad(f"a line of more than {LINE_MAX_BYTES} bytes")
+                yield BadEvent(f"a line of more than {LINE_MAX_BYTES} bytes")
             self._rest, self._skipping = b"", True
 
 
@@ -112,21 +112,21 @@ def parse(line: bytes, clean: Clean) -> Iterator[Event]:
     try:
         said = json.loads(line)
     except (ValueError, RecursionError) as error:
-        yield Bad(f"not JSON: {type(error).__name__}")
+        yield BadEvent(f"not JSON: {type(error).__name__}")
         return
     if not isinstance(said, dict):
-        yield Bad("not a JSON object")
+        yield BadEvent("not a JSON object")
         return
     known = False
     if isinstance(path := said.get("checkpoint"), str):
         known = True
-        yield CheckpointDone(path, _step(said.get("step")), _number(said.get("metric")))
+        yield CheckpointEvent(path, _step(said.get("step")), _number(said.get("metric")))
     if isinstance(metrics := said.get("metrics"), dict):
         known = True
         yield from _metrics(metrics, _step(said.get("step")), clean)
     if isinstance(text := said.get("note"), str):
         known = True
-        yield Note(_text(text, clean, limit=10_000))
+        yield NoteEvent(_text(text, clean, limit=10_000))
     if isinstance(progress := said.get("progress"), dict):
         known = True
         yield _progress(progress, clean)
@@ -134,7 +134,7 @@ def parse(line: bytes, clean: Clean) -> Iterator[Event]:
         known = True
         yield _progress({key: said[key] for key in ("step", "total") if key in said}, clean)
     if not known:
-        yield Bad("none of progress, step, metrics, note, checkpoint")
+        yield BadEvent("none of progress, step, metrics, note, checkpoint")
 
 
 def _metrics(metrics: dict[Any, Any], step: int | None, clean: Clean) -> Iterator[Event]:
@@ -142,19 +142,19 @@ def _metrics(metrics: dict[Any, Any], step: int | None, clean: Clean) -> Iterato
         name = _text(str(key), clean, limit=NAME_MAX_CHARS)
         number = _number(value)
         if number is None or not name:
-            yield Bad(f"metric {name!r} is {_text(str(value), clean, limit=40)!r}, not a finite number")
+            yield BadEvent(f"metric {name!r} is {_text(str(value), clean, limit=40)!r}, not a finite number")
         else:
-            yield Metric(name, number, step)
+            yield MetricEvent(name, number, step)
 
 
 def _progress(values: dict[Any, Any], clean: Clean) -> Event:
     if len(values) > PROGRESS_MAX_KEYS:
-        return Bad(f"progress with more than {PROGRESS_MAX_KEYS} keys")
+        return BadEvent(f"progress with more than {PROGRESS_MAX_KEYS} keys")
     # Every text in it is cut, so only a very wide one can still be too large.
     made = {_text(str(k), clean, limit=NAME_MAX_CHARS): _json(v, clean, 0) for k, v in values.items()}
     if len(json.dumps(made)) > PROGRESS_MAX_BYTES:
-        return Bad(f"progress of more than {PROGRESS_MAX_BYTES} bytes")
-    return Progress(made)
+        return BadEvent(f"progress of more than {PROGRESS_MAX_BYTES} bytes")
+    return ProgressEvent(made)
 
 
 def _json(value: Any, clean: Clean, depth: int) -> Json:

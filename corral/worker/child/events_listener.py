@@ -6,25 +6,25 @@ import threading
 from typing import assert_never
 
 from corral.worker.child.events_file import (
-    Bad,
-    CheckpointDone,
+    BadEvent,
+    CheckpointEvent,
     Event,
     EventsFile,
-    Metric,
-    Note,
-    Progress,
+    MetricEvent,
+    NoteEvent,
+    ProgressEvent,
 )
-from corral.worker.report.checkpoints import Checkpoints
+from corral.worker.report.checkpoint_uploader import CheckpointUploader
 from corral.worker.report.recorder import Recorder
 
 EVERY_S = 0.1
 MAX_LAST_METRICS = 1_024
 
 
-class Listener:
+class EventsListener:
     """A thread that looks at the file ten times a second, until it is ended."""
 
-    def __init__(self, file: EventsFile, recorder: Recorder, *, checkpoints: Checkpoints) -> None:
+    def __init__(self, file: EventsFile, recorder: Recorder, *, checkpoints: CheckpointUploader) -> None:
         self._file = file
         self._recorder = recorder
         self._checkpoints = checkpoints
@@ -55,17 +55,17 @@ class Listener:
     def _take(self, event: Event) -> None:
         self._recorder.active()
         match event:
-            case Progress(values):
+            case ProgressEvent(values):
                 self._recorder.progress(values)
-            case Metric(name, value, step):
+            case MetricEvent(name, value, step):
                 if name in self.last_metrics or len(self.last_metrics) < MAX_LAST_METRICS:
                     self.last_metrics[name] = value
                 self._recorder.metric(name, value, step)
-            case Note(text):
+            case NoteEvent(text):
                 self._recorder.note(text)
-            case CheckpointDone():
+            case CheckpointEvent():
                 self._checkpoints.announce(event)
-            case Bad(why):
+            case BadEvent(why):
                 self._bad += 1
                 if self._bad == 1:
                     self._recorder.say(f"an entry in CORRAL_EVENTS was not understood: {why}")

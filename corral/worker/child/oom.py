@@ -4,7 +4,7 @@ import sys
 import threading
 from pathlib import Path
 
-_watches: "set[Watch]" = set()
+_watches: "set[OomWatch]" = set()
 _lock = threading.Lock()
 
 
@@ -36,7 +36,7 @@ def own_memory_events() -> Path | None:
     return None
 
 
-class Watch:
+class OomWatch:
     """Counts kills from its creation to `verdict`; one per child."""
 
     def __init__(self, events: Path | None, vmstat: Path) -> None:
@@ -76,6 +76,6 @@ class Watch:
         return None
 
 
-def watch() -> Watch | None:
+def watch() -> OomWatch | None:
     """None where the system keeps no such counters."""
-    return Watch(own_memory_events(), Path("/proc/vmstat")) if sys.platform == "linux" else None
+    return OomWatch(own_memory_events(), Path("/proc/vmstat")) if sys.platform == "linux" else None

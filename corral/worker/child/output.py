@@ -27,14 +27,14 @@ _DETAIL_LINES = 20
 _DETAIL_BYTES = 8 << 10
 
 
-class Piece(NamedTuple):
+class LinePiece(NamedTuple):
     """Part of a line; `partial` when the line goes on in the next piece."""
 
     data: bytes
     partial: bool
 
 
-class Cutter:
+class LineCutter:
     """Cuts a stream into lines, and long lines into pieces that end between characters."""
 
     def __init__(self) -> None:
@@ -42,37 +42,37 @@ class Cutter:
         self._open = False
         self.held_since: float | None = None
 
-    def feed(self, data: bytes) -> list[Piece]:
+    def feed(self, data: bytes) -> list[LinePiece]:
         buffer = self._held + data
-        pieces: list[Piece] = []
+        pieces: list[LinePiece] = []
         start = 0
         while True:
             end = buffer.find(b"\n", start, start + RECORD_MAX_BYTES + 1)
             if end >= 0:
-                pieces.append(Piece(buffer[start:end], False))
+                pieces.append(LinePiece(buffer[start:end], False))
                 start = end + 1
             elif len(buffer) - start > RECORD_MAX_BYTES:
                 cut = _boundary(buffer, start + RECORD_MAX_BYTES)
-                pieces.append(Piece(buffer[start:cut], True))
+                pieces.append(LinePiece(buffer[start:cut], True))
                 start = cut
             else:
                 break
         return self._hold(buffer[start:], pieces)
 
-    def overdue(self) -> list[Piece]:
+    def overdue(self) -> list[LinePiece]:
         """The unfinished line so far, if it has waited long enough."""
         if self.held_since is None or time.monotonic() - self.held_since < PARTIAL_AFTER_S:
             return []
         whole = _whole_end(self._held)
-        pieces = [Piece(self._held[:whole], True)] if whole else []
+        pieces = [LinePiece(self._held[:whole], True)] if whole else []
         return self._hold(self._held[whole:], pieces)
 
-    def end(self) -> list[Piece]:
+    def end(self) -> list[LinePiece]:
         """The rest, at the end of the stream; a line that was shown in part is closed."""
-        pieces = [Piece(self._held, False)] if self._held or self._open else []
+        pieces = [LinePiece(self._held, False)] if self._held or self._open else []
         return self._hold(b"", pieces)
 
-    def _hold(self, rest: bytes, pieces: list[Piece]) -> list[Piece]:
+    def _hold(self, rest: bytes, pieces: list[LinePiece]) -> list[LinePiece]:
         if pieces:
             self._open = pieces[-1].partial
         if not rest:
@@ -83,8 +83,8 @@ class Cutter:
         return pieces
 
 
-class Demarker:
-    """Takes the marks out of an instance's output that say to which call the rest belongs."""
+class MarkReader:
+    """Takes out the marks in an instance's output, which say to which call the rest belongs."""
 
     def __init__(self, mark: str) -> None:
         self._mark = re.compile(rb"\x1e" + mark.encode() + rb":([a-z0-9-]*)\x1e")
@@ -122,15 +122,15 @@ class _Source:
 
     def __init__(self, stream: Stream, secrets: SecretValues, mark: str | None) -> None:
         self.stream = stream
-        self.marks = None if mark is None else Demarker(mark)
+        self.marks = None if mark is None else MarkReader(mark)
         self.call: str | None = None
         self.redactor = StreamRedactor(secrets)
-        self.cutter = Cutter()
+        self.cutter = LineCutter()
         self.tail = b""
         self.dropped = 0
 
 
-class Pump:
+class OutputPump:
     """A thread that reads the given file descriptors to their end. It does not close them."""
 
     def __init__(
@@ -146,7 +146,7 @@ class Pump:
         self._recorder = recorder
         self._quota_bytes = quota_bytes
         self._left = quota_bytes
-        # An instance marks where each call begins and ends: many a moment, and none of them urgent.
+        # An instance writes marks at every call: reading them in batches saves wake-ups.
         self._gather_s = 0.0 if mark is None else GATHER_S
         self._abandoned = threading.Event()
         self._errors_tail = b""
@@ -192,7 +192,7 @@ class Pump:
         return IDLE_S if due_s is None else due_s
 
     def _sort(self, source: _Source, data: bytes) -> None:
-        """Of an instance, to each call its own."""
+        """The output of an instance is divided among its calls."""
         if source.marks is None:
             self._take(source, data)
             return
@@ -202,7 +202,7 @@ class Pump:
 
     def _switch(self, source: _Source, call: str | None) -> None:
         if call != source.call:
-            # What a call left without a newline is its own.
+            # An unfinished line belongs to the call that left it.
             self._record(source, source.cutter.end())
             source.call = call
 
@@ -215,7 +215,7 @@ class Pump:
         else:
             self._record(source, source.cutter.feed(data))
 
-    def _record(self, source: _Source, pieces: list[Piece]) -> None:
+    def _record(self, source: _Source, pieces: list[LinePiece]) -> None:
         kept: list[tuple[str, bool]] = []
         for piece in pieces:
             self._left -= len(piece.data) + RECORD_COST_BYTES
@@ -253,7 +253,7 @@ class Pump:
         self._record(source, source.cutter.end())
 
     def _show_tail(self, source: _Source) -> None:
-        cutter = Cutter()
+        cutter = LineCutter()
         pieces = (*cutter.feed(source.tail), *cutter.end())
         self._recorder.log(source.stream, [(p.data.decode("utf-8", "replace"), p.partial) for p in pieces])
 

@@ -1,8 +1,7 @@
 """The worker's side of a child process: start it, signal it, learn how it ended.
 
-On Linux and macOS every child runs under a shim (`shim.py`), a process of its own that outlives neither
-the child nor the worker; on Linux nothing that the child starts outlives it either. On Windows the child
-is started directly, and only what still hangs from it when it is killed is killed with it.
+Every child runs under a shim (`shim.py`), a process of its own that outlives neither the child nor the
+worker; on Linux nothing that the child starts outlives it either.
 """
 
 import os
@@ -13,19 +12,14 @@ import subprocess
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-import psutil
-
 from corral.worker.child import oom, shim, strays
 
-# By number: the name does not exist on Windows, where this module must still import.
-SIGKILL = 9
 _CLOSE_LIMIT_S = 10.0
 # Imported rather than run as a script, since Python compiles a script anew at every start. The folder goes
 # last on the path, so that no module beside the shim can stand in for one of the standard library.
@@ -59,70 +53,13 @@ class Exit:
     oom: bool | None = None
 
 
-class Child(ABC):
-    """A started command. Owns `stdout` and `stderr`, readable blocking fds, until `close`.
+class Child:
+    """A started command, under a shim. Owns `stdout` and `stderr`, readable blocking fds, until `close`.
 
-    Methods may be called from any thread; only `close` must not race with a reader or with `wait`.
+    That the command cannot be executed is told by its Exit; OSError if this process has no file descriptors
+    or processes left for a shim. Methods may be called from any thread; only `close` must not race with a
+    reader or with `wait`.
     """
-
-    stdout: int
-    stderr: int
-
-    @property
-    @abstractmethod
-    def pid(self) -> int | None:
-        """None until the command was executed, and for ever if it could not be."""
-
-    @abstractmethod
-    def terminate(self) -> None:
-        """SIGTERM to the child's process group; nothing if it has ended."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """SIGKILL to the child and all its descendants; returns before they are gone."""
-
-    @abstractmethod
-    def outcome(self) -> Exit | None:
-        """How the child itself ended, perhaps while what it left behind is still being killed."""
-
-    @abstractmethod
-    def poll(self) -> Exit | None:
-        """The outcome, once nothing of the child is left; None before."""
-
-    @abstractmethod
-    def wait(self, timeout_s: float | None = None) -> Exit | None:
-        """`poll`, after at most `timeout_s`; None means that it has not ended by then."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Kill what is left, wait for it, and close the pipes. May be called twice."""
-
-    def stop(self, *, grace_s: float, kill_limit_s: float = 10.0) -> Exit | None:
-        """Terminate, then kill after the grace; None if something outlived even that (a hung driver)."""
-        self.terminate()
-        ended = self.wait(grace_s)
-        if ended is None:
-            self.kill()
-            ended = self.wait(kill_limit_s)
-        return ended
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def start(command: Command) -> Child:
-    """Start a command without waiting for it; that it cannot be executed is told by its Exit.
-
-    Raises OSError if this process has no file descriptors or processes left for a supervisor.
-    """
-    return PlainChild(command) if sys.platform == "win32" else ShimChild(command)
-
-
-class ShimChild(Child):
-    """A child under a shim; the socket's end of file is the end of the shim."""
 
     def __init__(self, command: Command) -> None:
         self._env = command.env
@@ -151,8 +88,15 @@ class ShimChild(Child):
         self._send(request)
         self._channel.setblocking(False)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     @property
     def pid(self) -> int | None:
+        """None until the command was executed, and for ever if it could not be."""
         with self._lock:
             self._listen()
             return self._pid
@@ -161,28 +105,29 @@ class ShimChild(Child):
     def supervisor_pid(self) -> int:
         return self._shim.pid
 
-    def fileno(self) -> int:
-        """Readable whenever `poll` may have news; for a selector."""
-        return self._channel.fileno()
-
     def terminate(self) -> None:
+        """SIGTERM to the child's process group; nothing if it has ended."""
         self._send(shim.pack(("term",)))
 
     def kill(self) -> None:
+        """SIGKILL to the child and all its descendants; returns before they are gone."""
         self._killed = True
         self._send(shim.pack(("kill",)))
 
     def outcome(self) -> Exit | None:
+        """How the child itself ended, perhaps while what it left behind is still being killed."""
         with self._lock:
             self._listen()
             return self._outcome
 
     def poll(self) -> Exit | None:
+        """The outcome, once nothing of the child is left; None before."""
         with self._lock:
             self._listen()
             return self._outcome if self._gone else None
 
     def wait(self, timeout_s: float | None = None) -> Exit | None:
+        """`poll`, after at most `timeout_s`; None means that it has not ended by then."""
         if self._closed:
             return self.poll()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -197,6 +142,7 @@ class ShimChild(Child):
         return ended
 
     def close(self) -> None:
+        """Kill what is left, wait for it, and close the pipes. May be called twice."""
         if self._closed:
             return
         self.kill()
@@ -261,7 +207,7 @@ class ShimChild(Child):
         if self._outcome is None:
             self._outcome = self._without_status(status)
         elif self._watch is not None and self._outcome.error is None:
-            unasked = self._outcome.signal == SIGKILL and not self._killed
+            unasked = self._outcome.signal == signal.SIGKILL and not self._killed
             self._outcome = replace(self._outcome, oom=self._watch.verdict(killed_unasked=unasked))
         if self._watch is not None:
             self._watch.end()
@@ -269,11 +215,11 @@ class ShimChild(Child):
 
     def _without_status(self, shim_status: int) -> Exit:
         if shim_status == 0:
-            return Exit(error="it was killed before it was executed", signal=SIGKILL)
+            return Exit(error="it was killed before it was executed", signal=int(signal.SIGKILL))
         how = f"signal {-shim_status}" if shim_status < 0 else f"exit code {shim_status}"
         return Exit(
             error=f"its supervisor (pid {self._shim.pid}) was lost: {how}; the child was killed",
-            signal=SIGKILL,
+            signal=int(signal.SIGKILL),
         )
 
     def _kill_left_over(self) -> None:
@@ -285,7 +231,7 @@ class ShimChild(Child):
         if sys.platform != "linux" and self._pid is not None:
             # Nothing is adopted there, nor killed with its parent, but the group is still known.
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._pid, SIGKILL)
+                os.killpg(self._pid, signal.SIGKILL)
 
 
 def _start_shim(channel: int, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
@@ -299,87 +245,4 @@ def _start_shim(channel: int, stdout: int, stderr: int) -> subprocess.Popen[byte
         pass_fds=(channel,),
         # Its own session keeps a Ctrl-C at the worker's terminal away, and marks what it leaves as a stray.
         start_new_session=True,
-    )
-
-
-class PlainChild(Child):
-    """A child in a process group of its own, for systems without fork."""
-
-    def __init__(self, command: Command) -> None:
-        self.stdout, stdout_end = os.pipe()
-        self.stderr, stderr_end = os.pipe()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._error: Exit | None = None
-        self._closed = False
-        try:
-            self._process = _start_plain(command, stdout_end, stderr_end)
-        except (OSError, ValueError) as error:
-            errno = error.errno if isinstance(error, OSError) else None
-            self._error = Exit(error=f"cannot execute {command.argv[0]!r}: {error}", errno=errno)
-        finally:
-            os.close(stdout_end)
-            os.close(stderr_end)
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
-    def terminate(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            if sys.platform == "win32":
-                self._process.send_signal(signal.CTRL_BREAK_EVENT)
-            else:
-                os.killpg(self._process.pid, signal.SIGTERM)
-
-    def kill(self) -> None:
-        if self._process is None or self._process.poll() is not None:
-            return
-        # The descendants are listed first: without their parent they could not be found.
-        with suppress(psutil.NoSuchProcess):
-            below = psutil.Process(self._process.pid).children(recursive=True)
-            self._process.kill()
-            for process in below:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-
-    def outcome(self) -> Exit | None:
-        return self.poll()
-
-    def poll(self) -> Exit | None:
-        if self._process is None:
-            return self._error
-        status = self._process.poll()
-        if status is None:
-            return None
-        return Exit(code=status) if status >= 0 else Exit(signal=-status)
-
-    def wait(self, timeout_s: float | None = None) -> Exit | None:
-        if self._process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout_s)
-        return self.poll()
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self.kill()
-        self.wait(_CLOSE_LIMIT_S)
-        os.close(self.stdout)
-        os.close(self.stderr)
-
-
-def _start_plain(command: Command, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
-    flags = 0
-    if sys.platform == "win32":
-        flags = subprocess.CREATE_NEW_PROCESS_GROUP
-    return subprocess.Popen(
-        command.argv,
-        cwd=command.cwd,
-        env=command.env,
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
-        start_new_session=sys.platform != "win32",
-        creationflags=flags,
     )

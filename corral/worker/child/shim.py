@@ -54,9 +54,9 @@ def prctl(option: int, value: int) -> bool:
     return bool(libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0)
 
 
-def descendants() -> list[int]:
-    """Every living process below this one, by the parent links in /proc; empty without /proc."""
-    children: dict[int, list[int]] = {}
+def processes() -> list[tuple[int, bytes, int, int, int]]:
+    """Pid, state, parent, group and session of every process, by /proc; empty without it."""
+    found = []
     try:
         names = os.listdir("/proc")
     except FileNotFoundError:
@@ -67,11 +67,19 @@ def descendants() -> list[int]:
         try:
             with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
                 # The command name may hold spaces and parentheses; the last one closes it.
-                state, parent = file.read(4096).rpartition(b")")[2].split()[:2]
-        except (FileNotFoundError, ProcessLookupError):
+                state, parent, group, session = file.read(4096).rpartition(b")")[2].split()[:4]
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
+        found.append((int(name), state, int(parent), int(group), int(session)))
+    return found
+
+
+def descendants() -> list[int]:
+    """Every living process below this one, by their parent links."""
+    children: dict[int, list[int]] = {}
+    for pid, state, parent, _, _ in processes():
         if state != b"Z":
-            children.setdefault(int(parent), []).append(int(name))
+            children.setdefault(parent, []).append(pid)
     found: list[int] = []
     level = children.get(os.getpid(), [])
     while level:

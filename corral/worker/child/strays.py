@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from corral.worker.child.shim import PR_SET_CHILD_SUBREAPER, prctl
+from corral.worker.child.shim import PR_SET_CHILD_SUBREAPER, prctl, processes
 
 LEASE_VARIABLE = "CORRAL_LEASE_ID"
 DATA_DIR_VARIABLE = "CORRAL_DATA_DIR"
@@ -118,10 +118,10 @@ def _kill_adopted() -> list[int]:
 
 
 def _kill_marked(data_dir: Path, wanted: Callable[[str], bool]) -> list[int]:
-    processes = list(_processes())
-    spared = _lineage(processes)
+    living = list(_processes())
+    spared = _lineage(living)
     killed = []
-    for process in processes:
+    for process in living:
         if process.pid in spared or process.zombie:
             continue
         mark = _mark(process.pid)
@@ -133,9 +133,9 @@ def _kill_marked(data_dir: Path, wanted: Callable[[str], bool]) -> list[int]:
     return killed
 
 
-def _lineage(processes: Collection[_Process]) -> set[int]:
+def _lineage(living: Collection[_Process]) -> set[int]:
     """This process and its ancestors, which carry a lease's mark when a run starts a worker itself."""
-    parents = {process.pid: process.parent for process in processes}
+    parents = {process.pid: process.parent for process in living}
     lineage = set()
     pid: int | None = os.getpid()
     while pid is not None and pid not in lineage:
@@ -155,20 +155,8 @@ def _adopted() -> list[_Process]:
 
 
 def _processes() -> Iterator[_Process]:
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            stat = (entry / "stat").read_bytes()
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-        # The command name may hold spaces and parentheses; the last one closes it.
-        state, parent, group, session = stat.rpartition(b")")[2].split()[:4]
-        yield _Process(
-            pid=int(entry.name),
-            parent=int(parent),
-            group=int(group),
-            session=int(session),
-            zombie=state == b"Z",
-        )
+    for pid, state, parent, group, session in processes():
+        yield _Process(pid=pid, parent=parent, group=group, session=session, zombie=state == b"Z")
 
 
 def _mark(pid: int) -> tuple[bytes, bytes] | None:

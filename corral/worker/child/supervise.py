@@ -1,21 +1,21 @@
-"""From the start of a child to its end: its output read, its events heard, the wishes of others obeyed."""
+"""Supervises a child from start to end: reads its output and events, carries out orders to stop."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 
-from corral.worker.beats import Vitals
 from corral.worker.child.events_file import EventsFile
-from corral.worker.child.events_listener import Listener
-from corral.worker.child.output import Pump
-from corral.worker.child.process import Child, Exit, start
-from corral.worker.child.verdict import Ended
-from corral.worker.control import Control, StopWish
-from corral.worker.instance.serving import Serving
-from corral.worker.prepare.preparation import Prepared
+from corral.worker.child.events_listener import EventsListener
+from corral.worker.child.output import OutputPump
+from corral.worker.child.process import Child, Exit
+from corral.worker.child.verdict import ChildEnd
+from corral.worker.heartbeat import Vitals
+from corral.worker.instance.server import InstanceServer
+from corral.worker.lease_control import LeaseControl, StopOrder
+from corral.worker.prepare.preparation import PreparedCommand
 from corral.worker.prepare.workspace import Workspace
-from corral.worker.report.checkpoints import Checkpoints
+from corral.worker.report.checkpoint_uploader import CheckpointUploader
 from corral.worker.report.recorder import Recorder
 
 LOOK_UP_S = 0.2
@@ -23,53 +23,53 @@ LOOK_UP_S = 0.2
 DRAIN_LIMIT_S = 10.0
 
 
+@dataclass
 class _Steering:
-    """Does to a child what was wished, once each: terminate, and kill after the grace."""
+    """Does to a child what was ordered, once each: terminate, and kill after the grace."""
 
-    def __init__(self, child: Child, control: Control, recorder: Recorder) -> None:
-        self._child = child
-        self._control = control
-        self._recorder = recorder
-        self._kill_at: float | None = None
-        self._killed = False
-        self.obeyed: StopWish | None = None
+    child: Child
+    control: LeaseControl
+    recorder: Recorder
+    kill_at: float | None = None
+    killed: bool = False
+    obeyed: StopOrder | None = None
 
     def look(self) -> None:
-        if self._killed:
+        if self.killed:
             return
-        if self._control.lost or self._recorder.problem is not None:
+        if self.control.lost or self.recorder.problem is not None:
             self._kill()
-        elif self._kill_at is not None:
-            if time.monotonic() >= self._kill_at:
-                self._recorder.say("the command did not end in its grace time and is killed")
+        elif self.kill_at is not None:
+            if time.monotonic() >= self.kill_at:
+                self.recorder.say("the command did not end in its grace time and is killed")
                 self._kill()
-        elif (wish := self._control.wish()) is not None and self._child.outcome() is None:
-            self.obeyed = wish
-            self._kill_at = time.monotonic() + wish.grace_s
-            self._recorder.say(f"stopping: {wish.detail}")
-            self._recorder.tick()
-            self._child.terminate()
+        elif (order := self.control.stop_order()) is not None and self.child.outcome() is None:
+            self.obeyed = order
+            self.kill_at = time.monotonic() + order.grace_s
+            self.recorder.say(f"stopping: {order.detail}")
+            self.recorder.tick()
+            self.child.terminate()
 
     def _kill(self) -> None:
-        self._killed = True
-        self._child.kill()
+        self.killed = True
+        self.child.kill()
 
 
 @dataclass(frozen=True)
 class Supervision:
     workspace: Workspace
-    control: Control
+    control: LeaseControl
     recorder: Recorder
     vitals: Vitals
-    checkpoints: Checkpoints
-    serving: Serving | None = None
+    checkpoints: CheckpointUploader
+    serving: InstanceServer | None = None
 
-    def run(self, prepared: Prepared, *, quota_bytes: int) -> Ended:
+    def run(self, prepared: PreparedCommand, *, quota_bytes: int) -> ChildEnd:
         """Start the child and see it through. OSError if this host cannot start any."""
         secrets = prepared.secrets
         began = time.monotonic()
-        with start(prepared.command) as child:
-            pump = Pump(
+        with Child(prepared.command) as child:
+            pump = OutputPump(
                 {child.stdout: "stdout", child.stderr: "stderr"},
                 self.recorder,
                 secrets=secrets,
@@ -77,7 +77,7 @@ class Supervision:
                 mark=None if self.serving is None else self.serving.mark,
             )
             file = EventsFile(self.workspace.events, secrets.redact_text)
-            listener = Listener(file, self.recorder, checkpoints=self.checkpoints)
+            listener = EventsListener(file, self.recorder, checkpoints=self.checkpoints)
             self.vitals.active_at = lambda: self.recorder.active_at
             pump.start()
             listener.start()
@@ -91,7 +91,7 @@ class Supervision:
             pump.drain(DRAIN_LIMIT_S)
             listener.end()
         problem = self.recorder.problem
-        return Ended(
+        return ChildEnd(
             exit=found,
             ran_s=ran_s,
             obeyed=steering.obeyed,

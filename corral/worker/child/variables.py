@@ -1,4 +1,4 @@
-"""The environment of a child: little of the worker's own, all of the contract, only its own GPUs."""
+"""The environment variables of a child: few of the worker's, all that runs may rely on, only its GPUs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def base_environment(own: Mapping[str, str]) -> dict[str, str]:
     }
     kept.setdefault("PATH", os.defpath)
     if shutil.which("python", path=kept["PATH"]) is None:
-        # Last, so that it stands in for nothing that the host has.
+        # Last on the path: programs of the host come first.
         kept["PATH"] += os.pathsep + os.path.dirname(sys.executable)
     return kept
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from corral.domain.reasons import Reason
 from corral.domain.redaction import SecretValues
 from corral.wire.leases import FailRequest, FinishRequest, StoppedRequest
-from corral.worker.child.process import SIGKILL, Exit
-from corral.worker.control import StopWish
-from corral.worker.prepare.workspace import Outcome
+from corral.worker.child.process import Exit
+from corral.worker.lease_control import StopOrder
+from corral.worker.prepare.workspace import JobOutcome
 
 # Raised by what the program itself does; anybody may send the others.
 _OWN_FAULT = {"SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL", "SIGBUS", "SIGTRAP", "SIGSYS", "SIGXCPU", "SIGXFSZ"}
@@ -27,18 +27,18 @@ _NO_CODES: Mapping[int, Reason] = {}
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A child's end as the worker saw it. `obeyed` is the wish for which it was signalled, if any."""
+class ChildEnd:
+    """A child's end as the worker saw it. `obeyed` is the order for which it was signalled, if any."""
 
     exit: Exit
     ran_s: float
-    obeyed: StopWish | None = None
+    obeyed: StopOrder | None = None
     local_problem: str | None = None
     last_errors: str = ""
     metrics: tuple[tuple[str, float], ...] = ()
 
 
-def verdict(ended: Ended, codes: Mapping[int, Reason] = _NO_CODES) -> Outcome:
+def verdict(ended: ChildEnd, codes: Mapping[int, Reason] = _NO_CODES) -> JobOutcome:
     """`codes` are the exit codes by which the program tells its reason."""
     found = ended.exit
     if ended.obeyed is not None:
@@ -46,52 +46,52 @@ def verdict(ended: Ended, codes: Mapping[int, Reason] = _NO_CODES) -> Outcome:
     if ended.local_problem is not None:
         return failed(Reason.ENVIRONMENT, ended.local_problem, found, ended.ran_s)
     if found.error is not None:
-        # Executed never: the command is wrong. Killed from outside: nobody knows why.
-        reason = Reason.UNKNOWN if found.signal == SIGKILL else Reason.CODE_ERROR
+        # A command that was never executed is wrong; why one was killed from outside is not known.
+        reason = Reason.UNKNOWN if found.signal == signal.SIGKILL else Reason.CODE_ERROR
         return failed(reason, found.error, replace(found, code=_shell_code(found)), ended.ran_s)
     if found.code == 0:
-        return Outcome(FinishRequest(metrics=dict(ended.metrics), ran_s=ended.ran_s))
+        return JobOutcome(FinishRequest(metrics=dict(ended.metrics), ran_s=ended.ran_s))
     told = codes.get(found.code) if found.code is not None and found.oom is not True else None
     return failed(told or _reason(found), _detail(found, ended.last_errors), found, ended.ran_s)
 
 
 def _shell_code(found: Exit) -> int | None:
-    """Of a command that was never executed, as a shell gives it: 127 not found, 126 not executable."""
+    """What a shell gives for a command that was never executed: 127 not found, 126 not executable."""
     if found.signal is not None:
         return None
     return _NOT_FOUND if found.errno == errno.ENOENT else _NOT_EXECUTABLE
 
 
-def stopped(wish: StopWish, found: Exit | None, ran_s: float) -> Outcome:
-    return Outcome(
+def stopped(order: StopOrder, found: Exit | None, ran_s: float) -> JobOutcome:
+    return JobOutcome(
         StoppedRequest(
-            reason=wish.reason,
-            detail=wish.detail,
-            exit_code=None if found is None else found.code,
-            signal=None if found is None else found.signal,
+            reason=order.reason,
+            detail=order.detail,
+            exit_code=found and found.code,
+            signal=found and found.signal,
             ran_s=ran_s,
         )
     )
 
 
-def failed(reason: Reason, detail: str, found: Exit | None = None, ran_s: float = 0) -> Outcome:
-    return Outcome(
+def failed(reason: Reason, detail: str, found: Exit | None = None, ran_s: float = 0) -> JobOutcome:
+    return JobOutcome(
         FailRequest(
             reason=reason,
             detail=detail.encode("utf-8", "replace").decode()[:_DETAIL_CHARS],
-            exit_code=None if found is None else found.code,
-            signal=None if found is None else found.signal,
+            exit_code=found and found.code,
+            signal=found and found.signal,
             ran_s=ran_s,
         )
     )
 
 
-def hidden(outcome: Outcome, secrets: SecretValues) -> Outcome:
-    """The same without the run's secrets: whatever was put into it, they do not leave the host with it."""
+def without_secrets(outcome: JobOutcome, secrets: SecretValues) -> JobOutcome:
+    """The same without the run's secrets, which must not leave the host in an error text."""
     body = outcome.body
     if isinstance(body, FinishRequest):
         return outcome
-    return Outcome(body.model_copy(update={"detail": secrets.redact_text(body.detail)[:_DETAIL_CHARS]}))
+    return JobOutcome(body.model_copy(update={"detail": secrets.redact_text(body.detail)[:_DETAIL_CHARS]}))
 
 
 def _reason(found: Exit) -> Reason:

@@ -14,6 +14,7 @@ from corral.domain.capability import Gpu
 NVML = (sys.executable, "-P", "-m", "corral.worker.host.nvml")
 TIMEOUT_S = 20.0
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_OF_A_GPU = ("index", "name", "uuid", "memory_bytes", "compute_capability", "driver")
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class GpuState:
 
 
 @dataclass(frozen=True)
-class Survey:
+class GpuSurvey:
     """`gpus` is empty if there surely are none, None if that is not known; `note` says what went wrong."""
 
     gpus: tuple[GpuState, ...] | None
@@ -42,17 +43,17 @@ class GpuProbe:
         self._timeout_s = timeout_s
         self._stuck: subprocess.Popen[str] | None = None
 
-    def survey(self, environ: Mapping[str, str]) -> Survey:
+    def survey(self, environ: Mapping[str, str]) -> GpuSurvey:
         """Only what CUDA_VISIBLE_DEVICES in `environ` leaves visible. Never raises."""
         if self._stuck is not None and self._stuck.poll() is None:
-            # One that even SIGKILL does not end sits in the driver; more of them would not help.
-            return Survey(None, "the NVIDIA driver hangs")
+            # A probe that even SIGKILL does not end hangs in the driver; another would hang too.
+            return GpuSurvey(None, "the NVIDIA driver hangs")
         try:
             output = self._ask()
         except (OSError, UnicodeDecodeError) as error:
-            return Survey(None, f"the GPU probe does not run: {error}")
+            return GpuSurvey(None, f"the GPU probe does not run: {error}")
         if output is None:
-            return Survey(None, f"the NVIDIA driver did not answer within {self._timeout_s:g} s")
+            return GpuSurvey(None, f"the NVIDIA driver did not answer within {self._timeout_s:g} s")
         found = _parse(output)
         return found if found.gpus is None else _visible(found, environ.get(_VISIBLE))
 
@@ -80,49 +81,37 @@ class GpuProbe:
             self._stuck = child
 
 
-def _parse(output: str) -> Survey:
+def _parse(output: str) -> GpuSurvey:
     try:
         answer = json.loads(output)
         if "error" in answer:
-            return Survey(None, str(answer["error"]))
+            return GpuSurvey(None, str(answer["error"]))
         if not answer["found"]:
-            return Survey(())
+            return GpuSurvey(())
         gpus = tuple(_state(gpu) for gpu in answer["gpus"])
-        return Survey(gpus, "; ".join(answer["notes"]) or None)
+        return GpuSurvey(gpus, "; ".join(answer["notes"]) or None)
     except (ValueError, KeyError, TypeError) as error:
-        return Survey(None, f"the GPU probe ended without an answer: {type(error).__name__}: {error}")
+        return GpuSurvey(None, f"the GPU probe ended without an answer: {type(error).__name__}: {error}")
 
 
 def _state(found: dict[str, Any]) -> GpuState:
-    gpu = Gpu(
-        index=found["index"],
-        name=found["name"],
-        uuid=found["uuid"],
-        memory_bytes=found["memory_bytes"],
-        compute_capability=found["compute_capability"],
-        driver=found["driver"],
-    )
-    return GpuState(
-        gpu,
-        free_bytes=found["free_bytes"],
-        used_bytes=found["used_bytes"],
-        utilisation=found["utilisation"],
-    )
+    gpu = Gpu(**{name: found[name] for name in _OF_A_GPU})
+    return GpuState(gpu, found["free_bytes"], found["used_bytes"], found["utilisation"])
 
 
-def _visible(found: Survey, named: str | None) -> Survey:
+def _visible(found: GpuSurvey, named: str | None) -> GpuSurvey:
     """As CUDA reads the variable: indexes or beginnings of UUIDs, up to the first that names nothing."""
     if named is None or found.gpus is None:
         return found
     chosen: list[GpuState] = []
     for name in (part.strip() for part in named.split(",")):
         if name.startswith("MIG-"):
-            return Survey(None, f"{_VISIBLE} names {name}; slices of a GPU are not known here")
+            return GpuSurvey(None, f"{_VISIBLE} names {name}; slices of a GPU are not known here")
         match = [state for state in found.gpus if _is_called(state.gpu, name)]
         if len(match) != 1:
             break
         chosen += [state for state in match if state not in chosen]
-    return Survey(tuple(sorted(chosen, key=lambda state: state.gpu.index)), found.note)
+    return GpuSurvey(tuple(sorted(chosen, key=lambda state: state.gpu.index)), found.note)
 
 
 def _is_called(gpu: Gpu, name: str) -> bool:

@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,7 @@ import psutil
 from corral.domain.capability import ENGINE_PACKAGES, Capability
 from corral.worker.host.build import build
 from corral.worker.host.cgroup import cpu_quota, memory_left, memory_limit
-from corral.worker.host.gpus import GpuProbe, Survey
+from corral.worker.host.gpus import GpuProbe, GpuSurvey
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _ARCHES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
 
 @dataclass(frozen=True)
-class FreeNow:
+class FreeResources:
     """What is free at the moment, our own runs' use included; for the check before a start, not for
     eligibility. GPU memory by index."""
 
@@ -41,11 +41,11 @@ class FreeNow:
 
 
 @dataclass(frozen=True)
-class Now:
+class HostSnapshot:
     """Both at once: what there is, and what of it is free."""
 
     capability: Capability
-    free: FreeNow
+    free: FreeResources
 
 
 def probe(
@@ -66,28 +66,32 @@ def probe(
     return _capability(found, data_dir, labels, root)
 
 
-def look_again(
+def snapshot(
     data_dir: Path,
     labels: Sequence[str],
     *,
     environ: Mapping[str, str] = _NOTHING_SET,
     gpus: GpuProbe = _GPUS,
     root: Path = _ROOT,
-) -> Now:
+) -> HostSnapshot:
     """For the check before a start: the driver is asked once for both."""
     found = gpus.survey(environ)
-    return Now(_capability(found, data_dir, labels, root), _free(found, data_dir, root))
+    return HostSnapshot(_capability(found, data_dir, labels, root), _free(found, data_dir, root))
 
 
-def _capability(found: Survey, data_dir: Path, labels: Sequence[str], root: Path) -> Capability:
+def _capability(found: GpuSurvey, data_dir: Path, labels: Sequence[str], root: Path) -> Capability:
     machine = platform.machine().lower()
     return Capability(
         hostname=socket.gethostname(),
         os=_SYSTEMS.get(platform.system(), platform.system().lower()),
         arch=_ARCHES.get(machine, machine),
-        cores=usable_cores(physical=_physical_cores(), affinity=_affinity(), quota=cpu_quota(root)),
-        ram_bytes=_least(_ram_total(), memory_limit(root)),
-        disk_bytes=_disk_total(data_dir),
+        cores=usable_cores(
+            physical=_known(lambda: psutil.cpu_count(logical=False)) or None,
+            affinity=_known(_affinity),
+            quota=cpu_quota(root),
+        ),
+        ram_bytes=_least(_known(lambda: psutil.virtual_memory().total) or None, memory_limit(root)),
+        disk_bytes=_known(lambda: shutil.disk_usage(_existing(data_dir)).total) or None,
         gpus=None if found.gpus is None else tuple(state.gpu for state in found.gpus),
         python=platform.python_version(),
         labels=tuple(labels),
@@ -98,7 +102,7 @@ def _capability(found: Survey, data_dir: Path, labels: Sequence[str], root: Path
 
 
 def engine_versions() -> dict[str, str | None]:
-    """Of what the training engine needs in this Python; nothing is imported, which would take seconds."""
+    """Versions of the training engine's packages in this Python. Importing them would take seconds."""
     return {name: _version(name) for name in ENGINE_PACKAGES}
 
 
@@ -112,21 +116,11 @@ def _version(name: str) -> str | None:
         return None
 
 
-def free_now(
-    data_dir: Path,
-    *,
-    environ: Mapping[str, str] = _NOTHING_SET,
-    gpus: GpuProbe = _GPUS,
-    root: Path = _ROOT,
-) -> FreeNow:
-    return _free(gpus.survey(environ), data_dir, root)
-
-
-def _free(found: Survey, data_dir: Path, root: Path) -> FreeNow:
+def _free(found: GpuSurvey, data_dir: Path, root: Path) -> FreeResources:
     states = found.gpus
-    return FreeNow(
-        ram_bytes=_least(_ram_available(), memory_left(root)),
-        disk_bytes=_disk_free(data_dir),
+    return FreeResources(
+        ram_bytes=_least(_known(lambda: psutil.virtual_memory().available), memory_left(root)),
+        disk_bytes=_known(lambda: shutil.disk_usage(_existing(data_dir)).free),
         gpu_bytes=None if states is None else {state.gpu.index: state.free_bytes for state in states},
     )
 
@@ -163,48 +157,15 @@ def _least(*values: int | None) -> int | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def _physical_cores() -> int | None:
+def _known(ask: Callable[[], int | None]) -> int | None:
     try:
-        return psutil.cpu_count(logical=False) or None
+        return ask()
     except (OSError, psutil.Error):
         return None
 
 
 def _affinity() -> int | None:
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    try:
-        return len(os.sched_getaffinity(0))
-    except OSError:
-        return None
-
-
-def _ram_total() -> int | None:
-    try:
-        return psutil.virtual_memory().total or None
-    except (OSError, psutil.Error):
-        return None
-
-
-def _ram_available() -> int | None:
-    try:
-        return psutil.virtual_memory().available
-    except (OSError, psutil.Error):
-        return None
-
-
-def _disk_total(path: Path) -> int | None:
-    try:
-        return shutil.disk_usage(_existing(path)).total or None
-    except OSError:
-        return None
-
-
-def _disk_free(path: Path) -> int | None:
-    try:
-        return shutil.disk_usage(_existing(path)).free
-    except OSError:
-        return None
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 def _existing(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Between claim and start: whether the host still has what the run was given it for."""
+"""Checks between claim and start that the host still has what the run was placed here for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from corral.domain.capability import Capability, Gpu, Requirements, gib, judge
 from corral.wire.leases import LeaseView
-from corral.worker.host.probe import Now
+from corral.worker.host.probe import HostSnapshot
 from corral.worker.host.system_packages import SystemPackages
 
 _NO_NEED = Requirements()
@@ -18,10 +18,13 @@ class NoLongerFits(Exception):
 
 
 def recheck(
-    look: Callable[[], Now], lease: LeaseView, claimed_with: Capability | None, system: SystemPackages
+    look: Callable[[], HostSnapshot],
+    lease: LeaseView,
+    claimed_with: Capability | None,
+    system: SystemPackages,
 ) -> list[str]:
     """Every reason to give the run back. A run that asks for nothing is not looked at."""
-    # Names and labels may be declared on the server; what the engine needs is looked at by its own check.
+    # Names and labels may be declared on the server; the engine's packages have a check of their own.
     asked = lease.spec.resources.requirements()
     need = replace(asked, hosts=(), labels=(), prefer=None, prefer_for_s=0.0, share_gpu=False)
     if need == _NO_NEED and not lease.gpus:
@@ -34,7 +37,9 @@ def recheck(
     return found + _gpus(lease, need, now, claimed_with)
 
 
-def _gpus(lease: LeaseView, need: Requirements, now: Now, claimed_with: Capability | None) -> list[str]:
+def _gpus(
+    lease: LeaseView, need: Requirements, now: HostSnapshot, claimed_with: Capability | None
+) -> list[str]:
     if now.capability.gpus is None:
         why = f": {now.capability.gpu_note}" if now.capability.gpu_note else ""
         return [f"the GPUs cannot be asked any more{why}"] if lease.gpus else []

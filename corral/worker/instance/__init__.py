@@ -1,1 +1,1 @@
-"""The worker's side of an instance of an endpoint."""
+"""The worker's side of an instance of a function: its calls, its socket, its payloads and its limits."""

@@ -28,7 +28,7 @@ from corral.client.environments.installer import (
 )
 from corral.client.environments.lock import Lock
 from corral.domain.errors import CorralError
-from corral.worker.flock import exclusive, joined, shared, waited
+from corral.files.locks import exclusive, exclusive_when_free, shared, shared_when_free
 
 # Between the answer of `build` and the caller's next `in_use` the environment must not vanish.
 START_GRACE_S = 600.0
@@ -49,7 +49,7 @@ _FOUND_PYTHON = re.compile(rb"^(?:cpython|pypy|graalpy)-(\d\S*?)-\S+\s+(\S+)", r
 
 
 class EnvironmentFailed(CorralError):
-    """uv could not build the environment on this host; the message holds its words."""
+    """uv could not build the environment on this host; the message holds uv's output."""
 
     code = "environment_failed"
     hint = "Read uv's words above; check that this host reaches the index (UV_DEFAULT_INDEX is honoured)."
@@ -66,7 +66,7 @@ class PythonNotFound(EnvironmentFailed):
 
 
 @dataclass(frozen=True)
-class Removed:
+class RemovedEnvironment:
     key: str
     size_bytes: int
 
@@ -116,9 +116,12 @@ class Environments:
         key = self.key(lock)
         if python := self._ready(key):
             return python
-        note = f"waiting for another worker that builds environment {key}"
-        lock_file = self._lock_file(key)
-        with waited(lock_file, lambda: progress(note), should_stop, every_s=WAIT_NOTE_EVERY_S) as held:
+        with exclusive_when_free(
+            self._lock_file(key),
+            note=lambda: progress(f"waiting for another worker that builds environment {key}"),
+            should_stop=should_stop,
+            note_every_s=WAIT_NOTE_EVERY_S,
+        ) as held:
             if not held:
                 raise InstallerStopped(f"stopped while waiting for environment {key}")
             if not self._whole(key):
@@ -139,7 +142,7 @@ class Environments:
         in_use: Collection[str],
         max_bytes: int | None = None,
         older_than_s: float | None = None,
-    ) -> list[Removed]:
+    ) -> list[RemovedEnvironment]:
         """Remove environments unused for `older_than_s`, then the longest unused until `max_bytes` hold all.
 
         Spared: keys in `in_use`, those used in the last START_GRACE_S, those being built. uv's cache
@@ -166,9 +169,9 @@ class Environments:
         began = time.monotonic()
         part = self._place("building") / f"{key}.{secrets.token_hex(4)}"
         try:
-            with joined(self._place("locks") / "cache.lock"):
+            with shared_when_free(self._place("locks") / "cache.lock"):
                 self._fill(part, lock, progress, should_stop)
-            # A power cut must not leave a whole name over files without their bytes.
+            # After a power cut the final name must not hold files without their content.
             os.sync()
             self._discard(self._place("envs") / key)
             part.rename(self._place("envs") / key)
@@ -233,7 +236,7 @@ class Environments:
         dated = [_Idle(path.name, path, at) for path in found if (at := _used_at(path)) is not None]
         return sorted(dated, key=lambda one: one.used_at)
 
-    def _remove(self, one: _Idle) -> Removed | None:
+    def _remove(self, one: _Idle) -> RemovedEnvironment | None:
         with exclusive(self._lock_file(one.key)) as held:
             # Looked at again under the lock: it may have been used since the list was made.
             used_at = _used_at(one.path)
@@ -241,7 +244,7 @@ class Environments:
                 return None
             size = _bytes_under(one.path)
             self._discard(one.path)
-        return Removed(one.key, size)
+        return RemovedEnvironment(one.key, size)
 
     def _over(self, max_bytes: int | None) -> bool:
         return max_bytes is not None and _bytes_under(self._root) > max_bytes
@@ -293,7 +296,7 @@ def activate_env(python: Path, base: Mapping[str, str]) -> dict[str, str]:
 
 def _uv_env(env: Mapping[str, str], root: Path, downloads: str) -> dict[str, str]:
     kept = {name: value for name, value in env.items() if name not in _WORKERS_OWN}
-    # The worker's own Python may not be on PATH, as in a unit of systemd; it is one that surely works.
+    # The worker's own Python surely works, and may not be on PATH, as in a unit of systemd.
     path = [env.get("PATH", os.defpath), str(Path(sys.base_prefix) / "bin")]
     return kept | {
         "PATH": os.pathsep.join(path),

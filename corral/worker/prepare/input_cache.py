@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from corral.client.files.tree import FileEntry, Tree
 from corral.client.files.unpack import ContentMismatch, materialise
+from corral.files.atomic import replacing, unique_part, write_whole
 
 MAX_BYTES = 20 << 30
 READ_BYTES = 1 << 20
@@ -22,7 +22,7 @@ READ_BYTES = 1 << 20
 Fetch = Callable[[str], Iterable[bytes]]
 
 
-class Cache:
+class InputCache:
     """Under one folder; safe to share between threads."""
 
     def __init__(self, root: Path, *, max_bytes: int = MAX_BYTES) -> None:
@@ -44,9 +44,7 @@ class Cache:
         rows = [(entry.path, entry.size, entry.mode, entry.digest) for entry in tree.files]
         # What cannot be kept is asked for again next time.
         with suppress(OSError):
-            part = path.with_suffix(f".{secrets.token_hex(4)}.part")
-            part.write_text(json.dumps(rows), encoding="utf-8")
-            part.replace(path)
+            write_whole(path, json.dumps(rows), part=unique_part(path))
         return tree
 
     def unpack(self, tree: Tree, fetch: Fetch, target: Path) -> None:
@@ -78,7 +76,7 @@ class Cache:
         try:
             file = path.open("rb")
         except FileNotFoundError:
-            # One file that would push out most others passes through.
+            # A file that would push out most others is not kept.
             chunks = fetch(digest)
             yield from chunks if size > self._max_bytes // 4 else self._keep(path, chunks)
             return
@@ -89,12 +87,7 @@ class Cache:
 
     def _keep(self, path: Path, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """Pass the chunks on and keep them if all came; the reader checks them against the digest."""
-        part = path.with_suffix(f".{secrets.token_hex(4)}.part")
-        try:
-            with part.open("wb") as file:
-                for chunk in chunks:
-                    file.write(chunk)
-                    yield chunk
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        with replacing(path, part=unique_part(path)) as file:
+            for chunk in chunks:
+                file.write(chunk)
+                yield chunk

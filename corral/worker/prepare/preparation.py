@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from corral.client.corral import Corral
@@ -18,30 +19,26 @@ from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.domain.paths import printable
 from corral.domain.reasons import Reason
 from corral.domain.redaction import SecretValues
-from corral.wire.leases import LeaseView
 from corral.wire.spec.run_file import BuiltEnvironment, render_argv
 from corral.worker.child.process import Command
 from corral.worker.child.variables import child_environment
-from corral.worker.control import Control
-from corral.worker.host.probe import Now
-from corral.worker.host.system_packages import SystemPackages
-from corral.worker.instance.serving import Serving
+from corral.worker.context import WorkerContext
+from corral.worker.instance.server import InstanceServer
+from corral.worker.lease_session import LeaseSession
 from corral.worker.prepare.environments import Environments
-from corral.worker.prepare.input_cache import Cache
-from corral.worker.prepare.volumes import Mounts
+from corral.worker.prepare.volumes import VolumeMounts
 from corral.worker.prepare.workspace import Workspace, make_read_only
-from corral.worker.report.outbox import Outbox
 from corral.worker.report.recorder import Recorder
-from corral.worker.server_link import GivenUp, Link, keep_trying
+from corral.worker.server_link import WaitAbandoned
 
-# Not the folder that it starts in: a `corral` in the user's code would stand in for ours.
+# -P: a `corral` in the user's code must not be imported instead of ours.
 _ENGINE = ("-P", "-m", "corral.engine")
 _LACKS = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
 _LOOK_LIMIT_S = 60.0
 
 
-class CannotStart(Exception):
-    """The run cannot be started here, for a reason that is the run's to bear."""
+class PreparationFailed(Exception):
+    """The run cannot be started here, and it counts as a failure of the run."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -50,38 +47,22 @@ class CannotStart(Exception):
 
 
 @dataclass(frozen=True)
-class Host:
-    """What all jobs of this worker share."""
-
-    home: Path
-    link: Link
-    outbox: Outbox
-    cache: Cache
-    base_env: Mapping[str, str]
-    has_gpus: bool
-    look_again: Callable[[], Now]
-    engine_env: Mapping[str, str] = field(default_factory=dict)
-    system: SystemPackages = field(default_factory=SystemPackages)
-
-
-@dataclass(frozen=True)
-class Prepared:
+class PreparedCommand:
     command: Command
     secrets: SecretValues
 
 
 @dataclass(frozen=True)
 class Preparation:
-    host: Host
-    lease: LeaseView
+    context: WorkerContext
+    session: LeaseSession
     workspace: Workspace
-    control: Control
     recorder: Recorder
-    serving: Serving | None = None
+    serving: InstanceServer | None = None
 
-    def run(self) -> Prepared:
-        """Raise CannotStart, GivenUp, LeaseLost, or OSError when the disk is full."""
-        lease, workspace = self.lease, self.workspace
+    def run(self) -> PreparedCommand:
+        """Raise PreparationFailed, WaitAbandoned, LeaseLost, or OSError when the disk is full."""
+        lease, workspace = self.session.lease, self.workspace
         workspace.spec.write_text(lease.spec.model_dump_json(), encoding="utf-8")
         if lease.spec.code is None:
             workspace.work.mkdir(exist_ok=True)
@@ -103,25 +84,25 @@ class Preparation:
             base=self._base_env(),
             python=python,
             secrets=values,
-            data_dir=self.host.home,
-            host_has_gpus=self.host.has_gpus,
+            data_dir=self.context.home,
+            host_has_gpus=self.context.has_gpus,
         )
         if self.serving is not None:
             env |= self.serving.environment()
             if self.serving.mounts is not None:
                 env |= self.serving.mounts.environment()
-        return Prepared(Command(self._argv(python), workspace.work, env), SecretValues(values))
+        return PreparedCommand(Command(self._argv(python), workspace.work, env), SecretValues(values))
 
     def _base_env(self) -> Mapping[str, str]:
-        is_train = self.lease.spec.kind == "train"
-        return {**self.host.base_env, **self.host.engine_env} if is_train else self.host.base_env
+        is_train = self.session.lease.spec.kind == "train"
+        return {**self.context.base_env, **self.context.engine_env} if is_train else self.context.base_env
 
     def _argv(self, python: Path | None) -> tuple[str, ...]:
-        spec = self.lease.spec
+        spec = self.session.lease.spec
         if self.serving is not None:
             return self.serving.command(python)
         if spec.kind != "train":
-            return tuple(render_argv(spec, self.lease.run_id))
+            return tuple(render_argv(spec, self.session.lease.run_id))
         if python is not None:
             self._check_engine(python)
         return (str(python or sys.executable), *_ENGINE)
@@ -132,11 +113,11 @@ class Preparation:
         try:
             done = subprocess.run(asked, capture_output=True, timeout=_LOOK_LIMIT_S, check=True, text=True)
         except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
-            raise CannotStart(
+            raise PreparationFailed(
                 Reason.ENVIRONMENT, f"the Python that was built does not run: {error}"
             ) from error
         if lacks := done.stdout.split():
-            raise CannotStart(
+            raise PreparationFailed(
                 Reason.ENVIRONMENT,
                 f"the environment that was built cannot train: it lacks {', '.join(lacks)}. "
                 "Add `corral[train]` to `environment.requirements`, or leave [environment] out.",
@@ -144,66 +125,46 @@ class Preparation:
 
     def secret_values(self) -> dict[str, str]:
         """In memory only, and only as late as possible."""
-        lease = self.lease
+        lease = self.session.lease
         if not lease.spec.secrets:
             return {}
-        try:
-            answer = keep_trying(
-                self.host.link,
-                lambda corral: corral.leases.secrets(lease.id, lease.epoch),
-                given_up=self.control.given_up,
-            )
-        except LeaseLost:
-            raise
-        except CorralError as error:
-            raise CannotStart(Reason.ENVIRONMENT, f"{error.message} {error.hint}".strip()) from error
+        with _environment_failure(lambda error: f"{error.message} {error.hint}"):
+            answer = self.session.keep_trying(lambda corral: corral.leases.secrets(lease.id, lease.epoch))
         if missing := sorted(set(lease.spec.secrets) - set(answer.values)):
-            raise CannotStart(
+            raise PreparationFailed(
                 Reason.ENVIRONMENT,
                 f"project {lease.project} has no secret {', '.join(missing)}. "
                 f"Set it with `corral secrets set`, then requeue the run.",
             )
         return dict(answer.values)
 
-    def _mount(self, serving: Serving) -> None:
+    def _mount(self, serving: InstanceServer) -> None:
         root = self.workspace.root / "volumes"
-        mounts = Mounts(self.host.link, self.lease, self.control, root, self.host.cache)
+        mounts = VolumeMounts(self.session, root, self.context.cache)
         serving.mounts = mounts
-        if not mounts.wanted:
-            return
-        try:
-            keep_trying(self.host.link, mounts.fill, given_up=self.control.given_up)
-        except LeaseLost:
-            raise
-        except CorralError as error:
-            raise CannotStart(
-                Reason.ENVIRONMENT, f"a volume cannot be brought here: {error.message}"
-            ) from error
+        if mounts.wanted:
+            with _environment_failure(lambda error: f"a volume cannot be brought here: {error.message}"):
+                self.session.keep_trying(mounts.fill)
 
     def _fetch(self, what: str, artifact_id: str, target: Path, part: str | None = None) -> None:
-        try:
-            keep_trying(
-                self.host.link,
-                lambda corral: self._fetch_once(corral, artifact_id, target, part),
-                given_up=self.control.given_up,
-            )
-        except ContentMismatch as error:
-            raise CannotStart(Reason.BAD_DATA, f"{what} ({artifact_id}): {error.message}") from error
-        except NotFound as error:
-            raise CannotStart(
-                Reason.BAD_DATA, f"{what} ({artifact_id}) is not on the server: {error.message}"
-            ) from error
-        except LeaseLost:
-            raise
-        except CorralError as error:
-            raise CannotStart(Reason.ENVIRONMENT, f"{what} cannot be fetched: {error.message}") from error
+        with _environment_failure(lambda error: f"{what} cannot be fetched: {error.message}"):
+            try:
+                self.session.keep_trying(lambda corral: self._fetch_once(corral, artifact_id, target, part))
+            except ContentMismatch as error:
+                raise PreparationFailed(
+                    Reason.BAD_DATA, f"{what} ({artifact_id}): {error.message}"
+                ) from error
+            except NotFound as error:
+                raise PreparationFailed(
+                    Reason.BAD_DATA, f"{what} ({artifact_id}) is not on the server: {error.message}"
+                ) from error
 
     def _fetch_once(self, corral: Corral, artifact_id: str, target: Path, part: str | None) -> None:
-        # Between the tries of a long outage, a run that was told to stop stops.
-        if self.control.stopping:
-            raise GivenUp
-        source = corral.leases.source(self.lease.id, self.lease.epoch)
-        tree = self.host.cache.tree(artifact_id, lambda: corral.artifacts.tree(artifact_id, source.params))
+        # A run that is told to stop during a long outage stops between two tries.
+        if self.session.control.stopping:
+            raise WaitAbandoned
+        source = self.session.source()
+        tree = self.context.cache.tree(artifact_id, lambda: corral.artifacts.tree(artifact_id, source.params))
         if part is not None:
             try:
                 tree = tree.part(part)
@@ -211,32 +172,46 @@ class Preparation:
                 message = (
                     f"{printable(target.name)}: the artifact {artifact_id} has no file or folder {part!r}"
                 )
-                raise CannotStart(Reason.BAD_DATA, f"input {message}") from None
-        self.host.cache.unpack(tree, source.read, target)
+                raise PreparationFailed(Reason.BAD_DATA, f"input {message}") from None
+        self.context.cache.unpack(tree, source.read, target)
 
     def _python(self) -> Path | None:
-        built = self.lease.spec.environment
+        built = self.session.lease.spec.environment
         if built is None:
             return None
         try:
             return self._environments(built).build(
-                Lock(built.lock, built.python), self._progress, lambda: self.control.stopping
+                Lock(built.lock, built.python), self._progress, lambda: self.session.control.stopping
             )
         except InstallerStopped as error:
-            raise GivenUp from error
+            raise WaitAbandoned from error
         except CorralError as error:
-            raise CannotStart(Reason.ENVIRONMENT, f"{error.message}\n{error.hint}") from error
+            raise PreparationFailed(Reason.ENVIRONMENT, f"{error.message}\n{error.hint}") from error
 
     def _environments(self, built: BuiltEnvironment) -> Environments:
         links = [Path(built.find_links)] if built.find_links else []
         return Environments(
-            self.host.home / "environments", self.host.base_env, find_links=links, no_index=built.no_index
+            self.context.home / "environments",
+            self.context.base_env,
+            find_links=links,
+            no_index=built.no_index,
         )
 
     def _progress(self, line: str) -> None:
         self.recorder.say(line)
         if self.serving is not None:
-            # Whoever waits for the first call sees it.
+            # The caller who waits for the first call sees it.
             self.recorder.progress({PREPARING: f"building environment: {line}"[:300]})
         self.recorder.active()
         self.recorder.tick()
+
+
+@contextmanager
+def _environment_failure(text: Callable[[CorralError], str]) -> Iterator[None]:
+    """What the server refuses becomes the reason that the run cannot start."""
+    try:
+        yield
+    except LeaseLost:
+        raise
+    except CorralError as error:
+        raise PreparationFailed(Reason.ENVIRONMENT, text(error).strip()) from error

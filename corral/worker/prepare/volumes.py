@@ -11,33 +11,29 @@ from corral.client.volumes.folder import VolumeFolder
 from corral.client.volumes.volumes import LeaseVolume
 from corral.domain.errors import InvalidInput
 from corral.domain.redaction import SecretValues
-from corral.wire.leases import LeaseView
-from corral.worker.control import Control
-from corral.worker.prepare.input_cache import Cache
-from corral.worker.server_link import Link, keep_trying
+from corral.worker.lease_session import LeaseSession
+from corral.worker.prepare.input_cache import InputCache
 
 VARIABLE = "CORRAL_VOLUME_DIR"
 
 
 @dataclass
-class Mounts:
+class VolumeMounts:
     """`folders` by the name of their volume."""
 
-    link: Link
-    lease: LeaseView
-    control: Control
+    session: LeaseSession
     root: Path
-    cache: Cache
+    cache: InputCache
     folders: dict[str, VolumeFolder] = field(default_factory=dict)
     secrets: SecretValues | None = None
 
     @property
     def wanted(self) -> dict[str, str]:
-        service = self.lease.spec.service
+        service = self.session.lease.spec.service
         return {} if service is None else service.volumes
 
     def fill(self, corral: Corral) -> None:
-        """Once, before the instance starts. What is there already from a try that broke off is kept."""
+        """Once, before the instance starts. Volumes that an earlier, broken try brought are kept."""
         self.root.mkdir(exist_ok=True)
         for name, volume in self.wanted.items():
             if volume not in self.folders:
@@ -64,7 +60,8 @@ class Mounts:
             folder.secrets = self.secrets
             return folder.commit() if what == "commit" else folder.reload(discard=discard)
 
-        return {"version": keep_trying(self.link, work, given_up=self.control.given_up)}
+        return {"version": self.session.keep_trying(work)}
 
     def _remote(self, corral: Corral, volume: str) -> LeaseVolume:
-        return LeaseVolume.of(corral.transport, self.lease.id, self.lease.epoch, volume)
+        lease = self.session.lease
+        return LeaseVolume.of(corral.transport, lease.id, lease.epoch, volume)

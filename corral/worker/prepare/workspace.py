@@ -6,17 +6,17 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from corral.domain.ids import is_id
+from corral.files.atomic import sync_folder, write_durably, write_whole
 from corral.wire.leases import FailRequest, FinishRequest, LeaseView, StoppedRequest
 
-OutcomeKind = Literal["finish", "fail", "stopped"]
 _BODIES: dict[str, type[FinishRequest | FailRequest | StoppedRequest]] = {
     "finish": FinishRequest,
     "fail": FailRequest,
@@ -24,7 +24,7 @@ _BODIES: dict[str, type[FinishRequest | FailRequest | StoppedRequest]] = {
 }
 
 
-class Phase(StrEnum):
+class JobPhase(StrEnum):
     """How far a job has come. What has not reached `output` dies with the worker."""
 
     RUNNING = "running"
@@ -34,27 +34,29 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """What will be reported. In phase `output` it is a finish that lacks its artifact."""
 
     body: FinishRequest | FailRequest | StoppedRequest
 
     @property
-    def kind(self) -> OutcomeKind:
-        match self.body:
-            case FinishRequest():
-                return "finish"
-            case FailRequest():
-                return "fail"
-            case StoppedRequest():
-                return "stopped"
+    def kind(self) -> str:
+        return next(kind for kind, body in _BODIES.items() if isinstance(self.body, body))
 
 
 @dataclass(frozen=True)
 class JobRecord:
     lease: LeaseView
-    phase: Phase
-    outcome: Outcome | None = None
+    phase: JobPhase
+    outcome: JobOutcome | None = None
+
+    def as_json(self) -> str:
+        outcome: dict[str, Any] | None = None
+        if self.outcome is not None:
+            outcome = {"kind": self.outcome.kind, "body": self.outcome.body.model_dump(mode="json")}
+        return json.dumps(
+            {"phase": self.phase, "lease": self.lease.model_dump(mode="json"), "outcome": outcome}
+        )
 
 
 class Workspace:
@@ -82,17 +84,12 @@ class Workspace:
 
     def save(self, record: JobRecord) -> None:
         """Replace the record in one step: after a kill it is the old one or the new one."""
-        self._write(record, lambda _: None)
+        write_whole(self._record, record.as_json())
 
     def save_durably(self, record: JobRecord) -> None:
         """The same, and after a power cut it is still there."""
-        self._write(record, os.fsync)
-        for folder in (self.root, self.root.parent):
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        write_durably(self._record, record.as_json())
+        sync_folder(self.root.parent)
 
     def load(self) -> JobRecord | None:
         """None if there is no record, or none that can be read."""
@@ -102,8 +99,8 @@ class Workspace:
             body = None if outcome is None else _BODIES[outcome["kind"]].model_validate(outcome["body"])
             return JobRecord(
                 lease=LeaseView.model_validate(said["lease"]),
-                phase=Phase(said["phase"]),
-                outcome=None if body is None else Outcome(body),
+                phase=JobPhase(said["phase"]),
+                outcome=None if body is None else JobOutcome(body),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -126,18 +123,6 @@ class Workspace:
         self._record.unlink(missing_ok=True)
         remove_tree(self.root)
 
-    def _write(self, record: JobRecord, sync: Callable[[int], None]) -> None:
-        outcome: dict[str, Any] | None = None
-        if record.outcome is not None:
-            outcome = {"kind": record.outcome.kind, "body": record.outcome.body.model_dump(mode="json")}
-        said = {"phase": record.phase, "lease": record.lease.model_dump(mode="json"), "outcome": outcome}
-        part = self._record.with_suffix(".part")
-        with part.open("w", encoding="utf-8") as file:
-            json.dump(said, file)
-            file.flush()
-            sync(file.fileno())
-        part.replace(self._record)
-
 
 def workspaces(worker_home: Path) -> Iterator[Workspace]:
     """What earlier jobs have left."""
@@ -156,7 +141,7 @@ def make_read_only(root: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove what the child left there, also where it took away the right to do so."""
+    """Remove what the child left there, also where it removed our permission to do so."""
     if path.is_symlink() or not path.is_dir():
         with suppress(OSError):
             path.unlink()

@@ -1,1 +1,1 @@
-"""What travels back to the server: records, checkpoints, outcomes."""
+"""What travels back to the server: records, checkpoints, outcomes. Nothing that touches the child."""

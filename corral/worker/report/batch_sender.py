@@ -17,7 +17,7 @@ _LOOK_UP_S = 30.0
 logger = logging.getLogger(__name__)
 
 
-class Sender:
+class BatchSender:
     """A thread that empties a spool. `look_again` is called whenever the server was away."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Sender:
         try:
             answer = self._send(batch)
         except SequenceGap:
-            # The server lost some; a batch that it has seen makes it name the one it wants.
+            # The server lost some. Sent a batch that it has seen, it names the one it wants.
             self._next, self._replaced = 1, None
             return
         except (*PASSING, LeaseLost, NotFound):
@@ -79,7 +79,7 @@ class Sender:
         except CorralError as error:
             if self._replaced is not None:
                 raise
-            # Refused for good: a note in its place, or nothing after it would ever arrive.
+            # It is refused for good. A note takes its place, or nothing after it would ever arrive.
             logger.error("batch %d was refused: %s", batch.seq, error)
             self._replaced = self._spool.lost(batch.seq, f"the server refused it: {error.message[:500]}")
             return

@@ -1,15 +1,22 @@
-"""Outcomes of several jobs travel together: what comes while a call is under way goes with the next."""
+"""Delivers how leases ended. Outcomes that come while a request is under way travel together in the next."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass, field
 
 from corral.client.corral import Corral
-from corral.domain.errors import CorralError
-from corral.wire.leases import OutcomeAnswer, OutcomeReport
+from corral.domain.errors import AlreadyFinal, BlobMissing, CorralError, LeaseLost, NotFound
+from corral.domain.reasons import Reason
+from corral.wire.leases import FailRequest, OutcomeAnswer, OutcomeReport
+from corral.worker.child.verdict import failed
+from corral.worker.lease_session import LeaseSession
+from corral.worker.prepare.workspace import JobOutcome
 
 MAX_AT_ONCE = 500
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -21,7 +28,7 @@ class _Letter:
 
 
 class Outbox:
-    """Safe to use from several threads; whoever finds nobody sending, sends for all."""
+    """Safe to use from several threads: the first to find that nobody is sending sends for all."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,3 +74,25 @@ def _post(corral: Corral, batch: list[_Letter]) -> None:
             if letter.answer is None and letter.error is None:
                 letter.error = CorralError("the outcome was not sent")
             letter.done.set()
+
+
+def deliver(outbox: Outbox, session: LeaseSession, outcome: JobOutcome) -> None:
+    """Return when the server has it or refuses it for good. BlobMissing: the output must be sent again."""
+    lease = session.lease
+    report = OutcomeReport.model_validate(
+        {"lease_id": lease.id, "epoch": lease.epoch, outcome.kind: outcome.body}
+    )
+    try:
+        answer = session.keep_trying(lambda corral: outbox.send(corral, report))
+        logger.info("%s of %s: %s, the run is %s", lease.id, lease.run_id, outcome.kind, answer.run_state)
+    except (LeaseLost, NotFound) as error:
+        session.control.lose(error.message)
+    except AlreadyFinal as error:
+        logger.info("%s had ended before: %s", lease.id, error)
+    except BlobMissing:
+        raise
+    except CorralError as error:
+        logger.error("the outcome of %s was refused: %s", lease.id, error)
+        if not isinstance(outcome.body, FailRequest):
+            refused = failed(Reason.UNKNOWN, f"the outcome was refused: {error.message}")
+            deliver(outbox, session, refused)

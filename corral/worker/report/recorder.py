@@ -1,4 +1,4 @@
-"""Gathers a lease's records into batches: soon, but not one by one."""
+"""Gathers a lease's log, metrics and notes into batches, several times a second."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Recorder:
             self.say(f"the run has sent {MAX_NOTES} notes; no more are kept")
 
     def progress(self, values: dict[str, Json]) -> None:
-        """How far the child says it is; the next batch tells all of it that is known."""
+        """Progress that the child reports; the next batch carries every value known so far."""
         with self._lock:
             # The newest keys stay: a batch holds only so much, and one that is too large is refused.
             merged = dict(list({**self._progress, **values}.items())[-PROGRESS_MAX_KEYS:])
@@ -119,7 +119,7 @@ class Recorder:
             progress = self._progress if self._progressed else None
             self._spool.append(logs=self._logs, metrics=self._metrics, notes=self._notes, progress=progress)
         except OSError as error:
-            # Told to the job, which ends the run; here the child's output must go on being read.
+            # The job sees it and ends the run; here the child's output must still be read.
             self.problem = error
         self._logs, self._metrics, self._notes = [], [], []
         self._progressed = False

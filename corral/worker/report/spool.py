@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +9,7 @@ from pathlib import Path
 
 from pydantic import JsonValue as Json
 
+from corral.files.atomic import write_whole
 from corral.wire.logs import EventBatch, LogRecord, MetricRecord
 
 # While the disk is full, this much is kept in memory before the run has to fail.
@@ -105,21 +104,14 @@ class Spool:
             self._closed = True
             self._changed.notify_all()
 
-    def remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-
     def _path(self, seq: int) -> Path:
         return self._folder / f"{seq:09d}.json"
 
     def _write(self, seq: int, data: bytes) -> None:
-        part = self._path(seq).with_suffix(".part")
         try:
-            part.write_bytes(data)
             # A reader, also the next worker, sees whole batches only.
-            os.replace(part, self._path(seq))
+            write_whole(self._path(seq), data)
         except OSError:
-            with suppress(OSError):
-                part.unlink()
             if sum(map(len, self._held.values())) + len(data) > HELD_MAX_BYTES:
                 raise
             self._held[seq] = data

@@ -13,11 +13,9 @@ from corral.client.files.upload import upload
 from corral.domain.errors import BlobMissing, DigestMismatch, OffsetMismatch
 from corral.domain.redaction import SecretValues
 from corral.wire.artifacts import ArtifactView
-from corral.wire.leases import LeaseView
-from corral.worker.control import Control
-from corral.worker.server_link import Link, keep_trying
+from corral.worker.lease_session import LeaseSession
 
-# Each of these means that files or server changed under us; looking again sets it right, or never will.
+# The files or the server changed under us: scanning again helps, or nothing does.
 _AGAIN = (BlobMissing, DigestMismatch, OffsetMismatch, FileChanged)
 TRIES = 3
 
@@ -26,13 +24,11 @@ Commit = Callable[[Corral, Tree], ArtifactView]
 
 @dataclass(frozen=True)
 class Uploads:
-    link: Link
-    lease: LeaseView
-    control: Control
+    session: LeaseSession
 
     def output(self, root: Path, secrets: SecretValues) -> str | None:
         """Upload and commit the result; its artifact's id, or None if the folder is empty."""
-        lease = self.lease
+        lease = self.session.lease
         view = self._send(
             root, secrets, lambda corral, tree: corral.leases.commit_artifact(lease.id, lease.epoch, tree)
         )
@@ -48,7 +44,7 @@ class Uploads:
         check: Callable[[], None],
     ) -> str | None:
         """The same for a checkpoint. `check` is called last before the commit, and may raise."""
-        lease = self.lease
+        lease = self.session.lease
 
         def commit(corral: Corral, tree: Tree) -> ArtifactView:
             check()
@@ -69,10 +65,5 @@ class Uploads:
         tree = scan(root, ignore=None, secrets=secrets)
         if not tree.files:
             return None
-        lease, given_up = self.lease, self.control.given_up
-        keep_trying(
-            self.link,
-            lambda corral: upload(tree, root, corral.leases.sink(lease.id, lease.epoch)),
-            given_up=given_up,
-        )
-        return keep_trying(self.link, lambda corral: commit(corral, tree), given_up=given_up)
+        self.session.keep_trying(lambda _: upload(tree, root, self.session.sink()))
+        return self.session.keep_trying(lambda corral: commit(corral, tree))

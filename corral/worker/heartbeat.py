@@ -1,4 +1,4 @@
-"""Renews a lease while its job lives, and hears what the server wants of it."""
+"""Renews a lease while its job lives; the answers carry the server's orders."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import psutil
 
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.wire.leases import BeatRequest, LeaseView
-from corral.worker.control import Control
 from corral.worker.host.probe import gpu_sample
-from corral.worker.server_link import Link, Pauses
+from corral.worker.lease_control import LeaseControl
+from corral.worker.server_link import Pauses, ServerLink
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ SHORTEST_MARGIN_S = 1.0
 
 
 class Vitals:
-    """What a beat carries: what the worker sees of the child. Its progress travels with its log."""
+    """What a beat reports about the child, as the worker sees it. Progress travels with the log."""
 
     def __init__(self, gpus: Sequence[int]) -> None:
         self._gpus = tuple(gpus)
@@ -64,13 +64,13 @@ def tree_sample(pid: int) -> dict[str, float]:
     return {"rss_bytes": float(rss), "cpu_s": cpu_s, "processes": float(count)} if count else {}
 
 
-class Beater:
+class Heartbeat:
     """A thread that beats at once and then three times per lease, until it is ended.
 
     The server holds its answer back until the next beat is due, so that a stop is heard at once.
     """
 
-    def __init__(self, link: Link, lease: LeaseView, control: Control, vitals: Vitals) -> None:
+    def __init__(self, link: ServerLink, lease: LeaseView, control: LeaseControl, vitals: Vitals) -> None:
         self._link = link
         self._lease = lease
         self._control = control
@@ -85,7 +85,7 @@ class Beater:
         self._thread.start()
 
     def resume(self) -> None:
-        """For a lease of an earlier worker: nobody knows when it last spoke."""
+        """For a lease of an earlier worker: nobody knows when it last beat."""
         self._confirmed_at = float("-inf")
         self._thread.start()
 
@@ -107,7 +107,7 @@ class Beater:
                 pauses.reset()
                 self._ended.wait(self._every_s - (time.monotonic() - began))
             except (LeaseLost, NotFound) as error:
-                # After the end, that the lease is closed is no news.
+                # After the end the lease is closed on purpose.
                 if not self._ended.is_set():
                     self._control.lose(error.message)
             except CorralError as error:
@@ -119,8 +119,8 @@ class Beater:
         lease = self._lease
         request = self._vitals.request(min(self._every_s, LONGEST_WAIT_S))
         sent_at = time.monotonic()
-        # A connection may lead nowhere without a word, as when a router forgets it. Half a beat after the
-        # answer is due there is time for another, by a new connection, before the lease ends.
+        # A connection may be dead unnoticed, as when a router forgets it. If the answer is half a beat late,
+        # there is still time for another beat over a new connection before the lease ends.
         margin_s = max(SHORTEST_MARGIN_S, self._every_s / 2)
         answer = self._link.corral.leases.beat(lease.id, lease.epoch, request, margin_s=margin_s)
         self._every_s = answer.lease_s / BEATS_PER_LEASE
@@ -131,4 +131,4 @@ class Beater:
         if answer.action == "lost":
             self._control.lose(answer.reason or "the server says so")
         elif answer.action == "stop":
-            self._control.heard(answer.reason, answer.grace_s)
+            self._control.told_to_stop(answer.reason, answer.grace_s)

@@ -1,4 +1,4 @@
-"""What a job has been told from outside: to stop, or that its lease is lost."""
+"""Orders to a job from outside: to stop, or that its lease is lost."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class StopWish:
+class StopOrder:
     reason: Reason
     detail: str
     grace_s: float
 
 
-class Control:
+class LeaseControl:
     """One per lease. Safe to use from several threads."""
 
     def __init__(self, lease_id: str, *, wall_left_s: float | None, grace_s: float) -> None:
@@ -27,8 +27,8 @@ class Control:
         self._grace_s = grace_s
         self._wall_limit_at = None if wall_left_s is None else time.monotonic() + wall_left_s
         self._lock = threading.Lock()
-        self._wish: StopWish | None = None
-        # Set when the lease is no longer ours: nothing may be said in its name any more.
+        self._order: StopOrder | None = None
+        # Set when the lease is no longer ours: nothing may be reported in its name any more.
         self.given_up = threading.Event()
 
     @property
@@ -37,19 +37,19 @@ class Control:
 
     @property
     def stopping(self) -> bool:
-        return self.lost or self.wish() is not None
+        return self.lost or self.stop_order() is not None
 
-    def wish(self) -> StopWish | None:
-        """The first reason to stop that came up; the run's own wall limit is one, server or no server."""
+    def stop_order(self) -> StopOrder | None:
+        """The first order to stop. The run's wall limit gives one too, also while the server is away."""
         if self._wall_limit_at is not None and time.monotonic() >= self._wall_limit_at:
             self.stop(Reason.WALL_LIMIT, "the wall limit is used up")
-        return self._wish
+        return self._order
 
     def stop(self, reason: Reason, detail: str, grace_s: float | None = None) -> None:
         with self._lock:
-            if self._wish is None:
+            if self._order is None:
                 logger.info("%s is to stop: %s", self._lease_id, detail)
-                self._wish = StopWish(reason, detail, self._grace_s if grace_s is None else grace_s)
+                self._order = StopOrder(reason, detail, self._grace_s if grace_s is None else grace_s)
 
     def lose(self, why: str) -> None:
         with self._lock:
@@ -57,7 +57,7 @@ class Control:
                 logger.warning("%s is lost: %s", self._lease_id, why)
                 self.given_up.set()
 
-    def heard(self, reason: str | None, grace_s: float | None) -> None:
+    def told_to_stop(self, reason: str | None, grace_s: float | None) -> None:
         """The server's answer to a beat says stop."""
         known = {str(each): each for each in Reason}
         self.stop(known.get(reason or "", Reason.UNKNOWN), f"told to stop: {reason}", grace_s)

@@ -13,12 +13,11 @@ from pathlib import Path
 
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.domain.redaction import SecretValues
-from corral.worker.child.events_file import CheckpointDone
-from corral.worker.control import Control
+from corral.worker.child.events_file import CheckpointEvent
 from corral.worker.prepare.workspace import Workspace, remove_tree
 from corral.worker.report.recorder import Recorder
 from corral.worker.report.uploads import Uploads
-from corral.worker.server_link import GivenUp
+from corral.worker.server_link import WaitAbandoned
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ class NotACheckpoint(CorralError):
 
 
 @dataclass(frozen=True)
-class _Staged:
+class _StagedCheckpoint:
     folder: Path
     step: int | None
     metric: float | None
@@ -44,7 +43,7 @@ class _Staged:
         return "the checkpoint" if self.step is None else f"the checkpoint of step {self.step}"
 
 
-class Checkpoints:
+class CheckpointUploader:
     """`announce` links; a thread uploads, one at a time. What waits is replaced by what is newer."""
 
     def __init__(
@@ -53,21 +52,19 @@ class Checkpoints:
         uploads: Uploads,
         recorder: Recorder,
         *,
-        control: Control,
         secrets: SecretValues,
     ) -> None:
         self._workspace = workspace
         self._uploads = uploads
         self._recorder = recorder
-        self._control = control
         self._secrets = secrets
         self._changed = threading.Condition()
-        self._waiting: _Staged | None = None
+        self._waiting: _StagedCheckpoint | None = None
         self._closed = False
         self._count = 0
         self._thread: threading.Thread | None = None
 
-    def announce(self, done: CheckpointDone) -> None:
+    def announce(self, done: CheckpointEvent) -> None:
         """Take hold of the files now: the child may rotate them as soon as it has said so."""
         try:
             staged = self._stage(done)
@@ -82,7 +79,7 @@ class Checkpoints:
         for folder in sorted(self._workspace.staging.glob("[0-9]*")):
             try:
                 said = json.loads((folder / "checkpoint.json").read_bytes())
-                self._enqueue(_Staged(folder, said["step"], said["metric"], said["stamp"]))
+                self._enqueue(_StagedCheckpoint(folder, said["step"], said["metric"], said["stamp"]))
             except (OSError, ValueError, KeyError):
                 remove_tree(folder)
 
@@ -94,7 +91,7 @@ class Checkpoints:
         if self._thread is not None:
             self._thread.join()
 
-    def _stage(self, done: CheckpointDone) -> _Staged:
+    def _stage(self, done: CheckpointEvent) -> _StagedCheckpoint:
         source = self._locate(done.path)
         self._count += 1
         folder = self._workspace.staging / f"{self._count:06d}"
@@ -105,7 +102,7 @@ class Checkpoints:
                 _link_tree(source, files)
             else:
                 _link(str(source), str(files / source.name))
-            staged = _Staged(folder, done.step, done.metric, _stamp(files))
+            staged = _StagedCheckpoint(folder, done.step, done.metric, _stamp(files))
             # Written last: only a whole checkpoint is taken up again after a crash.
             said = json.dumps({"step": staged.step, "metric": staged.metric, "stamp": staged.stamp})
             (folder / "checkpoint.json").write_text(said, encoding="utf-8")
@@ -124,7 +121,7 @@ class Checkpoints:
             raise NotACheckpoint(f"{path[:200]!r} is not inside CORRAL_CHECKPOINT_DIR")
         return real
 
-    def _enqueue(self, staged: _Staged) -> None:
+    def _enqueue(self, staged: _StagedCheckpoint) -> None:
         with self._changed:
             passed_over, self._waiting = self._waiting, staged
             if self._thread is None:
@@ -141,23 +138,23 @@ class Checkpoints:
         while (staged := self._next()) is not None:
             try:
                 self._upload(staged)
-            except GivenUp:
+            except WaitAbandoned:
                 return
             except (LeaseLost, NotFound) as error:
-                self._control.lose(error.message)
+                self._uploads.session.control.lose(error.message)
                 return
             except (CorralError, OSError) as error:
                 text = error.message if isinstance(error, CorralError) else str(error)
                 self._note(f"{staged.label} was not kept: {text}")
             remove_tree(staged.folder)
 
-    def _next(self) -> _Staged | None:
+    def _next(self) -> _StagedCheckpoint | None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting is not None or self._closed)
             staged, self._waiting = self._waiting, None
             return staged
 
-    def _upload(self, staged: _Staged) -> None:
+    def _upload(self, staged: _StagedCheckpoint) -> None:
         def check() -> None:
             # A link shares the file: a child that writes into it in place changes what was announced.
             if _stamp(staged.files) != staged.stamp:

@@ -1,4 +1,8 @@
-"""A file as memory of our own, of which large parts become `bytes` faster than by a plain copy."""
+"""Large files: one that another process reads while it is written, and one as memory of our own.
+
+Whoever writes a file that others read holds a lock on it until it is whole; the kernel drops the lock of a
+writer that dies. How much will come is told by other means.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,49 @@ import mmap
 import os
 import threading
 import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import BinaryIO
 
-# What is smaller is copied sooner than threads are made.
-_WORTH_IT = 16 << 20
+from corral.files.locks import locked
+
+# A smaller file is whole before anybody could be told of it.
+READ_WHILE_WRITTEN_BYTES = 4 << 20
+# Measured: for one large write the system makes pages so large that a virtual machine must ask its host for
+# them, which takes ten times as long.
+WRITE_BYTES = 1 << 18
+# Smaller parts are copied sooner than threads are started.
+_THREADS_FROM_BYTES = 16 << 20
 _READERS = 2
 
 
-class Mapped(mmap.mmap):
-    """All of a file. What is written to it stays in this process."""
+@contextmanager
+def new_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open for writing from its beginning to its end, readable by its owner alone, and locked."""
+    with (
+        open(path, "xb", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600)) as file,
+        locked(file.fileno()),
+    ):
+        yield file
+
+
+def write(
+    file: BinaryIO, parts: Sequence[bytes | memoryview], *, until: Callable[[], bool] = lambda: False
+) -> None:
+    """All of them, unless nobody wants the rest any more."""
+    for part in parts:
+        view = memoryview(part)
+        while view and not until():
+            view = view[file.write(view[:WRITE_BYTES]) :]
+
+
+class MappedFile(mmap.mmap):
+    """All of a file as memory. What is written to it stays in this process."""
 
     descriptor: int
 
     @classmethod
-    def of(cls, file: BinaryIO) -> Mapped:
+    def of(cls, file: BinaryIO) -> MappedFile:
         made = cls(file.fileno(), 0, access=mmap.ACCESS_COPY)
         made.descriptor = os.dup(file.fileno())
         weakref.finalize(made, os.close, made.descriptor)
@@ -33,7 +66,7 @@ class Mapped(mmap.mmap):
         Measured: to make new memory takes longer than to copy into it, and two threads do both in little more
         than half the time. Only a read lets other threads run.
         """
-        if size < _WORTH_IT or not hasattr(os, "preadv"):
+        if size < _THREADS_FROM_BYTES or not hasattr(os, "preadv"):
             return bytes(memoryview(self)[begin : begin + size])
         # Its buffer can be written to, and becomes its value without a copy.
         made = io.BytesIO(bytes(size))

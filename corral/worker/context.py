@@ -1,0 +1,26 @@
+"""What all jobs of one worker share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from corral.worker.host.probe import HostSnapshot
+from corral.worker.host.system_packages import SystemPackages
+from corral.worker.prepare.input_cache import InputCache
+from corral.worker.report.outbox import Outbox
+from corral.worker.server_link import ServerLink
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    home: Path
+    link: ServerLink
+    outbox: Outbox
+    cache: InputCache
+    base_env: Mapping[str, str]
+    has_gpus: bool
+    snapshot: Callable[[], HostSnapshot]
+    engine_env: Mapping[str, str] = field(default_factory=dict)
+    system: SystemPackages = field(default_factory=SystemPackages)

@@ -1,0 +1,133 @@
+"""Fetches calls for an instance while it has room for them, and brings their arguments."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from corral.domain.errors import CorralError, LeaseLost, NotFound
+from corral.wire.calls import AssignedCall, LeaseCallsAnswer, LeaseCallsRequest
+from corral.worker.instance.calls import SHORT_S
+from corral.worker.instance.live_calls import LiveCalls
+from corral.worker.instance.payloads import InstancePayloads
+from corral.worker.lease_session import LeaseSession
+from corral.worker.server_link import PASSING, Pauses
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 20.0
+
+# A request for calls, and what waits for its answer.
+Asked = tuple[LeaseCallsRequest, Callable[[], LeaseCallsAnswer]]
+
+
+class CallFeed:
+    """`run` in a thread of its own, until the instance takes no more calls."""
+
+    def __init__(self, session: LeaseSession, calls: LiveCalls, payloads: InstancePayloads) -> None:
+        self._session = session
+        self._calls = calls
+        self._payloads = payloads
+        # Sent by another thread; ours waits for the answer.
+        self._sent: Asked | None = None
+        calls.ask_early = self._ask_early
+
+    def run(self) -> None:
+        pauses = Pauses()
+        while (asked := self._next_request()) is not None:
+            request, wait_for_answer = asked
+            try:
+                answer = wait_for_answer()
+            except (LeaseLost, NotFound) as error:
+                self._asked(request, None)
+                self._session.control.lose(error.message)
+                return
+            except CorralError as error:
+                self._asked(request, None)
+                if isinstance(error, PASSING):
+                    self._session.link.look_again()
+                else:
+                    logger.error(
+                        "the server refuses the calls of %s: %s", self._session.lease.id, error.message
+                    )
+                time.sleep(pauses.next_s())
+                continue
+            self._asked(request, answer)
+            pauses.reset()
+            self._session.link.answered()
+            self._take(answer)
+
+    def _asked(self, request: LeaseCallsRequest, answer: LeaseCallsAnswer | None) -> None:
+        calls = self._calls
+        with calls.lock:
+            calls.state.is_asking = False
+            if answer is None:
+                calls.state.unanswered(request, time.monotonic())
+            else:
+                calls.state.answered(request, len(answer.calls))
+
+    def _next_request(self) -> Asked | None:
+        """Wait until there is one to make, or one was sent already; None when no more calls are taken."""
+        calls, state = self._calls, self._calls.state
+        with calls.lock:
+            while self._sent is None and (
+                state.is_asking or not (state.takes_no_more or (want := self._wanted()))
+            ):
+                # With room left it is only a matter of time: a call that takes longer than others did
+                # is not waited for.
+                state.is_full = state.room(time.monotonic()) <= 0
+                calls.feed_wakes.wait(None if state.is_full or state.is_asking else SHORT_S)
+            if self._sent is not None:
+                sent, self._sent = self._sent, None
+                return sent
+            return None if state.takes_no_more else self._begin(want)
+
+    def _ask_early(self) -> bool:
+        """Send a request from the calling thread: to wake ours for it would take as long."""
+        with self._calls.lock:
+            state = self._calls.state
+            if state.is_asking or state.takes_no_more or not (want := self._wanted()):
+                return False
+            request, wait_for_answer = self._begin(want)
+        try:
+            wait_for_answer = self._session.begin_exchange(request)
+        finally:
+            # If it failed, our thread sends it again and sees to the failure.
+            with self._calls.lock:
+                self._sent = request, wait_for_answer
+                self._calls.feed_wakes.notify_all()
+        return True
+
+    def _wanted(self) -> int:
+        self._calls.state.is_closing = self._session.control.stop_order() is not None
+        return self._calls.state.wanted(time.monotonic())
+
+    def _begin(self, want: int) -> Asked:
+        state = self._calls.state
+        state.is_asking, state.is_full = True, False
+        request = state.request(time.monotonic(), want=want, wait_s=POLL_S)
+        return request, lambda: self._session.begin_exchange(request)()
+
+    def _take(self, answer: LeaseCallsAnswer) -> None:
+        for call_id in answer.cancelled:
+            self._calls.cancel(call_id)
+        for assigned in answer.calls:
+            try:
+                self._bring(assigned)
+            except (CorralError, OSError, ValueError) as error:
+                why = f"its arguments could not be brought to the instance: {error}"
+                self._calls.settle(
+                    assigned.id, error={"type": "CannotStart", "message": why, "bases": ["CannotStart"]}
+                )
+        if answer.stop and not answer.calls:
+            self._calls.stop()
+
+    def _bring(self, assigned: AssignedCall) -> None:
+        call = self._calls.take(assigned)
+        if call is None:
+            return
+        call.body, path = self._payloads.bring(assigned.args)
+        call.path = None if path is None else str(path)
+        if not self._calls.queue(call) and path is not None:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,93 @@
+"""Arguments and results of an instance's calls: small ones travel inline, large ones as files and blobs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import secrets as random
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from corral.client.blobs import beside
+from corral.domain.calls import INLINE_BYTES
+from corral.runner.channel import INLINE_MAX
+from corral.wire.blobs import BlobStored
+from corral.wire.payloads import PayloadBody
+from corral.worker.lease_session import LeaseSession
+from corral.worker.server_link import PASSING, Pauses
+
+
+class InstancePayloads:
+    """`folder` is where worker and instance leave each other files; `given_up` ends all patience."""
+
+    def __init__(self, session: LeaseSession, folder: Path, *, given_up: Callable[[], bool]) -> None:
+        self._session = session
+        self._folder = folder
+        self._given_up = given_up
+        # Files that the instance is still writing, on their way to the server already.
+        self._growing: dict[Path, Future[BlobStored | None]] = {}
+
+    def bring(self, args: PayloadBody) -> tuple[bytes, Path | None]:
+        """Arguments for the instance: in memory, or in a file that is now the caller's."""
+        path = self._folder / random.token_hex(8)
+        if args.blob is not None:
+            self._download(args.blob, path)
+            return b"", path
+        body = args.payload().body or b""
+        if len(body) <= INLINE_MAX:
+            return body, None
+        path.write_bytes(body)
+        return b"", path
+
+    def grow(self, path: Path, size: int) -> None:
+        """The instance begins to write a file of this size; what it holds is said later."""
+        self._growing[path] = beside(lambda: self._session.sink().hand_over(path, size=size))
+
+    def drop(self, path: Path) -> None:
+        """The instance gave up writing it."""
+        self._growing.pop(path, None)
+        path.unlink(missing_ok=True)
+
+    def store(self, form: str, body: bytes | Path) -> PayloadBody:
+        """A result as it travels: a small one inline, a large one uploaded first."""
+        if isinstance(body, bytes) and len(body) <= INLINE_BYTES:
+            return PayloadBody(format=form, body=base64.b64encode(body).decode("ascii"), size=len(body))
+        try:
+            return self._upload(form, body)
+        finally:
+            if isinstance(body, Path):
+                body.unlink(missing_ok=True)
+
+    def read(self, digest: str) -> bytes:
+        return self._session.source().whole(digest)
+
+    def _upload(self, form: str, body: bytes | Path) -> PayloadBody:
+        sink = self._session.sink()
+        growing = self._growing.pop(body, None) if isinstance(body, Path) else None
+        if growing is not None:
+            stored = growing.result()
+        else:
+            stored = sink.hand_over(body if isinstance(body, Path) else [body])
+        if stored is not None:
+            return PayloadBody(format=form, blob=stored.sha256, size=stored.size)
+        data = body.read_bytes() if isinstance(body, Path) else body
+        digest = hashlib.sha256(data).hexdigest()
+        self._patiently(lambda: sink.keep(digest, data))
+        return PayloadBody(format=form, blob=digest, size=len(data))
+
+    def _download(self, digest: str, path: Path) -> None:
+        source = self._session.source()
+        if not source.link(digest, path):
+            self._patiently(lambda: source.save(digest, path))
+
+    def _patiently(self, work: Callable[[], None]) -> None:
+        pauses = Pauses()
+        while not self._given_up():
+            try:
+                return work()
+            except PASSING:
+                self._session.link.look_again()
+                time.sleep(pauses.next_s())
+        return None
