@@ -21,7 +21,7 @@ from corral.engine.model.problems import ModelProblem
 CONVERT = """
 import sys
 from pathlib import Path
-from corral.engine import smollm2
+from corral.engine.model import smollm2
 print(smollm2.folder(Path(sys.argv[1])))
 """
 
