@@ -33,7 +33,8 @@ from corral.core.queue.lanes import Lanes
 from corral.core.queue.preempt import Preemptor
 from corral.core.queue.reservations import Reservations
 from corral.core.runs.submit import submit
-from corral.core.runs.transitions import TOPIC_READY, TOPIC_STOP, parse_ready_key
+from corral.core.runs.transitions import parse_ready_key
+from corral.core.topics import TOPIC_READY, TOPIC_STOP
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId, LeaseId, RunId, new_host_id
 from corral.domain.reasons import Reason

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from corral.core.leases.fence import fence, owned
 from corral.core.policy import ServerPolicy
-from corral.core.runs.transitions import TOPIC_LOG, record
+from corral.core.runs.transitions import record
+from corral.core.topics import TOPIC_LOG
 from corral.domain.artifacts import Segment
 from corral.domain.canonical import canonical
 from corral.domain.errors import InvalidInput, SequenceGap

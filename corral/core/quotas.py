@@ -8,7 +8,7 @@ from typing import NamedTuple
 from corral.core.audit import note
 from corral.core.leases.fence import known_s
 from corral.core.policy import ServerPolicy
-from corral.core.runs.transitions import TOPIC_QUOTA
+from corral.core.topics import TOPIC_QUOTA
 from corral.domain.errors import NotFound, QuotaExceeded
 from corral.domain.ids import RunId
 from corral.domain.leases import Lease

@@ -10,9 +10,6 @@ from corral.domain.ids import HostId, TokenId, new_host_id, new_token_id
 from corral.domain.tokens import Scope, Token, hash_secret, new_secret, parse_token, render_token
 from corral.ports.store import Tx
 
-# Announced with its id when a token is made worthless, used, or shortened: nobody is to remember it as good.
-TOPIC_TOKEN = "token"
-
 
 class NewToken(NamedTuple):
     """The token and its text, which is never shown again."""

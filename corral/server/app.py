@@ -11,16 +11,16 @@ from fastapi import FastAPI
 from corral import __version__
 from corral.core.calls.lifecycle import TOPIC_CALL, TOPIC_CALL_READY, parse_ready_call
 from corral.core.endpoints.deploy import TOPIC_ENDPOINT
-from corral.core.runs.transitions import (
+from corral.core.runs.transitions import parse_ready_key
+from corral.core.topics import (
     TOPIC_HOST,
     TOPIC_LOG,
     TOPIC_QUOTA,
     TOPIC_READY,
     TOPIC_RUN,
     TOPIC_STOP,
-    parse_ready_key,
+    TOPIC_TOKEN,
 )
-from corral.core.tokens import TOPIC_TOKEN
 from corral.domain.ids import CallId, EndpointId, HostId
 from corral.server import errors
 from corral.server.gate import Gate

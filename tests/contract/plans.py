@@ -13,8 +13,8 @@ from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.runs.cancel import cancel
 from corral.core.runs.dependencies import let_in, settle_more, settle_waiting
+from corral.core.runs.move import move
 from corral.core.runs.submit import Dependency, NewRun, SubmitResult, submit
-from corral.core.runs.transitions import move
 from corral.domain.artifacts import ArtifactKind
 from corral.domain.capability import Requirements
 from corral.domain.ids import ArtifactId, RunId

@@ -21,7 +21,8 @@ from corral.core.queue.reservations import Reservations
 from corral.core.queue.roster import Roster
 from corral.core.queue.why import HostStanding, RunStanding, WhyQuestion, standings
 from corral.core.runs.submit import NewRun, submit
-from corral.core.runs.transitions import TOPIC_HOST, TOPIC_READY, parse_ready_key
+from corral.core.runs.transitions import parse_ready_key
+from corral.core.topics import TOPIC_HOST, TOPIC_READY
 from corral.domain.canonical import canonical
 from corral.domain.capability import GIB, Capability, Gpu, Requirements
 from corral.domain.host_policy import HostPolicy

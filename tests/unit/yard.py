@@ -17,7 +17,8 @@ from corral.core.queue.preempt import PreemptionPlan, Preemptor
 from corral.core.queue.reservations import Reservations
 from corral.core.runs.cancel import cancel
 from corral.core.runs.submit import NewRun, submit
-from corral.core.runs.transitions import TOPIC_READY, parse_ready_key
+from corral.core.runs.transitions import parse_ready_key
+from corral.core.topics import TOPIC_READY
 from corral.domain.canonical import canonical
 from corral.domain.capability import Requirements
 from corral.domain.hosts import Host

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from corral.core.audit import note
 from corral.core.policy import ServerPolicy
-from corral.core.tokens import TOPIC_TOKEN, NewToken, make_token
+from corral.core.tokens import NewToken, make_token
+from corral.core.topics import TOPIC_TOKEN
 from corral.domain.errors import Conflict, Forbidden, InvalidInput, NotFound
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId, TokenId, is_id, is_name, new_host_id

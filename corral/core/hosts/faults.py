@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from corral.core import audit
 from corral.core.policy import ServerPolicy
-from corral.core.runs.transitions import TOPIC_HOST, record
+from corral.core.runs.transitions import record
+from corral.core.topics import TOPIC_HOST
 from corral.domain.canonical import canonical
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId

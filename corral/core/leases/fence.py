@@ -8,7 +8,7 @@ from collections.abc import Collection
 from corral.core.hosts import faults
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
-from corral.core.runs.transitions import move
+from corral.core.runs.move import move
 from corral.domain.errors import LeaseLost, NotFound
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId, LeaseId

@@ -21,7 +21,8 @@ from corral.core.leases.fence import (
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.queue.roster import Roster
-from corral.core.runs.transitions import move, record
+from corral.core.runs.move import move
+from corral.core.runs.transitions import record
 from corral.domain.artifacts import ArtifactKind
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import AlreadyFinal, BlobMissing, InvalidInput

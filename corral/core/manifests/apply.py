@@ -15,8 +15,9 @@ from corral.core.policy import ServerPolicy
 from corral.core.quotas import no_room
 from corral.core.runs.cancel import cancel
 from corral.core.runs.dependencies import hold_over_limit, let_in, release, settle_waiting
+from corral.core.runs.move import move
 from corral.core.runs.submit import NewRun, as_run, put_run, put_shape
-from corral.core.runs.transitions import move, record
+from corral.core.runs.transitions import record
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.capability import Requirements
 from corral.domain.errors import Conflict, InvalidInput, NotFound

@@ -14,7 +14,7 @@ from corral.core.queue.lanes import Candidate, Lanes
 from corral.core.queue.reservations import Reservation, Reservations
 from corral.core.queue.roster import Roster
 from corral.core.runs.dependencies import wait_for_place
-from corral.core.runs.transitions import move
+from corral.core.runs.move import move
 from corral.domain.capability import Requirements
 from corral.domain.holds import REMOVED
 from corral.domain.host_policy import refusals

@@ -17,7 +17,7 @@ from corral.core.queue.free_capacity import HostCapacity
 from corral.core.queue.lanes import Candidate, Lanes
 from corral.core.queue.reservations import Reservations
 from corral.core.queue.roster import Roster, takes_work
-from corral.core.runs.transitions import move
+from corral.core.runs.move import move
 from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import Forbidden, NotFound

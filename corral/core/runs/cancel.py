@@ -5,7 +5,8 @@ from __future__ import annotations
 from corral.core.leases.fence import end_rank, known_s, settle_stop, use_time
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
-from corral.core.runs.transitions import TOPIC_STOP, move
+from corral.core.runs.move import move
+from corral.core.topics import TOPIC_STOP
 from corral.domain.errors import Conflict, NotFound
 from corral.domain.ids import LeaseId, RunId
 from corral.domain.leases import LeaseState

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from corral.core.runs.history import record, step
+from corral.core.runs.transitions import record, step
 from corral.domain.canonical import canonical
 from corral.domain.holds import BACKOFF, CONCURRENCY, has_place, is_waiting, waits_for
 from corral.domain.ids import GroupId, RunId

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from corral.core.runs.dependencies import left, release
-from corral.core.runs.transitions import move, record
+from corral.core.runs.move import move
+from corral.core.runs.transitions import record
 from corral.domain.errors import Conflict, NotFound
 from corral.domain.holds import BACKOFF, REMOVED, held_by, is_held_by_somebody
 from corral.domain.ids import RunId

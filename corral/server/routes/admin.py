@@ -15,7 +15,8 @@ from corral.core import secrets as core_secrets
 from corral.core.audit import note
 from corral.core.hosts.enroll import make_join_token
 from corral.core.storage.fsck import Fsck
-from corral.core.tokens import TOPIC_TOKEN, NewToken, make_host, make_token, revoke
+from corral.core.tokens import NewToken, make_host, make_token, revoke
+from corral.core.topics import TOPIC_TOKEN
 from corral.domain.errors import CorralError, InvalidInput, NotFound
 from corral.domain.ids import TokenId, is_id
 from corral.domain.secrets import Secret

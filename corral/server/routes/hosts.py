@@ -9,7 +9,7 @@ from corral.core.hosts import enroll as enrol
 from corral.core.hosts.drain import DrainStop, empty
 from corral.core.hosts.enroll import JoinRequest, find_host, lock_host
 from corral.core.hosts.faults import forgiven
-from corral.core.runs.transitions import TOPIC_HOST
+from corral.core.topics import TOPIC_HOST
 from corral.domain.errors import Conflict, InvalidInput, NotFound
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId, is_id
