@@ -11,7 +11,7 @@ from corral.core.policy import ServerPolicy
 from corral.core.runs.transitions import record
 from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, Blob, listing_digest
 from corral.domain.errors import BlobMissing, Conflict, InvalidInput, NotFound
-from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId, RunId, new_artifact_id
+from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId, new_artifact_id
 from corral.domain.leases import Lease
 from corral.domain.paths import check_paths
 from corral.domain.runs import Run
@@ -174,10 +174,3 @@ def remember_blob(
         tx.blobs.put(Blob(project, digest, size, now, None))
     tx.blobs.pin(project, [digest], holder=holder, expires_at=expires_at)
     return True
-
-
-def run_of(tx: Tx, run_id: RunId) -> Run:
-    run = tx.runs.get(run_id)
-    if run is None:
-        raise NotFound(f"there is no run {run_id}")
-    return run

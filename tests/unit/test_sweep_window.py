@@ -10,7 +10,8 @@ from fleets import POLICY, TICK_S, Fleet
 
 from corral.core.leases.outcomes import LeaseEnder, LeaseReport
 from corral.core.queue.claim import Grant
-from corral.core.runs.cancel import cancel, halt_over_wall, stop_stalled
+from corral.core.runs.cancel import cancel
+from corral.core.runs.limits import halt_over_wall, stop_stalled
 from corral.domain.errors import StoreUnavailable
 from corral.domain.ids import RunId
 from corral.domain.reasons import Reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from corral.core.policy import ServerPolicy
-from corral.core.runs.cancel import ask_to_yield
+from corral.core.runs.stop import ask_to_yield
 from corral.domain.hosts import Host
 from corral.ports.store import Tx
 

@@ -9,19 +9,19 @@ from corral.core.hosts import faults
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.runs.move import move
+from corral.core.runs.retry import retry_or_fail
+from corral.core.runs.stop import settle_stop
 from corral.domain.errors import LeaseLost, NotFound
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId, LeaseId
 from corral.domain.leases import Lease, LeaseState
 from corral.domain.quotas import UsageHours, by_month
 from corral.domain.reasons import Reason
-from corral.domain.retries import BUDGET_OF, Budget
 from corral.domain.runs import Rank, Run
 from corral.domain.states import LEASED, STOPPING, RankEvent, RankState, RunEvent, RunState, step_rank
 from corral.ports.store import Tx
 
-# What the sweeper or a new boot ended, as against what the worker itself reported.
-LONGEST_BACKOFF_S = 60.0
+# Why the sweeper or a new boot ends a lease; what the worker itself reported is final.
 _MAY_RETURN = frozenset({Reason.HOST_LOST, Reason.RELEASED})
 
 
@@ -234,65 +234,3 @@ def fence_gang(tx: Tx, run: Run, ended: Lease, *, now: float) -> None:
             end_rank(tx, other, RankEvent.STOPPED, reason=Reason.RELEASED)
             close_lease(tx, other, outcome="fenced", digest=None, answer=None, now=now)
     tx.attempts.close(run.id, ended.attempt, now)
-
-
-def settle_stop(
-    tx: Tx, run: Run, event: RunEvent, *, now: float, actor: str, data: dict[str, object] | None = None
-) -> Run:
-    """A run that was told to stop has stopped: cancelled, failed or queued again, as its table says."""
-    reason = run.stop_reason or Reason.UNKNOWN
-    yielding = run.state is RunState.YIELDING
-    if yielding:
-        run = run.charged(reason)
-    else:
-        tx.attempts.close(run.id, run.attempt, now)
-    return move(
-        tx,
-        run,
-        event,
-        at=now,
-        actor=actor,
-        data={**(data or {}), "reason": reason},
-        stop_deadline=None,
-        stop_reason=None,
-        reason=reason,
-        ended_at=None if yielding else now,
-    )
-
-
-def retry_or_fail(
-    tx: Tx,
-    run: Run,
-    reason: Reason,
-    detail: str,
-    *,
-    now: float,
-    actor: str,
-    exit_code: int | None = None,
-    signal: int | None = None,
-) -> Run:
-    """Queue the run again if the reason's budget allows it; otherwise it has failed."""
-    changes = {"reason": reason, "detail": detail or None, "exit_code": exit_code, "signal": signal}
-    data: dict[str, object] = {"reason": reason, "attempt": run.attempt}
-    if detail:
-        data["detail"] = detail[:2000]
-    over_wall = run.wall_limit_s is not None and run.ran_s >= run.wall_limit_s
-    if over_wall or not run.budgets.allows(run.used, reason):
-        tx.attempts.close(run.id, run.attempt, now)
-        return move(tx, run, RunEvent.FAIL, at=now, actor=actor, data=data, ended_at=now, **changes)
-    run = run.charged(reason)
-    run = move(tx, run, RunEvent.REQUEUE, at=now, actor=actor, data=data, **changes)
-    if BUDGET_OF[reason] is Budget.CODE:
-        # The run's own error may be the same at once; give what it depends on a moment.
-        wait_s = min(LONGEST_BACKOFF_S, 2.0 ** (run.used_code - 1))
-        run = move(
-            tx,
-            run,
-            RunEvent.HOLD,
-            at=now,
-            actor="corral",
-            data={"hold_reason": "backoff", "for_s": wait_s},
-            hold_reason=run.hold_reason or "backoff",
-            not_before=now + wait_s,
-        )
-    return run

@@ -8,20 +8,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from corral.core.hosts import faults
-from corral.core.leases.fence import (
-    check_held,
-    close_lease,
-    end_rank,
-    fence_gang,
-    held,
-    retry_or_fail,
-    settle_stop,
-    use_time,
-)
+from corral.core.leases.fence import check_held, close_lease, end_rank, fence_gang, held, use_time
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.queue.roster import Roster
 from corral.core.runs.move import move
+from corral.core.runs.retry import retry_or_fail
+from corral.core.runs.stop import settle_stop
 from corral.core.runs.transitions import record
 from corral.domain.artifacts import ArtifactKind
 from corral.domain.canonical import canonical, digest_of

@@ -13,12 +13,13 @@ from functools import partial
 from typing import TypeVar
 
 from corral.core.hosts.faults import LONGEST_S
-from corral.core.leases.fence import LONGEST_BACKOFF_S, expire
+from corral.core.leases.fence import expire
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.quotas import at_end_of_hours
-from corral.core.runs.cancel import force_stop, halt_over_hours, halt_over_wall, stop_stalled
 from corral.core.runs.dependencies import let_in, release, settle_more, settle_waiting, with_room
+from corral.core.runs.limits import force_stop, halt_over_hours, halt_over_wall, stop_stalled
+from corral.core.runs.retry import LONGEST_BACKOFF_S
 from corral.domain.errors import CorralError
 from corral.domain.holds import REMOVED, is_held_by_somebody
 from corral.domain.ids import RunId

@@ -13,7 +13,7 @@ from corral.core.queue.choose import Board
 from corral.core.queue.eligibility import policy_refusals
 from corral.core.queue.free_capacity import HostCapacity
 from corral.core.queue.roster import is_away, takes_work
-from corral.core.runs.cancel import ask_to_yield
+from corral.core.runs.stop import ask_to_yield
 from corral.domain.capability import Requirements
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId, LeaseId, RunId

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from corral.core.runs.dependencies import left, release
+from corral.core.runs.find import lock_run
 from corral.core.runs.move import move
 from corral.core.runs.transitions import record
-from corral.domain.errors import Conflict, NotFound
+from corral.domain.errors import Conflict
 from corral.domain.holds import BACKOFF, REMOVED, held_by, is_held_by_somebody
 from corral.domain.ids import RunId
 from corral.domain.runs import Run
@@ -15,7 +16,7 @@ from corral.ports.store import Tx
 
 def hold(tx: Tx, run_id: RunId, *, actor: str, now: float) -> Run:
     """Nobody gets it until it is released. One that waits for something else is held all the same."""
-    run = _locked(tx, run_id)
+    run = lock_run(tx, run_id)
     reason = held_by(actor)
     data = {"hold_reason": reason}
     if run.state is RunState.QUEUED:
@@ -40,7 +41,7 @@ def hold(tx: Tx, run_id: RunId, *, actor: str, now: float) -> Run:
 
 def let_go(tx: Tx, run_id: RunId, *, actor: str, now: float) -> Run:
     """It is queued, unless something else holds it; the wait between two tries is cut short too."""
-    run = _locked(tx, run_id)
+    run = lock_run(tx, run_id)
     if run.state is not RunState.HELD:
         raise Conflict(f"run {run_id} is {run.state}, not held", hint="Nothing was changed.")
     if is_held_by_somebody(run) or run.hold_reason == BACKOFF:
@@ -57,10 +58,3 @@ def let_go(tx: Tx, run_id: RunId, *, actor: str, now: float) -> Run:
         f"run {run_id} is not held by anybody: {run.hold_reason}",
         hint="It is queued by itself once that is over.",
     )
-
-
-def _locked(tx: Tx, run_id: RunId) -> Run:
-    run = tx.runs.lock(run_id)
-    if run is None:
-        raise NotFound(f"there is no run {run_id}")
-    return run

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from corral.core.audit import note
-from corral.domain.errors import Conflict, NotFound
+from corral.core.runs.find import lock_run
+from corral.domain.errors import Conflict
 from corral.domain.ids import ArtifactId, RunId
 from corral.domain.states import FINAL
 from corral.ports.store import Tx
@@ -20,9 +21,7 @@ class RemovalResult(NamedTuple):
 
 
 def remove(tx: Tx, run_id: RunId, *, actor: str, origin: str, now: float) -> RemovalResult:
-    run = tx.runs.lock(run_id)
-    if run is None:
-        raise NotFound(f"there is no run {run_id}")
+    run = lock_run(tx, run_id)
     if run.state not in FINAL:
         raise Conflict(
             f"run {run_id} is {run.state}; only a run that has ended can be removed",

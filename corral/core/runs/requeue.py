@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from corral.core.quotas import check_room
 from corral.core.runs.dependencies import first_wait, next_hold, settle_waiting
+from corral.core.runs.find import lock_run
 from corral.core.runs.submit import (
     SubmitResult,
     earlier_answer,
@@ -17,7 +18,7 @@ from corral.core.runs.submit import (
 )
 from corral.core.runs.transitions import born, record
 from corral.domain.canonical import canonical, digest_of
-from corral.domain.errors import Conflict, NotFound
+from corral.domain.errors import Conflict
 from corral.domain.ids import ArtifactId, RunId
 from corral.domain.reasons import Reason
 from corral.domain.runs import OnFailure, Run, Submission
@@ -85,9 +86,7 @@ def _begun(
     tx: Tx, run_id: RunId, what: str, *, request_id: str, principal: str
 ) -> tuple[Run, SubmitResult | None]:
     # Locked first: of two equal requests at once, the second sees what the first did.
-    old = tx.runs.lock(run_id)
-    if old is None:
-        raise NotFound(f"there is no run {run_id}")
+    old = lock_run(tx, run_id)
     earlier = earlier_answer(tx, principal, request_id, digest_of([what, run_id]))
     if earlier is None and old.state not in FINAL:
         raise Conflict(

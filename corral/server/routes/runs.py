@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from corral.core import secrets
-from corral.core.artifacts import run_of
 from corral.core.queue import queue_notes as in_line
 from corral.core.queue.why import WhyQuestion, standings, summary
 from corral.core.runs.cancel import cancel
+from corral.core.runs.find import read_run
 from corral.core.runs.hold import hold, let_go
 from corral.core.runs.remove import remove
 from corral.core.runs.requeue import requeue, requeue_with_children
@@ -166,7 +166,7 @@ async def list_runs(
 @router.get("/runs/{run}")
 async def get_run(run: str, caller: User, svc: Svc) -> RunDetail:
     """One run: its spec, its attempts, how it stands and why it ended."""
-    return await svc.store.read(lambda tx: run_detail(tx, run_of(tx, find_run(tx, run, caller))))
+    return await svc.store.read(lambda tx: run_detail(tx, read_run(tx, find_run(tx, run, caller))))
 
 
 @router.get("/runs/{run}/artifacts")
@@ -192,7 +192,7 @@ async def why(run: str, caller: User, svc: Svc) -> Response:
     """For each host: eligible, or every reason why not."""
 
     def unit(tx: Tx) -> str:
-        found = run_of(tx, find_run(tx, run, caller))
+        found = read_run(tx, find_run(tx, run, caller))
         now = svc.clock.now()
         asked = WhyQuestion(svc.shapes.get(tx, found.shape), found.project, found.name, found)
         hosts = standings(tx, asked, now=now, policy=svc.policy, shapes=svc.shapes, roster=svc.roster)
@@ -217,7 +217,7 @@ async def cancel_run(run: str, body: CancelRequest, caller: User, svc: Svc) -> R
 
     def unit(tx: Tx) -> RunView:
         run_id = find_run(tx, run, caller)
-        secrets.refuse_exposed(tx, svc.cipher, run_of(tx, run_id).project, body.reason, what="the reason")
+        secrets.refuse_exposed(tx, svc.cipher, read_run(tx, run_id).project, body.reason, what="the reason")
         now = svc.clock.now()
         done = cancel(tx, run_id, reason=body.reason, actor=caller.actor, now=now, policy=svc.policy)
         return run_view(tx, done, NameLookup(tx))

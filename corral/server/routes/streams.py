@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from corral.core import logs
-from corral.core.artifacts import run_of
+from corral.core.runs.find import read_run
 from corral.domain.artifacts import Segment
 from corral.domain.ids import RunId
 from corral.domain.runs import Run
@@ -121,7 +121,7 @@ def _metric_point(line: logs.StoredLine) -> MetricPoint:
 
 
 async def _segments(svc: Services, run_id: RunId, stream: str) -> tuple[Run, list[Segment]]:
-    return await svc.store.read(lambda tx: (run_of(tx, run_id), logs.of_run(tx, run_id, stream)))
+    return await svc.store.read(lambda tx: (read_run(tx, run_id), logs.of_run(tx, run_id, stream)))
 
 
 async def _slice(svc: Services, run_id: RunId, stream: str, start: logs.Cursor, limit: int) -> StreamSlice:
@@ -153,7 +153,7 @@ def _event(kind: str, data: BaseModel, ident: str = "") -> str:
 
 
 async def _view(svc: Services, run_id: RunId) -> RunView:
-    return await svc.store.read(lambda tx: run_view(tx, run_of(tx, run_id), NameLookup(tx)))
+    return await svc.store.read(lambda tx: run_view(tx, read_run(tx, run_id), NameLookup(tx)))
 
 
 async def _follow_logs(
@@ -198,6 +198,6 @@ async def _event_page(svc: Services, run_id: RunId, after: int, limit: int) -> t
     def unit(tx: Tx) -> tuple[Run, list[EventView]]:
         names = NameLookup(tx)
         events = tx.records.events(run_id, after=after, limit=limit)
-        return run_of(tx, run_id), [event_view(event, names) for event in events]
+        return read_run(tx, run_id), [event_view(event, names) for event in events]
 
     return await svc.store.read(unit)
