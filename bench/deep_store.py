@@ -9,6 +9,7 @@ from pathlib import Path
 from bench.fleet import CAPABILITY, request_id
 from corral.core.leases.outcomes import LeaseEnder, LeaseReport
 from corral.core.policy import ServerPolicy
+from corral.core.queue.choose import Board
 from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
@@ -39,7 +40,7 @@ class _Bench:
             capability=canonical({**CAPABILITY, "cores": cores}),
             holding=None,
         )
-        unit = Claim(self.lanes, self.shapes, self.shares, self.policy, ask, time.time)
+        unit = Claim(Board(self.lanes, self.shapes, self.shares), self.policy, ask, time.time)
         began = time.perf_counter()
         done = unit(tx)
         return done, (time.perf_counter() - began) * 1e6

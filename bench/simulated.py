@@ -30,6 +30,7 @@ from corral.core.queue.claim import Claim, ClaimTerms, Grant
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares, add_usage
 from corral.core.queue.lanes import Lanes
+from corral.core.queue.long_polls import LongPoll, LongPolls
 from corral.core.queue.preempt import Preemptor
 from corral.core.queue.reservations import Reservations
 from corral.core.runs.submit import submit
@@ -40,7 +41,6 @@ from corral.domain.ids import HostId, LeaseId, RunId, new_host_id
 from corral.domain.reasons import Reason
 from corral.domain.states import RunState
 from corral.ports.store import Tx
-from corral.server.long_polls import LongPoll, LongPolls
 from corral.store.sqlite.store import SqliteStore
 from corral.store.transaction import SqlTx
 
@@ -229,7 +229,7 @@ class Simulation:
         self._at(POLL_S * self._chance.uniform(0.8, 1.0), poll)
 
     def _claim(self, tx: Tx, host: SimulatedHost) -> None:
-        board, first = self.board, host.host.capability is None
+        first = host.host.capability is None
         ask = ClaimTerms(
             host_id=host.host.id,
             boot_id=BOOT,
@@ -240,15 +240,7 @@ class Simulation:
             capability=host.machine.capability if first else None,
             holding=None,
         )
-        unit = Claim(
-            board.lanes,
-            board.shapes,
-            board.shares,
-            self.policy,
-            ask,
-            lambda: self.now,
-            reservations=board.reservations,
-        )
+        unit = Claim(self.board, self.policy, ask, lambda: self.now)
         # Waiting begins before looking, as on the server.
         self.waiters.join(host.waiter)
         done = unit(tx)
@@ -260,7 +252,7 @@ class Simulation:
         if len(host.grants) == host.machine.slots:
             self.waiters.leave(host.waiter)
         baton = host.waiter.baton
-        if baton is not None and board.may_have(baton.shape):
+        if baton is not None and self.board.may_have(baton.shape):
             self.waiters.pass_on(host.waiter)
         host.waiter.baton = None
 

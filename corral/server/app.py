@@ -21,11 +21,11 @@ from corral.core.topics import (
     TOPIC_STOP,
     TOPIC_TOKEN,
 )
+from corral.core.wakeups import SCALE
 from corral.domain.ids import CallId, EndpointId, HostId
 from corral.server import errors
-from corral.server.gate import Gate
-from corral.server.loops import Loops
-from corral.server.notifier import Notifier
+from corral.server.background import Loops
+from corral.server.middleware import Gate
 from corral.server.openapi import ERRORS, declare_scopes
 from corral.server.routes import (
     admin,
@@ -57,7 +57,6 @@ from corral.server.routes import (
 )
 from corral.server.scaling import Scaler
 from corral.server.services import Services
-from corral.server.wakeups import SCALE
 
 # The first that fits a path is asked.
 _ROUTES = (
@@ -89,8 +88,7 @@ class ControlPlane:
 
     def __init__(self, services: Services) -> None:
         self.services = services
-        self.notifier = Notifier(services)
-        self.loops = Loops(services, self.notifier)
+        self.loops = Loops(services)
         self._tasks: set[asyncio.Task[None]] = set()
         self.api = self._build()
         self.app = Gate(self.api, services=services)
@@ -106,7 +104,6 @@ class ControlPlane:
             responses=ERRORS,
         )
         api.state.services = self.services
-        api.state.notifier = self.notifier
         errors.install(api)
         routers = [module.router for module in _ROUTES]
         for router in routers:
@@ -126,7 +123,7 @@ class ControlPlane:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self.notifier.close()
+            await self.services.notifier.close()
             await self.services.store.close()
             self.services.io.shutdown(wait=True)
 
@@ -139,7 +136,7 @@ class ControlPlane:
     def close_waits(self) -> None:
         """Answer every long poll and end every stream, so that the server can end at once."""
         self.services.hub.close()
-        self.services.waiters.close()
+        self.services.long_polls.close()
         self.services.dispatch.close()
         self.services.results.close()
 
@@ -147,9 +144,9 @@ class ControlPlane:
         """What a commit announced, here or on another server."""
         if topic == TOPIC_READY:
             lane, ready = parse_ready_key(key)
-            self.services.lanes.heard(lane, ready)
+            self.services.board.lanes.heard(lane, ready)
             if self.services.board.may_start(lane):
-                self.services.waiters.ready(lane.shape)
+                self.services.long_polls.ready(lane.shape)
         elif topic == TOPIC_QUOTA:
             self._soon(self.loops.look())
         elif topic in (TOPIC_RUN, TOPIC_LOG):
@@ -167,10 +164,10 @@ class ControlPlane:
             self.services.hub.wake(f"endpoint:{key}")
             self.services.hub.wake(SCALE)
         elif topic == TOPIC_HOST:
-            self.services.roster.changed()
-            self.services.waiters.changed(HostId(key))
+            self.services.board.roster.changed()
+            self.services.long_polls.changed(HostId(key))
         elif topic == TOPIC_TOKEN:
-            self.services.known.forget(key)
+            self.services.token_cache.forget(key)
 
     def _call_is_ready(self, key: str) -> None:
         pool, waiting = parse_ready_call(key)

@@ -49,7 +49,7 @@ class IdleEviction:
         host = None if lease is None else tx.hosts.get(lease.host_id)
         if lease is None or host is None or not takes_work(host, now) or self._must_stay(tx, lease.run_id):
             return False
-        shapes = self._svc.shapes
+        shapes = self._svc.board.shapes
         if not shapes.fits(tx, lane.shape, host) or not shapes.admits(tx, lane.shape, lane.project, host):
             return False
         need = shapes.get(tx, lane.shape)

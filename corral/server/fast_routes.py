@@ -17,7 +17,7 @@ from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError
 from corral.domain.ids import HostId, LeaseId
 from corral.domain.tokens import Token
-from corral.server.callers import Caller, host_of, user_of
+from corral.server.authorization import Caller, host_of, user_of
 from corral.server.errors import refused, render, unexpected
 from corral.server.routes import calls, leases, outcomes, runs
 from corral.server.services import Services

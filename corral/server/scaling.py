@@ -15,6 +15,7 @@ from corral.core.calls.lifecycle import cancel, lose
 from corral.core.endpoints.deploy import LIVE_FOR_S, EndpointLoad, ScalingRule, broke, desired
 from corral.core.runs.cancel import cancel as cancel_run
 from corral.core.runs.submit import submit
+from corral.core.wakeups import SCALE, wait_for
 from corral.domain.calls import CallFilter, CallPool, CallRecord, CallState, Payload
 from corral.domain.endpoints import Endpoint, EndpointVersion, Instance, PoolParams, VersionState
 from corral.domain.errors import CorralError, InvalidInput, NotFound
@@ -26,7 +27,6 @@ from corral.server.endpoint_cache import scaling_of
 from corral.server.evict_idle import IdleEviction
 from corral.server.routes.runs import new_run
 from corral.server.services import Services
-from corral.server.wakeups import SCALE, wait_for
 from corral.wire.payloads import payload_table
 from corral.wire.spec.run_file import RunSpec, ServiceTable
 

@@ -12,9 +12,11 @@ from postgres import PrivatePostgres
 from contract.conftest import Database, opened
 from contract.plans import new
 from contract.test_manifest_apply import CAPABILITY, NOW, Fleet, spec
+from corral.core.batch_write import write_together
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
 from corral.core.manifests.apply import Apply, ApplyOrigin
 from corral.core.policy import ServerPolicy
+from corral.core.queue.choose import Board
 from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms, Grant
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
@@ -25,7 +27,6 @@ from corral.domain.ids import new_host_id
 from corral.domain.quotas import Quota
 from corral.domain.reasons import Reason
 from corral.ports.store import Store, Tx
-from corral.server.batch_write import write_together
 from corral.store.postgres.store import PostgresStore
 
 PROJECTS = ("alpha", "beta", "default")
@@ -47,7 +48,7 @@ class Worker:
         self.shares.load(tx, NOW)
         self.lanes.reconcile(tx.runs.lanes())
         ask = ClaimTerms(self.host.id, "boot", f"claim-{self.requests}", 100, 3, False, None, None)
-        return Claim(self.lanes, self.shapes, self.shares, ServerPolicy(), ask, lambda: NOW)(tx)
+        return Claim(Board(self.lanes, self.shapes, self.shares), ServerPolicy(), ask, lambda: NOW)(tx)
 
     def end(self, tx: Tx, grant: Grant) -> LeaseOutcome:
         report = LeaseReport("finish", Reason.FINISHED, ran_s=1.0)

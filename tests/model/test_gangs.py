@@ -17,6 +17,7 @@ from corral.core.leases.beat import beat
 from corral.core.leases.fence import expire
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
 from corral.core.policy import ServerPolicy
+from corral.core.queue.choose import Board
 from corral.core.queue.claim import Claim, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
@@ -144,7 +145,7 @@ class Gang:
             tx.hosts.insert(host)
             lanes = Lanes()
             lanes.reconcile(tx.runs.lanes())
-            claim = Claim(lanes, Shapes(), self.shares, POLICY, ask, self.clock.now)
+            claim = Claim(Board(lanes, Shapes(), self.shares), POLICY, ask, self.clock.now)
             grants = claim(tx).grants
             self.claimed = [grant.lease for grant in grants]
             return grants[0].run if grants else None

@@ -7,6 +7,7 @@ from clockwork import Database, ManualClock
 from corral.core.leases.beat import Beat, beat
 from corral.core.leases.sweep import Sweeper
 from corral.core.policy import ServerPolicy
+from corral.core.queue.choose import Board
 from corral.core.queue.claim import Claim, ClaimTerms, Grant
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
@@ -80,7 +81,7 @@ class Fleet:
             holding=None,
         )
         self.lanes.reconcile(self.db.now_read(lambda tx: tx.runs.lanes()))
-        unit = Claim(self.lanes, Shapes(), self.shares, POLICY, ask, self.clock.now)
+        unit = Claim(Board(self.lanes, Shapes(), self.shares), POLICY, ask, self.clock.now)
         (grant,) = self.db.now_write(unit).grants
         return grant
 

@@ -180,16 +180,7 @@ class Ground:
             capability=canonical(asdict(self._capabilities[name])),
             holding=None,
         )
-        unit = Claim(
-            self.lanes,
-            self.shapes,
-            self.shares,
-            POLICY,
-            ask,
-            self.clock.now,
-            reservations=self.reservations,
-            roster=self.roster,
-        )
+        unit = Claim(self.board, POLICY, ask, self.clock.now)
         return self.db.now_write(unit)
 
     def claim(self, name: str, *, most: int = 1) -> list[RunId]:

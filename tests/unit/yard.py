@@ -122,16 +122,7 @@ class Yard:
             capability=known.capability,
             holding=None,
         )
-        board = self.board
-        unit = Claim(
-            board.lanes,
-            board.shapes,
-            board.shares,
-            self.policy,
-            ask,
-            self.clock.now,
-            reservations=board.reservations,
-        )
+        unit = Claim(self.board, self.policy, ask, self.clock.now)
         return list(self.db.now_write(unit).grants)
 
     def claimed(self, host: str, *, max_leases: int = 1) -> list[RunId]:

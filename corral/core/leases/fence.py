@@ -182,14 +182,7 @@ def expire(tx: Tx, lease_id: LeaseId, *, now: float, policy: ServerPolicy, share
 
 
 def release_boot(
-    tx: Tx,
-    host: Host,
-    boot_id: str,
-    holding: Collection[str],
-    *,
-    now: float,
-    policy: ServerPolicy,
-    shares: Shares,
+    tx: Tx, host: Host, boot_id: str, holding: Collection[str], *, now: float, shares: Shares
 ) -> tuple[LeaseId, ...]:
     """A new boot of the worker holds only what it says: its predecessor's other leases are given back."""
     released: list[LeaseId] = []

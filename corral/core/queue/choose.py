@@ -40,10 +40,10 @@ PAGE = 500
 class Board:
     """What a server knows of the queue, in memory."""
 
-    lanes: Lanes
-    shapes: Shapes
-    shares: Shares
-    reservations: Reservations
+    lanes: Lanes = field(default_factory=Lanes)
+    shapes: Shapes = field(default_factory=Shapes)
+    shares: Shares = field(default_factory=Shares)
+    reservations: Reservations = field(default_factory=Reservations)
     roster: Roster = field(default_factory=Roster)
     # The least margin before the end of a project's GPU hours that the policy keeps for any run.
     margin_s: float = 0.0
@@ -235,7 +235,8 @@ class Chooser:
         if lane in self._passed:
             return False
         need = self.board.shapes.get(self.tx, lane.shape)
-        if self.board.shares.held_back(lane.project, need.gpus, keep_s=self.board.margin_s) is not None:
+        keep_s = self.policy.least_margin_s
+        if self.board.shares.held_back(lane.project, need.gpus, keep_s=keep_s) is not None:
             return False
         # What is remembered of hosts of a kind may be from before a shape named this one.
         if need.hosts and not self._fits(lane.shape):

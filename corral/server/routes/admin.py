@@ -22,9 +22,9 @@ from corral.domain.ids import TokenId, is_id
 from corral.domain.secrets import Secret
 from corral.domain.tokens import Scope
 from corral.ports.store import Tx
-from corral.server.callers import Limit, Operator, Project, User
-from corral.server.metrics import Snapshot
+from corral.server.authorization import Limit, Operator, Project, User
 from corral.server.openapi import streamed
+from corral.server.prometheus import Snapshot
 from corral.server.services import Services, Svc
 from corral.server.views import host_view, token_view
 from corral.wire.health import FsckLine, Health
@@ -62,7 +62,7 @@ async def metrics(_: Operator, svc: Svc) -> PlainTextResponse:
         }
 
     gauges = await svc.store.read(unit)
-    gauges["corral_claims_waiting"] = [({}, float(len(svc.waiters)))]
+    gauges["corral_claims_waiting"] = [({}, float(len(svc.long_polls)))]
     registry = CollectorRegistry()
     registry.register(Snapshot(svc.counters, gauges))
     ProcessCollector(registry=registry)
@@ -132,7 +132,7 @@ async def revoke_token(token_id: str, caller: Operator, svc: Svc) -> Response:
         tx.announce(TOPIC_TOKEN, token_id)
 
     await svc.store.write(unit)
-    svc.known.forget(token_id)
+    svc.token_cache.forget(token_id)
     return Response(status_code=204)
 
 

@@ -18,7 +18,7 @@ from corral.domain.ids import ArtifactId
 from corral.domain.redaction import SecretValues
 from corral.domain.tokens import Scope, Token
 from corral.ports.store import Tx
-from corral.server.callers import Anyone, ArtifactPath, Caller, Limit, Project, User
+from corral.server.authorization import Anyone, ArtifactPath, Caller, Limit, Project, User
 from corral.server.routes.leases import manifest
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, parse_time_cursor, time_cursor

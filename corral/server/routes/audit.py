@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 
 from corral.domain.audit import AuditEntry, AuditFilter
 from corral.ports.store import Tx
-from corral.server.callers import Limit, Operator
+from corral.server.authorization import Limit, Operator
 from corral.server.services import Svc
 from corral.wire.audit import AuditPage, AuditView
 

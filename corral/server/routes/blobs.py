@@ -29,7 +29,7 @@ from corral.domain.ids import Digest, HostId, LeaseId, digest, is_id
 from corral.domain.tokens import Scope, Token
 from corral.ports.blobs import Upload
 from corral.ports.store import Tx
-from corral.server.callers import Anyone, Caller, DigestPath, Epoch, LeasePath, OwnHost, Project, User
+from corral.server.authorization import Anyone, Caller, DigestPath, Epoch, LeasePath, OwnHost, Project, User
 from corral.server.openapi import PARTIAL_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
 from corral.wire.blobs import BlobAnswer, BlobQuery, BlobStored

@@ -8,6 +8,7 @@ from functools import partial
 from fastapi import APIRouter
 
 from corral.core import secrets
+from corral.core.batch_write import write_together
 from corral.core.runs.cancel import cancel
 from corral.core.runs.requeue import failed_parent, requeue_with_children, was_requeued
 from corral.domain.canonical import digest_of
@@ -16,8 +17,7 @@ from corral.domain.ids import RunId
 from corral.domain.runs import Run, RunFilter
 from corral.domain.states import FINAL, RunState
 from corral.ports.store import Tx
-from corral.server.batch_write import write_together
-from corral.server.callers import Caller, User
+from corral.server.authorization import Caller, User
 from corral.server.services import Services, Svc
 from corral.server.views import parse_time_cursor, time_cursor
 from corral.wire.runs import (

@@ -15,6 +15,7 @@ from corral.core.calls import lifecycle as core
 from corral.core.calls.lifecycle import CallOptions, CallOutcome, NewCall
 from corral.core.endpoints.deploy import became_ready
 from corral.core.leases.fence import fence
+from corral.core.wakeups import wait_for
 from corral.domain.calls import CALL_FINAL, CallFilter, CallPool, CallRecord, CallState, Payload, QueuedCall
 from corral.domain.canonical import digest_of
 from corral.domain.endpoints import Endpoint, VersionState
@@ -23,12 +24,11 @@ from corral.domain.ids import CallId, EndpointId, HostId, LeaseId, RunId, is_id
 from corral.domain.runs import Run
 from corral.domain.tokens import Token
 from corral.ports.store import Tx
+from corral.server.authorization import Caller, Epoch, LeasePath, Limit, OwnHost, User
 from corral.server.call_waits import waits_for
-from corral.server.callers import Caller, Epoch, LeasePath, Limit, OwnHost, User
 from corral.server.dispatch import REFILL, InstancePoll
 from corral.server.services import Services, Svc
 from corral.server.views import parse_time_cursor, time_cursor
-from corral.server.wakeups import wait_for
 from corral.wire.calls import (
     CallPage,
     CallRequest,

@@ -13,15 +13,15 @@ from corral.core.audit import note
 from corral.core.endpoints import deploy as core
 from corral.core.endpoints.deploy import NewVersion
 from corral.core.schedules import function_schedules
+from corral.core.wakeups import SCALE, wait_for
 from corral.domain.canonical import digest_of
 from corral.domain.endpoints import Endpoint, VersionState
 from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.ids import EndpointId, is_id, is_name
 from corral.ports.store import Tx
-from corral.server.callers import Caller, Limit, User
+from corral.server.authorization import Caller, Limit, User
 from corral.server.endpoint_cache import scaling_of
 from corral.server.services import Services, Svc
-from corral.server.wakeups import SCALE, wait_for
 from corral.wire.endpoints import (
     DeployRequest,
     EndpointPage,

@@ -11,7 +11,7 @@ from corral.domain.errors import Ambiguous, NotFound
 from corral.domain.ids import GroupId, RunId
 from corral.domain.runs import Group
 from corral.ports.store import Tx
-from corral.server.callers import Caller, Limit, User
+from corral.server.authorization import Caller, Limit, User
 from corral.server.services import Svc
 from corral.server.views import parse_time_cursor, time_cursor
 from corral.wire.groups import BestRun, EndCount, GroupDetail, GroupPage, GroupView

@@ -14,7 +14,7 @@ from corral.domain.errors import Conflict, InvalidInput, NotFound
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId, is_id
 from corral.ports.store import Tx
-from corral.server.callers import Caller, Joining, Limit, Operator, OwnHost, User, origin_of
+from corral.server.authorization import Caller, Joining, Limit, Operator, OwnHost, User, origin_of
 from corral.server.services import Services, Svc
 from corral.server.views import host_view
 from corral.wire.hosts.enroll import (
@@ -55,8 +55,8 @@ async def enroll(body: EnrollRequest, joining: Joining, svc: Svc) -> EnrollAnswe
         )
 
     answer = await svc.store.write(unit)
-    svc.known.forget(joining.token.id)
-    svc.known.forget_host(HostId(answer.host_id))
+    svc.token_cache.forget(joining.token.id)
+    svc.token_cache.forget_host(HostId(answer.host_id))
     return answer
 
 
@@ -86,7 +86,7 @@ async def settle(host_id: OwnHost, request: Request, svc: Svc) -> None:
     """The host has kept the credential that it calls with: its others end after a short overlap."""
     kept = request.state.token.id
     await svc.store.write(lambda tx: enrol.settle(tx, host_id, kept, now=svc.clock.now(), policy=svc.policy))
-    svc.known.forget_host(host_id)
+    svc.token_cache.forget_host(host_id)
 
 
 @router.post("/hosts/self/leave", status_code=204)
@@ -108,7 +108,7 @@ async def leave(host_id: OwnHost, request: Request, svc: Svc) -> None:
         )
 
     await svc.store.write(unit)
-    svc.known.forget_host(host_id)
+    svc.token_cache.forget_host(host_id)
 
 
 @router.get("/hosts")
@@ -154,7 +154,7 @@ def _empty(tx: Tx, view: HostView, stop: DrainStop, caller: Caller, svc: Service
 async def resume(host_id: str, caller: Operator, svc: Svc) -> HostView:
     """Let a host that was drained or set aside take runs again."""
     done = await _set_draining(host_id, caller, svc, draining=False)
-    svc.waiters.ready_all(svc.lanes.shapes())
+    svc.long_polls.ready_all(svc.board.lanes.shapes())
     return done
 
 
@@ -188,7 +188,7 @@ async def revoke(host_id: str, caller: Operator, svc: Svc) -> HostView:
         return _detail(tx, enrol.revoke_host(tx, host, now=svc.clock.now()), svc)
 
     done = await svc.store.write(unit)
-    svc.known.forget_host(HostId(done.id))
+    svc.token_cache.forget_host(HostId(done.id))
     return done
 
 

@@ -11,21 +11,19 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from corral.core import logs, secrets
 from corral.core.artifacts import FileManifest, commit_from_lease
 from corral.core.leases.beat import Beat, beat
-from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
+from corral.core.queue.claim import ClaimTerms
 from corral.core.storage.objects import list_objects, put_object, read_object
+from corral.core.wakeups import wait_for
 from corral.domain.artifacts import ArtifactFile, ArtifactKind
 from corral.domain.canonical import canonical
 from corral.domain.errors import InvalidInput, LeaseLost
 from corral.domain.ids import Digest, HostId, LeaseId
-from corral.domain.leases import LeaseState
 from corral.domain.redaction import SecretValues
 from corral.ports.store import Tx
-from corral.server.callers import Epoch, LeasePath, Limit, OwnHost
-from corral.server.long_polls import LongPoll
+from corral.server.authorization import Epoch, LeasePath, Limit, OwnHost
 from corral.server.openapi import RAW_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, lease_json
-from corral.server.wakeups import wait_for
 from corral.wire.artifacts import ArtifactView, ManifestRequest
 from corral.wire.leases import (
     BeatAnswer,
@@ -51,51 +49,8 @@ async def claim(body: ClaimRequest, host_id: OwnHost, svc: Svc, request: Request
 async def claim_as_json(
     body: ClaimRequest, host_id: HostId, svc: Services, gone: Callable[[], Awaitable[bool]]
 ) -> str:
-    deadline = svc.clock.monotonic() + body.wait_s
-    waiter = LongPoll()
-    holding = body.holding
-    released: list[str] = []
-    try:
-        while True:
-            # Waiting begins before looking, or a run queued in between would be missed.
-            svc.waiters.join(waiter)
-            done = await _try_claim(body, host_id, svc, waiter, holding)
-            released += done.released
-            holding = None
-            left = deadline - svc.clock.monotonic()
-            if done.grants or left <= 0 or not body.max_leases or waiter.asleep:
-                return _claim_answer(done, released, svc)
-            _pass_on(svc, waiter)
-            await _wait(svc, waiter, deadline)
-            if svc.hub.closing or await gone():
-                return _claim_answer(done, released, svc)
-    finally:
-        svc.waiters.leave(waiter)
-        _pass_on(svc, waiter)
-
-
-async def _wait(svc: Services, waiter: LongPoll, deadline: float) -> None:
-    """Until there may be something for it, or its time is over."""
-    while (left := deadline - svc.clock.monotonic()) > 0:
-        await svc.waiters.wait(waiter, left)
-        if waiter.baton is None or svc.board.may_have(waiter.baton.shape):
-            return
-        # Many runs were queued at once, and whoever came first took them all.
-        if not svc.waiters.wait_on(waiter):
-            return
-
-
-def _pass_on(svc: Services, waiter: LongPoll) -> None:
-    """What it was woken for, and what else waits behind it, is the next one's; if anything does."""
-    if waiter.baton is not None and svc.board.may_have(waiter.baton.shape):
-        svc.waiters.pass_on(waiter)
-    waiter.baton = None
-
-
-async def _try_claim(
-    body: ClaimRequest, host_id: HostId, svc: Services, waiter: LongPoll, holding: list[str] | None
-) -> ClaimResult:
-    ask = ClaimTerms(
+    """A `ClaimAnswer`."""
+    terms = ClaimTerms(
         host_id=host_id,
         boot_id=body.boot_id,
         request_id=body.request_id,
@@ -103,48 +58,12 @@ async def _try_claim(
         max_leases=body.max_leases,
         draining=body.draining,
         capability=None if body.capability is None else canonical(body.capability.model_dump()),
-        holding=None if holding is None else tuple(holding),
+        holding=None if body.holding is None else tuple(body.holding),
     )
-    unit = Claim(
-        svc.lanes,
-        svc.shapes,
-        svc.shares,
-        svc.policy,
-        ask,
-        svc.clock.now,
-        reservations=svc.reservations,
-        roster=svc.roster,
-    )
-
-    def look(tx: Tx) -> ClaimResult:
-        # A host that let a lease run out while its poll waited is asleep. It must come back first, or it
-        # would be given its own run as a new one and lose the work that it may still bring.
-        waiter.asleep = any(_ran_out(tx, lease_id) for lease_id in waiter.held)
-        if waiter.asleep:
-            return ClaimResult((), ())
-        done = unit(tx)
-        waiter.held = [lease.id for lease in tx.leases.live_of_host(host_id)] if not done.grants else []
-        return done
-
-    try:
-        done = await svc.store.write(look)
-    except BaseException:
-        unit.undo()
-        raise
-    svc.waiters.saw(waiter, unit.host, unit.free)
+    done = await svc.claims.claim(terms, body.wait_s, gone)
     svc.counters.granted += len(done.grants)
-    return done
-
-
-def _ran_out(tx: Tx, lease_id: LeaseId) -> bool:
-    lease = tx.leases.get(lease_id)
-    return lease is not None and lease.state is LeaseState.EXPIRED
-
-
-def _claim_answer(done: ClaimResult, released: list[str], svc: Services) -> str:
-    """A `ClaimAnswer`."""
     leases = ",".join(lease_json(grant, svc.policy) for grant in done.grants)
-    return f'{{"leases":[{leases}],"lease_s":{svc.policy.lease_s},"released":{canonical(released)}}}'
+    return f'{{"leases":[{leases}],"lease_s":{svc.policy.lease_s},"released":{canonical(done.released)}}}'
 
 
 @router.post("/leases/{lease_id}/beat")
@@ -210,7 +129,7 @@ async def lease_events(
         found = logs.plan(tx, lease_id, batch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
         return found, _values(tx, lease_id, svc)
 
-    async with svc.turns.of(lease_id):
+    async with svc.lease_locks.of(lease_id):
         plan, values = await svc.store.read(look)
         if plan is None:
             return await _seen_before(lease_id, body.seq, host_id, svc)
@@ -235,7 +154,7 @@ async def _seen_before(lease_id: LeaseId, seq: int, host_id: HostId, svc: Servic
 
 def _values(tx: Tx, lease_id: LeaseId, svc: Services) -> SecretValues | None:
     lease = tx.leases.get(lease_id)
-    return None if lease is None else svc.hider.of(tx, lease.project)
+    return None if lease is None else svc.redactor.of(tx, lease.project)
 
 
 def _batch(body: EventBatch, values: SecretValues | None) -> logs.LogBatch:

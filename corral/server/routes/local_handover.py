@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from corral.core.storage.storage_quota import check_could_fit, check_room
 from corral.domain.errors import Conflict, NotFound, TooLarge
 from corral.ports.blobs import HandedOverFile
-from corral.server.callers import Anyone, origin_of
+from corral.server.authorization import Anyone, origin_of
 from corral.server.routes.blobs import (
     BlobHolder,
     ForLease,

@@ -20,7 +20,7 @@ from corral.domain.ids import Digest, is_name
 from corral.domain.manifests import ApplyOptions, Manifest, ManifestChange, ManifestEntry
 from corral.domain.states import FINAL
 from corral.ports.store import Tx
-from corral.server.callers import Limit, Operator, User
+from corral.server.authorization import Limit, Operator, User
 from corral.server.routes.runs import new_run
 from corral.server.services import Svc
 from corral.wire.base import explain

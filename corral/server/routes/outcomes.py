@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from fastapi import APIRouter, Response
 
+from corral.core.batch_write import write_together
 from corral.core.leases.outcomes import LeaseOutcome, LeaseReport
 from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError
 from corral.domain.ids import ArtifactId, HostId, LeaseId
 from corral.domain.reasons import Reason
 from corral.ports.store import Tx
-from corral.server.batch_write import write_together
-from corral.server.callers import Epoch, LeasePath, OwnHost
+from corral.server.authorization import Epoch, LeasePath, OwnHost
 from corral.server.errors import body_of
 from corral.server.services import Services, Svc
 from corral.wire.leases import (

@@ -11,7 +11,7 @@ from corral.domain.errors import NotFound
 from corral.domain.ids import is_name
 from corral.domain.quotas import Quota, month_of
 from corral.ports.store import Tx
-from corral.server.callers import Operator, User
+from corral.server.authorization import Operator, User
 from corral.server.services import Svc
 from corral.wire.quotas import QuotaPage, QuotaRequest, QuotaView, UsageAnswer, UsageView
 
@@ -50,8 +50,8 @@ async def put_quota(project: ProjectName, body: QuotaRequest, caller: Operator, 
         put(tx, quota, origin=caller.origin)
         return tx.quotas.all()
 
-    svc.shares.set_quotas(await svc.store.write(unit))
-    svc.waiters.ready_all(svc.lanes.shapes())
+    svc.board.shares.set_quotas(await svc.store.write(unit))
+    svc.long_polls.ready_all(svc.board.lanes.shapes())
     return _view(quota)
 
 
@@ -65,8 +65,8 @@ async def delete_quota(project: ProjectName, caller: Operator, svc: Svc) -> Resp
 
     if not is_name(project):
         raise NotFound(f"project {project!r} has no quota", hint="List them with `corral quotas ls`.")
-    svc.shares.set_quotas(await svc.store.write(unit))
-    svc.waiters.ready_all(svc.lanes.shapes())
+    svc.board.shares.set_quotas(await svc.store.write(unit))
+    svc.long_polls.ready_all(svc.board.lanes.shapes())
     return Response(status_code=204)
 
 

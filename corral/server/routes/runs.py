@@ -21,7 +21,7 @@ from corral.domain.ids import ArtifactId, RunId
 from corral.domain.runs import OnFailure, RunFilter
 from corral.domain.states import RunState
 from corral.ports.store import Tx
-from corral.server.callers import Caller, Limit, User, find_run
+from corral.server.authorization import Caller, Limit, User, find_run
 from corral.server.services import Services, Svc
 from corral.server.views import (
     NameLookup,
@@ -123,7 +123,7 @@ def _digests(spec: RunSpec) -> dict[str, str]:
 def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec], text: str) -> SubmitAnswer:
     secrets.refuse_exposed(tx, svc.cipher, specs[0].project, text, what="the run")
     asked = WhyQuestion(specs[0].requirements(), specs[0].project, specs[0].name)
-    found = standings(tx, asked, now=svc.clock.now(), policy=svc.policy, shapes=svc.shapes)
+    found = standings(tx, asked, now=svc.clock.now(), policy=svc.policy, shapes=svc.board.shapes)
     return SubmitAnswer(ids=[], hosts=[placement(s) for s in found])
 
 
@@ -194,8 +194,10 @@ async def why(run: str, caller: User, svc: Svc) -> Response:
     def unit(tx: Tx) -> str:
         found = read_run(tx, find_run(tx, run, caller))
         now = svc.clock.now()
-        asked = WhyQuestion(svc.shapes.get(tx, found.shape), found.project, found.name, found)
-        hosts = standings(tx, asked, now=now, policy=svc.policy, shapes=svc.shapes, roster=svc.roster)
+        asked = WhyQuestion(svc.board.shapes.get(tx, found.shape), found.project, found.name, found)
+        hosts = standings(
+            tx, asked, now=now, policy=svc.policy, shapes=svc.board.shapes, roster=svc.board.roster
+        )
         held_back = in_line.held_back(tx, svc.board, found, policy=svc.policy)
         group = in_line.group_is_full(tx, found)
         answer = WhyAnswer(

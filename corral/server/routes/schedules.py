@@ -15,7 +15,7 @@ from corral.domain.errors import Ambiguous, InvalidInput, NotFound
 from corral.domain.ids import ScheduleId, is_id, new_schedule_id
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
 from corral.ports.store import Tx
-from corral.server.callers import Caller, Limit, User
+from corral.server.authorization import Caller, Limit, User
 from corral.server.routes.runs import new_run
 from corral.server.services import Svc
 from corral.wire.base import explain

@@ -11,16 +11,16 @@ from pydantic import BaseModel
 
 from corral.core import logs
 from corral.core.runs.find import read_run
+from corral.core.wakeups import wait_for
 from corral.domain.artifacts import Segment
 from corral.domain.ids import RunId
 from corral.domain.runs import Run
 from corral.domain.states import FINAL
 from corral.ports.store import Tx
-from corral.server.callers import Limit, User, find_run
+from corral.server.authorization import Limit, User, find_run
 from corral.server.openapi import streamed
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, event_view, run_view
-from corral.server.wakeups import wait_for
 from corral.wire.logs import LogLine, LogPage, MetricPage, MetricPoint
 from corral.wire.runs import EventPage, EventView, RunView
 

@@ -18,7 +18,7 @@ from corral.domain.ids import Digest, HostId, LeaseId, is_name
 from corral.domain.runs import Run
 from corral.domain.volumes import VolumeRecord, VolumeVersion
 from corral.ports.store import Tx
-from corral.server.callers import Epoch, LeasePath, Limit, OwnHost, Project, User
+from corral.server.authorization import Epoch, LeasePath, Limit, OwnHost, Project, User
 from corral.server.routes.artifacts import refuse_secrets
 from corral.server.services import Services, Svc
 from corral.wire.volumes import VolumeCommit, VolumeDetail, VolumePage, VolumeVersionView, VolumeView

@@ -18,7 +18,7 @@ from corral.domain.calls import CALL_FINAL, INLINE_BYTES, CallRecord, CallState,
 from corral.domain.errors import CorralError, NotFound
 from corral.domain.ids import Digest
 from corral.ports.store import Tx
-from corral.server.callers import Caller, User
+from corral.server.authorization import Caller, User
 from corral.server.routes.blobs import BlobHolder, keep_all
 from corral.server.routes.calls import accepted, get_chunks, wait_all
 from corral.server.routes.endpoints import find

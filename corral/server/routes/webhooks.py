@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 
 from corral.core.audit import note
 from corral.core.webhooks.notices import MOST_WAITING, make_test, replay, replay_dead
+from corral.core.webhooks.send import key_context, url_context
 from corral.domain.canonical import canonical
 from corral.domain.errors import Conflict, InvalidInput, NotFound
 from corral.domain.ids import DeliveryId, WebhookId, is_id, is_name, new_webhook_id
@@ -15,8 +16,7 @@ from corral.domain.webhooks.addresses import parse_url
 from corral.domain.webhooks.deliveries import Delivery, DeliveryState, Webhook, WebhookFormat
 from corral.domain.webhooks.signing import key_of, new_key
 from corral.ports.store import Tx
-from corral.server.callers import Caller, Limit, Operator
-from corral.server.notifier import Notices, key_context, url_context
+from corral.server.authorization import Caller, Limit, Operator
 from corral.server.services import Services, Svc
 from corral.server.views import parse_time_cursor, time_cursor
 from corral.wire.webhooks import (
@@ -153,7 +153,7 @@ async def rotate_webhook(
 
 
 @router.post("/webhooks/{webhook}/test")
-async def test_webhook(webhook: str, caller: Operator, svc: Svc, notices: Notices) -> DeliveryView:
+async def test_webhook(webhook: str, caller: Operator, svc: Svc) -> DeliveryView:
     """Send a notice that says nothing, now, and tell what came of it. It is not tried again."""
     now = svc.clock.now()
 
@@ -163,7 +163,7 @@ async def test_webhook(webhook: str, caller: Operator, svc: Svc, notices: Notice
         return hook, make_test(tx, hook, actor=caller.actor, now=now)
 
     hook, delivery = await svc.store.write(unit)
-    return _delivery(await notices.deliver(hook, delivery))
+    return _delivery(await svc.notifier.deliver(hook, delivery))
 
 
 @router.get("/webhooks/{webhook}/deliveries")
