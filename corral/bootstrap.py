@@ -34,7 +34,7 @@ from corral.client.enroll.identity import (
     read_identity,
     write_identity,
 )
-from corral.core.audit import note
+from corral.core.audit import by_corral, note
 from corral.core.policy import ServerPolicy
 from corral.core.tokens import NewToken, authenticate, make_host, make_token
 from corral.domain.errors import CorralError, Unauthenticated
@@ -136,7 +136,7 @@ async def _own_worker(settings: Settings, store: Store, now: float) -> None:
         if known is not None and known.revoked_at is not None:
             return None
         host, made = make_host(tx, name, now=now)
-        note(tx, "host.enroll", f"host:{name}", actor="corral", origin="", now=now, token=made.token.id)
+        note(tx, "host.enroll", f"host:{name}", by_corral(now), token=made.token.id)
         return Identity(host.id, name, made.text)
 
     identity = await store.write(unit)
@@ -170,7 +170,7 @@ def give_certificate(settings: Settings, authority: OwnAuthority, now: float) ->
 def _first_operator(tx: Tx, now: float) -> NewToken:
     made = make_token(tx, Scope.OPERATOR, "operator", now=now)
     target = f"token:{made.token.id}"
-    note(tx, "token.create", target, actor="corral", origin="", now=now, name="operator", scope="operator")
+    note(tx, "token.create", target, by_corral(now), name="operator", scope="operator")
     return made
 
 

@@ -28,50 +28,50 @@ from corral.server.background import Loops
 from corral.server.middleware import Gate
 from corral.server.openapi import ERRORS, declare_scopes
 from corral.server.routes import (
-    admin,
     artifacts,
     audit,
     blobs,
+    bulk_runs,
     calls,
     endpoints,
+    events,
     groups,
+    health,
     hosts,
     leases,
+    local_handover,
+    logs,
     manifests,
     outcomes,
     quotas,
     runs,
     schedules,
-    streams,
+    secrets,
+    tokens,
     volumes,
+    web_functions,
     webhooks,
-)
-from corral.server.routes import (
-    bulk_runs as many,
-)
-from corral.server.routes import (
-    local_handover as near,
-)
-from corral.server.routes import (
-    web_functions as web,
 )
 from corral.server.scaling import Scaler
 from corral.server.services import Services
 
 # The first that fits a path is asked.
 _ROUTES = (
-    many,
+    bulk_runs,
     runs,
     groups,
     schedules,
-    streams,
+    logs,
+    events,
     leases,
     outcomes,
-    near,
+    local_handover,
     blobs,
     artifacts,
     hosts,
-    admin,
+    health,
+    tokens,
+    secrets,
     audit,
     manifests,
     webhooks,
@@ -79,7 +79,7 @@ _ROUTES = (
     endpoints,
     calls,
     volumes,
-    web,
+    web_functions,
 )
 
 

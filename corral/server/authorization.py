@@ -6,10 +6,12 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
 
+from corral.core.audit import Author
 from corral.domain.errors import Ambiguous, Forbidden, NotFound, Unauthenticated
 from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId, RunId, is_id, is_name
 from corral.domain.ids import digest as parse_digest
 from corral.domain.tokens import Scope, Token
+from corral.ports.clock import Clock
 from corral.ports.store import Tx
 
 
@@ -21,6 +23,10 @@ class Caller:
         self.actor = f"{token.scope}:{token.name}"
         # The address that the call came from, for the audit.
         self.origin = origin
+
+    def by(self, clock: Clock) -> Author:
+        """The caller as the author of what is done now."""
+        return Author(self.actor, self.origin, clock.now())
 
     def check_project(self, project: str) -> str:
         if self.token.project is not None and self.token.project != project:

@@ -17,7 +17,7 @@ from corral.domain.ids import LeaseId
 from corral.domain.leases import LeaseState
 from corral.domain.queue import Lane, ReadyRun
 from corral.ports.store import Tx
-from corral.server.routes.schedules import order_of
+from corral.server.routes.schedules import work_of
 from corral.server.services import Services
 
 log = logging.getLogger("corral.server.background")
@@ -54,7 +54,7 @@ class Loops:
         for schedule_id in ahead:
             await svc.store.write(partial(count_anew, schedule_id=schedule_id, now=now))
         due = await svc.store.read(lambda tx: tx.schedules.due(now, _SCHEDULES_PAGE))
-        made = partial(fire, order_of=lambda one: order_of(one.spec), now=now, policy=svc.policy)
+        made = partial(fire, work_of=lambda one: work_of(one.spec), now=now, policy=svc.policy)
         # One that fails keeps no other from its turn.
         answers = await svc.store.write_each([partial(made, schedule_id=one) for one in due])
         if failed := [answer for answer in answers if isinstance(answer, Exception)]:

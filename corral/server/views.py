@@ -15,10 +15,9 @@ from corral.core.queue.eligibility import declared_of, effective_of
 from corral.core.queue.why import RunStanding
 from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical
-from corral.domain.errors import InvalidInput
 from corral.domain.host_policy import effective_slots
 from corral.domain.hosts import Host
-from corral.domain.ids import HostId, LeaseId, is_id
+from corral.domain.ids import HostId, LeaseId
 from corral.domain.reasons import HINTS
 from corral.domain.runs import Event, Run
 from corral.domain.states import FINAL, LEASED
@@ -251,20 +250,3 @@ def placement(standing: RunStanding) -> Placement:
         waits=list(standing.waits),
         note=standing.note,
     )
-
-
-def time_cursor(at: float, ident: str) -> str:
-    return f"{at!r}_{ident}"
-
-
-def parse_time_cursor(text: str | None, kind: str) -> tuple[float, str] | None:
-    if not text:
-        return None
-    at, _, ident = text.partition("_")
-    try:
-        when = float(at)
-    except ValueError:
-        when = float("nan")
-    if not abs(when) < 1e15 or not is_id(ident, kind):
-        raise InvalidInput(f"not a cursor: {text[:60]!r}", hint="Use the `next` of an earlier page.")
-    return when, ident

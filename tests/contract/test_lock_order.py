@@ -12,9 +12,10 @@ from postgres import PrivatePostgres
 from contract.conftest import Database, opened
 from contract.plans import new
 from contract.test_manifest_apply import CAPABILITY, NOW, Fleet, spec
+from corral.core.audit import Author
 from corral.core.batch_write import write_together
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
-from corral.core.manifests.apply import Apply, ApplyOrigin
+from corral.core.manifests.apply import Apply
 from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board
 from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms, Grant
@@ -89,7 +90,7 @@ async def applied(store: Store, fleet: Fleet, over: asyncio.Event) -> None:
         runs += [spec(100 + turn)]
         asked = fleet.ask(runs)
         await store.write(
-            Apply(asked.wanted, asked.fresh, asked.remade, ApplyOrigin("user:ada", "", NOW), ServerPolicy())
+            Apply(asked.wanted, asked.fresh, asked.remade, Author("user:ada", "", NOW), ServerPolicy())
         )
     over.set()
 

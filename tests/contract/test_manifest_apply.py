@@ -12,8 +12,9 @@ import pytest
 from contract.conftest import Database
 from contract.samples import an_artifact
 from corral.client.manifests.apply import Also, Declaration, DeclaredRun, Mode
+from corral.core.audit import Author
 from corral.core.leases.fence import expire
-from corral.core.manifests.apply import Apply, ApplyOrigin, ApplyResult, delete
+from corral.core.manifests.apply import Apply, ApplyResult, delete
 from corral.core.manifests.plan import ManifestPlan, plan
 from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board
@@ -38,7 +39,7 @@ from corral.wire.manifests import ApplyRequest
 from corral.wire.spec.run_file import RunSpec
 
 NOW = 1_000_000.0
-BY = ApplyOrigin("operator:ada", "127.0.0.1", NOW)
+BY = Author("operator:ada", "127.0.0.1", NOW)
 
 
 def spec(n: int = 0, **fields: Any) -> DeclaredRun:

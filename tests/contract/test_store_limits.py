@@ -10,6 +10,7 @@ from contract.conftest import Database
 from contract.samples import a_host, a_lease, a_run, digest_of
 from corral.core import quotas
 from corral.core.artifacts import remember_blob
+from corral.core.audit import Author
 from corral.core.logs import MAX_NOTES, AppendPlan, LogBatch, commit
 from corral.core.policy import ServerPolicy
 from corral.core.runs.transitions import born
@@ -23,6 +24,7 @@ from corral.ports.store import Store, Tx
 from corral.store.postgres.store import PostgresStore
 
 POLICY = ServerPolicy()
+BY = Author("operator:ada", "127.0.0.1", 0.0)
 
 
 def _upload(tx: Tx, name: str, size: int) -> None:
@@ -32,7 +34,7 @@ def _upload(tx: Tx, name: str, size: int) -> None:
 
 
 def test_bytes_are_counted_once_and_freed_when_they_are_gone(db: Database) -> None:
-    db.write(lambda tx: quotas.put(tx, Quota("p", max_bytes=100), origin="127.0.0.1"))
+    db.write(lambda tx: quotas.put(tx, Quota("p", max_bytes=100), by=BY))
     db.write(lambda tx: _upload(tx, "a", 60))
     db.write(lambda tx: _upload(tx, "a", 60))
 
@@ -55,7 +57,7 @@ def test_uploads_that_race_for_the_last_room_do_not_both_get_it(pg_url: str) -> 
     stores = [PostgresStore(pg_url), PostgresStore(pg_url)]
 
     async def main() -> tuple[int, int]:
-        await stores[0].write(lambda tx: quotas.put(tx, Quota("p", max_bytes=100), origin="127.0.0.1"))
+        await stores[0].write(lambda tx: quotas.put(tx, Quota("p", max_bytes=100), by=BY))
         done = await asyncio.gather(*(_try(stores[n % 2], n) for n in range(40)))
         used = await stores[0].read(lambda tx: tx.blobs.project_bytes("p"))
         for store in stores:

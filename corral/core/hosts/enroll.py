@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from corral.core.audit import note
+from corral.core.audit import Author, note
 from corral.core.policy import ServerPolicy
 from corral.core.tokens import NewToken, make_token
 from corral.core.topics import TOPIC_TOKEN
@@ -76,17 +76,8 @@ def enroll(
         end_credentials(tx, host.id, now=now)
     if not tx.access.use(token.id, host.id, by=by, at=now):
         raise TokenUsed("this join token was used a moment ago")
-    actor = f"join:{token.name or token.id}"
-    note(
-        tx,
-        "host.enroll",
-        f"host:{host.name}",
-        actor=actor,
-        origin=origin,
-        now=now,
-        host=host.id,
-        token=token.id,
-    )
+    author = Author(f"join:{token.name or token.id}", origin, now)
+    note(tx, "host.enroll", f"host:{host.name}", author, host=host.id, token=token.id)
     tx.announce(TOPIC_TOKEN, token.id)
     return Enrollment(host, credential(tx, host, now=now, policy=policy), labels)
 
@@ -139,7 +130,7 @@ def rotate(tx: Tx, host_id: HostId, *, origin: str, now: float, policy: ServerPo
     host = tx.hosts.lock(host_id)
     if host is None or host.revoked_at is not None:
         raise Forbidden("this host is revoked")
-    note(tx, "host.rotate", f"host:{host.name}", actor=f"host:{host.name}", origin=origin, now=now)
+    note(tx, "host.rotate", f"host:{host.name}", Author(f"host:{host.name}", origin, now))
     return credential(tx, host, now=now, policy=policy)
 
 

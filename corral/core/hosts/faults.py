@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from corral.core import audit
+from corral.core.audit import by_corral, note
 from corral.core.policy import ServerPolicy
 from corral.core.runs.transitions import record
 from corral.core.topics import TOPIC_HOST
@@ -110,7 +110,7 @@ def _strike(tx: Tx, host: Host, strikes: Strikes, run: Run, why: str, *, now: fl
     said = f"{host.strikes} failures in a row that look like its own; the last: {why}"
     tx.hosts.save(host._replace(set_aside_until=now + for_s, set_aside_why=said))
     data: dict[str, object] = {"for_s": for_s, "why": said}
-    audit.note(tx, "host.set_aside", f"host:{host.name}", actor="corral", origin="", now=now, **data)
+    note(tx, "host.set_aside", f"host:{host.name}", by_corral(now), **data)
     return record(tx, run, "host_set_aside", at=now, actor="corral", data={"host": host.name, **data})
 
 

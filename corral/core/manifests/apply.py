@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from typing import NamedTuple
 
-from corral.core import audit
+from corral.core.audit import Author, note
 from corral.core.hosts.declare import declare
 from corral.core.manifests.plan import GroupNames, ManifestPlan, WantedRun, plan
 from corral.core.policy import ServerPolicy
@@ -39,14 +39,6 @@ from corral.domain.states import FINAL, LEASED, RunEvent, RunState
 from corral.ports.store import Tx
 
 
-class ApplyOrigin(NamedTuple):
-    """Who applies it, from where and when."""
-
-    actor: str
-    origin: str
-    now: float
-
-
 class ApplyResult(NamedTuple):
     plan: ManifestPlan
     manifest: Manifest
@@ -59,7 +51,7 @@ class Apply:
     wanted: WantedRun
     fresh: Mapping[Digest, NewRun]
     remade: Callable[[str, ManifestEntry], NewRun]
-    by: ApplyOrigin
+    by: Author
     policy: ServerPolicy
     _shapes: dict[Requirements, Digest] = field(default_factory=dict)
     _groups: dict[str, GroupId] = field(default_factory=dict)
@@ -274,18 +266,8 @@ class Apply:
         counts: dict[str, int] = {}
         for change in made.changes:
             counts[f"{change.action} {change.kind}s"] = counts.get(f"{change.action} {change.kind}s", 0) + 1
-        by = self.by
-        audit.note(
-            tx,
-            "manifest.apply",
-            manifest.key,
-            actor=by.actor,
-            origin=by.origin,
-            now=by.now,
-            revision=manifest.revision,
-            digest=manifest.digest,
-            **counts,
-        )
+        revision, digest = manifest.revision, manifest.digest
+        note(tx, "manifest.apply", manifest.key, self.by, revision=revision, digest=digest, **counts)
 
 
 def _children_first(tx: Tx, changes: list[ManifestChange]) -> list[ManifestChange]:
@@ -326,7 +308,7 @@ def held_against_others(tx: Tx, project: str, name: str) -> Manifest | None:
     return found if found is not None and found.revision else None
 
 
-def _as_manifest(wanted: WantedRun, before: Manifest | None, by: ApplyOrigin) -> Manifest:
+def _as_manifest(wanted: WantedRun, before: Manifest | None, by: Author) -> Manifest:
     runs = {entry.identity: entry.name for entry in wanted.entries.values()}
     body = {"hosts": {name: json.loads(text) for name, text in wanted.hosts.items()}, "runs": runs}
     text = canonical(body)
@@ -335,7 +317,7 @@ def _as_manifest(wanted: WantedRun, before: Manifest | None, by: ApplyOrigin) ->
 
 
 def delete(
-    tx: Tx, project: str, name: str, *, also: frozenset[ApplyOptions], by: ApplyOrigin, policy: ServerPolicy
+    tx: Tx, project: str, name: str, *, also: frozenset[ApplyOptions], by: Author, policy: ServerPolicy
 ) -> Manifest:
     """Forget the manifest. What it declared of hosts goes; its runs stay, and none of them may wait."""
     found = tx.manifests.lock(project, name)
@@ -359,14 +341,5 @@ def delete(
     for host in tx.hosts.declared_by(found.key):
         declare(tx, tx.hosts.lock(host.id) or host, None, by=None)
     tx.manifests.delete(project, name)
-    audit.note(
-        tx,
-        "manifest.delete",
-        found.key,
-        actor=by.actor,
-        origin=by.origin,
-        now=by.now,
-        revision=found.revision,
-        pruned=len(live),
-    )
+    note(tx, "manifest.delete", found.key, by, revision=found.revision, pruned=len(live))
     return found

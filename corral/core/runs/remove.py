@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from corral.core.audit import note
+from corral.core.audit import Author, note
 from corral.core.runs.find import lock_run
 from corral.domain.errors import Conflict
 from corral.domain.ids import ArtifactId, RunId
@@ -20,7 +20,7 @@ class RemovalResult(NamedTuple):
     kept: tuple[ArtifactId, ...]
 
 
-def remove(tx: Tx, run_id: RunId, *, actor: str, origin: str, now: float) -> RemovalResult:
+def remove(tx: Tx, run_id: RunId, *, by: Author) -> RemovalResult:
     run = lock_run(tx, run_id)
     if run.state not in FINAL:
         raise Conflict(
@@ -47,9 +47,7 @@ def remove(tx: Tx, run_id: RunId, *, actor: str, origin: str, now: float) -> Rem
         tx,
         "run.remove",
         run_id,
-        actor=actor,
-        origin=origin,
-        now=now,
+        by,
         name=run.name,
         project=run.project,
         state=run.state,

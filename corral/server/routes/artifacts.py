@@ -19,9 +19,10 @@ from corral.domain.redaction import SecretValues
 from corral.domain.tokens import Scope, Token
 from corral.ports.store import Tx
 from corral.server.authorization import Anyone, ArtifactPath, Caller, Limit, Project, User
+from corral.server.cursors import parse_time_cursor, time_cursor
 from corral.server.routes.leases import manifest
 from corral.server.services import Services, Svc
-from corral.server.views import NameLookup, artifact_view, parse_time_cursor, time_cursor
+from corral.server.views import NameLookup, artifact_view
 from corral.wire.artifacts import (
     ArtifactPage,
     ArtifactView,
@@ -207,14 +208,5 @@ async def delete(artifact_id: ArtifactPath, caller: User, svc: Svc) -> Response:
 
 
 def _note(tx: Tx, action: str, artifact: Artifact, caller: Caller, svc: Services) -> None:
-    note(
-        tx,
-        action,
-        f"artifact:{artifact.id}",
-        actor=caller.actor,
-        origin=caller.origin,
-        now=svc.clock.now(),
-        project=artifact.project,
-        kind=artifact.kind,
-        run=artifact.run_id,
-    )
+    data = {"project": artifact.project, "kind": artifact.kind, "run": artifact.run_id}
+    note(tx, action, f"artifact:{artifact.id}", caller.by(svc.clock), **data)

@@ -18,8 +18,8 @@ from corral.domain.runs import Run, RunFilter
 from corral.domain.states import FINAL, RunState
 from corral.ports.store import Tx
 from corral.server.authorization import Caller, User
+from corral.server.cursors import parse_time_cursor, time_cursor
 from corral.server.services import Services, Svc
-from corral.server.views import parse_time_cursor, time_cursor
 from corral.wire.runs import (
     ActionRefusal,
     ActionResult,

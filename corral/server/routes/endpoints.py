@@ -57,15 +57,8 @@ async def deploy_endpoint(body: DeployRequest, caller: User, svc: Svc) -> Endpoi
         now = svc.clock.now()
         endpoint, version = core.deploy(tx, new, principal=caller.actor, now=now)
         if not body.live:
-            note(
-                tx,
-                "endpoint.deploy",
-                f"{endpoint.project}/{endpoint.name}",
-                actor=caller.actor,
-                origin=caller.origin,
-                now=now,
-                version=version.version,
-            )
+            target, by = f"{endpoint.project}/{endpoint.name}", caller.by(svc.clock)
+            note(tx, "endpoint.deploy", target, by, version=version.version)
         return endpoint, version.version
 
     endpoint, number = await svc.store.write(unit)
@@ -163,14 +156,7 @@ async def remove(project: str, name: str, caller: User, svc: Svc) -> Response:
 
     def unit(tx: Tx) -> None:
         found = find(tx, project, name, caller)
-        note(
-            tx,
-            "endpoint.remove",
-            f"{project}/{name}",
-            actor=caller.actor,
-            origin=caller.origin,
-            now=svc.clock.now(),
-        )
+        note(tx, "endpoint.remove", f"{project}/{name}", caller.by(svc.clock))
         core.forsake(tx, found.id, now=svc.clock.now())
 
     await svc.store.write(unit)
@@ -189,7 +175,7 @@ async def _change(
     def unit(tx: Tx) -> EndpointView:
         found = find(tx, project, name, caller)
         changed = change(tx, found)
-        note(tx, action, f"{project}/{name}", actor=caller.actor, origin=caller.origin, now=svc.clock.now())
+        note(tx, action, f"{project}/{name}", caller.by(svc.clock))
         return _view(tx, changed, svc)
 
     view = await svc.store.write(unit)

@@ -12,8 +12,8 @@ from corral.domain.ids import GroupId, RunId
 from corral.domain.runs import Group
 from corral.ports.store import Tx
 from corral.server.authorization import Caller, Limit, User
+from corral.server.cursors import parse_time_cursor, time_cursor
 from corral.server.services import Svc
-from corral.server.views import parse_time_cursor, time_cursor
 from corral.wire.groups import BestRun, EndCount, GroupDetail, GroupPage, GroupView
 
 router = APIRouter(prefix="/v1", tags=["groups"])

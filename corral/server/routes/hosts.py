@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from corral.core.audit import note
+from corral.core.audit import Author, note
 from corral.core.hosts import enroll as enrol
 from corral.core.hosts.drain import DrainStop, empty
 from corral.core.hosts.enroll import JoinRequest, find_host, lock_host
 from corral.core.hosts.faults import forgiven
 from corral.core.topics import TOPIC_HOST
-from corral.domain.errors import Conflict, InvalidInput, NotFound
+from corral.domain.errors import Conflict, NotFound
 from corral.domain.hosts import Host
-from corral.domain.ids import HostId, is_id
+from corral.domain.ids import HostId
 from corral.ports.store import Tx
 from corral.server.authorization import Caller, Joining, Limit, Operator, OwnHost, User, origin_of
+from corral.server.cursors import id_cursor
 from corral.server.services import Services, Svc
 from corral.server.views import host_view
 from corral.wire.hosts.enroll import (
@@ -97,15 +98,8 @@ async def leave(host_id: OwnHost, request: Request, svc: Svc) -> None:
     def unit(tx: Tx) -> None:
         now = svc.clock.now()
         host = enrol.revoke_host(tx, lock_host(tx, host_id), now=now)
-        note(
-            tx,
-            "host.leave",
-            f"host:{host.name}",
-            actor=f"host:{host.name}",
-            origin=origin,
-            now=now,
-            host=host.id,
-        )
+        author = Author(f"host:{host.name}", origin, now)
+        note(tx, "host.leave", f"host:{host.name}", author, host=host.id)
 
     await svc.store.write(unit)
     svc.token_cache.forget_host(host_id)
@@ -114,13 +108,11 @@ async def leave(host_id: OwnHost, request: Request, svc: Svc) -> None:
 @router.get("/hosts")
 async def list_hosts(caller: User, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> HostPage:
     """Hosts: what they have, whether they are here, and how many of their slots are busy."""
-    if cursor and not is_id(cursor, "h"):
-        raise InvalidInput(f"not a cursor: {cursor[:60]!r}", hint="Use the `next` of an earlier page.")
-    after = HostId(cursor) if cursor else None
+    place = id_cursor(cursor, "h")
 
     def unit(tx: Tx) -> HostPage:
         busy = dict(tx.hosts.busy())
-        hosts = tx.hosts.page(after, limit)
+        hosts = tx.hosts.page(HostId(place) if place else None, limit)
         now = svc.clock.now()
         items = [host_view(h, busy.get(h.id, 0), now=now, policy=svc.policy) for h in hosts]
         return HostPage(items=items, next=hosts[-1].id if len(hosts) == limit else None)
@@ -193,8 +185,7 @@ async def revoke(host_id: str, caller: Operator, svc: Svc) -> HostView:
 
 
 def _note(tx: Tx, action: str, host: Host, caller: Caller, svc: Services, **data: object) -> None:
-    target, now = f"host:{host.name}", svc.clock.now()
-    note(tx, action, target, actor=caller.actor, origin=caller.origin, now=now, host=host.id, **data)
+    note(tx, action, f"host:{host.name}", caller.by(svc.clock), host=host.id, **data)
 
 
 def _own(tx: Tx, host_id: HostId) -> Host:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import ValidationError
 
 from corral.core import secrets
-from corral.core.manifests.apply import Apply, ApplyOrigin, ApplyResult, delete
+from corral.core.manifests.apply import Apply, ApplyResult, delete
 from corral.core.manifests.plan import ManifestPlan, WantedRun, plan
 from corral.core.runs.submit import NewRun
 from corral.domain.errors import InvalidInput, NotFound
@@ -21,6 +21,7 @@ from corral.domain.manifests import ApplyOptions, Manifest, ManifestChange, Mani
 from corral.domain.states import FINAL
 from corral.ports.store import Tx
 from corral.server.authorization import Limit, Operator, User
+from corral.server.cursors import name_cursor
 from corral.server.routes.runs import new_run
 from corral.server.services import Svc
 from corral.wire.base import explain
@@ -61,7 +62,7 @@ async def apply_manifest(body: ApplyRequest, caller: Operator, svc: Svc) -> Appl
         asked.wanted,
         asked.fresh,
         asked.remade,
-        ApplyOrigin(caller.actor, caller.origin, svc.clock.now()),
+        caller.by(svc.clock),
         svc.policy,
     )
     if not made.changes and not made.problems and known is not None and unit.is_same(known):
@@ -166,7 +167,7 @@ async def list_manifests(
     caller: User, svc: Svc, cursor: Annotated[str | None, Query(max_length=200)] = None, limit: Limit = 100
 ) -> ManifestPage:
     """Manifests as they were last applied."""
-    after = _cursor(cursor)
+    after = name_cursor(cursor)
 
     def unit(tx: Tx) -> ManifestPage:
         found = tx.manifests.page(after, limit)
@@ -219,7 +220,7 @@ async def delete_manifest(
     if not is_name(project) or not is_name(name):
         raise _absent(project, name)
     caller.check_project(project)
-    by = ApplyOrigin(caller.actor, caller.origin, svc.clock.now())
+    by = caller.by(svc.clock)
     wanted = frozenset(also or ())
     await svc.store.write(lambda tx: delete(tx, project, name, also=wanted, by=by, policy=svc.policy))
     return Response(status_code=204)
@@ -237,15 +238,6 @@ def _view(found: Manifest) -> ManifestView:
         runs=len(body["runs"]),
         hosts=sorted(body["hosts"]),
     )
-
-
-def _cursor(text: str | None) -> tuple[str, str] | None:
-    if text is None:
-        return None
-    project, _, name = text.partition("/")
-    if not is_name(project) or not is_name(name):
-        raise InvalidInput(f"not a cursor: {text[:60]!r}", hint="Use the `next` of an earlier page.")
-    return project, name
 
 
 def _absent(project: str, name: str) -> NotFound:

@@ -43,11 +43,11 @@ async def put_quota(project: ProjectName, body: QuotaRequest, caller: Operator, 
         raise NotFound(
             f"there is no project {project!r}", hint="A project's name is letters, digits, ., _, -."
         )
-    now = svc.clock.now()
-    quota = Quota(project, **body.model_dump(), updated_at=now, updated_by=caller.actor)
+    by = caller.by(svc.clock)
+    quota = Quota(project, **body.model_dump(), updated_at=by.now, updated_by=by.actor)
 
     def unit(tx: Tx) -> list[Quota]:
-        put(tx, quota, origin=caller.origin)
+        put(tx, quota, by=by)
         return tx.quotas.all()
 
     svc.board.shares.set_quotas(await svc.store.write(unit))
@@ -60,7 +60,7 @@ async def delete_quota(project: ProjectName, caller: Operator, svc: Svc) -> Resp
     """Remove a project's quota: no limits, weight 1."""
 
     def unit(tx: Tx) -> list[Quota]:
-        remove(tx, project, actor=caller.actor, origin=caller.origin, now=svc.clock.now())
+        remove(tx, project, by=caller.by(svc.clock))
         return tx.quotas.all()
 
     if not is_name(project):

@@ -22,21 +22,12 @@ from corral.domain.runs import OnFailure, RunFilter
 from corral.domain.states import RunState
 from corral.ports.store import Tx
 from corral.server.authorization import Caller, Limit, User, find_run
+from corral.server.cursors import parse_time_cursor, time_cursor
 from corral.server.services import Services, Svc
-from corral.server.views import (
-    NameLookup,
-    artifact_view,
-    event_view,
-    parse_time_cursor,
-    placement,
-    run_detail,
-    run_view,
-    time_cursor,
-)
+from corral.server.views import NameLookup, artifact_view, placement, run_detail, run_view
 from corral.wire.artifacts import ArtifactPage
 from corral.wire.runs import (
     CancelRequest,
-    EventPage,
     RemovedRun,
     RequeueRequest,
     RunDetail,
@@ -272,26 +263,7 @@ async def remove_run(run: str, caller: User, svc: Svc) -> RemovedRun:
 
     def unit(tx: Tx) -> RemovedRun:
         run_id = find_run(tx, run, caller)
-        done = remove(tx, run_id, actor=caller.actor, origin=caller.origin, now=svc.clock.now())
+        done = remove(tx, run_id, by=caller.by(svc.clock))
         return RemovedRun(id=done.run_id, artifacts=done.artifacts, kept=list(done.kept))
 
     return await svc.store.write(unit)
-
-
-@router.get("/events")
-async def feed(
-    caller: User, svc: Svc, cursor: Annotated[str, Query(max_length=64)] = "", limit: Limit = 100
-) -> EventPage:
-    """Events of all runs, in the order in which they were committed."""
-
-    def unit(tx: Tx) -> EventPage:
-        events, after = tx.records.feed(cursor, limit)
-        projects: dict[str, bool] = {}
-        for event in events:
-            if event.run_id not in projects:
-                run = tx.runs.get(event.run_id)
-                projects[event.run_id] = run is not None and caller.sees(run.project)
-        names = NameLookup(tx)
-        return EventPage(items=[event_view(e, names) for e in events if projects[e.run_id]], next=after)
-
-    return await svc.store.read(unit)

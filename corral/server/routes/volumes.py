@@ -13,12 +13,13 @@ from corral.core.audit import note
 from corral.core.leases.fence import fence
 from corral.core.volumes import VolumeChange, VolumeCommitResult
 from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind
-from corral.domain.errors import InvalidInput, NotFound
+from corral.domain.errors import NotFound
 from corral.domain.ids import Digest, HostId, LeaseId, is_name
 from corral.domain.runs import Run
 from corral.domain.volumes import VolumeRecord, VolumeVersion
 from corral.ports.store import Tx
 from corral.server.authorization import Epoch, LeasePath, Limit, OwnHost, Project, User
+from corral.server.cursors import name_cursor
 from corral.server.routes.artifacts import refuse_secrets
 from corral.server.services import Services, Svc
 from corral.wire.volumes import VolumeCommit, VolumeDetail, VolumePage, VolumeVersionView, VolumeView
@@ -46,13 +47,10 @@ async def list_volumes(
     """Volumes by project and name."""
     if project is not None:
         caller.check_project(project)
-    after = None if cursor is None else cursor.partition("/")
-    if after is not None and not (is_name(after[0]) and is_name(after[2])):
-        raise InvalidInput("not a cursor", hint="Use the `next` of an earlier page.")
+    after = name_cursor(cursor)
 
     def unit(tx: Tx) -> VolumePage:
-        place = None if after is None else (after[0], after[2])
-        found = tx.volumes.page(project or caller.token.project, after=place, limit=limit)
+        found = tx.volumes.page(project or caller.token.project, after=after, limit=limit)
         more = f"{found[-1].project}/{found[-1].name}" if len(found) == limit else None
         return VolumePage(items=[_volume(tx, one) for one in found], next=more)
 
@@ -96,14 +94,7 @@ async def remove_volume(project: Project, volume: VolumePath, caller: User, svc:
 
     def unit(tx: Tx) -> None:
         core.remove(tx, project, volume)
-        note(
-            tx,
-            "volume.remove",
-            f"{project}/{volume}",
-            actor=caller.actor,
-            origin=caller.origin,
-            now=svc.clock.now(),
-        )
+        note(tx, "volume.remove", f"{project}/{volume}", caller.by(svc.clock))
 
     await svc.store.write(unit)
     return Response(status_code=204)

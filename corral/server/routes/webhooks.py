@@ -17,8 +17,8 @@ from corral.domain.webhooks.deliveries import Delivery, DeliveryState, Webhook, 
 from corral.domain.webhooks.signing import key_of, new_key
 from corral.ports.store import Tx
 from corral.server.authorization import Caller, Limit, Operator
+from corral.server.cursors import parse_time_cursor, time_cursor
 from corral.server.services import Services, Svc
-from corral.server.views import parse_time_cursor, time_cursor
 from corral.wire.webhooks import (
     REPLAY_AT_ONCE,
     CreatedWebhook,
@@ -239,8 +239,7 @@ def _find(tx: Tx, text: str) -> Webhook:
 
 
 def _note(tx: Tx, action: str, hook: Webhook, caller: Caller, svc: Services, **data: object) -> None:
-    now = svc.clock.now()
-    note(tx, action, f"webhook:{hook.name}", actor=caller.actor, origin=caller.origin, now=now, **data)
+    note(tx, action, f"webhook:{hook.name}", caller.by(svc.clock), **data)
 
 
 def _view(tx: Tx, hook: Webhook, svc: Services) -> WebhookView:
