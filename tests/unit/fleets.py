@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clockwork import Database, ManualClock
+from queues import a_queued_run
 
 from corral.core.leases.beat import Beat, beat
 from corral.core.leases.sweep import Sweeper
@@ -16,8 +17,7 @@ from corral.core.runs.submit import NewRun, submit
 from corral.domain.canonical import canonical
 from corral.domain.capability import Requirements
 from corral.domain.hosts import Host
-from corral.domain.ids import Digest, RunId, new_host_id
-from corral.domain.retries import RetryLimits
+from corral.domain.ids import RunId, new_host_id
 from corral.domain.runs import Run
 
 POLICY = ServerPolicy(lease_s=30.0, first_beat_s=10.0)
@@ -41,24 +41,10 @@ class Fleet:
         self.sweeper = Sweeper(self.db, self.clock, POLICY, self.shares)
 
     def submit(self, *, wall_s: float | None = None, stall_s: float | None = None, lost: int = 3) -> RunId:
-        new = NewRun(
-            project="default",
-            name="train",
-            kind="command",
-            seed=None,
-            spec="{}",
-            identity=Digest("0" * 64),
-            requirements=Requirements(),
-            priority=0,
-            labels={},
-            retries=RetryLimits(infrastructure=lost, code=1),
-            wall_limit_s=wall_s,
-            stall_limit_s=stall_s,
-            grace_s=5.0,
-            code=None,
-            inputs={},
-            secrets=(),
+        run = a_queued_run(project="default")._replace(
+            retry_infrastructure=lost, retry_code=1, wall_limit_s=wall_s, stall_limit_s=stall_s, grace_s=5.0
         )
+        new = NewRun(run, "{}", Requirements())
         self._requests += 1
         request = f"submit-{self._requests}"
         done = self.db.now_write(

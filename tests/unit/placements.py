@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from clockwork import Database, ManualClock
+from queues import a_queued_run
 
 from corral.core.hosts.declare import declare
 from corral.core.leases.beat import beat
@@ -27,10 +28,9 @@ from corral.domain.canonical import canonical
 from corral.domain.capability import GIB, Capability, Gpu, Requirements
 from corral.domain.host_policy import HostPolicy
 from corral.domain.hosts import Host
-from corral.domain.ids import Digest, RunId, new_host_id
+from corral.domain.ids import RunId, new_host_id
 from corral.domain.quotas import Quota, UsageHours, month_of
 from corral.domain.reasons import Reason
-from corral.domain.retries import RetryLimits
 from corral.domain.runs import Event, Run
 from corral.ports.store import Tx
 
@@ -108,24 +108,11 @@ class Ground:
     ) -> tuple[RunId, ...]:
         self._requests += 1
         request = f"submit-{self._requests}"
-        new = NewRun(
-            project=project,
-            name=name,
-            kind=(need or Requirements()).kind,
-            seed=None,
-            spec="{}",
-            identity=Digest("0" * 64),
-            requirements=need or Requirements(),
-            priority=0,
-            labels={},
-            retries=RetryLimits(infrastructure=lost, code=0),
-            wall_limit_s=None,
-            stall_limit_s=None,
-            grace_s=5.0,
-            code=None,
-            inputs={},
-            secrets=(),
+        need = need or Requirements()
+        run = a_queued_run(project=project)._replace(
+            name=name, kind=need.kind, retry_infrastructure=lost, grace_s=5.0
         )
+        new = NewRun(run, "{}", need)
         done = self.db.now_write(
             lambda tx: submit(
                 tx, [new] * count, request_id=request, group=None, principal="user:ada", now=self.clock.now()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clockwork import Database, ManualClock
+from queues import a_queued_run
 
 from corral.core.leases.beat import beat
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
@@ -22,10 +23,9 @@ from corral.core.topics import TOPIC_READY
 from corral.domain.canonical import canonical
 from corral.domain.capability import Requirements
 from corral.domain.hosts import Host
-from corral.domain.ids import Digest, RunId, new_host_id
+from corral.domain.ids import RunId, new_host_id
 from corral.domain.quotas import Quota
 from corral.domain.reasons import Reason
-from corral.domain.retries import RetryLimits
 from corral.domain.runs import Event, Run
 
 TICK_S = 5.0
@@ -81,25 +81,15 @@ class Yard:
         code: int = 0,
         grace_s: float = 5.0,
     ) -> RunId:
-        new = NewRun(
-            project=project,
+        run = a_queued_run(project=project, priority=priority)._replace(
             name=name,
-            kind="command",
-            seed=None,
-            spec="{}",
-            identity=Digest("0" * 64),
-            requirements=Requirements(gpus=gpus),
-            priority=priority,
-            labels={},
-            retries=RetryLimits(infrastructure=lost, code=code),
+            retry_infrastructure=lost,
+            retry_code=code,
             wall_limit_s=wall_s,
-            stall_limit_s=None,
             grace_s=grace_s,
-            code=None,
-            inputs={},
-            secrets=(),
             preemptible=preemptible,
         )
+        new = NewRun(run, "{}", Requirements(gpus=gpus))
         # Of two runs the one that was submitted first is older.
         self.clock.advance(0.001)
         self._requests += 1

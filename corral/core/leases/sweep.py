@@ -21,7 +21,7 @@ from corral.core.runs.dependencies import let_in, release, settle_more, settle_w
 from corral.core.runs.limits import force_stop, halt_over_hours, halt_over_wall, stop_stalled
 from corral.core.runs.retry import LONGEST_BACKOFF_S
 from corral.domain.errors import CorralError
-from corral.domain.holds import REMOVED, is_held_by_somebody
+from corral.domain.holds import HoldKind
 from corral.domain.ids import RunId
 from corral.domain.states import RunState
 from corral.ports.clock import Clock
@@ -163,7 +163,7 @@ def release_held(tx: Tx, run_id: RunId, *, now: float) -> None:
     run = tx.runs.lock(run_id)
     if run is None or run.state is not RunState.HELD or run.not_before is None or run.not_before > now:
         return
-    if run.hold_reason == REMOVED or is_held_by_somebody(run):
+    if run.hold in (HoldKind.REMOVED, HoldKind.PERSON):
         tx.runs.save(run._replace(not_before=None))
     else:
         release(tx, run, actor="corral", now=now)

@@ -16,12 +16,12 @@ from corral.core.quotas import no_room
 from corral.core.runs.cancel import cancel
 from corral.core.runs.dependencies import hold_over_limit, let_in, release, settle_waiting
 from corral.core.runs.move import move
-from corral.core.runs.submit import NewRun, as_run, put_run, put_shape
+from corral.core.runs.submit import NewRun, put_run, put_shape
 from corral.core.runs.transitions import record
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.capability import Requirements
 from corral.domain.errors import Conflict, InvalidInput, NotFound
-from corral.domain.holds import CONCURRENCY, REMOVED, waits_for
+from corral.domain.holds import HoldKind, waits_for
 from corral.domain.host_policy import read_declared
 from corral.domain.hosts import Host
 from corral.domain.ids import Digest, GroupId, RunId, is_id, new_group_id, new_host_id, new_run_id
@@ -157,8 +157,7 @@ class Apply:
     ) -> ManifestChange:
         run_id, by = change.run_id or new_run_id(), self.by
         shape, group = self._shape(tx, new), self._group(tx, entry)
-        run = as_run(run_id, new, shape, group, principal=by.actor, now=by.now)
-        run = run._replace(
+        run = new.accepted(run_id, shape, group, by=by.actor, now=by.now)._replace(
             identity=entry.identity, manifest=self.wanted.name, policy=entry.policy, generation=generation
         )
         links = self._links(run_id, new)
@@ -169,7 +168,7 @@ class Apply:
             # They are let in by age, in the order in which they stand in the manifest.
             self._count += 1
             ready_at = by.now + self._count * 1e-6
-            run = run._replace(state=RunState.HELD, hold_reason=CONCURRENCY, ready_at=ready_at)
+            run = run._replace(state=RunState.HELD, hold_reason=HoldKind.CONCURRENCY.value, ready_at=ready_at)
         put_run(tx, run, new, links)
         return change._replace(run_id=run_id, state=run.state)
 
@@ -197,27 +196,12 @@ class Apply:
     def _change(self, tx: Tx, change: ManifestChange, entry: ManifestEntry, run: Run) -> Run:
         values = {key: value for key, value in entry.values.items() if key != "resources" or not entry.fitted}
         new = self.remade(tx.runs.spec(run.id), entry._replace(values=values))
-        fresh = as_run(
-            run.id, new, self._shape(tx, new), self._group(tx, entry), principal="", now=self.by.now
-        )
         before = run
-        run = run._replace(
-            name=entry.name,
-            group_id=fresh.group_id,
-            shape=fresh.shape,
-            priority=fresh.priority,
-            labels=fresh.labels,
-            retry_infrastructure=fresh.retry_infrastructure,
-            retry_memory=fresh.retry_memory,
-            retry_code=fresh.retry_code,
-            wall_limit_s=fresh.wall_limit_s,
-            stall_limit_s=fresh.stall_limit_s,
-            grace_s=fresh.grace_s,
-            preemptible=fresh.preemptible,
-            policy=entry.policy,
+        run = run.with_policy_of(new.run)._replace(
+            group_id=self._group(tx, entry), shape=self._shape(tx, new), policy=entry.policy
         )
         tx.runs.save_policy(run, new.spec)
-        if run.state is RunState.HELD and run.hold_reason == CONCURRENCY and run.group_id != before.group_id:
+        if run.is_held(HoldKind.CONCURRENCY) and run.group_id != before.group_id:
             # It waited for a place in a group that it is not in any more.
             run = release(tx, run, actor=self.by.actor, now=self.by.now)
         data = {difference.path: [difference.old, difference.new] for difference in change.differences}
@@ -230,11 +214,12 @@ class Apply:
         return record(tx, run._replace(hold_reason=None), "restored", at=by.now, actor=by.actor)
 
     def _hold(self, tx: Tx, run: Run) -> Run:
-        by, data = self.by, {"hold_reason": REMOVED}
+        by, hold = self.by, HoldKind.REMOVED.value
+        data = {"hold_reason": hold}
         if run.state is RunState.QUEUED:
-            return move(tx, run, RunEvent.HOLD, at=by.now, actor=by.actor, data=data, hold_reason=REMOVED)
+            return move(tx, run, RunEvent.HOLD, at=by.now, actor=by.actor, data=data, hold_reason=hold)
         # Held already, or running: the mark keeps it from the queue.
-        held = run._replace(hold_reason=REMOVED, not_before=None)
+        held = run._replace(hold_reason=hold, not_before=None)
         return record(tx, held, "removed", at=by.now, actor=by.actor, data=data)
 
     def _shape(self, tx: Tx, new: NewRun) -> Digest:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
-from corral.core.runs.submit import NewRun, missing_of
+from corral.core.runs.submit import NewRun
 from corral.domain.errors import FieldError
-from corral.domain.holds import REMOVED
+from corral.domain.holds import HoldKind, hold_kind
 from corral.domain.ids import Digest, GroupId, RunId, is_id
 from corral.domain.manifests import (
     PRUNED,
@@ -128,7 +128,7 @@ def _compare(
             made.ended.append(_change(Action.AGAIN, run))
         return
     found = tuple(_differences(tx, entry, run, groups))
-    if run.hold_reason == REMOVED:
+    if hold_kind(run.hold_reason) is HoldKind.REMOVED:
         made.changes.append(_change(Action.RESTORED, run)._replace(differences=found))
     elif found:
         made.changes.append(_change(Action.CHANGED, run)._replace(differences=found))
@@ -143,7 +143,7 @@ def _dropped(made: ManifestPlan, wanted: WantedRun, run: ManifestRun) -> None:
         made.changes.append(_change(Action.PRUNED, run))
     elif ApplyOptions.PRUNE_RUNNING in wanted.also and run.state in LEASED:
         made.changes.append(_change(Action.STOPPED, run))
-    elif run.hold_reason != REMOVED:
+    elif hold_kind(run.hold_reason) is not HoldKind.REMOVED:
         made.changes.append(_change(Action.REMOVED, run))
     else:
         made.gone.append(_change(Action.REMOVED, run))
@@ -193,19 +193,10 @@ def _check(tx: Tx, made: ManifestPlan, wanted: WantedRun, fresh: Mapping[Digest,
             continue
         seen.add(key)
         prefix = f"runs.{change.name}."
-        made.problems += missing_of(
-            tx,
-            new.project,
-            code=new.code,
-            inputs=new.inputs,
-            secrets=new.secrets,
-            prefix=prefix,
-            digests=new.digests,
-            parts=new.parts,
-        )
+        made.problems += new.missing(tx, prefix)
         before.setdefault(change.name, set()).update(after.run for after in new.after)
         for after in new.after:
-            if after.run not in names and not _is_run(tx, after.run, new.project):
+            if after.run not in names and not _is_run(tx, after.run, new.run.project):
                 message = f"names {after.run}, which is neither a run of this manifest nor one of the project"
                 made.problems.append(FieldError(prefix + after.place, message))
     try:

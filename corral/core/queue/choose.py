@@ -16,7 +16,7 @@ from corral.core.queue.roster import Roster
 from corral.core.runs.dependencies import wait_for_place
 from corral.core.runs.move import move
 from corral.domain.capability import Requirements
-from corral.domain.holds import REMOVED
+from corral.domain.holds import HoldKind
 from corral.domain.host_policy import refusals
 from corral.domain.hosts import Host
 from corral.domain.ids import Digest
@@ -136,9 +136,9 @@ class Chooser:
             ):
                 continue
             run, spec = found
-            if run.hold_reason == REMOVED:
+            if run.hold is HoldKind.REMOVED:
                 # It ran when its manifest dropped it, and came back to the queue.
-                data = {"hold_reason": REMOVED}
+                data = {"hold_reason": HoldKind.REMOVED.value}
                 move(self.tx, run, RunEvent.HOLD, at=self.now, actor="corral", data=data)
                 continue
             need = self.board.shapes.get(self.tx, run.shape)

@@ -22,7 +22,7 @@ from corral.core.queue.eligibility import (
 from corral.core.queue.free_capacity import HostCapacity
 from corral.core.queue.roster import AGAIN_S, Roster, is_away
 from corral.domain.capability import Requirements, preferred
-from corral.domain.holds import CONCURRENCY
+from corral.domain.holds import HoldKind
 from corral.domain.host_policy import effective_slots, refusals
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId
@@ -206,7 +206,7 @@ def summary(
         return f"the run has ended: {run.state}" + (f" ({run.reason})" if run.reason else "")
     if run.state is RunState.HELD:
         left = f", {max(0.0, run.not_before - now):.0f} s left" if run.not_before is not None else ""
-        if run.hold_reason == CONCURRENCY and group is not None:
+        if run.hold is HoldKind.CONCURRENCY and group is not None:
             return f"held: it waits for a place; {group}"
         return f"held: {run.hold_reason or 'not ready'}{left}"
     if run.state is not RunState.QUEUED:

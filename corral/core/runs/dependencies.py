@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from corral.core.runs.transitions import record, step
 from corral.domain.canonical import canonical
-from corral.domain.holds import BACKOFF, CONCURRENCY, has_place, is_waiting, waits_for
+from corral.domain.holds import HoldKind, waits_for
 from corral.domain.ids import GroupId, RunId
 from corral.domain.reasons import Reason
 from corral.domain.runs import OnFailure, Parent, Run
@@ -83,7 +83,7 @@ def release(tx: Tx, run: Run, *, actor: str, now: float) -> Run:
         return record(tx, held, "hold", at=now, actor=actor, data={"hold_reason": hold, "state": run.state})
     _take_results(tx, run, parents)
     # A retry keeps its age; for the others the wait begins when they could have started.
-    ready_at = run.ready_at if run.hold_reason == BACKOFF else now
+    ready_at = run.ready_at if run.hold is HoldKind.BACKOFF else now
     return step(
         tx, run, RunEvent.RELEASE, at=now, actor=actor, hold_reason=None, not_before=None, ready_at=ready_at
     )
@@ -93,7 +93,7 @@ def left(tx: Tx, before: Run, after: Run, *, now: float) -> None:
     """A run was moved: if it ended, settle its children; if it left its place, let the next one in."""
     if after.state in FINAL and before.state not in FINAL:
         _settle_descendants(tx, after.id, now=now)
-    if after.group_id is not None and has_place(before) and not has_place(after):
+    if after.group_id is not None and before.has_place and not after.has_place:
         let_in(tx, after.group_id, now=now)
 
 
@@ -106,7 +106,7 @@ def settle_more(tx: Tx, parent_id: RunId, after: str, *, now: float) -> None:
 def settle_waiting(tx: Tx, run_id: RunId, *, now: float) -> None:
     """The sweeper: a run that waits is looked at for itself, whatever became of its parents' word."""
     run = tx.runs.lock(run_id)
-    if run is not None and is_waiting(run):
+    if run is not None and run.is_held(HoldKind.PARENTS):
         done = release(tx, run, actor="corral", now=now)
         left(tx, run, done, now=now)
 
@@ -124,11 +124,11 @@ def let_in(tx: Tx, group_id: GroupId, *, now: float, unlimited: bool = False) ->
     room = MOST_AT_ONCE if most is None else most - tx.runs.placed(group_id, but=None, limit=most)
     if room <= 0:
         return
-    waiting = tx.runs.waiting_in_group(group_id, CONCURRENCY, min(room, MOST_AT_ONCE))
+    waiting = tx.runs.waiting_in_group(group_id, HoldKind.CONCURRENCY.value, min(room, MOST_AT_ONCE))
     for index, run_id in enumerate(waiting):
         # Whoever has it locked waits for the group now, and will see for itself.
         found = tx.runs.try_lock(run_id)
-        if found is not None and found[0].state is RunState.HELD and found[0].hold_reason == CONCURRENCY:
+        if found is not None and found[0].is_held(HoldKind.CONCURRENCY):
             # Those that are let in together keep their order in the queue.
             release(tx, found[0], actor="corral", now=now + index * 1e-6)
 
@@ -151,8 +151,8 @@ def hold_over_limit(tx: Tx, group_id: GroupId, *, actor: str, now: float) -> Non
 
 
 def wait_for_place(tx: Tx, run: Run, *, actor: str, now: float) -> Run:
-    data = {"hold_reason": CONCURRENCY}
-    return step(tx, run, RunEvent.HOLD, at=now, actor=actor, data=data, hold_reason=CONCURRENCY)
+    hold = HoldKind.CONCURRENCY.value
+    return step(tx, run, RunEvent.HOLD, at=now, actor=actor, data={"hold_reason": hold}, hold_reason=hold)
 
 
 def with_room(tx: Tx, after: str, limit: int) -> tuple[list[GroupId], str]:
@@ -165,7 +165,7 @@ def with_room(tx: Tx, after: str, limit: int) -> tuple[list[GroupId], str]:
         after = group_id
         group = tx.runs.group(group_id)
         most = group.max_running if group else None
-        if tx.runs.waiting_in_group(group_id, CONCURRENCY, 1) and (
+        if tx.runs.waiting_in_group(group_id, HoldKind.CONCURRENCY.value, 1) and (
             most is None or tx.runs.placed(group_id, but=None, limit=most) < most
         ):
             found.append(group_id)
@@ -185,7 +185,7 @@ def _settle_descendants(tx: Tx, parent_id: RunId, *, after: str = "", now: float
         left_over -= len(taken)
         for child_id in taken:
             child = tx.runs.lock(child_id)
-            if child is not None and is_waiting(child):
+            if child is not None and child.is_held(HoldKind.PARENTS):
                 child = release(tx, child, actor="corral", now=now)
                 if child.state in FINAL:
                     todo.append((child.id, ""))
@@ -201,14 +201,14 @@ def _waits(parents: Sequence[_Known]) -> str | None:
 
 
 def _no_place(tx: Tx, run: Run) -> str | None:
-    if run.group_id is None or has_place(run):
+    if run.group_id is None or run.has_place:
         return None
     group = tx.runs.group(run.group_id)
     if group is None or group.max_running is None:
         return None
     tx.runs.lock_group(run.group_id)
     placed = tx.runs.placed(run.group_id, but=run.id, limit=group.max_running)
-    return CONCURRENCY if placed >= group.max_running else None
+    return HoldKind.CONCURRENCY.value if placed >= group.max_running else None
 
 
 def _ended_for_parents(tx: Tx, run: Run, parents: Sequence[_Known], *, now: float) -> Run | None:

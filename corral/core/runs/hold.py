@@ -7,7 +7,7 @@ from corral.core.runs.find import lock_run
 from corral.core.runs.move import move
 from corral.core.runs.transitions import record
 from corral.domain.errors import Conflict
-from corral.domain.holds import BACKOFF, REMOVED, held_by, is_held_by_somebody
+from corral.domain.holds import HoldKind, held_by
 from corral.domain.ids import RunId
 from corral.domain.runs import Run
 from corral.domain.states import RunEvent, RunState
@@ -28,9 +28,9 @@ def hold(tx: Tx, run_id: RunId, *, actor: str, now: float) -> Run:
             if run.ended_at is None
             else "Nothing was changed.",
         )
-    if is_held_by_somebody(run):
+    if run.hold is HoldKind.PERSON:
         return run
-    if run.hold_reason == REMOVED:
+    if run.hold is HoldKind.REMOVED:
         raise Conflict(f"run {run_id} is held already: it was removed from its manifest")
     held = run._replace(hold_reason=reason, not_before=None)
     held = record(tx, held, "hold", at=now, actor=actor, data={**data, "state": run.state})
@@ -44,12 +44,12 @@ def let_go(tx: Tx, run_id: RunId, *, actor: str, now: float) -> Run:
     run = lock_run(tx, run_id)
     if run.state is not RunState.HELD:
         raise Conflict(f"run {run_id} is {run.state}, not held", hint="Nothing was changed.")
-    if is_held_by_somebody(run) or run.hold_reason == BACKOFF:
+    if run.hold in (HoldKind.PERSON, HoldKind.BACKOFF):
         done = release(tx, run, actor=actor, now=now)
         # A parent may have failed meanwhile: then it ended, and its own children with it.
         left(tx, run, done, now=now)
         return done
-    if run.hold_reason == REMOVED:
+    if run.hold is HoldKind.REMOVED:
         raise Conflict(
             f"run {run_id} was removed from its manifest",
             hint="Apply the manifest with the run in it, or submit the run by itself.",

@@ -13,7 +13,7 @@ from corral.core.runs.submit import (
     SubmitResult,
     earlier_answer,
     missing_of,
-    names_what_is_missing,
+    not_there,
     used_before,
 )
 from corral.core.runs.transitions import born, record
@@ -131,7 +131,7 @@ def _again(tx: Tx, old: Run, new_of: Mapping[RunId, RunId], *, principal: str, n
     if missing := missing_of(
         tx, old.project, code=code, inputs=inputs, secrets=secrets, prefix="", parts=parts
     ):
-        raise names_what_is_missing(missing)
+        raise not_there(missing)
     check_room(tx, old.project, 1)
     new = old.born_again(submitted_by=principal, now=now)
     links = sorted(

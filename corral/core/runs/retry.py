@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from corral.core.runs.move import move
+from corral.domain.holds import HoldKind
 from corral.domain.reasons import Reason
 from corral.domain.retries import BUDGET_OF, Budget
 from corral.domain.runs import Run
@@ -43,8 +44,8 @@ def retry_or_fail(
             RunEvent.HOLD,
             at=now,
             actor="corral",
-            data={"hold_reason": "backoff", "for_s": wait_s},
-            hold_reason=run.hold_reason or "backoff",
+            data={"hold_reason": HoldKind.BACKOFF.value, "for_s": wait_s},
+            hold_reason=run.hold_reason or HoldKind.BACKOFF.value,
             not_before=now + wait_s,
         )
     return run

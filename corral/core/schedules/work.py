@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from corral.core.policy import ServerPolicy
 from corral.core.runs.cancel import cancel
-from corral.core.runs.submit import NewRun, SubmitResult, missing_of, names_what_is_missing, submit
+from corral.core.runs.submit import NewRun, SubmitResult, not_there, prefix_of, submit
 from corral.domain.ids import RunId, ScheduleId
 from corral.domain.schedules import Schedule
 from corral.domain.states import FINAL, STOPPING
@@ -55,25 +56,13 @@ class ScheduledRuns(NamedTuple):
     max_running: int | None
 
     def check(self, tx: Tx) -> None:
-        missing = [
-            found
-            for index, run in enumerate(self.runs)
-            for found in missing_of(
-                tx,
-                run.project,
-                code=run.code,
-                inputs=run.inputs,
-                secrets=run.secrets,
-                prefix=f"runs[{index}]." if len(self.runs) > 1 else "",
-                parts=run.parts,
-            )
-        ]
-        if missing:
-            raise names_what_is_missing(missing)
+        found = [new.missing(tx, prefix_of(index, self.runs)) for index, new in enumerate(self.runs)]
+        if missing := list(chain.from_iterable(found)):
+            raise not_there(missing)
 
     def keep(self, tx: Tx, schedule_id: ScheduleId) -> None:
         """Keep code and inputs as long as the schedule: the collector takes it for a run that reads them."""
-        used = [used for run in self.runs for used in (run.code, *run.inputs.values()) if used]
+        used = [artifact_id for new in self.runs for artifact_id in new.artifacts]
         tx.artifacts.forget_uses(RunId(schedule_id))
         tx.artifacts.use(RunId(schedule_id), dict.fromkeys(used))
 

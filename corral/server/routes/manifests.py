@@ -14,7 +14,7 @@ from corral.core.manifests.apply import Apply, ApplyResult, delete
 from corral.core.manifests.plan import ManifestPlan, WantedRun, plan
 from corral.core.runs.submit import NewRun
 from corral.domain.errors import InvalidInput, NotFound
-from corral.domain.holds import REMOVED
+from corral.domain.holds import HoldKind, hold_kind
 from corral.domain.host_policy import render_declared
 from corral.domain.ids import Digest, is_name
 from corral.domain.manifests import ApplyOptions, Manifest, ManifestChange, ManifestEntry
@@ -22,7 +22,7 @@ from corral.domain.states import FINAL
 from corral.ports.store import Tx
 from corral.server.authorization import Limit, Operator, User
 from corral.server.cursors import name_cursor
-from corral.server.routes.runs import new_run
+from corral.server.new_runs import new_run
 from corral.server.services import Svc
 from corral.wire.base import explain
 from corral.wire.errors import ErrorField
@@ -201,7 +201,7 @@ async def get_manifest(project: str, name: str, caller: User, svc: Svc) -> Manif
                 state=run.state,
             )
             for run in runs
-            if run.hold_reason == REMOVED and run.state not in FINAL
+            if hold_kind(run.hold_reason) is HoldKind.REMOVED and run.state not in FINAL
         ]
         return ManifestDetail(**_view(found).model_dump(), states=states, gone=gone)
 

@@ -14,15 +14,16 @@ from corral.core.runs.find import read_run
 from corral.core.runs.hold import hold, let_go
 from corral.core.runs.remove import remove
 from corral.core.runs.requeue import requeue, requeue_with_children
-from corral.core.runs.submit import Dependency, NewRun, SubmitResult, submit
+from corral.core.runs.submit import SubmitResult, submit
 from corral.domain.artifacts import ArtifactKind
 from corral.domain.errors import InvalidInput
-from corral.domain.ids import ArtifactId, RunId
-from corral.domain.runs import OnFailure, RunFilter
+from corral.domain.ids import RunId
+from corral.domain.runs import RunFilter
 from corral.domain.states import RunState
 from corral.ports.store import Tx
 from corral.server.authorization import Caller, Limit, User, find_run
 from corral.server.cursors import parse_time_cursor, time_cursor
+from corral.server.new_runs import new_run
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, placement, run_detail, run_view
 from corral.wire.artifacts import ArtifactPage
@@ -37,7 +38,6 @@ from corral.wire.runs import (
     SubmitRequest,
     WhyAnswer,
 )
-from corral.wire.spec.identity import identity_of
 from corral.wire.spec.run_file import RunSpec
 
 router = APIRouter(prefix="/v1", tags=["runs"])
@@ -63,7 +63,7 @@ async def submit_or_try(body: SubmitRequest, caller: Caller, svc: Services) -> S
         return await svc.store.read(lambda tx: _dry_run(tx, svc, body.runs, text))
 
     def unit(tx: Tx) -> SubmitResult:
-        secrets.refuse_exposed(tx, svc.cipher, runs[0].project, text, what="the run")
+        secrets.refuse_exposed(tx, svc.cipher, runs[0].run.project, text, what="the run")
         return submit(
             tx,
             runs,
@@ -76,39 +76,6 @@ async def submit_or_try(body: SubmitRequest, caller: Caller, svc: Services) -> S
 
     done = await svc.store.write(unit)
     return SubmitAnswer(ids=list(done.ids), group_id=done.group_id)
-
-
-def new_run(spec: RunSpec) -> NewRun:
-    return NewRun(
-        project=spec.project,
-        name=spec.name,
-        kind=spec.kind,
-        seed=spec.seed,
-        spec=spec.model_dump_json(),
-        identity=identity_of(spec),
-        requirements=spec.requirements(),
-        priority=spec.priority,
-        labels=spec.labels,
-        retries=spec.retries.budgets(),
-        wall_limit_s=spec.wall_limit,
-        stall_limit_s=spec.stall_limit,
-        grace_s=spec.grace,
-        code=None if spec.code is None else ArtifactId(spec.code),
-        inputs={name: ArtifactId(value) for name, value in spec.inputs.items()},
-        secrets=tuple(spec.secrets),
-        preemptible=spec.preemptible,
-        after=tuple(
-            Dependency(one.run, one.input, OnFailure(one.on_failure), f"after[{index}]")
-            for index, one in enumerate(spec.after)
-        ),
-        digests=_digests(spec),
-        parts=spec.input_paths,
-    )
-
-
-def _digests(spec: RunSpec) -> dict[str, str]:
-    digests = {f"inputs.{name}": digest for name, digest in spec.input_digests.items()}
-    return digests if spec.code_digest is None else {**digests, "code": spec.code_digest}
 
 
 def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec], text: str) -> SubmitAnswer:

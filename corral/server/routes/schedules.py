@@ -18,7 +18,7 @@ from corral.domain.schedules import MissedTimes, Overlap, Schedule
 from corral.ports.store import Tx
 from corral.server.authorization import Caller, Limit, User
 from corral.server.cursors import id_cursor
-from corral.server.routes.runs import new_run
+from corral.server.new_runs import new_run
 from corral.server.services import Svc
 from corral.wire.base import explain
 from corral.wire.runs import SubmitAnswer
