@@ -48,7 +48,7 @@ class _Bench:
     def finish(self, tx: Tx, done: ClaimResult, host_id: HostId) -> None:
         for grant in done.grants:
             report = LeaseReport("finish", Reason.FINISHED, ran_s=0.0)
-            self.ender.end(tx, grant.lease.id, grant.lease.epoch, report, host_id=host_id, now=time.time())
+            self.ender.end(tx, grant.lease.key, report, now=time.time())
 
 
 def claim_costs_us(path: Path, rounds: int) -> dict[str, list[float]]:

@@ -315,7 +315,7 @@ class Simulation:
             return
         ran_s = self._drop(host, grant)
         report = LeaseReport(kind, reason, ran_s=ran_s)
-        outcome = self.ender.end(tx, lease_id, grant.lease.epoch, report, host_id=host.host.id, now=self.now)
+        outcome = self.ender.end(tx, grant.lease.key, report, now=self.now)
         self.seen.counts[f"{kind} -> {outcome.run_state}"] += 1
         if outcome.run_state in ("succeeded", "failed"):
             self.unfinished -= 1
@@ -353,9 +353,7 @@ class Simulation:
         for grant in host.grants.values():
             beat(
                 tx,
-                grant.lease.id,
-                grant.lease.epoch,
-                host_id=host.host.id,
+                grant.lease.key,
                 progress=None,
                 sample="{}",
                 active_s_ago=0.0,

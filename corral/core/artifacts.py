@@ -11,8 +11,8 @@ from corral.core.policy import ServerPolicy
 from corral.core.runs.transitions import record
 from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, Blob, listing_digest
 from corral.domain.errors import BlobMissing, Conflict, InvalidInput, NotFound
-from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId, new_artifact_id
-from corral.domain.leases import Lease
+from corral.domain.ids import ArtifactId, Digest, new_artifact_id
+from corral.domain.leases import Lease, LeaseKey
 from corral.domain.paths import check_paths
 from corral.domain.runs import Run
 from corral.domain.states import FINAL
@@ -29,27 +29,22 @@ class FileManifest:
 
 
 def commit_from_lease(
-    tx: Tx,
-    lease_id: LeaseId,
-    epoch: int,
-    manifest: FileManifest,
-    *,
-    host_id: HostId,
-    now: float,
-    policy: ServerPolicy,
+    tx: Tx, key: LeaseKey, manifest: FileManifest, *, now: float, policy: ServerPolicy
 ) -> Artifact:
     """Bind files to the run, attempt, rank and epoch that made them. The same again is the same artifact."""
     check_paths([f.path for f in manifest.files])
-    lease, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
+    lease, run = fence(tx, key, now=now, policy=policy)
     digest = listing_digest(manifest.files)
     for known in tx.artifacts.of_run(run.id):
         made_by = (known.epoch, known.kind, known.digest, known.step)
         if made_by == (lease.epoch, manifest.kind, digest, manifest.step):
             return known
     check_blobs(tx, run.project, manifest.files)
-    artifact = insert(tx, manifest, digest, project=run.project, lease=lease, by=f"host:{host_id}", now=now)
+    artifact = insert(
+        tx, manifest, digest, project=run.project, lease=lease, by=f"host:{key.host_id}", now=now
+    )
     data = {"artifact": artifact.id, "kind": artifact.kind, "step": artifact.step, "metric": artifact.metric}
-    run = record(tx, run, "artifact", at=now, actor=f"host:{host_id}", data=data)
+    run = record(tx, run, "artifact", at=now, actor=f"host:{key.host_id}", data=data)
     if manifest.kind is ArtifactKind.CHECKPOINT:
         _drop_old_checkpoints(tx, run)
     return artifact

@@ -14,8 +14,7 @@ from corral.core.topics import TOPIC_LOG
 from corral.domain.artifacts import Segment
 from corral.domain.canonical import canonical
 from corral.domain.errors import InvalidInput, SequenceGap
-from corral.domain.ids import HostId, LeaseId, RunId
-from corral.domain.leases import Lease
+from corral.domain.leases import Lease, LeaseKey
 from corral.domain.runs import Run
 from corral.ports.blobs import SegmentStore
 from corral.ports.store import Tx
@@ -42,65 +41,48 @@ class LogBatch:
     progress: str | None = None
 
 
-class AppendPosition(NamedTuple):
-    """Where a stream's next bytes go."""
-
-    segment: Segment
-    is_new: bool
-
-
 class AppendPlan(NamedTuple):
-    log: AppendPosition | None
-    metric: AppendPosition | None
+    """The segments that a batch goes to, as they are before it; None where it has nothing for one."""
+
+    log: Segment | None
+    metric: Segment | None
 
 
 def segment_key(segment: Segment) -> str:
     return f"{segment.run_id}/{segment.attempt}-{segment.rank}-{segment.stream}-{segment.n}"
 
 
-def plan(
-    tx: Tx, lease_id: LeaseId, batch: LogBatch, *, host_id: HostId, now: float, policy: ServerPolicy
-) -> AppendPlan | None:
+def plan(tx: Tx, key: LeaseKey, batch: LogBatch, *, now: float, policy: ServerPolicy) -> AppendPlan | None:
     """Where the batch belongs; None if it was seen before; SequenceGap if one before it is missing."""
-    lease = owned(tx, lease_id, host_id)
+    lease = owned(tx, key)
     if not _is_next(lease, batch.seq):
         return None
     if is_over(lease, policy):
         return AppendPlan(None, None)
     return AppendPlan(
-        _spot(tx, lease, LOG, now, policy) if batch.logs else None,
-        _spot(tx, lease, METRIC, now, policy) if batch.metrics else None,
+        _last(tx, lease, LOG, now, policy) if batch.logs else None,
+        _last(tx, lease, METRIC, now, policy) if batch.metrics else None,
     )
 
 
 def write(plan: AppendPlan, batch: LogBatch, segments: SegmentStore) -> None:
     """Append to the segments; durable, but not part of the log until `commit`. Blocks."""
-    for spot, data in ((plan.log, batch.logs), (plan.metric, batch.metrics)):
-        if spot is not None:
-            segments.append(segment_key(spot.segment), spot.segment.bytes, data)
+    for segment, data in ((plan.log, batch.logs), (plan.metric, batch.metrics)):
+        if segment is not None:
+            segments.append(segment_key(segment), segment.bytes, data)
 
 
 def commit(
-    tx: Tx,
-    lease_id: LeaseId,
-    epoch: int,
-    plan: AppendPlan,
-    batch: LogBatch,
-    *,
-    host_id: HostId,
-    now: float,
-    policy: ServerPolicy,
+    tx: Tx, key: LeaseKey, plan: AppendPlan, batch: LogBatch, *, now: float, policy: ServerPolicy
 ) -> bool:
     """Make what was appended part of the log. False if another copy of the batch came first."""
-    lease, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
+    lease, run = fence(tx, key, now=now, policy=policy)
     if not _is_next(lease, batch.seq):
         return False
     parts = ((plan.log, batch.logs, batch.log_records), (plan.metric, batch.metrics, batch.metric_records))
-    for spot, data, records in parts:
-        if spot is None:
-            continue
-        old = spot.segment
-        tx.records.segment(old._replace(bytes=old.bytes + len(data), records=old.records + records))
+    for old, data, records in parts:
+        if old is not None:
+            tx.records.segment(old._replace(bytes=old.bytes + len(data), records=old.records + records))
     tx.leases.save(
         lease._replace(
             event_seq=batch.seq,
@@ -114,7 +96,7 @@ def commit(
         run = run._replace(metrics=canonical(dict(list(latest.items())[-_LATEST_METRICS:])))
         tx.runs.save(run)
     for note in batch.notes[: max(0, MAX_NOTES - run.event_n)]:
-        run = record(tx, run, "note", at=now, actor=f"host:{host_id}", data={"text": note})
+        run = record(tx, run, "note", at=now, actor=f"host:{key.host_id}", data={"text": note})
     tx.announce(TOPIC_LOG, run.id)
     return True
 
@@ -138,12 +120,13 @@ def _is_next(lease: Lease, seq: int) -> bool:
     return seq == lease.event_seq + 1
 
 
-def _spot(tx: Tx, lease: Lease, stream: str, now: float, policy: ServerPolicy) -> AppendPosition:
+def _last(tx: Tx, lease: Lease, stream: str, now: float, policy: ServerPolicy) -> Segment:
+    """The segment that has room; a new one if the last is full."""
     last = tx.records.last_segment(lease.run_id, lease.attempt, lease.rank, stream)
     if last is not None and last.bytes < policy.segment_bytes:
-        return AppendPosition(last, False)
+        return last
     n = 0 if last is None else last.n + 1
-    return AppendPosition(Segment(lease.run_id, lease.attempt, lease.rank, stream, n, 0, 0, now), True)
+    return Segment(lease.run_id, lease.attempt, lease.rank, stream, n, 0, 0, now)
 
 
 class Cursor(NamedTuple):
@@ -235,7 +218,3 @@ def position(run_segments: list[Segment]) -> Cursor:
         return Cursor()
     last = run_segments[-1]
     return Cursor(last.attempt, last.rank, last.n, last.bytes)
-
-
-def of_run(tx: Tx, run_id: RunId, stream: str) -> list[Segment]:
-    return tx.records.segments(run_id, stream)

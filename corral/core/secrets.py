@@ -9,7 +9,7 @@ from typing import Any
 from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
 from corral.domain.errors import InvalidInput, NotFound, SecretExposed
-from corral.domain.ids import HostId, LeaseId
+from corral.domain.leases import LeaseKey
 from corral.domain.redaction import MIN_SECRET_BYTES, SecretValues, StreamScanner
 from corral.domain.secrets import Secret
 from corral.ports.cipher import Cipher
@@ -99,18 +99,9 @@ def refuse_file(secrets: SecretValues, path: str, chunks: Iterable[bytes]) -> No
             )
 
 
-def for_lease(
-    tx: Tx,
-    cipher: Cipher,
-    lease_id: LeaseId,
-    epoch: int,
-    *,
-    host_id: HostId,
-    now: float,
-    policy: ServerPolicy,
-) -> dict[str, str]:
+def for_lease(tx: Tx, cipher: Cipher, key: LeaseKey, *, now: float, policy: ServerPolicy) -> dict[str, str]:
     """The values that the run names. Asked for just before the child starts; never spooled."""
-    _, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
+    _, run = fence(tx, key, now=now, policy=policy)
     values: dict[str, str] = {}
     for name in json.loads(tx.runs.spec(run.id)).get("secrets", []):
         secret = tx.access.secret(run.project, name)

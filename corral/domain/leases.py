@@ -15,6 +15,14 @@ class LeaseState(StrEnum):
     CLOSED = "closed"
 
 
+class LeaseKey(NamedTuple):
+    """What a worker shows with everything that it writes: its lease, the epoch, and which host it is."""
+
+    id: LeaseId
+    epoch: int
+    host_id: HostId
+
+
 class Lease(NamedTuple):
     """`outcome` is how it was closed; its digest and answer make a replay repeatable for ever."""
 
@@ -43,3 +51,7 @@ class Lease(NamedTuple):
     log_bytes: int
     # How much of each GPU's memory it holds; None is the whole of them.
     gpu_bytes: int | None = None
+
+    @property
+    def key(self) -> LeaseKey:
+        return LeaseKey(self.id, self.epoch, self.host_id)

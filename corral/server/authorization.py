@@ -10,6 +10,7 @@ from corral.core.audit import Author
 from corral.domain.errors import Ambiguous, Forbidden, NotFound, Unauthenticated
 from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId, RunId, is_id, is_name
 from corral.domain.ids import digest as parse_digest
+from corral.domain.leases import LeaseKey
 from corral.domain.tokens import Scope, Token
 from corral.ports.clock import Clock
 from corral.ports.store import Tx
@@ -92,6 +93,14 @@ async def lease_path(lease_id: Annotated[str, Path()]) -> LeaseId:
     return LeaseId(lease_id)
 
 
+async def lease_key(
+    lease_id: Annotated[LeaseId, Depends(lease_path)],
+    epoch: Annotated[int, Query(ge=0, lt=2**62)],
+    host_id: Annotated[HostId, Depends(host)],
+) -> LeaseKey:
+    return LeaseKey(lease_id, epoch, host_id)
+
+
 async def digest_path(sha256: Annotated[str, Path()]) -> Digest:
     return parse_digest(sha256)
 
@@ -109,6 +118,7 @@ OwnHost = Annotated[HostId, Depends(host)]
 Joining = Annotated[Caller, Depends(joining)]
 Project = Annotated[str, Depends(project_path)]
 LeasePath = Annotated[LeaseId, Depends(lease_path)]
+OwnLease = Annotated[LeaseKey, Depends(lease_key)]
 DigestPath = Annotated[Digest, Depends(digest_path)]
 ArtifactPath = Annotated[ArtifactId, Depends(artifact_path)]
 Epoch = Annotated[int, Query(ge=0, lt=2**62)]

@@ -54,7 +54,7 @@ class Worker:
     def end(self, tx: Tx, grant: Grant) -> LeaseOutcome:
         report = LeaseReport("finish", Reason.FINISHED, ran_s=1.0)
         lease = grant.lease
-        return self.ender.end(tx, lease.id, lease.epoch, report, host_id=self.host.id, now=NOW + 1)
+        return self.ender.end(tx, lease.key, report, now=NOW + 1)
 
     async def work(self, over: asyncio.Event) -> None:
         await self.store.write(lambda tx: tx.hosts.insert(self.host))

@@ -18,6 +18,7 @@ from corral.core.storage.objects import MAX_OBJECTS, put_object
 from corral.core.storage.storage_quota import check_room
 from corral.domain.artifacts import Blob, NamedObject
 from corral.domain.errors import Conflict, ProjectFull
+from corral.domain.leases import LeaseKey
 from corral.domain.quotas import Quota
 from corral.domain.states import RunState
 from corral.ports.store import Store, Tx
@@ -93,16 +94,8 @@ def test_notes_of_a_run_are_bounded(db: Database) -> None:
     batch = LogBatch(1, b"", 0, b"", 0, {}, tuple(f"note {n}" for n in range(5)))
 
     def unit(tx: Tx) -> None:
-        commit(
-            tx,
-            lease_id,  # type: ignore[arg-type]
-            1,
-            AppendPlan(None, None),
-            batch,
-            host_id=host_id,  # type: ignore[arg-type]
-            now=110.0,
-            policy=POLICY,
-        )
+        key = LeaseKey(lease_id, 1, host_id)  # type: ignore[arg-type]
+        commit(tx, key, AppendPlan(None, None), batch, now=110.0, policy=POLICY)
 
     db.write(unit)
     lease = db.read(lambda tx: tx.leases.get(lease_id))  # type: ignore[arg-type]
@@ -124,13 +117,11 @@ def test_objects_of_a_run_are_bounded_and_old_ones_can_be_written(db: Database) 
     def put(tx: Tx, key: str) -> None:
         put_object(
             tx,
-            lease.id,
-            1,
+            lease.key._replace(epoch=1),
             key,
             b"v",
             if_match=None,
             if_none_match=None,
-            host_id=lease.host_id,
             now=110.0,
             policy=POLICY,
         )

@@ -85,9 +85,7 @@ class Gang:
         lease = self.leases[rank]
         report = LeaseReport(kind, reason, ran_s=1.0)
         return self.write(
-            lambda tx: LeaseEnder(POLICY, self.shares).end(
-                tx, lease.id, lease.epoch, report, host_id=lease.host_id, now=self.clock.now()
-            )
+            lambda tx: LeaseEnder(POLICY, self.shares).end(tx, lease.key, report, now=self.clock.now())
         )
 
     def beat(self, rank: int) -> str:
@@ -95,9 +93,7 @@ class Gang:
         done = self.write(
             lambda tx: beat(
                 tx,
-                lease.id,
-                lease.epoch,
-                host_id=lease.host_id,
+                lease.key,
                 progress="{}",
                 sample="{}",
                 active_s_ago=0.0,

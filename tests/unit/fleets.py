@@ -75,9 +75,7 @@ class Fleet:
         return self.db.now_write(
             lambda tx: beat(
                 tx,
-                grant.lease.id,
-                grant.lease.epoch,
-                host_id=self.host.id,
+                grant.lease.key,
                 progress="{}",
                 sample="{}",
                 active_s_ago=active_s_ago,

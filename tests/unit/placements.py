@@ -181,11 +181,7 @@ class Ground:
     def end(self, grant: Grant, kind: str, reason: Reason, *, ran_s: float = 1.0, detail: str = "") -> None:
         report = LeaseReport(kind, reason, ran_s=ran_s, detail=detail)
         lease = grant.lease
-        self.db.now_write(
-            lambda tx: self.ender.end(
-                tx, lease.id, lease.epoch, report, host_id=lease.host_id, now=self.clock.now()
-            )
-        )
+        self.db.now_write(lambda tx: self.ender.end(tx, lease.key, report, now=self.clock.now()))
 
     def finish(self, grant: Grant) -> None:
         self.end(grant, "finish", Reason.FINISHED)
@@ -195,9 +191,7 @@ class Ground:
         self.db.now_write(
             lambda tx: beat(
                 tx,
-                lease.id,
-                lease.epoch,
-                host_id=lease.host_id,
+                lease.key,
                 progress=None,
                 sample="{}",
                 active_s_ago=0.0,

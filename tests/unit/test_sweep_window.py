@@ -298,9 +298,7 @@ def test_a_clock_that_jumps_back_does_not_put_off_a_retry(fleet: Fleet) -> None:
     run_id, grant = running(fleet)
     report = LeaseReport("fail", Reason.CODE_ERROR, ran_s=1.0)
     fleet.db.now_write(
-        lambda tx: LeaseEnder(POLICY, fleet.shares).end(
-            tx, grant.lease.id, grant.lease.epoch, report, host_id=fleet.host.id, now=fleet.clock.now()
-        )
+        lambda tx: LeaseEnder(POLICY, fleet.shares).end(tx, grant.lease.key, report, now=fleet.clock.now())
     )
     assert fleet.run(run_id).state == "held"
     fleet.clock.jump(-3600)

@@ -129,11 +129,7 @@ class Yard:
         now = self.clock.now()
         report = LeaseReport(kind, reason, ran_s=now - grant.lease.granted_at if ran_s is None else ran_s)
         ender = LeaseEnder(self.policy, self.board.shares)
-        return self.db.now_write(
-            lambda tx: ender.end(
-                tx, grant.lease.id, grant.lease.epoch, report, host_id=grant.lease.host_id, now=now
-            )
-        )
+        return self.db.now_write(lambda tx: ender.end(tx, grant.lease.key, report, now=now))
 
     def cancel(self, run_id: RunId) -> None:
         now = self.clock.now()
@@ -146,9 +142,7 @@ class Yard:
         return self.db.now_write(
             lambda tx: beat(
                 tx,
-                grant.lease.id,
-                grant.lease.epoch,
-                host_id=grant.lease.host_id,
+                grant.lease.key,
                 progress=None,
                 sample="{}",
                 active_s_ago=0.0,

@@ -26,7 +26,7 @@ from corral.domain.canonical import canonical
 from corral.domain.endpoints import Endpoint, PoolParams, ServingVersion, VersionState
 from corral.domain.errors import BlobMissing, Conflict, FieldError, InvalidInput, LeaseLost, NotFound
 from corral.domain.ids import CallId, Digest, EndpointId, HostId, LeaseId, RunId, new_call_id
-from corral.domain.leases import LeaseState
+from corral.domain.leases import LeaseKey, LeaseState
 from corral.ports.store import Tx
 
 TOPIC_CALL = "call"
@@ -511,7 +511,7 @@ def check_lease(
     live = (host_id, epoch, LeaseState.LIVE)
     if serving is None or (serving.host_id, serving.epoch, serving.lease_state) != live:
         # It may be taken up again, or there is more to be said about why not.
-        _, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
+        _, run = fence(tx, LeaseKey(lease_id, epoch, host_id), now=now, policy=policy)
         serving = tx.endpoints.serving(lease_id)
         if serving is None:
             raise LeaseLost(f"run {run.id} serves no endpoint, or its endpoint is gone")

@@ -13,8 +13,8 @@ from corral.core.runs.retry import retry_or_fail
 from corral.core.runs.stop import settle_stop
 from corral.domain.errors import LeaseLost, NotFound
 from corral.domain.hosts import Host
-from corral.domain.ids import HostId, LeaseId
-from corral.domain.leases import Lease, LeaseState
+from corral.domain.ids import LeaseId
+from corral.domain.leases import Lease, LeaseKey, LeaseState
 from corral.domain.quotas import UsageHours, by_month
 from corral.domain.reasons import Reason
 from corral.domain.runs import Rank, Run
@@ -25,22 +25,20 @@ from corral.ports.store import Tx
 _MAY_RETURN = frozenset({Reason.HOST_LOST, Reason.RELEASED})
 
 
-def fence(
-    tx: Tx, lease_id: LeaseId, epoch: int, *, host_id: HostId, now: float, policy: ServerPolicy
-) -> tuple[Lease, Run]:
+def fence(tx: Tx, key: LeaseKey, *, now: float, policy: ServerPolicy) -> tuple[Lease, Run]:
     """The lease and its run, held against change, if the caller may write; LeaseLost otherwise.
 
     A lease that ran out is taken up again if nobody claimed the run since: its host keeps its work.
     """
-    run, lease = held(tx, lease_id, host_id)
-    return check_held(tx, lease, run, epoch, now=now, policy=policy)
+    run, lease = held(tx, key)
+    return check_held(tx, lease, run, key.epoch, now=now, policy=policy)
 
 
-def held(tx: Tx, lease_id: LeaseId, host_id: HostId) -> tuple[Run, Lease]:
+def held(tx: Tx, key: LeaseKey) -> tuple[Run, Lease]:
     """The lease and its run, so that nobody closes it while we look. A host sees only its own leases."""
-    found = tx.leases.hold(lease_id)
-    if found is None or found[1].host_id != host_id:
-        raise _not_yours(lease_id)
+    found = tx.leases.hold(key.id)
+    if found is None or found[1].host_id != key.host_id:
+        raise _not_yours(key.id)
     return found
 
 
@@ -56,11 +54,11 @@ def check_held(
     raise LeaseLost(f"lease {lease.id} of run {run.id} is closed ({lease.outcome})")
 
 
-def owned(tx: Tx, lease_id: LeaseId, host_id: HostId) -> Lease:
+def owned(tx: Tx, key: LeaseKey) -> Lease:
     """A host sees only its own leases."""
-    lease = tx.leases.get(lease_id)
-    if lease is None or lease.host_id != host_id:
-        raise _not_yours(lease_id)
+    lease = tx.leases.get(key.id)
+    if lease is None or lease.host_id != key.host_id:
+        raise _not_yours(key.id)
     return lease
 
 

@@ -25,11 +25,12 @@ from corral.domain.errors import (
     StoreUnavailable,
     TooLarge,
 )
-from corral.domain.ids import Digest, HostId, LeaseId, digest, is_id
+from corral.domain.ids import Digest, LeaseId, digest, is_id
+from corral.domain.leases import LeaseKey
 from corral.domain.tokens import Scope, Token
 from corral.ports.blobs import Upload
 from corral.ports.store import Tx
-from corral.server.authorization import Anyone, Caller, DigestPath, Epoch, LeasePath, OwnHost, Project, User
+from corral.server.authorization import Anyone, Caller, DigestPath, OwnLease, Project, User
 from corral.server.openapi import PARTIAL_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
 from corral.wire.blobs import BlobAnswer, BlobQuery, BlobStored
@@ -57,11 +58,9 @@ async def _user_holder(project: Project, caller: User, svc: Svc) -> BlobHolder:
     return BlobHolder(project, f"user:{caller.token.id}", svc.clock.now() + svc.policy.user_pin_s)
 
 
-async def _lease_holder(lease_id: LeasePath, epoch: Epoch, host_id: OwnHost, svc: Svc) -> BlobHolder:
+async def _lease_holder(key: OwnLease, svc: Svc) -> BlobHolder:
     """Fenced: an old epoch may not even upload."""
-    lease, _ = await svc.store.write(
-        lambda tx: fence(tx, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
-    )
+    lease, _ = await svc.store.write(lambda tx: fence(tx, key, now=svc.clock.now(), policy=svc.policy))
     return BlobHolder(lease.project, f"lease:{lease.id}", None)
 
 
@@ -325,19 +324,18 @@ async def _check_lease_reads(sha: Digest, token: Token, svc: Services, lease: st
     host_id = token.host_id
     if lease is None or not is_id(lease, "l") or host_id is None:
         raise InvalidInput("a host reads blobs for a lease: give `lease` and `epoch`")
-    await svc.store.write(lambda tx: _named_by_lease(tx, LeaseId(lease), epoch, host_id, sha, svc))
+    key = LeaseKey(LeaseId(lease), epoch, host_id)
+    await svc.store.write(lambda tx: _named_by_lease(tx, key, sha, svc))
 
 
-def _named_by_lease(
-    tx: Tx, lease_id: LeaseId, epoch: int, host_id: HostId, sha: Digest, svc: Services
-) -> None:
-    found, run = fence(tx, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
+def _named_by_lease(tx: Tx, key: LeaseKey, sha: Digest, svc: Services) -> None:
+    found, run = fence(tx, key, now=svc.clock.now(), policy=svc.policy)
     named = tx.artifacts.names_blob(readable_by_lease(tx, found), sha)
     # The arguments of a call that the instance was just given; the assignment may not be written yet.
-    given = [*svc.dispatch.given_to(lease_id), *tx.calls.of_lease(lease_id)] if not named else []
+    given = [*svc.dispatch.given_to(key.id), *tx.calls.of_lease(key.id)] if not named else []
     if (
         not named
         and not any(call.args_blob == sha for call in given)
         and not tx.calls.gave(f"user:run:{run.id}", sha)
     ):
-        raise NotFound(f"lease {lease_id} names no blob {sha}")
+        raise NotFound(f"lease {key.id} names no blob {sha}")

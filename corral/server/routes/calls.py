@@ -21,6 +21,7 @@ from corral.domain.canonical import digest_of
 from corral.domain.endpoints import Endpoint, VersionState
 from corral.domain.errors import Forbidden, InvalidInput, NotFound
 from corral.domain.ids import CallId, EndpointId, HostId, LeaseId, RunId, is_id
+from corral.domain.leases import LeaseKey
 from corral.domain.runs import Run
 from corral.domain.tokens import Token
 from corral.ports.store import Tx
@@ -641,7 +642,7 @@ async def nested_calls(
 def _own_run(
     tx: Tx, lease_id: LeaseId, epoch: int, *, host_id: HostId, now: float, svc: Services
 ) -> tuple[Run, Endpoint]:
-    _, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=svc.policy)
+    _, run = fence(tx, LeaseKey(lease_id, epoch, host_id), now=now, policy=svc.policy)
     instance = tx.endpoints.instance(run.id)
     endpoint = None if instance is None else tx.endpoints.get(instance.endpoint_id)
     if endpoint is None:

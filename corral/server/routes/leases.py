@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -18,9 +19,10 @@ from corral.domain.artifacts import ArtifactFile, ArtifactKind
 from corral.domain.canonical import canonical
 from corral.domain.errors import InvalidInput, LeaseLost
 from corral.domain.ids import Digest, HostId, LeaseId
+from corral.domain.leases import LeaseKey
 from corral.domain.redaction import SecretValues
 from corral.ports.store import Tx
-from corral.server.authorization import Epoch, LeasePath, Limit, OwnHost
+from corral.server.authorization import Limit, OwnHost, OwnLease
 from corral.server.openapi import RAW_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, lease_json
@@ -67,21 +69,17 @@ async def claim_as_json(
 
 
 @router.post("/leases/{lease_id}/beat")
-async def beat_lease(
-    lease_id: LeasePath, epoch: Epoch, body: BeatRequest, host_id: OwnHost, svc: Svc
-) -> BeatAnswer:
+async def beat_lease(key: OwnLease, body: BeatRequest, svc: Svc) -> BeatAnswer:
     """Renew the lease. With `wait_s`, the answer comes when a stop is wanted or the time is over."""
     progress, sample = _small_json(body.progress), _small_json(body.sample)
 
     def unit(tx: Tx) -> Beat:
         nonlocal progress
-        if body.progress and (values := _values(tx, lease_id, svc)) is not None:
+        if body.progress and (values := _values(tx, key.id, svc)) is not None:
             progress = canonical(secrets.hidden(body.progress, values))
         return beat(
             tx,
-            lease_id,
-            epoch,
-            host_id=host_id,
+            key,
             progress=progress if body.progress else None,
             sample=sample,
             active_s_ago=body.active_s_ago,
@@ -89,7 +87,7 @@ async def beat_lease(
             policy=svc.policy,
         )
 
-    with svc.hub.watch(stop_key(lease_id)) as wanted:
+    with svc.hub.watch(stop_key(key.id)) as wanted:
         done = await svc.store.write(unit)
         if done.action == "continue" and body.wait_s and await wait_for(wanted, body.wait_s):
             done = await svc.store.write(unit)
@@ -108,47 +106,40 @@ def _small_json(value: object) -> str:
 
 
 @router.post("/leases/{lease_id}/secrets")
-async def lease_secrets(lease_id: LeasePath, epoch: Epoch, host_id: OwnHost, svc: Svc) -> SecretsAnswer:
+async def lease_secrets(key: OwnLease, svc: Svc) -> SecretsAnswer:
     """The values of the secrets that the lease's run names."""
-    values = await svc.store.write(
-        lambda tx: secrets.for_lease(
-            tx, svc.cipher, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy
-        )
-    )
-    return SecretsAnswer(values=values)
+    now = svc.clock.now()
+    unit = partial(secrets.for_lease, cipher=svc.cipher, key=key, now=now, policy=svc.policy)
+    return SecretsAnswer(values=await svc.store.write(unit))
 
 
 @router.post("/leases/{lease_id}/events")
-async def lease_events(
-    lease_id: LeasePath, epoch: Epoch, body: EventBatch, host_id: OwnHost, svc: Svc
-) -> EventAnswer:
+async def lease_events(key: OwnLease, body: EventBatch, svc: Svc) -> EventAnswer:
     """Append logs and metrics: first the bytes, durably, then the row that makes them count."""
     batch = _batch(body, None)
 
     def look(tx: Tx) -> tuple[logs.AppendPlan | None, SecretValues | None]:
-        found = logs.plan(tx, lease_id, batch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
-        return found, _values(tx, lease_id, svc)
+        found = logs.plan(tx, key, batch, now=svc.clock.now(), policy=svc.policy)
+        return found, _values(tx, key.id, svc)
 
-    async with svc.lease_locks.of(lease_id):
+    async with svc.lease_locks.of(key.id):
         plan, values = await svc.store.read(look)
         if plan is None:
-            return await _seen_before(lease_id, body.seq, host_id, svc)
+            return await _seen_before(key, svc)
         if values is not None:
             # The worker took out what it gave the run; the other secrets of the project it never has.
             batch = await svc.in_thread(lambda: _batch(body, values))
         await svc.in_thread(lambda: logs.write(plan, batch, svc.segments))
         accepted = await svc.store.write(
-            lambda tx: logs.commit(
-                tx, lease_id, epoch, plan, batch, host_id=host_id, now=svc.clock.now(), policy=svc.policy
-            )
+            lambda tx: logs.commit(tx, key, plan, batch, now=svc.clock.now(), policy=svc.policy)
         )
     return EventAnswer(accepted=accepted, next_seq=body.seq + 1)
 
 
-async def _seen_before(lease_id: LeaseId, seq: int, host_id: HostId, svc: Services) -> EventAnswer:
-    lease = await svc.store.read(lambda tx: tx.leases.get(lease_id))
-    if lease is None or lease.host_id != host_id:
-        raise LeaseLost(f"there is no lease {lease_id}")
+async def _seen_before(key: LeaseKey, svc: Services) -> EventAnswer:
+    lease = await svc.store.read(lambda tx: tx.leases.get(key.id))
+    if lease is None or lease.host_id != key.host_id:
+        raise LeaseLost(f"there is no lease {key.id}")
     return EventAnswer(accepted=False, next_seq=lease.event_seq + 1)
 
 
@@ -196,28 +187,20 @@ def manifest(body: ManifestRequest, *kinds: ArtifactKind) -> FileManifest:
 
 
 @router.post("/leases/{lease_id}/artifacts", status_code=201)
-async def commit_artifact(
-    lease_id: LeasePath, epoch: Epoch, body: ManifestRequest, host_id: OwnHost, svc: Svc
-) -> ArtifactView:
+async def commit_artifact(key: OwnLease, body: ManifestRequest, svc: Svc) -> ArtifactView:
     """Commit the output of the lease's run; every file must be on the server already."""
-    return await _commit(lease_id, epoch, manifest(body, ArtifactKind.OUTPUT), host_id, svc)
+    return await _commit(key, manifest(body, ArtifactKind.OUTPUT), svc)
 
 
 @router.post("/leases/{lease_id}/checkpoints", status_code=201)
-async def commit_checkpoint(
-    lease_id: LeasePath, epoch: Epoch, body: ManifestRequest, host_id: OwnHost, svc: Svc
-) -> ArtifactView:
+async def commit_checkpoint(key: OwnLease, body: ManifestRequest, svc: Svc) -> ArtifactView:
     """Commit a checkpoint of the lease's run; every file must be on the server already."""
-    return await _commit(lease_id, epoch, manifest(body, ArtifactKind.CHECKPOINT), host_id, svc)
+    return await _commit(key, manifest(body, ArtifactKind.CHECKPOINT), svc)
 
 
-async def _commit(
-    lease_id: LeaseId, epoch: int, what: FileManifest, host_id: HostId, svc: Services
-) -> ArtifactView:
+async def _commit(key: LeaseKey, what: FileManifest, svc: Services) -> ArtifactView:
     def unit(tx: Tx) -> ArtifactView:
-        done = commit_from_lease(
-            tx, lease_id, epoch, what, host_id=host_id, now=svc.clock.now(), policy=svc.policy
-        )
+        done = commit_from_lease(tx, key, what, now=svc.clock.now(), policy=svc.policy)
         return artifact_view(done, NameLookup(tx))
 
     return await svc.store.write(unit)
@@ -225,10 +208,8 @@ async def _commit(
 
 @router.put("/leases/{lease_id}/objects/{key:path}", openapi_extra=RAW_BODY)
 async def write_object(
-    lease_id: LeasePath,
+    lease: OwnLease,
     key: str,
-    epoch: Epoch,
-    host_id: OwnHost,
     svc: Svc,
     request: Request,
     if_match: Annotated[str | None, Header()] = None,
@@ -236,57 +217,37 @@ async def write_object(
 ) -> ObjectAnswer:
     """A small named object of the run; `If-None-Match: *` creates, `If-Match: ETAG` replaces that version."""
     body = await request.body()
-    etag = await svc.store.write(
-        lambda tx: put_object(
-            tx,
-            lease_id,
-            epoch,
-            key,
-            body,
-            if_match=if_match,
-            if_none_match=if_none_match,
-            host_id=host_id,
-            now=svc.clock.now(),
-            policy=svc.policy,
-        )
-    )
-    return ObjectAnswer(key=key, etag=etag)
+
+    def unit(tx: Tx) -> str:
+        when, now = {"if_match": if_match, "if_none_match": if_none_match}, svc.clock.now()
+        return put_object(tx, lease, key, body, **when, now=now, policy=svc.policy)
+
+    return ObjectAnswer(key=key, etag=await svc.store.write(unit))
 
 
 @router.get("/leases/{lease_id}/objects/{key:path}", response_class=Response, responses=RAW_ANSWER)
-async def get_object(lease_id: LeasePath, key: str, epoch: Epoch, host_id: OwnHost, svc: Svc) -> Response:
+async def get_object(lease: OwnLease, key: str, svc: Svc) -> Response:
     """Read a small named object of the run; its version is in `ETag`."""
     found = await svc.store.write(
-        lambda tx: read_object(
-            tx, lease_id, epoch, key, host_id=host_id, now=svc.clock.now(), policy=svc.policy
-        )
+        lambda tx: read_object(tx, lease, key, now=svc.clock.now(), policy=svc.policy)
     )
     return Response(found.body, media_type="application/octet-stream", headers={"ETag": found.etag})
 
 
 @router.get("/leases/{lease_id}/objects")
 async def get_objects(
-    lease_id: LeasePath,
-    epoch: Epoch,
-    host_id: OwnHost,
+    lease: OwnLease,
     svc: Svc,
     prefix: Annotated[str, Query(max_length=512)] = "",
     after: Annotated[str, Query(max_length=512)] = "",
     limit: Limit = 1000,
 ) -> ObjectList:
     """List the small named objects of the run."""
+
+    def unit(tx: Tx) -> list[str]:
+        now = svc.clock.now()
+        return list_objects(tx, lease, prefix, after=after, limit=limit, now=now, policy=svc.policy)
+
     # A fenced read may take a lease up again, which is a write.
-    keys = await svc.store.write(
-        lambda tx: list_objects(
-            tx,
-            lease_id,
-            epoch,
-            prefix,
-            after=after,
-            limit=limit,
-            host_id=host_id,
-            now=svc.clock.now(),
-            policy=svc.policy,
-        ),
-    )
+    keys = await svc.store.write(unit)
     return ObjectList(keys=keys, next=keys[-1] if len(keys) == limit else None)

@@ -11,9 +11,10 @@ from corral.core.leases.outcomes import LeaseOutcome, LeaseReport
 from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError
 from corral.domain.ids import ArtifactId, HostId, LeaseId
+from corral.domain.leases import LeaseKey
 from corral.domain.reasons import Reason
 from corral.ports.store import Tx
-from corral.server.authorization import Epoch, LeasePath, OwnHost
+from corral.server.authorization import OwnHost, OwnLease
 from corral.server.errors import body_of
 from corral.server.services import Services, Svc
 from corral.wire.leases import (
@@ -38,7 +39,8 @@ async def outcomes(body: OutcomesRequest, host_id: OwnHost, svc: Svc) -> Respons
 async def outcomes_as_json(body: OutcomesRequest, host_id: HostId, svc: Services) -> str:
     """An `OutcomesAnswer`."""
     units = [
-        _unit(LeaseId(report.lease_id), report.epoch, _told(report), host_id, svc) for report in body.reports
+        _unit(LeaseKey(LeaseId(report.lease_id), report.epoch, host_id), _as_report(report), svc)
+        for report in body.reports
     ]
     leases = [LeaseId(report.lease_id) for report in body.reports]
     answers = await write_together(svc.store, lambda tx: tx.leases.lock_runs(leases), units)
@@ -53,16 +55,16 @@ def _result(report: OutcomeReport, done: LeaseOutcome | Exception) -> dict[str, 
     return {"lease_id": report.lease_id, "outcome": done._asdict(), "error": None}
 
 
-def _told(report: OutcomeReport) -> LeaseReport:
+def _as_report(report: OutcomeReport) -> LeaseReport:
     if report.finish is not None:
-        return _finished(report.finish)
+        return _as_finish(report.finish)
     if report.fail is not None:
         return LeaseReport("fail", **report.fail.model_dump())
     assert report.stopped is not None
     return LeaseReport("stopped", **report.stopped.model_dump())
 
 
-def _finished(body: FinishRequest) -> LeaseReport:
+def _as_finish(body: FinishRequest) -> LeaseReport:
     return LeaseReport(
         "finish",
         Reason.FINISHED,
@@ -73,46 +75,30 @@ def _finished(body: FinishRequest) -> LeaseReport:
 
 
 @router.post("/leases/{lease_id}/finish")
-async def finish(
-    lease_id: LeasePath, epoch: Epoch, body: FinishRequest, host_id: OwnHost, svc: Svc
-) -> OutcomeAnswer:
+async def finish(key: OwnLease, body: FinishRequest, svc: Svc) -> OutcomeAnswer:
     """End the lease: the program ended well."""
-    return _answer(await end_well(lease_id, epoch, body, host_id, svc))
+    return OutcomeAnswer(**(await end_well(key, body, svc))._asdict())
 
 
-async def end_well(
-    lease_id: LeaseId, epoch: int, body: FinishRequest, host_id: HostId, svc: Services
-) -> LeaseOutcome:
-    return await svc.store.write(_unit(lease_id, epoch, _finished(body), host_id, svc))
+async def end_well(key: LeaseKey, body: FinishRequest, svc: Services) -> LeaseOutcome:
+    return await svc.store.write(_unit(key, _as_finish(body), svc))
 
 
 @router.post("/leases/{lease_id}/fail")
-async def fail(
-    lease_id: LeasePath, epoch: Epoch, body: FailRequest, host_id: OwnHost, svc: Svc
-) -> OutcomeAnswer:
+async def fail(key: OwnLease, body: FailRequest, svc: Svc) -> OutcomeAnswer:
     """End the lease: the program failed, or could not be started."""
-    return await _end(lease_id, epoch, LeaseReport("fail", **body.model_dump()), host_id, svc)
+    return await _end(key, LeaseReport("fail", **body.model_dump()), svc)
 
 
 @router.post("/leases/{lease_id}/stopped")
-async def stopped(
-    lease_id: LeasePath, epoch: Epoch, body: StoppedRequest, host_id: OwnHost, svc: Svc
-) -> OutcomeAnswer:
+async def stopped(key: OwnLease, body: StoppedRequest, svc: Svc) -> OutcomeAnswer:
     """End the lease: the program was stopped as asked, or its worker gives the run back."""
-    return await _end(lease_id, epoch, LeaseReport("stopped", **body.model_dump()), host_id, svc)
+    return await _end(key, LeaseReport("stopped", **body.model_dump()), svc)
 
 
-async def _end(
-    lease_id: LeaseId, epoch: int, report: LeaseReport, host_id: HostId, svc: Services
-) -> OutcomeAnswer:
-    return _answer(await svc.store.write(_unit(lease_id, epoch, report, host_id, svc)))
+async def _end(key: LeaseKey, report: LeaseReport, svc: Services) -> OutcomeAnswer:
+    return OutcomeAnswer(**(await svc.store.write(_unit(key, report, svc)))._asdict())
 
 
-def _unit(
-    lease_id: LeaseId, epoch: int, report: LeaseReport, host_id: HostId, svc: Services
-) -> Callable[[Tx], LeaseOutcome]:
-    return lambda tx: svc.ender.end(tx, lease_id, epoch, report, host_id=host_id, now=svc.clock.now())
-
-
-def _answer(done: LeaseOutcome) -> OutcomeAnswer:
-    return OutcomeAnswer(run_state=done.run_state, rank_state=done.rank_state)
+def _unit(key: LeaseKey, report: LeaseReport, svc: Services) -> Callable[[Tx], LeaseOutcome]:
+    return lambda tx: svc.ender.end(tx, key, report, now=svc.clock.now())

@@ -14,11 +14,12 @@ from corral.core.leases.fence import fence
 from corral.core.volumes import VolumeChange, VolumeCommitResult
 from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind
 from corral.domain.errors import NotFound
-from corral.domain.ids import Digest, HostId, LeaseId, is_name
+from corral.domain.ids import Digest, is_name
+from corral.domain.leases import LeaseKey
 from corral.domain.runs import Run
 from corral.domain.volumes import VolumeRecord, VolumeVersion
 from corral.ports.store import Tx
-from corral.server.authorization import Epoch, LeasePath, Limit, OwnHost, Project, User
+from corral.server.authorization import Limit, OwnLease, Project, User
 from corral.server.cursors import name_cursor
 from corral.server.routes.artifacts import refuse_secrets
 from corral.server.services import Services, Svc
@@ -101,13 +102,11 @@ async def remove_volume(project: Project, volume: VolumePath, caller: User, svc:
 
 
 @router.get("/leases/{lease_id}/volumes/{volume}")
-async def get_mounted(
-    lease_id: LeasePath, epoch: Epoch, volume: VolumePath, host_id: OwnHost, svc: Svc
-) -> VolumeVersionView:
+async def get_mounted(key: OwnLease, volume: VolumePath, svc: Svc) -> VolumeVersionView:
     """The newest version of a volume that the lease's run mounts; the lease may read its files then."""
 
     def unit(tx: Tx) -> VolumeVersionView:
-        run = _mounting(tx, lease_id, epoch, volume, host_id=host_id, svc=svc)
+        run = _mounting(tx, key, volume, svc)
         found = tx.volumes.get(run.project, volume)
         done = VolumeCommitResult(None, None) if found is None else core.newest(tx, found)
         return _readable(tx, run, volume, done)
@@ -117,17 +116,15 @@ async def get_mounted(
 
 @router.post("/leases/{lease_id}/volumes/{volume}/versions", status_code=201)
 async def commit_mounted(
-    lease_id: LeasePath, epoch: Epoch, volume: VolumePath, body: VolumeCommit, host_id: OwnHost, svc: Svc
+    key: OwnLease, volume: VolumePath, body: VolumeCommit, svc: Svc
 ) -> VolumeVersionView:
     """Commit a change of a volume that the lease's run mounts."""
     change = _change(body)
-    project = await svc.store.write(
-        lambda tx: _mounting(tx, lease_id, epoch, volume, host_id=host_id, svc=svc).project
-    )
+    project = await svc.store.write(lambda tx: _mounting(tx, key, volume, svc).project)
     await _refuse_secrets(project, volume, change, svc)
 
     def unit(tx: Tx) -> VolumeVersionView:
-        run = _mounting(tx, lease_id, epoch, volume, host_id=host_id, svc=svc)
+        run = _mounting(tx, key, volume, svc)
         done = core.commit(tx, run.project, volume, change, by=f"run:{run.id}", now=svc.clock.now())
         return _readable(tx, run, volume, done)
 
@@ -139,9 +136,9 @@ async def _refuse_secrets(project: str, volume: str, change: VolumeChange, svc: 
     await refuse_secrets(project, FileManifest(ArtifactKind.VOLUME, tuple(new)), svc)
 
 
-def _mounting(tx: Tx, lease_id: LeaseId, epoch: int, volume: str, *, host_id: HostId, svc: Services) -> Run:
+def _mounting(tx: Tx, key: LeaseKey, volume: str, svc: Services) -> Run:
     """The lease's run, if it mounts the volume: a host gets at no other through it."""
-    _, run = fence(tx, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
+    _, run = fence(tx, key, now=svc.clock.now(), policy=svc.policy)
     service = json.loads(tx.runs.spec(run.id)).get("service") or {}
     if volume not in (service.get("volumes") or {}).values():
         raise NotFound(
