@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
 from corral.core.runs.transitions import record
-from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, Blob, listing_digest
+from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, listing_digest
 from corral.domain.errors import BlobMissing, Conflict, InvalidInput, NotFound
 from corral.domain.ids import ArtifactId, Digest, new_artifact_id
 from corral.domain.leases import Lease, LeaseKey
@@ -157,15 +157,3 @@ def delete(tx: Tx, artifact_id: ArtifactId) -> None:
 def readable_by_lease(tx: Tx, lease: Lease) -> list[ArtifactId]:
     """What a lease may read: the run's code and inputs, and what the run itself made."""
     return [*tx.artifacts.used_by(lease.run_id), *(a.id for a in tx.artifacts.of_run(lease.run_id))]
-
-
-def remember_blob(
-    tx: Tx, project: str, digest: Digest, size: int, *, holder: str, expires_at: float | None, now: float
-) -> bool:
-    """Give the project its row for bytes that are stored, and pin it. False if it is being collected."""
-    if tx.blobs.is_condemned(digest):
-        return False
-    if tx.blobs.get(project, digest) is None:
-        tx.blobs.put(Blob(project, digest, size, now, None))
-    tx.blobs.pin(project, [digest], holder=holder, expires_at=expires_at)
-    return True

@@ -9,11 +9,11 @@ import pytest
 from contract.conftest import Database
 from contract.samples import a_host, a_lease, a_run, digest_of
 from corral.core import quotas
-from corral.core.artifacts import remember_blob
 from corral.core.audit import Author
 from corral.core.logs import MAX_NOTES, AppendPlan, LogBatch, commit
 from corral.core.policy import ServerPolicy
 from corral.core.runs.transitions import born
+from corral.core.storage.blobs import BlobHolder, remember
 from corral.core.storage.objects import MAX_OBJECTS, put_object
 from corral.core.storage.storage_quota import check_room
 from corral.domain.artifacts import Blob, NamedObject
@@ -30,8 +30,7 @@ BY = Author("operator:ada", "127.0.0.1", 0.0)
 
 def _upload(tx: Tx, name: str, size: int) -> None:
     sha = digest_of(name)
-    check_room(tx, "p", {sha: size})
-    remember_blob(tx, "p", sha, size, holder="user:t", expires_at=None, now=1.0)
+    remember(tx, BlobHolder("p", "user:t", None), {sha: size}, now=1.0)
 
 
 def test_bytes_are_counted_once_and_freed_when_they_are_gone(db: Database) -> None:

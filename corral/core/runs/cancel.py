@@ -14,6 +14,12 @@ from corral.domain.states import FINAL, RunEvent, RunState
 from corral.ports.store import Tx
 
 
+def check_cancel(run: Run) -> None:
+    """Conflict if the run is asked to end already; the message goes on after its name."""
+    if run.state in (RunState.STOPPING, RunState.HALTING):
+        raise Conflict(f"is {run.state} already")
+
+
 def cancel(tx: Tx, run_id: RunId, *, reason: str, actor: str, now: float, policy: ServerPolicy) -> Run:
     """A run that waits is cancelled at once; one that runs is told to stop at its next beat."""
     run = lock_run(tx, run_id)

@@ -65,6 +65,14 @@ def requeue_with_children(
     return _done(tx, old, ids, what, request_id=request_id, principal=principal, now=now)
 
 
+def check_requeue(tx: Tx, run: Run) -> None:
+    """Conflict if the run should not be queued again with others; the message goes on after its name."""
+    if was_requeued(tx, run):
+        raise Conflict("was queued again before")
+    if (parent := failed_parent(tx, run)) is not None:
+        raise Conflict(f"comes after {parent}, which did not succeed, and goes with it")
+
+
 def was_requeued(tx: Tx, run: Run) -> bool:
     """Whether there is a next generation: it is the last that happens to a run that has ended."""
     last = tx.records.events(run.id, after=max(0, run.event_n - 3), limit=3)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -14,8 +13,8 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from corral.core.artifacts import readable_by_lease, remember_blob
 from corral.core.leases.fence import fence
+from corral.core.storage.blobs import BlobHolder, check_lease_reads, pin_present, remember
 from corral.core.storage.storage_quota import check_room
 from corral.domain.errors import (
     BlobMissing,
@@ -43,15 +42,6 @@ _HEADER = 64 + 16
 # Not `isdigit`: that takes superscripts too, which are no numbers.
 _DIGITS = re.compile(r"[0-9]{1,18}")
 Offset = Annotated[int | None, Query(ge=0, lt=2**62)]
-
-
-@dataclass(frozen=True)
-class BlobHolder:
-    """For whom bytes are kept: whose they are, who pins them, until when."""
-
-    project: str
-    name: str
-    expires_at: float | None
 
 
 async def _user_holder(project: Project, caller: User, svc: Svc) -> BlobHolder:
@@ -82,13 +72,7 @@ async def query_lease(body: BlobQuery, holder: ForLease, svc: Svc) -> BlobAnswer
 
 async def _query(body: BlobQuery, holder: BlobHolder, svc: Services) -> BlobAnswer:
     wanted = [Digest(sha) for sha in dict.fromkeys(body.blobs)]
-
-    def unit(tx: Tx) -> list[Digest]:
-        have = tx.blobs.present(holder.project, wanted)
-        tx.blobs.pin(holder.project, list(have), holder=holder.name, expires_at=holder.expires_at)
-        return [sha for sha in wanted if sha not in have]
-
-    missing = await svc.store.write(unit)
+    missing = await svc.store.write(lambda tx: pin_present(tx, holder, wanted))
     # A row whose file was lost is no reason to keep the bytes that would heal it.
     missing += await svc.in_thread(partial(_lost, svc, set(wanted) - set(missing)))
     offsets = await svc.in_thread(partial(_offsets, svc, missing, holder))
@@ -137,7 +121,7 @@ async def _receive(
         raise DigestMismatch("the connection broke before the end", hint="Go on from the offset.") from None
     finally:
         await svc.in_thread(upload.close)
-    await remember(sha, size, holder, svc)
+    await remember_all({sha: size}, holder, svc)
     return BlobStored(sha256=sha, size=size, existed=False)
 
 
@@ -184,21 +168,10 @@ async def wait_while_condemned(sha: Digest, svc: Services) -> None:
     raise StoreUnavailable(f"blob {sha} is being collected; try again")
 
 
-async def remember(sha: Digest, size: int, holder: BlobHolder, svc: Services) -> None:
-    def unit(tx: Tx) -> bool:
-        check_room(tx, holder.project, {sha: size})
-        return remember_blob(
-            tx,
-            holder.project,
-            sha,
-            size,
-            holder=holder.name,
-            expires_at=holder.expires_at,
-            now=svc.clock.now(),
-        )
-
-    if not await svc.store.write(unit):
-        raise StoreUnavailable(f"blob {sha} was collected while it arrived; upload it again")
+async def remember_all(sizes: Mapping[Digest, int], holder: BlobHolder, svc: Services) -> None:
+    now = svc.clock.now()
+    if not await svc.store.write(lambda tx: remember(tx, holder, sizes, now=now)):
+        raise StoreUnavailable("a blob was collected while it arrived; upload it again")
 
 
 @router.post("/projects/{project}/blobs/pack", status_code=201, openapi_extra=RAW_BODY)
@@ -228,24 +201,7 @@ async def keep_all(items: Sequence[tuple[Digest, bytes]], holder: BlobHolder, sv
     for sha, _ in items:
         await wait_while_condemned(sha, svc)
     await svc.in_thread(lambda: svc.blobs.put_many(items))
-
-    def unit(tx: Tx) -> bool:
-        check_room(tx, holder.project, sizes)
-        return all(
-            remember_blob(
-                tx,
-                holder.project,
-                sha,
-                len(data),
-                holder=holder.name,
-                expires_at=holder.expires_at,
-                now=svc.clock.now(),
-            )
-            for sha, data in items
-        )
-
-    if not await svc.store.write(unit):
-        raise StoreUnavailable("a blob of the pack was collected while it arrived; send the pack again")
+    await remember_all(sizes, holder, svc)
 
 
 def _parse_pack(body: bytes) -> list[tuple[Digest, bytes]]:
@@ -325,17 +281,9 @@ async def _check_lease_reads(sha: Digest, token: Token, svc: Services, lease: st
     if lease is None or not is_id(lease, "l") or host_id is None:
         raise InvalidInput("a host reads blobs for a lease: give `lease` and `epoch`")
     key = LeaseKey(LeaseId(lease), epoch, host_id)
-    await svc.store.write(lambda tx: _named_by_lease(tx, key, sha, svc))
+    given = [call.args_blob for call in svc.dispatch.given_to(key.id)]
 
+    def unit(tx: Tx) -> None:
+        check_lease_reads(tx, key, sha, arguments=given, now=svc.clock.now(), policy=svc.policy)
 
-def _named_by_lease(tx: Tx, key: LeaseKey, sha: Digest, svc: Services) -> None:
-    found, run = fence(tx, key, now=svc.clock.now(), policy=svc.policy)
-    named = tx.artifacts.names_blob(readable_by_lease(tx, found), sha)
-    # The arguments of a call that the instance was just given; the assignment may not be written yet.
-    given = [*svc.dispatch.given_to(key.id), *tx.calls.of_lease(key.id)] if not named else []
-    if (
-        not named
-        and not any(call.args_blob == sha for call in given)
-        and not tx.calls.gave(f"user:run:{run.id}", sha)
-    ):
-        raise NotFound(f"lease {key.id} names no blob {sha}")
+    await svc.store.write(unit)

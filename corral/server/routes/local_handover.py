@@ -7,17 +7,17 @@ import ipaddress
 
 from fastapi import APIRouter, Request
 
+from corral.core.storage.blobs import BlobHolder
 from corral.core.storage.storage_quota import check_could_fit, check_room
 from corral.domain.errors import Conflict, NotFound, TooLarge
 from corral.ports.blobs import HandedOverFile
 from corral.server.authorization import Anyone, origin_of
 from corral.server.routes.blobs import (
-    BlobHolder,
     ForLease,
     ForUser,
     Readable,
     bytes_are_gone,
-    remember,
+    remember_all,
     wait_while_condemned,
 )
 from corral.server.services import Services, Svc
@@ -82,7 +82,7 @@ async def _taken(body: HandoverRequest, holder: BlobHolder, svc: Services) -> Bl
     finally:
         await svc.in_thread(taken.close)
     svc.counters.uploaded_bytes += size
-    await remember(sha, size, holder, svc)
+    await remember_all({sha: size}, holder, svc)
     return BlobStored(sha256=sha, size=size, existed=False)
 
 
