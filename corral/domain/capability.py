@@ -88,14 +88,6 @@ class Requirements:
 
 
 @dataclass(frozen=True)
-class Free:
-    """What a host has left after Corral's own reservations."""
-
-    slots: int
-    gpus: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
 class Verdict:
     """Every reason why not; none means eligible. Never only the first."""
 

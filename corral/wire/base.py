@@ -119,7 +119,6 @@ Name = Annotated[
     str,
     AfterValidator(lambda v: _check(v, is_name(v), "a name (letters, digits, `.`, `_`, `-`; at most 64)")),
 ]
-RunIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "r"), "a run id"))]
 LeaseIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "l"), "a lease id"))]
 PartText = Annotated[str, AfterValidator(lambda v: _check(v, why_bad(v) is None, "a path in an artifact"))]
 ArtifactIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "a"), "an artifact id"))]

@@ -148,10 +148,6 @@ def parse_requirements(text: str) -> Requirements:
     return Requirements(**_tuples(json.loads(text)))
 
 
-def reported_of(host: Host) -> Capability:
-    return _capability(host.capability or "{}", host.name)
-
-
 @lru_cache(maxsize=16_384)
 def _capability(text: str, name: str) -> Capability:
     data = {"hostname": name, "os": "unknown", "arch": "unknown", **json.loads(text)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -151,15 +152,10 @@ def _answer(
 
 def _change(change: ManifestChange) -> ChangeView:
     # Built without validation: there may be ten thousand, and all of it is ours.
-    return ChangeView.model_construct(
-        action=change.action.value,
-        kind=change.kind,
-        name=change.name,
-        identity=change.identity,
-        run_id=change.run_id,
-        state=change.state,
-        fields=[DifferenceView.model_construct(**d._asdict()) for d in change.differences],
-    )
+    fields = [DifferenceView.model_construct(**d._asdict()) for d in change.differences]
+    shown = {**change._asdict(), "action": change.action.value, "fields": fields}
+    del shown["differences"]
+    return ChangeView.model_construct(**shown)
 
 
 @router.get("/manifests")
@@ -187,19 +183,9 @@ async def get_manifest(project: str, name: str, caller: User, svc: Svc) -> Manif
             raise _absent(project, name)
         runs = tx.runs.of_manifest(project, name).values()
         named = json.loads(found.body)["runs"]
-        states: dict[str, int] = {}
-        for run in runs:
-            if run.identity in named:
-                states[run.state] = states.get(run.state, 0) + 1
+        states = Counter(str(run.state) for run in runs if run.identity in named)
         gone = [
-            ChangeView(
-                action="removed",
-                kind="run",
-                name=run.name,
-                identity=run.identity,
-                run_id=run.id,
-                state=run.state,
-            )
+            ChangeView(**run._asdict(), action="removed", kind="run", run_id=run.id)
             for run in runs
             if hold_kind(run.hold_reason) is HoldKind.REMOVED and run.state not in FINAL
         ]
@@ -228,16 +214,7 @@ async def delete_manifest(
 
 def _view(found: Manifest) -> ManifestView:
     body = json.loads(found.body)
-    return ManifestView(
-        project=found.project,
-        name=found.name,
-        revision=found.revision,
-        digest=found.digest,
-        applied_at=found.applied_at,
-        applied_by=found.applied_by,
-        runs=len(body["runs"]),
-        hosts=sorted(body["hosts"]),
-    )
+    return ManifestView(**found._asdict(), runs=len(body["runs"]), hosts=sorted(body["hosts"]))
 
 
 def _absent(project: str, name: str) -> NotFound:

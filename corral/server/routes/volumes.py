@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 
@@ -65,7 +65,7 @@ async def get_volume(project: Project, volume: VolumePath, svc: Svc) -> VolumeDe
     def unit(tx: Tx) -> VolumeDetail:
         found = core.get(tx, project, volume)
         kept = tx.volumes.versions(project, volume)
-        versions = [_version(found, one, tx.artifacts.get(one.artifact_id)) for one in kept]
+        versions = [_version(one, tx.artifacts.get(one.artifact_id)) for one in kept]
         return VolumeDetail(**_volume(tx, found).model_dump(), versions=versions)
 
     return await svc.store.read(unit)
@@ -163,31 +163,20 @@ def _change(body: VolumeCommit) -> VolumeChange:
 def _answer(project: str, volume: str, done: VolumeCommitResult) -> VolumeVersionView:
     if done.version is None:
         return VolumeVersionView(volume=volume, project=project, version=0)
-    return _version(done.version, done.version, done.artifact)
+    return _version(done.version, done.artifact)
 
 
-def _version(
-    of: VolumeRecord | VolumeVersion, version: VolumeVersion, artifact: Artifact | None
-) -> VolumeVersionView:
-    return VolumeVersionView(
-        volume=of.name,
-        project=of.project,
-        version=version.version,
-        parent=version.parent,
-        artifact_id=version.artifact_id,
-        digest=None if artifact is None else artifact.digest,
-        files=0 if artifact is None else artifact.files,
-        bytes=0 if artifact is None else artifact.bytes,
-        created_at=version.created_at,
-        created_by=version.created_by,
-    )
+def _version(version: VolumeVersion, artifact: Artifact | None) -> VolumeVersionView:
+    sizes = {} if artifact is None else _sizes(artifact)
+    return VolumeVersionView(**version._asdict(), volume=version.name, **sizes)
 
 
 def _volume(tx: Tx, volume: VolumeRecord) -> VolumeView:
     version, artifact = core.newest(tx, volume)
-    return VolumeView(
-        **volume._asdict(),
-        files=0 if artifact is None else artifact.files,
-        bytes=0 if artifact is None else artifact.bytes,
-        changed_at=volume.created_at if version is None else version.created_at,
-    )
+    changed_at = volume.created_at if version is None else version.created_at
+    sizes = {} if artifact is None else _sizes(artifact)
+    return VolumeView(**volume._asdict(), **sizes, changed_at=changed_at)
+
+
+def _sizes(artifact: Artifact) -> dict[str, Any]:
+    return {"digest": artifact.digest, "files": artifact.files, "bytes": artifact.bytes}

@@ -245,17 +245,13 @@ def _note(tx: Tx, action: str, hook: Webhook, caller: Caller, svc: Services, **d
 def _view(tx: Tx, hook: Webhook, svc: Services) -> WebhookView:
     url = svc.cipher.decrypt(hook.url, context=url_context(hook.id))
     return WebhookView(
-        id=hook.id,
-        name=hook.name,
-        project=hook.project,
-        url=parse_url(url).shown,
-        format=hook.format,
-        events=json.loads(hook.events),
-        paused=hook.paused,
-        waiting=tx.webhooks.waiting(hook.id, MOST_WAITING),
-        created_at=hook.created_at,
-        created_by=hook.created_by,
-        old_secret_until=hook.old_secret_until if len(hook.secrets(svc.clock.now())) > 1 else None,
+        **{
+            **hook._asdict(),
+            "url": parse_url(url).shown,
+            "events": json.loads(hook.events),
+            "waiting": tx.webhooks.waiting(hook.id, MOST_WAITING),
+            "old_secret_until": hook.old_secret_until if len(hook.secrets(svc.clock.now())) > 1 else None,
+        }
     )
 
 
