@@ -78,21 +78,10 @@ def open_store(settings: Settings) -> Store:
 
 
 def build_services(settings: Settings, store: Store, trust: TlsTrust | None = None) -> Services:
-    policy = ServerPolicy(
-        lease_s=settings.lease_s,
-        first_beat_s=settings.first_beat_s,
-        away_s=max(90.0, 3 * settings.lease_s),
-        log_quota_bytes=settings.log_quota_bytes,
-        log_retention_s=settings.log_retention_s,
-        upload_retention_s=settings.upload_retention_s,
-        blob_grace_s=settings.blob_grace_s,
-        user_pin_s=settings.user_pin_s,
-        ageing_s=settings.ageing_s,
-        reserve_after_s=settings.reserve_after_s,
-        preemption=settings.preemption == "on",
-        host_token_s=settings.host_token_s,
-        rotation_overlap_s=settings.rotation_overlap_s,
-    )
+    # Settings of the same name; a few fields of the policy are not to be set.
+    same = {name: value for name, value in settings if name in ServerPolicy.__dataclass_fields__}
+    same |= {"away_s": max(90.0, 3 * settings.lease_s), "preemption": settings.preemption == "on"}
+    policy = ServerPolicy(**same)
     return Services(
         store=store,
         blobs=DirectoryBlobs(
@@ -104,11 +93,7 @@ def build_services(settings: Settings, store: Store, trust: TlsTrust | None = No
         policy=policy,
         sender=HttpSender(parse_networks(settings.webhook_allow)),
         limits=RequestLimits(
-            settings.max_body_bytes,
-            settings.max_blob_bytes,
-            rate=settings.rate,
-            rate_burst=settings.rate_burst,
-            wrong_token_rate=settings.wrong_token_rate,
+            **{name: value for name, value in settings if name in RequestLimits.__dataclass_fields__}
         ),
         trust=trust or TlsTrust(),
     )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from corral.domain.errors import NotFound, Unauthenticated
 from corral.domain.hosts import Host
-from corral.domain.ids import HostId, TokenId, new_host_id, new_token_id
+from corral.domain.ids import HostId, TokenId, new_token_id
 from corral.domain.tokens import Scope, Token, hash_secret, new_secret, parse_token, render_token
 from corral.ports.store import Tx
 
@@ -74,7 +74,7 @@ def make_host(tx: Tx, name: str, *, now: float, expires_at: float | None = None)
     """A host by this name, and a fresh token for it; one that was revoked is let in again."""
     host = tx.hosts.by_name(name)
     if host is None:
-        host = Host(new_host_id(), name, None, None, 0, None, False, None, now)
+        host = Host.new(name, now)
         tx.hosts.insert(host)
     elif host.revoked_at is not None:
         host = host._replace(revoked_at=None)

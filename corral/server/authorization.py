@@ -34,6 +34,10 @@ class Caller:
             raise Forbidden(f"this token is for project {self.token.project}, not {project}")
         return project
 
+    def narrowed(self, project: str | None) -> str | None:
+        """The project that a list is about: the one asked for, or the token's own; None is all of them."""
+        return self.token.project if project is None else self.check_project(project)
+
     def sees(self, project: str) -> bool:
         return self.token.project is None or self.token.project == project
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from corral.domain.errors import InvalidInput
 from corral.domain.ids import is_id, is_name
+
+T = TypeVar("T")
 
 
 def _not_a_cursor(text: str) -> InvalidInput:
@@ -28,10 +33,11 @@ def name_cursor(text: str | None) -> tuple[str, str] | None:
 
 
 def time_cursor(at: float, ident: str) -> str:
+    """The moment at which something was made, and its id."""
     return f"{at!r}_{ident}"
 
 
-def parse_time_cursor(text: str | None, kind: str) -> tuple[float, str] | None:
+def parse_time_cursor(text: str | None, kind: str, as_id: Callable[[str], T]) -> tuple[float, T] | None:
     if not text:
         return None
     at, _, ident = text.partition("_")
@@ -41,4 +47,4 @@ def parse_time_cursor(text: str | None, kind: str) -> tuple[float, str] | None:
         when = float("nan")
     if not abs(when) < 1e15 or not is_id(ident, kind):
         raise _not_a_cursor(text)
-    return when, ident
+    return when, as_id(ident)

@@ -36,7 +36,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 RAW_BODY: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/octet-stream": _BYTES}},
+    "requestBody": {"required": True, "content": {"application/octet-stream": _BYTES}}
 }
 RAW_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {"description": "The bytes.", "content": {"application/octet-stream": _BYTES}}

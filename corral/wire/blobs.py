@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from corral.wire.base import (
-    Answer,
-    DigestText,
-    Strict,
-)
+from corral.wire.base import Answer, DigestText, Strict
 
 
 class BlobQuery(Strict):

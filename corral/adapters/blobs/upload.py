@@ -10,13 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from corral.adapters.blobs.disk import (
-    remove_locked,
-    start_writeback,
-    sync_file,
-    translated,
-    write_all,
-)
+from corral.adapters.blobs.disk import remove_locked, start_writeback, sync_file, translated, write_all
 from corral.domain.errors import Conflict, DigestMismatch, StoreUnavailable
 from corral.domain.ids import Digest
 

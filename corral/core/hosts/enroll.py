@@ -13,7 +13,7 @@ from corral.core.tokens import NewToken, make_token
 from corral.core.topics import TOPIC_TOKEN
 from corral.domain.errors import Conflict, Forbidden, InvalidInput, NotFound
 from corral.domain.hosts import Host
-from corral.domain.ids import HostId, TokenId, is_id, is_name, new_host_id
+from corral.domain.ids import HostId, TokenId, is_id, is_name
 from corral.domain.tokens import Scope, Token, hash_secret
 from corral.ports.store import Tx
 
@@ -67,7 +67,7 @@ def enroll(
     named = tx.hosts.by_name(name)
     host = None if named is None else tx.hosts.lock(named.id)
     if host is None:
-        host = Host(new_host_id(), name, None, None, 0, None, False, None, now)
+        host = Host.new(name, now)
         tx.hosts.insert(host)
     else:
         _check_free(tx, host, token, now)

@@ -147,14 +147,7 @@ def known_s(lease: Lease) -> float:
     return max(0.0, (lease.beaten_at or lease.granted_at) - lease.granted_at)
 
 
-def end_rank(
-    tx: Tx,
-    lease: Lease,
-    event: RankEvent,
-    *,
-    reason: Reason,
-    exit_code: int | None = None,
-) -> Rank:
+def end_rank(tx: Tx, lease: Lease, event: RankEvent, *, reason: Reason, exit_code: int | None = None) -> Rank:
     rank = tx.attempts.rank(lease.run_id, lease.attempt, lease.rank)
     if rank is None:
         raise NotFound(f"run {lease.run_id} has no rank {lease.rank} in attempt {lease.attempt}")

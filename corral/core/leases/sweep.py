@@ -105,8 +105,7 @@ class Sweeper:
         )
         await self._halt_over_hours(now, since)
         await self._each(
-            lambda tx: tx.runs.due_held(now, PAGE),
-            lambda tx, run_id: release_held(tx, run_id, now=now),
+            lambda tx: tx.runs.due_held(now, PAGE), lambda tx, run_id: release_held(tx, run_id, now=now)
         )
         await self._settle(now)
 

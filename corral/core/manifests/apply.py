@@ -24,7 +24,7 @@ from corral.domain.errors import Conflict, InvalidInput, NotFound
 from corral.domain.holds import HoldKind, waits_for
 from corral.domain.host_policy import read_declared
 from corral.domain.hosts import Host
-from corral.domain.ids import Digest, GroupId, RunId, is_id, new_group_id, new_host_id, new_run_id
+from corral.domain.ids import Digest, GroupId, RunId, is_id, new_group_id, new_run_id
 from corral.domain.manifests import (
     PRUNED,
     Action,
@@ -241,7 +241,7 @@ class Apply:
         declared = self.wanted.hosts.get(change.name)
         found = tx.hosts.by_name(change.name)
         if found is None:
-            found = Host(new_host_id(), change.name, None, None, 0, None, False, None, self.by.now)
+            found = Host.new(change.name, self.by.now)
             tx.hosts.insert(found)
         # Held against a claim of the host, which writes the same row.
         found = tx.hosts.lock(found.id) or found

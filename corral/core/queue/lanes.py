@@ -22,11 +22,11 @@ from corral.ports.store import Tx
 
 REFILL = 256
 KEEP = 2048
-# Of how many kinds of hosts it is remembered what fits them.
+# For at most this many kinds of hosts the shapes that fit them are remembered.
 KINDS = 20_000
-# So many shapes of which no run waits are kept.
+# At most this many shapes are kept although no run of them waits.
 EMPTY = 100
-# Of so many policies it is remembered which runs of a lane they refuse.
+# For at most this many host policies a lane remembers which of its runs they refuse.
 POLICIES = 1000
 
 
@@ -98,13 +98,6 @@ class Lanes:
             if len(known) > POLICIES:
                 known.clear()
             known[who] = to
-
-    def reconcile(self, lanes: Iterable[Lane]) -> None:
-        """Make sure that every lane of the database is known, and distrust what is held of it."""
-        with self._lock:
-            for lane in lanes:
-                self._lanes_of(lane.shape)[lane] = _Buffer()
-            self._refused.clear()
 
     def check(self, heads: Iterable[tuple[Lane, ReadyRun]]) -> None:
         """Make sure that every lane of the database is known; distrust what begins otherwise there."""

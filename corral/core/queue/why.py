@@ -191,12 +191,7 @@ def _second(
 
 
 def summary(
-    run: Run,
-    hosts: list[RunStanding],
-    *,
-    now: float,
-    held_back: str | None = None,
-    group: str | None = None,
+    run: Run, hosts: list[RunStanding], *, now: float, held_back: str | None = None, group: str | None = None
 ) -> str:
     """One sentence: what the run waits for, or why it is where it is.
 

@@ -18,16 +18,7 @@ from corral.domain.canonical import canonical, digest_of
 from corral.domain.capability import Requirements
 from corral.domain.errors import Conflict, CorralError, FieldError, InvalidInput
 from corral.domain.holds import HoldKind
-from corral.domain.ids import (
-    ArtifactId,
-    Digest,
-    GroupId,
-    RunId,
-    ScheduleId,
-    is_id,
-    new_group_id,
-    new_run_id,
-)
+from corral.domain.ids import ArtifactId, Digest, GroupId, RunId, ScheduleId, is_id, new_group_id, new_run_id
 from corral.domain.runs import Group, OnFailure, Parent, Run, Submission
 from corral.domain.states import RunState
 from corral.ports.store import Tx

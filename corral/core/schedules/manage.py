@@ -36,20 +36,9 @@ def replace(tx: Tx, schedule: Schedule, order: ScheduledWork, *, by: Author) -> 
         return add(tx, schedule, order, by=by)
     order.check(tx)
     old = locked(tx, known.id)
-    new = schedule._replace(
-        id=old.id,
-        paused=old.paused,
-        next_at=old.next_at,
-        last_at=old.last_at,
-        last_run=old.last_run,
-        fired=old.fired,
-        skipped=old.skipped,
-        created_at=old.created_at,
-        created_by=old.created_by,
-        counted_at=old.counted_at,
-    )
-    same_times = (old.cron, old.every_s, old.timezone) == (new.cron, new.every_s, new.timezone)
-    if not same_times:
+    new = old._replace(spec=schedule.spec, missed=schedule.missed, overlap=schedule.overlap, problem=None)
+    new = new._replace(cron=schedule.cron, every_s=schedule.every_s, timezone=schedule.timezone)
+    if (old.cron, old.every_s, old.timezone) != (new.cron, new.every_s, new.timezone):
         new = counted(new._replace(next_at=None), by.now)
     tx.schedules.save(new)
     order.keep(tx, new.id)

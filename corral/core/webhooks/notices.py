@@ -121,11 +121,7 @@ class _Notices:
             "type": kind,
             "at": event.at,
             "number": event.n,
-            "event": {
-                "type": event.type,
-                "actor": self._actor(event.actor),
-                "data": json.loads(event.data),
-            },
+            "event": {"type": event.type, "actor": self._actor(event.actor), "data": json.loads(event.data)},
             "run": self._run(run),
         }
         redacted: dict[str, Any] = secrets.hidden(notice, self._secrets[run.project])

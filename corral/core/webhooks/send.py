@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 
+from corral.core.webhooks.manage import key_context, url_context
 from corral.core.webhooks.notices import gather
 from corral.domain.ids import WebhookId
 from corral.domain.webhooks.addresses import parse_url
@@ -89,12 +90,3 @@ class Notifier:
         return await self._store.read(
             lambda tx: (tx.webhooks.get(webhook_id), tx.webhooks.due(webhook_id, now, AT_ONCE_EACH))
         )
-
-
-def url_context(webhook_id: WebhookId) -> str:
-    """What the cipher binds a webhook's address to."""
-    return f"webhook/{webhook_id}/url"
-
-
-def key_context(webhook_id: WebhookId) -> str:
-    return f"webhook/{webhook_id}/key"

@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query
 
 from corral.core import artifacts as core
 from corral.core import secrets
@@ -79,13 +79,10 @@ async def list_artifacts(
     caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 50
 ) -> ArtifactPage:
     """Artifacts, the newest first."""
-    if project is not None:
-        caller.check_project(project)
-    after = parse_time_cursor(cursor, "a")
+    after = parse_time_cursor(cursor, "a", ArtifactId)
 
     def unit(tx: Tx) -> ArtifactPage:
-        place = None if after is None else (after[0], ArtifactId(after[1]))
-        found = tx.artifacts.page(project or caller.token.project, after=place, limit=limit)
+        found = tx.artifacts.page(caller.narrowed(project), after=after, limit=limit)
         more = time_cursor(found[-1].created_at, found[-1].id) if len(found) == limit else None
         names = NameLookup(tx)
         return ArtifactPage(items=[artifact_view(a, names) for a in found], next=more)
@@ -195,7 +192,7 @@ async def _set_pinned(
 
 
 @router.delete("/artifacts/{artifact_id}", status_code=204)
-async def delete(artifact_id: ArtifactPath, caller: User, svc: Svc) -> Response:
+async def delete(artifact_id: ArtifactPath, caller: User, svc: Svc) -> None:
     """Remove the artifact; files that nothing else names are deleted later."""
 
     def unit(tx: Tx) -> None:
@@ -204,7 +201,6 @@ async def delete(artifact_id: ArtifactPath, caller: User, svc: Svc) -> Response:
         _note(tx, "artifact.remove", found, caller, svc)
 
     await svc.store.write(unit)
-    return Response(status_code=204)
 
 
 def _note(tx: Tx, action: str, artifact: Artifact, caller: Caller, svc: Services) -> None:

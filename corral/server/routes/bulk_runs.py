@@ -75,9 +75,8 @@ async def _each(
     svc: Services, caller: Caller, body: ManyRequest, states: tuple[RunState, ...], act: Act
 ) -> ManyAnswer:
     where = run_filter(caller, body.which, states)
-    after = parse_time_cursor(body.cursor, "r")
-    place = None if after is None else (after[0], RunId(after[1]))
-    runs = await svc.store.read(lambda tx: tx.runs.page(where, after=place, limit=body.limit))
+    after = parse_time_cursor(body.cursor, "r", RunId)
+    runs = await svc.store.read(lambda tx: tx.runs.page(where, after=after, limit=body.limit))
     results: Sequence[ActionResult | Exception]
     if body.dry_run:
         results = await svc.store.read(lambda tx: [_tried(act, tx, run) for run in runs])
@@ -93,11 +92,9 @@ async def _each(
 
 
 def run_filter(caller: Caller, which: RunSelection, states: tuple[RunState, ...]) -> RunFilter:
-    if which.project is not None:
-        caller.check_project(which.project)
     label = None if which.label is None else which.label.split("=", 1)
     return RunFilter(
-        project=which.project or caller.token.project,
+        project=caller.narrowed(which.project),
         states=tuple(which.states) or states,
         group=which.group,
         name=which.name,

@@ -232,7 +232,7 @@ async def list_calls(
     """Newest first, without arguments and results. `dead` are those that failed or expired."""
     if project is not None:
         caller.check_project(project)
-    after = parse_time_cursor(cursor, "c")
+    after = parse_time_cursor(cursor, "c", CallId)
 
     def unit(tx: Tx) -> CallPage:
         within = project or caller.token.project

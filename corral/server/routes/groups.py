@@ -27,13 +27,10 @@ async def list_groups(
     caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 50
 ) -> GroupPage:
     """Newest first."""
-    if project is not None:
-        caller.check_project(project)
-    after = parse_time_cursor(cursor, "g")
+    after = parse_time_cursor(cursor, "g", GroupId)
 
     def unit(tx: Tx) -> GroupPage:
-        place = None if after is None else (after[0], GroupId(after[1]))
-        found = tx.runs.page_groups(project or caller.token.project, after=place, limit=limit)
+        found = tx.runs.page_groups(caller.narrowed(project), after=after, limit=limit)
         more = time_cursor(found[-1].created_at, found[-1].id) if len(found) == limit else None
         return GroupPage(items=[group_view(tx, group) for group in found], next=more)
 

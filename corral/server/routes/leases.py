@@ -27,14 +27,7 @@ from corral.server.openapi import RAW_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, lease_json
 from corral.wire.artifacts import ArtifactView, ManifestRequest
-from corral.wire.leases import (
-    BeatAnswer,
-    BeatRequest,
-    ClaimAnswer,
-    ClaimRequest,
-    ObjectAnswer,
-    ObjectList,
-)
+from corral.wire.leases import BeatAnswer, BeatRequest, ClaimAnswer, ClaimRequest, ObjectAnswer, ObjectList
 from corral.wire.logs import EventAnswer, EventBatch, LogRecord
 from corral.wire.secrets import SecretsAnswer
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query
 from pydantic import ValidationError
 
 from corral.core import secrets
@@ -59,13 +59,7 @@ async def apply_manifest(body: ApplyRequest, caller: Operator, svc: Svc) -> Appl
     if body.mode == "plan" or lacking:
         return answer
     known = await svc.store.read(lambda tx: tx.manifests.get(body.project, body.name))
-    unit = Apply(
-        asked.wanted,
-        asked.fresh,
-        asked.remade,
-        caller.by(svc.clock),
-        svc.policy,
-    )
+    unit = Apply(asked.wanted, asked.fresh, asked.remade, caller.by(svc.clock), svc.policy)
     if not made.changes and not made.problems and known is not None and unit.is_same(known):
         return answer.model_copy(update={"applied": True, "revision": known.revision})
     done: ApplyResult = await svc.store.write(unit)
@@ -201,7 +195,7 @@ async def delete_manifest(
     caller: Operator,
     svc: Svc,
     also: Annotated[list[ApplyOptions] | None, Query(max_length=3)] = None,
-) -> Response:
+) -> None:
     """Forget a manifest. Its runs that wait or run must be pruned with it."""
     if not is_name(project) or not is_name(name):
         raise _absent(project, name)
@@ -209,7 +203,6 @@ async def delete_manifest(
     by = caller.by(svc.clock)
     wanted = frozenset(also or ())
     await svc.store.write(lambda tx: delete(tx, project, name, also=wanted, by=by, policy=svc.policy))
-    return Response(status_code=204)
 
 
 def _view(found: Manifest) -> ManifestView:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query
 
 from corral.core.quotas import put, remove, used_in
 from corral.domain.errors import NotFound
@@ -56,7 +56,7 @@ async def put_quota(project: ProjectName, body: QuotaRequest, caller: Operator, 
 
 
 @router.delete("/quotas/{project}", status_code=204)
-async def delete_quota(project: ProjectName, caller: Operator, svc: Svc) -> Response:
+async def delete_quota(project: ProjectName, caller: Operator, svc: Svc) -> None:
     """Remove a project's quota: no limits, weight 1."""
 
     def unit(tx: Tx) -> list[Quota]:
@@ -67,7 +67,6 @@ async def delete_quota(project: ProjectName, caller: Operator, svc: Svc) -> Resp
         raise NotFound(f"project {project!r} has no quota", hint="List them with `corral quotas ls`.")
     svc.board.shares.set_quotas(await svc.store.write(unit))
     svc.long_polls.ready_all(svc.board.lanes.shapes())
-    return Response(status_code=204)
 
 
 @router.get("/usage")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -18,7 +19,7 @@ from corral.core.runs.submit import SubmitResult, submit
 from corral.domain.artifacts import ArtifactKind
 from corral.domain.errors import InvalidInput
 from corral.domain.ids import RunId
-from corral.domain.runs import RunFilter
+from corral.domain.runs import Run, RunFilter
 from corral.domain.states import RunState
 from corral.ports.store import Tx
 from corral.server.authorization import Caller, Limit, User, find_run
@@ -99,22 +100,19 @@ async def list_runs(
     limit: Limit = 50,
 ) -> RunPage:
     """Newest first."""
-    if project is not None:
-        caller.check_project(project)
     where = RunFilter(
-        project=project or caller.token.project,
+        project=caller.narrowed(project),
         states=tuple(state or ()),
         group=group,
         name=name,
         label=None if label is None else (label.split("=", 1)[0], label.split("=", 1)[1]),
         schedule=schedule,
     )
-    after = parse_time_cursor(cursor, "r")
+    after = parse_time_cursor(cursor, "r", RunId)
 
     def unit(tx: Tx) -> RunPage:
         names = NameLookup(tx)
-        place = None if after is None else (after[0], RunId(after[1]))
-        runs = tx.runs.page(where, after=place, limit=limit)
+        runs = tx.runs.page(where, after=after, limit=limit)
         more = time_cursor(runs[-1].created_at, runs[-1].id) if len(runs) == limit else None
         return RunPage(items=[run_view(tx, run, names) for run in runs], next=more)
 
@@ -205,20 +203,18 @@ async def requeue_run(run: str, body: RequeueRequest, caller: User, svc: Svc) ->
 @router.post("/runs/{run}/hold")
 async def hold_run(run: str, caller: User, svc: Svc) -> RunView:
     """Keep a run that waits from starting until it is released."""
-
-    def unit(tx: Tx) -> RunView:
-        done = hold(tx, find_run(tx, run, caller), actor=caller.actor, now=svc.clock.now())
-        return run_view(tx, done, NameLookup(tx))
-
-    return await svc.store.write(unit)
+    return await _act(hold, run, caller, svc)
 
 
 @router.post("/runs/{run}/release")
 async def release_run(run: str, caller: User, svc: Svc) -> RunView:
     """Let a run go that somebody held; it is queued unless something else holds it."""
+    return await _act(let_go, run, caller, svc)
 
+
+async def _act(act: Callable[..., Run], text: str, caller: Caller, svc: Services) -> RunView:
     def unit(tx: Tx) -> RunView:
-        done = let_go(tx, find_run(tx, run, caller), actor=caller.actor, now=svc.clock.now())
+        done = act(tx, find_run(tx, text, caller), actor=caller.actor, now=svc.clock.now())
         return run_view(tx, done, NameLookup(tx))
 
     return await svc.store.write(unit)

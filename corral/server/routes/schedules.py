@@ -22,13 +22,7 @@ from corral.server.new_runs import new_run
 from corral.server.services import Svc
 from corral.wire.base import explain
 from corral.wire.runs import SubmitAnswer
-from corral.wire.schedules import (
-    RunNowRequest,
-    ScheduleDetail,
-    SchedulePage,
-    ScheduleRequest,
-    ScheduleView,
-)
+from corral.wire.schedules import RunNowRequest, ScheduleDetail, SchedulePage, ScheduleRequest, ScheduleView
 from corral.wire.spec.run_file import RunSpec
 
 router = APIRouter(prefix="/v1", tags=["schedules"])
@@ -60,13 +54,11 @@ async def list_schedules(
     caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 50
 ) -> SchedulePage:
     """All schedules that the caller sees."""
-    if project is not None:
-        caller.check_project(project)
     place = id_cursor(cursor, "s")
 
     def unit(tx: Tx) -> SchedulePage:
         after = ScheduleId(place) if place else None
-        found = tx.schedules.page(project or caller.token.project, after, limit)
+        found = tx.schedules.page(caller.narrowed(project), after, limit)
         more = found[-1].id if len(found) == limit else None
         return SchedulePage(items=[schedule_view(one) for one in found], next=more)
 
@@ -129,11 +121,7 @@ async def run_schedule_now(
     def unit(tx: Tx) -> SubmitAnswer:
         found = find_schedule(tx, schedule, project, caller)
         done = run_now(
-            tx,
-            found.id,
-            lambda one: work_of(one.spec),
-            request_id=body.request_id,
-            by=caller.by(svc.clock),
+            tx, found.id, lambda one: work_of(one.spec), request_id=body.request_id, by=caller.by(svc.clock)
         )
         return SubmitAnswer(ids=list(done.ids), group_id=done.group_id)
 
@@ -168,9 +156,7 @@ def work_of(stored: str) -> ScheduledWork:
 
 
 def find_schedule(tx: Tx, text: str, project: str | None, caller: Caller) -> Schedule:
-    if project is not None:
-        caller.check_project(project)
-    ids = tx.schedules.find(text, project or caller.token.project, 3)
+    ids = tx.schedules.find(text, caller.narrowed(project), 3)
     found = [one for schedule_id in ids if (one := tx.schedules.get(schedule_id)) is not None]
     if not found:
         raise NotFound(f"there is no schedule {text[:80]!r}", hint="List them with `corral schedules ls`.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path
 
 from corral.core import secrets as core_secrets
 from corral.core.audit import note
@@ -46,7 +46,7 @@ async def put_secret(
 
 
 @router.delete("/projects/{project}/secrets/{name}", status_code=204)
-async def delete_secret(project: Project, name: SecretName, caller: User, svc: Svc) -> Response:
+async def delete_secret(project: Project, name: SecretName, caller: User, svc: Svc) -> None:
     """Remove a secret of the project."""
 
     def unit(tx: Tx) -> None:
@@ -55,4 +55,3 @@ async def delete_secret(project: Project, name: SecretName, caller: User, svc: S
         note(tx, "secret.remove", f"secret:{project}/{name}", caller.by(svc.clock))
 
     await svc.store.write(unit)
-    return Response(status_code=204)

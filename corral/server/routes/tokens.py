@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
 
 from corral.core.audit import note
 from corral.core.hosts.enroll import make_join_token
@@ -64,7 +64,7 @@ def _make(tx: Tx, body: TokenRequest, now: float) -> NewToken:
 
 
 @router.delete("/tokens/{token_id}", status_code=204)
-async def revoke_token(token_id: str, caller: Operator, svc: Svc) -> Response:
+async def revoke_token(token_id: str, caller: Operator, svc: Svc) -> None:
     """Takes effect at the next call."""
     if not is_id(token_id, "t"):
         raise NotFound(f"there is no token {token_id[:80]!r}", hint="List them with `corral tokens ls`.")
@@ -77,4 +77,3 @@ async def revoke_token(token_id: str, caller: Operator, svc: Svc) -> Response:
 
     await svc.store.write(unit)
     svc.token_cache.forget(token_id)
-    return Response(status_code=204)

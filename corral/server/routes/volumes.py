@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query
 
 from corral.core import volumes as core
 from corral.core.artifacts import FileManifest
@@ -46,12 +46,10 @@ async def list_volumes(
     limit: Limit = 100,
 ) -> VolumePage:
     """Volumes by project and name."""
-    if project is not None:
-        caller.check_project(project)
     after = name_cursor(cursor)
 
     def unit(tx: Tx) -> VolumePage:
-        found = tx.volumes.page(project or caller.token.project, after=after, limit=limit)
+        found = tx.volumes.page(caller.narrowed(project), after=after, limit=limit)
         more = f"{found[-1].project}/{found[-1].name}" if len(found) == limit else None
         return VolumePage(items=[_volume(tx, one) for one in found], next=more)
 
@@ -90,7 +88,7 @@ async def commit_volume(
 
 
 @router.delete("/projects/{project}/volumes/{volume}", status_code=204)
-async def remove_volume(project: Project, volume: VolumePath, caller: User, svc: Svc) -> Response:
+async def remove_volume(project: Project, volume: VolumePath, caller: User, svc: Svc) -> None:
     """Remove a volume with all its versions."""
 
     def unit(tx: Tx) -> None:
@@ -98,7 +96,6 @@ async def remove_volume(project: Project, volume: VolumePath, caller: User, svc:
         note(tx, "volume.remove", f"{project}/{volume}", caller.by(svc.clock))
 
     await svc.store.write(unit)
-    return Response(status_code=204)
 
 
 @router.get("/leases/{lease_id}/volumes/{volume}")
