@@ -25,7 +25,7 @@ from corral.adapters.filelock import FileLock
 from corral.adapters.tls.authority import CA_LIFETIME, OwnAuthority
 from corral.adapters.tls.context import ServerTls
 from corral.adapters.webhook_sender import HttpSender
-from corral.bootstrap_tls import Transport, build_transport
+from corral.bootstrap_tls import ServerTransport, build_transport
 from corral.client.enroll.identity import (
     CLIENT,
     BadIdentity,
@@ -267,7 +267,7 @@ class _Announcing(uvicorn.Server):
         self,
         config: uvicorn.Config,
         settings: Settings,
-        transport: Transport,
+        transport: ServerTransport,
         *,
         before_end: Callable[[], None],
     ) -> None:

@@ -1,1 +1,1 @@
-"""What processes of one machine share on disk: whole writes, locks, large files. Standard library only."""
+"""Files that processes of one machine share: whole writes, locks, large files; standard library only."""

@@ -1,1 +1,1 @@
-"""Decorated Python functions and classes that run on the fleet. Standard library only until called."""
+"""The decorator API for functions and classes that run on the fleet; standard library until called."""

@@ -1,1 +1,1 @@
-"""What the core needs of the world, as Protocols; each has a contract suite."""
+"""What the core needs of the world, as Protocols with a contract suite each; no implementations."""

@@ -21,7 +21,7 @@ import httpx
 import uvicorn
 
 from corral.bootstrap import build_services, ensure_identities, open_store
-from corral.bootstrap_tls import Transport, build_transport
+from corral.bootstrap_tls import ServerTransport, build_transport
 from corral.client.http.trust import context as context_for
 from corral.ports.store import Tx
 from corral.server.app import ControlPlane
@@ -61,7 +61,7 @@ class Live:
     host: str
     port: int
     tls: ssl.SSLContext | None = None
-    transport: Transport | None = None
+    transport: ServerTransport | None = None
     loop: asyncio.AbstractEventLoop | None = None
 
     def write(self, unit: Callable[[Tx], T]) -> T:

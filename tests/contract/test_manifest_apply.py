@@ -110,7 +110,7 @@ class Fleet:
         self.requests += 1
         ask = ClaimTerms(host.id, "boot", f"claim-{self.requests}", 100, leases, False, None, None)
         lanes = Lanes()
-        lanes.check(self.db.read(lambda tx: tx.runs.heads()))
+        lanes.reconcile(self.db.read(lambda tx: tx.runs.lanes()))
         return Claim(Board(lanes, self.shapes, self.shares), ServerPolicy(), ask, lambda: NOW)
 
     def cancel(self, run: Run) -> None:

@@ -140,7 +140,7 @@ class Gang:
         def unit(tx: Tx) -> Run | None:
             tx.hosts.insert(host)
             lanes = Lanes()
-            lanes.check(tx.runs.heads())
+            lanes.reconcile(tx.runs.lanes())
             claim = Claim(Board(lanes, Shapes(), self.shares), POLICY, ask, self.clock.now)
             grants = claim(tx).grants
             self.claimed = [grant.lease for grant in grants]

@@ -125,7 +125,7 @@ def test_a_preferred_gpu_counts_only_where_it_is_given(ground: Ground) -> None:
     assert ground.claim("gpu") == [first]
     assert ground.claim("gpu") == []
     ground.clock.advance(CUDA.prefer_for_s)
-    assert any("gives it no GPU" in note for note in ground.notes(second))
+    assert any("leaves it no GPU" in note for note in ground.notes(second))
     assert ground.claim("cpu") == [second]
     third = ground.submit(CUDA)
     ground.clock.advance(CUDA.prefer_for_s)

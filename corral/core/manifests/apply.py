@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from corral.core.audit import Author, note
 from corral.core.hosts.declare import declare
-from corral.core.manifests.plan import GroupNames, ManifestPlan, WantedRun, plan
+from corral.core.manifests.plan import GroupNames, ManifestPlan, WantedManifest, plan
 from corral.core.policy import ServerPolicy
 from corral.core.quotas import no_room
 from corral.core.runs.cancel import cancel
@@ -48,7 +48,7 @@ class ApplyResult(NamedTuple):
 class Apply:
     """A unit of work. `fresh` are the specs that came along; `remade` gives a stored one a new policy."""
 
-    wanted: WantedRun
+    wanted: WantedManifest
     fresh: Mapping[Digest, NewRun]
     remade: Callable[[str, ManifestEntry], NewRun]
     by: Author
@@ -274,7 +274,7 @@ def _from_the_leaves(tx: Tx, ids: Collection[RunId]) -> list[RunId]:
     return list(reversed(list(TopologicalSorter(inside).static_order())))
 
 
-def refused(wanted: WantedRun, made: ManifestPlan) -> InvalidInput:
+def refused(wanted: WantedManifest, made: ManifestPlan) -> InvalidInput:
     lines = "; ".join(f"`{f.path}` {f.message}" for f in made.problems)
     return InvalidInput(
         f"the manifest {wanted.name} cannot be applied: {lines}",
@@ -293,7 +293,7 @@ def held_against_others(tx: Tx, project: str, name: str) -> Manifest | None:
     return found if found is not None and found.revision else None
 
 
-def _as_manifest(wanted: WantedRun, before: Manifest | None, by: Author) -> Manifest:
+def _as_manifest(wanted: WantedManifest, before: Manifest | None, by: Author) -> Manifest:
     runs = {entry.identity: entry.name for entry in wanted.entries.values()}
     body = {"hosts": {name: json.loads(text) for name, text in wanted.hosts.items()}, "runs": runs}
     text = canonical(body)

@@ -27,7 +27,7 @@ from corral.ports.store import Tx
 
 
 @dataclass(frozen=True)
-class WantedRun:
+class WantedManifest:
     """A manifest as it was given: runs by identity, hosts as canonical JSON by name."""
 
     project: str
@@ -60,7 +60,7 @@ class ManifestPlan:
         return [identity for identity in new if identity not in have]
 
 
-def plan(tx: Tx, wanted: WantedRun, fresh: Mapping[Digest, NewRun]) -> ManifestPlan:
+def plan(tx: Tx, wanted: WantedManifest, fresh: Mapping[Digest, NewRun]) -> ManifestPlan:
     """Everything that applying it now would do, and everything that is in the way."""
     known = tx.runs.of_manifest(wanted.project, wanted.name)
     made = ManifestPlan(known)
@@ -99,7 +99,7 @@ class GroupNames:
         return {group.name: group for group in sorted(found, key=lambda g: g.created_at, reverse=True)}
 
 
-def _limits(made: ManifestPlan, wanted: WantedRun, groups: GroupNames) -> None:
+def _limits(made: ManifestPlan, wanted: WantedManifest, groups: GroupNames) -> None:
     used = {entry.group for entry in wanted.entries.values()}
     for name, group in groups.of(made.known).items():
         new = wanted.limits.get(name)
@@ -111,7 +111,7 @@ def _limits(made: ManifestPlan, wanted: WantedRun, groups: GroupNames) -> None:
 def _compare(
     tx: Tx,
     made: ManifestPlan,
-    wanted: WantedRun,
+    wanted: WantedManifest,
     entry: ManifestEntry,
     run: ManifestRun | None,
     groups: GroupNames,
@@ -136,7 +136,7 @@ def _compare(
         made.same += 1
 
 
-def _dropped(made: ManifestPlan, wanted: WantedRun, run: ManifestRun) -> None:
+def _dropped(made: ManifestPlan, wanted: WantedManifest, run: ManifestRun) -> None:
     if run.state in (RunState.STOPPING, RunState.HALTING):
         return
     if ApplyOptions.PRUNE in wanted.also and run.state not in LEASED:
@@ -178,7 +178,7 @@ def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-def _check(tx: Tx, made: ManifestPlan, wanted: WantedRun, fresh: Mapping[Digest, NewRun]) -> None:
+def _check(tx: Tx, made: ManifestPlan, wanted: WantedManifest, fresh: Mapping[Digest, NewRun]) -> None:
     """What new runs name must be there. Runs of one sweep name the same things: asked once."""
     seen: set[object] = set()
     names = {entry.name for entry in wanted.entries.values()}
@@ -211,7 +211,7 @@ def _is_run(tx: Tx, text: str, project: str) -> bool:
     return run is not None and run.project == project
 
 
-def _hosts(tx: Tx, made: ManifestPlan, wanted: WantedRun) -> None:
+def _hosts(tx: Tx, made: ManifestPlan, wanted: WantedManifest) -> None:
     for name, declared in wanted.hosts.items():
         host = tx.hosts.by_name(name)
         owner = None if host is None else host.declared_by

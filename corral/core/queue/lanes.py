@@ -99,6 +99,13 @@ class Lanes:
                 known.clear()
             known[who] = to
 
+    def reconcile(self, lanes: Iterable[Lane]) -> None:
+        """Make sure that every lane of the database is known, and distrust what is held of it."""
+        with self._lock:
+            for lane in lanes:
+                self._lanes_of(lane.shape)[lane] = _Buffer()
+            self._refused.clear()
+
     def check(self, heads: Iterable[tuple[Lane, ReadyRun]]) -> None:
         """Make sure that every lane of the database is known; distrust what begins otherwise there."""
         with self._lock:

@@ -20,9 +20,9 @@ from corral.server.services import Services, Svc
 from corral.server.views import host_view
 from corral.wire.hosts.enroll import (
     CaAnswer,
-    Credential,
     EnrollAnswer,
     EnrollRequest,
+    HostCredential,
     RotateCredentialRequest,
 )
 from corral.wire.hosts.hosts import HostPage, HostView
@@ -68,16 +68,18 @@ async def own_host(host_id: OwnHost, svc: Svc) -> HostView:
 
 
 @router.post("/hosts/self/rotate", status_code=201)
-async def rotate(body: RotateCredentialRequest, host_id: OwnHost, request: Request, svc: Svc) -> Credential:
+async def rotate(
+    body: RotateCredentialRequest, host_id: OwnHost, request: Request, svc: Svc
+) -> HostCredential:
     """Another credential for the host that calls; the present one holds on until `settle`."""
     origin = origin_of(request)
     lifetime_s = svc.policy.host_token_s
 
-    def unit(tx: Tx) -> Credential:
+    def unit(tx: Tx) -> HostCredential:
         now = svc.clock.now()
         made = enrol.rotate(tx, host_id, origin=origin, now=now, policy=svc.policy)
         signed = svc.trust.sign(body.certificate_request, host_id, now=now, lifetime_s=lifetime_s)
-        return Credential(token=made.text, expires_in_s=lifetime_s, certificate=signed)
+        return HostCredential(token=made.text, expires_in_s=lifetime_s, certificate=signed)
 
     return await svc.store.write(unit)
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from corral.core import secrets
 from corral.core.manifests.apply import Apply, ApplyResult, delete
-from corral.core.manifests.plan import ManifestPlan, WantedRun, plan
+from corral.core.manifests.plan import ManifestPlan, WantedManifest, plan
 from corral.core.runs.submit import NewRun
 from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.holds import HoldKind, hold_kind
@@ -79,7 +79,7 @@ class ManifestQuery:
             for e in body.runs
             for policy in (policies[e.policy],)
         ]
-        self.wanted = WantedRun(
+        self.wanted = WantedManifest(
             project=body.project,
             name=body.name,
             entries={entry.identity: entry for entry in entries},
@@ -126,7 +126,11 @@ class ManifestQuery:
 
 
 def _answer(
-    wanted: WantedRun, made: ManifestPlan, *, needs: Iterable[Digest] = (), manifest: Manifest | None = None
+    wanted: WantedManifest,
+    made: ManifestPlan,
+    *,
+    needs: Iterable[Digest] = (),
+    manifest: Manifest | None = None,
 ) -> ApplyAnswer:
     lacking = list(needs)
     return ApplyAnswer(

@@ -32,7 +32,7 @@ class EnrollRequest(RotateCredentialRequest):
     hostname: Name
 
 
-class Credential(Answer):
+class HostCredential(Answer):
     """The only time that the token is shown. The certificate, if any, is for the key of the request."""
 
     token: str
@@ -40,7 +40,7 @@ class Credential(Answer):
     certificate: str | None = None
 
 
-class EnrollAnswer(Credential):
+class EnrollAnswer(HostCredential):
     host_id: str
     name: str
     labels: list[str] = []
