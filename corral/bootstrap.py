@@ -51,7 +51,7 @@ from corral.settings import Settings
 from corral.store.sqlite.store import SqliteStore
 
 log = logging.getLogger("corral.server")
-# How often files that are given are looked at for a change.
+# How often the certificate's files are checked for a change.
 TLS_LOOK_S = 10.0
 
 
@@ -201,7 +201,7 @@ async def _serve(settings: Settings) -> None:
         give_certificate(settings, transport.authority, services.clock.now())
     listener = _listen(settings.host, settings.port)
     control_plane = ControlPlane(services)
-    # What was made until now lives as long as the server; looking through it again finds nothing.
+    # Everything made so far lives as long as the server: the collector need not look at it again.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
@@ -214,7 +214,7 @@ async def _serve(settings: Settings) -> None:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
         server_header=False,
-        # Nothing here looks at who forwarded a request, and each layer costs.
+        # No route looks at who forwarded a request, and each layer costs time.
         proxy_headers=False,
         ssl_context_factory=None if transport.tls is None else _the(transport.tls.context),
     )

@@ -21,9 +21,9 @@ from corral.ports.store import Tx
 
 LOG, METRIC = "log", "metric"
 _LATEST_METRICS = 256
-# Notes are events, rows of the database; a program that writes thousands means a log.
+# Notes are rows of the database; a program that writes thousands of them should write a log.
 MAX_NOTES = 10_000
-# Workers keep the log quota themselves, counted before it is written as JSON; this is for one that does not.
+# Workers keep the log quota, counted before the JSON; this stops one that does not.
 _SLACK = 4
 
 

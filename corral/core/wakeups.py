@@ -1,4 +1,4 @@
-"""Wakes streams: somebody follows a run, something of it changed."""
+"""Wakes whoever waits for a key: a stream that follows a run, a beat that waits for a stop."""
 
 from __future__ import annotations
 

@@ -126,8 +126,11 @@ class Gate:
         return token
 
     def _check_origin(self, scope: Scope, text: str) -> None:
-        """Who shows wrong tokens waits before the next is looked up. One that was right a while ago is always
-        looked up: a neighbour behind the same address must not lock a host out."""
+        """An address that shows wrong tokens waits before the next one is looked up.
+
+        A token that was right a while ago is always looked up: a neighbour behind the same address must not
+        lock a host out.
+        """
         wait_s = self._wrong.wait_s(_origin(scope), self._services.clock.monotonic())
         if not wait_s:
             return

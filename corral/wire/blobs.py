@@ -20,7 +20,7 @@ class BlobAnswer(Answer):
     offsets: dict[str, int] = {}
 
 
-class BlobStored(Answer):
+class StoredBlob(Answer):
     sha256: str
     size: int
     existed: bool

@@ -123,7 +123,7 @@ class ServerTls:
         self.context.set_alpn_protocols(["http/1.1"])
         if trusted_clients is not None:
             self.context.load_verify_locations(cadata=trusted_clients)
-            # Asked for, not demanded: users have tokens alone. The gate demands it of hosts.
+            # Optional here: users have only tokens. The middleware demands it of hosts.
             self.context.verify_mode = ssl.CERT_OPTIONAL
         chain.load(self.context)
 

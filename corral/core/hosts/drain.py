@@ -19,7 +19,7 @@ class DrainStop(StrEnum):
 
 
 def empty(tx: Tx, host: Host, which: DrainStop, *, actor: str, now: float, policy: ServerPolicy) -> int:
-    """Ask them; how many were asked."""
+    """Ask those runs to yield; return how many were asked."""
     asked = 0
     for lease in tx.leases.live_of_host(host.id):
         run = tx.runs.get(lease.run_id)

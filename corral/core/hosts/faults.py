@@ -29,7 +29,7 @@ QUICK_S = 20.0
 FIRST_S = 60.0
 LONGEST_S = 3600.0
 
-# What a host that is broken makes of a good run: no program, no disk, a driver that is not there.
+# How a good run fails on a broken host: a missing program, a full disk, a missing driver.
 _LIKE_THE_HOST = frozenset({Reason.CODE_ERROR, Reason.ENVIRONMENT, Reason.UNKNOWN, Reason.BAD_OUTPUT})
 
 

@@ -1,4 +1,4 @@
-"""What this server remembers of hosts, as hints: which could have first refusal, and who gave what back.
+"""What this server remembers of hosts, as hints: which have first refusal, and which gave a run back.
 
 Lost with a restart and harmless then: a host that gives a run back twice costs nobody an attempt.
 """
@@ -77,7 +77,7 @@ class Roster:
             self._gave_back[host_id, run_id] = ReturnedRun(now, boot_id, why)
 
     def had(self, host: Host, run_id: RunId, now: float) -> ReturnedRun | None:
-        """That this boot of the host gave the run back a moment ago."""
+        """The run, if this boot of the host gave it back a moment ago."""
         found = self._gave_back.get((host.id, run_id))
         recent = found is not None and found.boot_id == host.boot_id and 0 <= now - found.at < AGAIN_S
         return found if recent else None

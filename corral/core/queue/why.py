@@ -37,9 +37,9 @@ class HostStanding(StrEnum):
 
     # It takes the run at its next poll.
     READY = "ready"
-    # It could, and something must become free first, or another has first refusal.
+    # It could, but something must become free first, or another host has first refusal.
     WAITS = "waits"
-    # It would fit, and is not here or given nothing now.
+    # It would fit, but is not here or gets nothing now.
     AWAY = "away"
     DRAINING = "draining"
     SET_ASIDE = "set_aside"
@@ -184,7 +184,7 @@ def _second(
     if not standing.eligible or HostCapacity(standing.host, held).holds_best(asked.need):
         return standing
     if preferred(asked.need, effective_of(standing.host)):
-        said = f"a GPU that it prefers is to become free here; in {left_s:.0f} s it goes without one"
+        said = f"it waits for a GPU here, which it prefers; in {left_s:.0f} s it starts without one"
     else:
         said = f"hosts with a GPU have first refusal for another {left_s:.0f} s"
     return standing._replace(place=HostStanding.WAITS, waits=(*standing.waits, said))

@@ -61,7 +61,7 @@ def next_hold(tx: Tx, run: Run) -> str | None:
 
 
 def first_wait(tx: Tx, links: Sequence[Parent]) -> str:
-    """What a run with these parents is born with; it is settled at once if none of them is to come."""
+    """The hold that a run with these parents begins with; it is settled at once if all of them have ended."""
     known = {link.parent_id: tx.runs.get(link.parent_id) for link in links}
     to_come = [one for one, run in known.items() if run is None or run.state not in FINAL]
     return waits_for(to_come or list(known))
@@ -104,7 +104,7 @@ def settle_more(tx: Tx, parent_id: RunId, after: str, *, now: float) -> None:
 
 
 def settle_waiting(tx: Tx, run_id: RunId, *, now: float) -> None:
-    """The sweeper: a run that waits is looked at for itself, whatever became of its parents' word."""
+    """The sweeper: look at a waiting run again, in case the end of its parents was missed."""
     run = tx.runs.lock(run_id)
     if run is not None and run.is_held(HoldKind.PARENTS):
         done = release(tx, run, actor="corral", now=now)

@@ -1,4 +1,4 @@
-"""From events of runs to notices that wait to be sent: none lost, none made twice."""
+"""Makes notices of the events of runs: none is lost, none is made twice."""
 
 from __future__ import annotations
 

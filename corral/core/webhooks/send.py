@@ -20,7 +20,7 @@ from corral.ports.webhook_sender import WebhookSender
 log = logging.getLogger("corral.server.notices")
 AT_ONCE = 16
 AT_ONCE_EACH = 4
-# What ended longer ago is forgotten, and can no longer be sent again.
+# Deliveries that ended longer ago are deleted, and cannot be sent again.
 KEEP_S = 30 * 86400.0
 _FORGET_AT_ONCE = 1000
 

@@ -32,7 +32,7 @@ from corral.ports.store import Tx
 from corral.server.authorization import Anyone, Caller, DigestPath, OwnLease, Project, User
 from corral.server.openapi import PARTIAL_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
-from corral.wire.blobs import BlobAnswer, BlobQuery, BlobStored
+from corral.wire.blobs import BlobAnswer, BlobQuery, StoredBlob
 
 router = APIRouter(prefix="/v1", tags=["blobs"])
 
@@ -91,7 +91,7 @@ def _offsets(svc: Services, missing: list[Digest], holder: BlobHolder) -> dict[s
 @router.put("/projects/{project}/blobs/{sha256}", status_code=201, openapi_extra=RAW_BODY)
 async def put_user(
     sha256: DigestPath, holder: ForUser, svc: Svc, request: Request, offset: Offset = None
-) -> BlobStored:
+) -> StoredBlob:
     """Upload one file; one that broke off goes on from its offset."""
     return await _receive(sha256, holder, svc, request, offset)
 
@@ -99,14 +99,14 @@ async def put_user(
 @router.put("/leases/{lease_id}/blobs/{sha256}", status_code=201, openapi_extra=RAW_BODY)
 async def put_lease(
     sha256: DigestPath, holder: ForLease, svc: Svc, request: Request, offset: Offset = None
-) -> BlobStored:
+) -> StoredBlob:
     """Upload one file for a lease; one that broke off goes on from its offset."""
     return await _receive(sha256, holder, svc, request, offset)
 
 
 async def _receive(
     sha: Digest, holder: BlobHolder, svc: Services, request: Request, offset: int | None
-) -> BlobStored:
+) -> StoredBlob:
     """Stream to a partial file; the answer goes out when bytes and row are durable."""
     _check_length(request, svc)
     announced = int(request.headers.get("content-length", "0")) + (offset or 0)
@@ -122,7 +122,7 @@ async def _receive(
     finally:
         await svc.in_thread(upload.close)
     await remember_all({sha: size}, holder, svc)
-    return BlobStored(sha256=sha, size=size, existed=False)
+    return StoredBlob(sha256=sha, size=size, existed=False)
 
 
 def _check_length(request: Request, svc: Services) -> None:
@@ -175,23 +175,23 @@ async def remember_all(sizes: Mapping[Digest, int], holder: BlobHolder, svc: Ser
 
 
 @router.post("/projects/{project}/blobs/pack", status_code=201, openapi_extra=RAW_BODY)
-async def pack_user(holder: ForUser, svc: Svc, request: Request) -> list[BlobStored]:
+async def pack_user(holder: ForUser, svc: Svc, request: Request) -> list[StoredBlob]:
     """Upload many small files at once."""
     return await _unpack(await request.body(), holder, svc)
 
 
 @router.post("/leases/{lease_id}/blobs/pack", status_code=201, openapi_extra=RAW_BODY)
-async def pack_lease(holder: ForLease, svc: Svc, request: Request) -> list[BlobStored]:
+async def pack_lease(holder: ForLease, svc: Svc, request: Request) -> list[StoredBlob]:
     """Upload many small files at once for a lease."""
     return await _unpack(await request.body(), holder, svc)
 
 
-async def _unpack(body: bytes, holder: BlobHolder, svc: Services) -> list[BlobStored]:
+async def _unpack(body: bytes, holder: BlobHolder, svc: Services) -> list[StoredBlob]:
     """Many small blobs in one body: for each its digest, its length as 16 hex digits, its bytes."""
     items = _parse_pack(body)
     await keep_all(items, holder, svc)
     svc.counters.uploaded_bytes += len(body)
-    return [BlobStored(sha256=sha, size=len(data), existed=False) for sha, data in items]
+    return [StoredBlob(sha256=sha, size=len(data), existed=False) for sha, data in items]
 
 
 async def keep_all(items: Sequence[tuple[Digest, bytes]], holder: BlobHolder, svc: Services) -> None:

@@ -28,7 +28,7 @@ from corral.domain.calls import INLINE_BYTES
 from corral.domain.errors import CorralError, LeaseLost, NotFound, TooLarge
 from corral.domain.redaction import SecretValues
 from corral.runner.channel import INLINE_MAX, Channel
-from corral.wire.blobs import BlobStored
+from corral.wire.blobs import StoredBlob
 from corral.wire.calls import (
     MOST_CALLS,
     AssignedCall,
@@ -116,7 +116,7 @@ class Serving:
         self._telling = threading.Condition(self._lock)
         self._held: dict[str, _Held] = {}
         # Files that the instance is writing, on their way to the server already.
-        self._handing: dict[Path, Future[BlobStored | None]] = {}
+        self._handing: dict[Path, Future[StoredBlob | None]] = {}
         # Those of them that are not handed to the instance yet.
         self._ahead: deque[_Held] = deque()
         self._outcomes: list[OutcomeBody] = []
