@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from corral.core.leases.fence import fence, owned
 from corral.core.policy import ServerPolicy
 from corral.core.runs.transitions import record
+from corral.core.secrets import SecretRedactor
 from corral.core.topics import TOPIC_LOG
 from corral.domain.artifacts import Segment
 from corral.domain.canonical import canonical
 from corral.domain.errors import InvalidInput, SequenceGap
+from corral.domain.ids import LeaseId
 from corral.domain.leases import Lease, LeaseKey
+from corral.domain.redaction import SecretValues
 from corral.domain.runs import Run
 from corral.ports.blobs import SegmentStore
-from corral.ports.store import Tx
+from corral.ports.clock import Clock
+from corral.ports.store import Store, Tx
 
 LOG, METRIC = "log", "metric"
 _LATEST_METRICS = 256
@@ -99,6 +106,44 @@ def commit(
         run = record(tx, run, "note", at=now, actor=f"host:{key.host_id}", data={"text": note})
     tx.announce(TOPIC_LOG, run.id)
     return True
+
+
+@dataclass(frozen=True)
+class LogWriter:
+    """Appends batches: first the bytes, durably, then the row that makes them count."""
+
+    store: Store
+    segments: SegmentStore
+    redactor: SecretRedactor
+    clock: Clock
+    policy: ServerPolicy
+    in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
+    # One batch at a time for a lease: two must not be appended at the same place. A lock goes with its last
+    # user, since leases end in many ways and not all of them say so.
+    _locks: WeakValueDictionary[LeaseId, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+
+    async def append(self, key: LeaseKey, batch_of: Callable[[SecretValues | None], LogBatch]) -> int | None:
+        """None if the batch was accepted; otherwise the number of the batch that the lease expects.
+
+        `batch_of` makes the batch without these secrets: the worker took out those that it gave the run, and
+        never has the others of the project.
+        """
+        batch = batch_of(None)
+
+        def look(tx: Tx) -> tuple[AppendPlan | None, SecretValues | None, int]:
+            found = plan(tx, key, batch, now=self.clock.now(), policy=self.policy)
+            lease = owned(tx, key)
+            return found, self.redactor.of(tx, lease.project), lease.event_seq + 1
+
+        async with self._locks.setdefault(key.id, asyncio.Lock()):
+            where, values, expected = await self.store.read(look)
+            if where is None:
+                return expected
+            if values is not None:
+                batch = await self.in_thread(partial(batch_of, values))
+            await self.in_thread(partial(write, where, batch, self.segments))
+            unit = partial(commit, key=key, plan=where, batch=batch, now=self.clock.now(), policy=self.policy)
+            return None if await self.store.write(unit) else batch.seq + 1
 
 
 def is_over(lease: Lease, policy: ServerPolicy) -> bool:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from corral.core.audit import Author, note
 from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
 from corral.domain.errors import InvalidInput, NotFound, SecretExposed
@@ -16,12 +17,19 @@ from corral.ports.cipher import Cipher
 from corral.ports.store import Tx
 
 
-def put(tx: Tx, cipher: Cipher, project: str, name: str, value: str, *, now: float) -> Secret:
+def put(tx: Tx, cipher: Cipher, project: str, name: str, value: str, *, by: Author) -> Secret:
     if "\0" in value:
         raise InvalidInput(f"the value of {name} holds a NUL byte, which no environment variable can")
-    secret = Secret(project, name, cipher.encrypt(value, context=f"{project}/{name}"), now)
+    secret = Secret(project, name, cipher.encrypt(value, context=f"{project}/{name}"), by.now)
     tx.access.put_secret(secret)
+    note(tx, "secret.set", f"secret:{project}/{name}", by)
     return secret
+
+
+def remove(tx: Tx, project: str, name: str, *, by: Author) -> None:
+    if not tx.access.delete_secret(project, name):
+        raise NotFound(f"project {project} has no secret {name}", hint="`corral secrets ls` lists them.")
+    note(tx, "secret.remove", f"secret:{project}/{name}", by)
 
 
 def is_redacted(value: str) -> bool:
@@ -31,20 +39,16 @@ def is_redacted(value: str) -> bool:
 
 def listed(tx: Tx, cipher: Cipher, project: str) -> list[tuple[Secret, bool]]:
     """The project's secrets, and of each whether it is kept out of output."""
-    return [
-        (s, is_redacted(cipher.decrypt(s.ciphertext, context=f"{project}/{s.name}")))
-        for s in tx.access.secrets(project)
-    ]
+    return [(one, is_redacted(_value(cipher, one))) for one in tx.access.secrets(project)]
 
 
 def of_project(tx: Tx, cipher: Cipher, project: str) -> SecretValues:
     """Every value of the project, to search for; used where something is about to be stored."""
-    return SecretValues(
-        {
-            s.name: cipher.decrypt(s.ciphertext, context=f"{project}/{s.name}")
-            for s in tx.access.secrets(project)
-        }
-    )
+    return SecretValues({one.name: _value(cipher, one) for one in tx.access.secrets(project)})
+
+
+def _value(cipher: Cipher, secret: Secret) -> str:
+    return cipher.decrypt(secret.ciphertext, context=f"{secret.project}/{secret.name}")
 
 
 class SecretRedactor:
@@ -110,5 +114,5 @@ def for_lease(tx: Tx, cipher: Cipher, key: LeaseKey, *, now: float, policy: Serv
                 f"project {run.project} has no secret {name}",
                 hint=f"Set it with `corral secrets set {name}`.",
             )
-        values[name] = cipher.decrypt(secret.ciphertext, context=f"{run.project}/{name}")
+        values[name] = _value(cipher, secret)
     return values

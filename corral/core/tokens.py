@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from corral.core.audit import Author, note
+from corral.core.topics import TOPIC_TOKEN
 from corral.domain.errors import NotFound, Unauthenticated
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId, TokenId, new_token_id
@@ -65,9 +67,11 @@ def _spent(token: Token) -> Unauthenticated:
     )
 
 
-def revoke(tx: Tx, token_id: TokenId, *, now: float) -> None:
-    if not tx.access.revoke(token_id, now):
+def revoke(tx: Tx, token_id: TokenId, *, by: Author) -> None:
+    if not tx.access.revoke(token_id, by.now):
         raise NotFound(f"there is no valid token {token_id}", hint="List them with `corral tokens ls`.")
+    note(tx, "token.revoke", f"token:{token_id}", by)
+    tx.announce(TOPIC_TOKEN, token_id)
 
 
 def make_host(tx: Tx, name: str, *, now: float, expires_at: float | None = None) -> tuple[Host, NewToken]:

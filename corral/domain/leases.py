@@ -41,14 +41,14 @@ class Lease(NamedTuple):
     beaten_at: float | None
     expires_at: float
     active_at: float
-    closed_at: float | None
-    outcome: str | None
-    outcome_digest: str | None
-    outcome_answer: str | None
-    progress: str
-    sample: str
-    event_seq: int
-    log_bytes: int
+    closed_at: float | None = None
+    outcome: str | None = None
+    outcome_digest: str | None = None
+    outcome_answer: str | None = None
+    progress: str = "{}"
+    sample: str = "{}"
+    event_seq: int = 0
+    log_bytes: int = 0
     # How much of each GPU's memory it holds; None is the whole of them.
     gpu_bytes: int | None = None
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 
-from corral.core.leases.locks import LeaseLocks
 from corral.core.leases.outcomes import LeaseEnder
+from corral.core.logs import LogWriter
 from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board
 from corral.core.queue.long_polls import LongPolls
@@ -61,7 +61,6 @@ class Services:
     trust: TlsTrust = field(default_factory=TlsTrust)
     hub: Wakeups = field(default_factory=Wakeups)
     counters: Counters = field(default_factory=Counters)
-    lease_locks: LeaseLocks = field(default_factory=LeaseLocks)
     # Files are hashed, written and synced here, so that no upload holds up a beat.
     io: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "corral-io"))
 
@@ -72,6 +71,9 @@ class Services:
         self.notifier = Notifier(self.store, self.cipher, self.clock, self.sender)
         self.token_cache = TokenCache(lambda: self.clock.now())
         self.redactor = SecretRedactor(self.cipher)
+        self.log_writer = LogWriter(
+            self.store, self.segments, self.redactor, self.clock, self.policy, self.in_thread
+        )
         self.ender = LeaseEnder(self.policy, self.board.shares, self.board.roster, self.redactor.of)
         self.dispatch = Dispatcher(self.clock)
         self.book = EndpointCache()

@@ -124,6 +124,13 @@ def credential(tx: Tx, host: Host, *, now: float, policy: ServerPolicy) -> NewTo
     return make_token(tx, Scope.HOST, host.name, now=now, host_id=host.id, expires_at=expires_at)
 
 
+def credential_ends(tx: Tx, host: Host, *, now: float) -> float | None:
+    """When the last of its credentials ends; None if one never does, or there is none."""
+    ends = [token.expires_at for token in tx.access.of_host(host.id) if token.holds(now)]
+    known = [at for at in ends if at is not None]
+    return max(known) if known and len(known) == len(ends) else None
+
+
 def rotate(tx: Tx, host_id: HostId, *, origin: str, now: float, policy: ServerPolicy) -> NewToken:
     """Another credential. The present one holds on until the host has shown that it has the new one."""
     # Against a revocation at the same moment, which must not miss the credential that is made here.

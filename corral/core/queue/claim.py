@@ -144,14 +144,6 @@ class Claim:
             beaten_at=None,
             expires_at=now + self.policy.first_beat_s,
             active_at=now,
-            closed_at=None,
-            outcome=None,
-            outcome_digest=None,
-            outcome_answer=None,
-            progress="{}",
-            sample="{}",
-            event_seq=0,
-            log_bytes=0,
             gpu_bytes=choice.gpu_bytes,
         )
         tx.leases.insert(lease)

@@ -67,7 +67,7 @@ def resume(tx: Tx, schedule_id: ScheduleId, *, by: Author) -> Schedule:
     return schedule
 
 
-def remove(tx: Tx, schedule_id: ScheduleId, *, by: Author) -> None:
+def remove(tx: Tx, schedule_id: ScheduleId, *, by: Author) -> Schedule:
     """Its runs stay; the record of which times it has made goes."""
     schedule = locked(tx, schedule_id)
     tx.schedules.delete(schedule_id)
@@ -75,3 +75,4 @@ def remove(tx: Tx, schedule_id: ScheduleId, *, by: Author) -> None:
     principal, prefix = name_of_time(schedule)
     tx.runs.forget_submissions(principal, prefix)
     note_change(tx, "schedule.remove", schedule, by)
+    return schedule

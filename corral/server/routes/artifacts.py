@@ -40,12 +40,8 @@ async def commit_upload(project: Project, body: ManifestRequest, caller: User, s
     """Code or an input. Equal content gets the artifact that is there."""
     what = manifest(body, ArtifactKind.CODE, ArtifactKind.INPUT)
     await refuse_secrets(project, what, svc)
-
-    def unit(tx: Tx) -> ArtifactView:
-        done = core.commit_upload(tx, project, what, principal=caller.actor, now=svc.clock.now())
-        return artifact_view(done, NameLookup(tx))
-
-    return await svc.store.write(unit)
+    commit = partial(core.commit_upload, manifest=what, principal=caller.actor, now=svc.clock.now())
+    return await svc.store.write(lambda tx: artifact_view(commit(tx, project), NameLookup(tx)))
 
 
 async def refuse_secrets(project: str, what: core.FileManifest, svc: Services) -> None:

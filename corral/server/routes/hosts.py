@@ -6,11 +6,10 @@ from fastapi import APIRouter, Request
 
 from corral.core.audit import Author, note
 from corral.core.hosts import enroll as enrol
-from corral.core.hosts.drain import DrainStop, empty
+from corral.core.hosts.drain import DrainStop, empty, set_draining
 from corral.core.hosts.enroll import JoinRequest, find_host, lock_host
-from corral.core.hosts.faults import forgiven
 from corral.core.topics import TOPIC_HOST
-from corral.domain.errors import Conflict, NotFound
+from corral.domain.errors import NotFound
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId
 from corral.ports.store import Tx
@@ -154,18 +153,7 @@ async def resume(host_id: str, caller: Operator, svc: Svc) -> HostView:
 
 async def _set_draining(text: str, caller: Caller, svc: Services, *, draining: bool) -> HostView:
     def unit(tx: Tx) -> HostView:
-        host = lock_host(tx, text)
-        if host.revoked_at is not None:
-            raise Conflict(
-                f"host {host.name} is revoked", hint=f"`corral tokens join {host.name}` lets it enrol again."
-            )
-        new = (host if draining else forgiven(host))._replace(draining=draining)
-        if new != host:
-            host = new
-            tx.hosts.save(host)
-            tx.announce(TOPIC_HOST, host.id)
-            _note(tx, "host.drain" if draining else "host.resume", host, caller, svc)
-        return _detail(tx, host, svc)
+        return _detail(tx, set_draining(tx, lock_host(tx, text), draining, by=caller.by(svc.clock)), svc)
 
     return await svc.store.write(unit)
 
@@ -200,8 +188,5 @@ def _own(tx: Tx, host_id: HostId) -> Host:
 def _detail(tx: Tx, host: Host, svc: Services) -> HostView:
     now = svc.clock.now()
     busy = dict(tx.hosts.busy()).get(host.id, 0)
-    ends = [token.expires_at for token in tx.access.of_host(host.id) if token.holds(now)]
-    known = [at for at in ends if at is not None]
-    # One that never ends outlasts all others.
-    expires_at = max(known) if known and len(known) == len(ends) else None
+    expires_at = enrol.credential_ends(tx, host, now=now)
     return host_view(host, busy, now=now, policy=svc.policy, credential_expires_at=expires_at)

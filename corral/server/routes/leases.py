@@ -17,7 +17,7 @@ from corral.core.storage.objects import list_objects, put_object, read_object
 from corral.core.wakeups import wait_for
 from corral.domain.artifacts import ArtifactFile, ArtifactKind
 from corral.domain.canonical import canonical
-from corral.domain.errors import InvalidInput, LeaseLost
+from corral.domain.errors import InvalidInput
 from corral.domain.ids import Digest, HostId, LeaseId
 from corral.domain.leases import LeaseKey
 from corral.domain.redaction import SecretValues
@@ -109,31 +109,8 @@ async def lease_secrets(key: OwnLease, svc: Svc) -> SecretsAnswer:
 @router.post("/leases/{lease_id}/events")
 async def lease_events(key: OwnLease, body: EventBatch, svc: Svc) -> EventAnswer:
     """Append logs and metrics: first the bytes, durably, then the row that makes them count."""
-    batch = _batch(body, None)
-
-    def look(tx: Tx) -> tuple[logs.AppendPlan | None, SecretValues | None]:
-        found = logs.plan(tx, key, batch, now=svc.clock.now(), policy=svc.policy)
-        return found, _values(tx, key.id, svc)
-
-    async with svc.lease_locks.of(key.id):
-        plan, values = await svc.store.read(look)
-        if plan is None:
-            return await _seen_before(key, svc)
-        if values is not None:
-            # The worker took out what it gave the run; the other secrets of the project it never has.
-            batch = await svc.in_thread(lambda: _batch(body, values))
-        await svc.in_thread(lambda: logs.write(plan, batch, svc.segments))
-        accepted = await svc.store.write(
-            lambda tx: logs.commit(tx, key, plan, batch, now=svc.clock.now(), policy=svc.policy)
-        )
-    return EventAnswer(accepted=accepted, next_seq=body.seq + 1)
-
-
-async def _seen_before(key: LeaseKey, svc: Services) -> EventAnswer:
-    lease = await svc.store.read(lambda tx: tx.leases.get(key.id))
-    if lease is None or lease.host_id != key.host_id:
-        raise LeaseLost(f"there is no lease {key.id}")
-    return EventAnswer(accepted=False, next_seq=lease.event_seq + 1)
+    expected = await svc.log_writer.append(key, partial(_batch, body))
+    return EventAnswer(accepted=expected is None, next_seq=expected or body.seq + 1)
 
 
 def _values(tx: Tx, lease_id: LeaseId, svc: Services) -> SecretValues | None:
@@ -192,11 +169,8 @@ async def commit_checkpoint(key: OwnLease, body: ManifestRequest, svc: Svc) -> A
 
 
 async def _commit(key: LeaseKey, what: FileManifest, svc: Services) -> ArtifactView:
-    def unit(tx: Tx) -> ArtifactView:
-        done = commit_from_lease(tx, key, what, now=svc.clock.now(), policy=svc.policy)
-        return artifact_view(done, NameLookup(tx))
-
-    return await svc.store.write(unit)
+    commit = partial(commit_from_lease, key=key, manifest=what, now=svc.clock.now(), policy=svc.policy)
+    return await svc.store.write(lambda tx: artifact_view(commit(tx), NameLookup(tx)))
 
 
 @router.put("/leases/{lease_id}/objects/{key:path}", openapi_extra=RAW_BODY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from fastapi import APIRouter, Query
 from pydantic import ValidationError
@@ -19,7 +20,7 @@ from corral.ports.store import Tx
 from corral.server.authorization import Caller, Limit, User
 from corral.server.cursors import id_cursor
 from corral.server.new_runs import new_run
-from corral.server.services import Svc
+from corral.server.services import Services, Svc
 from corral.wire.base import explain
 from corral.wire.runs import SubmitAnswer
 from corral.wire.schedules import RunNowRequest, ScheduleDetail, SchedulePage, ScheduleRequest, ScheduleView
@@ -91,12 +92,7 @@ async def pause_schedule(
     schedule: str, caller: User, svc: Svc, project: str | None = Query(None)
 ) -> ScheduleView:
     """No more runs until it is resumed."""
-
-    def unit(tx: Tx) -> ScheduleView:
-        found = find_schedule(tx, schedule, project, caller)
-        return schedule_view(manage.pause(tx, found.id, by=caller.by(svc.clock)))
-
-    return await svc.store.write(unit)
+    return await _act(manage.pause, schedule, project, caller, svc)
 
 
 @router.post("/schedules/{schedule}/resume")
@@ -104,12 +100,7 @@ async def resume_schedule(
     schedule: str, caller: User, svc: Svc, project: str | None = Query(None)
 ) -> ScheduleView:
     """Go on from its next time."""
-
-    def unit(tx: Tx) -> ScheduleView:
-        found = find_schedule(tx, schedule, project, caller)
-        return schedule_view(manage.resume(tx, found.id, by=caller.by(svc.clock)))
-
-    return await svc.store.write(unit)
+    return await _act(manage.resume, schedule, project, caller, svc)
 
 
 @router.post("/schedules/{schedule}/run", status_code=201)
@@ -133,11 +124,15 @@ async def remove_schedule(
     schedule: str, caller: User, svc: Svc, project: str | None = Query(None)
 ) -> ScheduleView:
     """Make no more runs; those that it made stay."""
+    return await _act(manage.remove, schedule, project, caller, svc)
 
+
+async def _act(
+    act: Callable[..., Schedule], text: str, project: str | None, caller: Caller, svc: Services
+) -> ScheduleView:
     def unit(tx: Tx) -> ScheduleView:
-        found = find_schedule(tx, schedule, project, caller)
-        manage.remove(tx, found.id, by=caller.by(svc.clock))
-        return schedule_view(found)
+        found = find_schedule(tx, text, project, caller)
+        return schedule_view(act(tx, found.id, by=caller.by(svc.clock)))
 
     return await svc.store.write(unit)
 

@@ -7,10 +7,6 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from corral.core import secrets as core_secrets
-from corral.core.audit import note
-from corral.domain.errors import NotFound
-from corral.domain.secrets import Secret
-from corral.ports.store import Tx
 from corral.server.authorization import Project, User
 from corral.server.services import Svc
 from corral.wire.secrets import SecretPage, SecretValue, SecretView
@@ -33,14 +29,10 @@ async def put_secret(
     project: Project, name: SecretName, body: SecretValue, caller: User, svc: Svc
 ) -> SecretView:
     """Set a secret of the project, or replace it."""
-
-    def unit(tx: Tx) -> Secret:
-        by = caller.by(svc.clock)
-        made = core_secrets.put(tx, svc.cipher, project, name, body.value, now=by.now)
-        note(tx, "secret.set", f"secret:{project}/{name}", by)
-        return made
-
-    done = await svc.store.write(unit)
+    by = caller.by(svc.clock)
+    done = await svc.store.write(
+        lambda tx: core_secrets.put(tx, svc.cipher, project, name, body.value, by=by)
+    )
     hidden = core_secrets.is_redacted(body.value)
     return SecretView(name=done.name, updated_at=done.updated_at, redacted=hidden)
 
@@ -48,10 +40,4 @@ async def put_secret(
 @router.delete("/projects/{project}/secrets/{name}", status_code=204)
 async def delete_secret(project: Project, name: SecretName, caller: User, svc: Svc) -> None:
     """Remove a secret of the project."""
-
-    def unit(tx: Tx) -> None:
-        if not tx.access.delete_secret(project, name):
-            raise NotFound(f"project {project} has no secret {name}", hint="`corral secrets ls` lists them.")
-        note(tx, "secret.remove", f"secret:{project}/{name}", caller.by(svc.clock))
-
-    await svc.store.write(unit)
+    await svc.store.write(lambda tx: core_secrets.remove(tx, project, name, by=caller.by(svc.clock)))

@@ -7,7 +7,6 @@ from fastapi import APIRouter
 from corral.core.audit import note
 from corral.core.hosts.enroll import make_join_token
 from corral.core.tokens import NewToken, make_host, make_token, revoke
-from corral.core.topics import TOPIC_TOKEN
 from corral.domain.errors import NotFound
 from corral.domain.ids import TokenId, is_id
 from corral.domain.tokens import Scope
@@ -68,12 +67,5 @@ async def revoke_token(token_id: str, caller: Operator, svc: Svc) -> None:
     """Takes effect at the next call."""
     if not is_id(token_id, "t"):
         raise NotFound(f"there is no token {token_id[:80]!r}", hint="List them with `corral tokens ls`.")
-
-    def unit(tx: Tx) -> None:
-        by = caller.by(svc.clock)
-        revoke(tx, TokenId(token_id), now=by.now)
-        note(tx, "token.revoke", f"token:{token_id}", by)
-        tx.announce(TOPIC_TOKEN, token_id)
-
-    await svc.store.write(unit)
+    await svc.store.write(lambda tx: revoke(tx, TokenId(token_id), by=caller.by(svc.clock)))
     svc.token_cache.forget(token_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query
@@ -79,12 +80,8 @@ async def commit_volume(
     """
     change = _change(body)
     await _refuse_secrets(project, volume, change, svc)
-
-    def unit(tx: Tx) -> VolumeVersionView:
-        done = core.commit(tx, project, volume, change, by=caller.actor, now=svc.clock.now())
-        return _answer(project, volume, done)
-
-    return await svc.store.write(unit)
+    commit = partial(core.commit, change=change, by=caller.actor, now=svc.clock.now())
+    return _answer(project, volume, await svc.store.write(lambda tx: commit(tx, project, volume)))
 
 
 @router.delete("/projects/{project}/volumes/{volume}", status_code=204)
