@@ -31,7 +31,6 @@ from corral.server.routes import (
     artifacts,
     audit,
     blobs,
-    bulk_runs,
     calls,
     endpoints,
     events,
@@ -42,7 +41,6 @@ from corral.server.routes import (
     local_handover,
     logs,
     manifests,
-    outcomes,
     quotas,
     runs,
     schedules,
@@ -57,14 +55,12 @@ from corral.server.services import Services
 
 # The first that fits a path is asked.
 _ROUTES = (
-    bulk_runs,
     runs,
     groups,
     schedules,
     logs,
     events,
     leases,
-    outcomes,
     local_handover,
     blobs,
     artifacts,

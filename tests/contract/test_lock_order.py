@@ -13,7 +13,6 @@ from contract.conftest import Database, opened
 from contract.plans import new
 from contract.test_manifest_apply import CAPABILITY, NOW, Fleet, spec
 from corral.core.audit import Author
-from corral.core.batch_write import write_together
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
 from corral.core.manifests.apply import Apply
 from corral.core.policy import ServerPolicy
@@ -22,6 +21,7 @@ from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms, Grant
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
 from corral.core.queue.lanes import Lanes
+from corral.core.runs.batch_write import write_together
 from corral.core.runs.submit import submit
 from corral.domain.hosts import Host
 from corral.domain.ids import new_host_id
