@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from corral.core.runs.needs import RunNeeds
 from corral.core.runs.submit import Dependency, NewRun
 from corral.domain.canonical import canonical
 from corral.domain.ids import ArtifactId, Digest, RunId
@@ -39,20 +40,14 @@ def new_run(spec: RunSpec) -> NewRun:
         grace_s=spec.grace,
         preemptible=spec.preemptible,
     )
-    return NewRun(
-        run,
-        spec.model_dump_json(),
-        spec.requirements(),
-        code=None if spec.code is None else ArtifactId(spec.code),
-        inputs={name: ArtifactId(value) for name, value in spec.inputs.items()},
-        secrets=tuple(spec.secrets),
-        after=tuple(
-            Dependency(one.run, one.input, OnFailure(one.on_failure), f"after[{index}]")
-            for index, one in enumerate(spec.after)
-        ),
-        digests=_digests(spec),
-        parts=spec.input_paths,
+    code = None if spec.code is None else ArtifactId(spec.code)
+    inputs = {name: ArtifactId(value) for name, value in spec.inputs.items()}
+    needs = RunNeeds(code, inputs, tuple(spec.secrets), _digests(spec), spec.input_paths)
+    after = tuple(
+        Dependency(one.run, one.input, OnFailure(one.on_failure), f"after[{index}]")
+        for index, one in enumerate(spec.after)
     )
+    return NewRun(run, spec.model_dump_json(), spec.requirements(), needs, after)
 
 
 def _digests(spec: RunSpec) -> dict[str, str]:

@@ -14,6 +14,7 @@ from corral.core.queue.fair_share import Shares
 from corral.core.runs.cancel import cancel
 from corral.core.runs.dependencies import let_in, settle_more, settle_waiting
 from corral.core.runs.move import move
+from corral.core.runs.needs import RunNeeds
 from corral.core.runs.submit import Dependency, NewRun, SubmitResult, submit
 from corral.domain.artifacts import ArtifactKind
 from corral.domain.capability import Requirements
@@ -29,10 +30,10 @@ __all__ = ["Plan", "let_in", "new", "parent", "settle_more", "settle_waiting"]
 
 def new(name: str = "step", *, after: Sequence[Dependency | str] = (), **fields: Any) -> NewRun:
     links = tuple(parent(one) if isinstance(one, str) else one for one in after)
-    own = {key: value for key, value in fields.items() if key not in Run._fields}
+    needs = RunNeeds(**{key: value for key, value in fields.items() if key not in Run._fields})
     run = a_run(name=name, identity=digest_of(name), retry_code=1, grace_s=5.0)
     run = run._replace(**{key: value for key, value in fields.items() if key in Run._fields})
-    return NewRun(run, '{"inputs":{}}', Requirements(), after=links)._replace(**own)
+    return NewRun(run, '{"inputs":{}}', Requirements(), needs, links)
 
 
 def parent(run: str, *, input: str | None = None, on_failure: str = "fail") -> Dependency:

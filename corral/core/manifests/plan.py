@@ -187,13 +187,14 @@ def _check(tx: Tx, made: ManifestPlan, wanted: WantedManifest, fresh: Mapping[Di
         new = fresh.get(change.identity) if change.identity and change.action is Action.NEW else None
         if new is None:
             continue
-        tables = (new.inputs, new.digests, new.parts)
-        key = (new.code, new.secrets, new.after, *(tuple(table.items()) for table in tables))
+        needs = new.needs
+        tables = (needs.inputs, needs.digests, needs.parts)
+        key = (needs.code, needs.secrets, new.after, *(tuple(table.items()) for table in tables))
         if key in seen:
             continue
         seen.add(key)
         prefix = f"runs.{change.name}."
-        made.problems += new.missing(tx, prefix)
+        made.problems += needs.missing(tx, new.run.project, prefix)
         before.setdefault(change.name, set()).update(after.run for after in new.after)
         for after in new.after:
             if after.run not in names and not _is_run(tx, after.run, new.run.project):

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from corral.core.quotas import check_room
 from corral.core.runs.dependencies import first_wait, next_hold, settle_waiting
 from corral.core.runs.find import lock_run
-from corral.core.runs.submit import SubmitResult, earlier_answer, missing_of, not_there, used_before
+from corral.core.runs.needs import RunNeeds, not_there
+from corral.core.runs.submit import SubmitResult, earlier_answer, used_before
 from corral.core.runs.transitions import born, record
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import Conflict
@@ -128,11 +129,8 @@ def _again(tx: Tx, old: Run, new_of: Mapping[RunId, RunId], *, principal: str, n
     again = {link.input for link in links if link.parent_id in new_of and link.input is not None}
     inputs = {name: ArtifactId(of) for name, of in spec.get("inputs", {}).items() if name not in again}
     code = None if spec.get("code") is None else ArtifactId(spec["code"])
-    secrets = tuple(spec.get("secrets", ()))
-    parts = spec.get("input_paths", {})
-    if missing := missing_of(
-        tx, old.project, code=code, inputs=inputs, secrets=secrets, prefix="", parts=parts
-    ):
+    needs = RunNeeds(code, inputs, tuple(spec.get("secrets", ())), parts=spec.get("input_paths", {}))
+    if missing := needs.missing(tx, old.project):
         raise not_there(missing)
     check_room(tx, old.project, 1)
     new = old.born_again(submitted_by=principal, now=now)
@@ -149,7 +147,7 @@ def _again(tx: Tx, old: Run, new_of: Mapping[RunId, RunId], *, principal: str, n
     if hold is not None:
         new = new._replace(state=RunState.HELD, hold_reason=hold)
     tx.runs.insert(new, canonical({**spec, "inputs": inputs}))
-    tx.artifacts.use(new.id, [*([code] if code else []), *inputs.values()])
+    tx.artifacts.use(new.id, needs.artifacts)
     born(tx, new, actor=principal)
     record(tx, old, "requeued_as", at=now, actor=principal, data={"run": new.id})
     settle_waiting(tx, new.id, now=now)

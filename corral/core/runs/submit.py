@@ -7,18 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
-from types import MappingProxyType
 from typing import NamedTuple
 
 from corral.core.quotas import no_room
 from corral.core.runs.dependencies import first_wait, settle_waiting
+from corral.core.runs.needs import RunNeeds, not_there
 from corral.core.runs.transitions import born
-from corral.domain.artifacts import ArtifactKind
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.capability import Requirements
-from corral.domain.errors import Conflict, CorralError, FieldError, InvalidInput
+from corral.domain.errors import Conflict, CorralError, FieldError
 from corral.domain.holds import HoldKind
-from corral.domain.ids import ArtifactId, Digest, GroupId, RunId, ScheduleId, is_id, new_group_id, new_run_id
+from corral.domain.ids import Digest, GroupId, RunId, ScheduleId, is_id, new_group_id, new_run_id
 from corral.domain.runs import Group, OnFailure, Parent, Run, Submission
 from corral.domain.states import RunState
 from corral.ports.store import Tx
@@ -34,36 +33,12 @@ class NewRun(NamedTuple):
     run: Run
     spec: str
     requirements: Requirements
-    code: ArtifactId | None = None
-    inputs: Mapping[str, ArtifactId] = MappingProxyType({})
-    secrets: tuple[str, ...] = ()
+    needs: RunNeeds = RunNeeds()
     after: tuple[Dependency, ...] = ()
-    # What code and inputs hold, by `code` and `inputs.NAME`, where the caller says it.
-    digests: Mapping[str, str] = MappingProxyType({})
-    # Of inputs that are a part of their artifact: which.
-    parts: Mapping[str, str] = MappingProxyType({})
 
     def accepted(self, run_id: RunId, shape: Digest, group_id: GroupId | None, *, by: str, now: float) -> Run:
         made = self.run._replace(id=run_id, shape=shape, group_id=group_id, submitted_by=by)
         return made._replace(created_at=now, ready_at=now, event_n=1)
-
-    @property
-    def artifacts(self) -> list[ArtifactId]:
-        """What it reads: code and inputs."""
-        return [*([self.code] if self.code else []), *self.inputs.values()]
-
-    def missing(self, tx: Tx, prefix: str = "") -> list[FieldError]:
-        """What the run names and is not there: it would fail only once a machine was taken."""
-        return missing_of(
-            tx,
-            self.run.project,
-            code=self.code,
-            inputs=self.inputs,
-            secrets=self.secrets,
-            prefix=prefix,
-            digests=self.digests,
-            parts=self.parts,
-        )
 
 
 class Dependency(NamedTuple):
@@ -101,7 +76,7 @@ def submit(
     ids = tuple(new_run_id() for _ in runs)
     links, missing = _links(tx, ids, runs)
     for index, new in enumerate(runs):
-        missing += new.missing(tx, prefix_of(index, runs))
+        missing += new.needs.missing(tx, project, prefix_of(index, runs))
     group_id = new_group_id() if group is not None or len(runs) > 1 else None
     submission = Submission(principal, request_id, body, group_id, canonical(ids), now)
     # Nothing is written before all that may refuse it was asked: whoever catches the refusal may commit.
@@ -240,55 +215,10 @@ def used_before(request_id: str) -> Conflict:
     )
 
 
-def missing_of(
-    tx: Tx,
-    project: str,
-    *,
-    code: ArtifactId | None,
-    inputs: Mapping[str, ArtifactId],
-    secrets: Sequence[str],
-    prefix: str,
-    digests: Mapping[str, str] = MappingProxyType({}),
-    parts: Mapping[str, str] = MappingProxyType({}),
-) -> list[FieldError]:
-    fields: list[FieldError] = []
-    named = {f"{prefix}inputs.{name}": artifact for name, artifact in inputs.items()}
-    wanted = {f"{prefix}inputs.{name}": part for name, part in parts.items()}
-    if code is not None:
-        named[f"{prefix}code"] = code
-    for path, artifact_id in named.items():
-        artifact = tx.artifacts.get(artifact_id)
-        if artifact is None or artifact.project != project:
-            fields.append(FieldError(path, f"names {artifact_id}, which project {project} does not have"))
-        elif path.endswith("code") and artifact.kind is not ArtifactKind.CODE:
-            fields.append(FieldError(path, f"names {artifact_id}, which is not code but {artifact.kind}"))
-        elif digests.get(path.removeprefix(prefix), artifact.digest) != artifact.digest:
-            fields.append(FieldError(path, f"names {artifact_id}, which holds something else than it says"))
-        elif (part := wanted.get(path)) is not None and not tx.artifacts.has(artifact_id, part):
-            fields.append(
-                FieldError(path, f"names {part!r} of {artifact_id}, which has no such file or folder")
-            )
-    for name in secrets:
-        if tx.access.secret(project, name) is None:
-            fields.append(
-                FieldError(f"{prefix}secrets", f"names {name}, which project {project} does not have")
-            )
-    return fields
-
-
-def not_there(fields: Sequence[FieldError]) -> InvalidInput:
-    lines = "; ".join(f"`{f.path}` {f.message}" for f in fields)
-    return InvalidInput(
-        f"the run names things that do not exist: {lines}",
-        hint="Upload inputs with the run file, and set secrets with `corral secrets set NAME`.",
-        fields=fields,
-    )
-
-
 def put_run(tx: Tx, run: Run, new: NewRun, links: Sequence[Parent]) -> None:
     tx.runs.insert(run, new.spec)
     for link in links:
         tx.runs.add_parent(link)
-    if new.artifacts:
-        tx.artifacts.use(run.id, new.artifacts)
+    if new.needs.artifacts:
+        tx.artifacts.use(run.id, new.needs.artifacts)
     born(tx, run, actor=run.submitted_by)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import NamedTuple, Protocol
 
 from corral.core.policy import ServerPolicy
 from corral.core.runs.cancel import cancel
-from corral.core.runs.submit import NewRun, SubmitResult, not_there, prefix_of, submit
+from corral.core.runs.needs import not_there
+from corral.core.runs.submit import NewRun, SubmitResult, prefix_of, submit
+from corral.domain.errors import FieldError
 from corral.domain.ids import RunId, ScheduleId
 from corral.domain.schedules import Schedule
 from corral.domain.states import FINAL, STOPPING
@@ -56,13 +57,16 @@ class ScheduledRuns(NamedTuple):
     max_running: int | None
 
     def check(self, tx: Tx) -> None:
-        found = [new.missing(tx, prefix_of(index, self.runs)) for index, new in enumerate(self.runs)]
-        if missing := list(chain.from_iterable(found)):
+        missing: list[FieldError] = []
+        for index, new in enumerate(self.runs):
+            needs = new.needs._replace(digests={})
+            missing += needs.missing(tx, new.run.project, prefix_of(index, self.runs))
+        if missing:
             raise not_there(missing)
 
     def keep(self, tx: Tx, schedule_id: ScheduleId) -> None:
         """Keep code and inputs as long as the schedule: the collector takes it for a run that reads them."""
-        used = [artifact_id for new in self.runs for artifact_id in new.artifacts]
+        used = [artifact_id for new in self.runs for artifact_id in new.needs.artifacts]
         tx.artifacts.forget_uses(RunId(schedule_id))
         tx.artifacts.use(RunId(schedule_id), dict.fromkeys(used))
 
