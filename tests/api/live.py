@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -214,7 +214,7 @@ def serve(home: Path, *, database: str | None = None, **settings: Any) -> Iterat
     clock = JumpingClock()
     transport = build_transport(given, clock.now)
     services = build_services(given, store, transport.trust)
-    services.clock = clock
+    services = replace(services, clock=clock)
     context = transport.tls.context if transport.tls else None
     server = uvicorn.Server(
         uvicorn.Config(
