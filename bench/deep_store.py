@@ -18,8 +18,8 @@ from corral.core.tokens import make_host
 from corral.domain.canonical import canonical
 from corral.domain.ids import HostId
 from corral.domain.reasons import Reason
-from corral.ports.store import Tx
 from corral.store.sqlite.store import SqliteStore
+from corral.store.transaction import Tx
 
 
 class _Bench:

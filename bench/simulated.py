@@ -40,9 +40,8 @@ from corral.domain.hosts import Host
 from corral.domain.ids import HostId, LeaseId, RunId, new_host_id
 from corral.domain.reasons import Reason
 from corral.domain.states import RunState
-from corral.ports.store import Tx
 from corral.store.sqlite.store import SqliteStore
-from corral.store.transaction import SqlTx
+from corral.store.transaction import Tx
 
 # Of all leases so many end with their host.
 LOSS = 0.002
@@ -258,7 +257,7 @@ class Simulation:
 
     def _hear(self, tx: Tx) -> None:
         """What the unit announced; the server hears it after the commit."""
-        assert isinstance(tx, SqlTx)
+        assert isinstance(tx, Tx)
         for topic, key in tx.take_announced():
             if topic == TOPIC_READY:
                 lane, ready = parse_ready_key(key)

@@ -42,13 +42,14 @@ from corral.domain.ids import HostId
 from corral.domain.tokens import Scope
 from corral.domain.webhooks.addresses import parse_networks
 from corral.files.private import write_private
-from corral.ports.store import Store, Tx
 from corral.server.app import ControlPlane
 from corral.server.http_protocol import FastHttpProtocol
 from corral.server.services import RequestLimits, Services
 from corral.server.tls import TlsTrust
 from corral.settings import Settings
 from corral.store.sqlite.store import SqliteStore
+from corral.store.store import Store
+from corral.store.transaction import Tx
 
 log = logging.getLogger("corral.server")
 # How often the certificate's files are checked for a change.

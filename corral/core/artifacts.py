@@ -16,7 +16,7 @@ from corral.domain.leases import Lease, LeaseKey
 from corral.domain.paths import check_paths
 from corral.domain.runs import Run
 from corral.domain.states import FINAL
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from corral.domain.audit import AuditEntry, chained
 from corral.domain.canonical import canonical
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class Author(NamedTuple):

@@ -24,7 +24,8 @@ from corral.domain.redaction import SecretValues
 from corral.domain.runs import Run
 from corral.ports.blobs import SegmentStore
 from corral.ports.clock import Clock
-from corral.ports.store import Store, Tx
+from corral.store.store import Store
+from corral.store.transaction import Tx
 
 LOG, METRIC = "log", "metric"
 _LATEST_METRICS = 256
@@ -89,7 +90,7 @@ def commit(
     parts = ((plan.log, batch.logs, batch.log_records), (plan.metric, batch.metrics, batch.metric_records))
     for old, data, records in parts:
         if old is not None:
-            tx.records.segment(old._replace(bytes=old.bytes + len(data), records=old.records + records))
+            tx.logs.put(old._replace(bytes=old.bytes + len(data), records=old.records + records))
     tx.leases.save(
         lease._replace(
             event_seq=batch.seq,
@@ -155,7 +156,7 @@ def left_bytes(tx: Tx, run: Run, policy: ServerPolicy) -> int:
     """What is left of the run's log quota for an attempt that begins."""
     if run.attempt <= 1:
         return policy.log_quota_bytes
-    used = sum(segment.bytes for segment in tx.records.segments(run.id, LOG))
+    used = sum(segment.bytes for segment in tx.logs.segments(run.id, LOG))
     return max(0, policy.log_quota_bytes - used)
 
 
@@ -167,7 +168,7 @@ def _is_next(lease: Lease, seq: int) -> bool:
 
 def _last(tx: Tx, lease: Lease, stream: str, now: float, policy: ServerPolicy) -> Segment:
     """The segment that has room; a new one if the last is full."""
-    last = tx.records.last_segment(lease.run_id, lease.attempt, lease.rank, stream)
+    last = tx.logs.last(lease.run_id, lease.attempt, lease.rank, stream)
     if last is not None and last.bytes < policy.segment_bytes:
         return last
     n = 0 if last is None else last.n + 1

@@ -13,7 +13,7 @@ from corral.domain.errors import NotFound, QuotaExceeded
 from corral.domain.ids import RunId
 from corral.domain.leases import Lease
 from corral.domain.quotas import Quota, month_of, month_start
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class QuotaUsage(NamedTuple):

@@ -14,20 +14,20 @@ from corral.domain.leases import LeaseKey
 from corral.domain.redaction import MIN_SECRET_BYTES, SecretValues, StreamScanner
 from corral.domain.secrets import Secret
 from corral.ports.cipher import Cipher
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def put(tx: Tx, cipher: Cipher, project: str, name: str, value: str, *, by: Author) -> Secret:
     if "\0" in value:
         raise InvalidInput(f"the value of {name} holds a NUL byte, which no environment variable can")
     secret = Secret(project, name, cipher.encrypt(value, context=f"{project}/{name}"), by.now)
-    tx.access.put_secret(secret)
+    tx.secrets.put(secret)
     note(tx, "secret.set", f"secret:{project}/{name}", by)
     return secret
 
 
 def remove(tx: Tx, project: str, name: str, *, by: Author) -> None:
-    if not tx.access.delete_secret(project, name):
+    if not tx.secrets.delete(project, name):
         raise NotFound(f"project {project} has no secret {name}", hint="`corral secrets ls` lists them.")
     note(tx, "secret.remove", f"secret:{project}/{name}", by)
 
@@ -39,12 +39,12 @@ def is_redacted(value: str) -> bool:
 
 def listed(tx: Tx, cipher: Cipher, project: str) -> list[tuple[Secret, bool]]:
     """The project's secrets, and of each whether it is kept out of output."""
-    return [(one, is_redacted(_value(cipher, one))) for one in tx.access.secrets(project)]
+    return [(one, is_redacted(_value(cipher, one))) for one in tx.secrets.of_project(project)]
 
 
 def of_project(tx: Tx, cipher: Cipher, project: str) -> SecretValues:
     """Every value of the project, to search for; used where something is about to be stored."""
-    return SecretValues({one.name: _value(cipher, one) for one in tx.access.secrets(project)})
+    return SecretValues({one.name: _value(cipher, one) for one in tx.secrets.of_project(project)})
 
 
 def _value(cipher: Cipher, secret: Secret) -> str:
@@ -61,7 +61,7 @@ class SecretRedactor:
 
     def of(self, tx: Tx, project: str) -> SecretValues | None:
         """None if the project has no secrets."""
-        stored = tuple(tx.access.secrets(project))
+        stored = tuple(tx.secrets.of_project(project))
         if not stored:
             self._known.pop(project, None)
             return None
@@ -84,7 +84,7 @@ def hidden(value: Any, values: SecretValues) -> Any:
 
 def refuse_exposed(tx: Tx, cipher: Cipher, project: str, text: str, *, what: str) -> None:
     """SecretExposed if the text holds a secret's value: it would be stored and shown in clear."""
-    if not tx.access.secrets(project):
+    if not tx.secrets.of_project(project):
         return
     found = of_project(tx, cipher, project).find(text.encode())
     if found is not None:
@@ -108,7 +108,7 @@ def for_lease(tx: Tx, cipher: Cipher, key: LeaseKey, *, now: float, policy: Serv
     _, run = fence(tx, key, now=now, policy=policy)
     values: dict[str, str] = {}
     for name in json.loads(tx.runs.spec(run.id)).get("secrets", []):
-        secret = tx.access.secret(run.project, name)
+        secret = tx.secrets.get(run.project, name)
         if secret is None:
             raise NotFound(
                 f"project {run.project} has no secret {name}",

@@ -10,7 +10,7 @@ from corral.domain.errors import NotFound, Unauthenticated
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId, TokenId, new_token_id
 from corral.domain.tokens import Scope, Token, hash_secret, new_secret, parse_token, render_token
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class NewToken(NamedTuple):
@@ -44,14 +44,14 @@ def make_token(
         None,
         labels=labels,
     )
-    tx.access.insert_token(token)
+    tx.tokens.insert(token)
     return NewToken(token, render_token(token.id, secret))
 
 
 def authenticate(tx: Tx, text: str, *, now: float) -> Token:
     """The token behind the text. One message for every fault: which it was helps only a thief."""
     parsed = parse_token(text)
-    token = tx.access.token(parsed[0]) if parsed else None
+    token = tx.tokens.get(parsed[0]) if parsed else None
     if parsed is None or token is None or not token.fits(parsed[1], now):
         if parsed and token and token.scope is Scope.JOIN and token.matches(parsed[1]):
             raise _spent(token)
@@ -68,7 +68,7 @@ def _spent(token: Token) -> Unauthenticated:
 
 
 def revoke(tx: Tx, token_id: TokenId, *, by: Author) -> None:
-    if not tx.access.revoke(token_id, by.now):
+    if not tx.tokens.revoke(token_id, by.now):
         raise NotFound(f"there is no valid token {token_id}", hint="List them with `corral tokens ls`.")
     note(tx, "token.revoke", f"token:{token_id}", by)
     tx.announce(TOPIC_TOKEN, token_id)

@@ -11,7 +11,7 @@ from corral.domain.errors import FieldError, NotFound, VolumeConflict
 from corral.domain.ids import ArtifactId
 from corral.domain.paths import BadPath, check_paths
 from corral.domain.volumes import VolumeRecord, VolumeVersion, merge
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # Behind the newest so many, a version goes once it is a day old.
 KEEP_VERSIONS = 10

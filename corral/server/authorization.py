@@ -13,7 +13,7 @@ from corral.domain.ids import digest as parse_digest
 from corral.domain.leases import LeaseKey
 from corral.domain.tokens import Scope, Token
 from corral.ports.clock import Clock
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class Caller:

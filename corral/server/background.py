@@ -16,9 +16,9 @@ from corral.domain.calls import CallPool
 from corral.domain.ids import LeaseId
 from corral.domain.leases import LeaseState
 from corral.domain.queue import Lane, ReadyRun
-from corral.ports.store import Tx
 from corral.server.routes.schedules import work_of
 from corral.server.services import Services
+from corral.store.transaction import Tx
 
 log = logging.getLogger("corral.server.background")
 RECONCILE_S = 2.0

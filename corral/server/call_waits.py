@@ -7,7 +7,7 @@ import json
 from corral.domain.calls import PREPARING, CallRecord, CallState
 from corral.domain.endpoints import Instance
 from corral.domain.states import RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def waits_for(tx: Tx, call: CallRecord, now: float) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from corral.domain.endpoints import Endpoint
 from corral.domain.errors import NotFound
 from corral.domain.ids import EndpointId
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 from corral.wire.endpoints import Scaling
 
 

@@ -6,9 +6,9 @@ from corral.core.queue.free_capacity import HostCapacity
 from corral.core.queue.roster import takes_work
 from corral.domain.ids import LeaseId, RunId
 from corral.domain.queue import Lane
-from corral.ports.store import Tx
 from corral.server.endpoint_cache import scaling_of
 from corral.server.services import Services
+from corral.store.transaction import Tx
 
 # A run that has waited this long waits for a place, not for the next poll of a host.
 WAITED_S = 0.3

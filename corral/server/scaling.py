@@ -22,11 +22,11 @@ from corral.domain.errors import CorralError, InvalidInput, NotFound
 from corral.domain.ids import EndpointId, RunId
 from corral.domain.runs import Run
 from corral.domain.states import FINAL, RunState
-from corral.ports.store import Tx
 from corral.server.endpoint_cache import scaling_of
 from corral.server.evict_idle import IdleEviction
 from corral.server.new_runs import new_run
 from corral.server.services import Services
+from corral.store.transaction import Tx
 from corral.wire.payloads import payload_table
 from corral.wire.spec.run_file import RunSpec, ServiceTable
 

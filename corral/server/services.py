@@ -24,7 +24,6 @@ from corral.core.webhooks.send import Notifier
 from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.cipher import Cipher
 from corral.ports.clock import Clock
-from corral.ports.store import Store
 from corral.ports.webhook_sender import WebhookSender
 from corral.server.call_results import CallResults
 from corral.server.dispatch import Dispatcher
@@ -32,6 +31,7 @@ from corral.server.endpoint_cache import EndpointCache
 from corral.server.prometheus import Counters
 from corral.server.tls import TlsTrust
 from corral.server.token_cache import TokenCache
+from corral.store.store import Store
 
 T = TypeVar("T")
 log = logging.getLogger("corral.server")

@@ -23,7 +23,7 @@ from corral.domain.reasons import HINTS
 from corral.domain.runs import Event, Run
 from corral.domain.states import FINAL, LEASED
 from corral.domain.tokens import Token
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactView
 from corral.wire.hosts.capability import CapabilityReport
 from corral.wire.hosts.hosts import HostView
@@ -58,7 +58,7 @@ class NameLookup:
         if run.group_id is None:
             return None
         if run.group_id not in self._groups:
-            group = self._tx.runs.group(run.group_id)
+            group = self._tx.groups.get(run.group_id)
             self._groups[run.group_id] = group.name if group else None
         return self._groups[run.group_id]
 

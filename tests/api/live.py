@@ -23,11 +23,11 @@ import uvicorn
 from corral.bootstrap import build_services, ensure_identities, open_store
 from corral.bootstrap_tls import ServerTransport, build_transport
 from corral.client.http.trust import context as context_for
-from corral.ports.store import Tx
 from corral.server.app import ControlPlane
 from corral.server.http_protocol import FastHttpProtocol
 from corral.server.services import Services
 from corral.settings import Settings
+from corral.store.transaction import Tx
 from corral.wire.errors import ErrorBody
 
 Json = dict[str, Any]

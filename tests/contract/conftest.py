@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from corral.store.store import Store
 from postgres import PrivatePostgres, private_postgres
 
-from corral.ports.store import Store, Tx
 from corral.store.postgres.store import PostgresStore
 from corral.store.sqlite.store import MEMORY, SqliteStore
+from corral.store.transaction import Tx
 
 T = TypeVar("T")
 X = TypeVar("X")

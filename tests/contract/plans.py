@@ -22,7 +22,7 @@ from corral.domain.ids import ArtifactId, RunId
 from corral.domain.reasons import Reason
 from corral.domain.runs import OnFailure, Run
 from corral.domain.states import RunEvent
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 POLICY = ServerPolicy()
 __all__ = ["Plan", "let_in", "new", "parent", "settle_more", "settle_waiting"]
@@ -91,7 +91,7 @@ class Plan:
         return [str(self.run(run_id).state) for run_id in run_ids]
 
     def events(self, run_id: RunId) -> list[str]:
-        found = self.db.read(lambda tx: tx.records.events(run_id, after=0, limit=100))
+        found = self.db.read(lambda tx: tx.events.of_run(run_id, after=0, limit=100))
         assert [event.n for event in found] == list(range(1, self.run(run_id).event_n + 1))
         return [event.type for event in found]
 

@@ -12,7 +12,7 @@ from corral.core.runs.hold import hold, let_go
 from corral.domain.holds import HoldKind
 from corral.domain.ids import RunId
 from corral.domain.states import FINAL, RunEvent, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 @pytest.fixture

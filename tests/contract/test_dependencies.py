@@ -19,7 +19,7 @@ from corral.core.runs.submit import submit
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import RunId, new_run_id
 from corral.domain.states import RunEvent, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 @pytest.fixture

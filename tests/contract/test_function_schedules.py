@@ -22,8 +22,8 @@ from corral.domain.endpoints import Endpoint, EndpointVersion
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import Digest
 from corral.domain.schedules import Schedule
-from corral.ports.store import Tx
 from corral.server.routes.schedules import work_of
+from corral.store.transaction import Tx
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
 HOUR = 3600.0

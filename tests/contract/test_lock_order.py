@@ -7,6 +7,7 @@ import time
 from functools import partial
 
 import psycopg
+from corral.store.store import Store
 from postgres import PrivatePostgres
 
 from contract.conftest import Database, opened
@@ -27,8 +28,8 @@ from corral.domain.hosts import Host
 from corral.domain.ids import new_host_id
 from corral.domain.quotas import Quota
 from corral.domain.reasons import Reason
-from corral.ports.store import Store, Tx
 from corral.store.postgres.store import PostgresStore
+from corral.store.transaction import Tx
 
 PROJECTS = ("alpha", "beta", "default")
 RUNS, HOSTS, APPLIES = 60, 4, 25

@@ -32,8 +32,8 @@ from corral.domain.manifests import PRUNED
 from corral.domain.manifests import ApplyOptions as AlsoAction
 from corral.domain.runs import Run
 from corral.domain.states import RunState
-from corral.ports.store import Tx
 from corral.server.routes.manifests import ManifestQuery
+from corral.store.transaction import Tx
 from corral.wire.hosts.policy import HostTable
 from corral.wire.manifests import ApplyRequest
 from corral.wire.spec.run_file import RunSpec
@@ -139,7 +139,7 @@ def rows(db: Database) -> object:
 
     def unit(tx: Tx) -> object:
         runs = tx.runs.page_by_id(None, 1000)
-        events = [tx.records.events(run.id, after=0, limit=100) for run in runs]
+        events = [tx.events.of_run(run.id, after=0, limit=100) for run in runs]
         return runs, events, tx.manifests.page(None, 10), tx.hosts.page(None, 100), tx.audit.last()
 
     return db.read(unit)
@@ -458,7 +458,7 @@ def test_an_apply_is_in_the_audit_and_a_run_knows_what_changed(fleet: Fleet) -> 
     fleet.apply(spec(0, priority=3), hosts={"box": {}})
 
     run = fleet.run(first, "run-0")
-    events = fleet.db.read(lambda tx: tx.records.events(run.id, after=0, limit=10))
+    events = fleet.db.read(lambda tx: tx.events.of_run(run.id, after=0, limit=10))
     assert [event.type for event in events] == ["submit", "changed"]
     assert json.loads(events[-1].data) == {"priority": [0, 3]}
 
@@ -600,7 +600,7 @@ def test_claims_at_once_never_start_more_than_a_lowered_limit(fleet: Fleet) -> N
     group_id = fleet.named("run-0").group_id
     assert group_id is not None
     # The limit alone: those that are queued already are left to the claims.
-    fleet.db.write(lambda tx: tx.runs.limit_group(group_id, 2))
+    fleet.db.write(lambda tx: tx.groups.limit(group_id, 2))
     claims = [fleet.claiming(fleet.host(f"box-{n}"), leases=2) for n in range(4)]
 
     async def at_once() -> list[ClaimResult]:

@@ -23,7 +23,7 @@ from corral.domain.quotas import Quota
 from corral.domain.runs import Run, RunFilter
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
 from corral.domain.states import FINAL
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 DAY = 86_400.0
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
@@ -434,13 +434,13 @@ def test_a_group_is_made_with_its_limit(clock: Clockwork) -> None:
     assert {run.schedule_id for run in clock.runs()} == {nightly}
     while found := clock.runs():
         # Nothing is left of it once its runs are removed.
-        assert len(clock.db.read(lambda tx: tx.runs.page_groups(None, after=None, limit=10))) == 1
+        assert len(clock.db.read(lambda tx: tx.groups.page(None, after=None, limit=10))) == 1
         for run in found:
             if run.state == "queued":
                 clock.plan.finish(run.id)
         ended = next(run.id for run in clock.runs() if run.state in FINAL)
         clock.db.write(lambda tx, ended=ended: remove(tx, ended, by=by(now)))  # type: ignore[misc]
-    assert clock.db.read(lambda tx: tx.runs.page_groups(None, after=None, limit=10)) == []
+    assert clock.db.read(lambda tx: tx.groups.page(None, after=None, limit=10)) == []
 
 
 def test_a_removed_schedule_leaves_its_runs_and_is_in_the_audit(clock: Clockwork) -> None:

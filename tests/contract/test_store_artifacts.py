@@ -8,7 +8,7 @@ from contract.conftest import Database
 from contract.samples import a_blob, a_run, an_artifact, digest_of
 from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, Blob
 from corral.domain.ids import ArtifactId
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def put(db: Database, *blobs: Blob) -> None:

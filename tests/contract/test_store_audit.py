@@ -6,12 +6,13 @@ import asyncio
 from functools import partial
 
 import pytest
+from corral.store.store import Store
 
 from contract.conftest import Database
 from corral.core.audit import Author, note
 from corral.domain.audit import AuditChain, AuditEntry, AuditFilter, chained
-from corral.ports.store import Store, Tx
 from corral.store.postgres.store import PostgresStore
+from corral.store.transaction import Tx
 
 
 def _did(tx: Tx, action: str, target: str, at: float = 100.0, actor: str = "operator:ada") -> None:

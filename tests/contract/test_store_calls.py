@@ -21,7 +21,7 @@ from corral.domain.endpoints import Endpoint, VersionState
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import Digest, LeaseId, RunId, new_lease_id
 from corral.domain.leases import Lease, LeaseState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 ADA = CallOrigin("user:ada")
 LEASE, RUN = new_lease_id(), a_run().id

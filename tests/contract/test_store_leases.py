@@ -146,33 +146,33 @@ def test_hosts_are_kept_and_found_by_name(db: Database) -> None:
 
 def test_a_token_is_revoked_once_and_keeps_the_first_time(db: Database) -> None:
     token = a_token(scope=Scope.OPERATOR, project=None, expires_at=500.0)
-    db.write(lambda tx: tx.access.insert_token(token))
+    db.write(lambda tx: tx.tokens.insert(token))
 
-    assert db.write(lambda tx: tx.access.revoke(token.id, 200.0))
-    assert db.write(lambda tx: tx.access.revoke(token.id, 300.0))
-    assert not db.write(lambda tx: tx.access.revoke(a_token().id, 300.0))
-    assert db.read(lambda tx: tx.access.token(token.id)) == token._replace(revoked_at=200.0)
+    assert db.write(lambda tx: tx.tokens.revoke(token.id, 200.0))
+    assert db.write(lambda tx: tx.tokens.revoke(token.id, 300.0))
+    assert not db.write(lambda tx: tx.tokens.revoke(a_token().id, 300.0))
+    assert db.read(lambda tx: tx.tokens.get(token.id)) == token._replace(revoked_at=200.0)
 
 
 def test_tokens_page_by_id(db: Database) -> None:
     tokens = sorted((a_token() for _ in range(3)), key=lambda token: token.id)
-    db.each(tokens, lambda tx, token: tx.access.insert_token(token))
+    db.each(tokens, lambda tx, token: tx.tokens.insert(token))
 
-    assert db.read(lambda tx: tx.access.tokens(None, 2)) == tokens[:2]
-    assert db.read(lambda tx: tx.access.tokens(tokens[1].id, 2)) == tokens[2:]
-    assert db.read(lambda tx: tx.access.token(a_token().id)) is None
+    assert db.read(lambda tx: tx.tokens.page(None, 2)) == tokens[:2]
+    assert db.read(lambda tx: tx.tokens.page(tokens[1].id, 2)) == tokens[2:]
+    assert db.read(lambda tx: tx.tokens.get(a_token().id)) is None
 
 
 def test_a_secret_is_replaced_and_deleted(db: Database) -> None:
     old, new = Secret("default", "HF_TOKEN", "c1", 1.0), Secret("default", "HF_TOKEN", "c2", 2.0)
-    db.write(lambda tx: tx.access.put_secret(old))
-    db.write(lambda tx: tx.access.put_secret(new))
+    db.write(lambda tx: tx.secrets.put(old))
+    db.write(lambda tx: tx.secrets.put(new))
 
-    assert db.read(lambda tx: tx.access.secret("default", "HF_TOKEN")) == new
-    assert db.read(lambda tx: tx.access.secrets("default")) == [new]
-    assert db.read(lambda tx: tx.access.secret("other", "HF_TOKEN")) is None
-    assert db.write(lambda tx: tx.access.delete_secret("default", "HF_TOKEN"))
-    assert not db.write(lambda tx: tx.access.delete_secret("default", "HF_TOKEN"))
+    assert db.read(lambda tx: tx.secrets.get("default", "HF_TOKEN")) == new
+    assert db.read(lambda tx: tx.secrets.of_project("default")) == [new]
+    assert db.read(lambda tx: tx.secrets.get("other", "HF_TOKEN")) is None
+    assert db.write(lambda tx: tx.secrets.delete("default", "HF_TOKEN"))
+    assert not db.write(lambda tx: tx.secrets.delete("default", "HF_TOKEN"))
 
 
 def test_a_join_token_is_used_once_and_a_hosts_credentials_are_found(db: Database) -> None:
@@ -181,17 +181,17 @@ def test_a_join_token_is_used_once_and_a_hosts_credentials_are_found(db: Databas
     join = a_token(scope=Scope.JOIN, project=None, labels='["lab"]')
     first = a_token(scope=Scope.HOST, project=None, host_id=host.id, expires_at=500.0)
     second = a_token(scope=Scope.HOST, project=None, host_id=host.id)
-    db.each([join, first, second], lambda tx, token: tx.access.insert_token(token))
+    db.each([join, first, second], lambda tx, token: tx.tokens.insert(token))
 
-    assert db.write(lambda tx: tx.access.use(join.id, host.id, by="one", at=200.0))
-    assert not db.write(lambda tx: tx.access.use(join.id, host.id, by="two", at=300.0))
-    used = db.read(lambda tx: tx.access.token(join.id))
+    assert db.write(lambda tx: tx.tokens.use(join.id, host.id, by="one", at=200.0))
+    assert not db.write(lambda tx: tx.tokens.use(join.id, host.id, by="two", at=300.0))
+    used = db.read(lambda tx: tx.tokens.get(join.id))
     assert used == join._replace(used_at=200.0, used_by="one", host_id=host.id)
 
-    found = db.read(lambda tx: tx.access.of_host(host.id))
+    found = db.read(lambda tx: tx.tokens.of_host(host.id))
     assert found == sorted([first, second], key=lambda token: token.id)
-    db.each([first, second], lambda tx, token: tx.access.shorten(token.id, 600.0))
-    ends = {token.id: token.expires_at for token in db.read(lambda tx: tx.access.of_host(host.id))}
+    db.each([first, second], lambda tx, token: tx.tokens.shorten(token.id, 600.0))
+    ends = {token.id: token.expires_at for token in db.read(lambda tx: tx.tokens.of_host(host.id))}
     assert ends == {first.id: 500.0, second.id: 600.0}
-    db.write(lambda tx: tx.access.revoke(first.id, 400.0))
-    assert [token.id for token in db.read(lambda tx: tx.access.of_host(host.id))] == [second.id]
+    db.write(lambda tx: tx.tokens.revoke(first.id, 400.0))
+    assert [token.id for token in db.read(lambda tx: tx.tokens.of_host(host.id))] == [second.id]

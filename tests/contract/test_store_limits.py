@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from corral.store.store import Store
 
 from contract.conftest import Database
 from contract.samples import a_host, a_lease, a_run, digest_of
@@ -21,8 +22,8 @@ from corral.domain.errors import Conflict, ProjectFull
 from corral.domain.leases import LeaseKey
 from corral.domain.quotas import Quota
 from corral.domain.states import RunState
-from corral.ports.store import Store, Tx
 from corral.store.postgres.store import PostgresStore
+from corral.store.transaction import Tx
 
 POLICY = ServerPolicy()
 BY = Author("operator:ada", "127.0.0.1", 0.0)
@@ -111,7 +112,7 @@ def test_objects_of_a_run_are_bounded_and_old_ones_can_be_written(db: Database) 
 
     def fill(tx: Tx) -> None:
         for number in range(MAX_OBJECTS):
-            tx.records.put_object(NamedObject(lease.run_id, f"k{number}", '"e"', b"", 1, 1.0))
+            tx.objects.put(NamedObject(lease.run_id, f"k{number}", '"e"', b"", 1, 1.0))
 
     def put(tx: Tx, key: str) -> None:
         put_object(
@@ -142,9 +143,9 @@ def test_no_event_is_missed_after_the_newest_run_was_removed(db: Database) -> No
 
     db.write(submit)
     gone = db.write(submit)
-    _, cursor = db.read(lambda tx: tx.records.feed("", 100))
+    _, cursor = db.read(lambda tx: tx.events.feed("", 100))
     db.write(lambda tx: tx.runs.delete(gone))  # type: ignore[arg-type]
     later = db.write(submit)
 
-    events, _ = db.read(lambda tx: tx.records.feed(cursor, 100))
+    events, _ = db.read(lambda tx: tx.events.feed(cursor, 100))
     assert [event.run_id for event in events] == [later]

@@ -19,10 +19,10 @@ from contract.conftest import Database, opened
 from corral.domain.ids import Digest
 from corral.domain.queue import Lane, ReadyRun
 from corral.domain.runs import Run, RunFilter
-from corral.store.dialect import Dialect, Statements
 from corral.store.postgres.store import PostgresStore
 from corral.store.rows import RUN
 from corral.store.sqlite.store import SqliteStore
+from corral.store.statements import Dialect, Statements
 
 MILLION = 1_000_000
 SHAPES, PRIORITIES, PROJECTS = 20, 3, 5

@@ -17,8 +17,8 @@ from corral.domain.artifacts import ArtifactFile
 from corral.domain.errors import InvalidInput, StoreUnavailable
 from corral.domain.ids import HostId
 from corral.domain.runs import Event, Submission
-from corral.ports.store import Tx
 from corral.store.postgres.store import PostgresStore
+from corral.store.transaction import Tx
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def paused(db: Database, unit: Callable[[Tx], object]) -> Iterator[None]:
     def held(tx: Tx) -> None:
         unit(tx)
         # What is read comes after everything before it has run.
-        tx.records.usage()
+        tx.quotas.usage()
         ran.set()
         assert go_on.wait(20)
 
@@ -64,11 +64,11 @@ def paused(db: Database, unit: Callable[[Tx], object]) -> Iterator[None]:
 
 
 def test_connections_that_died_while_idle_are_replaced(one: Database, pg_url: str) -> None:
-    one.write(lambda tx: tx.records.tick("x", 1.0))
+    one.write(lambda tx: tx.loops.tick("x", 1.0))
     one.read(lambda tx: tx.runs.counts())
     kill_connections(pg_url)
 
-    one.write(lambda tx: tx.records.tick("x", 2.0))
+    one.write(lambda tx: tx.loops.tick("x", 2.0))
     assert one.read(lambda tx: tx.runs.counts()) == []
 
 
@@ -158,13 +158,13 @@ def test_the_feed_never_skips_an_event_that_commits_late(one: Database, other: D
     def event(run_id: str) -> Event:
         return Event(a_run(id=run_id).id, 1, 100.0, "submit", "x", "{}")
 
-    other.write(lambda tx: tx.records.append_event(event("r-before")))
-    seen, cursor = other.read(lambda tx: tx.records.feed("", 10))
-    with paused(one, lambda tx: tx.records.append_event(event(late))):
-        other.write(lambda tx: tx.records.append_event(event(early)))
-        more, cursor = other.read(lambda tx: tx.records.feed(cursor, 10))
+    other.write(lambda tx: tx.events.append(event("r-before")))
+    seen, cursor = other.read(lambda tx: tx.events.feed("", 10))
+    with paused(one, lambda tx: tx.events.append(event(late))):
+        other.write(lambda tx: tx.events.append(event(early)))
+        more, cursor = other.read(lambda tx: tx.events.feed(cursor, 10))
         seen += more
-    rest, cursor = other.read(lambda tx: tx.records.feed(cursor, 10))
+    rest, cursor = other.read(lambda tx: tx.events.feed(cursor, 10))
     seen += rest
 
     assert [e.run_id for e in seen] == ["r-before", late, early]

@@ -10,7 +10,7 @@ from corral.domain.artifacts import NamedObject, Segment
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import RunId
 from corral.domain.runs import Event
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def an_event(run_id: RunId, n: int) -> Event:
@@ -20,12 +20,12 @@ def an_event(run_id: RunId, n: int) -> Event:
 def test_events_of_a_run_are_numbered_and_page(db: Database) -> None:
     run_id = a_run().id
     events = [an_event(run_id, n) for n in (1, 2, 3)]
-    db.each(events, lambda tx, event: tx.records.append_event(event))
+    db.each(events, lambda tx, event: tx.events.append(event))
 
-    assert db.read(lambda tx: tx.records.events(run_id, after=0, limit=2)) == events[:2]
-    assert db.read(lambda tx: tx.records.events(run_id, after=2, limit=2)) == events[2:]
+    assert db.read(lambda tx: tx.events.of_run(run_id, after=0, limit=2)) == events[:2]
+    assert db.read(lambda tx: tx.events.of_run(run_id, after=2, limit=2)) == events[2:]
     with pytest.raises(Conflict):
-        db.write(lambda tx: tx.records.append_event(events[0]))
+        db.write(lambda tx: tx.events.append(events[0]))
 
 
 def test_the_feed_gives_every_event_of_all_runs_once_and_in_order(db: Database) -> None:
@@ -33,22 +33,22 @@ def test_the_feed_gives_every_event_of_all_runs_once_and_in_order(db: Database) 
     events = [an_event(a, 1), an_event(b, 1), an_event(a, 2), an_event(b, 2), an_event(b, 3)]
 
     def both(tx: Tx) -> None:
-        tx.records.append_event(events[0])
-        tx.records.append_event(events[1])
+        tx.events.append(events[0])
+        tx.events.append(events[1])
 
     db.write(both)
-    db.each(events[2:], lambda tx, event: tx.records.append_event(event))
+    db.each(events[2:], lambda tx, event: tx.events.append(event))
 
-    first, cursor = db.read(lambda tx: tx.records.feed("", 2))
-    rest, cursor = db.read(lambda tx: tx.records.feed(cursor, 10))
+    first, cursor = db.read(lambda tx: tx.events.feed("", 2))
+    rest, cursor = db.read(lambda tx: tx.events.feed(cursor, 10))
     assert first + rest == events
-    assert db.read(lambda tx: tx.records.feed(cursor, 10)) == ([], cursor)
+    assert db.read(lambda tx: tx.events.feed(cursor, 10)) == ([], cursor)
 
 
 @pytest.mark.parametrize("cursor", ["x", "1", "1.2.3", "-1.0", "1.1 ", "99999999999999999999.1"])
 def test_a_cursor_that_is_none_is_refused(db: Database, cursor: str) -> None:
     with pytest.raises(InvalidInput, match="cursor"):
-        db.read(lambda tx: tx.records.feed(cursor, 10))
+        db.read(lambda tx: tx.events.feed(cursor, 10))
 
 
 def test_a_segment_is_replaced_and_the_last_one_found(db: Database) -> None:
@@ -57,36 +57,36 @@ def test_a_segment_is_replaced_and_the_last_one_found(db: Database) -> None:
     grown = first._replace(bytes=1 << 33, records=2)
     second = first._replace(n=1)
     other = first._replace(stream="metrics")
-    db.each((first, second, other, grown), lambda tx, segment: tx.records.segment(segment))
+    db.each((first, second, other, grown), lambda tx, segment: tx.logs.put(segment))
 
-    assert db.read(lambda tx: tx.records.segments(run_id, "log")) == [grown, second]
-    assert db.read(lambda tx: tx.records.last_segment(run_id, 1, 0, "log")) == second
-    assert db.read(lambda tx: tx.records.last_segment(run_id, 2, 0, "log")) is None
-    assert db.write(lambda tx: tx.records.delete_segments(run_id)) == 3
-    assert db.read(lambda tx: tx.records.segments(run_id, "log")) == []
+    assert db.read(lambda tx: tx.logs.segments(run_id, "log")) == [grown, second]
+    assert db.read(lambda tx: tx.logs.last(run_id, 1, 0, "log")) == second
+    assert db.read(lambda tx: tx.logs.last(run_id, 2, 0, "log")) is None
+    assert db.write(lambda tx: tx.logs.delete(run_id)) == 3
+    assert db.read(lambda tx: tx.logs.segments(run_id, "log")) == []
 
 
 def test_an_object_is_replaced_and_listed_by_prefix(db: Database) -> None:
     run_id = a_run().id
     keys = ["a", "b/1", "b/2", "b/ü", "c"]
     items = [NamedObject(run_id, key, "e1", b"\x00\xff", 1, 5.0) for key in keys]
-    db.each(items, lambda tx, item: tx.records.put_object(item))
+    db.each(items, lambda tx, item: tx.objects.put(item))
     changed = NamedObject(run_id, "a", "e2", b"", 2, 6.0)
-    db.write(lambda tx: tx.records.put_object(changed))
+    db.write(lambda tx: tx.objects.put(changed))
 
-    assert db.read(lambda tx: tx.records.object(run_id, "a")) == changed
-    assert db.read(lambda tx: tx.records.object(run_id, "z")) is None
-    kept = db.read(lambda tx: tx.records.object(run_id, "b/1"))
+    assert db.read(lambda tx: tx.objects.get(run_id, "a")) == changed
+    assert db.read(lambda tx: tx.objects.get(run_id, "z")) is None
+    kept = db.read(lambda tx: tx.objects.get(run_id, "b/1"))
     assert kept is not None
     assert kept.body == b"\x00\xff"
-    assert db.read(lambda tx: tx.records.objects(run_id, "", after="", limit=10)) == keys
-    assert db.read(lambda tx: tx.records.objects(run_id, "b/", after="", limit=10)) == keys[1:4]
-    assert db.read(lambda tx: tx.records.objects(run_id, "b/", after="b/1", limit=1)) == ["b/2"]
+    assert db.read(lambda tx: tx.objects.keys(run_id, "", after="", limit=10)) == keys
+    assert db.read(lambda tx: tx.objects.keys(run_id, "b/", after="", limit=10)) == keys[1:4]
+    assert db.read(lambda tx: tx.objects.keys(run_id, "b/", after="b/1", limit=1)) == ["b/2"]
 
 
 def test_usage_and_ticks_are_replaced(db: Database) -> None:
-    db.write(lambda tx: tx.records.put_usage("default", 1.0, 5.0))
-    db.write(lambda tx: tx.records.put_usage("default", 2.0, 6.0))
-    db.each((1.0, 2.0), lambda tx, at: tx.records.tick("sweep", at))
+    db.write(lambda tx: tx.quotas.put_usage("default", 1.0, 5.0))
+    db.write(lambda tx: tx.quotas.put_usage("default", 2.0, 6.0))
+    db.each((1.0, 2.0), lambda tx, at: tx.loops.tick("sweep", at))
 
-    assert db.read(lambda tx: tx.records.usage()) == [("default", 2.0, 6.0)]
+    assert db.read(lambda tx: tx.quotas.usage()) == [("default", 2.0, 6.0)]

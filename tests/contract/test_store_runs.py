@@ -13,7 +13,7 @@ from corral.domain.queue import Lane, ReadyRun
 from corral.domain.reasons import Reason
 from corral.domain.runs import Group, Run, RunFilter, Submission
 from corral.domain.states import RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def insert(db: Database, *runs: Run) -> None:
@@ -114,7 +114,7 @@ def test_a_filter_shows_only_what_fits(db: Database) -> None:
     b = a_run(created_at=2.0, name="b", state=RunState.FAILED, group_id=group.id)
     c = a_run(created_at=3.0, name="b", project="other", state=RunState.RUNNING, group_id=GroupId("g-other"))
     insert(db, a, b, c)
-    db.write(lambda tx: tx.runs.insert_group(group))
+    db.write(lambda tx: tx.groups.insert(group))
 
     assert listed(db, RunFilter()) == [c.id, b.id, a.id]
     assert listed(db, RunFilter(project="default")) == [b.id, a.id]
@@ -218,12 +218,12 @@ def test_only_runs_that_still_have_logs_are_due_for_retention(db: Database) -> N
     running = a_run(state=RunState.RUNNING)
     insert(db, logged, silent, running)
     segments = [Segment(run.id, 1, 0, "log", 0, 10, 1, 5.0) for run in (logged, running)]
-    db.each(segments, lambda tx, segment: tx.records.segment(segment))
+    db.each(segments, lambda tx, segment: tx.logs.put(segment))
     db.write(lambda tx: tx.runs.save(logged))
 
     assert db.read(lambda tx: tx.runs.ended_before(50.0, 10)) == []
     assert db.read(lambda tx: tx.runs.ended_before(51.0, 10)) == [logged.id]
-    assert db.write(lambda tx: tx.records.delete_segments(logged.id)) == 1
+    assert db.write(lambda tx: tx.logs.delete(logged.id)) == 1
     assert db.read(lambda tx: tx.runs.ended_before(51.0, 10)) == []
 
 
@@ -255,15 +255,15 @@ def test_submissions_groups_and_shapes_come_back(db: Database) -> None:
 
     def unit(tx: Tx) -> None:
         tx.runs.insert(run, "{}")
-        tx.runs.insert_group(group)
+        tx.groups.insert(group)
         assert tx.runs.put_submission(submission)
         tx.runs.put_shape(SHAPE, "{}")
         tx.runs.put_shape(SHAPE, "{}")
 
     db.write(unit)
 
-    assert db.read(lambda tx: tx.runs.group(group.id)) == group
-    assert db.read(lambda tx: tx.runs.group_runs(group.id, 10)) == [run.id]
+    assert db.read(lambda tx: tx.groups.get(group.id)) == group
+    assert db.read(lambda tx: tx.groups.runs(group.id, 10)) == [run.id]
     assert db.read(lambda tx: tx.runs.submission("user:ada", "request-1")) == submission
     assert db.read(lambda tx: tx.runs.submission("user:bob", "request-1")) is None
     assert db.read(lambda tx: tx.runs.shape(SHAPE)) == "{}"

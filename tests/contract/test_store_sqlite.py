@@ -18,9 +18,9 @@ from contract.conftest import Database, opened
 from contract.samples import a_run
 from corral.domain.errors import Conflict, DiskFull, InvalidInput, StoreUnavailable
 from corral.domain.runs import Run
-from corral.ports.store import Tx
 from corral.store.sqlite.committer import Committer
 from corral.store.sqlite.store import MEMORY, SqliteStore
+from corral.store.transaction import Tx
 
 
 def insert(run: Run, tx: Tx) -> None:
@@ -133,7 +133,7 @@ def test_a_file_that_another_process_holds_is_waited_for_without_blocking_the_lo
 
     async def work() -> int:
         other.execute("BEGIN IMMEDIATE")
-        write = asyncio.create_task(sqlite.store.write(lambda tx: tx.records.tick("x", 1.0)))
+        write = asyncio.create_task(sqlite.store.write(lambda tx: tx.loops.tick("x", 1.0)))
         turns = 0
         while turns < 20:
             await asyncio.sleep(0.001)
@@ -151,10 +151,10 @@ def test_a_file_that_stays_held_is_unavailable_for_now(sqlite: Database, tmp_pat
     with closing(sqlite3.connect(tmp_path / "corral.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailable, match="locked"):
-            sqlite.write(lambda tx: tx.records.tick("x", 1.0))
+            sqlite.write(lambda tx: tx.loops.tick("x", 1.0))
         other.execute("ROLLBACK")
 
-    sqlite.write(lambda tx: tx.records.tick("x", 1.0))
+    sqlite.write(lambda tx: tx.loops.tick("x", 1.0))
 
 
 def test_a_read_sees_one_snapshot_while_others_write(sqlite: Database) -> None:
@@ -203,7 +203,7 @@ def test_closing_finishes_what_was_taken(tmp_path: Path) -> None:
 
 
 def test_the_file_and_its_log_are_private(sqlite: Database, tmp_path: Path) -> None:
-    sqlite.write(lambda tx: tx.records.tick("x", 1.0))
+    sqlite.write(lambda tx: tx.loops.tick("x", 1.0))
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
 
     assert modes == {"corral.db": 0o600, "corral.db-wal": 0o600, "corral.db-shm": 0o600}

@@ -10,7 +10,7 @@ import pytest
 from contract.conftest import Database, Heard
 from contract.samples import a_run
 from corral.domain.errors import Conflict, CorralError, StoreUnavailable
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def test_a_unit_returns_its_result_and_is_read_back_at_once(db: Database) -> None:
@@ -22,7 +22,7 @@ def test_a_unit_returns_its_result_and_is_read_back_at_once(db: Database) -> Non
 
     async def write_then_read() -> None:
         for _ in range(5):
-            await db.store.write(lambda tx: tx.records.tick("x", 1.0))
+            await db.store.write(lambda tx: tx.loops.tick("x", 1.0))
         assert await db.store.write(unit) == "done"
         assert await db.store.read(lambda tx: tx.runs.get(run.id)) == run
 
@@ -158,6 +158,6 @@ def test_a_closed_store_says_so(db: Database) -> None:
     db.do(db.store.close())
 
     with pytest.raises(CorralError, match="closed"):
-        db.write(lambda tx: tx.records.tick("x", 1.0))
+        db.write(lambda tx: tx.loops.tick("x", 1.0))
     with pytest.raises(CorralError, match="closed"):
         db.read(lambda tx: tx.runs.counts())

@@ -15,7 +15,7 @@ from corral.core.volumes import VolumeChange
 from corral.domain.artifacts import ArtifactFile
 from corral.domain.errors import BlobMissing, Conflict, NotFound, VolumeConflict
 from corral.domain.volumes import merge
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 DAY = 86400.0
 

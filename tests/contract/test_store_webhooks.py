@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from corral.store.store import Store
 
 from contract.conftest import Database
 from contract.samples import a_run
@@ -19,8 +20,8 @@ from corral.core.webhooks.notices import PAGE, gather
 from corral.domain.ids import WebhookId, new_delivery_id, new_webhook_id
 from corral.domain.states import RunEvent
 from corral.domain.webhooks.deliveries import Delivery, DeliveryState, Webhook, WebhookFormat
-from corral.ports.store import Store, Tx
 from corral.store.postgres.store import PostgresStore
+from corral.store.transaction import Tx
 
 # Unmistakably fake.
 VALUE = "canary-NOT-A-REAL-SECRET-0099"
@@ -115,7 +116,7 @@ def test_the_cursor_moves_only_from_where_it_was(db: Database) -> None:
 
 def test_a_new_webhook_hears_what_comes_after_it(db: Database, cipher: FileCipher) -> None:
     db.write(lambda tx: _runs(tx, 2))
-    hook = a_hook(cursor=db.write(lambda tx: tx.records.feed_end()))
+    hook = a_hook(cursor=db.write(lambda tx: tx.events.feed_end()))
     db.write(lambda tx: tx.webhooks.insert(hook))
     db.write(lambda tx: _runs(tx, 1))
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from corral.core.storage.fsck import check_run
 from corral.domain.ids import RunId
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 from model.model import Host, Lease, Model, Run, Window
 from model.tables import FINAL
 from model.world import Backend, Reply, World
@@ -143,7 +143,7 @@ class Base(RuleBasedStateMachine):
     def _compare_events(self, tx: Tx, run: Run) -> None:
         """Every transition has its event, numbered without a gap, and says the state that it led to."""
         after = self.checked.get(run.id, 0)
-        events = tx.records.events(RunId(run.id), after=after, limit=1000)
+        events = tx.events.of_run(RunId(run.id), after=after, limit=1000)
         seen = [(e.n, e.type, json.loads(e.data).get("state")) for e in events]
         wanted = [(after + i + 1, kind, state) for i, (kind, state) in enumerate(run.history[after:])]
         assert seen == wanted, f"run {run.id}: the store has {seen}, the model {wanted}"

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NoReturn, TypeVar
 
+from corral.store.store import Store
+
 from corral.domain.errors import StoreUnavailable
-from corral.ports.store import Store, Tx
+from corral.store.transaction import Tx
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import precondition, rule
 from corral.core.hosts.declare import declare
 from corral.domain.host_policy import HostPolicy
 from corral.domain.ids import HostId
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 from model.base import PROJECTS, Base
 from model.model import Host
 

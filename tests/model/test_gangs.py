@@ -34,8 +34,8 @@ from corral.domain.leases import Lease, LeaseState
 from corral.domain.reasons import Reason
 from corral.domain.runs import Attempt, Rank, Run
 from corral.domain.states import RankState, RunState
-from corral.ports.store import Tx
 from corral.store.sqlite.store import MEMORY, SqliteStore
+from corral.store.transaction import Tx
 from model.clock import ManualClock
 
 T = TypeVar("T")

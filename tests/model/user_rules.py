@@ -9,7 +9,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from corral.core.runs.dependencies import hold_over_limit, let_in
 from corral.domain.ids import GroupId
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 from model import sweeping
 from model.base import PROJECTS, Base
 from model.model import Group, Run
@@ -107,7 +107,7 @@ class UserRules(Base):
         group = self.model.groups[which % len(self.model.groups)]
 
         def unit(tx: Tx) -> None:
-            tx.runs.limit_group(GroupId(group.id), most)
+            tx.groups.limit(GroupId(group.id), most)
             hold_over_limit(tx, GroupId(group.id), actor="operator:operator", now=self.now)
             let_in(tx, GroupId(group.id), now=self.now, unlimited=True)
 

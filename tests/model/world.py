@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from corral.store.store import Store
 from postgres import PrivatePostgres
 
 from corral.adapters.blobs.directory import DirectoryBlobs
@@ -20,11 +21,11 @@ from corral.adapters.webhook_sender import HttpSender
 from corral.core.policy import ServerPolicy
 from corral.core.tokens import make_token
 from corral.domain.tokens import Scope
-from corral.ports.store import Store, Tx
 from corral.server.app import ControlPlane
 from corral.server.services import Services
 from corral.store.postgres.store import PostgresStore
 from corral.store.sqlite.store import SqliteStore
+from corral.store.transaction import Tx
 from model.clock import ManualClock
 from model.faults import FaultyStore, ServerDied
 

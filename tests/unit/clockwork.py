@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from corral.domain.errors import StoreUnavailable
-from corral.ports.store import Tx
 from corral.store.sqlite.store import MEMORY, SqliteStore
+from corral.store.transaction import Tx
 
 T = TypeVar("T")
 

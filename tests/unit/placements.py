@@ -32,7 +32,7 @@ from corral.domain.ids import RunId, new_host_id
 from corral.domain.quotas import Quota, UsageHours, month_of
 from corral.domain.reasons import Reason
 from corral.domain.runs import Event, Run
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 POLICY = ServerPolicy(lease_s=30.0, first_beat_s=10.0)
 
@@ -218,7 +218,7 @@ class Ground:
         return found
 
     def events(self, run_id: RunId) -> list[Event]:
-        return self.db.now_read(lambda tx: tx.records.events(run_id, after=0, limit=100))
+        return self.db.now_read(lambda tx: tx.events.of_run(run_id, after=0, limit=100))
 
     def why(self, run_id: RunId) -> dict[str, RunStanding]:
         run = self.run(run_id)

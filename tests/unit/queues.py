@@ -13,7 +13,7 @@ from corral.domain.ids import Digest, RunId, new_run_id
 from corral.domain.queue import Lane, ReadyRun
 from corral.domain.runs import Run
 from corral.domain.states import RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def shape_of(name: str) -> Digest:

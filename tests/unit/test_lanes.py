@@ -18,7 +18,7 @@ from corral.domain.canonical import canonical
 from corral.domain.capability import Requirements
 from corral.domain.hosts import Host
 from corral.domain.ids import new_host_id
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def test_no_rank_ever_had_two_live_leases(usual: tuple[Simulation, list[Start]])
     with simulation.store.transaction() as tx:
         for run_id in {*again, *(start.run_id for start in starts[:200])}:
             live = 0
-            for event in tx.records.events(run_id, after=0, limit=1000):
+            for event in tx.events.of_run(run_id, after=0, limit=1000):
                 live += (event.type == "claim") - (event.type in ends)
                 assert live in (0, 1), (run_id, event)
             assert live == 0

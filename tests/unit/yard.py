@@ -176,4 +176,4 @@ class Yard:
         return found
 
     def events(self, run_id: RunId) -> list[Event]:
-        return self.db.now_read(lambda tx: tx.records.events(run_id, after=0, limit=1000))
+        return self.db.now_read(lambda tx: tx.events.of_run(run_id, after=0, limit=1000))

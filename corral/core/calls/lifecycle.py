@@ -27,7 +27,7 @@ from corral.domain.endpoints import Endpoint, PoolParams, ServingVersion, Versio
 from corral.domain.errors import BlobMissing, Conflict, FieldError, InvalidInput, LeaseLost, NotFound
 from corral.domain.ids import CallId, Digest, EndpointId, HostId, LeaseId, RunId, new_call_id
 from corral.domain.leases import LeaseKey, LeaseState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 TOPIC_CALL = "call"
 TOPIC_CALL_READY = "call_ready"

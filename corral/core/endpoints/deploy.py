@@ -12,7 +12,7 @@ from corral.core.schedules.function_schedules import keep as keep_schedule
 from corral.domain.endpoints import Endpoint, EndpointVersion, VersionState
 from corral.domain.errors import Conflict, NotFound
 from corral.domain.ids import ArtifactId, Digest, EndpointId, RunId, new_endpoint_id
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 TOPIC_ENDPOINT = "endpoint"
 # Of an endpoint that no deploy made: how long after its last call it stays.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from corral.core.topics import TOPIC_HOST
 from corral.domain.host_policy import HostPolicy, render_declared
 from corral.domain.hosts import Host
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def declare(tx: Tx, host: Host, declared: HostPolicy | None, *, by: str | None) -> Host:

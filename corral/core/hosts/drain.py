@@ -11,7 +11,7 @@ from corral.core.runs.stop import ask_to_yield
 from corral.core.topics import TOPIC_HOST
 from corral.domain.errors import Conflict
 from corral.domain.hosts import Host
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class DrainStop(StrEnum):

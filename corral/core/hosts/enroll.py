@@ -15,7 +15,7 @@ from corral.domain.errors import Conflict, Forbidden, InvalidInput, NotFound
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId, TokenId, is_id, is_name
 from corral.domain.tokens import Scope, Token, hash_secret
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # `/v1/hosts/self` is whoever calls.
 RESERVED = frozenset({"self", "enroll"})
@@ -56,7 +56,7 @@ def enroll(
     tx: Tx, token_id: TokenId, ask: JoinRequest, *, origin: str, now: float, policy: ServerPolicy
 ) -> Enrollment:
     """Use the token up, and make the host and its credential. A repetition gets the same host."""
-    token = tx.access.token(token_id)
+    token = tx.tokens.get(token_id)
     if token is None:
         raise NotFound(f"there is no token {token_id}")
     labels = tuple(json.loads(token.labels or "[]"))
@@ -74,7 +74,7 @@ def enroll(
         host = host._replace(revoked_at=None)
         tx.hosts.save(host)
         end_credentials(tx, host.id, now=now)
-    if not tx.access.use(token.id, host.id, by=by, at=now):
+    if not tx.tokens.use(token.id, host.id, by=by, at=now):
         raise TokenUsed("this join token was used a moment ago")
     author = Author(f"join:{token.name or token.id}", origin, now)
     note(tx, "host.enroll", f"host:{host.name}", author, host=host.id, token=token.id)
@@ -109,7 +109,7 @@ def _name(token: Token, ask: JoinRequest) -> str:
 def _check_free(tx: Tx, host: Host, token: Token, now: float) -> None:
     """A name goes to whom the operator made the token for, or to the first that takes a declared one."""
     declared_only = host.declared_by is not None and host.last_seen_at is None and host.revoked_at is None
-    has_credential = any(each.holds(now) for each in tx.access.of_host(host.id))
+    has_credential = any(each.holds(now) for each in tx.tokens.of_host(host.id))
     if token.name == host.name or (declared_only and not has_credential):
         return
     raise NameTaken(
@@ -126,7 +126,7 @@ def credential(tx: Tx, host: Host, *, now: float, policy: ServerPolicy) -> NewTo
 
 def credential_ends(tx: Tx, host: Host, *, now: float) -> float | None:
     """When the last of its credentials ends; None if one never does, or there is none."""
-    ends = [token.expires_at for token in tx.access.of_host(host.id) if token.holds(now)]
+    ends = [token.expires_at for token in tx.tokens.of_host(host.id) if token.holds(now)]
     known = [at for at in ends if at is not None]
     return max(known) if known and len(known) == len(ends) else None
 
@@ -143,9 +143,9 @@ def rotate(tx: Tx, host_id: HostId, *, origin: str, now: float, policy: ServerPo
 
 def settle(tx: Tx, host_id: HostId, kept: TokenId, *, now: float, policy: ServerPolicy) -> None:
     """The host has this credential safely: its others end after a short overlap."""
-    for token in tx.access.of_host(host_id):
+    for token in tx.tokens.of_host(host_id):
         if token.id != kept and token.holds(now):
-            tx.access.shorten(token.id, now + policy.rotation_overlap_s)
+            tx.tokens.shorten(token.id, now + policy.rotation_overlap_s)
             tx.announce(TOPIC_TOKEN, token.id)
 
 
@@ -159,8 +159,8 @@ def revoke_host(tx: Tx, host: Host, *, now: float) -> Host:
 
 
 def end_credentials(tx: Tx, host_id: HostId, *, now: float) -> None:
-    for token in tx.access.of_host(host_id):
-        tx.access.revoke(token.id, now)
+    for token in tx.tokens.of_host(host_id):
+        tx.tokens.revoke(token.id, now)
         tx.announce(TOPIC_TOKEN, token.id)
 
 

@@ -21,7 +21,7 @@ from corral.domain.hosts import Host
 from corral.domain.ids import HostId
 from corral.domain.reasons import Reason
 from corral.domain.runs import Run
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 STRIKES = 3
 POISON_HOSTS = 3

@@ -9,7 +9,7 @@ from corral.core.policy import ServerPolicy
 from corral.domain.errors import LeaseLost
 from corral.domain.leases import LeaseKey
 from corral.domain.states import STOPPING
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class Beat(NamedTuple):

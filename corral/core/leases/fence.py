@@ -19,7 +19,7 @@ from corral.domain.quotas import UsageHours, by_month
 from corral.domain.reasons import Reason
 from corral.domain.runs import Rank, Run
 from corral.domain.states import LEASED, STOPPING, RankEvent, RankState, RunEvent, RunState, step_rank
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # Why the sweeper or a new boot ends a lease; what the worker itself reported is final.
 _MAY_RETURN = frozenset({Reason.HOST_LOST, Reason.RELEASED})

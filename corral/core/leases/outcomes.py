@@ -25,7 +25,7 @@ from corral.domain.reasons import Reason
 from corral.domain.redaction import SecretValues
 from corral.domain.runs import Rank, Run
 from corral.domain.states import STOPPING, Fold, RankEvent, RankState, RunEvent, RunState, fold
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class LeaseReport(NamedTuple):

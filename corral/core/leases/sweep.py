@@ -25,7 +25,8 @@ from corral.domain.holds import HoldKind
 from corral.domain.ids import RunId
 from corral.domain.states import RunState
 from corral.ports.clock import Clock
-from corral.ports.store import Store, Tx
+from corral.store.store import Store
+from corral.store.transaction import Tx
 
 PAGE = 200
 Item = TypeVar("Item")
@@ -130,7 +131,7 @@ class Sweeper:
             await self.store.write(halt)
 
     def _tick(self, new_window: bool, tx: Tx) -> None:
-        tx.records.tick("sweeper", self.clock.now())
+        tx.loops.tick("sweeper", self.clock.now())
         if new_window:
             now, policy = self.clock.now(), self.policy
             tx.leases.restamp(now + policy.lease_s)

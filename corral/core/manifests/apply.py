@@ -36,7 +36,7 @@ from corral.domain.manifests import (
 )
 from corral.domain.runs import Group, Parent, Run
 from corral.domain.states import FINAL, LEASED, RunEvent, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class ApplyResult(NamedTuple):
@@ -127,7 +127,7 @@ class Apply:
             self._host(tx, change)
             return change
         if change.kind == "group":
-            tx.runs.limit_group(self._groups[change.name], self.wanted.limits.get(change.name))
+            tx.groups.limit(self._groups[change.name], self.wanted.limits.get(change.name))
             return change
         entry = self.wanted.entries.get(change.identity) if change.identity else None
         if change.action is Action.NEW and entry is not None:
@@ -233,7 +233,7 @@ class Apply:
         if entry.group not in self._groups:
             limit = self.wanted.limits.get(entry.group)
             made = Group(new_group_id(), self.wanted.project, entry.group, self.by.now, limit)
-            tx.runs.insert_group(made)
+            tx.groups.insert(made)
             self._groups[entry.group] = made.id
         return self._groups[entry.group]
 

@@ -23,7 +23,7 @@ from corral.domain.manifests import (
 )
 from corral.domain.runs import Group
 from corral.domain.states import FINAL, LEASED, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class GroupNames:
         if group_id is None:
             return None
         if group_id not in self._found:
-            self._found[group_id] = self._tx.runs.group(group_id)
+            self._found[group_id] = self._tx.groups.get(group_id)
         found = self._found[group_id]
         return None if found is None else found.name
 

@@ -25,7 +25,7 @@ from corral.domain.queue import Lane, LeaseHolding, ReadyRun
 from corral.domain.quotas import QuotaUse, month_start, over_quota
 from corral.domain.runs import Run
 from corral.domain.states import RunEvent, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # One claim looks at so many runs behind the reservation, to fill the host meanwhile.
 BACKFILL_TRIES = 8
@@ -338,17 +338,17 @@ class Chooser:
         Places are given before a run is queued; but a limit may have been lowered since, and a retry comes
         back to the queue whatever the limit is.
         """
-        group = None if run.group_id is None else self.tx.runs.group(run.group_id)
+        group = None if run.group_id is None else self.tx.groups.get(run.group_id)
         if group is None or group.max_running is None:
             return False
         key = f"group {group.id}"
         alone = not self._locked or key in self._locked
-        found = self.tx.runs.lock_group(group.id) if alone else self.tx.runs.try_lock_group(group.id)
+        found = self.tx.groups.lock(group.id) if alone else self.tx.groups.try_lock(group.id)
         if found is None:
             return None
         self._locked.add(key)
         most = found.max_running
-        return most is not None and self.tx.runs.running_in_group(group.id, most) >= most
+        return most is not None and self.tx.groups.running(group.id, most) >= most
 
     def _ends_in_time(self, run: Run) -> bool:
         """Backfill: its wall limit ends it before the run that the host is reserved for could begin."""

@@ -24,7 +24,7 @@ from corral.domain.leases import Lease, LeaseState
 from corral.domain.queue import LeaseHolding
 from corral.domain.runs import Attempt, Rank, Run
 from corral.domain.states import LEASED, RankEvent, RankState, RunEvent, step_rank
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 SEEN_EVERY_S = 10.0
 

@@ -19,7 +19,7 @@ from corral.domain.host_policy import HostPolicy, RequestedWork, effective, read
 from corral.domain.hosts import Host
 from corral.domain.ids import Digest
 from corral.domain.runs import Run
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 _PAIRS = 200_000
 _HOSTS = 50_000

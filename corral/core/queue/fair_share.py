@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping
 
 from corral.domain.quotas import Quota, QuotaUse, month_of, month_start, over_quota
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 HALF_LIFE_S = 86_400.0
 # A running lease weighs as if it had already run this long, so that a burst of claims is shared out too.
@@ -33,7 +33,7 @@ class Shares:
 
     def load(self, tx: Tx, now: float) -> None:
         """What is used and what may be, from the database."""
-        used = {project: (used, at) for project, used, at in tx.records.usage()}
+        used = {project: (used, at) for project, used, at in tx.quotas.usage()}
         in_use = {use.project: use for use in tx.leases.in_use(now=now, since=month_start(now))}
         quotas = {quota.project: quota for quota in tx.quotas.all()}
         gpu_s = {
@@ -109,7 +109,7 @@ def month_gpu_s(tx: Tx, project: str, use: QuotaUse, now: float) -> float:
 
 def add_usage(tx: Tx, amounts: Mapping[str, float], now: float) -> None:
     """Other servers add theirs to the same rows."""
-    kept = {project: (used, at) for project, used, at in tx.records.usage()}
+    kept = {project: (used, at) for project, used, at in tx.quotas.usage()}
     for project, ran_s in sorted(amounts.items()):
         used, at = kept.get(project, (0.0, now))
-        tx.records.put_usage(project, decayed(used, at, now) + ran_s, now)
+        tx.quotas.put_usage(project, decayed(used, at, now) + ran_s, now)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from corral.domain.ids import Digest, RunId
 from corral.domain.queue import Lane, ReadyRun
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 REFILL = 256
 KEEP = 2048

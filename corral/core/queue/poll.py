@@ -13,7 +13,8 @@ from corral.core.wakeups import Wakeups, wait_for
 from corral.domain.ids import LeaseId
 from corral.domain.leases import LeaseState
 from corral.ports.clock import Clock
-from corral.ports.store import Store, Tx
+from corral.store.store import Store
+from corral.store.transaction import Tx
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from corral.domain.hosts import Host
 from corral.domain.ids import HostId, LeaseId, RunId
 from corral.domain.queue import Lane, LeaseHolding
 from corral.domain.runs import Run
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # More victims than this on one host are not tried in every combination.
 _CONSIDERED = 12

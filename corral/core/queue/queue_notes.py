@@ -7,7 +7,7 @@ from corral.core.queue.choose import Board
 from corral.domain.holds import HoldKind
 from corral.domain.runs import Run
 from corral.domain.states import RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def held_back(tx: Tx, board: Board, run: Run, *, policy: ServerPolicy) -> str | None:
@@ -20,10 +20,10 @@ def held_back(tx: Tx, board: Board, run: Run, *, policy: ServerPolicy) -> str | 
 
 def group_is_full(tx: Tx, run: Run) -> str | None:
     """How full the group is whose limit holds the run."""
-    group = None if run.group_id is None else tx.runs.group(run.group_id)
+    group = None if run.group_id is None else tx.groups.get(run.group_id)
     if run.hold is not HoldKind.CONCURRENCY or group is None or group.max_running is None:
         return None
-    placed = tx.runs.placed(group.id, but=run.id, limit=group.max_running)
+    placed = tx.groups.placed(group.id, but=run.id, limit=group.max_running)
     return f"{placed} runs of group {group.name} have one, of {group.max_running} (max_running)"
 
 

@@ -15,7 +15,7 @@ from corral.domain.capability import Requirements, preferred
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId, RunId
 from corral.domain.queue import Lane
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # A run that a host could not start is not given to the same host again for this long.
 AGAIN_S = 30.0

@@ -29,7 +29,7 @@ from corral.domain.ids import HostId
 from corral.domain.queue import LeaseHolding
 from corral.domain.runs import Run
 from corral.domain.states import FINAL, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class HostStanding(StrEnum):

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from corral.ports.store import Store, Tx
+from corral.store.store import Store
+from corral.store.transaction import Tx
 
 T = TypeVar("T")
 

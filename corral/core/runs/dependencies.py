@@ -21,7 +21,7 @@ from corral.domain.ids import GroupId, RunId
 from corral.domain.reasons import Reason
 from corral.domain.runs import OnFailure, Parent, Run
 from corral.domain.states import FINAL, RunEvent, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # How many runs one transaction settles or lets in.
 MOST_AT_ONCE = 100
@@ -116,15 +116,15 @@ def let_in(tx: Tx, group_id: GroupId, *, now: float, unlimited: bool = False) ->
 
     `unlimited` also looks at a group without a limit: it may have had one, and runs that wait for it.
     """
-    group = tx.runs.group(group_id)
+    group = tx.groups.get(group_id)
     if group is None or (group.max_running is None and not unlimited):
         return
-    tx.runs.lock_group(group_id)
+    tx.groups.lock(group_id)
     most = group.max_running
-    room = MOST_AT_ONCE if most is None else most - tx.runs.placed(group_id, but=None, limit=most)
+    room = MOST_AT_ONCE if most is None else most - tx.groups.placed(group_id, but=None, limit=most)
     if room <= 0:
         return
-    waiting = tx.runs.waiting_in_group(group_id, HoldKind.CONCURRENCY.value, min(room, MOST_AT_ONCE))
+    waiting = tx.groups.waiting(group_id, HoldKind.CONCURRENCY.value, min(room, MOST_AT_ONCE))
     for index, run_id in enumerate(waiting):
         # Whoever has it locked waits for the group now, and will see for itself.
         found = tx.runs.try_lock(run_id)
@@ -138,13 +138,13 @@ def hold_over_limit(tx: Tx, group_id: GroupId, *, actor: str, now: float) -> Non
 
     What runs goes on. One that somebody has locked is about to run; the claim has the last word on it.
     """
-    group = tx.runs.lock_group(group_id)
+    group = tx.groups.lock(group_id)
     if group is None or group.max_running is None:
         return
-    over = tx.runs.placed(group_id, but=None, limit=_ALL) - group.max_running
+    over = tx.groups.placed(group_id, but=None, limit=_ALL) - group.max_running
     if over <= 0:
         return
-    for run_id in tx.runs.queued_in_group(group_id, over):
+    for run_id in tx.groups.queued(group_id, over):
         found = tx.runs.try_lock(run_id)
         if found is not None and found[0].state is RunState.QUEUED:
             wait_for_place(tx, found[0], actor=actor, now=now)
@@ -159,14 +159,14 @@ def with_room(tx: Tx, after: str, limit: int) -> tuple[list[GroupId], str]:
     """Groups with a place and a run that waits for it, of the next `limit`; and where to go on."""
     found: list[GroupId] = []
     for _ in range(limit):
-        group_id = tx.runs.group_with_held(after)
+        group_id = tx.groups.next_with_held(after)
         if group_id is None:
             return found, ""
         after = group_id
-        group = tx.runs.group(group_id)
+        group = tx.groups.get(group_id)
         most = group.max_running if group else None
-        if tx.runs.waiting_in_group(group_id, HoldKind.CONCURRENCY.value, 1) and (
-            most is None or tx.runs.placed(group_id, but=None, limit=most) < most
+        if tx.groups.waiting(group_id, HoldKind.CONCURRENCY.value, 1) and (
+            most is None or tx.groups.placed(group_id, but=None, limit=most) < most
         ):
             found.append(group_id)
     return found, after
@@ -203,11 +203,11 @@ def _waits(parents: Sequence[_Known]) -> str | None:
 def _no_place(tx: Tx, run: Run) -> str | None:
     if run.group_id is None or run.has_place:
         return None
-    group = tx.runs.group(run.group_id)
+    group = tx.groups.get(run.group_id)
     if group is None or group.max_running is None:
         return None
-    tx.runs.lock_group(run.group_id)
-    placed = tx.runs.placed(run.group_id, but=run.id, limit=group.max_running)
+    tx.groups.lock(run.group_id)
+    placed = tx.groups.placed(run.group_id, but=run.id, limit=group.max_running)
     return HoldKind.CONCURRENCY.value if placed >= group.max_running else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from corral.domain.errors import NotFound
 from corral.domain.ids import RunId
 from corral.domain.runs import Run
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def read_run(tx: Tx, run_id: RunId) -> Run:

@@ -11,7 +11,7 @@ from corral.domain.holds import HoldKind, held_by
 from corral.domain.ids import RunId
 from corral.domain.runs import Run
 from corral.domain.states import RunEvent, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def hold(tx: Tx, run_id: RunId, *, actor: str, now: float) -> Run:

@@ -10,7 +10,7 @@ from corral.domain.ids import LeaseId, RunId
 from corral.domain.leases import LeaseState
 from corral.domain.reasons import Reason
 from corral.domain.states import STOPPING, RankEvent, RunEvent, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def halt_over_wall(tx: Tx, run_id: RunId, *, now: float, since: float, policy: ServerPolicy) -> None:

@@ -9,7 +9,7 @@ from corral.core.runs.dependencies import left
 from corral.core.runs.transitions import step
 from corral.domain.runs import Run
 from corral.domain.states import RunEvent
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def move(

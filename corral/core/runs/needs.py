@@ -9,7 +9,7 @@ from typing import NamedTuple
 from corral.domain.artifacts import ArtifactKind
 from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.ids import ArtifactId
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class RunNeeds(NamedTuple):
@@ -34,7 +34,7 @@ class RunNeeds(NamedTuple):
         found += [
             ("secrets", f"names {name}, which project {project} does not have")
             for name in self.secrets
-            if tx.access.secret(project, name) is None
+            if tx.secrets.get(project, name) is None
         ]
         return [FieldError(prefix + path, message) for path, message in found if message is not None]
 

@@ -9,7 +9,7 @@ from corral.core.runs.find import lock_run
 from corral.domain.errors import Conflict
 from corral.domain.ids import ArtifactId, RunId
 from corral.domain.states import FINAL
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class RemovalResult(NamedTuple):
@@ -42,7 +42,7 @@ def remove(tx: Tx, run_id: RunId, *, by: Author) -> RemovalResult:
     # Rows of its logs stay until the collector has deleted the files: a crash leaves nothing behind.
     tx.runs.delete(run_id)
     if run.group_id is not None:
-        tx.runs.delete_empty_group(run.group_id)
+        tx.groups.delete_empty(run.group_id)
     note(
         tx,
         "run.remove",

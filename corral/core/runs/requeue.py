@@ -18,7 +18,7 @@ from corral.domain.ids import ArtifactId, RunId
 from corral.domain.reasons import Reason
 from corral.domain.runs import OnFailure, Run, Submission
 from corral.domain.states import FINAL, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # How many runs one call makes again.
 MOST_CHILDREN = 10_000
@@ -70,7 +70,7 @@ def check_requeue(tx: Tx, run: Run) -> None:
 
 def was_requeued(tx: Tx, run: Run) -> bool:
     """Whether there is a next generation: it is the last that happens to a run that has ended."""
-    last = tx.records.events(run.id, after=max(0, run.event_n - 3), limit=3)
+    last = tx.events.of_run(run.id, after=max(0, run.event_n - 3), limit=3)
     return any(event.type == "requeued_as" for event in last)
 
 

@@ -8,7 +8,7 @@ from corral.domain.reasons import Reason
 from corral.domain.retries import BUDGET_OF, Budget
 from corral.domain.runs import Run
 from corral.domain.states import RunEvent
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 LONGEST_BACKOFF_S = 60.0
 

@@ -9,7 +9,7 @@ from corral.domain.ids import RunId
 from corral.domain.reasons import Reason
 from corral.domain.runs import Run
 from corral.domain.states import RankEvent, RankState, RunEvent, RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def ask_to_stop(

@@ -20,7 +20,7 @@ from corral.domain.holds import HoldKind
 from corral.domain.ids import Digest, GroupId, RunId, ScheduleId, is_id, new_group_id, new_run_id
 from corral.domain.runs import Group, OnFailure, Parent, Run, Submission
 from corral.domain.states import RunState
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class NewRun(NamedTuple):
@@ -88,7 +88,7 @@ def submit(
         assert refused is not None, "a submission that is there has an answer"
         raise refused
     if group_id is not None:
-        tx.runs.insert_group(Group(group_id, project, group or runs[0].run.name, now, max_running))
+        tx.groups.insert(Group(group_id, project, group or runs[0].run.name, now, max_running))
     places = len(runs) if group_id is None or max_running is None else max_running
     shapes: dict[Requirements, Digest] = {}
     born_waiting: list[Run] = []

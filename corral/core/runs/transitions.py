@@ -11,7 +11,7 @@ from corral.domain.ids import Digest, RunId
 from corral.domain.queue import Lane, ReadyRun
 from corral.domain.runs import Event, Run
 from corral.domain.states import RunEvent, RunState, step_run
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def step(
@@ -38,7 +38,7 @@ def record(
 
 def _keep(tx: Tx, run: Run, kind: str, *, at: float, actor: str, data: Mapping[str, object] | None) -> Run:
     tx.runs.save(run)
-    tx.records.append_event(Event(run.id, run.event_n, at, kind, actor, canonical(data or {})))
+    tx.events.append(Event(run.id, run.event_n, at, kind, actor, canonical(data or {})))
     tx.announce(TOPIC_RUN, run.id)
     if run.state is RunState.QUEUED:
         tx.announce(TOPIC_READY, ready_key(run))
@@ -48,7 +48,7 @@ def _keep(tx: Tx, run: Run, kind: str, *, at: float, actor: str, data: Mapping[s
 def born(tx: Tx, run: Run, *, actor: str) -> None:
     """The first event of a run that was just inserted with `event_n` 1."""
     data = canonical({"state": run.state, "generation": run.generation})
-    tx.records.append_event(Event(run.id, run.event_n, run.created_at, "submit", actor, data))
+    tx.events.append(Event(run.id, run.event_n, run.created_at, "submit", actor, data))
     tx.announce(TOPIC_RUN, run.id)
     if run.state is RunState.QUEUED:
         tx.announce(TOPIC_READY, ready_key(run))

@@ -10,7 +10,7 @@ from corral.core.schedules.work import SubmitKey, WorkOf
 from corral.domain.errors import CorralError, NotFound, StoreUnavailable
 from corral.domain.ids import ScheduleId
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 # Later than this, a time was missed: the server was away, or could not write.
 MISSED_AFTER_S = 60.0

@@ -21,7 +21,7 @@ from corral.domain.endpoints import Endpoint, EndpointVersion
 from corral.domain.errors import Conflict, NotFound
 from corral.domain.ids import CallId, EndpointId, RunId, ScheduleId, new_schedule_id
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class CallOrder(NamedTuple):

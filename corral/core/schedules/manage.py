@@ -9,7 +9,7 @@ from corral.core.schedules.work import ScheduledWork
 from corral.domain.errors import Conflict
 from corral.domain.ids import RunId, ScheduleId
 from corral.domain.schedules import Schedule
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def add(tx: Tx, schedule: Schedule, order: ScheduledWork, *, by: Author) -> Schedule:

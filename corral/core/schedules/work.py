@@ -13,7 +13,7 @@ from corral.domain.errors import FieldError
 from corral.domain.ids import RunId, ScheduleId
 from corral.domain.schedules import Schedule
 from corral.domain.states import FINAL, STOPPING
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 _MOST_CANCELLED = 1000
 

@@ -13,7 +13,7 @@ from corral.domain.artifacts import Blob
 from corral.domain.errors import NotFound
 from corral.domain.ids import Digest
 from corral.domain.leases import LeaseKey
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 class BlobHolder(NamedTuple):
@@ -57,5 +57,5 @@ def check_lease_reads(
     if tx.artifacts.names_blob(readable_by_lease(tx, lease), sha):
         return
     given = {*arguments, *(call.args_blob for call in tx.calls.of_lease(key.id))}
-    if sha not in given and not tx.calls.gave(f"user:run:{run.id}", sha):
+    if sha not in given and not tx.calls.returned_blob(f"user:run:{run.id}", sha):
         raise NotFound(f"lease {key.id} names no blob {sha}")

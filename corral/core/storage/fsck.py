@@ -18,7 +18,8 @@ from corral.domain.runs import Run
 from corral.domain.states import FINAL, LEASED, LIVE_RANKS, RunState
 from corral.domain.volumes import VolumeRecord
 from corral.ports.blobs import BlobStore, SegmentStore
-from corral.ports.store import Store, Tx
+from corral.store.store import Store
+from corral.store.transaction import Tx
 
 PAGE = 200
 _USERS_NAMED = 5
@@ -67,7 +68,7 @@ class Fsck:
     async def _check_run(self, run: Run) -> list[str]:
         found = await self.store.read(lambda tx: check_run(tx, run.id))
         rows = await self.store.read(
-            lambda tx: [*tx.records.segments(run.id, "log"), *tx.records.segments(run.id, "metric")]
+            lambda tx: [*tx.logs.segments(run.id, "log"), *tx.logs.segments(run.id, "metric")]
         )
         for segment in rows:
             if segment.bytes and not await self.in_thread(partial(self._is_whole, segment)):
@@ -110,7 +111,7 @@ class Fsck:
     async def _users(self, blob: Blob) -> str:
         """What is harmed, in the words by which a user knows it."""
         found = await self.store.read(
-            lambda tx: tx.artifacts.naming(blob.project, blob.digest, limit=_USERS_NAMED)
+            lambda tx: tx.artifacts.with_blob(blob.project, blob.digest, limit=_USERS_NAMED)
         )
         named = [f"{path} of {of}" + (f" (run {run})" if run else "") for of, path, run in found]
         more = " and more" if len(found) == _USERS_NAMED else ""
@@ -200,7 +201,7 @@ def _check_leases(tx: Tx, run: Run) -> list[str]:
 def _check_events(tx: Tx, run: Run) -> list[str]:
     after, last = 0, None
     while True:
-        events = tx.records.events(run.id, after=after, limit=1000)
+        events = tx.events.of_run(run.id, after=after, limit=1000)
         for event in events:
             if event.n != after + 1:
                 return [f"event {after + 1} is missing"]

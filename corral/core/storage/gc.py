@@ -14,7 +14,8 @@ from corral.domain.artifacts import Blob
 from corral.domain.ids import RunId
 from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.clock import Clock
-from corral.ports.store import Store, Tx
+from corral.store.store import Store
+from corral.store.transaction import Tx
 
 PAGE = 500
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
@@ -52,7 +53,7 @@ class GarbageCollector:
     async def _old_logs(self, in_thread: InThread) -> int:
         before = self.clock.now() - self.policy.log_retention_s
         runs = await self.store.read(
-            lambda tx: [*tx.runs.ended_before(before, PAGE), *tx.records.runs_gone(PAGE)]
+            lambda tx: [*tx.runs.ended_before(before, PAGE), *tx.logs.removed_runs(PAGE)]
         )
         for run_id in runs:
             await self._drop_logs(run_id, in_thread)
@@ -61,7 +62,7 @@ class GarbageCollector:
     async def _drop_logs(self, run_id: RunId, in_thread: InThread) -> None:
         for key in await self.store.read(lambda tx: _segment_keys(tx, run_id)):
             await in_thread(partial(self.segments.delete, key))
-        await self.store.write(lambda tx: tx.records.delete_segments(run_id))
+        await self.store.write(lambda tx: tx.logs.delete(run_id))
 
     async def _unused_uploads(self) -> int:
         before = self.clock.now() - self.policy.upload_retention_s
@@ -109,4 +110,4 @@ def _count_bytes(tx: Tx, project: str) -> None:
 
 
 def _segment_keys(tx: Tx, run_id: RunId) -> list[str]:
-    return [segment_key(s) for stream in ("log", "metric") for s in tx.records.segments(run_id, stream)]
+    return [segment_key(s) for stream in ("log", "metric") for s in tx.logs.segments(run_id, stream)]

@@ -10,7 +10,7 @@ from corral.core.policy import ServerPolicy
 from corral.domain.artifacts import NamedObject
 from corral.domain.errors import Conflict, InvalidInput, NotFound, TooLarge
 from corral.domain.leases import LeaseKey
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 MAX_BYTES = 1 << 20
 MAX_OBJECTS = 10_000
@@ -33,7 +33,7 @@ def put_object(
     if len(body) > MAX_BYTES:
         raise TooLarge(f"object {name} has {len(body)} bytes; {MAX_BYTES} are allowed")
     _, run = fence(tx, key, now=now, policy=policy)
-    old = tx.records.object(run.id, name)
+    old = tx.objects.get(run.id, name)
     if if_none_match is not None:
         if if_none_match.strip() != "*":
             raise InvalidInput("If-None-Match takes only `*`")
@@ -41,21 +41,21 @@ def put_object(
             raise Conflict(f"object {name} is there already, with ETag {old.etag}")
     if if_match is not None and (old is None or old.etag != if_match.strip()):
         raise Conflict(f"object {name} has ETag {old.etag if old else 'none'}, not {if_match.strip()[:80]}")
-    if old is None and tx.records.object_count(run.id) >= MAX_OBJECTS:
+    if old is None and tx.objects.count(run.id) >= MAX_OBJECTS:
         raise Conflict(
             f"run {run.id} has {MAX_OBJECTS} objects already",
             hint="Write over old keys; large or many values belong into files.",
         )
     version = hashlib.sha256(body + (old.etag if old else "").encode()).hexdigest()[:32]
     etag = f'"{version}"'
-    tx.records.put_object(NamedObject(run.id, name, etag, body, key.epoch, now))
+    tx.objects.put(NamedObject(run.id, name, etag, body, key.epoch, now))
     return etag
 
 
 def read_object(tx: Tx, key: LeaseKey, name: str, *, now: float, policy: ServerPolicy) -> NamedObject:
     _check_name(name)
     _, run = fence(tx, key, now=now, policy=policy)
-    found = tx.records.object(run.id, name)
+    found = tx.objects.get(run.id, name)
     if found is None:
         raise NotFound(f"run {run.id} has no object {name}")
     return found
@@ -65,7 +65,7 @@ def list_objects(
     tx: Tx, key: LeaseKey, prefix: str, *, after: str, limit: int, now: float, policy: ServerPolicy
 ) -> list[str]:
     _, run = fence(tx, key, now=now, policy=policy)
-    return tx.records.objects(run.id, prefix, after=after, limit=limit)
+    return tx.objects.keys(run.id, prefix, after=after, limit=limit)
 
 
 def _check_name(name: str) -> None:

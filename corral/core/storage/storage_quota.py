@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from corral.domain.errors import ProjectFull
 from corral.domain.ids import Digest
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def check_room(tx: Tx, project: str, sizes: Mapping[Digest, int]) -> None:

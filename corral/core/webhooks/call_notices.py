@@ -9,7 +9,7 @@ from typing import Any
 from corral.core.webhooks.notices import MOST_WAITING, VERSION, keep
 from corral.domain.calls import CALL_FINAL, CallRecord
 from corral.domain.webhooks.deliveries import wants
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 
 def tell(tx: Tx, calls: Sequence[CallRecord], *, now: float) -> None:

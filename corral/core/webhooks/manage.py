@@ -12,7 +12,7 @@ from corral.domain.ids import WebhookId, new_webhook_id
 from corral.domain.webhooks.addresses import parse_url
 from corral.domain.webhooks.deliveries import Webhook, WebhookFormat
 from corral.ports.cipher import Cipher
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 MOST = 1000
 
@@ -43,7 +43,7 @@ def add(tx: Tx, cipher: Cipher, new: NewWebhook, *, by: Author) -> Webhook:
         format=new.format,
         events=canonical(new.events),
         secret=cipher.encrypt(new.key, context=key_context(webhook_id)),
-        cursor=tx.records.feed_end(),
+        cursor=tx.events.feed_end(),
         paused=False,
         created_at=by.now,
         created_by=by.actor,

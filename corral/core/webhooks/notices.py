@@ -25,7 +25,7 @@ from corral.domain.webhooks.deliveries import (
     wants,
 )
 from corral.ports.cipher import Cipher
-from corral.ports.store import Tx
+from corral.store.transaction import Tx
 
 VERSION = 1
 PAGE = 200
@@ -45,7 +45,7 @@ def gather(tx: Tx, webhook_id: WebhookId, cipher: Cipher, *, now: float) -> bool
     hook = tx.webhooks.get(webhook_id)
     if hook is None or hook.paused or tx.webhooks.waiting(hook.id, MOST_WAITING) >= MOST_WAITING:
         return False
-    events, after = tx.records.feed(hook.cursor, PAGE)
+    events, after = tx.events.feed(hook.cursor, PAGE)
     if not events or not tx.webhooks.advance(hook.id, before=hook.cursor, after=after):
         return False
     notices = _Notices(tx, cipher)
@@ -136,7 +136,7 @@ class _Notices:
         return host.name if host else None
 
     def _run(self, run: Run) -> dict[str, Any]:
-        group = self._tx.runs.group(run.group_id) if run.group_id else None
+        group = self._tx.groups.get(run.group_id) if run.group_id else None
         hint = HINTS.get(run.reason) if run.reason and run.state in FINAL else None
         return {
             **{name: getattr(run, name) for name in _RUN_FIELDS},

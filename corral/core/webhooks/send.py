@@ -14,8 +14,8 @@ from corral.domain.webhooks.deliveries import Delivery, Webhook, settled
 from corral.domain.webhooks.signing import signed_headers
 from corral.ports.cipher import Cipher
 from corral.ports.clock import Clock
-from corral.ports.store import Store
 from corral.ports.webhook_sender import WebhookSender
+from corral.store.store import Store
 
 log = logging.getLogger("corral.server.notices")
 AT_ONCE = 16
@@ -67,7 +67,7 @@ class Notifier:
 
     async def _gather(self, hook: Webhook) -> None:
         # A look that costs no commit: mostly there is nothing.
-        events, _ = await self._store.read(lambda tx: tx.records.feed(hook.cursor, 1))
+        events, _ = await self._store.read(lambda tx: tx.events.feed(hook.cursor, 1))
         while events and await self._gather_page(hook.id):
             pass
 

@@ -17,12 +17,12 @@ from corral.domain.errors import NotFound
 from corral.domain.ids import ArtifactId
 from corral.domain.redaction import SecretValues
 from corral.domain.tokens import Scope, Token
-from corral.ports.store import Tx
 from corral.server.authorization import Anyone, ArtifactPath, Caller, Limit, Project, User
 from corral.server.cursors import parse_time_cursor, time_cursor
 from corral.server.routes.leases import manifest
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view
+from corral.store.transaction import Tx
 from corral.wire.artifacts import (
     ArtifactPage,
     ArtifactView,
@@ -51,7 +51,7 @@ async def refuse_secrets(project: str, what: core.FileManifest, svc: Services) -
     def unit(tx: Tx) -> tuple[SecretValues, list[ArtifactFile]] | None:
         secrets.refuse_exposed(tx, svc.cipher, project, text, what="the manifest")
         known = tx.artifacts.by_digest(project, what.kind, listing_digest(what.files))
-        if known is not None or not tx.access.secrets(project):
+        if known is not None or not tx.secrets.of_project(project):
             return None
         # Only what the project has: that a stranger's file holds a secret is not ours to tell.
         have = tx.blobs.present(project, [file.digest for file in what.files])

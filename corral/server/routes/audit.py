@@ -8,9 +8,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from corral.domain.audit import AuditEntry, AuditFilter
-from corral.ports.store import Tx
 from corral.server.authorization import Limit, Operator
 from corral.server.services import Svc
+from corral.store.transaction import Tx
 from corral.wire.audit import AuditPage, AuditView
 
 router = APIRouter(prefix="/v1", tags=["audit"])

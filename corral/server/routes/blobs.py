@@ -28,10 +28,10 @@ from corral.domain.ids import Digest, LeaseId, digest, is_id
 from corral.domain.leases import LeaseKey
 from corral.domain.tokens import Scope, Token
 from corral.ports.blobs import Upload
-from corral.ports.store import Tx
 from corral.server.authorization import Anyone, Caller, DigestPath, OwnLease, Project, User
 from corral.server.openapi import PARTIAL_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
+from corral.store.transaction import Tx
 from corral.wire.blobs import BlobAnswer, BlobQuery, StoredBlob
 
 router = APIRouter(prefix="/v1", tags=["blobs"])

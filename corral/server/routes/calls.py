@@ -24,12 +24,12 @@ from corral.domain.ids import CallId, EndpointId, HostId, LeaseId, RunId, is_id
 from corral.domain.leases import LeaseKey
 from corral.domain.runs import Run
 from corral.domain.tokens import Token
-from corral.ports.store import Tx
 from corral.server.authorization import Caller, Epoch, LeasePath, Limit, OwnHost, User
 from corral.server.call_waits import waits_for
 from corral.server.cursors import parse_time_cursor, time_cursor
 from corral.server.dispatch import REFILL, InstancePoll
 from corral.server.services import Services, Svc
+from corral.store.transaction import Tx
 from corral.wire.calls import (
     CallPage,
     CallRequest,

@@ -18,10 +18,10 @@ from corral.domain.canonical import digest_of
 from corral.domain.endpoints import Endpoint, VersionState
 from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.ids import EndpointId, is_id, is_name
-from corral.ports.store import Tx
 from corral.server.authorization import Caller, Limit, User
 from corral.server.endpoint_cache import scaling_of
 from corral.server.services import Services, Svc
+from corral.store.transaction import Tx
 from corral.wire.endpoints import (
     DeployRequest,
     EndpointPage,

@@ -12,11 +12,11 @@ from corral.core.wakeups import wait_for
 from corral.domain.ids import RunId
 from corral.domain.runs import Run
 from corral.domain.states import FINAL
-from corral.ports.store import Tx
 from corral.server.authorization import Limit, User, find_run
 from corral.server.services import Services, Svc
 from corral.server.sse import EVENTS, KEEPALIVE_S, STILL_HERE, Follow, event, is_followed, sse, view_of
 from corral.server.views import NameLookup, event_view
+from corral.store.transaction import Tx
 from corral.wire.runs import EventPage, EventView
 
 router = APIRouter(prefix="/v1", tags=["streams"])
@@ -60,7 +60,7 @@ async def _follow_events(svc: Services, run_id: RunId, after: int, request: Requ
 async def _event_page(svc: Services, run_id: RunId, after: int, limit: int) -> tuple[Run, list[EventView]]:
     def unit(tx: Tx) -> tuple[Run, list[EventView]]:
         names = NameLookup(tx)
-        events = tx.records.events(run_id, after=after, limit=limit)
+        events = tx.events.of_run(run_id, after=after, limit=limit)
         return read_run(tx, run_id), [event_view(event, names) for event in events]
 
     return await svc.store.read(unit)
@@ -73,7 +73,7 @@ async def feed(
     """Events of all runs, in the order in which they were committed."""
 
     def unit(tx: Tx) -> EventPage:
-        events, after = tx.records.feed(cursor, limit)
+        events, after = tx.events.feed(cursor, limit)
         projects: dict[str, bool] = {}
         for one in events:
             if one.run_id not in projects:

@@ -11,10 +11,10 @@ from fastapi import APIRouter
 from corral.domain.errors import Ambiguous, NotFound
 from corral.domain.ids import GroupId
 from corral.domain.runs import Group
-from corral.ports.store import Tx
 from corral.server.authorization import Caller, Limit, User
 from corral.server.cursors import parse_time_cursor, time_cursor
 from corral.server.services import Svc
+from corral.store.transaction import Tx
 from corral.wire.groups import BestRun, EndCount, GroupDetail, GroupPage, GroupView
 
 router = APIRouter(prefix="/v1", tags=["groups"])
@@ -31,7 +31,7 @@ async def list_groups(
     after = parse_time_cursor(cursor, "g", GroupId)
 
     def unit(tx: Tx) -> GroupPage:
-        found = tx.runs.page_groups(caller.narrowed(project), after=after, limit=limit)
+        found = tx.groups.page(caller.narrowed(project), after=after, limit=limit)
         more = time_cursor(found[-1].created_at, found[-1].id) if len(found) == limit else None
         return GroupPage(items=[group_view(tx, group) for group in found], next=more)
 
@@ -47,8 +47,8 @@ async def get_group(group: str, caller: User, svc: Svc) -> GroupDetail:
 def find_group(tx: Tx, text: str, caller: Caller) -> Group:
     found = [
         group
-        for group_id in tx.runs.find_groups(text, caller.token.project)
-        if (group := tx.runs.group(group_id)) is not None
+        for group_id in tx.groups.find(text, caller.token.project)
+        if (group := tx.groups.get(group_id)) is not None
     ]
     if not found:
         raise NotFound(f"there is no group {text[:80]!r}", hint="List them with `corral groups ls`.")
@@ -61,13 +61,13 @@ def find_group(tx: Tx, text: str, caller: Caller) -> Group:
 
 
 def group_view(tx: Tx, group: Group) -> GroupView:
-    states = tx.runs.group_states(group.id)
+    states = tx.groups.states(group.id)
     return GroupView(**group._asdict(), runs=sum(states.values()), states=states)
 
 
 def _detail(tx: Tx, group: Group) -> GroupDetail:
     values: defaultdict[str, list[BestRun]] = defaultdict(list)
-    for run_id, text in tx.runs.group_metrics(group.id, _RUNS_READ):
+    for run_id, text in tx.groups.metrics(group.id, _RUNS_READ):
         for name, value in json.loads(text).items():
             if isinstance(value, int | float) and math.isfinite(value):
                 values[name].append(BestRun.model_construct(metric=name, value=value, run_id=run_id))
@@ -76,7 +76,7 @@ def _detail(tx: Tx, group: Group) -> GroupDetail:
         **group_view(tx, group).model_dump(),
         ended_with=[
             EndCount(**{**end._asdict(), "detail": end.detail and end.detail[:500]})
-            for end in tx.runs.group_ends(group.id, _REASONS)
+            for end in tx.groups.ends(group.id, _REASONS)
         ],
         least=[min(found, key=lambda best: best.value) for found in shown],
         greatest=[max(found, key=lambda best: best.value) for found in shown],

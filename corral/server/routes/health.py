@@ -13,12 +13,12 @@ from corral import __version__
 from corral.core.audit import note
 from corral.core.storage.fsck import Fsck
 from corral.domain.errors import CorralError
-from corral.ports.store import Tx
 from corral.server.authorization import Operator
 from corral.server.openapi import streamed
 from corral.server.prometheus import Snapshot
 from corral.server.services import Services, Svc
 from corral.server.views import host_view
+from corral.store.transaction import Tx
 from corral.wire.health import FsckLine, Health
 
 router = APIRouter(prefix="/v1", tags=["admin"])

@@ -12,11 +12,11 @@ from corral.core.topics import TOPIC_HOST
 from corral.domain.errors import NotFound
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId
-from corral.ports.store import Tx
 from corral.server.authorization import Caller, Joining, Limit, Operator, OwnHost, User, origin_of
 from corral.server.cursors import id_cursor
 from corral.server.services import Services, Svc
 from corral.server.views import host_view
+from corral.store.transaction import Tx
 from corral.wire.hosts.enroll import (
     CaAnswer,
     EnrollAnswer,

@@ -24,12 +24,12 @@ from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId
 from corral.domain.leases import LeaseKey
 from corral.domain.reasons import Reason
 from corral.domain.redaction import SecretValues
-from corral.ports.store import Tx
 from corral.server.authorization import Limit, OwnHost, OwnLease
 from corral.server.errors import body_of
 from corral.server.openapi import RAW_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, lease_json
+from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactView, ManifestRequest
 from corral.wire.leases import (
     BeatAnswer,

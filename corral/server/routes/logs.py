@@ -95,7 +95,7 @@ def _metric_point(line: logs.StoredLine) -> MetricPoint:
 
 
 async def _segments(svc: Services, run_id: RunId, stream: str) -> tuple[Run, list[Segment]]:
-    return await svc.store.read(lambda tx: (read_run(tx, run_id), tx.records.segments(run_id, stream)))
+    return await svc.store.read(lambda tx: (read_run(tx, run_id), tx.logs.segments(run_id, stream)))
 
 
 async def _slice(svc: Services, run_id: RunId, stream: str, start: logs.Cursor, limit: int) -> StreamSlice:

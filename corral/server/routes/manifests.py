@@ -20,11 +20,11 @@ from corral.domain.host_policy import render_declared
 from corral.domain.ids import Digest, is_name
 from corral.domain.manifests import ApplyOptions, Manifest, ManifestChange, ManifestEntry
 from corral.domain.states import FINAL
-from corral.ports.store import Tx
 from corral.server.authorization import Limit, Operator, User
 from corral.server.cursors import name_cursor
 from corral.server.new_runs import new_run
 from corral.server.services import Svc
+from corral.store.transaction import Tx
 from corral.wire.base import explain
 from corral.wire.errors import ErrorField
 from corral.wire.manifests import (

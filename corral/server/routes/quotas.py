@@ -10,9 +10,9 @@ from corral.core.quotas import put, remove, used_in
 from corral.domain.errors import NotFound
 from corral.domain.ids import is_name
 from corral.domain.quotas import Quota, month_of
-from corral.ports.store import Tx
 from corral.server.authorization import Operator, User
 from corral.server.services import Svc
+from corral.store.transaction import Tx
 from corral.wire.quotas import QuotaPage, QuotaRequest, QuotaView, UsageAnswer, UsageView
 
 router = APIRouter(prefix="/v1", tags=["quotas"])

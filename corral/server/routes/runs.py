@@ -24,12 +24,12 @@ from corral.domain.errors import CorralError, InvalidInput, NotFound, StoreUnava
 from corral.domain.ids import RunId
 from corral.domain.runs import Run, RunFilter
 from corral.domain.states import FINAL, RunState
-from corral.ports.store import Tx
 from corral.server.authorization import Caller, Limit, User, find_run
 from corral.server.cursors import parse_time_cursor, time_cursor
 from corral.server.new_runs import new_run
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, placement, run_detail, run_view
+from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactPage
 from corral.wire.runs import (
     ActionRefusal,

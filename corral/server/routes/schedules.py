@@ -16,11 +16,11 @@ from corral.core.schedules.work import ScheduledRuns, ScheduledWork
 from corral.domain.errors import Ambiguous, InvalidInput, NotFound
 from corral.domain.ids import ScheduleId, new_schedule_id
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
-from corral.ports.store import Tx
 from corral.server.authorization import Caller, Limit, User
 from corral.server.cursors import id_cursor
 from corral.server.new_runs import new_run
 from corral.server.services import Services, Svc
+from corral.store.transaction import Tx
 from corral.wire.base import explain
 from corral.wire.runs import SubmitAnswer
 from corral.wire.schedules import RunNowRequest, ScheduleDetail, SchedulePage, ScheduleRequest, ScheduleView

@@ -10,11 +10,11 @@ from corral.core.tokens import NewToken, make_host, make_token, revoke
 from corral.domain.errors import NotFound
 from corral.domain.ids import TokenId, is_id
 from corral.domain.tokens import Scope
-from corral.ports.store import Tx
 from corral.server.authorization import Limit, Operator
 from corral.server.cursors import id_cursor
 from corral.server.services import Svc
 from corral.server.views import token_view
+from corral.store.transaction import Tx
 from corral.wire.tokens import JOIN_DEFAULT_S, CreatedToken, TokenPage, TokenRequest
 
 router = APIRouter(prefix="/v1", tags=["admin"])
@@ -24,7 +24,7 @@ router = APIRouter(prefix="/v1", tags=["admin"])
 async def list_tokens(caller: Operator, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> TokenPage:
     """Tokens without their text."""
     after = id_cursor(cursor, "t")
-    found = await svc.store.read(lambda tx: tx.access.tokens(TokenId(after) if after else None, limit))
+    found = await svc.store.read(lambda tx: tx.tokens.page(TokenId(after) if after else None, limit))
     return TokenPage(items=[token_view(t) for t in found], next=found[-1].id if len(found) == limit else None)
 
 

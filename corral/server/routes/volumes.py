@@ -19,11 +19,11 @@ from corral.domain.ids import Digest, is_name
 from corral.domain.leases import LeaseKey
 from corral.domain.runs import Run
 from corral.domain.volumes import VolumeRecord, VolumeVersion
-from corral.ports.store import Tx
 from corral.server.authorization import Limit, OwnLease, Project, User
 from corral.server.cursors import name_cursor
 from corral.server.routes.artifacts import refuse_secrets
 from corral.server.services import Services, Svc
+from corral.store.transaction import Tx
 from corral.wire.volumes import VolumeCommit, VolumeDetail, VolumePage, VolumeVersionView, VolumeView
 
 router = APIRouter(prefix="/v1", tags=["volumes"])

@@ -18,12 +18,12 @@ from corral.core.storage.blobs import BlobHolder
 from corral.domain.calls import CALL_FINAL, INLINE_BYTES, CallRecord, CallState, Payload
 from corral.domain.errors import CorralError, NotFound
 from corral.domain.ids import Digest
-from corral.ports.store import Tx
 from corral.server.authorization import Caller, User
 from corral.server.routes.blobs import keep_all
 from corral.server.routes.calls import accepted, get_chunks, wait_all
 from corral.server.routes.endpoints import find
 from corral.server.services import Services, Svc
+from corral.store.transaction import Tx
 from corral.wire.calls import ChunkPage
 from corral.wire.endpoints import FunctionTable
 

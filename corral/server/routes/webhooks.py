@@ -13,10 +13,10 @@ from corral.domain.ids import DeliveryId, WebhookId, is_id, is_name
 from corral.domain.webhooks.addresses import parse_url
 from corral.domain.webhooks.deliveries import Delivery, DeliveryState, Webhook, WebhookFormat
 from corral.domain.webhooks.signing import key_of, new_key
-from corral.ports.store import Tx
 from corral.server.authorization import Limit, Operator
 from corral.server.cursors import parse_time_cursor, time_cursor
 from corral.server.services import Services, Svc
+from corral.store.transaction import Tx
 from corral.wire.webhooks import (
     REPLAY_AT_ONCE,
     CreatedWebhook,
@@ -97,7 +97,7 @@ async def resume_webhook(webhook: str, body: ResumeRequest, caller: Operator, sv
     def unit(tx: Tx) -> WebhookView:
         hook = _find(tx, webhook)
         if body.skip:
-            tx.webhooks.advance(hook.id, before=hook.cursor, after=tx.records.feed_end())
+            tx.webhooks.advance(hook.id, before=hook.cursor, after=tx.events.feed_end())
         return _view(tx, set_paused(tx, hook, False, by=caller.by(svc.clock), skip=body.skip), svc)
 
     return await svc.store.write(unit)
