@@ -9,6 +9,7 @@ from pathlib import Path
 from bench.fleet import CAPABILITY, request_id
 from corral.core.leases.outcomes import LeaseEnder, LeaseReport
 from corral.core.policy import ServerPolicy
+from corral.core.queue.choose import Board
 from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
@@ -39,7 +40,7 @@ class _Bench:
             capability=canonical({**CAPABILITY, "cores": cores}),
             holding=None,
         )
-        unit = Claim(self.lanes, self.shapes, self.shares, self.policy, ask, time.time)
+        unit = Claim(Board(self.lanes, self.shapes, self.shares), self.policy, ask, time.time)
         began = time.perf_counter()
         done = unit(tx)
         return done, (time.perf_counter() - began) * 1e6
@@ -47,7 +48,7 @@ class _Bench:
     def finish(self, tx: Tx, done: ClaimResult, host_id: HostId) -> None:
         for grant in done.grants:
             report = LeaseReport("finish", Reason.FINISHED, ran_s=0.0)
-            self.ender.end(tx, grant.lease.id, grant.lease.epoch, report, host_id=host_id, now=time.time())
+            self.ender.end(tx, grant.lease.key, report, now=time.time())
 
 
 def claim_costs_us(path: Path, rounds: int) -> dict[str, list[float]]:

@@ -30,15 +30,16 @@ from corral.core.queue.claim import Claim, ClaimTerms, Grant
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares, add_usage
 from corral.core.queue.lanes import Lanes
+from corral.core.queue.long_polls import LongPoll, LongPolls
 from corral.core.queue.preempt import Preemptor
 from corral.core.queue.reservations import Reservations
 from corral.core.runs.submit import submit
-from corral.core.runs.transitions import TOPIC_READY, TOPIC_STOP, parse_ready_key
+from corral.core.runs.transitions import parse_ready_key
+from corral.core.topics import TOPIC_READY, TOPIC_STOP
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId, LeaseId, RunId, new_host_id
 from corral.domain.reasons import Reason
 from corral.domain.states import RunState
-from corral.server.long_polls import LongPoll, LongPolls
 from corral.store.sqlite.store import SqliteStore
 from corral.store.transaction import Tx
 
@@ -227,7 +228,7 @@ class Simulation:
         self._at(POLL_S * self._chance.uniform(0.8, 1.0), poll)
 
     def _claim(self, tx: Tx, host: SimulatedHost) -> None:
-        board, first = self.board, host.host.capability is None
+        first = host.host.capability is None
         ask = ClaimTerms(
             host_id=host.host.id,
             boot_id=BOOT,
@@ -238,15 +239,7 @@ class Simulation:
             capability=host.machine.capability if first else None,
             holding=None,
         )
-        unit = Claim(
-            board.lanes,
-            board.shapes,
-            board.shares,
-            self.policy,
-            ask,
-            lambda: self.now,
-            reservations=board.reservations,
-        )
+        unit = Claim(self.board, self.policy, ask, lambda: self.now)
         # Waiting begins before looking, as on the server.
         self.waiters.join(host.waiter)
         done = unit(tx)
@@ -258,12 +251,13 @@ class Simulation:
         if len(host.grants) == host.machine.slots:
             self.waiters.leave(host.waiter)
         baton = host.waiter.baton
-        if baton is not None and board.may_have(baton.shape):
+        if baton is not None and self.board.may_have(baton.shape):
             self.waiters.pass_on(host.waiter)
         host.waiter.baton = None
 
     def _hear(self, tx: Tx) -> None:
         """What the unit announced; the server hears it after the commit."""
+        assert isinstance(tx, Tx)
         for topic, key in tx.take_announced():
             if topic == TOPIC_READY:
                 lane, ready = parse_ready_key(key)
@@ -320,7 +314,7 @@ class Simulation:
             return
         ran_s = self._drop(host, grant)
         report = LeaseReport(kind, reason, ran_s=ran_s)
-        outcome = self.ender.end(tx, lease_id, grant.lease.epoch, report, host_id=host.host.id, now=self.now)
+        outcome = self.ender.end(tx, grant.lease.key, report, now=self.now)
         self.seen.counts[f"{kind} -> {outcome.run_state}"] += 1
         if outcome.run_state in ("succeeded", "failed"):
             self.unfinished -= 1
@@ -358,9 +352,7 @@ class Simulation:
         for grant in host.grants.values():
             beat(
                 tx,
-                grant.lease.id,
-                grant.lease.epoch,
-                host_id=host.host.id,
+                grant.lease.key,
                 progress=None,
                 sample="{}",
                 active_s_ago=0.0,

@@ -10,9 +10,9 @@ from typing import NamedTuple, TypeVar
 from corral.core.runs.submit import NewRun
 from corral.domain.canonical import canonical
 from corral.domain.capability import GIB, Requirements
-from corral.domain.ids import Digest
+from corral.domain.ids import Digest, RunId
 from corral.domain.quotas import Quota
-from corral.domain.retries import RetryLimits
+from corral.domain.runs import Run
 
 T = TypeVar("T")
 
@@ -20,7 +20,6 @@ SPEC = canonical({"argv": ["true"], "name": "simulated"})
 MEAN_S = 1200.0
 # Of what the fleet could run at once, this much is asked for on average.
 LOAD = 0.93
-RETRIES = RetryLimits(infrastructure=10)
 
 # Share of hosts, slots, GPUs, GiB of each GPU, cores.
 HOST_KINDS = (
@@ -121,22 +120,30 @@ def _pick(chance: random.Random, among: Sequence[tuple[T, float]]) -> T:
 def _new_run(
     project: str, priority: int, need: Requirements, wall_s: float | None, preemptible: bool
 ) -> NewRun:
-    return NewRun(
+    run = Run(
+        id=RunId(""),
+        shape=Digest(""),
+        group_id=None,
+        submitted_by="",
+        created_at=0.0,
         project=project,
         name="simulated",
         kind="command",
         seed=None,
-        spec=SPEC,
         identity=Digest("0" * 64),
-        requirements=need,
+        manifest=None,
+        generation=1,
         priority=priority,
-        labels={},
-        retries=RETRIES,
+        labels="{}",
+        world_size=1,
+        min_ranks=1,
+        elastic=False,
+        retry_infrastructure=10,
+        retry_memory=0,
+        retry_code=0,
         wall_limit_s=wall_s,
         stall_limit_s=None,
         grace_s=30.0,
-        code=None,
-        inputs={},
-        secrets=(),
         preemptible=preemptible,
     )
+    return NewRun(run, SPEC, need)

@@ -23,7 +23,7 @@ from corral.adapters.clock import SystemClock
 from corral.adapters.tls.authority import CA_LIFETIME, OwnAuthority
 from corral.adapters.tls.context import ServerTls
 from corral.adapters.webhook_sender import HttpSender
-from corral.bootstrap_tls import Transport, build_transport
+from corral.bootstrap_tls import ServerTransport, build_transport
 from corral.client.enroll.identity import (
     CLIENT,
     BadIdentity,
@@ -32,7 +32,7 @@ from corral.client.enroll.identity import (
     read_identity,
     write_identity,
 )
-from corral.core.audit import note
+from corral.core.audit import by_corral, note
 from corral.core.policy import ServerPolicy
 from corral.core.tokens import NewToken, authenticate, make_host, make_token
 from corral.domain.errors import Conflict, CorralError, Unauthenticated
@@ -52,7 +52,7 @@ from corral.store.transaction import Tx
 from corral.version import __version__
 
 log = logging.getLogger("corral.server")
-# How often files that are given are looked at for a change.
+# How often the certificate's files are checked for a change.
 TLS_LOOK_S = 10.0
 
 
@@ -79,21 +79,10 @@ def open_store(settings: Settings) -> Store:
 
 
 def build_services(settings: Settings, store: Store, trust: TlsTrust | None = None) -> Services:
-    policy = ServerPolicy(
-        lease_s=settings.lease_s,
-        first_beat_s=settings.first_beat_s,
-        away_s=max(90.0, 3 * settings.lease_s),
-        log_quota_bytes=settings.log_quota_bytes,
-        log_retention_s=settings.log_retention_s,
-        upload_retention_s=settings.upload_retention_s,
-        blob_grace_s=settings.blob_grace_s,
-        user_pin_s=settings.user_pin_s,
-        ageing_s=settings.ageing_s,
-        reserve_after_s=settings.reserve_after_s,
-        preemption=settings.preemption == "on",
-        host_token_s=settings.host_token_s,
-        rotation_overlap_s=settings.rotation_overlap_s,
-    )
+    # Settings of the same name; a few fields of the policy are not to be set.
+    same = {name: value for name, value in settings if name in ServerPolicy.__dataclass_fields__}
+    same |= {"away_s": max(90.0, 3 * settings.lease_s), "preemption": settings.preemption == "on"}
+    policy = ServerPolicy(**same)
     return Services(
         store=store,
         blobs=DirectoryBlobs(
@@ -105,11 +94,7 @@ def build_services(settings: Settings, store: Store, trust: TlsTrust | None = No
         policy=policy,
         sender=HttpSender(parse_networks(settings.webhook_allow)),
         limits=RequestLimits(
-            settings.max_body_bytes,
-            settings.max_blob_bytes,
-            rate=settings.rate,
-            rate_burst=settings.rate_burst,
-            wrong_token_rate=settings.wrong_token_rate,
+            **{name: value for name, value in settings if name in RequestLimits.__dataclass_fields__}
         ),
         trust=trust or TlsTrust(),
     )
@@ -137,7 +122,7 @@ async def _own_worker(settings: Settings, store: Store, now: float) -> None:
         if known is not None and known.revoked_at is not None:
             return None
         host, made = make_host(tx, name, now=now)
-        note(tx, "host.enroll", f"host:{name}", actor="corral", origin="", now=now, token=made.token.id)
+        note(tx, "host.enroll", f"host:{name}", by_corral(now), token=made.token.id)
         return HostIdentity(host.id, name, made.text)
 
     identity = await store.write(unit)
@@ -171,7 +156,7 @@ def give_certificate(settings: Settings, authority: OwnAuthority, now: float) ->
 def _first_operator(tx: Tx, now: float) -> NewToken:
     made = make_token(tx, Scope.OPERATOR, "operator", now=now)
     target = f"token:{made.token.id}"
-    note(tx, "token.create", target, actor="corral", origin="", now=now, name="operator", scope="operator")
+    note(tx, "token.create", target, by_corral(now), name="operator", scope="operator")
     return made
 
 
@@ -221,7 +206,7 @@ async def _serve(settings: Settings) -> None:
         give_certificate(settings, transport.authority, services.clock.now())
     listener = _listen(settings.host, settings.port)
     control_plane = ControlPlane(services)
-    # What was made until now lives as long as the server; looking through it again finds nothing.
+    # Everything made so far lives as long as the server: the collector need not look at it again.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
@@ -234,7 +219,7 @@ async def _serve(settings: Settings) -> None:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
         server_header=False,
-        # Nothing here looks at who forwarded a request, and each layer costs.
+        # No route looks at who forwarded a request, and each layer costs time.
         proxy_headers=False,
         ssl_context_factory=None if transport.tls is None else _the(transport.tls.context),
     )
@@ -287,7 +272,7 @@ class _Announcing(uvicorn.Server):
         self,
         config: uvicorn.Config,
         settings: Settings,
-        transport: Transport,
+        transport: ServerTransport,
         *,
         before_end: Callable[[], None],
     ) -> None:

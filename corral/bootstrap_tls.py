@@ -24,7 +24,7 @@ log = logging.getLogger("corral.server.tls")
 
 
 @dataclass(frozen=True)
-class Transport:
+class ServerTransport:
     """How the server is reached: plain HTTP if `tls` is None. This machine's own clients trust `ca_file`."""
 
     trust: TlsTrust = field(default_factory=TlsTrust)
@@ -34,12 +34,12 @@ class Transport:
     name: str | None = None
 
 
-def build_transport(settings: Settings, now: Callable[[], float]) -> Transport:
+def build_transport(settings: Settings, now: Callable[[], float]) -> ServerTransport:
     """TLS unless only this machine can connect; with an authority of our own unless files are given."""
     if not _wants_tls(settings):
         if not is_loopback(settings.host):
             log.warning("CORRAL_TLS=off: tokens travel in clear unless a proxy in front speaks TLS")
-        return Transport()
+        return ServerTransport()
     folder = settings.home / "tls"
     clients = settings.tls_clients == "require"
     given = _given_chain(settings)
@@ -63,7 +63,7 @@ def build_transport(settings: Settings, now: Callable[[], float]) -> Transport:
     tls = ServerTls(chain, trusted_clients=authority.ca_pem if authority and clients else None)
     ca_pem = None if ca_file is None else read_ca(ca_file)
     trust = TlsTrust(ca_pem=ca_pem, authority=authority, hosts_need_certificates=clients)
-    return Transport(trust, tls, authority, ca_file, name)
+    return ServerTransport(trust, tls, authority, ca_file, name)
 
 
 def _wants_tls(settings: Settings) -> bool:

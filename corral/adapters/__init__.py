@@ -1,1 +1,1 @@
-"""Implementations of the ports."""
+"""What talks to the outside (disk, TLS, webhooks, clock), behind ports; none imports another."""

@@ -1,1 +1,1 @@
-"""The SDK; the only way the CLI, the worker and functions reach the server."""
+"""The SDK: the only way in which the CLI, the worker and functions reach the server; prints nothing."""

@@ -24,7 +24,7 @@ from corral.domain.errors import (
 )
 from corral.files import large
 from corral.files.large import MappedFile
-from corral.wire.blobs import BlobAnswer, BlobPlace, BlobQuery, BlobStored, HandoverRequest
+from corral.wire.blobs import BlobAnswer, BlobPlace, BlobQuery, HandoverRequest, StoredBlob
 
 T = TypeVar("T")
 
@@ -58,12 +58,12 @@ class BlobSink:
         body = BlobQuery(blobs=list(digests))
         return self.transport.repeat("POST", f"{self.path}/query", BlobAnswer, body=body, params=self.params)
 
-    def put(self, digest: str, content: Content, *, length: int, offset: int | None) -> BlobStored:
+    def put(self, digest: str, content: Content, *, length: int, offset: int | None) -> StoredBlob:
         """One try. `length` bytes follow; `offset` None begins anew."""
         return self.transport.once(
             "PUT",
             f"{self.path}/{quoted(digest)}",
-            BlobStored,
+            StoredBlob,
             content=content,
             params={**self.params, "offset": offset},
             headers={"Content-Length": str(length)},
@@ -81,7 +81,7 @@ class BlobSink:
 
     def hand_over(
         self, parts: Sequence[bytes | memoryview] | Path, *, size: int | None = None
-    ) -> BlobStored | None:
+    ) -> StoredBlob | None:
         """Bytes, or a file, to a server on this machine, without sending them.
 
         A file that is still growing to its `size` (`corral.files.large`) is read while it is written.
@@ -107,7 +107,7 @@ class BlobSink:
                     place.unlink()
         return None
 
-    def _written(self, parts: Sequence[bytes | memoryview], place: Path) -> BlobStored:
+    def _written(self, parts: Sequence[bytes | memoryview], place: Path) -> StoredBlob:
         size = sum(len(part) for part in parts)
         with large.new_file(place) as file:
             if size < large.READ_WHILE_WRITTEN_BYTES:
@@ -118,23 +118,23 @@ class BlobSink:
                 large.write(file, parts, until=taking.done)
         return self._near(place.name, size) if taking is None else taking.result()
 
-    def _near(self, name: str, size: int | None) -> BlobStored:
+    def _near(self, name: str, size: int | None) -> StoredBlob:
         return self.transport.once(
             "POST",
             f"{self.path}/near",
-            BlobStored,
+            StoredBlob,
             body=HandoverRequest(name=name, size=size),
             params=self.params,
             timeout_s=WRITE_TIMEOUT_S,
         )
 
-    def pack(self, blobs: Sequence[tuple[str, bytes]]) -> list[BlobStored]:
+    def pack(self, blobs: Sequence[tuple[str, bytes]]) -> list[StoredBlob]:
         """Many small blobs at once, at most PACK_MAX_BYTES with their headers."""
         body = b"".join(f"{digest}{len(data):016x}".encode() + data for digest, data in blobs)
         return self.transport.repeat(
             "POST",
             f"{self.path}/pack",
-            list[BlobStored],
+            list[StoredBlob],
             content=body,
             params=self.params,
             timeout_s=WRITE_TIMEOUT_S,

@@ -6,9 +6,9 @@ from typing import Literal
 
 from corral.client.http.transport import Transport, quoted
 from corral.wire.hosts.enroll import (
-    Credential,
     EnrollAnswer,
     EnrollRequest,
+    HostCredential,
     RotateCredentialRequest,
 )
 from corral.wire.hosts.hosts import HostPage, HostView
@@ -54,8 +54,8 @@ class OwnHost:
     def get(self) -> HostView:
         return self._transport.get("/v1/hosts/self", HostView)
 
-    def rotate(self, request: RotateCredentialRequest) -> Credential:
-        return self._transport.repeat("POST", "/v1/hosts/self/rotate", Credential, body=request)
+    def rotate(self, request: RotateCredentialRequest) -> HostCredential:
+        return self._transport.repeat("POST", "/v1/hosts/self/rotate", HostCredential, body=request)
 
     def settle(self) -> None:
         self._transport.repeat("POST", "/v1/hosts/self/settle", type(None))

@@ -1,1 +1,1 @@
-"""Use cases: plain functions over a transaction; one file each."""
+"""The rules: a folder for each area, a file for each use case; knows neither HTTP nor the wire nor SQL."""

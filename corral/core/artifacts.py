@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
 from corral.core.runs.transitions import record
-from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, Blob, listing_digest
+from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, listing_digest
 from corral.domain.errors import BlobMissing, Conflict, InvalidInput, NotFound
-from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId, RunId, new_artifact_id
-from corral.domain.leases import Lease
+from corral.domain.ids import ArtifactId, Digest, new_artifact_id
+from corral.domain.leases import Lease, LeaseKey
 from corral.domain.paths import check_paths
 from corral.domain.runs import Run
 from corral.domain.states import FINAL
@@ -29,27 +29,22 @@ class FileManifest:
 
 
 def commit_from_lease(
-    tx: Tx,
-    lease_id: LeaseId,
-    epoch: int,
-    manifest: FileManifest,
-    *,
-    host_id: HostId,
-    now: float,
-    policy: ServerPolicy,
+    tx: Tx, key: LeaseKey, manifest: FileManifest, *, now: float, policy: ServerPolicy
 ) -> Artifact:
     """Bind files to the run, attempt, rank and epoch that made them. The same again is the same artifact."""
     check_paths([f.path for f in manifest.files])
-    lease, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
+    lease, run = fence(tx, key, now=now, policy=policy)
     digest = listing_digest(manifest.files)
     for known in tx.artifacts.of_run(run.id):
         made_by = (known.epoch, known.kind, known.digest, known.step)
         if made_by == (lease.epoch, manifest.kind, digest, manifest.step):
             return known
     check_blobs(tx, run.project, manifest.files)
-    artifact = insert(tx, manifest, digest, project=run.project, lease=lease, by=f"host:{host_id}", now=now)
+    artifact = insert(
+        tx, manifest, digest, project=run.project, lease=lease, by=f"host:{key.host_id}", now=now
+    )
     data = {"artifact": artifact.id, "kind": artifact.kind, "step": artifact.step, "metric": artifact.metric}
-    run = record(tx, run, "artifact", at=now, actor=f"host:{host_id}", data=data)
+    run = record(tx, run, "artifact", at=now, actor=f"host:{key.host_id}", data=data)
     if manifest.kind is ArtifactKind.CHECKPOINT:
         _drop_old_checkpoints(tx, run)
     return artifact
@@ -93,11 +88,7 @@ def insert(
         digest=digest,
         files=len(manifest.files),
         bytes=sum(f.size for f in manifest.files),
-        run_id=lease.run_id if lease else None,
-        attempt=lease.attempt if lease else None,
-        rank=lease.rank if lease else None,
-        epoch=lease.epoch if lease else None,
-        host_id=lease.host_id if lease else None,
+        **{name: getattr(lease, name, None) for name in ("run_id", "attempt", "rank", "epoch", "host_id")},
         step=manifest.step,
         metric=manifest.metric,
         meta=manifest.meta,
@@ -162,22 +153,3 @@ def delete(tx: Tx, artifact_id: ArtifactId) -> None:
 def readable_by_lease(tx: Tx, lease: Lease) -> list[ArtifactId]:
     """What a lease may read: the run's code and inputs, and what the run itself made."""
     return [*tx.artifacts.used_by(lease.run_id), *(a.id for a in tx.artifacts.of_run(lease.run_id))]
-
-
-def remember_blob(
-    tx: Tx, project: str, digest: Digest, size: int, *, holder: str, expires_at: float | None, now: float
-) -> bool:
-    """Give the project its row for bytes that are stored, and pin it. False if it is being collected."""
-    if tx.blobs.is_condemned(digest):
-        return False
-    if tx.blobs.get(project, digest) is None:
-        tx.blobs.put(Blob(project, digest, size, now, None))
-    tx.blobs.pin(project, [digest], holder=holder, expires_at=expires_at)
-    return True
-
-
-def run_of(tx: Tx, run_id: RunId) -> Run:
-    run = tx.runs.get(run_id)
-    if run is None:
-        raise NotFound(f"there is no run {run_id}")
-    return run

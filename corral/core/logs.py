@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from corral.core.leases.fence import fence, owned
 from corral.core.policy import ServerPolicy
-from corral.core.runs.transitions import TOPIC_LOG, record
+from corral.core.runs.transitions import record
+from corral.core.secrets import SecretRedactor
+from corral.core.topics import TOPIC_LOG
 from corral.domain.artifacts import Segment
 from corral.domain.canonical import canonical
 from corral.domain.errors import InvalidInput, SequenceGap
-from corral.domain.ids import HostId, LeaseId, RunId
-from corral.domain.leases import Lease
+from corral.domain.ids import LeaseId
+from corral.domain.leases import Lease, LeaseKey
+from corral.domain.redaction import SecretValues
 from corral.domain.runs import Run
 from corral.ports.blobs import SegmentStore
+from corral.ports.clock import Clock
+from corral.store.store import Store
 from corral.store.transaction import Tx
 
 LOG, METRIC = "log", "metric"
 _LATEST_METRICS = 256
-# Notes are events, rows of the database; a program that writes thousands means a log.
+# Notes are rows of the database; a program that writes thousands of them should write a log.
 MAX_NOTES = 10_000
-# Workers keep the log quota themselves, counted before it is written as JSON; this is for one that does not.
+# Workers keep the log quota, counted before the JSON; this stops one that does not.
 _SLACK = 4
 
 
@@ -41,65 +49,48 @@ class LogBatch:
     progress: str | None = None
 
 
-class AppendPosition(NamedTuple):
-    """Where a stream's next bytes go."""
-
-    segment: Segment
-    is_new: bool
-
-
 class AppendPlan(NamedTuple):
-    log: AppendPosition | None
-    metric: AppendPosition | None
+    """The segments that a batch goes to, as they are before it; None where it has nothing for one."""
+
+    log: Segment | None
+    metric: Segment | None
 
 
 def segment_key(segment: Segment) -> str:
     return f"{segment.run_id}/{segment.attempt}-{segment.rank}-{segment.stream}-{segment.n}"
 
 
-def plan(
-    tx: Tx, lease_id: LeaseId, batch: LogBatch, *, host_id: HostId, now: float, policy: ServerPolicy
-) -> AppendPlan | None:
+def plan(tx: Tx, key: LeaseKey, batch: LogBatch, *, now: float, policy: ServerPolicy) -> AppendPlan | None:
     """Where the batch belongs; None if it was seen before; SequenceGap if one before it is missing."""
-    lease = owned(tx, lease_id, host_id)
+    lease = owned(tx, key)
     if not _is_next(lease, batch.seq):
         return None
     if is_over(lease, policy):
         return AppendPlan(None, None)
     return AppendPlan(
-        _spot(tx, lease, LOG, now, policy) if batch.logs else None,
-        _spot(tx, lease, METRIC, now, policy) if batch.metrics else None,
+        _last(tx, lease, LOG, now, policy) if batch.logs else None,
+        _last(tx, lease, METRIC, now, policy) if batch.metrics else None,
     )
 
 
 def write(plan: AppendPlan, batch: LogBatch, segments: SegmentStore) -> None:
     """Append to the segments; durable, but not part of the log until `commit`. Blocks."""
-    for spot, data in ((plan.log, batch.logs), (plan.metric, batch.metrics)):
-        if spot is not None:
-            segments.append(segment_key(spot.segment), spot.segment.bytes, data)
+    for segment, data in ((plan.log, batch.logs), (plan.metric, batch.metrics)):
+        if segment is not None:
+            segments.append(segment_key(segment), segment.bytes, data)
 
 
 def commit(
-    tx: Tx,
-    lease_id: LeaseId,
-    epoch: int,
-    plan: AppendPlan,
-    batch: LogBatch,
-    *,
-    host_id: HostId,
-    now: float,
-    policy: ServerPolicy,
+    tx: Tx, key: LeaseKey, plan: AppendPlan, batch: LogBatch, *, now: float, policy: ServerPolicy
 ) -> bool:
     """Make what was appended part of the log. False if another copy of the batch came first."""
-    lease, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
+    lease, run = fence(tx, key, now=now, policy=policy)
     if not _is_next(lease, batch.seq):
         return False
     parts = ((plan.log, batch.logs, batch.log_records), (plan.metric, batch.metrics, batch.metric_records))
-    for spot, data, records in parts:
-        if spot is None:
-            continue
-        old = spot.segment
-        tx.logs.put(old._replace(bytes=old.bytes + len(data), records=old.records + records))
+    for old, data, records in parts:
+        if old is not None:
+            tx.logs.put(old._replace(bytes=old.bytes + len(data), records=old.records + records))
     tx.leases.save(
         lease._replace(
             event_seq=batch.seq,
@@ -113,9 +104,47 @@ def commit(
         run = run._replace(metrics=canonical(dict(list(latest.items())[-_LATEST_METRICS:])))
         tx.runs.save(run)
     for note in batch.notes[: max(0, MAX_NOTES - run.event_n)]:
-        run = record(tx, run, "note", at=now, actor=f"host:{host_id}", data={"text": note})
+        run = record(tx, run, "note", at=now, actor=f"host:{key.host_id}", data={"text": note})
     tx.announce(TOPIC_LOG, run.id)
     return True
+
+
+@dataclass(frozen=True)
+class LogWriter:
+    """Appends batches: first the bytes, durably, then the row that makes them count."""
+
+    store: Store
+    segments: SegmentStore
+    redactor: SecretRedactor
+    clock: Clock
+    policy: ServerPolicy
+    in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
+    # One batch at a time for a lease: two must not be appended at the same place. A lock goes with its last
+    # user, since leases end in many ways and not all of them say so.
+    _locks: WeakValueDictionary[LeaseId, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+
+    async def append(self, key: LeaseKey, batch_of: Callable[[SecretValues | None], LogBatch]) -> int | None:
+        """None if the batch was accepted; otherwise the number of the batch that the lease expects.
+
+        `batch_of` makes the batch without these secrets: the worker took out those that it gave the run, and
+        never has the others of the project.
+        """
+        batch = batch_of(None)
+
+        def look(tx: Tx) -> tuple[AppendPlan | None, SecretValues | None, int]:
+            found = plan(tx, key, batch, now=self.clock.now(), policy=self.policy)
+            lease = owned(tx, key)
+            return found, self.redactor.of(tx, lease.project), lease.event_seq + 1
+
+        async with self._locks.setdefault(key.id, asyncio.Lock()):
+            where, values, expected = await self.store.read(look)
+            if where is None:
+                return expected
+            if values is not None:
+                batch = await self.in_thread(partial(batch_of, values))
+            await self.in_thread(partial(write, where, batch, self.segments))
+            unit = partial(commit, key=key, plan=where, batch=batch, now=self.clock.now(), policy=self.policy)
+            return None if await self.store.write(unit) else batch.seq + 1
 
 
 def is_over(lease: Lease, policy: ServerPolicy) -> bool:
@@ -137,12 +166,13 @@ def _is_next(lease: Lease, seq: int) -> bool:
     return seq == lease.event_seq + 1
 
 
-def _spot(tx: Tx, lease: Lease, stream: str, now: float, policy: ServerPolicy) -> AppendPosition:
+def _last(tx: Tx, lease: Lease, stream: str, now: float, policy: ServerPolicy) -> Segment:
+    """The segment that has room; a new one if the last is full."""
     last = tx.logs.last(lease.run_id, lease.attempt, lease.rank, stream)
     if last is not None and last.bytes < policy.segment_bytes:
-        return AppendPosition(last, False)
+        return last
     n = 0 if last is None else last.n + 1
-    return AppendPosition(Segment(lease.run_id, lease.attempt, lease.rank, stream, n, 0, 0, now), True)
+    return Segment(lease.run_id, lease.attempt, lease.rank, stream, n, 0, 0, now)
 
 
 class Cursor(NamedTuple):
@@ -234,7 +264,3 @@ def position(run_segments: list[Segment]) -> Cursor:
         return Cursor()
     last = run_segments[-1]
     return Cursor(last.attempt, last.rank, last.n, last.bytes)
-
-
-def of_run(tx: Tx, run_id: RunId, stream: str) -> list[Segment]:
-    return tx.logs.segments(run_id, stream)

@@ -23,14 +23,14 @@ class ServerPolicy:
     host_token_s: float = 90 * 86400.0
     rotation_overlap_s: float = 300.0
     segment_bytes: int = 8 << 20
-    # A priority grows by one point for so many seconds of waiting; None is never.
+    # A run's priority grows by one point for this many seconds of waiting; None is never.
     ageing_s: float | None = None
-    # After so long next in line without fitting, a host is kept for a run.
+    # A run that has been next for this long without fitting gets a host reserved.
     reserve_after_s: float = 60.0
     preemption: bool = True
     # A run waits this long for a free host before others are asked to make room for it.
     preempt_after_s: float = 5.0
-    # A run that was started again is left alone for so long before it may be asked to make room.
+    # A run that was started again is left alone for this long before it may be asked to make room.
     preempt_guard_s: float = 600.0
 
     def stop_s(self, run: Run) -> float:
@@ -38,8 +38,10 @@ class ServerPolicy:
         return self.lease_s + run.grace_s + self.stop_slack_s
 
     def margin_s(self, run: Run) -> float:
-        """So long before a project's GPU hours end, none is begun: one that starts must not be stopped at
-        once, so it is more than what the sweeper stops runs with."""
+        """No run starts within this time of the end of its project's GPU hours.
+
+        It is longer than what the sweeper needs to stop a run, so that none is stopped as soon as it starts.
+        """
         return self.least_margin_s + run.grace_s
 
     @property

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from corral.core.audit import note
+from corral.core.audit import Author, note
 from corral.core.leases.fence import known_s
 from corral.core.policy import ServerPolicy
-from corral.core.runs.transitions import TOPIC_QUOTA
+from corral.core.topics import TOPIC_QUOTA
 from corral.domain.errors import NotFound, QuotaExceeded
 from corral.domain.ids import RunId
 from corral.domain.leases import Lease
@@ -26,29 +26,21 @@ class QuotaUsage(NamedTuple):
     gpus: int
 
 
-def put(tx: Tx, quota: Quota, *, origin: str) -> None:
+def put(tx: Tx, quota: Quota, *, by: Author) -> None:
     tx.quotas.put(quota)
     if quota.max_bytes is not None:
         tx.blobs.count_bytes(quota.project)
     tx.announce(TOPIC_QUOTA, quota.project)
     limits = {name: value for name, value in quota._asdict().items() if not name.startswith("updated_")}
     limits.pop("project")
-    note(
-        tx,
-        "quota.set",
-        f"project:{quota.project}",
-        actor=quota.updated_by,
-        origin=origin,
-        now=quota.updated_at,
-        **limits,
-    )
+    note(tx, "quota.set", f"project:{quota.project}", by, **limits)
 
 
-def remove(tx: Tx, project: str, *, actor: str, origin: str, now: float) -> None:
+def remove(tx: Tx, project: str, *, by: Author) -> None:
     if not tx.quotas.delete(project):
         raise NotFound(f"project {project} has no quota", hint="List them with `corral quotas ls`.")
     tx.announce(TOPIC_QUOTA, project)
-    note(tx, "quota.remove", f"project:{project}", actor=actor, origin=origin, now=now)
+    note(tx, "quota.remove", f"project:{project}", by)
 
 
 def check_room(tx: Tx, project: str, more: int) -> None:

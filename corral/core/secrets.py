@@ -6,22 +6,30 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from corral.core.audit import Author, note
 from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
 from corral.domain.errors import InvalidInput, NotFound, SecretExposed
-from corral.domain.ids import HostId, LeaseId
+from corral.domain.leases import LeaseKey
 from corral.domain.redaction import MIN_SECRET_BYTES, SecretValues, StreamScanner
 from corral.domain.secrets import Secret
 from corral.ports.cipher import Cipher
 from corral.store.transaction import Tx
 
 
-def put(tx: Tx, cipher: Cipher, project: str, name: str, value: str, *, now: float) -> Secret:
+def put(tx: Tx, cipher: Cipher, project: str, name: str, value: str, *, by: Author) -> Secret:
     if "\0" in value:
         raise InvalidInput(f"the value of {name} holds a NUL byte, which no environment variable can")
-    secret = Secret(project, name, cipher.encrypt(value, context=f"{project}/{name}"), now)
+    secret = Secret(project, name, cipher.encrypt(value, context=f"{project}/{name}"), by.now)
     tx.secrets.put(secret)
+    note(tx, "secret.set", f"secret:{project}/{name}", by)
     return secret
+
+
+def remove(tx: Tx, project: str, name: str, *, by: Author) -> None:
+    if not tx.secrets.delete(project, name):
+        raise NotFound(f"project {project} has no secret {name}", hint="`corral secrets ls` lists them.")
+    note(tx, "secret.remove", f"secret:{project}/{name}", by)
 
 
 def is_redacted(value: str) -> bool:
@@ -31,20 +39,16 @@ def is_redacted(value: str) -> bool:
 
 def listed(tx: Tx, cipher: Cipher, project: str) -> list[tuple[Secret, bool]]:
     """The project's secrets, and of each whether it is kept out of output."""
-    return [
-        (s, is_redacted(cipher.decrypt(s.ciphertext, context=f"{project}/{s.name}")))
-        for s in tx.secrets.of_project(project)
-    ]
+    return [(one, is_redacted(_value(cipher, one))) for one in tx.secrets.of_project(project)]
 
 
 def of_project(tx: Tx, cipher: Cipher, project: str) -> SecretValues:
     """Every value of the project, to search for; used where something is about to be stored."""
-    return SecretValues(
-        {
-            s.name: cipher.decrypt(s.ciphertext, context=f"{project}/{s.name}")
-            for s in tx.secrets.of_project(project)
-        }
-    )
+    return SecretValues({one.name: _value(cipher, one) for one in tx.secrets.of_project(project)})
+
+
+def _value(cipher: Cipher, secret: Secret) -> str:
+    return cipher.decrypt(secret.ciphertext, context=f"{secret.project}/{secret.name}")
 
 
 class SecretRedactor:
@@ -99,18 +103,9 @@ def refuse_file(secrets: SecretValues, path: str, chunks: Iterable[bytes]) -> No
             )
 
 
-def for_lease(
-    tx: Tx,
-    cipher: Cipher,
-    lease_id: LeaseId,
-    epoch: int,
-    *,
-    host_id: HostId,
-    now: float,
-    policy: ServerPolicy,
-) -> dict[str, str]:
+def for_lease(tx: Tx, cipher: Cipher, key: LeaseKey, *, now: float, policy: ServerPolicy) -> dict[str, str]:
     """The values that the run names. Asked for just before the child starts; never spooled."""
-    _, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
+    _, run = fence(tx, key, now=now, policy=policy)
     values: dict[str, str] = {}
     for name in json.loads(tx.runs.spec(run.id)).get("secrets", []):
         secret = tx.secrets.get(run.project, name)
@@ -119,5 +114,5 @@ def for_lease(
                 f"project {run.project} has no secret {name}",
                 hint=f"Set it with `corral secrets set {name}`.",
             )
-        values[name] = cipher.decrypt(secret.ciphertext, context=f"{run.project}/{name}")
+        values[name] = _value(cipher, secret)
     return values

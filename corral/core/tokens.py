@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from corral.core.audit import Author, note
+from corral.core.topics import TOPIC_TOKEN
 from corral.domain.errors import NotFound, Unauthenticated
 from corral.domain.hosts import Host
-from corral.domain.ids import HostId, TokenId, new_host_id, new_token_id
+from corral.domain.ids import HostId, TokenId, new_token_id
 from corral.domain.tokens import Scope, Token, hash_secret, new_secret, parse_token, render_token
 from corral.store.transaction import Tx
-
-# Announced with its id when a token is made worthless, used, or shortened: nobody is to remember it as good.
-TOPIC_TOKEN = "token"
 
 
 class NewToken(NamedTuple):
@@ -68,16 +67,18 @@ def _spent(token: Token) -> Unauthenticated:
     )
 
 
-def revoke(tx: Tx, token_id: TokenId, *, now: float) -> None:
-    if not tx.tokens.revoke(token_id, now):
+def revoke(tx: Tx, token_id: TokenId, *, by: Author) -> None:
+    if not tx.tokens.revoke(token_id, by.now):
         raise NotFound(f"there is no valid token {token_id}", hint="List them with `corral tokens ls`.")
+    note(tx, "token.revoke", f"token:{token_id}", by)
+    tx.announce(TOPIC_TOKEN, token_id)
 
 
 def make_host(tx: Tx, name: str, *, now: float, expires_at: float | None = None) -> tuple[Host, NewToken]:
     """A host by this name, and a fresh token for it; one that was revoked is let in again."""
     host = tx.hosts.by_name(name)
     if host is None:
-        host = Host(new_host_id(), name, None, None, 0, None, False, None, now)
+        host = Host.new(name, now)
         tx.hosts.insert(host)
     elif host.revoked_at is not None:
         host = host._replace(revoked_at=None)

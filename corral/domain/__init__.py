@@ -1,1 +1,1 @@
-"""Pure rules: states, leases, capabilities, ids and errors. No I/O, clock, environment or SDK."""
+"""Values, states, reasons, ids and errors: pure rules, without I/O, clock, environment or any SDK."""

@@ -40,7 +40,7 @@ class Capability:
     engine: Mapping[str, str | None] | None = None
     # The worker's version, with the commit where it is known.
     corral: str | None = None
-    # What went wrong when the GPUs were asked for: why they are unknown, or which were left out.
+    # Why the GPUs are unknown, or which were left out.
     gpu_note: str | None = None
     # Programs and system packages that runs have asked for, and whether they are there. One that nobody has
     # asked for is not in it: the host looks when it is given such a run, and gives that back if need be.
@@ -85,14 +85,6 @@ class Requirements:
     def gpus_at_best(self) -> int:
         """How many it takes where they are to be had."""
         return max(self.gpus, 1 if self.prefer == "cuda" else 0)
-
-
-@dataclass(frozen=True)
-class Free:
-    """What a host has left after Corral's own reservations."""
-
-    slots: int
-    gpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

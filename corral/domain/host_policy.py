@@ -54,7 +54,7 @@ class HostPolicy:
 NOTHING_DECLARED = HostPolicy()
 
 
-class Work(NamedTuple):
+class RequestedWork(NamedTuple):
     """What a policy looks at. Without a name, what depends on it is left open."""
 
     project: str
@@ -101,7 +101,7 @@ def effective_slots(reported: int, declared: HostPolicy) -> int:
     return reported if declared.slots is None else min(reported, declared.slots)
 
 
-def refusals(declared: HostPolicy, work: Work) -> tuple[str, ...]:
+def refusals(declared: HostPolicy, work: RequestedWork) -> tuple[str, ...]:
     """Every reason why the policy keeps this work from the host."""
     found: list[str] = []
     if declared.projects is not None and work.project not in declared.projects:
@@ -135,7 +135,7 @@ def _least(reported: int | None, declared: int | None) -> int | None:
     return min(values, default=None)
 
 
-def _matches(pattern: str, work: Work) -> bool:
+def _matches(pattern: str, work: RequestedWork) -> bool:
     subject, glob = _split(pattern)
     value: str | None = getattr(work, subject)
     return value is not None and fnmatchcase(value, glob)

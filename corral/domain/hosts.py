@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from corral.domain.ids import HostId
+from corral.domain.ids import HostId, new_host_id
 
 
 class Host(NamedTuple):
@@ -32,3 +32,8 @@ class Host(NamedTuple):
     set_aside_why: str | None = None
     # What the strikes were for, as JSON.
     struck_by: str | None = None
+
+    @classmethod
+    def new(cls, name: str, now: float) -> Host:
+        """One that nobody has heard of yet."""
+        return cls(new_host_id(), name, None, None, 0, None, False, None, now)

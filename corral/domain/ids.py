@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import NewType
+from collections.abc import Callable
+from typing import NewType, TypeVar
 
 from corral.domain.errors import FieldError, InvalidInput
 
+T = TypeVar("T")
 RunId = NewType("RunId", str)
 LeaseId = NewType("LeaseId", str)
 HostId = NewType("HostId", str)
@@ -30,58 +32,30 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _REQUEST = re.compile(r"[A-Za-z0-9_-]{8,64}")
 
 
-def _new(kind: str) -> str:
-    # One draw for all twelve letters, looked up in pairs: ids are made on the hottest paths.
-    number = int.from_bytes(secrets.token_bytes(16), "big")
-    pairs = []
-    for _ in range(6):
-        number, pair = divmod(number, len(_PAIRS))
-        pairs.append(_PAIRS[pair])
-    return f"{kind}-{''.join(pairs)}"
+def _maker(kind: str, as_id: Callable[[str], T]) -> Callable[[], T]:
+    def new() -> T:
+        # One draw for all twelve letters, looked up in pairs: ids are made on the hottest paths.
+        number = int.from_bytes(secrets.token_bytes(16), "big")
+        pairs = []
+        for _ in range(6):
+            number, pair = divmod(number, len(_PAIRS))
+            pairs.append(_PAIRS[pair])
+        return as_id(f"{kind}-{''.join(pairs)}")
+
+    return new
 
 
-def new_run_id() -> RunId:
-    return RunId(_new("r"))
-
-
-def new_lease_id() -> LeaseId:
-    return LeaseId(_new("l"))
-
-
-def new_host_id() -> HostId:
-    return HostId(_new("h"))
-
-
-def new_group_id() -> GroupId:
-    return GroupId(_new("g"))
-
-
-def new_artifact_id() -> ArtifactId:
-    return ArtifactId(_new("a"))
-
-
-def new_token_id() -> TokenId:
-    return TokenId(_new("t"))
-
-
-def new_schedule_id() -> ScheduleId:
-    return ScheduleId(_new("s"))
-
-
-def new_webhook_id() -> WebhookId:
-    return WebhookId(_new("w"))
-
-
-def new_delivery_id() -> DeliveryId:
-    return DeliveryId(_new("d"))
-
-
-def new_endpoint_id() -> EndpointId:
-    return EndpointId(_new("e"))
-
-
-def new_call_id() -> CallId:
-    return CallId(_new("c"))
+new_run_id = _maker("r", RunId)
+new_lease_id = _maker("l", LeaseId)
+new_host_id = _maker("h", HostId)
+new_group_id = _maker("g", GroupId)
+new_artifact_id = _maker("a", ArtifactId)
+new_token_id = _maker("t", TokenId)
+new_schedule_id = _maker("s", ScheduleId)
+new_webhook_id = _maker("w", WebhookId)
+new_delivery_id = _maker("d", DeliveryId)
+new_endpoint_id = _maker("e", EndpointId)
+new_call_id = _maker("c", CallId)
 
 
 def is_id(text: str, kind: str) -> bool:

@@ -15,6 +15,14 @@ class LeaseState(StrEnum):
     CLOSED = "closed"
 
 
+class LeaseKey(NamedTuple):
+    """What a worker shows with everything that it writes: its lease, the epoch, and which host it is."""
+
+    id: LeaseId
+    epoch: int
+    host_id: HostId
+
+
 class Lease(NamedTuple):
     """`outcome` is how it was closed; its digest and answer make a replay repeatable for ever."""
 
@@ -33,13 +41,17 @@ class Lease(NamedTuple):
     beaten_at: float | None
     expires_at: float
     active_at: float
-    closed_at: float | None
-    outcome: str | None
-    outcome_digest: str | None
-    outcome_answer: str | None
-    progress: str
-    sample: str
-    event_seq: int
-    log_bytes: int
+    closed_at: float | None = None
+    outcome: str | None = None
+    outcome_digest: str | None = None
+    outcome_answer: str | None = None
+    progress: str = "{}"
+    sample: str = "{}"
+    event_seq: int = 0
+    log_bytes: int = 0
     # How much of each GPU's memory it holds; None is the whole of them.
     gpu_bytes: int | None = None
+
+    @property
+    def key(self) -> LeaseKey:
+        return LeaseKey(self.id, self.epoch, self.host_id)

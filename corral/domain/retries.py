@@ -19,6 +19,8 @@ class Budget(StrEnum):
     NEVER = "never"
 
 
+# Each is a field of RetryLimits.
+_COUNTED = frozenset({Budget.INFRASTRUCTURE, Budget.MEMORY, Budget.CODE})
 # Total: every reason has a row, so a new one cannot be forgotten.
 BUDGET_OF: Mapping[Reason, Budget] = {
     Reason.FINISHED: Budget.NEVER,
@@ -56,25 +58,11 @@ class RetryLimits:
 
     def allows(self, used: RetryLimits, reason: Reason) -> bool:
         budget = BUDGET_OF[reason]
-        if budget is Budget.FREE:
-            return True
-        if budget is Budget.NEVER:
-            return False
-        left = {
-            Budget.INFRASTRUCTURE: self.infrastructure - used.infrastructure,
-            Budget.MEMORY: self.memory - used.memory,
-            Budget.CODE: self.code - used.code,
-        }[budget]
-        return left > 0
+        return budget is Budget.FREE or (budget in _COUNTED and getattr(used, budget) < getattr(self, budget))
 
     def charged(self, reason: Reason, amount: int = 1) -> RetryLimits:
         """A copy with one more of the reason's budget counted; `amount=-1` refunds."""
-        match BUDGET_OF[reason]:
-            case Budget.INFRASTRUCTURE:
-                return replace(self, infrastructure=max(0, self.infrastructure + amount))
-            case Budget.MEMORY:
-                return replace(self, memory=max(0, self.memory + amount))
-            case Budget.CODE:
-                return replace(self, code=max(0, self.code + amount))
-            case Budget.FREE | Budget.NEVER:
-                return self
+        budget = BUDGET_OF[reason]
+        if budget not in _COUNTED:
+            return self
+        return replace(self, **{budget: max(0, getattr(self, budget) + amount)})

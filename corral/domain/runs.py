@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from corral.domain.holds import HoldKind, hold_kind
 from corral.domain.ids import ArtifactId, Digest, GroupId, HostId, LeaseId, RunId, new_run_id
 from corral.domain.reasons import Reason
 from corral.domain.retries import RetryLimits
-from corral.domain.states import RankEvent, RankState, RunEvent, RunState, step_rank, step_run
+from corral.domain.states import FINAL, RankEvent, RankState, RunState, step_rank
 
 
 class Run(NamedTuple):
@@ -81,8 +82,24 @@ class Run(NamedTuple):
             created_at=now,
         )._replace(ready_at=now, event_n=1)
 
-    def stepped(self, event: RunEvent) -> Run:
-        return self._replace(state=step_run(self.state, event))
+    def with_policy_of(self, other: Run) -> Run:
+        """With the other's name and the limits that are no part of a run's identity."""
+        return self._replace(**{name: getattr(other, name) for name in _POLICY})
+
+    @property
+    def hold(self) -> HoldKind | None:
+        """Why it is held; a run that runs may be marked as removed from its manifest."""
+        return hold_kind(self.hold_reason)
+
+    def is_held(self, kind: HoldKind) -> bool:
+        return self.state is RunState.HELD and self.hold is kind
+
+    @property
+    def has_place(self) -> bool:
+        """Whether it counts against `max_running` of its group. A retry keeps its place."""
+        if self.state is RunState.HELD:
+            return self.hold is HoldKind.BACKOFF
+        return self.state not in FINAL
 
     @property
     def budgets(self) -> RetryLimits:
@@ -99,6 +116,10 @@ class Run(NamedTuple):
         )
 
 
+_POLICY = (
+    *("name", "priority", "labels", "retry_infrastructure", "retry_memory", "retry_code"),
+    *("wall_limit_s", "stall_limit_s", "grace_s", "preemptible"),
+)
 # A run's next generation starts with these.
 _BEGINNING = {
     name: value

@@ -1,1 +1,1 @@
-"""Trains and samples language models, as a child of the worker, alone or as a library."""
+"""Trains and samples language models, as a child of the worker or a library; the only importer of torch."""

@@ -1,1 +1,1 @@
-"""What the core needs of the outside world, as Protocols; the database is in `corral.store`."""
+"""What the core needs of the world, as Protocols with a contract suite each; no implementations."""

@@ -1,1 +1,1 @@
-"""What a training run may ask for, and a forecast of what it will need; standard library only."""
+"""Schemas and forecasts of training runs, for all sides; standard library only, nothing is trained."""

@@ -1,1 +1,1 @@
-"""What runs inside an instance. Standard library only: its Python may have nothing of Corral."""
+"""What runs inside an instance of a function; standard library only: its Python may have no Corral."""

@@ -1,1 +1,1 @@
-"""HTTP to core: routes, authentication, error rendering; no rules."""
+"""HTTP alone: routes by noun, authentication, streams, rendering of errors; rules belong into `core`."""

@@ -11,69 +11,64 @@ from fastapi import FastAPI
 from corral.core.calls.transitions import TOPIC_CALL, TOPIC_CALL_READY, parse_ready_call
 from corral.core.endpoints.deploy import TOPIC_ENDPOINT
 from corral.core.endpoints.scaling import Scaler
-from corral.core.runs.transitions import (
+from corral.core.runs.transitions import parse_ready_key
+from corral.core.topics import (
     TOPIC_HOST,
     TOPIC_LOG,
     TOPIC_QUOTA,
     TOPIC_READY,
     TOPIC_RUN,
     TOPIC_STOP,
-    parse_ready_key,
+    TOPIC_TOKEN,
 )
-from corral.core.tokens import TOPIC_TOKEN
 from corral.core.wakeups import SCALE
 from corral.domain.ids import CallId, EndpointId, HostId
 from corral.server import errors
-from corral.server.gate import Gate
+from corral.server.background import Loops
 from corral.server.instance_runs import instance_run
-from corral.server.loops import Loops
-from corral.server.notifier import Notifier
+from corral.server.middleware import Gate
 from corral.server.openapi import ERRORS, declare_scopes
 from corral.server.routes import (
-    admin,
     artifacts,
     audit,
     blobs,
     calls,
     endpoints,
+    events,
     groups,
+    health,
     hosts,
     leases,
+    local_handover,
+    logs,
     manifests,
-    outcomes,
     quotas,
     runs,
     schedules,
-    streams,
+    secrets,
+    tokens,
     volumes,
+    web_functions,
     webhooks,
-)
-from corral.server.routes import (
-    bulk_runs as many,
-)
-from corral.server.routes import (
-    local_handover as near,
-)
-from corral.server.routes import (
-    web_functions as web,
 )
 from corral.server.services import Services
 from corral.version import __version__
 
 # The first that fits a path is asked.
 _ROUTES = (
-    many,
     runs,
     groups,
     schedules,
-    streams,
+    logs,
+    events,
     leases,
-    outcomes,
-    near,
+    local_handover,
     blobs,
     artifacts,
     hosts,
-    admin,
+    health,
+    tokens,
+    secrets,
     audit,
     manifests,
     webhooks,
@@ -81,7 +76,7 @@ _ROUTES = (
     endpoints,
     calls,
     volumes,
-    web,
+    web_functions,
 )
 
 
@@ -90,8 +85,7 @@ class ControlPlane:
 
     def __init__(self, services: Services) -> None:
         self.services = services
-        self.notifier = Notifier(services)
-        self.loops = Loops(services, self.notifier)
+        self.loops = Loops(services)
         self._tasks: set[asyncio.Task[None]] = set()
         self.api = self._build()
         self.app = Gate(self.api, services=services)
@@ -107,7 +101,6 @@ class ControlPlane:
             responses=ERRORS,
         )
         api.state.services = self.services
-        api.state.notifier = self.notifier
         errors.install(api)
         routers = [module.router for module in _ROUTES]
         for router in routers:
@@ -119,7 +112,7 @@ class ControlPlane:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         self.services.store.subscribe(self._heard)
         await self.loops.reconcile()
-        scaler = Scaler(self.services.calls, self.services.shapes, instance_run)
+        scaler = Scaler(self.services.calls, self.services.board.shapes, instance_run)
         loops = [*self.loops.all(), scaler.forever()]
         tasks = [asyncio.create_task(loop) for loop in loops]
         try:
@@ -128,7 +121,7 @@ class ControlPlane:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self.notifier.close()
+            await self.services.notifier.close()
             await self.services.store.close()
             self.services.io.shutdown(wait=True)
 
@@ -141,7 +134,7 @@ class ControlPlane:
     def close_waits(self) -> None:
         """Answer every long poll and end every stream, so that the server can end at once."""
         self.services.hub.close()
-        self.services.waiters.close()
+        self.services.long_polls.close()
         self.services.dispatch.close()
         self.services.results.close()
 
@@ -149,9 +142,9 @@ class ControlPlane:
         """What a commit announced, here or on another server."""
         if topic == TOPIC_READY:
             lane, ready = parse_ready_key(key)
-            self.services.lanes.heard(lane, ready)
+            self.services.board.lanes.heard(lane, ready)
             if self.services.board.may_start(lane):
-                self.services.waiters.ready(lane.shape)
+                self.services.long_polls.ready(lane.shape)
         elif topic == TOPIC_QUOTA:
             self._soon(self.loops.look())
         elif topic in (TOPIC_RUN, TOPIC_LOG):
@@ -169,10 +162,10 @@ class ControlPlane:
             self.services.hub.wake(f"endpoint:{key}")
             self.services.hub.wake(SCALE)
         elif topic == TOPIC_HOST:
-            self.services.roster.changed()
-            self.services.waiters.changed(HostId(key))
+            self.services.board.roster.changed()
+            self.services.long_polls.changed(HostId(key))
         elif topic == TOPIC_TOKEN:
-            self.services.known.forget(key)
+            self.services.token_cache.forget(key)
 
     def _call_is_ready(self, key: str) -> None:
         pool, place = parse_ready_call(key)

@@ -94,13 +94,9 @@ def _http(_: Request, error: Exception) -> Response:
         return render(error.__cause__)
     codes = {400: "invalid_input", 404: "not_found", 405: "method_not_allowed"}
     hints = {400: "Send JSON in UTF-8, not nested deeply, with numbers of ordinary size."}
-    body = {
-        "code": codes.get(error.status_code, "http_error"),
-        "message": str(error.detail),
-        "hint": hints.get(error.status_code, ""),
-        "fields": [],
-    }
-    return JSONResponse(body, error.status_code, error.headers)
+    code, hint = codes.get(error.status_code, "http_error"), hints.get(error.status_code, "")
+    body = ErrorBody(code=code, message=str(error.detail), hint=hint)
+    return JSONResponse(body.model_dump(), error.status_code, error.headers)
 
 
 def _unexpected(request: Request, error: Exception) -> Response:
@@ -109,13 +105,9 @@ def _unexpected(request: Request, error: Exception) -> Response:
 
 def unexpected(method: str, path: str, error: Exception) -> Response:
     log.error("%s %s failed", method, path, exc_info=error)
-    body = {
-        "code": "internal",
-        "message": f"the server failed: {type(error).__name__}",
-        "hint": "The server's log has the traceback; please report it.",
-        "fields": [],
-    }
-    return JSONResponse(body, 500)
+    hint = "The server's log has the traceback; please report it."
+    body = ErrorBody(code="internal", message=f"the server failed: {type(error).__name__}", hint=hint)
+    return JSONResponse(body.model_dump(), 500)
 
 
 def install(app: FastAPI) -> None:

@@ -16,10 +16,11 @@ from starlette.responses import Response
 from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError
 from corral.domain.ids import HostId, LeaseId
+from corral.domain.leases import LeaseKey
 from corral.domain.tokens import Token
-from corral.server.callers import Caller, host_of, user_of
+from corral.server.authorization import Caller, host_of, user_of
 from corral.server.errors import refused, render, unexpected
-from corral.server.routes import calls, leases, outcomes, runs
+from corral.server.routes import calls, leases, runs
 from corral.server.services import Services
 from corral.wire.calls import CallsRequest, CollectRequest, LeaseCallsRequest
 from corral.wire.leases import BeatRequest, ClaimRequest, FinishRequest, OutcomesRequest
@@ -85,7 +86,7 @@ async def _claim(svc: Services, host_id: HostId, body: ClaimRequest, gone: Gone)
 
 
 async def _outcomes(svc: Services, host_id: HostId, body: OutcomesRequest, _: Gone) -> tuple[int, str]:
-    return 200, await outcomes.outcomes_as_json(body, host_id, svc)
+    return 200, await leases.outcomes_as_json(body, host_id, svc)
 
 
 async def _submit(svc: Services, caller: Caller, body: SubmitRequest, _: Gone) -> tuple[int, str]:
@@ -115,11 +116,11 @@ _ROUTES = {
 
 def _lease_route(name: str, path: str, lease_id: LeaseId, epoch: int) -> FastRoute:
     async def finish(svc: Services, host_id: HostId, body: FinishRequest, _: Gone) -> tuple[int, str]:
-        done = await outcomes.end_well(lease_id, epoch, body, host_id, svc)
+        done = await leases.end_well(LeaseKey(lease_id, epoch, host_id), body, svc)
         return 200, canonical(done._asdict())
 
     async def beat(svc: Services, host_id: HostId, body: BeatRequest, _: Gone) -> tuple[int, str]:
-        return 200, (await leases.beat_lease(lease_id, epoch, body, host_id, svc)).model_dump_json()
+        return 200, (await leases.beat_lease(LeaseKey(lease_id, epoch, host_id), body, svc)).model_dump_json()
 
     async def exchange(
         svc: Services, host_id: HostId, body: LeaseCallsRequest, gone: Gone

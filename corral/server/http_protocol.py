@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from corral.domain.tokens import Token
 from corral.server.fast_routes import FastReply, FastRoute, match
-from corral.server.gate import VERSION_HEADER, Gate
+from corral.server.middleware import VERSION_HEADER, Gate
 from corral.server.tls import peer_of
 
 

@@ -7,7 +7,7 @@ import json
 from corral.core.runs.submit import NewRun
 from corral.domain.calls import Payload
 from corral.domain.endpoints import Endpoint, EndpointVersion, PoolParams
-from corral.server.routes.runs import new_run
+from corral.server.new_runs import new_run
 from corral.wire.payloads import payload_table
 from corral.wire.spec.run_file import RunSpec, ServiceTable
 

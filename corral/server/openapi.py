@@ -10,7 +10,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from corral.domain.tokens import Scope
-from corral.server import callers
+from corral.server import authorization
 from corral.wire.errors import ErrorBody
 
 _FAULTS = {
@@ -36,7 +36,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 RAW_BODY: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/octet-stream": _BYTES}},
+    "requestBody": {"required": True, "content": {"application/octet-stream": _BYTES}}
 }
 RAW_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {"description": "The bytes.", "content": {"application/octet-stream": _BYTES}}
@@ -53,11 +53,11 @@ def streamed(media_type: str, description: str) -> dict[int | str, dict[str, Any
 
 
 _SCOPES: Mapping[Callable[..., Any], tuple[Scope, ...]] = {
-    callers.user: (Scope.USER, Scope.OPERATOR),
-    callers.operator: (Scope.OPERATOR,),
-    callers.anyone: (Scope.USER, Scope.OPERATOR, Scope.HOST),
-    callers.host: (Scope.HOST,),
-    callers.joining: (Scope.JOIN,),
+    authorization.user: (Scope.USER, Scope.OPERATOR),
+    authorization.operator: (Scope.OPERATOR,),
+    authorization.anyone: (Scope.USER, Scope.OPERATOR, Scope.HOST),
+    authorization.host: (Scope.HOST,),
+    authorization.joining: (Scope.JOIN,),
 }
 
 

@@ -26,11 +26,9 @@ class RateLimits:
 
     def take(self, key: str, now: float) -> float:
         """Take one, or say how long to wait for it."""
-        if not self._per_s:
-            return 0.0
+        if (wait_s := self.wait_s(key, now)) or not self._per_s:
+            return wait_s
         left = self._filled(key, now)
-        if left < 1.0:
-            return (1.0 - left) / self._per_s
         # The one that was used longest ago stands first.
         self._left.pop(key, None)
         self._left[key] = (left - 1.0, now)

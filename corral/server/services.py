@@ -14,22 +14,19 @@ from fastapi import Depends, Request
 from corral.core.calls.context import CallContext
 from corral.core.calls.exchange import CallExchange
 from corral.core.leases.outcomes import LeaseEnder
+from corral.core.logs import LogWriter
 from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board
-from corral.core.queue.eligibility import Shapes
-from corral.core.queue.fair_share import Shares
-from corral.core.queue.lanes import Lanes
-from corral.core.queue.reservations import Reservations
-from corral.core.queue.roster import Roster
+from corral.core.queue.long_polls import LongPolls
+from corral.core.queue.poll import ClaimDesk
 from corral.core.secrets import SecretRedactor
 from corral.core.wakeups import Wakeups
+from corral.core.webhooks.send import Notifier
 from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.cipher import Cipher
 from corral.ports.clock import Clock
 from corral.ports.webhook_sender import WebhookSender
-from corral.server.lease_locks import LeaseLocks
-from corral.server.long_polls import LongPolls
-from corral.server.metrics import Counters
+from corral.server.prometheus import Counters
 from corral.server.tls import TlsTrust
 from corral.server.token_cache import TokenCache
 from corral.store.store import Store
@@ -59,30 +56,22 @@ class Services:
     sender: WebhookSender
     limits: RequestLimits = field(default_factory=RequestLimits)
     trust: TlsTrust = field(default_factory=TlsTrust)
-    lanes: Lanes = field(default_factory=Lanes)
-    shapes: Shapes = field(default_factory=Shapes)
-    shares: Shares = field(default_factory=Shares)
-    reservations: Reservations = field(default_factory=Reservations)
-    roster: Roster = field(default_factory=Roster)
     hub: Wakeups = field(default_factory=Wakeups)
     counters: Counters = field(default_factory=Counters)
-    turns: LeaseLocks = field(default_factory=LeaseLocks)
     # Files are hashed, written and synced here, so that no upload holds up a beat.
     io: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "corral-io"))
 
     def __post_init__(self) -> None:
-        self.board = Board(
-            self.lanes,
-            self.shapes,
-            self.shares,
-            self.reservations,
-            self.roster,
-            margin_s=self.policy.least_margin_s,
+        self.board = Board(margin_s=self.policy.least_margin_s)
+        self.long_polls = LongPolls(self.board.shapes)
+        self.claims = ClaimDesk(self.store, self.clock, self.policy, self.board, self.long_polls, self.hub)
+        self.notifier = Notifier(self.store, self.cipher, self.clock, self.sender)
+        self.token_cache = TokenCache(lambda: self.clock.now())
+        self.redactor = SecretRedactor(self.cipher)
+        self.log_writer = LogWriter(
+            self.store, self.segments, self.redactor, self.clock, self.policy, self.in_thread
         )
-        self.waiters = LongPolls(self.shapes)
-        self.known = TokenCache(lambda: self.clock.now())
-        self.hider = SecretRedactor(self.cipher)
-        self.ender = LeaseEnder(self.policy, self.shares, self.roster, self.hider.of)
+        self.ender = LeaseEnder(self.policy, self.board.shares, self.board.roster, self.redactor.of)
         self.calls = CallContext(self.store, self.clock, self.policy, self.hub)
         self.dispatch = self.calls.dispatch
         self.results = self.calls.results

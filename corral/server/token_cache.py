@@ -23,7 +23,7 @@ class TokenCache:
         self._tokens.pop(TokenId(token_id), None)
 
     def forget_host(self, host_id: HostId) -> None:
-        """Before the call that ended them is answered: nobody's next call finds them here."""
+        """Called before the call that ended them is answered, so that no later call finds them here."""
         self._forgotten += 1
         for token_id in [t.id for t, _ in self._tokens.values() if t.host_id == host_id]:
             del self._tokens[token_id]

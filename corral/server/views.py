@@ -12,13 +12,13 @@ from corral.core.hosts.faults import is_aside
 from corral.core.policy import ServerPolicy
 from corral.core.queue.claim import Grant
 from corral.core.queue.eligibility import declared_of, effective_of
+from corral.core.queue.roster import is_away
 from corral.core.queue.why import RunStanding
 from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical
-from corral.domain.errors import InvalidInput
 from corral.domain.host_policy import effective_slots
 from corral.domain.hosts import Host
-from corral.domain.ids import HostId, LeaseId, is_id
+from corral.domain.ids import HostId, LeaseId
 from corral.domain.reasons import HINTS
 from corral.domain.runs import Event, Run
 from corral.domain.states import FINAL, LEASED
@@ -70,34 +70,15 @@ def run_view(tx: Tx, run: Run, names: NameLookup) -> RunView:
         progress = json.loads(live[0].progress) if live else {}
     hint = HINTS.get(run.reason) if run.reason and run.state in FINAL else None
     return RunView(
-        id=run.id,
-        project=run.project,
-        name=run.name,
-        kind=run.kind,
-        state=run.state,
-        priority=run.priority,
-        group_id=run.group_id,
-        group=names.group(run),
-        seed=run.seed,
-        labels=json.loads(run.labels),
-        generation=run.generation,
-        attempt=run.attempt,
-        reason=run.reason,
-        detail=run.detail,
-        hint=hint.format(run=run.id) if hint else None,
-        hold_reason=run.hold_reason,
-        exit_code=run.exit_code,
-        signal=run.signal,
-        host=names.host(run.last_host),
-        created_at=run.created_at,
-        started_at=run.started_at,
-        ended_at=run.ended_at,
-        ran_s=run.ran_s,
-        progress=progress,
-        metrics=json.loads(run.metrics),
-        artifact_id=run.artifact_id,
-        schedule_id=run.schedule_id,
-        submitted_by=run.submitted_by,
+        **{
+            **run._asdict(),
+            "group": names.group(run),
+            "host": names.host(run.last_host),
+            "labels": json.loads(run.labels),
+            "hint": hint.format(run=run.id) if hint else None,
+            "progress": progress,
+            "metrics": json.loads(run.metrics),
+        }
     )
 
 
@@ -105,32 +86,21 @@ def run_detail(tx: Tx, run: Run) -> RunDetail:
     names = NameLookup(tx)
     attempts = [
         AttemptView(
-            number=attempt.number,
-            opened_at=attempt.opened_at,
-            closed_at=attempt.closed_at,
+            **attempt._asdict(),
             ranks=[
-                RankView(
-                    rank=rank.rank,
-                    state=rank.state,
-                    epoch=rank.epoch,
-                    lease_id=rank.lease_id,
-                    host=_host_of(tx, names, rank.lease_id),
-                    reason=rank.reason,
-                    exit_code=rank.exit_code,
-                )
+                RankView(**rank._asdict(), host=_host_of(tx, names, rank.lease_id))
                 for rank in tx.attempts.ranks(run.id, attempt.number)
             ],
         )
         for attempt in tx.attempts.of_run(run.id)
     ]
-    used = run.used
     view = run_view(tx, run, names)
     return RunDetail(
         **{**view.model_dump(), "progress": view.progress or _last_progress(tx, attempts)},
         spec=_spec(tx.runs.spec(run.id)),
         identity=run.identity,
         attempts=attempts,
-        retries_used={"infrastructure": used.infrastructure, "memory": used.memory, "code": used.code},
+        retries_used=asdict(run.used),
         after=[
             ParentView(
                 run_id=link.parent_id,
@@ -158,24 +128,12 @@ def _host_of(tx: Tx, names: NameLookup, lease_id: object) -> str | None:
 def event_view(event: Event, names: NameLookup) -> EventView:
     kind, _, who = event.actor.partition(":")
     actor = f"host:{names.host(HostId(who)) or who}" if kind == "host" else event.actor
-    return EventView(
-        run_id=event.run_id,
-        n=event.n,
-        at=event.at,
-        type=event.type,
-        actor=actor,
-        data=json.loads(event.data),
-    )
+    return EventView(**{**event._asdict(), "actor": actor, "data": json.loads(event.data)})
 
 
 def artifact_view(artifact: Artifact, names: NameLookup) -> ArtifactView:
-    return ArtifactView(
-        **{
-            **artifact._asdict(),
-            "host": names.host(artifact.host_id),
-            "meta": json.loads(artifact.meta),
-        }
-    )
+    host, meta = names.host(artifact.host_id), json.loads(artifact.meta)
+    return ArtifactView(**{**artifact._asdict(), "host": host, "meta": meta})
 
 
 def lease_json(grant: Grant, policy: ServerPolicy) -> str:
@@ -213,58 +171,25 @@ def host_view(
         counts = CapabilityReport.model_validate(asdict(effective_of(host)))
     aside = is_aside(host, now)
     return HostView(
-        id=host.id,
-        name=host.name,
-        slots=host.slots,
-        busy=busy,
-        draining=host.draining,
-        alive=host.revoked_at is None
-        and host.last_seen_at is not None
-        and now - host.last_seen_at <= policy.away_s,
-        last_seen_at=host.last_seen_at,
-        revoked_at=host.revoked_at,
-        credential_expires_at=credential_expires_at,
-        capability=capability,
-        declared=None if host.declared is None else json.loads(host.declared),
-        declared_by=host.declared_by,
-        effective=counts,
-        effective_slots=effective_slots(host.slots, declared_of(host)),
-        strikes=host.strikes,
-        set_aside_until=host.set_aside_until if aside else None,
-        set_aside_why=host.set_aside_why if aside else None,
+        **{
+            **host._asdict(),
+            "busy": busy,
+            "alive": host.revoked_at is None and not is_away(host, now, policy),
+            "credential_expires_at": credential_expires_at,
+            "capability": capability,
+            "declared": None if host.declared is None else json.loads(host.declared),
+            "effective": counts,
+            "effective_slots": effective_slots(host.slots, declared_of(host)),
+            "set_aside_until": host.set_aside_until if aside else None,
+            "set_aside_why": host.set_aside_why if aside else None,
+        }
     )
 
 
 def token_view(token: Token) -> TokenView:
-    return TokenView(
-        **{key: value for key, value in token._asdict().items() if key in TokenView.model_fields}
-    )
+    return TokenView(**token._asdict())
 
 
 def placement(standing: RunStanding) -> Placement:
-    return Placement(
-        host=standing.host.name,
-        host_id=standing.host.id,
-        eligible=standing.eligible,
-        place=standing.place,
-        reasons=list(standing.reasons),
-        waits=list(standing.waits),
-        note=standing.note,
-    )
-
-
-def time_cursor(at: float, ident: str) -> str:
-    return f"{at!r}_{ident}"
-
-
-def parse_time_cursor(text: str | None, kind: str) -> tuple[float, str] | None:
-    if not text:
-        return None
-    at, _, ident = text.partition("_")
-    try:
-        when = float(at)
-    except ValueError:
-        when = float("nan")
-    if not abs(when) < 1e15 or not is_id(ident, kind):
-        raise InvalidInput(f"not a cursor: {text[:60]!r}", hint="Use the `next` of an earlier page.")
-    return when, ident
+    host, eligible = standing.host, standing.eligible
+    return Placement(**{**standing._asdict(), "host": host.name, "host_id": host.id, "eligible": eligible})

@@ -1,1 +1,1 @@
-"""The database: tables by noun over one small connection, for SQLite and Postgres. Rules are in `core`."""
+"""The database: tables by noun over one small connection, for SQLite and Postgres; SQL alone, no rules."""

@@ -1,1 +1,1 @@
-"""Requests and answers of the `/v1` protocol and the run file, shared by server and client."""
+"""Requests and answers of `/v1` and the run file, for server and client; they validate and do no more."""

@@ -7,13 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic import JsonValue as Json
 
-from corral.wire.base import (
-    Answer,
-    DigestText,
-    JsonMap,
-    Strict,
-    known_only,
-)
+from corral.wire.base import Answer, DigestText, JsonMap, Strict, known_only
 
 
 class VerifyAnswer(Answer):

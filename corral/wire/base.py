@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -87,10 +87,13 @@ def parse_size(value: object) -> object:
     return int(float(match[1]) * base ** _POWERS[unit.rstrip("B").rstrip("I")])
 
 
-def _check(text: str, ok: bool, what: str) -> str:
-    if not ok:
-        raise ValueError(f"is not {what}")
-    return text
+def _is(ok: Callable[[str], bool], what: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if not ok(text):
+            raise ValueError(f"is not {what}")
+        return text
+
+    return AfterValidator(check)
 
 
 def _without_nul(text: str) -> str:
@@ -111,19 +114,12 @@ PlainText = Annotated[str, AfterValidator(_without_nul)]
 JsonMap = Annotated[dict[str, Json], AfterValidator(_storable)]
 Duration = Annotated[float, BeforeValidator(_seconds)]
 Size = Annotated[int, BeforeValidator(parse_size)]
-Name = Annotated[
-    str,
-    AfterValidator(lambda v: _check(v, is_name(v), "a name (letters, digits, `.`, `_`, `-`; at most 64)")),
-]
-LeaseIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "l"), "a lease id"))]
-PartText = Annotated[str, AfterValidator(lambda v: _check(v, why_bad(v) is None, "a path in an artifact"))]
-ArtifactIdText = Annotated[str, AfterValidator(lambda v: _check(v, is_id(v, "a"), "an artifact id"))]
-RequestId = Annotated[
-    str, AfterValidator(lambda v: _check(v, is_request_id(v), "a request id (8 to 64 of A-Z a-z 0-9 _ -)"))
-]
-DigestText = Annotated[
-    str, AfterValidator(lambda v: _check(v, is_digest(v), "a SHA-256 digest (64 lower-case hex digits)"))
-]
+Name = Annotated[str, _is(is_name, "a name (letters, digits, `.`, `_`, `-`; at most 64)")]
+LeaseIdText = Annotated[str, _is(lambda text: is_id(text, "l"), "a lease id")]
+PartText = Annotated[str, _is(lambda text: why_bad(text) is None, "a path in an artifact")]
+ArtifactIdText = Annotated[str, _is(lambda text: is_id(text, "a"), "an artifact id")]
+RequestId = Annotated[str, _is(is_request_id, "a request id (8 to 64 of A-Z a-z 0-9 _ -)")]
+DigestText = Annotated[str, _is(is_digest, "a SHA-256 digest (64 lower-case hex digits)")]
 
 
 def _place(location: tuple[int | str, ...]) -> str:

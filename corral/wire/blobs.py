@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from corral.wire.base import (
-    Answer,
-    DigestText,
-    Strict,
-)
+from corral.wire.base import Answer, DigestText, Strict
 
 
 class BlobQuery(Strict):
@@ -24,7 +20,7 @@ class BlobAnswer(Answer):
     offsets: dict[str, int] = {}
 
 
-class BlobStored(Answer):
+class StoredBlob(Answer):
     sha256: str
     size: int
     existed: bool

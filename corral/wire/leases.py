@@ -106,14 +106,8 @@ class FailRequest(Strict):
     ran_s: Seconds = 0
 
 
-class StoppedRequest(Strict):
+class StoppedRequest(FailRequest):
     """The child was stopped as asked, or the worker drains and gives the run back."""
-
-    reason: Reason
-    detail: Detail = ""
-    exit_code: int | None = Field(None, ge=-(2**31), lt=2**32)
-    signal: int | None = Field(None, ge=0, le=1024)
-    ran_s: Seconds = 0
 
 
 class OutcomeAnswer(Answer):

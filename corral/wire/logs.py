@@ -6,11 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from corral.wire.base import (
-    Answer,
-    JsonMap,
-    Strict,
-)
+from corral.wire.base import Answer, JsonMap, Strict
 from corral.wire.leases import Detail, Moment
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic import JsonValue as Json
 
 from corral.domain.states import FINAL, RunState
@@ -15,21 +15,22 @@ from corral.wire.spec.train import each
 LabelText = Annotated[str, Field(pattern=r"^[^=\x00]+=[^\x00]*$", max_length=330)]
 
 
+def _checked(specs: list[RunSpec]) -> list[RunSpec]:
+    return specs if all(spec.train is None for spec in specs) else each(specs, RunSpec.checked)
+
+
+# With tables of `[train]` that the recipes accept.
+RunSpecs = Annotated[list[RunSpec], Field(min_length=1, max_length=10_000), AfterValidator(_checked)]
+
+
 class SubmitRequest(Strict):
     """One run, or several as a group. The same `request_id` again gives the same answer and no second run."""
 
     request_id: RequestId
-    runs: list[RunSpec] = Field(min_length=1, max_length=10_000)
+    runs: RunSpecs
     group: Name | None = None
     max_running: int | None = Field(None, ge=1, le=10_000)
     dry_run: bool = False
-
-    @field_validator("runs")
-    @classmethod
-    def _train_tables_are_valid(cls, value: list[RunSpec]) -> list[RunSpec]:
-        if all(spec.train is None for spec in value):
-            return value
-        return each(value, RunSpec.checked)
 
 
 class Placement(Answer):

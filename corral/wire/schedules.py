@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from corral.wire.base import Answer, Name, RequestId, Strict, known_only
+from corral.wire.runs import RunSpecs
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.spec.tables import ScheduleTable
-from corral.wire.spec.train import each
 
 
 class ScheduleRequest(Strict):
@@ -17,17 +17,10 @@ class ScheduleRequest(Strict):
 
     name: Name
     schedule: ScheduleTable
-    runs: list[RunSpec] = Field(min_length=1, max_length=10_000)
+    runs: RunSpecs
     group: Name | None = None
     max_running: int | None = Field(None, ge=1, le=10_000)
     replace: bool = False
-
-    @field_validator("runs")
-    @classmethod
-    def _train_tables_are_valid(cls, value: list[RunSpec]) -> list[RunSpec]:
-        if all(spec.train is None for spec in value):
-            return value
-        return each(value, RunSpec.checked)
 
 
 class RunNowRequest(Strict):

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from corral.wire.base import (
-    Answer,
-    Strict,
-)
+from corral.wire.base import Answer, Strict
 
 
 class SecretValue(Strict):

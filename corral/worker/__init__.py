@@ -1,1 +1,1 @@
-"""Pulls leases, prepares code and environment, supervises the child, brings the results back."""
+"""Claims runs, prepares and supervises their child processes, reports; knows nothing of torch."""

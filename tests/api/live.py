@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ import httpx
 import uvicorn
 
 from corral.bootstrap import build_services, ensure_identities, open_store
-from corral.bootstrap_tls import Transport, build_transport
+from corral.bootstrap_tls import ServerTransport, build_transport
 from corral.client.http.trust import context as context_for
 from corral.server.app import ControlPlane
 from corral.server.http_protocol import FastHttpProtocol
@@ -61,7 +61,7 @@ class Live:
     host: str
     port: int
     tls: ssl.SSLContext | None = None
-    transport: Transport | None = None
+    transport: ServerTransport | None = None
     loop: asyncio.AbstractEventLoop | None = None
 
     def write(self, unit: Callable[[Tx], T]) -> T:
@@ -214,7 +214,7 @@ def serve(home: Path, *, database: str | None = None, **settings: Any) -> Iterat
     clock = JumpingClock()
     transport = build_transport(given, clock.now)
     services = build_services(given, store, transport.trust)
-    services.clock = clock
+    services = replace(services, clock=clock)
     context = transport.tls.context if transport.tls else None
     server = uvicorn.Server(
         uvicorn.Config(

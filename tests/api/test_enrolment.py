@@ -196,7 +196,7 @@ def test_a_claim_that_waits_while_its_host_is_revoked_gets_nothing(live: Live) -
         target=lambda: answers.append(live.call("POST", "/v1/claims", asked, token=host.token))
     )
     waiting.start()
-    while len(live.services.waiters) == 0:
+    while len(live.services.long_polls) == 0:
         assert waiting.is_alive()
     live.ok("POST", f"/v1/hosts/{host.name}/revoke")
 

@@ -113,10 +113,10 @@ def test_two_servers_on_one_database_never_pass_a_quota_between_them(tmp_path: P
                 one.submit(project="tight", host=worker.name)
         # The other server hears of the quota by announcement.
         for _ in range(200):
-            if two.services.shares.quota("tight") is not None:
+            if two.services.board.shares.quota("tight") is not None:
                 break
             time.sleep(0.05)
-        assert two.services.shares.quota("tight") is not None
+        assert two.services.board.shares.quota("tight") is not None
 
         def claim(number: int) -> list[str]:
             worker, server = workers[number % 8], (one, two)[number % 2]

@@ -7,19 +7,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from contract.conftest import Database
-from contract.samples import an_artifact, digest_of
+from contract.samples import a_run, an_artifact, digest_of
 from corral.core.leases.sweep import Sweeper
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.runs.cancel import cancel
 from corral.core.runs.dependencies import let_in, settle_more, settle_waiting
+from corral.core.runs.move import move
+from corral.core.runs.needs import RunNeeds
 from corral.core.runs.submit import Dependency, NewRun, SubmitResult, submit
-from corral.core.runs.transitions import move
 from corral.domain.artifacts import ArtifactKind
 from corral.domain.capability import Requirements
 from corral.domain.ids import ArtifactId, RunId
 from corral.domain.reasons import Reason
-from corral.domain.retries import RetryLimits
 from corral.domain.runs import OnFailure, Run
 from corral.domain.states import RunEvent
 from corral.store.transaction import Tx
@@ -30,26 +30,10 @@ __all__ = ["Plan", "let_in", "new", "parent", "settle_more", "settle_waiting"]
 
 def new(name: str = "step", *, after: Sequence[Dependency | str] = (), **fields: Any) -> NewRun:
     links = tuple(parent(one) if isinstance(one, str) else one for one in after)
-    base = NewRun(
-        project="default",
-        name=name,
-        kind="command",
-        seed=None,
-        spec='{"inputs":{}}',
-        identity=digest_of(name),
-        requirements=Requirements(),
-        priority=0,
-        labels={},
-        retries=RetryLimits(code=1),
-        wall_limit_s=None,
-        stall_limit_s=None,
-        grace_s=5.0,
-        code=None,
-        inputs={},
-        secrets=(),
-        after=links,
-    )
-    return base._replace(**fields)
+    needs = RunNeeds(**{key: value for key, value in fields.items() if key not in Run._fields})
+    run = a_run(name=name, identity=digest_of(name), retry_code=1, grace_s=5.0)
+    run = run._replace(**{key: value for key, value in fields.items() if key in Run._fields})
+    return NewRun(run, '{"inputs":{}}', Requirements(), needs, links)
 
 
 def parent(run: str, *, input: str | None = None, on_failure: str = "fail") -> Dependency:

@@ -9,7 +9,7 @@ import pytest
 from contract.conftest import Database
 from contract.plans import Plan, let_in, new
 from corral.core.runs.hold import hold, let_go
-from corral.domain.holds import BACKOFF
+from corral.domain.holds import HoldKind
 from corral.domain.ids import RunId
 from corral.domain.states import FINAL, RunEvent, RunState
 from corral.store.transaction import Tx
@@ -45,7 +45,7 @@ def test_a_retry_keeps_its_place_also_between_two_tries(plan: Plan) -> None:
     plan.start(ids[0])
 
     plan.step(ids[0], RunEvent.REQUEUE)
-    plan.step(ids[0], RunEvent.HOLD, hold_reason=BACKOFF, not_before=plan.clock.wall + 30)
+    plan.step(ids[0], RunEvent.HOLD, hold_reason=HoldKind.BACKOFF.value, not_before=plan.clock.wall + 30)
     plan.sweep()
 
     assert plan.states(ids) == ["held", "held"]
@@ -68,7 +68,7 @@ def test_who_is_held_between_two_tries_gives_its_place_away_too(plan: Plan) -> N
     ids = plan.submit(*(new() for _ in range(2)), max_running=1)
     plan.start(ids[0])
     plan.step(ids[0], RunEvent.REQUEUE)
-    plan.step(ids[0], RunEvent.HOLD, hold_reason=BACKOFF, not_before=plan.clock.wall + 30)
+    plan.step(ids[0], RunEvent.HOLD, hold_reason=HoldKind.BACKOFF.value, not_before=plan.clock.wall + 30)
 
     plan.db.write(lambda tx: hold(tx, ids[0], actor="user:ada", now=plan.now()))
 

@@ -10,18 +10,19 @@ import pytest
 
 from contract.conftest import Database
 from contract.plans import POLICY
+from corral.core.audit import Author
 from corral.core.calls.transitions import cannot_run
 from corral.core.endpoints import deploy as endpoints
 from corral.core.endpoints.deploy import NewVersion
 from corral.core.schedules import fire as schedules
-from corral.core.schedules import function_schedules
-from corral.core.schedules.fire import ScheduleActor, ScheduleOrder
+from corral.core.schedules import function_schedules, manage
+from corral.core.schedules.work import ScheduledRuns
 from corral.domain.calls import CallFilter, CallRecord, CallState
 from corral.domain.endpoints import Endpoint, EndpointVersion
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import Digest
 from corral.domain.schedules import Schedule
-from corral.server.routes.schedules import order_of
+from corral.server.routes.schedules import work_of
 from corral.store.transaction import Tx
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
@@ -68,7 +69,7 @@ class Deployed:
         for one in self.db.read(lambda tx: tx.schedules.due(at, 10)):
             self.db.write(
                 lambda tx, one=one: schedules.fire(  # type: ignore[misc]
-                    tx, one, lambda it: order_of(it.spec), now=at, policy=POLICY
+                    tx, one, lambda it: work_of(it.spec), now=at, policy=POLICY
                 )
             )
         found = self.db.read(lambda tx: tx.calls.page(CallFilter(), after=None, limit=100))
@@ -170,9 +171,7 @@ def test_times_that_never_come_and_a_name_that_is_taken_are_refused_at_deploy(fn
     assert mine is not None
     other = mine._replace(spec=json.dumps({"runs": []}))
     fn.db.write(
-        lambda tx: schedules.replace(
-            tx, other, ScheduleOrder([], None, None), who=ScheduleActor("user:bob", ""), now=NOON
-        )
+        lambda tx: manage.replace(tx, other, ScheduledRuns([], None, None), by=Author("user:bob", "", NOON))
     )
 
     with pytest.raises(Conflict, match="another schedule"):

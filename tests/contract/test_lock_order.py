@@ -12,19 +12,21 @@ from postgres import PrivatePostgres
 from contract.conftest import Database, opened
 from contract.plans import new
 from contract.test_manifest_apply import CAPABILITY, NOW, Fleet, spec
+from corral.core.audit import Author
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
-from corral.core.manifests.apply import Apply, ApplyOrigin
+from corral.core.manifests.apply import Apply
 from corral.core.policy import ServerPolicy
+from corral.core.queue.choose import Board
 from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms, Grant
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
 from corral.core.queue.lanes import Lanes
+from corral.core.runs.batch_write import write_together
 from corral.core.runs.submit import submit
 from corral.domain.hosts import Host
 from corral.domain.ids import new_host_id
 from corral.domain.quotas import Quota
 from corral.domain.reasons import Reason
-from corral.server.batch_write import write_together
 from corral.store.postgres.store import PostgresStore
 from corral.store.store import Store
 from corral.store.transaction import Tx
@@ -48,12 +50,12 @@ class Worker:
         self.shares.load(tx, NOW)
         self.lanes.reconcile(tx.runs.lanes())
         ask = ClaimTerms(self.host.id, "boot", f"claim-{self.requests}", 100, 3, False, None, None)
-        return Claim(self.lanes, self.shapes, self.shares, ServerPolicy(), ask, lambda: NOW)(tx)
+        return Claim(Board(self.lanes, self.shapes, self.shares), ServerPolicy(), ask, lambda: NOW)(tx)
 
     def end(self, tx: Tx, grant: Grant) -> LeaseOutcome:
         report = LeaseReport("finish", Reason.FINISHED, ran_s=1.0)
         lease = grant.lease
-        return self.ender.end(tx, lease.id, lease.epoch, report, host_id=self.host.id, now=NOW + 1)
+        return self.ender.end(tx, lease.key, report, now=NOW + 1)
 
     async def work(self, over: asyncio.Event) -> None:
         await self.store.write(lambda tx: tx.hosts.insert(self.host))
@@ -89,7 +91,7 @@ async def applied(store: Store, fleet: Fleet, over: asyncio.Event) -> None:
         runs += [spec(100 + turn)]
         asked = fleet.ask(runs)
         await store.write(
-            Apply(asked.wanted, asked.fresh, asked.remade, ApplyOrigin("user:ada", "", NOW), ServerPolicy())
+            Apply(asked.wanted, asked.fresh, asked.remade, Author("user:ada", "", NOW), ServerPolicy())
         )
     over.set()
 

@@ -12,10 +12,12 @@ import pytest
 from contract.conftest import Database
 from contract.samples import an_artifact
 from corral.client.manifests.apply import Also, Declaration, ManifestSpec, Mode
+from corral.core.audit import Author
 from corral.core.leases.fence import expire
-from corral.core.manifests.apply import Apply, ApplyOrigin, ApplyResult, delete
+from corral.core.manifests.apply import Apply, ApplyResult, delete
 from corral.core.manifests.plan import ManifestPlan, plan
 from corral.core.policy import ServerPolicy
+from corral.core.queue.choose import Board
 from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
@@ -37,7 +39,7 @@ from corral.wire.manifests import ApplyRequest
 from corral.wire.spec.run_file import RunSpec
 
 NOW = 1_000_000.0
-BY = ApplyOrigin("operator:ada", "127.0.0.1", NOW)
+BY = Author("operator:ada", "127.0.0.1", NOW)
 
 
 def spec(n: int = 0, **fields: Any) -> ManifestSpec:
@@ -109,7 +111,7 @@ class Fleet:
         ask = ClaimTerms(host.id, "boot", f"claim-{self.requests}", 100, leases, False, None, None)
         lanes = Lanes()
         lanes.reconcile(self.db.read(lambda tx: tx.runs.lanes()))
-        return Claim(lanes, self.shapes, self.shares, ServerPolicy(), ask, lambda: NOW)
+        return Claim(Board(lanes, self.shapes, self.shares), ServerPolicy(), ask, lambda: NOW)
 
     def cancel(self, run: Run) -> None:
         self.db.write(
@@ -255,7 +257,7 @@ def test_a_claim_with_a_stale_hint_does_not_take_a_run_at_its_old_priority(fleet
     host = fleet.host()
 
     ask = ClaimTerms(host.id, "boot", "stale", 100, 1, False, None, None)
-    got = fleet.db.write(Claim(stale, fleet.shapes, fleet.shares, ServerPolicy(), ask, lambda: NOW))
+    got = fleet.db.write(Claim(Board(stale, fleet.shapes, fleet.shares), ServerPolicy(), ask, lambda: NOW))
 
     assert [grant.run.name for grant in got.grants] == ["run-1"]
 

@@ -10,10 +10,12 @@ import pytest
 from contract.conftest import Database
 from contract.plans import POLICY, Plan, new
 from contract.samples import an_artifact
+from corral.core.audit import Author
 from corral.core.runs.remove import remove
 from corral.core.runs.submit import SubmitResult, submit
 from corral.core.schedules import fire as schedules
-from corral.core.schedules.fire import ScheduleActor, ScheduleOrder
+from corral.core.schedules import manage
+from corral.core.schedules.work import ScheduledRuns
 from corral.domain.artifacts import Artifact, ArtifactKind
 from corral.domain.errors import Conflict, InvalidInput, NotFound, QuotaExceeded
 from corral.domain.ids import RunId, ScheduleId, new_schedule_id
@@ -25,7 +27,10 @@ from corral.store.transaction import Tx
 
 DAY = 86_400.0
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
-WHO = ScheduleActor("user:ada", "127.0.0.1")
+
+
+def by(now: float) -> Author:
+    return Author("user:ada", "127.0.0.1", now)
 
 
 class Clockwork:
@@ -36,7 +41,7 @@ class Clockwork:
         self.plan = Plan(db)
         self.now = NOON
 
-    def add(self, name: str = "nightly", *, order: ScheduleOrder | None = None, **fields: Any) -> ScheduleId:
+    def add(self, name: str = "nightly", *, order: ScheduledRuns | None = None, **fields: Any) -> ScheduleId:
         base = Schedule(
             id=new_schedule_id(),
             project="default",
@@ -58,11 +63,11 @@ class Clockwork:
         )
         made = base._replace(**fields)
         given = order or self.order(made)
-        return self.db.write(lambda tx: schedules.add(tx, made, given, who=WHO, now=self.now)).id
+        return self.db.write(lambda tx: manage.add(tx, made, given, by=by(self.now))).id
 
     @staticmethod
-    def order(schedule: Schedule) -> ScheduleOrder:
-        return ScheduleOrder([new(schedule.name)], None, None)
+    def order(schedule: Schedule) -> ScheduledRuns:
+        return ScheduledRuns([new(schedule.name)], None, None)
 
     def unit(self, schedule_id: ScheduleId) -> Any:
         now = self.now
@@ -315,8 +320,8 @@ def test_what_a_schedule_reads_is_free_once_it_is_replaced_or_removed(clock: Clo
     clock.db.write(lambda tx: tx.artifacts.insert(code, []))
     clock.db.write(lambda tx: tx.artifacts.insert(other, []))
 
-    def reads(one: Artifact) -> ScheduleOrder:
-        return ScheduleOrder([new("nightly", code=one.id)], None, None)
+    def reads(one: Artifact) -> ScheduledRuns:
+        return ScheduledRuns([new("nightly", code=one.id)], None, None)
 
     def unused() -> set[str]:
         return set(clock.db.read(lambda tx: tx.artifacts.unused_uploads(clock.now, 10)))
@@ -329,19 +334,19 @@ def test_what_a_schedule_reads_is_free_once_it_is_replaced_or_removed(clock: Clo
         lambda tx: schedules.fire(tx, nightly, lambda _: reads(code), now=now, policy=POLICY)
     )
     schedule = clock.get(nightly)._replace(id=new_schedule_id())
-    clock.db.write(lambda tx: schedules.replace(tx, schedule, reads(other), who=WHO, now=now))
+    clock.db.write(lambda tx: manage.replace(tx, schedule, reads(other), by=by(now)))
     assert clock.db.read(lambda tx: tx.artifacts.used_by(RunId(nightly))) == [other.id]
     # The run that it made reads it still.
     assert done is not None
     assert unused() == set()
     clock.end_all()
-    clock.db.write(lambda tx: remove(tx, done.ids[0], actor="user:ada", origin="", now=now))
+    clock.db.write(lambda tx: remove(tx, done.ids[0], by=by(now)))
     assert unused() == {code.id}
 
     name = f"{nightly}-{NOON + 15 * 3600:.0f}"
     assert clock.db.read(lambda tx: tx.runs.submission("schedule:nightly", name)) is not None
 
-    clock.db.write(lambda tx: schedules.remove(tx, nightly, who=WHO, now=now))
+    clock.db.write(lambda tx: manage.remove(tx, nightly, by=by(now)))
 
     assert unused() == {code.id, other.id}
     assert clock.db.read(lambda tx: tx.runs.submission("schedule:nightly", name)) is None
@@ -350,11 +355,11 @@ def test_what_a_schedule_reads_is_free_once_it_is_replaced_or_removed(clock: Clo
 
 def test_paused_times_are_not_made_up_for(clock: Clockwork) -> None:
     nightly = clock.add()
-    clock.db.write(lambda tx: schedules.pause(tx, nightly, who=WHO, now=clock.now))
+    clock.db.write(lambda tx: manage.pause(tx, nightly, by=by(clock.now)))
 
     clock.now = NOON + 3 * DAY
     assert clock.tick() == 0
-    clock.db.write(lambda tx: schedules.resume(tx, nightly, who=WHO, now=clock.now))
+    clock.db.write(lambda tx: manage.resume(tx, nightly, by=by(clock.now)))
 
     assert clock.tick() == 0
     assert clock.get(nightly).next_at == NOON + 3 * DAY + 15 * 3600
@@ -364,7 +369,7 @@ def test_a_run_now_is_beside_the_times(clock: Clockwork) -> None:
     nightly = clock.add()
 
     def now_unit(tx: Tx) -> RunId:
-        done = schedules.run_now(tx, nightly, clock.order, request_id="by-hand-1", who=WHO, now=clock.now)
+        done = schedules.run_now(tx, nightly, clock.order, request_id="by-hand-1", by=by(clock.now))
         return done.ids[0]
 
     first = clock.db.write(now_unit)
@@ -378,8 +383,8 @@ def test_a_run_now_is_beside_the_times(clock: Clockwork) -> None:
 def test_what_it_needs_and_is_gone_is_told_and_the_schedule_goes_on(clock: Clockwork) -> None:
     nightly = clock.add()
 
-    def needs_a_secret(schedule: Schedule) -> ScheduleOrder:
-        return ScheduleOrder([new(secrets=("GONE",))], None, None)
+    def needs_a_secret(schedule: Schedule) -> ScheduledRuns:
+        return ScheduledRuns([new(secrets=("GONE",))], None, None)
 
     clock.now = NOON + DAY
     now = clock.now
@@ -400,7 +405,7 @@ def test_what_cannot_be_is_refused_when_it_is_added(clock: Clockwork) -> None:
     with pytest.raises(InvalidInput, match="shortest period"):
         clock.add(every_s=5.0)
     with pytest.raises(InvalidInput, match="GONE"):
-        clock.add(order=ScheduleOrder([new(secrets=("GONE",))], None, None))
+        clock.add(order=ScheduledRuns([new(secrets=("GONE",))], None, None))
     assert clock.db.read(lambda tx: tx.schedules.page(None, None, 10)) == []
 
 
@@ -412,7 +417,7 @@ def test_a_name_is_taken_once_and_replaced_when_asked(clock: Clockwork) -> None:
         clock.add()
     other = clock.get(first)._replace(id=new_schedule_id(), cron="0 4 * * *", fired=0, next_at=None)
 
-    done = clock.db.write(lambda tx: schedules.replace(tx, other, clock.order(other), who=WHO, now=clock.now))
+    done = clock.db.write(lambda tx: manage.replace(tx, other, clock.order(other), by=by(clock.now)))
 
     assert (done.id, done.fired, done.next_at) == (first, 1, NOON + DAY + 16 * 3600)
 
@@ -421,7 +426,7 @@ def test_a_group_is_made_with_its_limit(clock: Clockwork) -> None:
     nightly = clock.add()
     clock.now = NOON + DAY
     now = clock.now
-    several = ScheduleOrder([new("seed") for _ in range(3)], "seeds", 1)
+    several = ScheduledRuns([new("seed") for _ in range(3)], "seeds", 1)
 
     clock.db.write(lambda tx: schedules.fire(tx, nightly, lambda _: several, now=now, policy=POLICY))
 
@@ -434,7 +439,7 @@ def test_a_group_is_made_with_its_limit(clock: Clockwork) -> None:
             if run.state == "queued":
                 clock.plan.finish(run.id)
         ended = next(run.id for run in clock.runs() if run.state in FINAL)
-        clock.db.write(lambda tx, ended=ended: remove(tx, ended, actor="user:ada", origin="", now=now))  # type: ignore[misc]
+        clock.db.write(lambda tx, ended=ended: remove(tx, ended, by=by(now)))  # type: ignore[misc]
     assert clock.db.read(lambda tx: tx.groups.page(None, after=None, limit=10)) == []
 
 
@@ -443,12 +448,12 @@ def test_a_removed_schedule_leaves_its_runs_and_is_in_the_audit(clock: Clockwork
     clock.now = NOON + DAY
     clock.tick()
 
-    clock.db.write(lambda tx: schedules.remove(tx, nightly, who=WHO, now=clock.now))
+    clock.db.write(lambda tx: manage.remove(tx, nightly, by=by(clock.now)))
 
     clock.now += DAY
     assert clock.tick() == 1
     with pytest.raises(NotFound):
-        clock.db.write(lambda tx: schedules.pause(tx, nightly, who=WHO, now=clock.now))
+        clock.db.write(lambda tx: manage.pause(tx, nightly, by=by(clock.now)))
     last = clock.db.read(lambda tx: tx.audit.last())
     assert last is not None
     assert (last.action, last.target, last.actor) == ("schedule.remove", nightly, "user:ada")

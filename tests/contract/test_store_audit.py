@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from contract.conftest import Database
-from corral.core.audit import note
+from corral.core.audit import Author, note
 from corral.domain.audit import AuditChain, AuditEntry, AuditFilter, chained
 from corral.store.postgres.store import PostgresStore
 from corral.store.store import Store
@@ -16,7 +16,7 @@ from corral.store.transaction import Tx
 
 
 def _did(tx: Tx, action: str, target: str, at: float = 100.0, actor: str = "operator:ada") -> None:
-    note(tx, action, target, actor=actor, origin="192.0.2.7", now=at, why="because")
+    note(tx, action, target, Author(actor, "192.0.2.7", at), why="because")
 
 
 def _numbers(db: Database, **where: object) -> list[int]:

@@ -9,14 +9,16 @@ import pytest
 from contract.conftest import Database
 from contract.samples import a_host, a_lease, a_run, digest_of
 from corral.core import quotas
-from corral.core.artifacts import remember_blob
+from corral.core.audit import Author
 from corral.core.logs import MAX_NOTES, AppendPlan, LogBatch, commit
 from corral.core.policy import ServerPolicy
 from corral.core.runs.transitions import born
+from corral.core.storage.blobs import BlobHolder, remember
 from corral.core.storage.objects import MAX_OBJECTS, put_object
 from corral.core.storage.storage_quota import check_room
 from corral.domain.artifacts import Blob, NamedObject
 from corral.domain.errors import Conflict, ProjectFull
+from corral.domain.leases import LeaseKey
 from corral.domain.quotas import Quota
 from corral.domain.states import RunState
 from corral.store.postgres.store import PostgresStore
@@ -24,16 +26,16 @@ from corral.store.store import Store
 from corral.store.transaction import Tx
 
 POLICY = ServerPolicy()
+BY = Author("operator:ada", "127.0.0.1", 0.0)
 
 
 def _upload(tx: Tx, name: str, size: int) -> None:
     sha = digest_of(name)
-    check_room(tx, "p", {sha: size})
-    remember_blob(tx, "p", sha, size, holder="user:t", expires_at=None, now=1.0)
+    remember(tx, BlobHolder("p", "user:t", None), {sha: size}, now=1.0)
 
 
 def test_bytes_are_counted_once_and_freed_when_they_are_gone(db: Database) -> None:
-    db.write(lambda tx: quotas.put(tx, Quota("p", max_bytes=100), origin="127.0.0.1"))
+    db.write(lambda tx: quotas.put(tx, Quota("p", max_bytes=100), by=BY))
     db.write(lambda tx: _upload(tx, "a", 60))
     db.write(lambda tx: _upload(tx, "a", 60))
 
@@ -56,7 +58,7 @@ def test_uploads_that_race_for_the_last_room_do_not_both_get_it(pg_url: str) -> 
     stores = [PostgresStore(pg_url), PostgresStore(pg_url)]
 
     async def main() -> tuple[int, int]:
-        await stores[0].write(lambda tx: quotas.put(tx, Quota("p", max_bytes=100), origin="127.0.0.1"))
+        await stores[0].write(lambda tx: quotas.put(tx, Quota("p", max_bytes=100), by=BY))
         done = await asyncio.gather(*(_try(stores[n % 2], n) for n in range(40)))
         used = await stores[0].read(lambda tx: tx.blobs.project_bytes("p"))
         for store in stores:
@@ -92,16 +94,8 @@ def test_notes_of_a_run_are_bounded(db: Database) -> None:
     batch = LogBatch(1, b"", 0, b"", 0, {}, tuple(f"note {n}" for n in range(5)))
 
     def unit(tx: Tx) -> None:
-        commit(
-            tx,
-            lease_id,  # type: ignore[arg-type]
-            1,
-            AppendPlan(None, None),
-            batch,
-            host_id=host_id,  # type: ignore[arg-type]
-            now=110.0,
-            policy=POLICY,
-        )
+        key = LeaseKey(lease_id, 1, host_id)  # type: ignore[arg-type]
+        commit(tx, key, AppendPlan(None, None), batch, now=110.0, policy=POLICY)
 
     db.write(unit)
     lease = db.read(lambda tx: tx.leases.get(lease_id))  # type: ignore[arg-type]
@@ -123,13 +117,11 @@ def test_objects_of_a_run_are_bounded_and_old_ones_can_be_written(db: Database) 
     def put(tx: Tx, key: str) -> None:
         put_object(
             tx,
-            lease.id,
-            1,
+            lease.key._replace(epoch=1),
             key,
             b"v",
             if_match=None,
             if_none_match=None,
-            host_id=lease.host_id,
             now=110.0,
             policy=POLICY,
         )

@@ -12,7 +12,9 @@ from contract.conftest import Database
 from contract.samples import a_run
 from corral.adapters.cipher import FileCipher, load_key
 from corral.core import secrets
-from corral.core.runs.transitions import born, move
+from corral.core.audit import Author
+from corral.core.runs.move import move
+from corral.core.runs.transitions import born
 from corral.core.webhooks.notices import PAGE, gather
 from corral.domain.ids import WebhookId, new_delivery_id, new_webhook_id
 from corral.domain.states import RunEvent
@@ -174,7 +176,7 @@ def test_a_secret_of_the_project_is_in_no_body(db: Database, cipher: FileCipher)
     """FL-D48: redacted when the record is made."""
     hook = a_hook()
     db.write(lambda tx: tx.webhooks.insert(hook))
-    db.write(lambda tx: secrets.put(tx, cipher, "default", "KEY", VALUE, now=1.0))
+    db.write(lambda tx: secrets.put(tx, cipher, "default", "KEY", VALUE, by=Author("user:ada", "", 1.0)))
     db.write(lambda tx: _runs(tx, 1, detail=f"bad key {VALUE}", labels=json.dumps({VALUE: VALUE})))
 
     db.write(lambda tx: gather(tx, hook.id, cipher, now=1.0))

@@ -17,11 +17,13 @@ from corral.core.leases.beat import beat
 from corral.core.leases.fence import expire
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
 from corral.core.policy import ServerPolicy
+from corral.core.queue.choose import Board
 from corral.core.queue.claim import Claim, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
 from corral.core.queue.lanes import Lanes
-from corral.core.runs.cancel import cancel, force_stop
+from corral.core.runs.cancel import cancel
+from corral.core.runs.limits import force_stop
 from corral.core.runs.submit import put_shape
 from corral.core.runs.transitions import born
 from corral.core.storage.fsck import check_run
@@ -83,9 +85,7 @@ class Gang:
         lease = self.leases[rank]
         report = LeaseReport(kind, reason, ran_s=1.0)
         return self.write(
-            lambda tx: LeaseEnder(POLICY, self.shares).end(
-                tx, lease.id, lease.epoch, report, host_id=lease.host_id, now=self.clock.now()
-            )
+            lambda tx: LeaseEnder(POLICY, self.shares).end(tx, lease.key, report, now=self.clock.now())
         )
 
     def beat(self, rank: int) -> str:
@@ -93,9 +93,7 @@ class Gang:
         done = self.write(
             lambda tx: beat(
                 tx,
-                lease.id,
-                lease.epoch,
-                host_id=lease.host_id,
+                lease.key,
                 progress="{}",
                 sample="{}",
                 active_s_ago=0.0,
@@ -143,7 +141,7 @@ class Gang:
             tx.hosts.insert(host)
             lanes = Lanes()
             lanes.reconcile(tx.runs.lanes())
-            claim = Claim(lanes, Shapes(), self.shares, POLICY, ask, self.clock.now)
+            claim = Claim(Board(lanes, Shapes(), self.shares), POLICY, ask, self.clock.now)
             grants = claim(tx).grants
             self.claimed = [grant.lease for grant in grants]
             return grants[0].run if grants else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from clockwork import Database, ManualClock
+from queues import a_queued_run
 
 from corral.core.leases.beat import Beat, beat
 from corral.core.leases.sweep import Sweeper
 from corral.core.policy import ServerPolicy
+from corral.core.queue.choose import Board
 from corral.core.queue.claim import Claim, ClaimTerms, Grant
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
@@ -15,8 +17,7 @@ from corral.core.runs.submit import NewRun, submit
 from corral.domain.canonical import canonical
 from corral.domain.capability import Requirements
 from corral.domain.hosts import Host
-from corral.domain.ids import Digest, RunId, new_host_id
-from corral.domain.retries import RetryLimits
+from corral.domain.ids import RunId, new_host_id
 from corral.domain.runs import Run
 
 POLICY = ServerPolicy(lease_s=30.0, first_beat_s=10.0)
@@ -40,24 +41,10 @@ class Fleet:
         self.sweeper = Sweeper(self.db, self.clock, POLICY, self.shares)
 
     def submit(self, *, wall_s: float | None = None, stall_s: float | None = None, lost: int = 3) -> RunId:
-        new = NewRun(
-            project="default",
-            name="train",
-            kind="command",
-            seed=None,
-            spec="{}",
-            identity=Digest("0" * 64),
-            requirements=Requirements(),
-            priority=0,
-            labels={},
-            retries=RetryLimits(infrastructure=lost, code=1),
-            wall_limit_s=wall_s,
-            stall_limit_s=stall_s,
-            grace_s=5.0,
-            code=None,
-            inputs={},
-            secrets=(),
+        run = a_queued_run(project="default")._replace(
+            retry_infrastructure=lost, retry_code=1, wall_limit_s=wall_s, stall_limit_s=stall_s, grace_s=5.0
         )
+        new = NewRun(run, "{}", Requirements())
         self._requests += 1
         request = f"submit-{self._requests}"
         done = self.db.now_write(
@@ -80,7 +67,7 @@ class Fleet:
             holding=None,
         )
         self.lanes.reconcile(self.db.now_read(lambda tx: tx.runs.lanes()))
-        unit = Claim(self.lanes, Shapes(), self.shares, POLICY, ask, self.clock.now)
+        unit = Claim(Board(self.lanes, Shapes(), self.shares), POLICY, ask, self.clock.now)
         (grant,) = self.db.now_write(unit).grants
         return grant
 
@@ -88,9 +75,7 @@ class Fleet:
         return self.db.now_write(
             lambda tx: beat(
                 tx,
-                grant.lease.id,
-                grant.lease.epoch,
-                host_id=self.host.id,
+                grant.lease.key,
                 progress="{}",
                 sample="{}",
                 active_s_ago=active_s_ago,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from clockwork import Database, ManualClock
+from queues import a_queued_run
 
 from corral.core.hosts.declare import declare
 from corral.core.leases.beat import beat
@@ -21,15 +22,15 @@ from corral.core.queue.reservations import Reservations
 from corral.core.queue.roster import Roster
 from corral.core.queue.why import HostStanding, RunStanding, WhyQuestion, standings
 from corral.core.runs.submit import NewRun, submit
-from corral.core.runs.transitions import TOPIC_HOST, TOPIC_READY, parse_ready_key
+from corral.core.runs.transitions import parse_ready_key
+from corral.core.topics import TOPIC_HOST, TOPIC_READY
 from corral.domain.canonical import canonical
 from corral.domain.capability import GIB, Capability, Gpu, Requirements
 from corral.domain.host_policy import HostPolicy
 from corral.domain.hosts import Host
-from corral.domain.ids import Digest, RunId, new_host_id
+from corral.domain.ids import RunId, new_host_id
 from corral.domain.quotas import Quota, UsageHours, month_of
 from corral.domain.reasons import Reason
-from corral.domain.retries import RetryLimits
 from corral.domain.runs import Event, Run
 from corral.store.transaction import Tx
 
@@ -107,24 +108,11 @@ class Ground:
     ) -> tuple[RunId, ...]:
         self._requests += 1
         request = f"submit-{self._requests}"
-        new = NewRun(
-            project=project,
-            name=name,
-            kind=(need or Requirements()).kind,
-            seed=None,
-            spec="{}",
-            identity=Digest("0" * 64),
-            requirements=need or Requirements(),
-            priority=0,
-            labels={},
-            retries=RetryLimits(infrastructure=lost, code=0),
-            wall_limit_s=None,
-            stall_limit_s=None,
-            grace_s=5.0,
-            code=None,
-            inputs={},
-            secrets=(),
+        need = need or Requirements()
+        run = a_queued_run(project=project)._replace(
+            name=name, kind=need.kind, retry_infrastructure=lost, grace_s=5.0
         )
+        new = NewRun(run, "{}", need)
         done = self.db.now_write(
             lambda tx: submit(
                 tx, [new] * count, request_id=request, group=None, principal="user:ada", now=self.clock.now()
@@ -179,16 +167,7 @@ class Ground:
             capability=canonical(asdict(self._capabilities[name])),
             holding=None,
         )
-        unit = Claim(
-            self.lanes,
-            self.shapes,
-            self.shares,
-            POLICY,
-            ask,
-            self.clock.now,
-            reservations=self.reservations,
-            roster=self.roster,
-        )
+        unit = Claim(self.board, POLICY, ask, self.clock.now)
         return self.db.now_write(unit)
 
     def claim(self, name: str, *, most: int = 1) -> list[RunId]:
@@ -202,11 +181,7 @@ class Ground:
     def end(self, grant: Grant, kind: str, reason: Reason, *, ran_s: float = 1.0, detail: str = "") -> None:
         report = LeaseReport(kind, reason, ran_s=ran_s, detail=detail)
         lease = grant.lease
-        self.db.now_write(
-            lambda tx: self.ender.end(
-                tx, lease.id, lease.epoch, report, host_id=lease.host_id, now=self.clock.now()
-            )
-        )
+        self.db.now_write(lambda tx: self.ender.end(tx, lease.key, report, now=self.clock.now()))
 
     def finish(self, grant: Grant) -> None:
         self.end(grant, "finish", Reason.FINISHED)
@@ -216,9 +191,7 @@ class Ground:
         self.db.now_write(
             lambda tx: beat(
                 tx,
-                lease.id,
-                lease.epoch,
-                host_id=lease.host_id,
+                lease.key,
                 progress=None,
                 sample="{}",
                 active_s_ago=0.0,

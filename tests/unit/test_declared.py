@@ -13,7 +13,7 @@ from corral.domain.errors import InvalidInput
 from corral.domain.host_policy import (
     NOTHING_DECLARED,
     HostPolicy,
-    Work,
+    RequestedWork,
     effective,
     effective_slots,
     read_declared,
@@ -151,7 +151,9 @@ def test_slots_are_the_fewer_of_both_and_labels_are_of_both() -> None:
     assert effective(BIG, HostPolicy(labels=("fast", "lab"))).labels == ("lab", "fast")
 
 
-TRAIN = Work("lab", kind="train", recipe="grpo", model="Qwen/Qwen3-0.6B", name="eval-1", secrets=True)
+TRAIN = RequestedWork(
+    "lab", kind="train", recipe="grpo", model="Qwen/Qwen3-0.6B", name="eval-1", secrets=True
+)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from clockwork import CountingTx, Database
 from queues import Queue, a_queued_run
 
 from corral.core.policy import ServerPolicy
+from corral.core.queue.choose import Board
 from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.lanes import KEEP, REFILL, Lanes
@@ -149,7 +150,9 @@ class Claimer:
             capability=canonical({"hostname": "box", "os": "linux", "arch": "x86_64"}),
             holding=None,
         )
-        return Claim(self.queue.lanes, self.shapes, self.queue.shares, ServerPolicy(), ask, lambda: 10.0)
+        return Claim(
+            Board(self.queue.lanes, self.shapes, self.queue.shares), ServerPolicy(), ask, lambda: 10.0
+        )
 
     def claim(self) -> tuple[list[str], dict[str, int]]:
         claim = self.unit()

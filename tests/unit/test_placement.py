@@ -125,7 +125,7 @@ def test_a_preferred_gpu_counts_only_where_it_is_given(ground: Ground) -> None:
     assert ground.claim("gpu") == [first]
     assert ground.claim("gpu") == []
     ground.clock.advance(CUDA.prefer_for_s)
-    assert any("gives it no GPU" in note for note in ground.notes(second))
+    assert any("leaves it no GPU" in note for note in ground.notes(second))
     assert ground.claim("cpu") == [second]
     third = ground.submit(CUDA)
     ground.clock.advance(CUDA.prefer_for_s)
@@ -239,7 +239,7 @@ def test_a_busy_gpu_is_waited_for_and_then_done_without(ground: Ground) -> None:
     ground.grant("gpu")
     run_id = ground.submit(CUDA)
     assert ground.claim("gpu") == []
-    assert "a GPU that it prefers is to become free here" in ground.why(run_id)["gpu"].waits[0]
+    assert "it waits for a GPU here, which it prefers" in ground.why(run_id)["gpu"].waits[0]
     ground.clock.advance(120)
     assert ground.grant("gpu").lease.gpus == "[]"
 

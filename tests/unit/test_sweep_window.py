@@ -10,7 +10,8 @@ from fleets import POLICY, TICK_S, Fleet
 
 from corral.core.leases.outcomes import LeaseEnder, LeaseReport
 from corral.core.queue.claim import Grant
-from corral.core.runs.cancel import cancel, halt_over_wall, stop_stalled
+from corral.core.runs.cancel import cancel
+from corral.core.runs.limits import halt_over_wall, stop_stalled
 from corral.domain.errors import StoreUnavailable
 from corral.domain.ids import RunId
 from corral.domain.reasons import Reason
@@ -297,9 +298,7 @@ def test_a_clock_that_jumps_back_does_not_put_off_a_retry(fleet: Fleet) -> None:
     run_id, grant = running(fleet)
     report = LeaseReport("fail", Reason.CODE_ERROR, ran_s=1.0)
     fleet.db.now_write(
-        lambda tx: LeaseEnder(POLICY, fleet.shares).end(
-            tx, grant.lease.id, grant.lease.epoch, report, host_id=fleet.host.id, now=fleet.clock.now()
-        )
+        lambda tx: LeaseEnder(POLICY, fleet.shares).end(tx, grant.lease.key, report, now=fleet.clock.now())
     )
     assert fleet.run(run_id).state == "held"
     fleet.clock.jump(-3600)

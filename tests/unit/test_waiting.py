@@ -7,13 +7,13 @@ from clockwork import Database
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.free_capacity import HostCapacity
 from corral.core.queue.lanes import Lanes
+from corral.core.queue.long_polls import LongPoll, LongPolls
 from corral.core.runs.submit import put_shape
 from corral.domain.canonical import canonical
 from corral.domain.capability import Requirements
 from corral.domain.hosts import Host
 from corral.domain.ids import Digest, LeaseId, new_host_id, new_run_id
 from corral.domain.queue import Lane, LeaseHolding, ReadyRun
-from corral.server.long_polls import LongPoll, LongPolls
 
 SHAPE = Digest("0" * 64)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clockwork import Database, ManualClock
+from queues import a_queued_run
 
 from corral.core.leases.beat import beat
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
@@ -17,14 +18,14 @@ from corral.core.queue.preempt import PreemptionPlan, Preemptor
 from corral.core.queue.reservations import Reservations
 from corral.core.runs.cancel import cancel
 from corral.core.runs.submit import NewRun, submit
-from corral.core.runs.transitions import TOPIC_READY, parse_ready_key
+from corral.core.runs.transitions import parse_ready_key
+from corral.core.topics import TOPIC_READY
 from corral.domain.canonical import canonical
 from corral.domain.capability import Requirements
 from corral.domain.hosts import Host
-from corral.domain.ids import Digest, RunId, new_host_id
+from corral.domain.ids import RunId, new_host_id
 from corral.domain.quotas import Quota
 from corral.domain.reasons import Reason
-from corral.domain.retries import RetryLimits
 from corral.domain.runs import Event, Run
 
 TICK_S = 5.0
@@ -80,25 +81,15 @@ class Yard:
         code: int = 0,
         grace_s: float = 5.0,
     ) -> RunId:
-        new = NewRun(
-            project=project,
+        run = a_queued_run(project=project, priority=priority)._replace(
             name=name,
-            kind="command",
-            seed=None,
-            spec="{}",
-            identity=Digest("0" * 64),
-            requirements=Requirements(gpus=gpus),
-            priority=priority,
-            labels={},
-            retries=RetryLimits(infrastructure=lost, code=code),
+            retry_infrastructure=lost,
+            retry_code=code,
             wall_limit_s=wall_s,
-            stall_limit_s=None,
             grace_s=grace_s,
-            code=None,
-            inputs={},
-            secrets=(),
             preemptible=preemptible,
         )
+        new = NewRun(run, "{}", Requirements(gpus=gpus))
         # Of two runs the one that was submitted first is older.
         self.clock.advance(0.001)
         self._requests += 1
@@ -121,16 +112,7 @@ class Yard:
             capability=known.capability,
             holding=None,
         )
-        board = self.board
-        unit = Claim(
-            board.lanes,
-            board.shapes,
-            board.shares,
-            self.policy,
-            ask,
-            self.clock.now,
-            reservations=board.reservations,
-        )
+        unit = Claim(self.board, self.policy, ask, self.clock.now)
         return list(self.db.now_write(unit).grants)
 
     def claimed(self, host: str, *, max_leases: int = 1) -> list[RunId]:
@@ -147,11 +129,7 @@ class Yard:
         now = self.clock.now()
         report = LeaseReport(kind, reason, ran_s=now - grant.lease.granted_at if ran_s is None else ran_s)
         ender = LeaseEnder(self.policy, self.board.shares)
-        return self.db.now_write(
-            lambda tx: ender.end(
-                tx, grant.lease.id, grant.lease.epoch, report, host_id=grant.lease.host_id, now=now
-            )
-        )
+        return self.db.now_write(lambda tx: ender.end(tx, grant.lease.key, report, now=now))
 
     def cancel(self, run_id: RunId) -> None:
         now = self.clock.now()
@@ -164,9 +142,7 @@ class Yard:
         return self.db.now_write(
             lambda tx: beat(
                 tx,
-                grant.lease.id,
-                grant.lease.epoch,
-                host_id=grant.lease.host_id,
+                grant.lease.key,
                 progress=None,
                 sample="{}",
                 active_s_ago=0.0,

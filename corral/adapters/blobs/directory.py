@@ -24,7 +24,7 @@ from corral.adapters.blobs.disk import (
     translated,
     write_all,
 )
-from corral.adapters.blobs.local_handover import Near, TakenFile
+from corral.adapters.blobs.local_handover import HandoverInbox, TakenFile
 from corral.adapters.blobs.upload import DirectoryUpload, SideUpload, hash_rest
 from corral.domain.errors import Conflict, DigestMismatch, DiskFull, OffsetMismatch, StoreUnavailable
 from corral.domain.ids import Digest, digest, is_digest
@@ -53,9 +53,9 @@ class DirectoryBlobs:
         """
         self._blobs = root / "blobs"
         self._partials = root / "partial"
-        self._near = Near(root, self._partials)
+        self._near = HandoverInbox(root, self._partials)
         self._hand_over = hand_over
-        # What was hashed here of late, as the file was then.
+        # Blobs that were hashed here lately, with inode, size and time of the file then.
         self._hashed: OrderedDict[Digest, tuple[int, int, int]] = OrderedDict()
         self._min_free_bytes = min_free_bytes
         self._open: weakref.WeakValueDictionary[Path, DirectoryUpload] = weakref.WeakValueDictionary()
@@ -148,7 +148,7 @@ class DirectoryBlobs:
         try:
             with translated(f"cannot store {len(wanted)} blobs"), ThreadPoolExecutor(_SYNCERS) as pool:
                 _drain(pool.map(_write_durably, partials.values(), wanted.values()))
-                with self._not_yet_there(wanted):
+                with self._hidden_until_durable(wanted):
                     for name, partial in partials.items():
                         _replace(partial, self._path(name))
                     _drain(pool.map(sync_folder, {self._path(name).parent for name in wanted}))
@@ -160,18 +160,18 @@ class DirectoryBlobs:
 
     def _publish(self, digest: Digest, partial: Path) -> None:
         final = self._path(digest)
-        with self._not_yet_there([digest]):
+        with self._hidden_until_durable([digest]):
             _replace(partial, final)
             sync_folder(final.parent)
         with self._lock:
-            self._hashed[digest] = _as_it_is(final)
+            self._hashed[digest] = _file_state(final)
             self._hashed.move_to_end(digest)
             if len(self._hashed) > _REMEMBERED:
                 self._hashed.popitem(last=False)
 
     @contextmanager
-    def _not_yet_there(self, names: Iterable[Digest]) -> Iterator[None]:
-        """`has` does not own to a new blob before its name is durable: a row might be built on it."""
+    def _hidden_until_durable(self, names: Iterable[Digest]) -> Iterator[None]:
+        """`has` denies a new blob until its name is durable: a row might be built on it."""
         new = {name for name in names if not self._path(name).exists()}
         with self._lock:
             self._settling |= new
@@ -197,7 +197,7 @@ class DirectoryBlobs:
             then = self._hashed.get(digest)
         path = self._path(digest)
         with translated(f"cannot look for blob {digest}"):
-            return path if self._hand_over and then == _as_it_is(path) else None
+            return path if self._hand_over and then == _file_state(path) else None
 
     def has(self, digest: Digest) -> bool:
         with translated(f"cannot look for blob {digest}"):
@@ -309,7 +309,7 @@ class _Reading(Iterator[bytes]):
         return piece
 
 
-def _as_it_is(path: Path) -> tuple[int, int, int]:
+def _file_state(path: Path) -> tuple[int, int, int]:
     found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns
 

@@ -1,8 +1,8 @@
-"""Files that come into the store from this machine without being sent: they are moved, and hashed in place,
-while they are written if they still are.
+"""Files that clients on this machine hand over without sending them: they are moved, and hashed in place.
 
-Whoever can write to the folder can write to the store itself, so no right is given away by it. Its name is
-new for each server that runs: one that a client knows from another machine, or from before, is not there.
+A file may still be written while it is hashed. Whoever can write to the folder can write to the store
+itself, so it gives no right away. Its name is new for each server process: a name that a client knows from
+another machine, or from before, does not exist.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from corral.files.atomic import sync_file
 from corral.files.locks import remove_locked, try_lock
 
 _SYNCERS = 4
-# How much is read before others have their turn.
+# One call reads this much, so that other uploads have their turn.
 TURN_BYTES = 32 << 20
 # How much of a file that grows is synced at a time.
 SYNC_BYTES = 16 << 20
 _NAME = re.compile(r"[0-9a-f]{32}")
 
 
-class Near:
+class HandoverInbox:
     """`partials` is where a file waits that was taken and has no name in the store yet."""
 
     def __init__(self, root: Path, partials: Path) -> None:
@@ -64,7 +64,7 @@ class Near:
             except FileNotFoundError:
                 raise KeyError(name) from None
             try:
-                # It may have become another since we looked.
+                # It may be another file since we looked.
                 descriptor = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
             except OSError:
                 partial.unlink()

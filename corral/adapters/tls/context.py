@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -32,53 +33,44 @@ class Chain(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class OwnChain:
     """A leaf of our own authority, made anew well before it ends, or when this machine's names change."""
 
-    def __init__(
-        self,
-        authority: OwnAuthority,
-        path: Path,
-        *,
-        names: Callable[[], list[str]],
-        lifetime_s: float,
-        now: Callable[[], float],
-        write_private: WritePrivate,
-    ) -> None:
-        self._authority = authority
-        self._path = path
-        self._names = names
-        self._lifetime_s = lifetime_s
-        self._now = now
-        self._write_private = write_private
+    authority: OwnAuthority
+    path: Path
+    _: KW_ONLY
+    names: Callable[[], list[str]]
+    lifetime_s: float
+    now: Callable[[], float]
+    write_private: WritePrivate
 
     def load(self, context: ssl.SSLContext) -> None:
-        if self._is_due():
-            self._renew()
-        context.load_cert_chain(self._path)
+        if not self.refresh(context):
+            context.load_cert_chain(self.path)
 
     def refresh(self, context: ssl.SSLContext) -> bool:
         if not self._is_due():
             return False
         self._renew()
-        context.load_cert_chain(self._path)
+        context.load_cert_chain(self.path)
         return True
 
     def _renew(self) -> None:
-        names = self._names()
-        leaf = self._authority.make_leaf(names, now=self._now(), lifetime_s=self._lifetime_s)
-        self._write_private(self._path, leaf)
+        names = self.names()
+        leaf = self.authority.make_leaf(names, now=self.now(), lifetime_s=self.lifetime_s)
+        self.write_private(self.path, leaf)
         log.info("made a certificate for %s", ", ".join(names))
 
     def _is_due(self) -> bool:
         try:
-            pem = self._path.read_bytes()
+            pem = self.path.read_bytes()
             leaf = x509.load_pem_x509_certificate(pem[pem.index(b"-----BEGIN CERTIFICATE") :])
-            leaf.verify_directly_issued_by(self._authority.certificate)
+            leaf.verify_directly_issued_by(self.authority.certificate)
         except Exception:  # noqa: BLE001 - whatever is wrong with it, a new one is right
             return True
-        left_s = leaf.not_valid_after_utc.timestamp() - self._now()
-        return left_s < self._lifetime_s * RENEW_AT or not set(self._names()) <= set(names_of(leaf))
+        left_s = leaf.not_valid_after_utc.timestamp() - self.now()
+        return left_s < self.lifetime_s * RENEW_AT or not set(self.names()) <= set(names_of(leaf))
 
 
 class GivenChain:
@@ -131,7 +123,7 @@ class ServerTls:
         self.context.set_alpn_protocols(["http/1.1"])
         if trusted_clients is not None:
             self.context.load_verify_locations(cadata=trusted_clients)
-            # Asked for, not demanded: users have tokens alone. The gate demands it of hosts.
+            # Optional here: users have only tokens. The middleware demands it of hosts.
             self.context.verify_mode = ssl.CERT_OPTIONAL
         chain.load(self.context)
 

@@ -18,7 +18,7 @@ from corral.domain.calls import CALL_FINAL, CallOutcome, CallRecord, CallState, 
 from corral.domain.endpoints import ServingVersion, VersionState
 from corral.domain.errors import LeaseLost
 from corral.domain.ids import CallId, HostId, LeaseId
-from corral.domain.leases import LeaseState
+from corral.domain.leases import LeaseKey, LeaseState
 from corral.store.transaction import Tx
 
 # A call that its instance still does not know after this long was assigned in an answer that was lost.
@@ -154,7 +154,7 @@ def check_lease(tx: Tx, report: InstanceReport, *, now: float, policy: ServerPol
     live = (report.host_id, report.epoch, LeaseState.LIVE)
     if instance is None or (instance.host_id, instance.epoch, instance.lease_state) != live:
         # The fence may renew the lease, or says why it is lost.
-        _, run = fence(tx, lease_id, report.epoch, host_id=report.host_id, now=now, policy=policy)
+        _, run = fence(tx, LeaseKey(lease_id, report.epoch, report.host_id), now=now, policy=policy)
         instance = tx.endpoints.serving(lease_id)
         if instance is None:
             raise LeaseLost(f"run {run.id} serves no endpoint, or its endpoint is gone")

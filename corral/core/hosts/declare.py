@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.core.runs.transitions import TOPIC_HOST
+from corral.core.topics import TOPIC_HOST
 from corral.domain.host_policy import HostPolicy, render_declared
 from corral.domain.hosts import Host
 from corral.store.transaction import Tx

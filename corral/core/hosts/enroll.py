@@ -7,12 +7,13 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from corral.core.audit import note
+from corral.core.audit import Author, note
 from corral.core.policy import ServerPolicy
-from corral.core.tokens import TOPIC_TOKEN, NewToken, make_token
+from corral.core.tokens import NewToken, make_token
+from corral.core.topics import TOPIC_TOKEN
 from corral.domain.errors import Conflict, Forbidden, InvalidInput, NotFound
 from corral.domain.hosts import Host
-from corral.domain.ids import HostId, TokenId, is_id, is_name, new_host_id
+from corral.domain.ids import HostId, TokenId, is_id, is_name
 from corral.domain.tokens import Scope, Token, hash_secret
 from corral.store.transaction import Tx
 
@@ -66,7 +67,7 @@ def enroll(
     named = tx.hosts.by_name(name)
     host = None if named is None else tx.hosts.lock(named.id)
     if host is None:
-        host = Host(new_host_id(), name, None, None, 0, None, False, None, now)
+        host = Host.new(name, now)
         tx.hosts.insert(host)
     else:
         _check_free(tx, host, token, now)
@@ -75,17 +76,8 @@ def enroll(
         end_credentials(tx, host.id, now=now)
     if not tx.tokens.use(token.id, host.id, by=by, at=now):
         raise TokenUsed("this join token was used a moment ago")
-    actor = f"join:{token.name or token.id}"
-    note(
-        tx,
-        "host.enroll",
-        f"host:{host.name}",
-        actor=actor,
-        origin=origin,
-        now=now,
-        host=host.id,
-        token=token.id,
-    )
+    author = Author(f"join:{token.name or token.id}", origin, now)
+    note(tx, "host.enroll", f"host:{host.name}", author, host=host.id, token=token.id)
     tx.announce(TOPIC_TOKEN, token.id)
     return Enrollment(host, credential(tx, host, now=now, policy=policy), labels)
 
@@ -132,13 +124,20 @@ def credential(tx: Tx, host: Host, *, now: float, policy: ServerPolicy) -> NewTo
     return make_token(tx, Scope.HOST, host.name, now=now, host_id=host.id, expires_at=expires_at)
 
 
+def credential_ends(tx: Tx, host: Host, *, now: float) -> float | None:
+    """When the last of its credentials ends; None if one never does, or there is none."""
+    ends = [token.expires_at for token in tx.tokens.of_host(host.id) if token.holds(now)]
+    known = [at for at in ends if at is not None]
+    return max(known) if known and len(known) == len(ends) else None
+
+
 def rotate(tx: Tx, host_id: HostId, *, origin: str, now: float, policy: ServerPolicy) -> NewToken:
     """Another credential. The present one holds on until the host has shown that it has the new one."""
     # Against a revocation at the same moment, which must not miss the credential that is made here.
     host = tx.hosts.lock(host_id)
     if host is None or host.revoked_at is not None:
         raise Forbidden("this host is revoked")
-    note(tx, "host.rotate", f"host:{host.name}", actor=f"host:{host.name}", origin=origin, now=now)
+    note(tx, "host.rotate", f"host:{host.name}", Author(f"host:{host.name}", origin, now))
     return credential(tx, host, now=now, policy=policy)
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from corral.core import audit
+from corral.core.audit import by_corral, note
 from corral.core.policy import ServerPolicy
-from corral.core.runs.transitions import TOPIC_HOST, record
+from corral.core.runs.transitions import record
+from corral.core.topics import TOPIC_HOST
 from corral.domain.canonical import canonical
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId
@@ -28,7 +29,7 @@ QUICK_S = 20.0
 FIRST_S = 60.0
 LONGEST_S = 3600.0
 
-# What a host that is broken makes of a good run: no program, no disk, a driver that is not there.
+# How a good run fails on a broken host: a missing program, a full disk, a missing driver.
 _LIKE_THE_HOST = frozenset({Reason.CODE_ERROR, Reason.ENVIRONMENT, Reason.UNKNOWN, Reason.BAD_OUTPUT})
 
 
@@ -109,7 +110,7 @@ def _strike(tx: Tx, host: Host, strikes: Strikes, run: Run, why: str, *, now: fl
     said = f"{host.strikes} failures in a row that look like its own; the last: {why}"
     tx.hosts.save(host._replace(set_aside_until=now + for_s, set_aside_why=said))
     data: dict[str, object] = {"for_s": for_s, "why": said}
-    audit.note(tx, "host.set_aside", f"host:{host.name}", actor="corral", origin="", now=now, **data)
+    note(tx, "host.set_aside", f"host:{host.name}", by_corral(now), **data)
     return record(tx, run, "host_set_aside", at=now, actor="corral", data={"host": host.name, **data})
 
 

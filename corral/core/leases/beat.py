@@ -7,7 +7,7 @@ from typing import NamedTuple
 from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
 from corral.domain.errors import LeaseLost
-from corral.domain.ids import HostId, LeaseId
+from corral.domain.leases import LeaseKey
 from corral.domain.states import STOPPING
 from corral.store.transaction import Tx
 
@@ -20,10 +20,8 @@ class Beat(NamedTuple):
 
 def beat(
     tx: Tx,
-    lease_id: LeaseId,
-    epoch: int,
+    key: LeaseKey,
     *,
-    host_id: HostId,
     progress: str | None,
     sample: str,
     active_s_ago: float | None,
@@ -32,7 +30,7 @@ def beat(
 ) -> Beat:
     """Give the lease its full time again; say continue, stop, or lost."""
     try:
-        lease, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
+        lease, run = fence(tx, key, now=now, policy=policy)
     except LeaseLost as error:
         return Beat("lost", error.message, None)
     active_at = lease.active_at if active_s_ago is None else now - active_s_ago

@@ -8,39 +8,37 @@ from collections.abc import Collection
 from corral.core.hosts import faults
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
-from corral.core.runs.transitions import move
+from corral.core.runs.move import move
+from corral.core.runs.retry import retry_or_fail
+from corral.core.runs.stop import settle_stop
 from corral.domain.errors import LeaseLost, NotFound
 from corral.domain.hosts import Host
-from corral.domain.ids import HostId, LeaseId
-from corral.domain.leases import Lease, LeaseState
+from corral.domain.ids import LeaseId
+from corral.domain.leases import Lease, LeaseKey, LeaseState
 from corral.domain.quotas import UsageHours, by_month
 from corral.domain.reasons import Reason
-from corral.domain.retries import BUDGET_OF, Budget
 from corral.domain.runs import Rank, Run
 from corral.domain.states import LEASED, STOPPING, RankEvent, RankState, RunEvent, RunState, step_rank
 from corral.store.transaction import Tx
 
-# What the sweeper or a new boot ended, as against what the worker itself reported.
-LONGEST_BACKOFF_S = 60.0
+# Why the sweeper or a new boot ends a lease; what the worker itself reported is final.
 _MAY_RETURN = frozenset({Reason.HOST_LOST, Reason.RELEASED})
 
 
-def fence(
-    tx: Tx, lease_id: LeaseId, epoch: int, *, host_id: HostId, now: float, policy: ServerPolicy
-) -> tuple[Lease, Run]:
+def fence(tx: Tx, key: LeaseKey, *, now: float, policy: ServerPolicy) -> tuple[Lease, Run]:
     """The lease and its run, held against change, if the caller may write; LeaseLost otherwise.
 
     A lease that ran out is taken up again if nobody claimed the run since: its host keeps its work.
     """
-    run, lease = held(tx, lease_id, host_id)
-    return check_held(tx, lease, run, epoch, now=now, policy=policy)
+    run, lease = held(tx, key)
+    return check_held(tx, lease, run, key.epoch, now=now, policy=policy)
 
 
-def held(tx: Tx, lease_id: LeaseId, host_id: HostId) -> tuple[Run, Lease]:
+def held(tx: Tx, key: LeaseKey) -> tuple[Run, Lease]:
     """The lease and its run, so that nobody closes it while we look. A host sees only its own leases."""
-    found = tx.leases.hold(lease_id)
-    if found is None or found[1].host_id != host_id:
-        raise _not_yours(lease_id)
+    found = tx.leases.hold(key.id)
+    if found is None or found[1].host_id != key.host_id:
+        raise _not_yours(key.id)
     return found
 
 
@@ -56,11 +54,11 @@ def check_held(
     raise LeaseLost(f"lease {lease.id} of run {run.id} is closed ({lease.outcome})")
 
 
-def owned(tx: Tx, lease_id: LeaseId, host_id: HostId) -> Lease:
+def owned(tx: Tx, key: LeaseKey) -> Lease:
     """A host sees only its own leases."""
-    lease = tx.leases.get(lease_id)
-    if lease is None or lease.host_id != host_id:
-        raise _not_yours(lease_id)
+    lease = tx.leases.get(key.id)
+    if lease is None or lease.host_id != key.host_id:
+        raise _not_yours(key.id)
     return lease
 
 
@@ -149,14 +147,7 @@ def known_s(lease: Lease) -> float:
     return max(0.0, (lease.beaten_at or lease.granted_at) - lease.granted_at)
 
 
-def end_rank(
-    tx: Tx,
-    lease: Lease,
-    event: RankEvent,
-    *,
-    reason: Reason,
-    exit_code: int | None = None,
-) -> Rank:
+def end_rank(tx: Tx, lease: Lease, event: RankEvent, *, reason: Reason, exit_code: int | None = None) -> Rank:
     rank = tx.attempts.rank(lease.run_id, lease.attempt, lease.rank)
     if rank is None:
         raise NotFound(f"run {lease.run_id} has no rank {lease.rank} in attempt {lease.attempt}")
@@ -182,14 +173,7 @@ def expire(tx: Tx, lease_id: LeaseId, *, now: float, policy: ServerPolicy, share
 
 
 def release_boot(
-    tx: Tx,
-    host: Host,
-    boot_id: str,
-    holding: Collection[str],
-    *,
-    now: float,
-    policy: ServerPolicy,
-    shares: Shares,
+    tx: Tx, host: Host, boot_id: str, holding: Collection[str], *, now: float, shares: Shares
 ) -> tuple[LeaseId, ...]:
     """A new boot of the worker holds only what it says: its predecessor's other leases are given back."""
     released: list[LeaseId] = []
@@ -234,65 +218,3 @@ def fence_gang(tx: Tx, run: Run, ended: Lease, *, now: float) -> None:
             end_rank(tx, other, RankEvent.STOPPED, reason=Reason.RELEASED)
             close_lease(tx, other, outcome="fenced", digest=None, answer=None, now=now)
     tx.attempts.close(run.id, ended.attempt, now)
-
-
-def settle_stop(
-    tx: Tx, run: Run, event: RunEvent, *, now: float, actor: str, data: dict[str, object] | None = None
-) -> Run:
-    """A run that was told to stop has stopped: cancelled, failed or queued again, as its table says."""
-    reason = run.stop_reason or Reason.UNKNOWN
-    yielding = run.state is RunState.YIELDING
-    if yielding:
-        run = run.charged(reason)
-    else:
-        tx.attempts.close(run.id, run.attempt, now)
-    return move(
-        tx,
-        run,
-        event,
-        at=now,
-        actor=actor,
-        data={**(data or {}), "reason": reason},
-        stop_deadline=None,
-        stop_reason=None,
-        reason=reason,
-        ended_at=None if yielding else now,
-    )
-
-
-def retry_or_fail(
-    tx: Tx,
-    run: Run,
-    reason: Reason,
-    detail: str,
-    *,
-    now: float,
-    actor: str,
-    exit_code: int | None = None,
-    signal: int | None = None,
-) -> Run:
-    """Queue the run again if the reason's budget allows it; otherwise it has failed."""
-    changes = {"reason": reason, "detail": detail or None, "exit_code": exit_code, "signal": signal}
-    data: dict[str, object] = {"reason": reason, "attempt": run.attempt}
-    if detail:
-        data["detail"] = detail[:2000]
-    over_wall = run.wall_limit_s is not None and run.ran_s >= run.wall_limit_s
-    if over_wall or not run.budgets.allows(run.used, reason):
-        tx.attempts.close(run.id, run.attempt, now)
-        return move(tx, run, RunEvent.FAIL, at=now, actor=actor, data=data, ended_at=now, **changes)
-    run = run.charged(reason)
-    run = move(tx, run, RunEvent.REQUEUE, at=now, actor=actor, data=data, **changes)
-    if BUDGET_OF[reason] is Budget.CODE:
-        # The run's own error may be the same at once; give what it depends on a moment.
-        wait_s = min(LONGEST_BACKOFF_S, 2.0 ** (run.used_code - 1))
-        run = move(
-            tx,
-            run,
-            RunEvent.HOLD,
-            at=now,
-            actor="corral",
-            data={"hold_reason": "backoff", "for_s": wait_s},
-            hold_reason=run.hold_reason or "backoff",
-            not_before=now + wait_s,
-        )
-    return run

@@ -8,25 +8,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from corral.core.hosts import faults
-from corral.core.leases.fence import (
-    check_held,
-    close_lease,
-    end_rank,
-    fence_gang,
-    held,
-    retry_or_fail,
-    settle_stop,
-    use_time,
-)
+from corral.core.leases.fence import check_held, close_lease, end_rank, fence_gang, held, use_time
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.queue.roster import Roster
-from corral.core.runs.transitions import move, record
+from corral.core.runs.move import move
+from corral.core.runs.retry import retry_or_fail
+from corral.core.runs.stop import settle_stop
+from corral.core.runs.transitions import record
 from corral.domain.artifacts import ArtifactKind
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import AlreadyFinal, BlobMissing, InvalidInput
-from corral.domain.ids import ArtifactId, HostId, LeaseId
-from corral.domain.leases import Lease, LeaseState
+from corral.domain.ids import ArtifactId
+from corral.domain.leases import Lease, LeaseKey, LeaseState
 from corral.domain.reasons import Reason
 from corral.domain.redaction import SecretValues
 from corral.domain.runs import Rank, Run
@@ -62,16 +56,14 @@ class LeaseEnder:
     # The secrets of a project, to be taken out of what is stored; None if it has none.
     secrets_of: Callable[[Tx, str], SecretValues | None] = lambda tx, project: None
 
-    def end(
-        self, tx: Tx, lease_id: LeaseId, epoch: int, report: LeaseReport, *, host_id: HostId, now: float
-    ) -> LeaseOutcome:
+    def end(self, tx: Tx, key: LeaseKey, report: LeaseReport, *, now: float) -> LeaseOutcome:
         if report.kind != "finish" and report.reason is Reason.FINISHED:
             raise InvalidInput(f"a run that was not finished cannot be `{report.kind}` as finished")
-        body = digest_of([epoch, *report])
-        run, lease = held(tx, lease_id, host_id)
+        body = digest_of([key.epoch, *report])
+        run, lease = held(tx, key)
         if (earlier := _replayed(lease, body)) is not None:
             return earlier
-        lease, run = check_held(tx, lease, run, epoch, now=now, policy=self.policy)
+        lease, run = check_held(tx, lease, run, key.epoch, now=now, policy=self.policy)
         # Not before: a replay is known by what was sent.
         said = bool(report.detail or report.metrics)
         if said and (values := self.secrets_of(tx, run.project)) is not None:
@@ -82,18 +74,18 @@ class LeaseEnder:
         run = use_time(tx, run, lease, self.shares, report.ran_s, now=now)
         if report.kind == "finish":
             run, rank = _finish(tx, lease, run, report, now=now)
-            faults.returned(tx, host_id)
+            faults.returned(tx, key.host_id)
         elif report.kind == "fail":
             unasked = run.state is RunState.RUNNING
             run, rank = _fail(tx, lease, run, report, now=now)
             if unasked:
                 run = faults.failed(
-                    tx, host_id, run, report.reason, ran_s=report.ran_s, now=now, policy=self.policy
+                    tx, key.host_id, run, report.reason, ran_s=report.ran_s, now=now, policy=self.policy
                 )
         else:
             if run.state is RunState.RUNNING and report.reason is Reason.RELEASED and report.ran_s == 0:
                 why = report.detail or "it could not be started there"
-                self.roster.gave_back(host_id, run.id, boot_id=lease.boot_id, why=why, now=now)
+                self.roster.gave_back(key.host_id, run.id, boot_id=lease.boot_id, why=why, now=now)
             run, rank = _stopped(tx, lease, run, report, now=now)
         outcome = LeaseOutcome(run.state, rank.state)
         answer = canonical(outcome)

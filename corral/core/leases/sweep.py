@@ -13,14 +13,15 @@ from functools import partial
 from typing import TypeVar
 
 from corral.core.hosts.faults import LONGEST_S
-from corral.core.leases.fence import LONGEST_BACKOFF_S, expire
+from corral.core.leases.fence import expire
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.quotas import at_end_of_hours
-from corral.core.runs.cancel import force_stop, halt_over_hours, halt_over_wall, stop_stalled
 from corral.core.runs.dependencies import let_in, release, settle_more, settle_waiting, with_room
+from corral.core.runs.limits import force_stop, halt_over_hours, halt_over_wall, stop_stalled
+from corral.core.runs.retry import LONGEST_BACKOFF_S
 from corral.domain.errors import CorralError
-from corral.domain.holds import REMOVED, is_held_by_somebody
+from corral.domain.holds import HoldKind
 from corral.domain.ids import RunId
 from corral.domain.states import RunState
 from corral.ports.clock import Clock
@@ -105,8 +106,7 @@ class Sweeper:
         )
         await self._halt_over_hours(now, since)
         await self._each(
-            lambda tx: tx.runs.due_held(now, PAGE),
-            lambda tx, run_id: release_held(tx, run_id, now=now),
+            lambda tx: tx.runs.due_held(now, PAGE), lambda tx, run_id: release_held(tx, run_id, now=now)
         )
         await self._settle(now)
 
@@ -163,7 +163,7 @@ def release_held(tx: Tx, run_id: RunId, *, now: float) -> None:
     run = tx.runs.lock(run_id)
     if run is None or run.state is not RunState.HELD or run.not_before is None or run.not_before > now:
         return
-    if run.hold_reason == REMOVED or is_held_by_somebody(run):
+    if run.hold in (HoldKind.REMOVED, HoldKind.PERSON):
         tx.runs.save(run._replace(not_before=None))
     else:
         release(tx, run, actor="corral", now=now)

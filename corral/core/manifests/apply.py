@@ -8,22 +8,23 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from typing import NamedTuple
 
-from corral.core import audit
+from corral.core.audit import Author, note
 from corral.core.hosts.declare import declare
-from corral.core.manifests.plan import GroupNames, ManifestPlan, WantedRun, plan
+from corral.core.manifests.plan import GroupNames, ManifestPlan, WantedManifest, plan
 from corral.core.policy import ServerPolicy
 from corral.core.quotas import no_room
 from corral.core.runs.cancel import cancel
 from corral.core.runs.dependencies import hold_over_limit, let_in, release, settle_waiting
-from corral.core.runs.submit import NewRun, as_run, put_run, put_shape
-from corral.core.runs.transitions import move, record
+from corral.core.runs.move import move
+from corral.core.runs.submit import NewRun, put_run, put_shape
+from corral.core.runs.transitions import record
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.capability import Requirements
 from corral.domain.errors import Conflict, InvalidInput, NotFound
-from corral.domain.holds import CONCURRENCY, REMOVED, waits_for
+from corral.domain.holds import HoldKind, waits_for
 from corral.domain.host_policy import read_declared
 from corral.domain.hosts import Host
-from corral.domain.ids import Digest, GroupId, RunId, is_id, new_group_id, new_host_id, new_run_id
+from corral.domain.ids import Digest, GroupId, RunId, is_id, new_group_id, new_run_id
 from corral.domain.manifests import (
     PRUNED,
     Action,
@@ -38,14 +39,6 @@ from corral.domain.states import FINAL, LEASED, RunEvent, RunState
 from corral.store.transaction import Tx
 
 
-class ApplyOrigin(NamedTuple):
-    """Who applies it, from where and when."""
-
-    actor: str
-    origin: str
-    now: float
-
-
 class ApplyResult(NamedTuple):
     plan: ManifestPlan
     manifest: Manifest
@@ -55,10 +48,10 @@ class ApplyResult(NamedTuple):
 class Apply:
     """A unit of work. `fresh` are the specs that came along; `remade` gives a stored one a new policy."""
 
-    wanted: WantedRun
+    wanted: WantedManifest
     fresh: Mapping[Digest, NewRun]
     remade: Callable[[str, ManifestEntry], NewRun]
-    by: ApplyOrigin
+    by: Author
     policy: ServerPolicy
     _shapes: dict[Requirements, Digest] = field(default_factory=dict)
     _groups: dict[str, GroupId] = field(default_factory=dict)
@@ -164,8 +157,7 @@ class Apply:
     ) -> ManifestChange:
         run_id, by = change.run_id or new_run_id(), self.by
         shape, group = self._shape(tx, new), self._group(tx, entry)
-        run = as_run(run_id, new, shape, group, principal=by.actor, now=by.now)
-        run = run._replace(
+        run = new.accepted(run_id, shape, group, by=by.actor, now=by.now)._replace(
             identity=entry.identity, manifest=self.wanted.name, policy=entry.policy, generation=generation
         )
         links = self._links(run_id, new)
@@ -176,7 +168,7 @@ class Apply:
             # They are let in by age, in the order in which they stand in the manifest.
             self._count += 1
             ready_at = by.now + self._count * 1e-6
-            run = run._replace(state=RunState.HELD, hold_reason=CONCURRENCY, ready_at=ready_at)
+            run = run._replace(state=RunState.HELD, hold_reason=HoldKind.CONCURRENCY.value, ready_at=ready_at)
         put_run(tx, run, new, links)
         return change._replace(run_id=run_id, state=run.state)
 
@@ -204,27 +196,12 @@ class Apply:
     def _change(self, tx: Tx, change: ManifestChange, entry: ManifestEntry, run: Run) -> Run:
         values = {key: value for key, value in entry.values.items() if key != "resources" or not entry.fitted}
         new = self.remade(tx.runs.spec(run.id), entry._replace(values=values))
-        fresh = as_run(
-            run.id, new, self._shape(tx, new), self._group(tx, entry), principal="", now=self.by.now
-        )
         before = run
-        run = run._replace(
-            name=entry.name,
-            group_id=fresh.group_id,
-            shape=fresh.shape,
-            priority=fresh.priority,
-            labels=fresh.labels,
-            retry_infrastructure=fresh.retry_infrastructure,
-            retry_memory=fresh.retry_memory,
-            retry_code=fresh.retry_code,
-            wall_limit_s=fresh.wall_limit_s,
-            stall_limit_s=fresh.stall_limit_s,
-            grace_s=fresh.grace_s,
-            preemptible=fresh.preemptible,
-            policy=entry.policy,
+        run = run.with_policy_of(new.run)._replace(
+            group_id=self._group(tx, entry), shape=self._shape(tx, new), policy=entry.policy
         )
         tx.runs.save_policy(run, new.spec)
-        if run.state is RunState.HELD and run.hold_reason == CONCURRENCY and run.group_id != before.group_id:
+        if run.is_held(HoldKind.CONCURRENCY) and run.group_id != before.group_id:
             # It waited for a place in a group that it is not in any more.
             run = release(tx, run, actor=self.by.actor, now=self.by.now)
         data = {difference.path: [difference.old, difference.new] for difference in change.differences}
@@ -237,11 +214,12 @@ class Apply:
         return record(tx, run._replace(hold_reason=None), "restored", at=by.now, actor=by.actor)
 
     def _hold(self, tx: Tx, run: Run) -> Run:
-        by, data = self.by, {"hold_reason": REMOVED}
+        by, hold = self.by, HoldKind.REMOVED.value
+        data = {"hold_reason": hold}
         if run.state is RunState.QUEUED:
-            return move(tx, run, RunEvent.HOLD, at=by.now, actor=by.actor, data=data, hold_reason=REMOVED)
+            return move(tx, run, RunEvent.HOLD, at=by.now, actor=by.actor, data=data, hold_reason=hold)
         # Held already, or running: the mark keeps it from the queue.
-        held = run._replace(hold_reason=REMOVED, not_before=None)
+        held = run._replace(hold_reason=hold, not_before=None)
         return record(tx, held, "removed", at=by.now, actor=by.actor, data=data)
 
     def _shape(self, tx: Tx, new: NewRun) -> Digest:
@@ -263,7 +241,7 @@ class Apply:
         declared = self.wanted.hosts.get(change.name)
         found = tx.hosts.by_name(change.name)
         if found is None:
-            found = Host(new_host_id(), change.name, None, None, 0, None, False, None, self.by.now)
+            found = Host.new(change.name, self.by.now)
             tx.hosts.insert(found)
         # Held against a claim of the host, which writes the same row.
         found = tx.hosts.lock(found.id) or found
@@ -273,18 +251,8 @@ class Apply:
         counts: dict[str, int] = {}
         for change in made.changes:
             counts[f"{change.action} {change.kind}s"] = counts.get(f"{change.action} {change.kind}s", 0) + 1
-        by = self.by
-        audit.note(
-            tx,
-            "manifest.apply",
-            manifest.key,
-            actor=by.actor,
-            origin=by.origin,
-            now=by.now,
-            revision=manifest.revision,
-            digest=manifest.digest,
-            **counts,
-        )
+        revision, digest = manifest.revision, manifest.digest
+        note(tx, "manifest.apply", manifest.key, self.by, revision=revision, digest=digest, **counts)
 
 
 def _children_first(tx: Tx, changes: list[ManifestChange]) -> list[ManifestChange]:
@@ -306,7 +274,7 @@ def _from_the_leaves(tx: Tx, ids: Collection[RunId]) -> list[RunId]:
     return list(reversed(list(TopologicalSorter(inside).static_order())))
 
 
-def refused(wanted: WantedRun, made: ManifestPlan) -> InvalidInput:
+def refused(wanted: WantedManifest, made: ManifestPlan) -> InvalidInput:
     lines = "; ".join(f"`{f.path}` {f.message}" for f in made.problems)
     return InvalidInput(
         f"the manifest {wanted.name} cannot be applied: {lines}",
@@ -325,7 +293,7 @@ def held_against_others(tx: Tx, project: str, name: str) -> Manifest | None:
     return found if found is not None and found.revision else None
 
 
-def _as_manifest(wanted: WantedRun, before: Manifest | None, by: ApplyOrigin) -> Manifest:
+def _as_manifest(wanted: WantedManifest, before: Manifest | None, by: Author) -> Manifest:
     runs = {entry.identity: entry.name for entry in wanted.entries.values()}
     body = {"hosts": {name: json.loads(text) for name, text in wanted.hosts.items()}, "runs": runs}
     text = canonical(body)
@@ -334,7 +302,7 @@ def _as_manifest(wanted: WantedRun, before: Manifest | None, by: ApplyOrigin) ->
 
 
 def delete(
-    tx: Tx, project: str, name: str, *, also: frozenset[ApplyOptions], by: ApplyOrigin, policy: ServerPolicy
+    tx: Tx, project: str, name: str, *, also: frozenset[ApplyOptions], by: Author, policy: ServerPolicy
 ) -> Manifest:
     """Forget the manifest. What it declared of hosts goes; its runs stay, and none of them may wait."""
     found = tx.manifests.lock(project, name)
@@ -358,14 +326,5 @@ def delete(
     for host in tx.hosts.declared_by(found.key):
         declare(tx, tx.hosts.lock(host.id) or host, None, by=None)
     tx.manifests.delete(project, name)
-    audit.note(
-        tx,
-        "manifest.delete",
-        found.key,
-        actor=by.actor,
-        origin=by.origin,
-        now=by.now,
-        revision=found.revision,
-        pruned=len(live),
-    )
+    note(tx, "manifest.delete", found.key, by, revision=found.revision, pruned=len(live))
     return found

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
-from corral.core.runs.submit import NewRun, missing_of
+from corral.core.runs.submit import NewRun
 from corral.domain.errors import FieldError
-from corral.domain.holds import REMOVED
+from corral.domain.holds import HoldKind, hold_kind
 from corral.domain.ids import Digest, GroupId, RunId, is_id
 from corral.domain.manifests import (
     PRUNED,
@@ -27,7 +27,7 @@ from corral.store.transaction import Tx
 
 
 @dataclass(frozen=True)
-class WantedRun:
+class WantedManifest:
     """A manifest as it was given: runs by identity, hosts as canonical JSON by name."""
 
     project: str
@@ -60,7 +60,7 @@ class ManifestPlan:
         return [identity for identity in new if identity not in have]
 
 
-def plan(tx: Tx, wanted: WantedRun, fresh: Mapping[Digest, NewRun]) -> ManifestPlan:
+def plan(tx: Tx, wanted: WantedManifest, fresh: Mapping[Digest, NewRun]) -> ManifestPlan:
     """Everything that applying it now would do, and everything that is in the way."""
     known = tx.runs.of_manifest(wanted.project, wanted.name)
     made = ManifestPlan(known)
@@ -99,7 +99,7 @@ class GroupNames:
         return {group.name: group for group in sorted(found, key=lambda g: g.created_at, reverse=True)}
 
 
-def _limits(made: ManifestPlan, wanted: WantedRun, groups: GroupNames) -> None:
+def _limits(made: ManifestPlan, wanted: WantedManifest, groups: GroupNames) -> None:
     used = {entry.group for entry in wanted.entries.values()}
     for name, group in groups.of(made.known).items():
         new = wanted.limits.get(name)
@@ -111,7 +111,7 @@ def _limits(made: ManifestPlan, wanted: WantedRun, groups: GroupNames) -> None:
 def _compare(
     tx: Tx,
     made: ManifestPlan,
-    wanted: WantedRun,
+    wanted: WantedManifest,
     entry: ManifestEntry,
     run: ManifestRun | None,
     groups: GroupNames,
@@ -128,7 +128,7 @@ def _compare(
             made.ended.append(_change(Action.AGAIN, run))
         return
     found = tuple(_differences(tx, entry, run, groups))
-    if run.hold_reason == REMOVED:
+    if hold_kind(run.hold_reason) is HoldKind.REMOVED:
         made.changes.append(_change(Action.RESTORED, run)._replace(differences=found))
     elif found:
         made.changes.append(_change(Action.CHANGED, run)._replace(differences=found))
@@ -136,14 +136,14 @@ def _compare(
         made.same += 1
 
 
-def _dropped(made: ManifestPlan, wanted: WantedRun, run: ManifestRun) -> None:
+def _dropped(made: ManifestPlan, wanted: WantedManifest, run: ManifestRun) -> None:
     if run.state in (RunState.STOPPING, RunState.HALTING):
         return
     if ApplyOptions.PRUNE in wanted.also and run.state not in LEASED:
         made.changes.append(_change(Action.PRUNED, run))
     elif ApplyOptions.PRUNE_RUNNING in wanted.also and run.state in LEASED:
         made.changes.append(_change(Action.STOPPED, run))
-    elif run.hold_reason != REMOVED:
+    elif hold_kind(run.hold_reason) is not HoldKind.REMOVED:
         made.changes.append(_change(Action.REMOVED, run))
     else:
         made.gone.append(_change(Action.REMOVED, run))
@@ -178,7 +178,7 @@ def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-def _check(tx: Tx, made: ManifestPlan, wanted: WantedRun, fresh: Mapping[Digest, NewRun]) -> None:
+def _check(tx: Tx, made: ManifestPlan, wanted: WantedManifest, fresh: Mapping[Digest, NewRun]) -> None:
     """What new runs name must be there. Runs of one sweep name the same things: asked once."""
     seen: set[object] = set()
     names = {entry.name for entry in wanted.entries.values()}
@@ -187,25 +187,17 @@ def _check(tx: Tx, made: ManifestPlan, wanted: WantedRun, fresh: Mapping[Digest,
         new = fresh.get(change.identity) if change.identity and change.action is Action.NEW else None
         if new is None:
             continue
-        tables = (new.inputs, new.digests, new.parts)
-        key = (new.code, new.secrets, new.after, *(tuple(table.items()) for table in tables))
+        needs = new.needs
+        tables = (needs.inputs, needs.digests, needs.parts)
+        key = (needs.code, needs.secrets, new.after, *(tuple(table.items()) for table in tables))
         if key in seen:
             continue
         seen.add(key)
         prefix = f"runs.{change.name}."
-        made.problems += missing_of(
-            tx,
-            new.project,
-            code=new.code,
-            inputs=new.inputs,
-            secrets=new.secrets,
-            prefix=prefix,
-            digests=new.digests,
-            parts=new.parts,
-        )
+        made.problems += needs.missing(tx, new.run.project, prefix)
         before.setdefault(change.name, set()).update(after.run for after in new.after)
         for after in new.after:
-            if after.run not in names and not _is_run(tx, after.run, new.project):
+            if after.run not in names and not _is_run(tx, after.run, new.run.project):
                 message = f"names {after.run}, which is neither a run of this manifest nor one of the project"
                 made.problems.append(FieldError(prefix + after.place, message))
     try:
@@ -220,7 +212,7 @@ def _is_run(tx: Tx, text: str, project: str) -> bool:
     return run is not None and run.project == project
 
 
-def _hosts(tx: Tx, made: ManifestPlan, wanted: WantedRun) -> None:
+def _hosts(tx: Tx, made: ManifestPlan, wanted: WantedManifest) -> None:
     for name, declared in wanted.hosts.items():
         host = tx.hosts.by_name(name)
         owner = None if host is None else host.declared_by

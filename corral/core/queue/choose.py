@@ -14,9 +14,9 @@ from corral.core.queue.lanes import Candidate, Lanes
 from corral.core.queue.reservations import Reservation, Reservations
 from corral.core.queue.roster import Roster
 from corral.core.runs.dependencies import wait_for_place
-from corral.core.runs.transitions import move
+from corral.core.runs.move import move
 from corral.domain.capability import Requirements
-from corral.domain.holds import REMOVED
+from corral.domain.holds import HoldKind
 from corral.domain.host_policy import refusals
 from corral.domain.hosts import Host
 from corral.domain.ids import Digest
@@ -27,11 +27,11 @@ from corral.domain.runs import Run
 from corral.domain.states import RunEvent, RunState
 from corral.store.transaction import Tx
 
-# How many runs of later rank are looked at for backfill in one claim.
+# One claim looks at so many runs behind the reservation, to fill the host meanwhile.
 BACKFILL_TRIES = 8
-# So many runs that could not be taken are set aside in one claim.
+# One claim skips at most this many runs that the host cannot take.
 ASIDE = 256
-# So many runs that may be refused by their names are looked at in one claim; the next one goes on there.
+# One claim looks at this many names that a policy may refuse; the next claim goes on there.
 LOOKED_AT = 4000
 PAGE = 500
 
@@ -40,21 +40,21 @@ PAGE = 500
 class Board:
     """What a server knows of the queue, in memory."""
 
-    lanes: Lanes
-    shapes: Shapes
-    shares: Shares
-    reservations: Reservations
+    lanes: Lanes = field(default_factory=Lanes)
+    shapes: Shapes = field(default_factory=Shapes)
+    shares: Shares = field(default_factory=Shares)
+    reservations: Reservations = field(default_factory=Reservations)
     roster: Roster = field(default_factory=Roster)
     # The least margin before the end of a project's GPU hours that the policy keeps for any run.
     margin_s: float = 0.0
 
     def may_start(self, lane: Lane) -> bool:
-        """Whether it is worth a host's while to look at the lane: not if its quota lets nothing start."""
+        """Whether a host should look at the lane: not if the project's quota lets nothing start."""
         need = self.shapes.known(lane.shape)
         return need is None or self.shares.held_back(lane.project, need.gpus, keep_s=self.margin_s) is None
 
     def may_have(self, shape: Digest) -> bool:
-        """False if, for all that is known here, no run of the shape waits that may start."""
+        """False if this server knows of no waiting run of the shape that may start."""
         return self.lanes.may_have(shape, self.may_start)
 
 
@@ -68,8 +68,10 @@ class Choice(NamedTuple):
 
 @dataclass
 class Chooser:
-    """One claim's walk through the queue. `taken` is what it took out of the lanes, to be put back if the
-    claim does not commit."""
+    """One claim's walk through the queue.
+
+    `taken` is what it took out of the lanes; it is put back if the claim does not commit.
+    """
 
     board: Board
     policy: ServerPolicy
@@ -81,7 +83,7 @@ class Chooser:
     free: HostCapacity = field(init=False)
     _passed: set[Lane] = field(default_factory=set)
     _locked: set[str] = field(default_factory=set)
-    # Lanes whose oldest run is not for this host: those behind it that are, and the next of them.
+    # For lanes whose oldest run is not for this host: the runs behind it that are, and the next of them.
     _behind_refused: dict[Lane, Iterator[ReadyRun]] = field(default_factory=dict)
     _instead: dict[Lane, ReadyRun | None] = field(default_factory=dict)
     _refused: dict[tuple[str, ...], bool] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class Chooser:
     _behind: bool = False
     _next_in_line: bool = False
     _tries: int = 0
-    # When the kept run could begin; worked out once, until the host is given more.
+    # When the run that the host is reserved for could begin; worked out again when the host is given more.
     _begins: tuple[float | None] | None = None
 
     def __post_init__(self) -> None:
@@ -98,7 +100,7 @@ class Chooser:
         self._reservation = self._kept_for()
 
     def _kept_for(self) -> Reservation | None:
-        """What the host is kept for, unless that waits no longer, or its project may not start it now."""
+        """The host's reservation, unless its run waits no longer or its project may not start it now."""
         kept = self.board.reservations.of_host(self.host.id, self.now, self.policy.away_s)
         run = None if kept is None else self.tx.runs.get(kept.run_id)
         if kept is None or run is None or run.state is not RunState.QUEUED:
@@ -136,9 +138,9 @@ class Chooser:
             ):
                 continue
             run, spec = found
-            if run.hold_reason == REMOVED:
+            if run.hold is HoldKind.REMOVED:
                 # It ran when its manifest dropped it, and came back to the queue.
-                data = {"hold_reason": REMOVED}
+                data = {"hold_reason": HoldKind.REMOVED.value}
                 move(self.tx, run, RunEvent.HOLD, at=self.now, actor="corral", data=data)
                 continue
             need = self.board.shapes.get(self.tx, run.shape)
@@ -166,22 +168,22 @@ class Chooser:
         self._begins = None
 
     def _is_for_this_host(self, run: Run, need: Requirements) -> bool:
-        """What only the run itself tells: its name, and that the host gave it back a moment ago."""
+        """Whether the policy allows the run's name, and the host did not give the run back a moment ago."""
         if self.host.declared is not None and policy_refusals(need, self.host, run):
             return False
         return self.board.roster.had(self.host, run.id, self.now) is None
 
     def _look_behind(self, candidate: Candidate, need: Requirements, run: Run) -> None:
-        """The lane's oldest run is not for this host: from now on the next that is stands for the lane."""
+        """The lane's oldest run is not for this host: the next that is stands for the lane."""
         lane = candidate.lane
         if lane not in self._behind_refused:
             found = self._behind_refused[lane] = self._not_refused(candidate, need, run)
             self._instead[lane] = next(found, None)
 
     def _not_refused(self, candidate: Candidate, need: Requirements, run: Run) -> Iterator[ReadyRun]:
-        """Those behind the lane's oldest that are for this host, as far as this claim may look.
+        """The runs behind the lane's oldest that are for this host, as far as this claim may look.
 
-        Up to where all names are refused is remembered, so that the next claim goes on from there.
+        The place up to which all names are refused is remembered, and the next claim goes on from there.
         """
         lane, lanes, who = candidate.lane, self.board.lanes, self.host.declared_digest
         place = max(candidate.ready, lanes.refused_to(lane, who) or candidate.ready)
@@ -235,7 +237,8 @@ class Chooser:
         if lane in self._passed:
             return False
         need = self.board.shapes.get(self.tx, lane.shape)
-        if self.board.shares.held_back(lane.project, need.gpus, keep_s=self.board.margin_s) is not None:
+        keep_s = self.policy.least_margin_s
+        if self.board.shares.held_back(lane.project, need.gpus, keep_s=keep_s) is not None:
             return False
         # What is remembered of hosts of a kind may be from before a shape named this one.
         if need.hosts and not self._fits(lane.shape):
@@ -253,10 +256,10 @@ class Chooser:
         return True
 
     def _is_behind(self, candidate: Candidate) -> bool:
-        """Whether it comes after the run that the host is kept for.
+        """Whether it comes after the run that the host is reserved for.
 
-        Of the same priority all do, whatever share their projects have had: with enough small runs of others
-        the host would never be free enough.
+        All runs of the same priority do, whatever share their projects have had: enough small runs of other
+        projects would keep the host from ever being free enough.
         """
         kept = self._reservation
         if kept is None or candidate.ready.id == kept.run_id:
@@ -264,11 +267,11 @@ class Chooser:
         return self._behind or candidate.lane.priority <= kept.priority
 
     def _another_may_refuse_first(self, candidate: Candidate, need: Requirements) -> bool:
-        """For a while from when it became ready, a run goes only to where it gets what it prefers."""
+        """For a while after it became ready, a run goes only to a host that has what it prefers."""
         lane, ready_at = candidate.lane, candidate.ready.ready_at
         if not ready_at <= self.now < ready_at + need.prefer_for_s:
             return False
-        # Where its project may hold no more GPUs, one that is free here does not help it.
+        # A GPU that is free here does not help a project that may hold no more of them.
         if (
             self.free.holds_best(need)
             and self.board.shares.held_back(lane.project, need.gpus_at_best) is None
@@ -279,7 +282,7 @@ class Chooser:
         )
 
     def _does_not_fit(self, candidate: Candidate) -> None:
-        """By totals the host could run it. If it has been next in line for long, the host is kept for it."""
+        """The host could run it but is busy: if the run has been next for long, it is reserved."""
         reservations, run_id = self.board.reservations, candidate.ready.id
         if self._reservation is not None and self._reservation.run_id == run_id:
             reservations.seen(self._reservation, self.now)
@@ -295,7 +298,7 @@ class Chooser:
                 self._behind = True
 
     def _refuses_run(self, candidate: Candidate) -> bool:
-        """By its name, of which a lane knows nothing."""
+        """Whether the policy refuses the run by its name, which a lane does not know."""
         if self.host.declared is None or not declared_of(self.host).asks_for_names:
             return False
         run = self.tx.runs.get(candidate.ready.id)
@@ -330,7 +333,7 @@ class Chooser:
         return None
 
     def _group_is_full(self, run: Run) -> bool | None:
-        """None if somebody else gives places in it just now.
+        """None if another transaction is giving places in it.
 
         Places are given before a run is queued; but a limit may have been lowered since, and a retry comes
         back to the queue whatever the limit is.
@@ -348,14 +351,14 @@ class Chooser:
         return most is not None and self.tx.groups.running(group.id, most) >= most
 
     def _ends_in_time(self, run: Run) -> bool:
-        """Backfill: by its wall limit it has ended before the run that the host is kept for could begin."""
+        """Backfill: its wall limit ends it before the run that the host is reserved for could begin."""
         begins = self._begins_at()
         if begins is None or run.wall_limit_s is None:
             return False
         return self.now + run.wall_limit_s - run.ran_s + run.grace_s <= begins
 
     def _begins_at(self) -> float | None:
-        """When the kept run fits by the wall limits of what runs here; None if too few of them have one."""
+        """When that run fits, by the wall limits of the runs here; None if too few of them have one."""
         if self._begins is None:
             self._begins = (self._work_out_begin(),)
         return self._begins[0]

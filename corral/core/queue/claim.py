@@ -11,13 +11,10 @@ from corral.core.leases.fence import release_boot
 from corral.core.logs import left_bytes
 from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board, Choice, Chooser
-from corral.core.queue.eligibility import Shapes
-from corral.core.queue.fair_share import Shares
 from corral.core.queue.free_capacity import HostCapacity
-from corral.core.queue.lanes import Candidate, Lanes
-from corral.core.queue.reservations import Reservations
-from corral.core.queue.roster import Roster, takes_work
-from corral.core.runs.transitions import move
+from corral.core.queue.lanes import Candidate
+from corral.core.queue.roster import takes_work
+from corral.core.runs.move import move
 from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import Forbidden, NotFound
@@ -66,14 +63,10 @@ class ClaimResult(NamedTuple):
 class Claim:
     """A unit of work. It may run again after a lost race, so it gives back what its last try took."""
 
-    lanes: Lanes
-    shapes: Shapes
-    shares: Shares
+    board: Board
     policy: ServerPolicy
     ask: ClaimTerms
     now: Callable[[], float]
-    reservations: Reservations = field(default_factory=Reservations)
-    roster: Roster = field(default_factory=Roster)
     taken: list[Candidate] = field(default_factory=list)
     host: Host | None = None
     # What the host had left afterwards; None if it was not looked at.
@@ -85,9 +78,8 @@ class Claim:
         host = self.host = self._host(tx, now)
         released: tuple[LeaseId, ...] = ()
         if self.ask.holding is not None:
-            released = release_boot(
-                tx, host, self.ask.boot_id, self.ask.holding, now=now, policy=self.policy, shares=self.shares
-            )
+            shares, boot_id = self.board.shares, self.ask.boot_id
+            released = release_boot(tx, host, boot_id, self.ask.holding, now=now, shares=shares)
         held = tx.leases.held(host.id)
         earlier = [item.lease_id for item in held if item.request_id == self.ask.request_id]
         if earlier:
@@ -95,7 +87,7 @@ class Claim:
         return ClaimResult(tuple(self._grants(tx, host, held, now)), released)
 
     def undo(self) -> None:
-        self.lanes.put_back(self.taken)
+        self.board.lanes.put_back(self.taken)
         self.taken = []
 
     def _host(self, tx: Tx, now: float) -> Host:
@@ -117,21 +109,13 @@ class Claim:
         elif host.last_seen_at is None or now - host.last_seen_at > SEEN_EVERY_S:
             new = new._replace(last_seen_at=now)
             tx.hosts.seen(host.id, now)
-        self.roster.saw(new)
+        self.board.roster.saw(new)
         return new
 
     def _grants(self, tx: Tx, host: Host, held: list[LeaseHolding], now: float) -> list[Grant]:
         if self.ask.draining or host.capability is None or not takes_work(host, now):
             return []
-        board = Board(
-            self.lanes,
-            self.shapes,
-            self.shares,
-            self.reservations,
-            self.roster,
-            margin_s=self.policy.least_margin_s,
-        )
-        chooser = Chooser(board, self.policy, tx, host, held, now, self.taken)
+        chooser = Chooser(self.board, self.policy, tx, host, held, now, self.taken)
         self.free = chooser.free
         grants: list[Grant] = []
         while len(grants) < self.ask.max_leases and (found := chooser.next()) is not None:
@@ -160,14 +144,6 @@ class Claim:
             beaten_at=None,
             expires_at=now + self.policy.first_beat_s,
             active_at=now,
-            closed_at=None,
-            outcome=None,
-            outcome_digest=None,
-            outcome_answer=None,
-            progress="{}",
-            sample="{}",
-            event_seq=0,
-            log_bytes=0,
             gpu_bytes=choice.gpu_bytes,
         )
         tx.leases.insert(lease)
@@ -191,7 +167,7 @@ class Claim:
             reason=None,
             detail=None,
         )
-        self.shares.claimed(run.project, len(gpus))
+        self.board.shares.claimed(run.project, len(gpus))
         return lease, run
 
     def _render(self, tx: Tx, lease_id: LeaseId) -> Grant:

@@ -15,7 +15,7 @@ from typing import Any
 from corral.domain.canonical import canonical
 from corral.domain.capability import Capability, Gpu, Requirements, Verdict, judge
 from corral.domain.errors import NotFound
-from corral.domain.host_policy import HostPolicy, Work, effective, read_declared, refusals
+from corral.domain.host_policy import HostPolicy, RequestedWork, effective, read_declared, refusals
 from corral.domain.hosts import Host
 from corral.domain.ids import Digest
 from corral.domain.runs import Run
@@ -111,8 +111,8 @@ def verdict(need: Requirements, host: Host) -> Verdict:
     return judge(need, effective_of(host), host=host.name)
 
 
-def work_of(need: Requirements, project: str) -> Work:
-    return Work(project, need.kind, need.recipe, need.model, secrets=need.secrets)
+def work_of(need: Requirements, project: str) -> RequestedWork:
+    return RequestedWork(project, need.kind, need.recipe, need.model, secrets=need.secrets)
 
 
 def policy_refusals(need: Requirements, host: Host, run: Run) -> tuple[str, ...]:
@@ -146,10 +146,6 @@ def _what_counts(have: Capability) -> str:
 
 def parse_requirements(text: str) -> Requirements:
     return Requirements(**_tuples(json.loads(text)))
-
-
-def reported_of(host: Host) -> Capability:
-    return _capability(host.capability or "{}", host.name)
 
 
 @lru_cache(maxsize=16_384)

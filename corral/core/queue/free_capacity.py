@@ -33,7 +33,7 @@ class HostCapacity:
             self._hold(json.loads(item.gpus), item.gpu_bytes)
 
     def holds(self, need: Requirements) -> bool:
-        """Whether the GPUs that it cannot do without are free. Slots are the caller's to count."""
+        """Whether the GPUs that it needs are free. The caller counts slots."""
         if not need.gpus:
             return True
         # The count first: of a busy host nothing else need be looked at.
@@ -43,7 +43,7 @@ class HostCapacity:
         return len(self._usable(need)) >= need.gpus
 
     def holds_best(self, need: Requirements) -> bool:
-        """Whether those that it would like are free as well."""
+        """Whether the GPUs that it prefers are free as well."""
         wanted = need.gpus_at_best
         return not wanted or len(self._usable(need)) >= wanted
 
@@ -57,7 +57,7 @@ class HostCapacity:
         return chosen
 
     def shortage(self, need: Requirements) -> list[str]:
-        """What must become free before the host could take it; for people."""
+        """What must become free before the host can take it; for people."""
         found = [] if self.slots > 0 else ["every slot is busy"]
         if not self.holds(need):
             usable = len(self._usable(need))

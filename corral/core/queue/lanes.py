@@ -1,4 +1,4 @@
-"""Which queued run comes next. Kept in memory as hints; SQL only guards.
+"""Which queued run comes next, kept in memory as hints that the claim checks in the database.
 
 A lane is the queued runs that only age tells apart: one shape, one priority, one project. For each the
 oldest few are held here, so that a claim costs the same whether ten runs wait or a million, and a host
@@ -22,11 +22,11 @@ from corral.store.transaction import Tx
 
 REFILL = 256
 KEEP = 2048
-# Of how many kinds of hosts it is remembered what fits them.
+# For at most this many kinds of hosts the shapes that fit them are remembered.
 KINDS = 20_000
-# So many shapes of which no run waits are kept.
+# At most this many shapes are kept although no run of them waits.
 EMPTY = 100
-# Of so many policies it is remembered which runs of a lane they refuse.
+# For at most this many host policies a lane remembers which of its runs they refuse.
 POLICIES = 1000
 
 
@@ -64,10 +64,10 @@ class Lanes:
 
     def __init__(self) -> None:
         self._shapes: dict[Digest, dict[Lane, _Buffer]] = {}
-        # Which of the shapes fit hosts of a kind, as of a version of the set of shapes.
+        # For a kind of host the shapes that fit it, as of a version of the set of shapes.
         self._fitting: dict[Hashable, tuple[int, list[Digest]]] = {}
         self._version = 0
-        # Up to where a lane's runs are refused by name, by what refuses them.
+        # For a lane and a policy, the place up to which all runs are refused by name.
         self._refused: dict[Lane, dict[Hashable, ReadyRun]] = {}
         self._lock = threading.Lock()
 
@@ -125,7 +125,7 @@ class Lanes:
                 self._version += 1
 
     def may_have(self, shape: Digest, counts: Callable[[Lane], bool] | None = None) -> bool:
-        """False if, for all that is known here, no run of the shape waits in a lane that counts."""
+        """False if no run of the shape is known to wait in a lane that counts."""
         with self._lock:
             return any(
                 (buffer.waiting or not buffer.complete) and (counts is None or counts(lane))

@@ -13,7 +13,7 @@ from corral.core.queue.choose import Board
 from corral.core.queue.eligibility import policy_refusals
 from corral.core.queue.free_capacity import HostCapacity
 from corral.core.queue.roster import is_away, takes_work
-from corral.core.runs.cancel import ask_to_yield
+from corral.core.runs.stop import ask_to_yield
 from corral.domain.capability import Requirements
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId, LeaseId, RunId
@@ -24,7 +24,7 @@ from corral.store.transaction import Tx
 # More victims than this on one host are not tried in every combination.
 _CONSIDERED = 12
 PAGE = 1000
-# After so long a run that nobody could make room for is looked at again.
+# A run that nobody could make room for is looked at again after this time.
 AGAIN_S = 15.0
 
 
@@ -48,7 +48,7 @@ class PreemptionPlan(NamedTuple):
 
 @dataclass
 class Preemptor:
-    """Run by one server at a time. Remembers whom it has asked for, so that it asks once."""
+    """Runs on one server at a time, and remembers for which runs it has asked, so that it asks once."""
 
     board: Board
     policy: ServerPolicy
@@ -89,11 +89,11 @@ class Preemptor:
             return None
         found = fleet.make_room(run, need)
         if found is None:
-            # Looking costs a walk over all hosts; what did not help now will hardly in a moment.
+            # A look walks over all hosts, and a moment later it would hardly find more.
             self._asked[run_id] = now + AGAIN_S
             return None
         host, victims = found
-        # Kept for it, or what the first victim frees would go to the next that fits.
+        # Without the reservation, what the first victim frees would go to the next run that fits.
         self.board.reservations.reserve(host.id, run_id, lane.priority, now)
         self._asked[run_id] = (
             now + self.policy.lease_s + self.policy.stop_slack_s + _longest_grace(tx, victims)

@@ -1,10 +1,10 @@
-"""What of the queue's own rules holds a run back, or is done for it."""
+"""Which of the queue's own rules hold a run back or help it; for people."""
 
 from __future__ import annotations
 
 from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board
-from corral.domain.holds import CONCURRENCY
+from corral.domain.holds import HoldKind
 from corral.domain.runs import Run
 from corral.domain.states import RunState
 from corral.store.transaction import Tx
@@ -21,14 +21,14 @@ def held_back(tx: Tx, board: Board, run: Run, *, policy: ServerPolicy) -> str | 
 def group_is_full(tx: Tx, run: Run) -> str | None:
     """How full the group is whose limit holds the run."""
     group = None if run.group_id is None else tx.groups.get(run.group_id)
-    if run.hold_reason != CONCURRENCY or group is None or group.max_running is None:
+    if run.hold is not HoldKind.CONCURRENCY or group is None or group.max_running is None:
         return None
     placed = tx.groups.placed(group.id, but=run.id, limit=group.max_running)
     return f"{placed} runs of group {group.name} have one, of {group.max_running} (max_running)"
 
 
 def _without_gpu(tx: Tx, board: Board, run: Run, *, policy: ServerPolicy) -> str | None:
-    """A run that would like a GPU and can do without counts only what it is given."""
+    """Why the quota gives no GPU to a run that prefers one and can do without."""
     need = board.shapes.get(tx, run.shape)
     return board.shares.held_back(run.project, need.gpus_at_best, keep_s=policy.margin_s(run))
 
@@ -41,13 +41,13 @@ def notes(tx: Tx, board: Board, run: Run, *, now: float, policy: ServerPolicy) -
     if (held := held_back(tx, board, run, policy=policy)) is not None:
         found.append(f"its quota holds it back: {held}")
     elif (without := _without_gpu(tx, board, run, policy=policy)) is not None:
-        found.append(f"its quota gives it no GPU, and it goes without one: {without}")
+        found.append(f"its quota leaves it no GPU, so it starts without one: {without}")
     if (kept := board.reservations.of_run(run.id, now, policy.away_s)) is not None:
         host = tx.hosts.get(kept.host_id)
         name = host.name if host is not None else kept.host_id
         found.append(
-            f"host {name} is kept for it since {now - kept.since:.0f} s:"
-            " it takes no run of later rank until this one fits, but for what ends before"
+            f"host {name} has been reserved for it for {now - kept.since:.0f} s:"
+            " until it fits there, the host takes only runs that go first or end in time"
         )
     if policy.ageing_s is not None:
         points = int(max(0.0, now - run.ready_at) / policy.ageing_s)

@@ -1,4 +1,4 @@
-"""Hosts that are kept for a large run until it fits. In memory: after a restart the wait begins anew."""
+"""Hosts reserved for a large run until it fits. In memory: after a restart the wait begins again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from corral.domain.ids import HostId, RunId
 
-# So many runs are watched for how long they have been next in line.
+# At most this many runs are watched for how long they have been next.
 _WATCHED = 10_000
 
 
@@ -30,7 +30,7 @@ class Reservations:
         self._lock = threading.Lock()
 
     def of_host(self, host_id: HostId, now: float, keep_s: float) -> Reservation | None:
-        """What the host is kept for. One that was not seen for `keep_s` is over: its host is away."""
+        """The host's reservation. One that was not seen for `keep_s` is over: its host is away."""
         with self._lock:
             found = self._by_host.get(host_id)
             if found is not None and now - found.seen > keep_s:
@@ -50,7 +50,7 @@ class Reservations:
             return now - self._next_since.setdefault(run_id, now)
 
     def reserve(self, host_id: HostId, run_id: RunId, priority: int, now: float) -> Reservation:
-        """Takes the place of what the host was kept for, and of the host that the run had."""
+        """Replaces the host's earlier reservation, and the run's."""
         with self._lock:
             for old in (self._by_host.get(host_id), self._by_host.get(self._by_run.get(run_id, host_id))):
                 if old is not None:

@@ -1,4 +1,4 @@
-"""What this server remembers of hosts, as hints: which could have first refusal, and who gave what back.
+"""What this server remembers of hosts, as hints: which have first refusal, and which gave a run back.
 
 Lost with a restart and harmless then: a host that gives a run back twice costs nobody an attempt.
 """
@@ -22,7 +22,7 @@ AGAIN_S = 30.0
 _MOST = 10_000
 
 
-class GaveBack(NamedTuple):
+class ReturnedRun(NamedTuple):
     at: float
     boot_id: str
     why: str
@@ -42,7 +42,7 @@ class Roster:
 
     def __init__(self) -> None:
         self._hosts: dict[HostId, Host] | None = None
-        self._gave_back: dict[tuple[HostId, RunId], GaveBack] = {}
+        self._gave_back: dict[tuple[HostId, RunId], ReturnedRun] = {}
         self._lock = threading.Lock()
 
     def changed(self) -> None:
@@ -74,10 +74,10 @@ class Roster:
                 self._gave_back = {
                     key: item for key, item in self._gave_back.items() if now - item.at < AGAIN_S
                 }
-            self._gave_back[host_id, run_id] = GaveBack(now, boot_id, why)
+            self._gave_back[host_id, run_id] = ReturnedRun(now, boot_id, why)
 
-    def had(self, host: Host, run_id: RunId, now: float) -> GaveBack | None:
-        """That this boot of the host gave the run back a moment ago."""
+    def had(self, host: Host, run_id: RunId, now: float) -> ReturnedRun | None:
+        """The run, if this boot of the host gave it back a moment ago."""
         found = self._gave_back.get((host.id, run_id))
         recent = found is not None and found.boot_id == host.boot_id and 0 <= now - found.at < AGAIN_S
         return found if recent else None

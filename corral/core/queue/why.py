@@ -22,7 +22,7 @@ from corral.core.queue.eligibility import (
 from corral.core.queue.free_capacity import HostCapacity
 from corral.core.queue.roster import AGAIN_S, Roster, is_away
 from corral.domain.capability import Requirements, preferred
-from corral.domain.holds import CONCURRENCY
+from corral.domain.holds import HoldKind
 from corral.domain.host_policy import effective_slots, refusals
 from corral.domain.hosts import Host
 from corral.domain.ids import HostId
@@ -37,9 +37,9 @@ class HostStanding(StrEnum):
 
     # It takes the run at its next poll.
     READY = "ready"
-    # It could, and something must become free first, or another has first refusal.
+    # It could, but something must become free first, or another host has first refusal.
     WAITS = "waits"
-    # It would fit, and is not here or given nothing now.
+    # It would fit, but is not here or gets nothing now.
     AWAY = "away"
     DRAINING = "draining"
     SET_ASIDE = "set_aside"
@@ -184,19 +184,14 @@ def _second(
     if not standing.eligible or HostCapacity(standing.host, held).holds_best(asked.need):
         return standing
     if preferred(asked.need, effective_of(standing.host)):
-        said = f"a GPU that it prefers is to become free here; in {left_s:.0f} s it goes without one"
+        said = f"it waits for a GPU here, which it prefers; in {left_s:.0f} s it starts without one"
     else:
         said = f"hosts with a GPU have first refusal for another {left_s:.0f} s"
     return standing._replace(place=HostStanding.WAITS, waits=(*standing.waits, said))
 
 
 def summary(
-    run: Run,
-    hosts: list[RunStanding],
-    *,
-    now: float,
-    held_back: str | None = None,
-    group: str | None = None,
+    run: Run, hosts: list[RunStanding], *, now: float, held_back: str | None = None, group: str | None = None
 ) -> str:
     """One sentence: what the run waits for, or why it is where it is.
 
@@ -206,7 +201,7 @@ def summary(
         return f"the run has ended: {run.state}" + (f" ({run.reason})" if run.reason else "")
     if run.state is RunState.HELD:
         left = f", {max(0.0, run.not_before - now):.0f} s left" if run.not_before is not None else ""
-        if run.hold_reason == CONCURRENCY and group is not None:
+        if run.hold is HoldKind.CONCURRENCY and group is not None:
             return f"held: it waits for a place; {group}"
         return f"held: {run.hold_reason or 'not ready'}{left}"
     if run.state is not RunState.QUEUED:

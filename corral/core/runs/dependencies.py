@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from corral.core.runs.history import record, step
+from corral.core.runs.transitions import record, step
 from corral.domain.canonical import canonical
-from corral.domain.holds import BACKOFF, CONCURRENCY, has_place, is_waiting, waits_for
+from corral.domain.holds import HoldKind, waits_for
 from corral.domain.ids import GroupId, RunId
 from corral.domain.reasons import Reason
 from corral.domain.runs import OnFailure, Parent, Run
@@ -61,7 +61,7 @@ def next_hold(tx: Tx, run: Run) -> str | None:
 
 
 def first_wait(tx: Tx, links: Sequence[Parent]) -> str:
-    """What a run with these parents is born with; it is settled at once if none of them is to come."""
+    """The hold that a run with these parents begins with; it is settled at once if all of them have ended."""
     known = {link.parent_id: tx.runs.get(link.parent_id) for link in links}
     to_come = [one for one, run in known.items() if run is None or run.state not in FINAL]
     return waits_for(to_come or list(known))
@@ -83,7 +83,7 @@ def release(tx: Tx, run: Run, *, actor: str, now: float) -> Run:
         return record(tx, held, "hold", at=now, actor=actor, data={"hold_reason": hold, "state": run.state})
     _take_results(tx, run, parents)
     # A retry keeps its age; for the others the wait begins when they could have started.
-    ready_at = run.ready_at if run.hold_reason == BACKOFF else now
+    ready_at = run.ready_at if run.hold is HoldKind.BACKOFF else now
     return step(
         tx, run, RunEvent.RELEASE, at=now, actor=actor, hold_reason=None, not_before=None, ready_at=ready_at
     )
@@ -93,7 +93,7 @@ def left(tx: Tx, before: Run, after: Run, *, now: float) -> None:
     """A run was moved: if it ended, settle its children; if it left its place, let the next one in."""
     if after.state in FINAL and before.state not in FINAL:
         _settle_descendants(tx, after.id, now=now)
-    if after.group_id is not None and has_place(before) and not has_place(after):
+    if after.group_id is not None and before.has_place and not after.has_place:
         let_in(tx, after.group_id, now=now)
 
 
@@ -104,9 +104,9 @@ def settle_more(tx: Tx, parent_id: RunId, after: str, *, now: float) -> None:
 
 
 def settle_waiting(tx: Tx, run_id: RunId, *, now: float) -> None:
-    """The sweeper: a run that waits is looked at for itself, whatever became of its parents' word."""
+    """The sweeper: look at a waiting run again, in case the end of its parents was missed."""
     run = tx.runs.lock(run_id)
-    if run is not None and is_waiting(run):
+    if run is not None and run.is_held(HoldKind.PARENTS):
         done = release(tx, run, actor="corral", now=now)
         left(tx, run, done, now=now)
 
@@ -124,11 +124,11 @@ def let_in(tx: Tx, group_id: GroupId, *, now: float, unlimited: bool = False) ->
     room = MOST_AT_ONCE if most is None else most - tx.groups.placed(group_id, but=None, limit=most)
     if room <= 0:
         return
-    waiting = tx.groups.waiting(group_id, CONCURRENCY, min(room, MOST_AT_ONCE))
+    waiting = tx.groups.waiting(group_id, HoldKind.CONCURRENCY.value, min(room, MOST_AT_ONCE))
     for index, run_id in enumerate(waiting):
         # Whoever has it locked waits for the group now, and will see for itself.
         found = tx.runs.try_lock(run_id)
-        if found is not None and found[0].state is RunState.HELD and found[0].hold_reason == CONCURRENCY:
+        if found is not None and found[0].is_held(HoldKind.CONCURRENCY):
             # Those that are let in together keep their order in the queue.
             release(tx, found[0], actor="corral", now=now + index * 1e-6)
 
@@ -151,8 +151,8 @@ def hold_over_limit(tx: Tx, group_id: GroupId, *, actor: str, now: float) -> Non
 
 
 def wait_for_place(tx: Tx, run: Run, *, actor: str, now: float) -> Run:
-    data = {"hold_reason": CONCURRENCY}
-    return step(tx, run, RunEvent.HOLD, at=now, actor=actor, data=data, hold_reason=CONCURRENCY)
+    hold = HoldKind.CONCURRENCY.value
+    return step(tx, run, RunEvent.HOLD, at=now, actor=actor, data={"hold_reason": hold}, hold_reason=hold)
 
 
 def with_room(tx: Tx, after: str, limit: int) -> tuple[list[GroupId], str]:
@@ -165,7 +165,7 @@ def with_room(tx: Tx, after: str, limit: int) -> tuple[list[GroupId], str]:
         after = group_id
         group = tx.groups.get(group_id)
         most = group.max_running if group else None
-        if tx.groups.waiting(group_id, CONCURRENCY, 1) and (
+        if tx.groups.waiting(group_id, HoldKind.CONCURRENCY.value, 1) and (
             most is None or tx.groups.placed(group_id, but=None, limit=most) < most
         ):
             found.append(group_id)
@@ -185,7 +185,7 @@ def _settle_descendants(tx: Tx, parent_id: RunId, *, after: str = "", now: float
         left_over -= len(taken)
         for child_id in taken:
             child = tx.runs.lock(child_id)
-            if child is not None and is_waiting(child):
+            if child is not None and child.is_held(HoldKind.PARENTS):
                 child = release(tx, child, actor="corral", now=now)
                 if child.state in FINAL:
                     todo.append((child.id, ""))
@@ -201,14 +201,14 @@ def _waits(parents: Sequence[_Known]) -> str | None:
 
 
 def _no_place(tx: Tx, run: Run) -> str | None:
-    if run.group_id is None or has_place(run):
+    if run.group_id is None or run.has_place:
         return None
     group = tx.groups.get(run.group_id)
     if group is None or group.max_running is None:
         return None
     tx.groups.lock(run.group_id)
     placed = tx.groups.placed(run.group_id, but=run.id, limit=group.max_running)
-    return CONCURRENCY if placed >= group.max_running else None
+    return HoldKind.CONCURRENCY.value if placed >= group.max_running else None
 
 
 def _ended_for_parents(tx: Tx, run: Run, parents: Sequence[_Known], *, now: float) -> Run | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from corral.core.runs.dependencies import left, release
-from corral.core.runs.transitions import move, record
-from corral.domain.errors import Conflict, NotFound
-from corral.domain.holds import BACKOFF, REMOVED, held_by, is_held_by_somebody
+from corral.core.runs.find import lock_run
+from corral.core.runs.move import move
+from corral.core.runs.transitions import record
+from corral.domain.errors import Conflict
+from corral.domain.holds import HoldKind, held_by
 from corral.domain.ids import RunId
 from corral.domain.runs import Run
 from corral.domain.states import RunEvent, RunState
@@ -14,7 +16,7 @@ from corral.store.transaction import Tx
 
 def hold(tx: Tx, run_id: RunId, *, actor: str, now: float) -> Run:
     """Nobody gets it until it is released. One that waits for something else is held all the same."""
-    run = _locked(tx, run_id)
+    run = lock_run(tx, run_id)
     reason = held_by(actor)
     data = {"hold_reason": reason}
     if run.state is RunState.QUEUED:
@@ -26,9 +28,9 @@ def hold(tx: Tx, run_id: RunId, *, actor: str, now: float) -> Run:
             if run.ended_at is None
             else "Nothing was changed.",
         )
-    if is_held_by_somebody(run):
+    if run.hold is HoldKind.PERSON:
         return run
-    if run.hold_reason == REMOVED:
+    if run.hold is HoldKind.REMOVED:
         raise Conflict(f"run {run_id} is held already: it was removed from its manifest")
     held = run._replace(hold_reason=reason, not_before=None)
     held = record(tx, held, "hold", at=now, actor=actor, data={**data, "state": run.state})
@@ -39,15 +41,15 @@ def hold(tx: Tx, run_id: RunId, *, actor: str, now: float) -> Run:
 
 def let_go(tx: Tx, run_id: RunId, *, actor: str, now: float) -> Run:
     """It is queued, unless something else holds it; the wait between two tries is cut short too."""
-    run = _locked(tx, run_id)
+    run = lock_run(tx, run_id)
     if run.state is not RunState.HELD:
         raise Conflict(f"run {run_id} is {run.state}, not held", hint="Nothing was changed.")
-    if is_held_by_somebody(run) or run.hold_reason == BACKOFF:
+    if run.hold in (HoldKind.PERSON, HoldKind.BACKOFF):
         done = release(tx, run, actor=actor, now=now)
         # A parent may have failed meanwhile: then it ended, and its own children with it.
         left(tx, run, done, now=now)
         return done
-    if run.hold_reason == REMOVED:
+    if run.hold is HoldKind.REMOVED:
         raise Conflict(
             f"run {run_id} was removed from its manifest",
             hint="Apply the manifest with the run in it, or submit the run by itself.",
@@ -56,10 +58,3 @@ def let_go(tx: Tx, run_id: RunId, *, actor: str, now: float) -> Run:
         f"run {run_id} is not held by anybody: {run.hold_reason}",
         hint="It is queued by itself once that is over.",
     )
-
-
-def _locked(tx: Tx, run_id: RunId) -> Run:
-    run = tx.runs.lock(run_id)
-    if run is None:
-        raise NotFound(f"there is no run {run_id}")
-    return run

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from corral.core.audit import note
-from corral.domain.errors import Conflict, NotFound
+from corral.core.audit import Author, note
+from corral.core.runs.find import lock_run
+from corral.domain.errors import Conflict
 from corral.domain.ids import ArtifactId, RunId
 from corral.domain.states import FINAL
 from corral.store.transaction import Tx
@@ -19,10 +20,8 @@ class RemovalResult(NamedTuple):
     kept: tuple[ArtifactId, ...]
 
 
-def remove(tx: Tx, run_id: RunId, *, actor: str, origin: str, now: float) -> RemovalResult:
-    run = tx.runs.lock(run_id)
-    if run is None:
-        raise NotFound(f"there is no run {run_id}")
+def remove(tx: Tx, run_id: RunId, *, by: Author) -> RemovalResult:
+    run = lock_run(tx, run_id)
     if run.state not in FINAL:
         raise Conflict(
             f"run {run_id} is {run.state}; only a run that has ended can be removed",
@@ -48,9 +47,7 @@ def remove(tx: Tx, run_id: RunId, *, actor: str, origin: str, now: float) -> Rem
         tx,
         "run.remove",
         run_id,
-        actor=actor,
-        origin=origin,
-        now=now,
+        by,
         name=run.name,
         project=run.project,
         state=run.state,

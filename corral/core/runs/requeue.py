@@ -8,16 +8,12 @@ from collections.abc import Mapping
 
 from corral.core.quotas import check_room
 from corral.core.runs.dependencies import first_wait, next_hold, settle_waiting
-from corral.core.runs.submit import (
-    SubmitResult,
-    earlier_answer,
-    missing_of,
-    names_what_is_missing,
-    used_before,
-)
+from corral.core.runs.find import lock_run
+from corral.core.runs.needs import RunNeeds, not_there
+from corral.core.runs.submit import SubmitResult, earlier_answer, used_before
 from corral.core.runs.transitions import born, record
 from corral.domain.canonical import canonical, digest_of
-from corral.domain.errors import Conflict, NotFound
+from corral.domain.errors import Conflict
 from corral.domain.ids import ArtifactId, RunId
 from corral.domain.reasons import Reason
 from corral.domain.runs import OnFailure, Run, Submission
@@ -64,6 +60,14 @@ def requeue_with_children(
     return _done(tx, old, ids, what, request_id=request_id, principal=principal, now=now)
 
 
+def check_requeue(tx: Tx, run: Run) -> None:
+    """Conflict if the run should not be queued again with others; the message goes on after its name."""
+    if was_requeued(tx, run):
+        raise Conflict("was queued again before")
+    if (parent := failed_parent(tx, run)) is not None:
+        raise Conflict(f"comes after {parent}, which did not succeed, and goes with it")
+
+
 def was_requeued(tx: Tx, run: Run) -> bool:
     """Whether there is a next generation: it is the last that happens to a run that has ended."""
     last = tx.events.of_run(run.id, after=max(0, run.event_n - 3), limit=3)
@@ -85,9 +89,7 @@ def _begun(
     tx: Tx, run_id: RunId, what: str, *, request_id: str, principal: str
 ) -> tuple[Run, SubmitResult | None]:
     # Locked first: of two equal requests at once, the second sees what the first did.
-    old = tx.runs.lock(run_id)
-    if old is None:
-        raise NotFound(f"there is no run {run_id}")
+    old = lock_run(tx, run_id)
     earlier = earlier_answer(tx, principal, request_id, digest_of([what, run_id]))
     if earlier is None and old.state not in FINAL:
         raise Conflict(
@@ -127,12 +129,9 @@ def _again(tx: Tx, old: Run, new_of: Mapping[RunId, RunId], *, principal: str, n
     again = {link.input for link in links if link.parent_id in new_of and link.input is not None}
     inputs = {name: ArtifactId(of) for name, of in spec.get("inputs", {}).items() if name not in again}
     code = None if spec.get("code") is None else ArtifactId(spec["code"])
-    secrets = tuple(spec.get("secrets", ()))
-    parts = spec.get("input_paths", {})
-    if missing := missing_of(
-        tx, old.project, code=code, inputs=inputs, secrets=secrets, prefix="", parts=parts
-    ):
-        raise names_what_is_missing(missing)
+    needs = RunNeeds(code, inputs, tuple(spec.get("secrets", ())), parts=spec.get("input_paths", {}))
+    if missing := needs.missing(tx, old.project):
+        raise not_there(missing)
     check_room(tx, old.project, 1)
     new = old.born_again(submitted_by=principal, now=now)
     links = sorted(
@@ -148,7 +147,7 @@ def _again(tx: Tx, old: Run, new_of: Mapping[RunId, RunId], *, principal: str, n
     if hold is not None:
         new = new._replace(state=RunState.HELD, hold_reason=hold)
     tx.runs.insert(new, canonical({**spec, "inputs": inputs}))
-    tx.artifacts.use(new.id, [*([code] if code else []), *inputs.values()])
+    tx.artifacts.use(new.id, needs.artifacts)
     born(tx, new, actor=principal)
     record(tx, old, "requeued_as", at=now, actor=principal, data={"run": new.id})
     settle_waiting(tx, new.id, now=now)

@@ -7,58 +7,38 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
-from types import MappingProxyType
 from typing import NamedTuple
 
 from corral.core.quotas import no_room
 from corral.core.runs.dependencies import first_wait, settle_waiting
+from corral.core.runs.needs import RunNeeds, not_there
 from corral.core.runs.transitions import born
-from corral.domain.artifacts import ArtifactKind
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.capability import Requirements
-from corral.domain.errors import Conflict, CorralError, FieldError, InvalidInput
-from corral.domain.holds import CONCURRENCY
-from corral.domain.ids import (
-    ArtifactId,
-    Digest,
-    GroupId,
-    RunId,
-    ScheduleId,
-    is_id,
-    new_group_id,
-    new_run_id,
-)
-from corral.domain.retries import RetryLimits
+from corral.domain.errors import Conflict, CorralError, FieldError
+from corral.domain.holds import HoldKind
+from corral.domain.ids import Digest, GroupId, RunId, ScheduleId, is_id, new_group_id, new_run_id
 from corral.domain.runs import Group, OnFailure, Parent, Run, Submission
 from corral.domain.states import RunState
 from corral.store.transaction import Tx
 
 
 class NewRun(NamedTuple):
-    """A run as the wire layer read it; `spec` is its whole resolved form as JSON."""
+    """A run as the wire layer read it: its record, and what is checked or stored beside it.
 
-    project: str
-    name: str
-    kind: str
-    seed: int | None
+    The record gets its id, its shape, its group, who submits it and when once it is accepted. `spec` is the
+    whole resolved form as JSON.
+    """
+
+    run: Run
     spec: str
-    identity: Digest
     requirements: Requirements
-    priority: int
-    labels: dict[str, str]
-    retries: RetryLimits
-    wall_limit_s: float | None
-    stall_limit_s: float | None
-    grace_s: float
-    code: ArtifactId | None
-    inputs: dict[str, ArtifactId]
-    secrets: tuple[str, ...]
-    preemptible: bool = False
+    needs: RunNeeds = RunNeeds()
     after: tuple[Dependency, ...] = ()
-    # What code and inputs hold, by `code` and `inputs.NAME`, where the caller says it.
-    digests: Mapping[str, str] = MappingProxyType({})
-    # Of inputs that are a part of their artifact: which.
-    parts: Mapping[str, str] = MappingProxyType({})
+
+    def accepted(self, run_id: RunId, shape: Digest, group_id: GroupId | None, *, by: str, now: float) -> Run:
+        made = self.run._replace(id=run_id, shape=shape, group_id=group_id, submitted_by=by)
+        return made._replace(created_at=now, ready_at=now, event_n=1)
 
 
 class Dependency(NamedTuple):
@@ -91,43 +71,31 @@ def submit(
     The same principal and request id again get the first answer.
     """
     limit = [] if max_running is None else [max_running]
-    body = digest_of([run.spec for run in runs] + [group, *limit])
+    project = runs[0].run.project
+    body = digest_of([new.spec for new in runs] + [group, *limit])
     ids = tuple(new_run_id() for _ in runs)
     links, missing = _links(tx, ids, runs)
-    missing += [
-        found
-        for index, run in enumerate(runs)
-        for found in missing_of(
-            tx,
-            run.project,
-            code=run.code,
-            inputs=run.inputs,
-            secrets=run.secrets,
-            prefix=_prefix(index, runs),
-            digests=run.digests,
-            parts=run.parts,
-        )
-    ]
+    for index, new in enumerate(runs):
+        missing += new.needs.missing(tx, project, prefix_of(index, runs))
     group_id = new_group_id() if group is not None or len(runs) > 1 else None
     submission = Submission(principal, request_id, body, group_id, canonical(ids), now)
     # Nothing is written before all that may refuse it was asked: whoever catches the refusal may commit.
-    refused: CorralError | None = names_what_is_missing(missing) if missing else None
-    refused = refused or no_room(tx, runs[0].project, len(runs))
+    refused: CorralError | None = not_there(missing) if missing else None
+    refused = refused or no_room(tx, project, len(runs))
     if refused is not None or not tx.runs.put_submission(submission):
         if (earlier := earlier_answer(tx, principal, request_id, body)) is not None:
             return earlier
         assert refused is not None, "a submission that is there has an answer"
         raise refused
     if group_id is not None:
-        tx.groups.insert(Group(group_id, runs[0].project, group or runs[0].name, now, max_running))
+        tx.groups.insert(Group(group_id, project, group or runs[0].run.name, now, max_running))
     places = len(runs) if group_id is None or max_running is None else max_running
     shapes: dict[Requirements, Digest] = {}
     born_waiting: list[Run] = []
-    for index, (run_id, run) in enumerate(zip(ids, runs, strict=True)):
-        if run.requirements not in shapes:
-            shapes[run.requirements] = put_shape(tx, run.requirements)
-        shape = shapes[run.requirements]
-        made = as_run(run_id, run, shape, group_id, principal=principal, now=now)
+    for index, (run_id, new) in enumerate(zip(ids, runs, strict=True)):
+        if new.requirements not in shapes:
+            shapes[new.requirements] = put_shape(tx, new.requirements)
+        made = new.accepted(run_id, shapes[new.requirements], group_id, by=principal, now=now)
         made = made._replace(schedule_id=schedule_id)
         if links[run_id]:
             made = made._replace(state=RunState.HELD, hold_reason=first_wait(tx, links[run_id]))
@@ -135,18 +103,18 @@ def submit(
         elif places > 0:
             places -= 1
         else:
-            made = made._replace(state=RunState.HELD, hold_reason=CONCURRENCY)
+            made = made._replace(state=RunState.HELD, hold_reason=HoldKind.CONCURRENCY.value)
         if max_running is not None:
             # They are let in by age, in the order in which they were given.
             made = made._replace(ready_at=now + index * 1e-6)
-        put_run(tx, made, run, links[run_id])
+        put_run(tx, made, new, links[run_id])
     for made in born_waiting:
         # Parents that have ended already; a child that ends with them takes its own along.
         settle_waiting(tx, made.id, now=now)
     return SubmitResult(ids, group_id)
 
 
-def _prefix(index: int, runs: Sequence[NewRun]) -> str:
+def prefix_of(index: int, runs: Sequence[NewRun]) -> str:
     return f"runs[{index}]." if len(runs) > 1 else ""
 
 
@@ -155,20 +123,21 @@ def _links(
 ) -> tuple[dict[RunId, list[Parent]], list[FieldError]]:
     """Who waits for whom. A name means every run of this submission that has it."""
     named: dict[str, list[RunId]] = {}
-    for run_id, run in zip(ids, runs, strict=True):
-        named.setdefault(run.name, []).append(run_id)
+    for run_id, new in zip(ids, runs, strict=True):
+        named.setdefault(new.run.name, []).append(run_id)
     links: dict[RunId, list[Parent]] = {}
     problems: list[FieldError] = []
     # In one order, so that of two submissions none waits for the other.
-    outside = {text for run in runs for after in run.after if is_id(text := after.run, "r")}
+    outside = {text for new in runs for after in new.after if is_id(text := after.run, "r")}
     known = {text: tx.runs.lock(RunId(text)) for text in sorted(outside)}
-    for index, (run_id, run) in enumerate(zip(ids, runs, strict=True)):
+    for index, (run_id, new) in enumerate(zip(ids, runs, strict=True)):
         found: dict[RunId, Parent] = {}
-        for after in run.after:
+        project = new.run.project
+        for after in new.after:
             parent = known.get(after.run)
-            parents = [parent.id] if parent and parent.project == run.project else named.get(after.run, [])
-            for problem in _wrong_link(run_id, after, parents, found, project=run.project):
-                problems.append(FieldError(_prefix(index, runs) + after.place, problem))
+            parents = [parent.id] if parent and parent.project == project else named.get(after.run, [])
+            for problem in _wrong_link(run_id, after, parents, found, project=project):
+                problems.append(FieldError(prefix_of(index, runs) + after.place, problem))
             for parent_id in parents:
                 found[parent_id] = Parent(run_id, parent_id, after.input, after.on_failure)
         links[run_id] = [found[parent_id] for parent_id in sorted(found)]
@@ -197,7 +166,7 @@ def _circle(
     try:
         TopologicalSorter({run_id: [link.parent_id for link in links[run_id]] for run_id in ids}).prepare()
     except CycleError as error:
-        names = {run_id: run.name for run_id, run in zip(ids, runs, strict=True)}
+        names = {run_id: new.run.name for run_id, new in zip(ids, runs, strict=True)}
         around = " after ".join(names.get(run_id, run_id) for run_id in reversed(error.args[1]))
         return [FieldError("after", f"goes round in a circle: {around}")]
     return []
@@ -246,89 +215,10 @@ def used_before(request_id: str) -> Conflict:
     )
 
 
-def missing_of(
-    tx: Tx,
-    project: str,
-    *,
-    code: ArtifactId | None,
-    inputs: Mapping[str, ArtifactId],
-    secrets: Sequence[str],
-    prefix: str,
-    digests: Mapping[str, str] = MappingProxyType({}),
-    parts: Mapping[str, str] = MappingProxyType({}),
-) -> list[FieldError]:
-    """What a run names and is not there: it would fail only once a machine was taken."""
-    fields: list[FieldError] = []
-    named = {f"{prefix}inputs.{name}": artifact for name, artifact in inputs.items()}
-    wanted = {f"{prefix}inputs.{name}": part for name, part in parts.items()}
-    if code is not None:
-        named[f"{prefix}code"] = code
-    for path, artifact_id in named.items():
-        artifact = tx.artifacts.get(artifact_id)
-        if artifact is None or artifact.project != project:
-            fields.append(FieldError(path, f"names {artifact_id}, which project {project} does not have"))
-        elif path.endswith("code") and artifact.kind is not ArtifactKind.CODE:
-            fields.append(FieldError(path, f"names {artifact_id}, which is not code but {artifact.kind}"))
-        elif digests.get(path.removeprefix(prefix), artifact.digest) != artifact.digest:
-            fields.append(FieldError(path, f"names {artifact_id}, which holds something else than it says"))
-        elif (part := wanted.get(path)) is not None and not tx.artifacts.has(artifact_id, part):
-            fields.append(
-                FieldError(path, f"names {part!r} of {artifact_id}, which has no such file or folder")
-            )
-    for name in secrets:
-        if tx.secrets.get(project, name) is None:
-            fields.append(
-                FieldError(f"{prefix}secrets", f"names {name}, which project {project} does not have")
-            )
-    return fields
-
-
-def names_what_is_missing(fields: Sequence[FieldError]) -> InvalidInput:
-    lines = "; ".join(f"`{f.path}` {f.message}" for f in fields)
-    return InvalidInput(
-        f"the run names what is not there: {lines}",
-        hint="Upload inputs with the run file, and set secrets with `corral secrets set NAME`.",
-        fields=fields,
-    )
-
-
 def put_run(tx: Tx, run: Run, new: NewRun, links: Sequence[Parent]) -> None:
     tx.runs.insert(run, new.spec)
     for link in links:
         tx.runs.add_parent(link)
-    if new.code is not None or new.inputs:
-        tx.artifacts.use(run.id, [*([new.code] if new.code else []), *new.inputs.values()])
+    if new.needs.artifacts:
+        tx.artifacts.use(run.id, new.needs.artifacts)
     born(tx, run, actor=run.submitted_by)
-
-
-def as_run(
-    run_id: RunId, new: NewRun, shape: Digest, group_id: GroupId | None, *, principal: str, now: float
-) -> Run:
-    return Run(
-        id=run_id,
-        project=new.project,
-        name=new.name,
-        kind=new.kind,
-        group_id=group_id,
-        seed=new.seed,
-        identity=new.identity,
-        manifest=None,
-        generation=1,
-        shape=shape,
-        priority=new.priority,
-        labels=canonical(new.labels),
-        submitted_by=principal,
-        created_at=now,
-        world_size=1,
-        min_ranks=1,
-        elastic=False,
-        retry_infrastructure=new.retries.infrastructure,
-        retry_memory=new.retries.memory,
-        retry_code=new.retries.code,
-        wall_limit_s=new.wall_limit_s,
-        stall_limit_s=new.stall_limit_s,
-        grace_s=new.grace_s,
-        preemptible=new.preemptible,
-        ready_at=now,
-        event_n=1,
-    )

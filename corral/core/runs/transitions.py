@@ -1,44 +1,20 @@
-"""Moving a run along its table, and what that means for the runs that wait for it."""
+"""A run's step along its table: the one place that saves the run, writes its event and announces both."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from corral.core.runs.dependencies import left
-from corral.core.runs.history import (
-    TOPIC_HOST,
-    TOPIC_LOG,
-    TOPIC_QUOTA,
-    TOPIC_READY,
-    TOPIC_RUN,
-    TOPIC_STOP,
-    born,
-    parse_ready_key,
-    ready_key,
-    record,
-    step,
-)
-from corral.domain.runs import Run
-from corral.domain.states import RunEvent
+from corral.core.topics import TOPIC_READY, TOPIC_RUN
+from corral.domain.canonical import canonical
+from corral.domain.ids import Digest, RunId
+from corral.domain.queue import Lane, ReadyRun
+from corral.domain.runs import Event, Run
+from corral.domain.states import RunEvent, RunState, step_run
 from corral.store.transaction import Tx
 
-__all__ = [
-    "TOPIC_HOST",
-    "TOPIC_LOG",
-    "TOPIC_QUOTA",
-    "TOPIC_READY",
-    "TOPIC_RUN",
-    "TOPIC_STOP",
-    "born",
-    "move",
-    "parse_ready_key",
-    "ready_key",
-    "record",
-]
 
-
-def move(
+def step(
     tx: Tx,
     run: Run,
     event: RunEvent,
@@ -48,10 +24,40 @@ def move(
     data: Mapping[str, object] | None = None,
     **changes: Any,
 ) -> Run:
-    """Step the run and write what changed with it. IllegalTransition if the table has no such row.
+    """Step the run and write what changed with it. IllegalTransition if the table has no such row."""
+    run = run._replace(state=step_run(run.state, event), event_n=run.event_n + 1, **changes)
+    return _keep(tx, run, str(event), at=at, actor=actor, data={**(data or {}), "state": run.state})
 
-    If it ended or left its place, those that wait for that are queued in the same transaction.
-    """
-    moved = step(tx, run, event, at=at, actor=actor, data=data, **changes)
-    left(tx, run, moved, now=at)
-    return moved
+
+def record(
+    tx: Tx, run: Run, kind: str, *, at: float, actor: str, data: Mapping[str, object] | None = None
+) -> Run:
+    """Save the run together with one more event in its history."""
+    return _keep(tx, run._replace(event_n=run.event_n + 1), kind, at=at, actor=actor, data=data)
+
+
+def _keep(tx: Tx, run: Run, kind: str, *, at: float, actor: str, data: Mapping[str, object] | None) -> Run:
+    tx.runs.save(run)
+    tx.events.append(Event(run.id, run.event_n, at, kind, actor, canonical(data or {})))
+    tx.announce(TOPIC_RUN, run.id)
+    if run.state is RunState.QUEUED:
+        tx.announce(TOPIC_READY, ready_key(run))
+    return run
+
+
+def born(tx: Tx, run: Run, *, actor: str) -> None:
+    """The first event of a run that was just inserted with `event_n` 1."""
+    data = canonical({"state": run.state, "generation": run.generation})
+    tx.events.append(Event(run.id, run.event_n, run.created_at, "submit", actor, data))
+    tx.announce(TOPIC_RUN, run.id)
+    if run.state is RunState.QUEUED:
+        tx.announce(TOPIC_READY, ready_key(run))
+
+
+def ready_key(run: Run) -> str:
+    return f"{run.shape}|{run.priority}|{run.ready_at!r}|{run.id}|{run.project}"
+
+
+def parse_ready_key(key: str) -> tuple[Lane, ReadyRun]:
+    shape, priority, ready_at, run_id, project = key.split("|", 4)
+    return Lane(Digest(shape), int(priority), project), ReadyRun(float(ready_at), RunId(run_id))

@@ -7,13 +7,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from corral.core.audit import Author
 from corral.core.calls.accept import accept, new_call
 from corral.core.calls.cancel import cancel
 from corral.core.policy import ServerPolicy
 from corral.core.runs.submit import SubmitResult
-from corral.core.schedules import fire as schedules
+from corral.core.schedules import manage
 from corral.core.schedules.cron import check_times
-from corral.core.schedules.fire import NewSchedule, ScheduleActor
+from corral.core.schedules.work import SubmitKey
 from corral.domain.calls import CALL_FINAL, CallOptions, Payload
 from corral.domain.canonical import canonical
 from corral.domain.endpoints import Endpoint, EndpointVersion
@@ -43,10 +44,10 @@ class CallOrder(NamedTuple):
     def keep(self, tx: Tx, schedule_id: ScheduleId) -> None:
         """The endpoint keeps its own code."""
 
-    def was_made(self, tx: Tx, ask: NewSchedule) -> bool:
+    def was_made(self, tx: Tx, ask: SubmitKey) -> bool:
         return tx.calls.by_key(self.endpoint_id, ask.request_id) is not None
 
-    def make(self, tx: Tx, schedule: Schedule, ask: NewSchedule, *, now: float) -> SubmitResult:
+    def make(self, tx: Tx, schedule: Schedule, ask: SubmitKey, *, now: float) -> SubmitResult:
         endpoint = tx.endpoints.get(self.endpoint_id)
         version = None if endpoint is None else tx.endpoints.version(endpoint.id, endpoint.current)
         if endpoint is None or version is None:
@@ -92,11 +93,11 @@ def check(tx: Tx, endpoint: Endpoint, version: EndpointVersion, *, now: float) -
 def keep(tx: Tx, endpoint: Endpoint, version: EndpointVersion | None, *, now: float) -> None:
     """Bring the endpoint's schedule in line with the version that serves; None ends it."""
     mine = of_endpoint(tx, endpoint)
-    who = ScheduleActor(endpoint.created_by if version is None else version.created_by, "")
+    by = Author(endpoint.created_by if version is None else version.created_by, "", now)
     wanted = None if version is None or endpoint.stopped or endpoint.live else _wanted(endpoint, version, now)
     if wanted is None:
         if mine is not None:
-            schedules.remove(tx, mine.id, who=who, now=now)
+            manage.remove(tx, mine.id, by=by)
         return
     if mine is None and tx.schedules.by_name(endpoint.project, endpoint.name) is not None:
         # The name was taken after the deploy was checked.
@@ -104,7 +105,7 @@ def keep(tx: Tx, endpoint: Endpoint, version: EndpointVersion | None, *, now: fl
     if mine is not None and _demand(mine) == _demand(wanted):
         return
     order = CallOrder.read(json.loads(wanted.spec)["call"])
-    schedules.replace(tx, wanted, order, who=who, now=now)
+    manage.replace(tx, wanted, order, by=by)
 
 
 def _demand(one: Schedule) -> tuple[object, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from corral.core.logs import segment_key
 from corral.core.volumes import newest
@@ -23,6 +23,7 @@ from corral.store.transaction import Tx
 
 PAGE = 200
 _USERS_NAMED = 5
+Item = TypeVar("Item")
 
 
 class FsckFinding(NamedTuple):
@@ -41,33 +42,28 @@ class Fsck:
     in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
 
     async def check(self) -> AsyncIterator[FsckFinding]:
-        async for finding in self._runs():
-            yield finding
-        async for finding in self._blob_rows():
-            yield finding
-        async for finding in self._volumes():
-            yield finding
-        async for finding in self._stray_bytes():
-            yield finding
-        async for finding in self._audit():
-            yield finding
+        for check in (self._runs, self._blob_rows, self._volumes, self._stray_bytes, self._audit):
+            async for finding in check():
+                yield finding
+
+    async def _pages(
+        self, read: Callable[[Any, Tx], list[Item]], key: Callable[[Item], Any]
+    ) -> AsyncIterator[list[Item]]:
+        """Pages until one is not full; at least one. `key` is where the next page begins."""
+        page = await self.store.read(partial(read, None))
+        yield page
+        while len(page) == PAGE:
+            page = await self.store.read(partial(read, key(page[-1])))
+            yield page
 
     async def _runs(self) -> AsyncIterator[FsckFinding]:
-        after: RunId | None = None
         done = 0
-        while True:
-            page = await self._run_page(after)
+        async for page in self._pages(_run_page, lambda run: run.id):
             for run in page:
                 for problem in await self._check_run(run):
                     yield FsckFinding("runs", done, problem)
             done += len(page)
             yield FsckFinding("runs", done, None)
-            if len(page) < PAGE:
-                return
-            after = page[-1].id
-
-    async def _run_page(self, after: RunId | None) -> list[Run]:
-        return await self.store.read(lambda tx: tx.runs.page_by_id(after, PAGE))
 
     async def _check_run(self, run: Run) -> list[str]:
         found = await self.store.read(lambda tx: check_run(tx, run.id))
@@ -86,22 +82,14 @@ class Fsck:
             return False
 
     async def _blob_rows(self) -> AsyncIterator[FsckFinding]:
-        after: tuple[str, Digest] | None = None
         done = 0
-        while True:
-            page = await self._blob_page(after)
+        async for page in self._pages(_blob_page, lambda blob: (blob.project, blob.digest)):
             for blob in page:
                 problem = await self._check_blob(blob)
                 done += 1
                 if problem or done % 50 == 0:
                     yield FsckFinding("blobs", done, problem)
-            if len(page) < PAGE:
-                yield FsckFinding("blobs", done, None)
-                return
-            after = (page[-1].project, page[-1].digest)
-
-    async def _blob_page(self, after: tuple[str, Digest] | None) -> list[Blob]:
-        return await self.store.read(lambda tx: tx.blobs.page(after, PAGE))
+        yield FsckFinding("blobs", done, None)
 
     async def _check_blob(self, blob: Blob) -> str | None:
         name = f"blob {blob.digest} of project {blob.project}"
@@ -131,23 +119,14 @@ class Fsck:
 
     async def _volumes(self) -> AsyncIterator[FsckFinding]:
         """The newest version of each is there; its bytes are looked at with all others."""
-        after: tuple[str, str] | None = None
         done = 0
-        while page := await self._volume_page(after):
+        async for page in self._pages(_volume_page, lambda item: (item[0].project, item[0].name)):
             done += len(page)
             for volume, whole in page:
                 if not whole:
                     why = f"volume {volume.project}/{volume.name}: its version {volume.head} is not there"
                     yield FsckFinding("volumes", done, why)
-            after = (page[-1][0].project, page[-1][0].name)
         yield FsckFinding("volumes", done, None)
-
-    async def _volume_page(self, after: tuple[str, str] | None) -> list[tuple[VolumeRecord, bool]]:
-        def unit(tx: Tx) -> list[tuple[VolumeRecord, bool]]:
-            found = tx.volumes.page(None, after=after, limit=PAGE)
-            return [(one, one.head == 0 or newest(tx, one).artifact is not None) for one in found]
-
-        return await self.store.read(unit)
 
     async def _audit(self) -> AsyncIterator[FsckFinding]:
         chain = AuditChain()
@@ -173,6 +152,19 @@ class Fsck:
 
     async def _is_claimed(self, digest: Digest) -> bool:
         return await self.store.read(lambda tx: tx.blobs.any_project_has(digest))
+
+
+def _run_page(after: RunId | None, tx: Tx) -> list[Run]:
+    return tx.runs.page_by_id(after, PAGE)
+
+
+def _blob_page(after: tuple[str, Digest] | None, tx: Tx) -> list[Blob]:
+    return tx.blobs.page(after, PAGE)
+
+
+def _volume_page(after: tuple[str, str] | None, tx: Tx) -> list[tuple[VolumeRecord, bool]]:
+    found = tx.volumes.page(None, after=after, limit=PAGE)
+    return [(one, one.head == 0 or newest(tx, one).artifact is not None) for one in found]
 
 
 def check_run(tx: Tx, run_id: RunId) -> list[str]:

@@ -9,7 +9,7 @@ from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
 from corral.domain.artifacts import NamedObject
 from corral.domain.errors import Conflict, InvalidInput, NotFound, TooLarge
-from corral.domain.ids import HostId, LeaseId
+from corral.domain.leases import LeaseKey
 from corral.store.transaction import Tx
 
 MAX_BYTES = 1 << 20
@@ -19,30 +19,28 @@ _KEY = re.compile(r"[A-Za-z0-9._-]{1,128}(?:/[A-Za-z0-9._-]{1,128}){0,7}")
 
 def put_object(
     tx: Tx,
-    lease_id: LeaseId,
-    epoch: int,
-    key: str,
+    key: LeaseKey,
+    name: str,
     body: bytes,
     *,
     if_match: str | None,
     if_none_match: str | None,
-    host_id: HostId,
     now: float,
     policy: ServerPolicy,
 ) -> str:
     """Write and return the new ETag. Conflict if the condition does not hold: somebody else was first."""
-    _check_key(key)
+    _check_name(name)
     if len(body) > MAX_BYTES:
-        raise TooLarge(f"object {key} has {len(body)} bytes; {MAX_BYTES} are allowed")
-    _, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
-    old = tx.objects.get(run.id, key)
+        raise TooLarge(f"object {name} has {len(body)} bytes; {MAX_BYTES} are allowed")
+    _, run = fence(tx, key, now=now, policy=policy)
+    old = tx.objects.get(run.id, name)
     if if_none_match is not None:
         if if_none_match.strip() != "*":
             raise InvalidInput("If-None-Match takes only `*`")
         if old is not None:
-            raise Conflict(f"object {key} is there already, with ETag {old.etag}")
+            raise Conflict(f"object {name} is there already, with ETag {old.etag}")
     if if_match is not None and (old is None or old.etag != if_match.strip()):
-        raise Conflict(f"object {key} has ETag {old.etag if old else 'none'}, not {if_match.strip()[:80]}")
+        raise Conflict(f"object {name} has ETag {old.etag if old else 'none'}, not {if_match.strip()[:80]}")
     if old is None and tx.objects.count(run.id) >= MAX_OBJECTS:
         raise Conflict(
             f"run {run.id} has {MAX_OBJECTS} objects already",
@@ -50,40 +48,29 @@ def put_object(
         )
     version = hashlib.sha256(body + (old.etag if old else "").encode()).hexdigest()[:32]
     etag = f'"{version}"'
-    tx.objects.put(NamedObject(run.id, key, etag, body, epoch, now))
+    tx.objects.put(NamedObject(run.id, name, etag, body, key.epoch, now))
     return etag
 
 
-def read_object(
-    tx: Tx, lease_id: LeaseId, epoch: int, key: str, *, host_id: HostId, now: float, policy: ServerPolicy
-) -> NamedObject:
-    _check_key(key)
-    _, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
-    found = tx.objects.get(run.id, key)
+def read_object(tx: Tx, key: LeaseKey, name: str, *, now: float, policy: ServerPolicy) -> NamedObject:
+    _check_name(name)
+    _, run = fence(tx, key, now=now, policy=policy)
+    found = tx.objects.get(run.id, name)
     if found is None:
-        raise NotFound(f"run {run.id} has no object {key}")
+        raise NotFound(f"run {run.id} has no object {name}")
     return found
 
 
 def list_objects(
-    tx: Tx,
-    lease_id: LeaseId,
-    epoch: int,
-    prefix: str,
-    *,
-    after: str,
-    limit: int,
-    host_id: HostId,
-    now: float,
-    policy: ServerPolicy,
+    tx: Tx, key: LeaseKey, prefix: str, *, after: str, limit: int, now: float, policy: ServerPolicy
 ) -> list[str]:
-    _, run = fence(tx, lease_id, epoch, host_id=host_id, now=now, policy=policy)
+    _, run = fence(tx, key, now=now, policy=policy)
     return tx.objects.keys(run.id, prefix, after=after, limit=limit)
 
 
-def _check_key(key: str) -> None:
-    if _KEY.fullmatch(key) is None or any(part in (".", "..") for part in key.split("/")):
+def _check_name(name: str) -> None:
+    if _KEY.fullmatch(name) is None or any(part in (".", "..") for part in name.split("/")):
         raise InvalidInput(
-            f"not an object key: {key[:80]!r}",
+            f"not an object key: {name[:80]!r}",
             hint="Use up to 8 parts of letters, digits, `.`, `_`, `-`, joined by `/`.",
         )

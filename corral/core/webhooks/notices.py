@@ -1,4 +1,4 @@
-"""From events of runs to notices that wait to be sent: none lost, none made twice."""
+"""Makes notices of the events of runs: none is lost, none is made twice."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ PAGE = 200
 MOST_WAITING = 10_000
 # While a test is sent, nobody else sends it.
 _TEST_S = 60.0
+# What a notice has of a run as it is; see `NoticeRun` of the wire.
+_RUN_FIELDS = (
+    *("id", "project", "name", "kind", "state", "seed", "generation", "attempt", "reason", "detail"),
+    *("exit_code", "signal", "created_at", "started_at", "ended_at", "artifact_id", "submitted_by"),
+)
 
 
 def gather(tx: Tx, webhook_id: WebhookId, cipher: Cipher, *, now: float) -> bool:
@@ -116,11 +121,7 @@ class _Notices:
             "type": kind,
             "at": event.at,
             "number": event.n,
-            "event": {
-                "type": event.type,
-                "actor": self._actor(event.actor),
-                "data": json.loads(event.data),
-            },
+            "event": {"type": event.type, "actor": self._actor(event.actor), "data": json.loads(event.data)},
             "run": self._run(run),
         }
         redacted: dict[str, Any] = secrets.hidden(notice, self._secrets[run.project])
@@ -138,26 +139,10 @@ class _Notices:
         group = self._tx.groups.get(run.group_id) if run.group_id else None
         hint = HINTS.get(run.reason) if run.reason and run.state in FINAL else None
         return {
-            "id": run.id,
-            "project": run.project,
-            "name": run.name,
-            "kind": run.kind,
-            "state": run.state,
+            **{name: getattr(run, name) for name in _RUN_FIELDS},
             "group": group.name if group else None,
-            "seed": run.seed,
             "labels": json.loads(run.labels),
-            "generation": run.generation,
-            "attempt": run.attempt,
-            "reason": run.reason,
-            "detail": run.detail,
             "hint": hint.format(run=run.id) if hint else None,
-            "exit_code": run.exit_code,
-            "signal": run.signal,
             "host": self._host(run.last_host),
-            "created_at": run.created_at,
-            "started_at": run.started_at,
-            "ended_at": run.ended_at,
             "metrics": json.loads(run.metrics),
-            "artifact_id": run.artifact_id,
-            "submitted_by": run.submitted_by,
         }

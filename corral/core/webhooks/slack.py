@@ -46,16 +46,10 @@ def slack_message(notice: Mapping[str, Any]) -> dict[str, Any]:
         "Took": _took(run),
         "By": run["submitted_by"],
     }
-    blocks = _head_blocks(title, about)
-    if run["detail"]:
-        blocks.append(_section(f"```{_cut(_plain(run['detail']).replace('```', ''), 2500)}```"))
+    message = _message(notice, title, about, f"{_plain(run['project'])}, {run['id']}", run["detail"])
     if run["hint"]:
-        blocks.append(_section(_plain(run["hint"])))
-    sign = _SIGNS.get(str(notice["type"]), ":information_source:")
-    text = f"{sign} {_plain(title)} ({_plain(run['project'])}, {run['id']})"
-    if run["detail"]:
-        text += f": {_plain(run['detail'])}"
-    return {"text": _cut(text, TEXT_CHARS), "blocks": blocks}
+        message["blocks"].append(_section(_plain(run["hint"])))
+    return message
 
 
 def _call_message(notice: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,20 +64,22 @@ def _call_message(notice: Mapping[str, Any]) -> dict[str, Any]:
         "Took": _took(call),
         "By": call["submitted_by"],
     }
-    text = f"{_SIGNS.get(str(notice['type']), ':information_source:')} {_plain(title)} ({call['id']})"
-    blocks = _head_blocks(title, about)
-    if call["message"]:
-        blocks.append(_section(f"```{_cut(_plain(call['message']).replace('```', ''), 2500)}```"))
-        text += f": {_plain(call['message'])}"
-    return {"text": _cut(text, TEXT_CHARS), "blocks": blocks}
+    return _message(notice, title, about, call["id"], call["message"])
 
 
-def _head_blocks(title: str, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _message(
+    notice: Mapping[str, Any], title: str, about: Mapping[str, Any], which: str, detail: str | None
+) -> dict[str, Any]:
     fields = [_mrkdwn(f"*{name}*\n{_plain(value)}", FIELD_CHARS) for name, value in about.items() if value]
-    return [
+    blocks = [
         {"type": "header", "text": {"type": "plain_text", "text": _cut(title, HEADER_CHARS), "emoji": False}},
         {"type": "section", "fields": fields[:FIELDS]},
     ]
+    text = f"{_SIGNS.get(str(notice['type']), ':information_source:')} {_plain(title)} ({which})"
+    if detail:
+        blocks.append(_section(f"```{_cut(_plain(detail).replace('```', ''), 2500)}```"))
+        text += f": {_plain(detail)}"
+    return {"text": _cut(text, TEXT_CHARS), "blocks": blocks}
 
 
 def _took(run: Mapping[str, Any]) -> str | None:

@@ -47,11 +47,7 @@ def signed_headers(*secrets: str, message_id: str, body: bytes, now: float) -> d
     """One signature for each secret: a receiver that knows any of them takes the notice."""
     at = str(int(now))
     signatures = [f"v1,{_signature(key_of(secret), message_id, at, body)}" for secret in secrets]
-    return {
-        "webhook-id": message_id,
-        "webhook-timestamp": at,
-        "webhook-signature": " ".join(signatures),
-    }
+    return {"webhook-id": message_id, "webhook-timestamp": at, "webhook-signature": " ".join(signatures)}
 
 
 def check(body: bytes, headers: Mapping[str, str], secret: str, *, now: float, tolerance_s: float) -> None:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query
 
 from corral.core import artifacts as core
 from corral.core import secrets
@@ -17,10 +17,11 @@ from corral.domain.errors import NotFound
 from corral.domain.ids import ArtifactId
 from corral.domain.redaction import SecretValues
 from corral.domain.tokens import Scope, Token
-from corral.server.callers import Anyone, ArtifactPath, Caller, Limit, Project, User
+from corral.server.authorization import Anyone, ArtifactPath, Caller, Limit, Project, User
+from corral.server.cursors import parse_time_cursor, time_cursor
 from corral.server.routes.leases import manifest
 from corral.server.services import Services, Svc
-from corral.server.views import NameLookup, artifact_view, parse_time_cursor, time_cursor
+from corral.server.views import NameLookup, artifact_view
 from corral.store.transaction import Tx
 from corral.wire.artifacts import (
     ArtifactPage,
@@ -39,12 +40,8 @@ async def commit_upload(project: Project, body: ManifestRequest, caller: User, s
     """Code or an input. Equal content gets the artifact that is there."""
     what = manifest(body, ArtifactKind.CODE, ArtifactKind.INPUT)
     await refuse_secrets(project, what, svc)
-
-    def unit(tx: Tx) -> ArtifactView:
-        done = core.commit_upload(tx, project, what, principal=caller.actor, now=svc.clock.now())
-        return artifact_view(done, NameLookup(tx))
-
-    return await svc.store.write(unit)
+    commit = partial(core.commit_upload, manifest=what, principal=caller.actor, now=svc.clock.now())
+    return await svc.store.write(lambda tx: artifact_view(commit(tx, project), NameLookup(tx)))
 
 
 async def refuse_secrets(project: str, what: core.FileManifest, svc: Services) -> None:
@@ -78,13 +75,10 @@ async def list_artifacts(
     caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 50
 ) -> ArtifactPage:
     """Artifacts, the newest first."""
-    if project is not None:
-        caller.check_project(project)
-    after = parse_time_cursor(cursor, "a")
+    after = parse_time_cursor(cursor, "a", ArtifactId)
 
     def unit(tx: Tx) -> ArtifactPage:
-        place = None if after is None else (after[0], ArtifactId(after[1]))
-        found = tx.artifacts.page(project or caller.token.project, after=place, limit=limit)
+        found = tx.artifacts.page(caller.narrowed(project), after=after, limit=limit)
         more = time_cursor(found[-1].created_at, found[-1].id) if len(found) == limit else None
         names = NameLookup(tx)
         return ArtifactPage(items=[artifact_view(a, names) for a in found], next=more)
@@ -194,7 +188,7 @@ async def _set_pinned(
 
 
 @router.delete("/artifacts/{artifact_id}", status_code=204)
-async def delete(artifact_id: ArtifactPath, caller: User, svc: Svc) -> Response:
+async def delete(artifact_id: ArtifactPath, caller: User, svc: Svc) -> None:
     """Remove the artifact; files that nothing else names are deleted later."""
 
     def unit(tx: Tx) -> None:
@@ -203,18 +197,8 @@ async def delete(artifact_id: ArtifactPath, caller: User, svc: Svc) -> Response:
         _note(tx, "artifact.remove", found, caller, svc)
 
     await svc.store.write(unit)
-    return Response(status_code=204)
 
 
 def _note(tx: Tx, action: str, artifact: Artifact, caller: Caller, svc: Services) -> None:
-    note(
-        tx,
-        action,
-        f"artifact:{artifact.id}",
-        actor=caller.actor,
-        origin=caller.origin,
-        now=svc.clock.now(),
-        project=artifact.project,
-        kind=artifact.kind,
-        run=artifact.run_id,
-    )
+    data = {"project": artifact.project, "kind": artifact.kind, "run": artifact.run_id}
+    note(tx, action, f"artifact:{artifact.id}", caller.by(svc.clock), **data)

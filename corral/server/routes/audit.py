@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from corral.domain.audit import AuditEntry, AuditFilter
-from corral.server.callers import Limit, Operator
+from corral.server.authorization import Limit, Operator
 from corral.server.services import Svc
 from corral.store.transaction import Tx
 from corral.wire.audit import AuditPage, AuditView

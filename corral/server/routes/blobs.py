@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -14,8 +13,8 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from corral.core.artifacts import readable_by_lease, remember_blob
 from corral.core.leases.fence import fence
+from corral.core.storage.blobs import BlobHolder, check_lease_reads, pin_present, remember
 from corral.core.storage.storage_quota import check_room
 from corral.domain.errors import (
     BlobMissing,
@@ -25,14 +24,15 @@ from corral.domain.errors import (
     StoreUnavailable,
     TooLarge,
 )
-from corral.domain.ids import Digest, HostId, LeaseId, digest, is_id
+from corral.domain.ids import Digest, LeaseId, digest, is_id
+from corral.domain.leases import LeaseKey
 from corral.domain.tokens import Scope, Token
 from corral.ports.blobs import Upload
-from corral.server.callers import Anyone, Caller, DigestPath, Epoch, LeasePath, OwnHost, Project, User
+from corral.server.authorization import Anyone, Caller, DigestPath, OwnLease, Project, User
 from corral.server.openapi import PARTIAL_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
-from corral.wire.blobs import BlobAnswer, BlobQuery, BlobStored
+from corral.wire.blobs import BlobAnswer, BlobQuery, StoredBlob
 
 router = APIRouter(prefix="/v1", tags=["blobs"])
 
@@ -44,24 +44,13 @@ _DIGITS = re.compile(r"[0-9]{1,18}")
 Offset = Annotated[int | None, Query(ge=0, lt=2**62)]
 
 
-@dataclass(frozen=True)
-class BlobHolder:
-    """For whom bytes are kept: whose they are, who pins them, until when."""
-
-    project: str
-    name: str
-    expires_at: float | None
-
-
 async def _user_holder(project: Project, caller: User, svc: Svc) -> BlobHolder:
     return BlobHolder(project, f"user:{caller.token.id}", svc.clock.now() + svc.policy.user_pin_s)
 
 
-async def _lease_holder(lease_id: LeasePath, epoch: Epoch, host_id: OwnHost, svc: Svc) -> BlobHolder:
+async def _lease_holder(key: OwnLease, svc: Svc) -> BlobHolder:
     """Fenced: an old epoch may not even upload."""
-    lease, _ = await svc.store.write(
-        lambda tx: fence(tx, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
-    )
+    lease, _ = await svc.store.write(lambda tx: fence(tx, key, now=svc.clock.now(), policy=svc.policy))
     return BlobHolder(lease.project, f"lease:{lease.id}", None)
 
 
@@ -83,13 +72,7 @@ async def query_lease(body: BlobQuery, holder: ForLease, svc: Svc) -> BlobAnswer
 
 async def _query(body: BlobQuery, holder: BlobHolder, svc: Services) -> BlobAnswer:
     wanted = [Digest(sha) for sha in dict.fromkeys(body.blobs)]
-
-    def unit(tx: Tx) -> list[Digest]:
-        have = tx.blobs.present(holder.project, wanted)
-        tx.blobs.pin(holder.project, list(have), holder=holder.name, expires_at=holder.expires_at)
-        return [sha for sha in wanted if sha not in have]
-
-    missing = await svc.store.write(unit)
+    missing = await svc.store.write(lambda tx: pin_present(tx, holder, wanted))
     # A row whose file was lost is no reason to keep the bytes that would heal it.
     missing += await svc.in_thread(partial(_lost, svc, set(wanted) - set(missing)))
     offsets = await svc.in_thread(partial(_offsets, svc, missing, holder))
@@ -108,7 +91,7 @@ def _offsets(svc: Services, missing: list[Digest], holder: BlobHolder) -> dict[s
 @router.put("/projects/{project}/blobs/{sha256}", status_code=201, openapi_extra=RAW_BODY)
 async def put_user(
     sha256: DigestPath, holder: ForUser, svc: Svc, request: Request, offset: Offset = None
-) -> BlobStored:
+) -> StoredBlob:
     """Upload one file; one that broke off goes on from its offset."""
     return await _receive(sha256, holder, svc, request, offset)
 
@@ -116,14 +99,14 @@ async def put_user(
 @router.put("/leases/{lease_id}/blobs/{sha256}", status_code=201, openapi_extra=RAW_BODY)
 async def put_lease(
     sha256: DigestPath, holder: ForLease, svc: Svc, request: Request, offset: Offset = None
-) -> BlobStored:
+) -> StoredBlob:
     """Upload one file for a lease; one that broke off goes on from its offset."""
     return await _receive(sha256, holder, svc, request, offset)
 
 
 async def _receive(
     sha: Digest, holder: BlobHolder, svc: Services, request: Request, offset: int | None
-) -> BlobStored:
+) -> StoredBlob:
     """Stream to a partial file; the answer goes out when bytes and row are durable."""
     _check_length(request, svc)
     announced = int(request.headers.get("content-length", "0")) + (offset or 0)
@@ -138,8 +121,8 @@ async def _receive(
         raise DigestMismatch("the connection broke before the end", hint="Go on from the offset.") from None
     finally:
         await svc.in_thread(upload.close)
-    await remember(sha, size, holder, svc)
-    return BlobStored(sha256=sha, size=size, existed=False)
+    await remember_all({sha: size}, holder, svc)
+    return StoredBlob(sha256=sha, size=size, existed=False)
 
 
 def _check_length(request: Request, svc: Services) -> None:
@@ -185,41 +168,30 @@ async def wait_while_condemned(sha: Digest, svc: Services) -> None:
     raise StoreUnavailable(f"blob {sha} is being collected; try again")
 
 
-async def remember(sha: Digest, size: int, holder: BlobHolder, svc: Services) -> None:
-    def unit(tx: Tx) -> bool:
-        check_room(tx, holder.project, {sha: size})
-        return remember_blob(
-            tx,
-            holder.project,
-            sha,
-            size,
-            holder=holder.name,
-            expires_at=holder.expires_at,
-            now=svc.clock.now(),
-        )
-
-    if not await svc.store.write(unit):
-        raise StoreUnavailable(f"blob {sha} was collected while it arrived; upload it again")
+async def remember_all(sizes: Mapping[Digest, int], holder: BlobHolder, svc: Services) -> None:
+    now = svc.clock.now()
+    if not await svc.store.write(lambda tx: remember(tx, holder, sizes, now=now)):
+        raise StoreUnavailable("a blob was collected while it arrived; upload it again")
 
 
 @router.post("/projects/{project}/blobs/pack", status_code=201, openapi_extra=RAW_BODY)
-async def pack_user(holder: ForUser, svc: Svc, request: Request) -> list[BlobStored]:
+async def pack_user(holder: ForUser, svc: Svc, request: Request) -> list[StoredBlob]:
     """Upload many small files at once."""
     return await _unpack(await request.body(), holder, svc)
 
 
 @router.post("/leases/{lease_id}/blobs/pack", status_code=201, openapi_extra=RAW_BODY)
-async def pack_lease(holder: ForLease, svc: Svc, request: Request) -> list[BlobStored]:
+async def pack_lease(holder: ForLease, svc: Svc, request: Request) -> list[StoredBlob]:
     """Upload many small files at once for a lease."""
     return await _unpack(await request.body(), holder, svc)
 
 
-async def _unpack(body: bytes, holder: BlobHolder, svc: Services) -> list[BlobStored]:
+async def _unpack(body: bytes, holder: BlobHolder, svc: Services) -> list[StoredBlob]:
     """Many small blobs in one body: for each its digest, its length as 16 hex digits, its bytes."""
     items = _parse_pack(body)
     await keep_all(items, holder, svc)
     svc.counters.uploaded_bytes += len(body)
-    return [BlobStored(sha256=sha, size=len(data), existed=False) for sha, data in items]
+    return [StoredBlob(sha256=sha, size=len(data), existed=False) for sha, data in items]
 
 
 async def keep_all(items: Sequence[tuple[Digest, bytes]], holder: BlobHolder, svc: Services) -> None:
@@ -229,24 +201,7 @@ async def keep_all(items: Sequence[tuple[Digest, bytes]], holder: BlobHolder, sv
     for sha, _ in items:
         await wait_while_condemned(sha, svc)
     await svc.in_thread(lambda: svc.blobs.put_many(items))
-
-    def unit(tx: Tx) -> bool:
-        check_room(tx, holder.project, sizes)
-        return all(
-            remember_blob(
-                tx,
-                holder.project,
-                sha,
-                len(data),
-                holder=holder.name,
-                expires_at=holder.expires_at,
-                now=svc.clock.now(),
-            )
-            for sha, data in items
-        )
-
-    if not await svc.store.write(unit):
-        raise StoreUnavailable("a blob of the pack was collected while it arrived; send the pack again")
+    await remember_all(sizes, holder, svc)
 
 
 def _parse_pack(body: bytes) -> list[tuple[Digest, bytes]]:
@@ -325,19 +280,10 @@ async def _check_lease_reads(sha: Digest, token: Token, svc: Services, lease: st
     host_id = token.host_id
     if lease is None or not is_id(lease, "l") or host_id is None:
         raise InvalidInput("a host reads blobs for a lease: give `lease` and `epoch`")
-    await svc.store.write(lambda tx: _named_by_lease(tx, LeaseId(lease), epoch, host_id, sha, svc))
+    key = LeaseKey(LeaseId(lease), epoch, host_id)
+    given = [call.args_blob for call in svc.dispatch.recent_of(key.id)]
 
+    def unit(tx: Tx) -> None:
+        check_lease_reads(tx, key, sha, arguments=given, now=svc.clock.now(), policy=svc.policy)
 
-def _named_by_lease(
-    tx: Tx, lease_id: LeaseId, epoch: int, host_id: HostId, sha: Digest, svc: Services
-) -> None:
-    found, run = fence(tx, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
-    named = tx.artifacts.names_blob(readable_by_lease(tx, found), sha)
-    # The arguments of a call that the instance was just given; the assignment may not be written yet.
-    given = [*svc.dispatch.recent_of(lease_id), *tx.calls.of_lease(lease_id)] if not named else []
-    if (
-        not named
-        and not any(call.args_blob == sha for call in given)
-        and not tx.calls.returned_blob(f"user:run:{run.id}", sha)
-    ):
-        raise NotFound(f"lease {lease_id} names no blob {sha}")
+    await svc.store.write(unit)

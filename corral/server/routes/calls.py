@@ -16,16 +16,24 @@ from corral.core.calls.retry import retry
 from corral.core.calls.why_waiting import why_waiting
 from corral.core.leases.fence import fence
 from corral.core.wakeups import wait_for
-from corral.domain.calls import CALL_FINAL, CallFilter, CallOptions, CallRecord, CallState, Payload
+from corral.domain.calls import (
+    CALL_FINAL,
+    CallFilter,
+    CallOptions,
+    CallRecord,
+    CallState,
+    Payload,
+)
 from corral.domain.endpoints import Endpoint
 from corral.domain.errors import Forbidden, NotFound
 from corral.domain.ids import CallId, HostId, LeaseId, is_id
+from corral.domain.leases import LeaseKey
 from corral.domain.runs import Run
 from corral.domain.tokens import Token
-from corral.server.callers import Caller, Epoch, LeasePath, Limit, OwnHost, User
+from corral.server.authorization import Caller, Epoch, LeasePath, Limit, OwnHost, User
+from corral.server.cursors import parse_time_cursor, time_cursor
 from corral.server.routes.endpoints import find_endpoint
 from corral.server.services import Services, Svc
-from corral.server.views import parse_time_cursor, time_cursor
 from corral.store.transaction import Tx
 from corral.wire.calls import (
     CallPage,
@@ -132,7 +140,7 @@ async def list_calls(
     """Newest first, without arguments and results. `dead` are calls that failed or expired."""
     if project is not None:
         caller.check_project(project)
-    after = parse_time_cursor(cursor, "c")
+    after = parse_time_cursor(cursor, "c", CallId)
 
     def unit(tx: Tx) -> CallPage:
         within = project or caller.token.project
@@ -337,7 +345,7 @@ async def nested_calls(
 def _own_run(
     tx: Tx, lease_id: LeaseId, epoch: int, *, host_id: HostId, svc: Services
 ) -> tuple[Run, Endpoint]:
-    _, run = fence(tx, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
+    _, run = fence(tx, LeaseKey(lease_id, epoch, host_id), now=svc.clock.now(), policy=svc.policy)
     instance = tx.endpoints.instance(run.id)
     endpoint = None if instance is None else tx.endpoints.get(instance.endpoint_id)
     if endpoint is None:

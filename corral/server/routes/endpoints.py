@@ -19,7 +19,7 @@ from corral.domain.canonical import digest_of
 from corral.domain.endpoints import Endpoint, VersionState
 from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.ids import EndpointId, is_id, is_name
-from corral.server.callers import Caller, Limit, User
+from corral.server.authorization import Caller, Limit, User
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
 from corral.wire.endpoints import (
@@ -55,15 +55,8 @@ async def deploy_endpoint(body: DeployRequest, caller: User, svc: Svc) -> Endpoi
         now = svc.clock.now()
         endpoint, version = core.deploy(tx, new, principal=caller.actor, now=now)
         if not body.live:
-            note(
-                tx,
-                "endpoint.deploy",
-                f"{endpoint.project}/{endpoint.name}",
-                actor=caller.actor,
-                origin=caller.origin,
-                now=now,
-                version=version.version,
-            )
+            target, by = f"{endpoint.project}/{endpoint.name}", caller.by(svc.clock)
+            note(tx, "endpoint.deploy", target, by, version=version.version)
         return endpoint, version.version
 
     endpoint, number = await svc.store.write(unit)
@@ -153,7 +146,7 @@ async def _change(
 
     def unit(tx: Tx) -> EndpointView:
         changed = change(tx, find_endpoint(tx, project, name, caller).id, now=now)
-        note(tx, f"endpoint.{action}", target, actor=caller.actor, origin=caller.origin, now=now)
+        note(tx, f"endpoint.{action}", target, caller.by(svc.clock))
         return _view(tx, changed, svc)
 
     view = await svc.store.write(unit)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 
 from fastapi import APIRouter
 
 from corral.domain.errors import Ambiguous, NotFound
-from corral.domain.ids import GroupId, RunId
+from corral.domain.ids import GroupId
 from corral.domain.runs import Group
-from corral.server.callers import Caller, Limit, User
+from corral.server.authorization import Caller, Limit, User
+from corral.server.cursors import parse_time_cursor, time_cursor
 from corral.server.services import Svc
-from corral.server.views import parse_time_cursor, time_cursor
 from corral.store.transaction import Tx
 from corral.wire.groups import BestRun, EndCount, GroupDetail, GroupPage, GroupView
 
@@ -27,13 +28,10 @@ async def list_groups(
     caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 50
 ) -> GroupPage:
     """Newest first."""
-    if project is not None:
-        caller.check_project(project)
-    after = parse_time_cursor(cursor, "g")
+    after = parse_time_cursor(cursor, "g", GroupId)
 
     def unit(tx: Tx) -> GroupPage:
-        place = None if after is None else (after[0], GroupId(after[1]))
-        found = tx.groups.page(project or caller.token.project, after=place, limit=limit)
+        found = tx.groups.page(caller.narrowed(project), after=after, limit=limit)
         more = time_cursor(found[-1].created_at, found[-1].id) if len(found) == limit else None
         return GroupPage(items=[group_view(tx, group) for group in found], next=more)
 
@@ -68,33 +66,18 @@ def group_view(tx: Tx, group: Group) -> GroupView:
 
 
 def _detail(tx: Tx, group: Group) -> GroupDetail:
-    least: dict[str, tuple[float, RunId]] = {}
-    greatest: dict[str, tuple[float, RunId]] = {}
+    values: defaultdict[str, list[BestRun]] = defaultdict(list)
     for run_id, text in tx.groups.metrics(group.id, _RUNS_READ):
         for name, value in json.loads(text).items():
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                continue
-            if name not in least or value < least[name][0]:
-                least[name] = (value, run_id)
-            if name not in greatest or value > greatest[name][0]:
-                greatest[name] = (value, run_id)
+            if isinstance(value, int | float) and math.isfinite(value):
+                values[name].append(BestRun.model_construct(metric=name, value=value, run_id=run_id))
+    shown = [values[name] for name in sorted(values)[:_METRICS]]
     return GroupDetail(
         **group_view(tx, group).model_dump(),
         ended_with=[
-            EndCount(**{**end._asdict(), "detail": _short(end.detail)})
+            EndCount(**{**end._asdict(), "detail": end.detail and end.detail[:500]})
             for end in tx.groups.ends(group.id, _REASONS)
         ],
-        least=_best(least),
-        greatest=_best(greatest),
+        least=[min(found, key=lambda best: best.value) for found in shown],
+        greatest=[max(found, key=lambda best: best.value) for found in shown],
     )
-
-
-def _short(detail: str | None) -> str | None:
-    return detail[:500] if detail else detail
-
-
-def _best(found: dict[str, tuple[float, RunId]]) -> list[BestRun]:
-    return [
-        BestRun(metric=name, value=value, run_id=run_id)
-        for name, (value, run_id) in sorted(found.items())[:_METRICS]
-    ]

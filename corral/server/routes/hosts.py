@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from corral.core.audit import note
+from corral.core.audit import Author, note
 from corral.core.hosts import enroll as enrol
-from corral.core.hosts.drain import DrainStop, empty
+from corral.core.hosts.drain import DrainStop, empty, set_draining
 from corral.core.hosts.enroll import JoinRequest, find_host, lock_host
-from corral.core.hosts.faults import forgiven
-from corral.core.runs.transitions import TOPIC_HOST
-from corral.domain.errors import Conflict, InvalidInput, NotFound
+from corral.core.topics import TOPIC_HOST
+from corral.domain.errors import NotFound
 from corral.domain.hosts import Host
-from corral.domain.ids import HostId, is_id
-from corral.server.callers import Caller, Joining, Limit, Operator, OwnHost, User, origin_of
+from corral.domain.ids import HostId
+from corral.server.authorization import Caller, Joining, Limit, Operator, OwnHost, User, origin_of
+from corral.server.cursors import id_cursor
 from corral.server.services import Services, Svc
 from corral.server.views import host_view
 from corral.store.transaction import Tx
 from corral.wire.hosts.enroll import (
     CaAnswer,
-    Credential,
     EnrollAnswer,
     EnrollRequest,
+    HostCredential,
     RotateCredentialRequest,
 )
 from corral.wire.hosts.hosts import HostPage, HostView
@@ -55,8 +55,8 @@ async def enroll(body: EnrollRequest, joining: Joining, svc: Svc) -> EnrollAnswe
         )
 
     answer = await svc.store.write(unit)
-    svc.known.forget(joining.token.id)
-    svc.known.forget_host(HostId(answer.host_id))
+    svc.token_cache.forget(joining.token.id)
+    svc.token_cache.forget_host(HostId(answer.host_id))
     return answer
 
 
@@ -67,16 +67,18 @@ async def own_host(host_id: OwnHost, svc: Svc) -> HostView:
 
 
 @router.post("/hosts/self/rotate", status_code=201)
-async def rotate(body: RotateCredentialRequest, host_id: OwnHost, request: Request, svc: Svc) -> Credential:
+async def rotate(
+    body: RotateCredentialRequest, host_id: OwnHost, request: Request, svc: Svc
+) -> HostCredential:
     """Another credential for the host that calls; the present one holds on until `settle`."""
     origin = origin_of(request)
     lifetime_s = svc.policy.host_token_s
 
-    def unit(tx: Tx) -> Credential:
+    def unit(tx: Tx) -> HostCredential:
         now = svc.clock.now()
         made = enrol.rotate(tx, host_id, origin=origin, now=now, policy=svc.policy)
         signed = svc.trust.sign(body.certificate_request, host_id, now=now, lifetime_s=lifetime_s)
-        return Credential(token=made.text, expires_in_s=lifetime_s, certificate=signed)
+        return HostCredential(token=made.text, expires_in_s=lifetime_s, certificate=signed)
 
     return await svc.store.write(unit)
 
@@ -86,7 +88,7 @@ async def settle(host_id: OwnHost, request: Request, svc: Svc) -> None:
     """The host has kept the credential that it calls with: its others end after a short overlap."""
     kept = request.state.token.id
     await svc.store.write(lambda tx: enrol.settle(tx, host_id, kept, now=svc.clock.now(), policy=svc.policy))
-    svc.known.forget_host(host_id)
+    svc.token_cache.forget_host(host_id)
 
 
 @router.post("/hosts/self/leave", status_code=204)
@@ -97,30 +99,21 @@ async def leave(host_id: OwnHost, request: Request, svc: Svc) -> None:
     def unit(tx: Tx) -> None:
         now = svc.clock.now()
         host = enrol.revoke_host(tx, lock_host(tx, host_id), now=now)
-        note(
-            tx,
-            "host.leave",
-            f"host:{host.name}",
-            actor=f"host:{host.name}",
-            origin=origin,
-            now=now,
-            host=host.id,
-        )
+        author = Author(f"host:{host.name}", origin, now)
+        note(tx, "host.leave", f"host:{host.name}", author, host=host.id)
 
     await svc.store.write(unit)
-    svc.known.forget_host(host_id)
+    svc.token_cache.forget_host(host_id)
 
 
 @router.get("/hosts")
 async def list_hosts(caller: User, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> HostPage:
     """Hosts: what they have, whether they are here, and how many of their slots are busy."""
-    if cursor and not is_id(cursor, "h"):
-        raise InvalidInput(f"not a cursor: {cursor[:60]!r}", hint="Use the `next` of an earlier page.")
-    after = HostId(cursor) if cursor else None
+    place = id_cursor(cursor, "h")
 
     def unit(tx: Tx) -> HostPage:
         busy = dict(tx.hosts.busy())
-        hosts = tx.hosts.page(after, limit)
+        hosts = tx.hosts.page(HostId(place) if place else None, limit)
         now = svc.clock.now()
         items = [host_view(h, busy.get(h.id, 0), now=now, policy=svc.policy) for h in hosts]
         return HostPage(items=items, next=hosts[-1].id if len(hosts) == limit else None)
@@ -154,24 +147,13 @@ def _empty(tx: Tx, view: HostView, stop: DrainStop, caller: Caller, svc: Service
 async def resume(host_id: str, caller: Operator, svc: Svc) -> HostView:
     """Let a host that was drained or set aside take runs again."""
     done = await _set_draining(host_id, caller, svc, draining=False)
-    svc.waiters.ready_all(svc.lanes.shapes())
+    svc.long_polls.ready_all(svc.board.lanes.shapes())
     return done
 
 
 async def _set_draining(text: str, caller: Caller, svc: Services, *, draining: bool) -> HostView:
     def unit(tx: Tx) -> HostView:
-        host = lock_host(tx, text)
-        if host.revoked_at is not None:
-            raise Conflict(
-                f"host {host.name} is revoked", hint=f"`corral tokens join {host.name}` lets it enrol again."
-            )
-        new = (host if draining else forgiven(host))._replace(draining=draining)
-        if new != host:
-            host = new
-            tx.hosts.save(host)
-            tx.announce(TOPIC_HOST, host.id)
-            _note(tx, "host.drain" if draining else "host.resume", host, caller, svc)
-        return _detail(tx, host, svc)
+        return _detail(tx, set_draining(tx, lock_host(tx, text), draining, by=caller.by(svc.clock)), svc)
 
     return await svc.store.write(unit)
 
@@ -188,13 +170,12 @@ async def revoke(host_id: str, caller: Operator, svc: Svc) -> HostView:
         return _detail(tx, enrol.revoke_host(tx, host, now=svc.clock.now()), svc)
 
     done = await svc.store.write(unit)
-    svc.known.forget_host(HostId(done.id))
+    svc.token_cache.forget_host(HostId(done.id))
     return done
 
 
 def _note(tx: Tx, action: str, host: Host, caller: Caller, svc: Services, **data: object) -> None:
-    target, now = f"host:{host.name}", svc.clock.now()
-    note(tx, action, target, actor=caller.actor, origin=caller.origin, now=now, host=host.id, **data)
+    note(tx, action, f"host:{host.name}", caller.by(svc.clock), host=host.id, **data)
 
 
 def _own(tx: Tx, host_id: HostId) -> Host:
@@ -207,8 +188,5 @@ def _own(tx: Tx, host_id: HostId) -> Host:
 def _detail(tx: Tx, host: Host, svc: Services) -> HostView:
     now = svc.clock.now()
     busy = dict(tx.hosts.busy()).get(host.id, 0)
-    ends = [token.expires_at for token in tx.tokens.of_host(host.id) if token.holds(now)]
-    known = [at for at in ends if at is not None]
-    # One that never ends outlasts all others.
-    expires_at = max(known) if known and len(known) == len(ends) else None
+    expires_at = enrol.credential_ends(tx, host, now=now)
     return host_view(host, busy, now=now, policy=svc.policy, credential_expires_at=expires_at)

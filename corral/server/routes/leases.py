@@ -1,9 +1,10 @@
-"""Routes: what a worker calls. Each names the lease and carries its epoch."""
+"""Routes: claims and leases, from the first beat to the outcome. Each call names its lease and epoch."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -11,17 +12,20 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from corral.core import logs, secrets
 from corral.core.artifacts import FileManifest, commit_from_lease
 from corral.core.leases.beat import Beat, beat
-from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms
+from corral.core.leases.outcomes import LeaseOutcome, LeaseReport
+from corral.core.queue.claim import ClaimTerms
+from corral.core.runs.batch_write import write_together
 from corral.core.storage.objects import list_objects, put_object, read_object
 from corral.core.wakeups import wait_for
 from corral.domain.artifacts import ArtifactFile, ArtifactKind
 from corral.domain.canonical import canonical
-from corral.domain.errors import InvalidInput, LeaseLost
-from corral.domain.ids import Digest, HostId, LeaseId
-from corral.domain.leases import LeaseState
+from corral.domain.errors import CorralError, InvalidInput
+from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId
+from corral.domain.leases import LeaseKey
+from corral.domain.reasons import Reason
 from corral.domain.redaction import SecretValues
-from corral.server.callers import Epoch, LeasePath, Limit, OwnHost
-from corral.server.long_polls import LongPoll
+from corral.server.authorization import Limit, OwnHost, OwnLease
+from corral.server.errors import body_of
 from corral.server.openapi import RAW_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, lease_json
@@ -32,8 +36,15 @@ from corral.wire.leases import (
     BeatRequest,
     ClaimAnswer,
     ClaimRequest,
+    FailRequest,
+    FinishRequest,
     ObjectAnswer,
     ObjectList,
+    OutcomeAnswer,
+    OutcomeReport,
+    OutcomesAnswer,
+    OutcomesRequest,
+    StoppedRequest,
 )
 from corral.wire.logs import EventAnswer, EventBatch, LogRecord
 from corral.wire.secrets import SecretsAnswer
@@ -51,51 +62,8 @@ async def claim(body: ClaimRequest, host_id: OwnHost, svc: Svc, request: Request
 async def claim_as_json(
     body: ClaimRequest, host_id: HostId, svc: Services, gone: Callable[[], Awaitable[bool]]
 ) -> str:
-    deadline = svc.clock.monotonic() + body.wait_s
-    waiter = LongPoll()
-    holding = body.holding
-    released: list[str] = []
-    try:
-        while True:
-            # Waiting begins before looking, or a run queued in between would be missed.
-            svc.waiters.join(waiter)
-            done = await _try_claim(body, host_id, svc, waiter, holding)
-            released += done.released
-            holding = None
-            left = deadline - svc.clock.monotonic()
-            if done.grants or left <= 0 or not body.max_leases or waiter.asleep:
-                return _claim_answer(done, released, svc)
-            _pass_on(svc, waiter)
-            await _wait(svc, waiter, deadline)
-            if svc.hub.closing or await gone():
-                return _claim_answer(done, released, svc)
-    finally:
-        svc.waiters.leave(waiter)
-        _pass_on(svc, waiter)
-
-
-async def _wait(svc: Services, waiter: LongPoll, deadline: float) -> None:
-    """Until there may be something for it, or its time is over."""
-    while (left := deadline - svc.clock.monotonic()) > 0:
-        await svc.waiters.wait(waiter, left)
-        if waiter.baton is None or svc.board.may_have(waiter.baton.shape):
-            return
-        # Many runs were queued at once, and whoever came first took them all.
-        if not svc.waiters.wait_on(waiter):
-            return
-
-
-def _pass_on(svc: Services, waiter: LongPoll) -> None:
-    """What it was woken for, and what else waits behind it, is the next one's; if anything does."""
-    if waiter.baton is not None and svc.board.may_have(waiter.baton.shape):
-        svc.waiters.pass_on(waiter)
-    waiter.baton = None
-
-
-async def _try_claim(
-    body: ClaimRequest, host_id: HostId, svc: Services, waiter: LongPoll, holding: list[str] | None
-) -> ClaimResult:
-    ask = ClaimTerms(
+    """A `ClaimAnswer`."""
+    terms = ClaimTerms(
         host_id=host_id,
         boot_id=body.boot_id,
         request_id=body.request_id,
@@ -103,66 +71,26 @@ async def _try_claim(
         max_leases=body.max_leases,
         draining=body.draining,
         capability=None if body.capability is None else canonical(body.capability.model_dump()),
-        holding=None if holding is None else tuple(holding),
+        holding=None if body.holding is None else tuple(body.holding),
     )
-    unit = Claim(
-        svc.lanes,
-        svc.shapes,
-        svc.shares,
-        svc.policy,
-        ask,
-        svc.clock.now,
-        reservations=svc.reservations,
-        roster=svc.roster,
-    )
-
-    def look(tx: Tx) -> ClaimResult:
-        # A host that let a lease run out while its poll waited is asleep. It must come back first, or it
-        # would be given its own run as a new one and lose the work that it may still bring.
-        waiter.asleep = any(_ran_out(tx, lease_id) for lease_id in waiter.held)
-        if waiter.asleep:
-            return ClaimResult((), ())
-        done = unit(tx)
-        waiter.held = [lease.id for lease in tx.leases.live_of_host(host_id)] if not done.grants else []
-        return done
-
-    try:
-        done = await svc.store.write(look)
-    except BaseException:
-        unit.undo()
-        raise
-    svc.waiters.saw(waiter, unit.host, unit.free)
+    done = await svc.claims.claim(terms, body.wait_s, gone)
     svc.counters.granted += len(done.grants)
-    return done
-
-
-def _ran_out(tx: Tx, lease_id: LeaseId) -> bool:
-    lease = tx.leases.get(lease_id)
-    return lease is not None and lease.state is LeaseState.EXPIRED
-
-
-def _claim_answer(done: ClaimResult, released: list[str], svc: Services) -> str:
-    """A `ClaimAnswer`."""
     leases = ",".join(lease_json(grant, svc.policy) for grant in done.grants)
-    return f'{{"leases":[{leases}],"lease_s":{svc.policy.lease_s},"released":{canonical(released)}}}'
+    return f'{{"leases":[{leases}],"lease_s":{svc.policy.lease_s},"released":{canonical(done.released)}}}'
 
 
 @router.post("/leases/{lease_id}/beat")
-async def beat_lease(
-    lease_id: LeasePath, epoch: Epoch, body: BeatRequest, host_id: OwnHost, svc: Svc
-) -> BeatAnswer:
+async def beat_lease(key: OwnLease, body: BeatRequest, svc: Svc) -> BeatAnswer:
     """Renew the lease. With `wait_s`, the answer comes when a stop is wanted or the time is over."""
     progress, sample = _small_json(body.progress), _small_json(body.sample)
 
     def unit(tx: Tx) -> Beat:
         nonlocal progress
-        if body.progress and (values := _values(tx, lease_id, svc)) is not None:
+        if body.progress and (values := _values(tx, key.id, svc)) is not None:
             progress = canonical(secrets.hidden(body.progress, values))
         return beat(
             tx,
-            lease_id,
-            epoch,
-            host_id=host_id,
+            key,
             progress=progress if body.progress else None,
             sample=sample,
             active_s_ago=body.active_s_ago,
@@ -170,7 +98,7 @@ async def beat_lease(
             policy=svc.policy,
         )
 
-    with svc.hub.watch(stop_key(lease_id)) as wanted:
+    with svc.hub.watch(stop_key(key.id)) as wanted:
         done = await svc.store.write(unit)
         if done.action == "continue" and body.wait_s and await wait_for(wanted, body.wait_s):
             done = await svc.store.write(unit)
@@ -189,53 +117,23 @@ def _small_json(value: object) -> str:
 
 
 @router.post("/leases/{lease_id}/secrets")
-async def lease_secrets(lease_id: LeasePath, epoch: Epoch, host_id: OwnHost, svc: Svc) -> SecretsAnswer:
+async def lease_secrets(key: OwnLease, svc: Svc) -> SecretsAnswer:
     """The values of the secrets that the lease's run names."""
-    values = await svc.store.write(
-        lambda tx: secrets.for_lease(
-            tx, svc.cipher, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy
-        )
-    )
-    return SecretsAnswer(values=values)
+    now = svc.clock.now()
+    unit = partial(secrets.for_lease, cipher=svc.cipher, key=key, now=now, policy=svc.policy)
+    return SecretsAnswer(values=await svc.store.write(unit))
 
 
 @router.post("/leases/{lease_id}/events")
-async def lease_events(
-    lease_id: LeasePath, epoch: Epoch, body: EventBatch, host_id: OwnHost, svc: Svc
-) -> EventAnswer:
+async def lease_events(key: OwnLease, body: EventBatch, svc: Svc) -> EventAnswer:
     """Append logs and metrics: first the bytes, durably, then the row that makes them count."""
-    batch = _batch(body, None)
-
-    def look(tx: Tx) -> tuple[logs.AppendPlan | None, SecretValues | None]:
-        found = logs.plan(tx, lease_id, batch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
-        return found, _values(tx, lease_id, svc)
-
-    async with svc.turns.of(lease_id):
-        plan, values = await svc.store.read(look)
-        if plan is None:
-            return await _seen_before(lease_id, body.seq, host_id, svc)
-        if values is not None:
-            # The worker took out what it gave the run; the other secrets of the project it never has.
-            batch = await svc.in_thread(lambda: _batch(body, values))
-        await svc.in_thread(lambda: logs.write(plan, batch, svc.segments))
-        accepted = await svc.store.write(
-            lambda tx: logs.commit(
-                tx, lease_id, epoch, plan, batch, host_id=host_id, now=svc.clock.now(), policy=svc.policy
-            )
-        )
-    return EventAnswer(accepted=accepted, next_seq=body.seq + 1)
-
-
-async def _seen_before(lease_id: LeaseId, seq: int, host_id: HostId, svc: Services) -> EventAnswer:
-    lease = await svc.store.read(lambda tx: tx.leases.get(lease_id))
-    if lease is None or lease.host_id != host_id:
-        raise LeaseLost(f"there is no lease {lease_id}")
-    return EventAnswer(accepted=False, next_seq=lease.event_seq + 1)
+    expected = await svc.log_writer.append(key, partial(_batch, body))
+    return EventAnswer(accepted=expected is None, next_seq=expected or body.seq + 1)
 
 
 def _values(tx: Tx, lease_id: LeaseId, svc: Services) -> SecretValues | None:
     lease = tx.leases.get(lease_id)
-    return None if lease is None else svc.hider.of(tx, lease.project)
+    return None if lease is None else svc.redactor.of(tx, lease.project)
 
 
 def _batch(body: EventBatch, values: SecretValues | None) -> logs.LogBatch:
@@ -277,39 +175,100 @@ def manifest(body: ManifestRequest, *kinds: ArtifactKind) -> FileManifest:
 
 
 @router.post("/leases/{lease_id}/artifacts", status_code=201)
-async def commit_artifact(
-    lease_id: LeasePath, epoch: Epoch, body: ManifestRequest, host_id: OwnHost, svc: Svc
-) -> ArtifactView:
+async def commit_artifact(key: OwnLease, body: ManifestRequest, svc: Svc) -> ArtifactView:
     """Commit the output of the lease's run; every file must be on the server already."""
-    return await _commit(lease_id, epoch, manifest(body, ArtifactKind.OUTPUT), host_id, svc)
+    return await _commit(key, manifest(body, ArtifactKind.OUTPUT), svc)
 
 
 @router.post("/leases/{lease_id}/checkpoints", status_code=201)
-async def commit_checkpoint(
-    lease_id: LeasePath, epoch: Epoch, body: ManifestRequest, host_id: OwnHost, svc: Svc
-) -> ArtifactView:
+async def commit_checkpoint(key: OwnLease, body: ManifestRequest, svc: Svc) -> ArtifactView:
     """Commit a checkpoint of the lease's run; every file must be on the server already."""
-    return await _commit(lease_id, epoch, manifest(body, ArtifactKind.CHECKPOINT), host_id, svc)
+    return await _commit(key, manifest(body, ArtifactKind.CHECKPOINT), svc)
 
 
-async def _commit(
-    lease_id: LeaseId, epoch: int, what: FileManifest, host_id: HostId, svc: Services
-) -> ArtifactView:
-    def unit(tx: Tx) -> ArtifactView:
-        done = commit_from_lease(
-            tx, lease_id, epoch, what, host_id=host_id, now=svc.clock.now(), policy=svc.policy
-        )
-        return artifact_view(done, NameLookup(tx))
+async def _commit(key: LeaseKey, what: FileManifest, svc: Services) -> ArtifactView:
+    commit = partial(commit_from_lease, key=key, manifest=what, now=svc.clock.now(), policy=svc.policy)
+    return await svc.store.write(lambda tx: artifact_view(commit(tx), NameLookup(tx)))
 
-    return await svc.store.write(unit)
+
+@router.post("/outcomes", response_model=OutcomesAnswer)
+async def outcomes(body: OutcomesRequest, host_id: OwnHost, svc: Svc) -> Response:
+    """End several leases. Each report is answered as its own call would be; they share a commit."""
+    return Response(await outcomes_as_json(body, host_id, svc), media_type="application/json")
+
+
+async def outcomes_as_json(body: OutcomesRequest, host_id: HostId, svc: Services) -> str:
+    """An `OutcomesAnswer`."""
+    units = [
+        _unit(LeaseKey(LeaseId(report.lease_id), report.epoch, host_id), _as_report(report), svc)
+        for report in body.reports
+    ]
+    leases = [LeaseId(report.lease_id) for report in body.reports]
+    answers = await write_together(svc.store, lambda tx: tx.leases.lock_runs(leases), units)
+    return canonical({"results": [_result(*pair) for pair in zip(body.reports, answers, strict=True)]})
+
+
+def _result(report: OutcomeReport, done: LeaseOutcome | Exception) -> dict[str, object]:
+    if isinstance(done, CorralError):
+        return {"lease_id": report.lease_id, "outcome": None, "error": body_of(done).model_dump()}
+    if isinstance(done, Exception):
+        raise done
+    return {"lease_id": report.lease_id, "outcome": done._asdict(), "error": None}
+
+
+def _as_report(report: OutcomeReport) -> LeaseReport:
+    if report.finish is not None:
+        return _as_finish(report.finish)
+    if report.fail is not None:
+        return LeaseReport("fail", **report.fail.model_dump())
+    assert report.stopped is not None
+    return LeaseReport("stopped", **report.stopped.model_dump())
+
+
+def _as_finish(body: FinishRequest) -> LeaseReport:
+    return LeaseReport(
+        "finish",
+        Reason.FINISHED,
+        artifact_id=None if body.artifact_id is None else ArtifactId(body.artifact_id),
+        metrics=tuple(body.metrics.items()),
+        ran_s=body.ran_s,
+    )
+
+
+@router.post("/leases/{lease_id}/finish")
+async def finish(key: OwnLease, body: FinishRequest, svc: Svc) -> OutcomeAnswer:
+    """End the lease: the program ended well."""
+    return OutcomeAnswer(**(await end_well(key, body, svc))._asdict())
+
+
+async def end_well(key: LeaseKey, body: FinishRequest, svc: Services) -> LeaseOutcome:
+    return await svc.store.write(_unit(key, _as_finish(body), svc))
+
+
+@router.post("/leases/{lease_id}/fail")
+async def fail(key: OwnLease, body: FailRequest, svc: Svc) -> OutcomeAnswer:
+    """End the lease: the program failed, or could not be started."""
+    return await _end(key, LeaseReport("fail", **body.model_dump()), svc)
+
+
+@router.post("/leases/{lease_id}/stopped")
+async def stopped(key: OwnLease, body: StoppedRequest, svc: Svc) -> OutcomeAnswer:
+    """End the lease: the program was stopped as asked, or its worker gives the run back."""
+    return await _end(key, LeaseReport("stopped", **body.model_dump()), svc)
+
+
+async def _end(key: LeaseKey, report: LeaseReport, svc: Services) -> OutcomeAnswer:
+    return OutcomeAnswer(**(await svc.store.write(_unit(key, report, svc)))._asdict())
+
+
+def _unit(key: LeaseKey, report: LeaseReport, svc: Services) -> Callable[[Tx], LeaseOutcome]:
+    return lambda tx: svc.ender.end(tx, key, report, now=svc.clock.now())
 
 
 @router.put("/leases/{lease_id}/objects/{key:path}", openapi_extra=RAW_BODY)
 async def write_object(
-    lease_id: LeasePath,
+    lease: OwnLease,
     key: str,
-    epoch: Epoch,
-    host_id: OwnHost,
     svc: Svc,
     request: Request,
     if_match: Annotated[str | None, Header()] = None,
@@ -317,57 +276,37 @@ async def write_object(
 ) -> ObjectAnswer:
     """A small named object of the run; `If-None-Match: *` creates, `If-Match: ETAG` replaces that version."""
     body = await request.body()
-    etag = await svc.store.write(
-        lambda tx: put_object(
-            tx,
-            lease_id,
-            epoch,
-            key,
-            body,
-            if_match=if_match,
-            if_none_match=if_none_match,
-            host_id=host_id,
-            now=svc.clock.now(),
-            policy=svc.policy,
-        )
-    )
-    return ObjectAnswer(key=key, etag=etag)
+
+    def unit(tx: Tx) -> str:
+        when, now = {"if_match": if_match, "if_none_match": if_none_match}, svc.clock.now()
+        return put_object(tx, lease, key, body, **when, now=now, policy=svc.policy)
+
+    return ObjectAnswer(key=key, etag=await svc.store.write(unit))
 
 
 @router.get("/leases/{lease_id}/objects/{key:path}", response_class=Response, responses=RAW_ANSWER)
-async def get_object(lease_id: LeasePath, key: str, epoch: Epoch, host_id: OwnHost, svc: Svc) -> Response:
+async def get_object(lease: OwnLease, key: str, svc: Svc) -> Response:
     """Read a small named object of the run; its version is in `ETag`."""
     found = await svc.store.write(
-        lambda tx: read_object(
-            tx, lease_id, epoch, key, host_id=host_id, now=svc.clock.now(), policy=svc.policy
-        )
+        lambda tx: read_object(tx, lease, key, now=svc.clock.now(), policy=svc.policy)
     )
     return Response(found.body, media_type="application/octet-stream", headers={"ETag": found.etag})
 
 
 @router.get("/leases/{lease_id}/objects")
 async def get_objects(
-    lease_id: LeasePath,
-    epoch: Epoch,
-    host_id: OwnHost,
+    lease: OwnLease,
     svc: Svc,
     prefix: Annotated[str, Query(max_length=512)] = "",
     after: Annotated[str, Query(max_length=512)] = "",
     limit: Limit = 1000,
 ) -> ObjectList:
     """List the small named objects of the run."""
+
+    def unit(tx: Tx) -> list[str]:
+        now = svc.clock.now()
+        return list_objects(tx, lease, prefix, after=after, limit=limit, now=now, policy=svc.policy)
+
     # A fenced read may take a lease up again, which is a write.
-    keys = await svc.store.write(
-        lambda tx: list_objects(
-            tx,
-            lease_id,
-            epoch,
-            prefix,
-            after=after,
-            limit=limit,
-            host_id=host_id,
-            now=svc.clock.now(),
-            policy=svc.policy,
-        ),
-    )
+    keys = await svc.store.write(unit)
     return ObjectList(keys=keys, next=keys[-1] if len(keys) == limit else None)

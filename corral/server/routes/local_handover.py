@@ -7,21 +7,21 @@ import ipaddress
 
 from fastapi import APIRouter, Request
 
+from corral.core.storage.blobs import BlobHolder
 from corral.core.storage.storage_quota import check_could_fit, check_room
 from corral.domain.errors import Conflict, NotFound, TooLarge
 from corral.ports.blobs import HandedOverFile
-from corral.server.callers import Anyone, origin_of
+from corral.server.authorization import Anyone, origin_of
 from corral.server.routes.blobs import (
-    BlobHolder,
     ForLease,
     ForUser,
     Readable,
     bytes_are_gone,
-    remember,
+    remember_all,
     wait_while_condemned,
 )
 from corral.server.services import Services, Svc
-from corral.wire.blobs import BlobPlace, BlobStored, HandoverFolder, HandoverRequest
+from corral.wire.blobs import BlobPlace, HandoverFolder, HandoverRequest, StoredBlob
 
 # A writer that does nothing for so long is not waited for.
 STALLED_S = 60.0
@@ -52,18 +52,18 @@ def _from_here(request: Request) -> bool:
 
 
 @router.post("/projects/{project}/blobs/near", status_code=201)
-async def near_user(body: HandoverRequest, holder: ForUser, svc: Svc) -> BlobStored:
+async def near_user(body: HandoverRequest, holder: ForUser, svc: Svc) -> StoredBlob:
     """Take a file that was put into the folder, and may still be written."""
     return await _taken(body, holder, svc)
 
 
 @router.post("/leases/{lease_id}/blobs/near", status_code=201)
-async def near_lease(body: HandoverRequest, holder: ForLease, svc: Svc) -> BlobStored:
+async def near_lease(body: HandoverRequest, holder: ForLease, svc: Svc) -> StoredBlob:
     """Take a file that was put into the folder, and may still be written, for a lease."""
     return await _taken(body, holder, svc)
 
 
-async def _taken(body: HandoverRequest, holder: BlobHolder, svc: Services) -> BlobStored:
+async def _taken(body: HandoverRequest, holder: BlobHolder, svc: Services) -> StoredBlob:
     if body.size is not None:
         # Before it is read: what cannot be kept need not be written.
         _check_size(body.size, svc)
@@ -82,8 +82,8 @@ async def _taken(body: HandoverRequest, holder: BlobHolder, svc: Services) -> Bl
     finally:
         await svc.in_thread(taken.close)
     svc.counters.uploaded_bytes += size
-    await remember(sha, size, holder, svc)
-    return BlobStored(sha256=sha, size=size, existed=False)
+    await remember_all({sha: size}, holder, svc)
+    return StoredBlob(sha256=sha, size=size, existed=False)
 
 
 def _check_size(size: int, svc: Services) -> None:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query
 from pydantic import ValidationError
 
 from corral.core import secrets
-from corral.core.manifests.apply import Apply, ApplyOrigin, ApplyResult, delete
-from corral.core.manifests.plan import ManifestPlan, WantedRun, plan
+from corral.core.manifests.apply import Apply, ApplyResult, delete
+from corral.core.manifests.plan import ManifestPlan, WantedManifest, plan
 from corral.core.runs.submit import NewRun
 from corral.domain.errors import InvalidInput, NotFound
-from corral.domain.holds import REMOVED
+from corral.domain.holds import HoldKind, hold_kind
 from corral.domain.host_policy import render_declared
 from corral.domain.ids import Digest, is_name
 from corral.domain.manifests import ApplyOptions, Manifest, ManifestChange, ManifestEntry
 from corral.domain.states import FINAL
-from corral.server.callers import Limit, Operator, User
-from corral.server.routes.runs import new_run
+from corral.server.authorization import Limit, Operator, User
+from corral.server.cursors import name_cursor
+from corral.server.new_runs import new_run
 from corral.server.services import Svc
 from corral.store.transaction import Tx
 from corral.wire.base import explain
@@ -57,13 +59,7 @@ async def apply_manifest(body: ApplyRequest, caller: Operator, svc: Svc) -> Appl
     if body.mode == "plan" or lacking:
         return answer
     known = await svc.store.read(lambda tx: tx.manifests.get(body.project, body.name))
-    unit = Apply(
-        asked.wanted,
-        asked.fresh,
-        asked.remade,
-        ApplyOrigin(caller.actor, caller.origin, svc.clock.now()),
-        svc.policy,
-    )
+    unit = Apply(asked.wanted, asked.fresh, asked.remade, caller.by(svc.clock), svc.policy)
     if not made.changes and not made.problems and known is not None and unit.is_same(known):
         return answer.model_copy(update={"applied": True, "revision": known.revision})
     done: ApplyResult = await svc.store.write(unit)
@@ -83,7 +79,7 @@ class ManifestQuery:
             for e in body.runs
             for policy in (policies[e.policy],)
         ]
-        self.wanted = WantedRun(
+        self.wanted = WantedManifest(
             project=body.project,
             name=body.name,
             entries={entry.identity: entry for entry in entries},
@@ -130,7 +126,11 @@ class ManifestQuery:
 
 
 def _answer(
-    wanted: WantedRun, made: ManifestPlan, *, needs: Iterable[Digest] = (), manifest: Manifest | None = None
+    wanted: WantedManifest,
+    made: ManifestPlan,
+    *,
+    needs: Iterable[Digest] = (),
+    manifest: Manifest | None = None,
 ) -> ApplyAnswer:
     lacking = list(needs)
     return ApplyAnswer(
@@ -150,15 +150,10 @@ def _answer(
 
 def _change(change: ManifestChange) -> ChangeView:
     # Built without validation: there may be ten thousand, and all of it is ours.
-    return ChangeView.model_construct(
-        action=change.action.value,
-        kind=change.kind,
-        name=change.name,
-        identity=change.identity,
-        run_id=change.run_id,
-        state=change.state,
-        fields=[DifferenceView.model_construct(**d._asdict()) for d in change.differences],
-    )
+    fields = [DifferenceView.model_construct(**d._asdict()) for d in change.differences]
+    shown = {**change._asdict(), "action": change.action.value, "fields": fields}
+    del shown["differences"]
+    return ChangeView.model_construct(**shown)
 
 
 @router.get("/manifests")
@@ -166,7 +161,7 @@ async def list_manifests(
     caller: User, svc: Svc, cursor: Annotated[str | None, Query(max_length=200)] = None, limit: Limit = 100
 ) -> ManifestPage:
     """Manifests as they were last applied."""
-    after = _cursor(cursor)
+    after = name_cursor(cursor)
 
     def unit(tx: Tx) -> ManifestPage:
         found = tx.manifests.page(after, limit)
@@ -186,21 +181,11 @@ async def get_manifest(project: str, name: str, caller: User, svc: Svc) -> Manif
             raise _absent(project, name)
         runs = tx.runs.of_manifest(project, name).values()
         named = json.loads(found.body)["runs"]
-        states: dict[str, int] = {}
-        for run in runs:
-            if run.identity in named:
-                states[run.state] = states.get(run.state, 0) + 1
+        states = Counter(str(run.state) for run in runs if run.identity in named)
         gone = [
-            ChangeView(
-                action="removed",
-                kind="run",
-                name=run.name,
-                identity=run.identity,
-                run_id=run.id,
-                state=run.state,
-            )
+            ChangeView(**run._asdict(), action="removed", kind="run", run_id=run.id)
             for run in runs
-            if run.hold_reason == REMOVED and run.state not in FINAL
+            if hold_kind(run.hold_reason) is HoldKind.REMOVED and run.state not in FINAL
         ]
         return ManifestDetail(**_view(found).model_dump(), states=states, gone=gone)
 
@@ -214,38 +199,19 @@ async def delete_manifest(
     caller: Operator,
     svc: Svc,
     also: Annotated[list[ApplyOptions] | None, Query(max_length=3)] = None,
-) -> Response:
+) -> None:
     """Forget a manifest. Its runs that wait or run must be pruned with it."""
     if not is_name(project) or not is_name(name):
         raise _absent(project, name)
     caller.check_project(project)
-    by = ApplyOrigin(caller.actor, caller.origin, svc.clock.now())
+    by = caller.by(svc.clock)
     wanted = frozenset(also or ())
     await svc.store.write(lambda tx: delete(tx, project, name, also=wanted, by=by, policy=svc.policy))
-    return Response(status_code=204)
 
 
 def _view(found: Manifest) -> ManifestView:
     body = json.loads(found.body)
-    return ManifestView(
-        project=found.project,
-        name=found.name,
-        revision=found.revision,
-        digest=found.digest,
-        applied_at=found.applied_at,
-        applied_by=found.applied_by,
-        runs=len(body["runs"]),
-        hosts=sorted(body["hosts"]),
-    )
-
-
-def _cursor(text: str | None) -> tuple[str, str] | None:
-    if text is None:
-        return None
-    project, _, name = text.partition("/")
-    if not is_name(project) or not is_name(name):
-        raise InvalidInput(f"not a cursor: {text[:60]!r}", hint="Use the `next` of an earlier page.")
-    return project, name
+    return ManifestView(**found._asdict(), runs=len(body["runs"]), hosts=sorted(body["hosts"]))
 
 
 def _absent(project: str, name: str) -> NotFound:

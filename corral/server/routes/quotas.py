@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query
 
 from corral.core.quotas import put, remove, used_in
 from corral.domain.errors import NotFound
 from corral.domain.ids import is_name
 from corral.domain.quotas import Quota, month_of
-from corral.server.callers import Operator, User
+from corral.server.authorization import Operator, User
 from corral.server.services import Svc
 from corral.store.transaction import Tx
 from corral.wire.quotas import QuotaPage, QuotaRequest, QuotaView, UsageAnswer, UsageView
@@ -43,31 +43,30 @@ async def put_quota(project: ProjectName, body: QuotaRequest, caller: Operator, 
         raise NotFound(
             f"there is no project {project!r}", hint="A project's name is letters, digits, ., _, -."
         )
-    now = svc.clock.now()
-    quota = Quota(project, **body.model_dump(), updated_at=now, updated_by=caller.actor)
+    by = caller.by(svc.clock)
+    quota = Quota(project, **body.model_dump(), updated_at=by.now, updated_by=by.actor)
 
     def unit(tx: Tx) -> list[Quota]:
-        put(tx, quota, origin=caller.origin)
+        put(tx, quota, by=by)
         return tx.quotas.all()
 
-    svc.shares.set_quotas(await svc.store.write(unit))
-    svc.waiters.ready_all(svc.lanes.shapes())
+    svc.board.shares.set_quotas(await svc.store.write(unit))
+    svc.long_polls.ready_all(svc.board.lanes.shapes())
     return _view(quota)
 
 
 @router.delete("/quotas/{project}", status_code=204)
-async def delete_quota(project: ProjectName, caller: Operator, svc: Svc) -> Response:
+async def delete_quota(project: ProjectName, caller: Operator, svc: Svc) -> None:
     """Remove a project's quota: no limits, weight 1."""
 
     def unit(tx: Tx) -> list[Quota]:
-        remove(tx, project, actor=caller.actor, origin=caller.origin, now=svc.clock.now())
+        remove(tx, project, by=caller.by(svc.clock))
         return tx.quotas.all()
 
     if not is_name(project):
         raise NotFound(f"project {project!r} has no quota", hint="List them with `corral quotas ls`.")
-    svc.shares.set_quotas(await svc.store.write(unit))
-    svc.waiters.ready_all(svc.lanes.shapes())
-    return Response(status_code=204)
+    svc.board.shares.set_quotas(await svc.store.write(unit))
+    svc.long_polls.ready_all(svc.board.lanes.shapes())
 
 
 @router.get("/usage")

@@ -1,55 +1,60 @@
-"""Routes: submitting, reading and steering runs."""
+"""Routes: submitting, reading and steering runs, one or all that a filter finds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
 from corral.core import secrets
-from corral.core.artifacts import run_of
 from corral.core.queue import queue_notes as in_line
 from corral.core.queue.why import WhyQuestion, standings, summary
-from corral.core.runs.cancel import cancel
+from corral.core.runs.batch_write import write_together
+from corral.core.runs.cancel import cancel, check_cancel
+from corral.core.runs.find import read_run
 from corral.core.runs.hold import hold, let_go
 from corral.core.runs.remove import remove
-from corral.core.runs.requeue import requeue, requeue_with_children
-from corral.core.runs.submit import Dependency, NewRun, SubmitResult, submit
+from corral.core.runs.requeue import check_requeue, requeue, requeue_with_children
+from corral.core.runs.submit import SubmitResult, submit
 from corral.domain.artifacts import ArtifactKind
-from corral.domain.errors import InvalidInput
-from corral.domain.ids import ArtifactId, RunId
-from corral.domain.runs import OnFailure, RunFilter
-from corral.domain.states import RunState
-from corral.server.callers import Caller, Limit, User, find_run
+from corral.domain.canonical import digest_of
+from corral.domain.errors import CorralError, InvalidInput, NotFound, StoreUnavailable
+from corral.domain.ids import RunId
+from corral.domain.runs import Run, RunFilter
+from corral.domain.states import FINAL, RunState
+from corral.server.authorization import Caller, Limit, User, find_run
+from corral.server.cursors import parse_time_cursor, time_cursor
+from corral.server.new_runs import new_run
 from corral.server.services import Services, Svc
-from corral.server.views import (
-    NameLookup,
-    artifact_view,
-    event_view,
-    parse_time_cursor,
-    placement,
-    run_detail,
-    run_view,
-    time_cursor,
-)
+from corral.server.views import NameLookup, artifact_view, placement, run_detail, run_view
 from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactPage
 from corral.wire.runs import (
+    ActionRefusal,
+    ActionResult,
+    CancelManyRequest,
     CancelRequest,
-    EventPage,
+    ManyAnswer,
+    ManyRequest,
     RemovedRun,
+    RequeueManyRequest,
     RequeueRequest,
     RunDetail,
     RunPage,
+    RunSelection,
     RunView,
     SubmitAnswer,
     SubmitRequest,
     WhyAnswer,
 )
-from corral.wire.spec.identity import identity_of
 from corral.wire.spec.run_file import RunSpec
 
 router = APIRouter(prefix="/v1", tags=["runs"])
+_LIVE = tuple(state for state in RunState if state not in FINAL)
+_ENDED_BADLY = (RunState.FAILED, RunState.CANCELLED)
+Act = Callable[[Tx, Run], ActionResult]
 
 
 @router.post("/runs", status_code=201, responses={200: {"model": SubmitAnswer}})
@@ -72,7 +77,7 @@ async def submit_or_try(body: SubmitRequest, caller: Caller, svc: Services) -> S
         return await svc.store.read(lambda tx: _dry_run(tx, svc, body.runs, text))
 
     def unit(tx: Tx) -> SubmitResult:
-        secrets.refuse_exposed(tx, svc.cipher, runs[0].project, text, what="the run")
+        secrets.refuse_exposed(tx, svc.cipher, runs[0].run.project, text, what="the run")
         return submit(
             tx,
             runs,
@@ -87,43 +92,10 @@ async def submit_or_try(body: SubmitRequest, caller: Caller, svc: Services) -> S
     return SubmitAnswer(ids=list(done.ids), group_id=done.group_id)
 
 
-def new_run(spec: RunSpec) -> NewRun:
-    return NewRun(
-        project=spec.project,
-        name=spec.name,
-        kind=spec.kind,
-        seed=spec.seed,
-        spec=spec.model_dump_json(),
-        identity=identity_of(spec),
-        requirements=spec.requirements(),
-        priority=spec.priority,
-        labels=spec.labels,
-        retries=spec.retries.budgets(),
-        wall_limit_s=spec.wall_limit,
-        stall_limit_s=spec.stall_limit,
-        grace_s=spec.grace,
-        code=None if spec.code is None else ArtifactId(spec.code),
-        inputs={name: ArtifactId(value) for name, value in spec.inputs.items()},
-        secrets=tuple(spec.secrets),
-        preemptible=spec.preemptible,
-        after=tuple(
-            Dependency(one.run, one.input, OnFailure(one.on_failure), f"after[{index}]")
-            for index, one in enumerate(spec.after)
-        ),
-        digests=_digests(spec),
-        parts=spec.input_paths,
-    )
-
-
-def _digests(spec: RunSpec) -> dict[str, str]:
-    digests = {f"inputs.{name}": digest for name, digest in spec.input_digests.items()}
-    return digests if spec.code_digest is None else {**digests, "code": spec.code_digest}
-
-
 def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec], text: str) -> SubmitAnswer:
     secrets.refuse_exposed(tx, svc.cipher, specs[0].project, text, what="the run")
     asked = WhyQuestion(specs[0].requirements(), specs[0].project, specs[0].name)
-    found = standings(tx, asked, now=svc.clock.now(), policy=svc.policy, shapes=svc.shapes)
+    found = standings(tx, asked, now=svc.clock.now(), policy=svc.policy, shapes=svc.board.shapes)
     return SubmitAnswer(ids=[], hosts=[placement(s) for s in found])
 
 
@@ -141,32 +113,119 @@ async def list_runs(
     limit: Limit = 50,
 ) -> RunPage:
     """Newest first."""
-    if project is not None:
-        caller.check_project(project)
     where = RunFilter(
-        project=project or caller.token.project,
+        project=caller.narrowed(project),
         states=tuple(state or ()),
         group=group,
         name=name,
         label=None if label is None else (label.split("=", 1)[0], label.split("=", 1)[1]),
         schedule=schedule,
     )
-    after = parse_time_cursor(cursor, "r")
+    after = parse_time_cursor(cursor, "r", RunId)
 
     def unit(tx: Tx) -> RunPage:
         names = NameLookup(tx)
-        place = None if after is None else (after[0], RunId(after[1]))
-        runs = tx.runs.page(where, after=place, limit=limit)
+        runs = tx.runs.page(where, after=after, limit=limit)
         more = time_cursor(runs[-1].created_at, runs[-1].id) if len(runs) == limit else None
         return RunPage(items=[run_view(tx, run, names) for run in runs], next=more)
 
     return await svc.store.read(unit)
 
 
+@router.post("/runs/cancel")
+async def cancel_runs(body: CancelManyRequest, caller: User, svc: Svc) -> ManyAnswer:
+    """Cancel every run that the filter finds; those that have ended are left out."""
+
+    def act(tx: Tx, run: Run) -> ActionResult:
+        check_cancel(run)
+        if not body.dry_run:
+            secrets.refuse_exposed(tx, svc.cipher, run.project, body.reason, what="the reason")
+            now = svc.clock.now()
+            run = cancel(tx, run.id, reason=body.reason, actor=caller.actor, now=now, policy=svc.policy)
+        return ActionResult(id=run.id, name=run.name, state=run.state)
+
+    return await _each(svc, caller, body, _LIVE, act)
+
+
+@router.post("/runs/requeue")
+async def requeue_runs(body: RequeueManyRequest, caller: User, svc: Svc) -> ManyAnswer:
+    """Queue every run that the filter finds again, with those that ended because of it.
+
+    Without states, those that failed or were cancelled. One that has a next generation is left alone.
+    """
+
+    def act(tx: Tx, run: Run) -> ActionResult:
+        request_id = digest_of([body.request_id, run.id])[:32]
+        if body.dry_run or tx.runs.submission(caller.actor, request_id) is None:
+            check_requeue(tx, run)
+        new: Sequence[str] = ()
+        if not body.dry_run:
+            now, actor = svc.clock.now(), caller.actor
+            new = requeue_with_children(tx, run.id, request_id=request_id, principal=actor, now=now).ids
+        return ActionResult(id=run.id, name=run.name, state=run.state, new=list(new))
+
+    return await _each(svc, caller, body, _ENDED_BADLY, act)
+
+
+async def _each(
+    svc: Services, caller: Caller, body: ManyRequest, states: tuple[RunState, ...], act: Act
+) -> ManyAnswer:
+    where = run_filter(caller, body.which, states)
+    after = parse_time_cursor(body.cursor, "r", RunId)
+    runs = await svc.store.read(lambda tx: tx.runs.page(where, after=after, limit=body.limit))
+    results: Sequence[ActionResult | Exception]
+    if body.dry_run:
+        results = await svc.store.read(lambda tx: [_tried(act, tx, run) for run in runs])
+    else:
+        units = [partial(_locked, act, run.id) for run in runs]
+        results = await write_together(svc.store, lambda tx: tx.runs.lock_all(run.id for run in runs), units)
+    done = [_answered(run, result) for run, result in zip(runs, results, strict=True)]
+    return ManyAnswer(
+        done=[one for one in done if isinstance(one, ActionResult)],
+        skipped=[one for one in done if isinstance(one, ActionRefusal)],
+        next=time_cursor(runs[-1].created_at, runs[-1].id) if len(runs) == body.limit else None,
+    )
+
+
+def run_filter(caller: Caller, which: RunSelection, states: tuple[RunState, ...]) -> RunFilter:
+    label = None if which.label is None else which.label.split("=", 1)
+    return RunFilter(
+        project=caller.narrowed(which.project),
+        states=tuple(which.states) or states,
+        group=which.group,
+        name=which.name,
+        label=None if label is None else (label[0], label[1]),
+        schedule=which.schedule,
+    )
+
+
+def _locked(act: Act, run_id: RunId, tx: Tx) -> ActionResult:
+    run = tx.runs.lock(run_id)
+    if run is None:
+        raise NotFound("was removed meanwhile")
+    return act(tx, run)
+
+
+def _tried(act: Act, tx: Tx, run: Run) -> ActionResult | CorralError:
+    try:
+        return act(tx, run)
+    except CorralError as error:
+        return error
+
+
+def _answered(run: Run, result: ActionResult | Exception) -> ActionResult | ActionRefusal:
+    """A run that refuses says why, and keeps no other from its turn."""
+    if isinstance(result, CorralError) and not isinstance(result, StoreUnavailable):
+        return ActionRefusal(id=run.id, why=result.message)
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
 @router.get("/runs/{run}")
 async def get_run(run: str, caller: User, svc: Svc) -> RunDetail:
     """One run: its spec, its attempts, how it stands and why it ended."""
-    return await svc.store.read(lambda tx: run_detail(tx, run_of(tx, find_run(tx, run, caller))))
+    return await svc.store.read(lambda tx: run_detail(tx, read_run(tx, find_run(tx, run, caller))))
 
 
 @router.get("/runs/{run}/artifacts")
@@ -192,10 +251,12 @@ async def why(run: str, caller: User, svc: Svc) -> Response:
     """For each host: eligible, or every reason why not."""
 
     def unit(tx: Tx) -> str:
-        found = run_of(tx, find_run(tx, run, caller))
+        found = read_run(tx, find_run(tx, run, caller))
         now = svc.clock.now()
-        asked = WhyQuestion(svc.shapes.get(tx, found.shape), found.project, found.name, found)
-        hosts = standings(tx, asked, now=now, policy=svc.policy, shapes=svc.shapes, roster=svc.roster)
+        asked = WhyQuestion(svc.board.shapes.get(tx, found.shape), found.project, found.name, found)
+        hosts = standings(
+            tx, asked, now=now, policy=svc.policy, shapes=svc.board.shapes, roster=svc.board.roster
+        )
         held_back = in_line.held_back(tx, svc.board, found, policy=svc.policy)
         group = in_line.group_is_full(tx, found)
         answer = WhyAnswer(
@@ -217,7 +278,7 @@ async def cancel_run(run: str, body: CancelRequest, caller: User, svc: Svc) -> R
 
     def unit(tx: Tx) -> RunView:
         run_id = find_run(tx, run, caller)
-        secrets.refuse_exposed(tx, svc.cipher, run_of(tx, run_id).project, body.reason, what="the reason")
+        secrets.refuse_exposed(tx, svc.cipher, read_run(tx, run_id).project, body.reason, what="the reason")
         now = svc.clock.now()
         done = cancel(tx, run_id, reason=body.reason, actor=caller.actor, now=now, policy=svc.policy)
         return run_view(tx, done, NameLookup(tx))
@@ -245,20 +306,18 @@ async def requeue_run(run: str, body: RequeueRequest, caller: User, svc: Svc) ->
 @router.post("/runs/{run}/hold")
 async def hold_run(run: str, caller: User, svc: Svc) -> RunView:
     """Keep a run that waits from starting until it is released."""
-
-    def unit(tx: Tx) -> RunView:
-        done = hold(tx, find_run(tx, run, caller), actor=caller.actor, now=svc.clock.now())
-        return run_view(tx, done, NameLookup(tx))
-
-    return await svc.store.write(unit)
+    return await _act(hold, run, caller, svc)
 
 
 @router.post("/runs/{run}/release")
 async def release_run(run: str, caller: User, svc: Svc) -> RunView:
     """Let a run go that somebody held; it is queued unless something else holds it."""
+    return await _act(let_go, run, caller, svc)
 
+
+async def _act(act: Callable[..., Run], text: str, caller: Caller, svc: Services) -> RunView:
     def unit(tx: Tx) -> RunView:
-        done = let_go(tx, find_run(tx, run, caller), actor=caller.actor, now=svc.clock.now())
+        done = act(tx, find_run(tx, text, caller), actor=caller.actor, now=svc.clock.now())
         return run_view(tx, done, NameLookup(tx))
 
     return await svc.store.write(unit)
@@ -270,26 +329,7 @@ async def remove_run(run: str, caller: User, svc: Svc) -> RemovedRun:
 
     def unit(tx: Tx) -> RemovedRun:
         run_id = find_run(tx, run, caller)
-        done = remove(tx, run_id, actor=caller.actor, origin=caller.origin, now=svc.clock.now())
+        done = remove(tx, run_id, by=caller.by(svc.clock))
         return RemovedRun(id=done.run_id, artifacts=done.artifacts, kept=list(done.kept))
 
     return await svc.store.write(unit)
-
-
-@router.get("/events")
-async def feed(
-    caller: User, svc: Svc, cursor: Annotated[str, Query(max_length=64)] = "", limit: Limit = 100
-) -> EventPage:
-    """Events of all runs, in the order in which they were committed."""
-
-    def unit(tx: Tx) -> EventPage:
-        events, after = tx.events.feed(cursor, limit)
-        projects: dict[str, bool] = {}
-        for event in events:
-            if event.run_id not in projects:
-                run = tx.runs.get(event.run_id)
-                projects[event.run_id] = run is not None and caller.sees(run.project)
-        names = NameLookup(tx)
-        return EventPage(items=[event_view(e, names) for e in events if projects[e.run_id]], next=after)
-
-    return await svc.store.read(unit)

@@ -1,32 +1,29 @@
-"""Routes: schedules."""
+"""Routes: manage."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 from fastapi import APIRouter, Query
 from pydantic import ValidationError
 
 from corral.core import secrets
-from corral.core.schedules import fire as schedules
-from corral.core.schedules.fire import ScheduleActor, ScheduledWork, ScheduleOrder
+from corral.core.schedules import manage
+from corral.core.schedules.fire import following, run_now
 from corral.core.schedules.function_schedules import CallOrder
+from corral.core.schedules.work import ScheduledRuns, ScheduledWork
 from corral.domain.errors import Ambiguous, InvalidInput, NotFound
-from corral.domain.ids import ScheduleId, is_id, new_schedule_id
+from corral.domain.ids import ScheduleId, new_schedule_id
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
-from corral.server.callers import Caller, Limit, User
-from corral.server.routes.runs import new_run
-from corral.server.services import Svc
+from corral.server.authorization import Caller, Limit, User
+from corral.server.cursors import id_cursor
+from corral.server.new_runs import new_run
+from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
 from corral.wire.base import explain
 from corral.wire.runs import SubmitAnswer
-from corral.wire.schedules import (
-    RunNowRequest,
-    ScheduleDetail,
-    SchedulePage,
-    ScheduleRequest,
-    ScheduleView,
-)
+from corral.wire.schedules import RunNowRequest, ScheduleDetail, SchedulePage, ScheduleRequest, ScheduleView
 from corral.wire.spec.run_file import RunSpec
 
 router = APIRouter(prefix="/v1", tags=["schedules"])
@@ -41,14 +38,14 @@ async def add_schedule(body: ScheduleRequest, caller: User, svc: Svc) -> Schedul
     if len({spec.project for spec in body.runs}) > 1:
         raise InvalidInput("the runs of one schedule must be of one project")
     stored = body.model_dump_json(include={"runs", "group", "max_running"})
-    order = order_of(stored)
-    put = schedules.replace if body.replace else schedules.add
+    order = work_of(stored)
+    put = manage.replace if body.replace else manage.add
 
     def unit(tx: Tx) -> ScheduleView:
         now = svc.clock.now()
         made = _schedule(body, stored, caller.actor, now)
         secrets.refuse_exposed(tx, svc.cipher, made.project, stored + body.name, what="the schedule")
-        return schedule_view(put(tx, made, order, who=_who(caller), now=now))
+        return schedule_view(put(tx, made, order, by=caller.by(svc.clock)))
 
     return await svc.store.write(unit)
 
@@ -58,14 +55,11 @@ async def list_schedules(
     caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 50
 ) -> SchedulePage:
     """All schedules that the caller sees."""
-    if project is not None:
-        caller.check_project(project)
-    if cursor and not is_id(cursor, "s"):
-        raise InvalidInput(f"not a cursor: {cursor[:60]!r}", hint="Use the `next` of an earlier page.")
+    place = id_cursor(cursor, "s")
 
     def unit(tx: Tx) -> SchedulePage:
-        after = ScheduleId(cursor) if cursor else None
-        found = tx.schedules.page(project or caller.token.project, after, limit)
+        after = ScheduleId(place) if place else None
+        found = tx.schedules.page(caller.narrowed(project), after, limit)
         more = found[-1].id if len(found) == limit else None
         return SchedulePage(items=[schedule_view(one) for one in found], next=more)
 
@@ -98,12 +92,7 @@ async def pause_schedule(
     schedule: str, caller: User, svc: Svc, project: str | None = Query(None)
 ) -> ScheduleView:
     """No more runs until it is resumed."""
-
-    def unit(tx: Tx) -> ScheduleView:
-        found = find_schedule(tx, schedule, project, caller)
-        return schedule_view(schedules.pause(tx, found.id, who=_who(caller), now=svc.clock.now()))
-
-    return await svc.store.write(unit)
+    return await _act(manage.pause, schedule, project, caller, svc)
 
 
 @router.post("/schedules/{schedule}/resume")
@@ -111,12 +100,7 @@ async def resume_schedule(
     schedule: str, caller: User, svc: Svc, project: str | None = Query(None)
 ) -> ScheduleView:
     """Go on from its next time."""
-
-    def unit(tx: Tx) -> ScheduleView:
-        found = find_schedule(tx, schedule, project, caller)
-        return schedule_view(schedules.resume(tx, found.id, who=_who(caller), now=svc.clock.now()))
-
-    return await svc.store.write(unit)
+    return await _act(manage.resume, schedule, project, caller, svc)
 
 
 @router.post("/schedules/{schedule}/run", status_code=201)
@@ -127,13 +111,8 @@ async def run_schedule_now(
 
     def unit(tx: Tx) -> SubmitAnswer:
         found = find_schedule(tx, schedule, project, caller)
-        done = schedules.run_now(
-            tx,
-            found.id,
-            lambda one: order_of(one.spec),
-            request_id=body.request_id,
-            who=_who(caller),
-            now=svc.clock.now(),
+        done = run_now(
+            tx, found.id, lambda one: work_of(one.spec), request_id=body.request_id, by=caller.by(svc.clock)
         )
         return SubmitAnswer(ids=list(done.ids), group_id=done.group_id)
 
@@ -145,16 +124,20 @@ async def remove_schedule(
     schedule: str, caller: User, svc: Svc, project: str | None = Query(None)
 ) -> ScheduleView:
     """Make no more runs; those that it made stay."""
+    return await _act(manage.remove, schedule, project, caller, svc)
 
+
+async def _act(
+    act: Callable[..., Schedule], text: str, project: str | None, caller: Caller, svc: Services
+) -> ScheduleView:
     def unit(tx: Tx) -> ScheduleView:
-        found = find_schedule(tx, schedule, project, caller)
-        schedules.remove(tx, found.id, who=_who(caller), now=svc.clock.now())
-        return schedule_view(found)
+        found = find_schedule(tx, text, project, caller)
+        return schedule_view(act(tx, found.id, by=caller.by(svc.clock)))
 
     return await svc.store.write(unit)
 
 
-def order_of(stored: str) -> ScheduledWork:
+def work_of(stored: str) -> ScheduledWork:
     """What a schedule keeps as JSON, as what it makes."""
     table = json.loads(stored)
     if "call" in table:
@@ -164,13 +147,11 @@ def order_of(stored: str) -> ScheduledWork:
     except ValidationError as error:
         # Stored by another version of Corral.
         raise explain(RunSpec, error, what="what the schedule submits") from None
-    return ScheduleOrder([new_run(spec) for spec in specs], table.get("group"), table.get("max_running"))
+    return ScheduledRuns([new_run(spec) for spec in specs], table.get("group"), table.get("max_running"))
 
 
 def find_schedule(tx: Tx, text: str, project: str | None, caller: Caller) -> Schedule:
-    if project is not None:
-        caller.check_project(project)
-    ids = tx.schedules.find(text, project or caller.token.project, 3)
+    ids = tx.schedules.find(text, caller.narrowed(project), 3)
     found = [one for schedule_id in ids if (one := tx.schedules.get(schedule_id)) is not None]
     if not found:
         raise NotFound(f"there is no schedule {text[:80]!r}", hint="List them with `corral schedules ls`.")
@@ -215,9 +196,5 @@ def _times(schedule: Schedule) -> list[float]:
     at = None if schedule.paused else schedule.next_at
     while at is not None and len(times) < _TIMES_SHOWN:
         times.append(at)
-        at = schedules.following(schedule._replace(next_at=at), at)
+        at = following(schedule._replace(next_at=at), at)
     return times
-
-
-def _who(caller: Caller) -> ScheduleActor:
-    return ScheduleActor(caller.actor, caller.origin)

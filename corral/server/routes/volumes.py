@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query
 
 from corral.core import volumes as core
 from corral.core.artifacts import FileManifest
@@ -13,11 +14,13 @@ from corral.core.audit import note
 from corral.core.leases.fence import fence
 from corral.core.volumes import VolumeChange, VolumeCommitResult
 from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind
-from corral.domain.errors import InvalidInput, NotFound
-from corral.domain.ids import Digest, HostId, LeaseId, is_name
+from corral.domain.errors import NotFound
+from corral.domain.ids import Digest, is_name
+from corral.domain.leases import LeaseKey
 from corral.domain.runs import Run
 from corral.domain.volumes import VolumeRecord, VolumeVersion
-from corral.server.callers import Epoch, LeasePath, Limit, OwnHost, Project, User
+from corral.server.authorization import Limit, OwnLease, Project, User
+from corral.server.cursors import name_cursor
 from corral.server.routes.artifacts import refuse_secrets
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
@@ -44,15 +47,10 @@ async def list_volumes(
     limit: Limit = 100,
 ) -> VolumePage:
     """Volumes by project and name."""
-    if project is not None:
-        caller.check_project(project)
-    after = None if cursor is None else cursor.partition("/")
-    if after is not None and not (is_name(after[0]) and is_name(after[2])):
-        raise InvalidInput("not a cursor", hint="Use the `next` of an earlier page.")
+    after = name_cursor(cursor)
 
     def unit(tx: Tx) -> VolumePage:
-        place = None if after is None else (after[0], after[2])
-        found = tx.volumes.page(project or caller.token.project, after=place, limit=limit)
+        found = tx.volumes.page(caller.narrowed(project), after=after, limit=limit)
         more = f"{found[-1].project}/{found[-1].name}" if len(found) == limit else None
         return VolumePage(items=[_volume(tx, one) for one in found], next=more)
 
@@ -66,7 +64,7 @@ async def get_volume(project: Project, volume: VolumePath, svc: Svc) -> VolumeDe
     def unit(tx: Tx) -> VolumeDetail:
         found = core.get(tx, project, volume)
         kept = tx.volumes.versions(project, volume)
-        versions = [_version(found, one, tx.artifacts.get(one.artifact_id)) for one in kept]
+        versions = [_version(one, tx.artifacts.get(one.artifact_id)) for one in kept]
         return VolumeDetail(**_volume(tx, found).model_dump(), versions=versions)
 
     return await svc.store.read(unit)
@@ -82,41 +80,27 @@ async def commit_volume(
     """
     change = _change(body)
     await _refuse_secrets(project, volume, change, svc)
-
-    def unit(tx: Tx) -> VolumeVersionView:
-        done = core.commit(tx, project, volume, change, by=caller.actor, now=svc.clock.now())
-        return _answer(project, volume, done)
-
-    return await svc.store.write(unit)
+    commit = partial(core.commit, change=change, by=caller.actor, now=svc.clock.now())
+    return _answer(project, volume, await svc.store.write(lambda tx: commit(tx, project, volume)))
 
 
 @router.delete("/projects/{project}/volumes/{volume}", status_code=204)
-async def remove_volume(project: Project, volume: VolumePath, caller: User, svc: Svc) -> Response:
+async def remove_volume(project: Project, volume: VolumePath, caller: User, svc: Svc) -> None:
     """Remove a volume with all its versions."""
 
     def unit(tx: Tx) -> None:
         core.remove(tx, project, volume)
-        note(
-            tx,
-            "volume.remove",
-            f"{project}/{volume}",
-            actor=caller.actor,
-            origin=caller.origin,
-            now=svc.clock.now(),
-        )
+        note(tx, "volume.remove", f"{project}/{volume}", caller.by(svc.clock))
 
     await svc.store.write(unit)
-    return Response(status_code=204)
 
 
 @router.get("/leases/{lease_id}/volumes/{volume}")
-async def get_mounted(
-    lease_id: LeasePath, epoch: Epoch, volume: VolumePath, host_id: OwnHost, svc: Svc
-) -> VolumeVersionView:
+async def get_mounted(key: OwnLease, volume: VolumePath, svc: Svc) -> VolumeVersionView:
     """The newest version of a volume that the lease's run mounts; the lease may read its files then."""
 
     def unit(tx: Tx) -> VolumeVersionView:
-        run = _mounting(tx, lease_id, epoch, volume, host_id=host_id, svc=svc)
+        run = _mounting(tx, key, volume, svc)
         found = tx.volumes.get(run.project, volume)
         done = VolumeCommitResult(None, None) if found is None else core.newest(tx, found)
         return _readable(tx, run, volume, done)
@@ -126,17 +110,15 @@ async def get_mounted(
 
 @router.post("/leases/{lease_id}/volumes/{volume}/versions", status_code=201)
 async def commit_mounted(
-    lease_id: LeasePath, epoch: Epoch, volume: VolumePath, body: VolumeCommit, host_id: OwnHost, svc: Svc
+    key: OwnLease, volume: VolumePath, body: VolumeCommit, svc: Svc
 ) -> VolumeVersionView:
     """Commit a change of a volume that the lease's run mounts."""
     change = _change(body)
-    project = await svc.store.write(
-        lambda tx: _mounting(tx, lease_id, epoch, volume, host_id=host_id, svc=svc).project
-    )
+    project = await svc.store.write(lambda tx: _mounting(tx, key, volume, svc).project)
     await _refuse_secrets(project, volume, change, svc)
 
     def unit(tx: Tx) -> VolumeVersionView:
-        run = _mounting(tx, lease_id, epoch, volume, host_id=host_id, svc=svc)
+        run = _mounting(tx, key, volume, svc)
         done = core.commit(tx, run.project, volume, change, by=f"run:{run.id}", now=svc.clock.now())
         return _readable(tx, run, volume, done)
 
@@ -148,9 +130,9 @@ async def _refuse_secrets(project: str, volume: str, change: VolumeChange, svc: 
     await refuse_secrets(project, FileManifest(ArtifactKind.VOLUME, tuple(new)), svc)
 
 
-def _mounting(tx: Tx, lease_id: LeaseId, epoch: int, volume: str, *, host_id: HostId, svc: Services) -> Run:
+def _mounting(tx: Tx, key: LeaseKey, volume: str, svc: Services) -> Run:
     """The lease's run, if it mounts the volume: a host gets at no other through it."""
-    _, run = fence(tx, lease_id, epoch, host_id=host_id, now=svc.clock.now(), policy=svc.policy)
+    _, run = fence(tx, key, now=svc.clock.now(), policy=svc.policy)
     service = json.loads(tx.runs.spec(run.id)).get("service") or {}
     if volume not in (service.get("volumes") or {}).values():
         raise NotFound(
@@ -175,31 +157,20 @@ def _change(body: VolumeCommit) -> VolumeChange:
 def _answer(project: str, volume: str, done: VolumeCommitResult) -> VolumeVersionView:
     if done.version is None:
         return VolumeVersionView(volume=volume, project=project, version=0)
-    return _version(done.version, done.version, done.artifact)
+    return _version(done.version, done.artifact)
 
 
-def _version(
-    of: VolumeRecord | VolumeVersion, version: VolumeVersion, artifact: Artifact | None
-) -> VolumeVersionView:
-    return VolumeVersionView(
-        volume=of.name,
-        project=of.project,
-        version=version.version,
-        parent=version.parent,
-        artifact_id=version.artifact_id,
-        digest=None if artifact is None else artifact.digest,
-        files=0 if artifact is None else artifact.files,
-        bytes=0 if artifact is None else artifact.bytes,
-        created_at=version.created_at,
-        created_by=version.created_by,
-    )
+def _version(version: VolumeVersion, artifact: Artifact | None) -> VolumeVersionView:
+    sizes = {} if artifact is None else _sizes(artifact)
+    return VolumeVersionView(**version._asdict(), volume=version.name, **sizes)
 
 
 def _volume(tx: Tx, volume: VolumeRecord) -> VolumeView:
     version, artifact = core.newest(tx, volume)
-    return VolumeView(
-        **volume._asdict(),
-        files=0 if artifact is None else artifact.files,
-        bytes=0 if artifact is None else artifact.bytes,
-        changed_at=volume.created_at if version is None else version.created_at,
-    )
+    changed_at = volume.created_at if version is None else version.created_at
+    sizes = {} if artifact is None else _sizes(artifact)
+    return VolumeView(**volume._asdict(), **sizes, changed_at=changed_at)
+
+
+def _sizes(artifact: Artifact) -> dict[str, Any]:
+    return {"digest": artifact.digest, "files": artifact.files, "bytes": artifact.bytes}

@@ -13,11 +13,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from corral.core.calls.accept import accept, new_call, write_accepted
+from corral.core.storage.blobs import BlobHolder
 from corral.domain.calls import CALL_FINAL, INLINE_BYTES, CallRecord, CallState, Payload
 from corral.domain.errors import CorralError, NotFound
 from corral.domain.ids import Digest
-from corral.server.callers import Caller, User
-from corral.server.routes.blobs import BlobHolder, keep_all
+from corral.server.authorization import Caller, User
+from corral.server.routes.blobs import keep_all
 from corral.server.routes.calls import get_chunks
 from corral.server.routes.endpoints import find_endpoint
 from corral.server.services import Services, Svc

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
 
-from corral.core.audit import note
+from corral.core.webhooks.manage import NewWebhook, add, note_change, rotate, set_paused, url_context
 from corral.core.webhooks.notices import MOST_WAITING, make_test, replay, replay_dead
-from corral.domain.canonical import canonical
-from corral.domain.errors import Conflict, InvalidInput, NotFound
-from corral.domain.ids import DeliveryId, WebhookId, is_id, is_name, new_webhook_id
+from corral.domain.errors import InvalidInput, NotFound
+from corral.domain.ids import DeliveryId, WebhookId, is_id, is_name
 from corral.domain.webhooks.addresses import parse_url
 from corral.domain.webhooks.deliveries import Delivery, DeliveryState, Webhook, WebhookFormat
 from corral.domain.webhooks.signing import key_of, new_key
-from corral.server.callers import Caller, Limit, Operator
-from corral.server.notifier import Notices, key_context, url_context
+from corral.server.authorization import Limit, Operator
+from corral.server.cursors import parse_time_cursor, time_cursor
 from corral.server.services import Services, Svc
-from corral.server.views import parse_time_cursor, time_cursor
 from corral.store.transaction import Tx
 from corral.wire.webhooks import (
     REPLAY_AT_ONCE,
@@ -35,7 +33,6 @@ from corral.wire.webhooks import (
 )
 
 router = APIRouter(prefix="/v1", tags=["webhooks"])
-MOST = 1000
 
 
 @router.post("/webhooks", status_code=201)
@@ -45,34 +42,13 @@ async def add_webhook(body: WebhookRequest, caller: Operator, svc: Svc) -> Creat
     key = body.secret or new_key()
     key_of(key)
     await svc.sender.check(target)
-    now = svc.clock.now()
-    webhook_id = new_webhook_id()
+    by = caller.by(svc.clock)
 
     def unit(tx: Tx) -> CreatedWebhook:
-        if tx.webhooks.by_name(body.name) is not None:
-            raise Conflict(
-                f"there is a webhook {body.name} already",
-                hint=f"Remove it: `corral webhooks rm {body.name}`.",
-            )
-        if len(tx.webhooks.all()) >= MOST:
-            raise Conflict(f"there are {MOST} webhooks already", hint="Remove one first.")
-        hook = Webhook(
-            id=webhook_id,
-            project=body.project,
-            name=body.name,
-            url=svc.cipher.encrypt(body.url, context=url_context(webhook_id)),
-            format=WebhookFormat(body.format),
-            events=canonical(list(dict.fromkeys(body.events))),
-            secret=svc.cipher.encrypt(key, context=key_context(webhook_id)),
-            cursor=tx.events.feed_end(),
-            paused=False,
-            created_at=now,
-            created_by=caller.actor,
-        )
-        tx.webhooks.insert(hook)
-        _note(tx, "webhook.add", hook, caller, svc, url=target.shown, events=body.events)
-        shown = _view(tx, hook, svc).model_dump()
-        return CreatedWebhook(**shown, secret=None if body.secret else key)
+        events = list(dict.fromkeys(body.events))
+        new = NewWebhook(body.name, body.project, body.url, WebhookFormat(body.format), events, key)
+        hook = add(tx, svc.cipher, new, by=by)
+        return CreatedWebhook(**_view(tx, hook, svc).model_dump(), secret=None if body.secret else key)
 
     return await svc.store.write(unit)
 
@@ -92,16 +68,15 @@ async def get_webhook(webhook: str, caller: Operator, svc: Svc) -> WebhookView:
 
 
 @router.delete("/webhooks/{webhook}", status_code=204)
-async def remove_webhook(webhook: str, caller: Operator, svc: Svc) -> Response:
+async def remove_webhook(webhook: str, caller: Operator, svc: Svc) -> None:
     """With everything that was or was to be sent by it."""
 
     def unit(tx: Tx) -> None:
         hook = _find(tx, webhook)
         tx.webhooks.delete(hook.id)
-        _note(tx, "webhook.remove", hook, caller, svc)
+        note_change(tx, "webhook.remove", hook, caller.by(svc.clock))
 
     await svc.store.write(unit)
-    return Response(status_code=204)
 
 
 @router.post("/webhooks/{webhook}/pause")
@@ -110,9 +85,7 @@ async def pause_webhook(webhook: str, caller: Operator, svc: Svc) -> WebhookView
 
     def unit(tx: Tx) -> WebhookView:
         hook = _find(tx, webhook)
-        tx.webhooks.set_paused(hook.id, True)
-        _note(tx, "webhook.pause", hook, caller, svc)
-        return _view(tx, hook._replace(paused=True), svc)
+        return _view(tx, set_paused(tx, hook, True, by=caller.by(svc.clock)), svc)
 
     return await svc.store.write(unit)
 
@@ -125,9 +98,7 @@ async def resume_webhook(webhook: str, body: ResumeRequest, caller: Operator, sv
         hook = _find(tx, webhook)
         if body.skip:
             tx.webhooks.advance(hook.id, before=hook.cursor, after=tx.events.feed_end())
-        tx.webhooks.set_paused(hook.id, False)
-        _note(tx, "webhook.resume", hook, caller, svc, skip=body.skip)
-        return _view(tx, hook._replace(paused=False), svc)
+        return _view(tx, set_paused(tx, hook, False, by=caller.by(svc.clock), skip=body.skip), svc)
 
     return await svc.store.write(unit)
 
@@ -141,29 +112,25 @@ async def rotate_webhook(
     key_of(key)
 
     def unit(tx: Tx) -> CreatedWebhook:
-        hook = _find(tx, webhook)
-        until = svc.clock.now() + body.keep_s
-        secret = svc.cipher.encrypt(key, context=key_context(hook.id))
-        tx.webhooks.set_secret(hook.id, secret, keep_until=until)
-        _note(tx, "webhook.rotate", hook, caller, svc, keep_s=body.keep_s)
-        shown = _view(tx, _find(tx, hook.id), svc).model_dump()
-        return CreatedWebhook(**shown, secret=None if body.secret else key)
+        by = caller.by(svc.clock)
+        hook = rotate(tx, svc.cipher, _find(tx, webhook), key, keep_s=body.keep_s, by=by)
+        return CreatedWebhook(**_view(tx, hook, svc).model_dump(), secret=None if body.secret else key)
 
     return await svc.store.write(unit)
 
 
 @router.post("/webhooks/{webhook}/test")
-async def test_webhook(webhook: str, caller: Operator, svc: Svc, notices: Notices) -> DeliveryView:
+async def test_webhook(webhook: str, caller: Operator, svc: Svc) -> DeliveryView:
     """Send a notice that says nothing, now, and tell what came of it. It is not tried again."""
     now = svc.clock.now()
 
     def unit(tx: Tx) -> tuple[Webhook, Delivery]:
         hook = _find(tx, webhook)
-        _note(tx, "webhook.test", hook, caller, svc)
+        note_change(tx, "webhook.test", hook, caller.by(svc.clock))
         return hook, make_test(tx, hook, actor=caller.actor, now=now)
 
     hook, delivery = await svc.store.write(unit)
-    return _delivery(await notices.deliver(hook, delivery))
+    return _delivery(await svc.notifier.deliver(hook, delivery))
 
 
 @router.get("/webhooks/{webhook}/deliveries")
@@ -176,11 +143,10 @@ async def list_deliveries(
     limit: Limit = 50,
 ) -> DeliveryPage:
     """What was and is to be sent, the newest first; what ended is kept for 30 days."""
-    after = parse_time_cursor(cursor, "d")
+    after = parse_time_cursor(cursor, "d", DeliveryId)
 
     def unit(tx: Tx) -> list[Delivery]:
-        place = None if after is None else (after[0], DeliveryId(after[1]))
-        return tx.webhooks.deliveries(_find(tx, webhook).id, after=place, limit=limit, state=state)
+        return tx.webhooks.deliveries(_find(tx, webhook).id, after=after, limit=limit, state=state)
 
     found = await svc.store.read(unit)
     more = time_cursor(found[-1].created_at, found[-1].id) if len(found) == limit else None
@@ -223,7 +189,7 @@ async def replay_deliveries(webhook: str, body: ReplayRequest, caller: Operator,
         else:
             done = replay(tx, hook, [DeliveryId(text) for text in body.deliveries], now=now)
         if done:
-            _note(tx, "webhook.replay", hook, caller, svc, count=done)
+            note_change(tx, "webhook.replay", hook, caller.by(svc.clock), count=done)
         return done
 
     return ReplayAnswer(count=await svc.store.write(unit))
@@ -238,25 +204,16 @@ def _find(tx: Tx, text: str) -> Webhook:
     return found
 
 
-def _note(tx: Tx, action: str, hook: Webhook, caller: Caller, svc: Services, **data: object) -> None:
-    now = svc.clock.now()
-    note(tx, action, f"webhook:{hook.name}", actor=caller.actor, origin=caller.origin, now=now, **data)
-
-
 def _view(tx: Tx, hook: Webhook, svc: Services) -> WebhookView:
     url = svc.cipher.decrypt(hook.url, context=url_context(hook.id))
     return WebhookView(
-        id=hook.id,
-        name=hook.name,
-        project=hook.project,
-        url=parse_url(url).shown,
-        format=hook.format,
-        events=json.loads(hook.events),
-        paused=hook.paused,
-        waiting=tx.webhooks.waiting(hook.id, MOST_WAITING),
-        created_at=hook.created_at,
-        created_by=hook.created_by,
-        old_secret_until=hook.old_secret_until if len(hook.secrets(svc.clock.now())) > 1 else None,
+        **{
+            **hook._asdict(),
+            "url": parse_url(url).shown,
+            "events": json.loads(hook.events),
+            "waiting": tx.webhooks.waiting(hook.id, MOST_WAITING),
+            "old_secret_until": hook.old_secret_until if len(hook.secrets(svc.clock.now())) > 1 else None,
+        }
     )
 
 

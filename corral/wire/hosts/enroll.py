@@ -15,7 +15,13 @@ class CaAnswer(Answer):
     ca: str | None = None
 
 
-class EnrollRequest(Strict):
+class RotateCredentialRequest(Strict):
+    certificate_request: str | None = Field(
+        None, max_length=_MAX_PEM, description="A PKCS #10 request, as PEM."
+    )
+
+
+class EnrollRequest(RotateCredentialRequest):
     """`name` is what the host insists on; `hostname` what it is called where neither it nor the token does.
 
     The same request id again, with the same token, gets the same host and a fresh credential.
@@ -24,18 +30,9 @@ class EnrollRequest(Strict):
     request_id: RequestId
     name: Name | None = None
     hostname: Name
-    certificate_request: str | None = Field(
-        None, max_length=_MAX_PEM, description="A PKCS #10 request, as PEM."
-    )
 
 
-class RotateCredentialRequest(Strict):
-    certificate_request: str | None = Field(
-        None, max_length=_MAX_PEM, description="A PKCS #10 request, as PEM."
-    )
-
-
-class Credential(Answer):
+class HostCredential(Answer):
     """The only time that the token is shown. The certificate, if any, is for the key of the request."""
 
     token: str
@@ -43,7 +40,7 @@ class Credential(Answer):
     certificate: str | None = None
 
 
-class EnrollAnswer(Credential):
+class EnrollAnswer(HostCredential):
     host_id: str
     name: str
     labels: list[str] = []

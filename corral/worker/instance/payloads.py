@@ -13,7 +13,7 @@ from pathlib import Path
 from corral.client.blobs import beside
 from corral.domain.calls import INLINE_BYTES
 from corral.runner.channel import INLINE_MAX
-from corral.wire.blobs import BlobStored
+from corral.wire.blobs import StoredBlob
 from corral.wire.payloads import PayloadBody
 from corral.worker.lease_session import LeaseSession
 from corral.worker.server_link import PASSING, Pauses
@@ -27,7 +27,7 @@ class InstancePayloads:
         self._folder = folder
         self._given_up = given_up
         # Files that the instance is still writing, on their way to the server already.
-        self._growing: dict[Path, Future[BlobStored | None]] = {}
+        self._growing: dict[Path, Future[StoredBlob | None]] = {}
 
     def bring(self, args: PayloadBody) -> tuple[bytes, Path | None]:
         """Arguments for the instance: in memory, or in a file that is now the caller's."""

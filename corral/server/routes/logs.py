@@ -1,4 +1,4 @@
-"""Routes: logs, metrics and events of a run, by page or as a stream of server-sent events."""
+"""Routes: logs and metrics of a run, by page; logs also as a stream."""
 
 from __future__ import annotations
 
@@ -6,29 +6,22 @@ from collections.abc import AsyncIterator
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import StreamingResponse
-from pydantic import BaseModel
 
 from corral.core import logs
-from corral.core.artifacts import run_of
+from corral.core.runs.find import read_run
 from corral.core.wakeups import wait_for
 from corral.domain.artifacts import Segment
 from corral.domain.ids import RunId
 from corral.domain.runs import Run
 from corral.domain.states import FINAL
-from corral.server.callers import Limit, User, find_run
-from corral.server.openapi import streamed
+from corral.server.authorization import User, find_run
 from corral.server.services import Services, Svc
-from corral.server.views import NameLookup, event_view, run_view
-from corral.store.transaction import Tx
+from corral.server.sse import EVENTS, KEEPALIVE_S, STILL_HERE, Follow, event, is_followed, sse, view_of
 from corral.wire.logs import LogLine, LogPage, MetricPage, MetricPoint
-from corral.wire.runs import EventPage, EventView, RunView
+from corral.wire.runs import RunView
 
 router = APIRouter(prefix="/v1", tags=["streams"])
-KEEPALIVE_S = 15.0
 PAGE = 1000
-EVENTS = streamed("text/event-stream", "A page; with `follow` server-sent events.")
-Follow = Annotated[bool, Query()]
 Cursor = Annotated[str | None, Query(max_length=80)]
 
 
@@ -57,7 +50,7 @@ async def get_logs(
     if tail is not None:
         start = await _tail_start(svc, run_id, tail)
     if follow:
-        return _sse(_follow_logs(svc, run_id, start, request))
+        return sse(_follow_logs(svc, run_id, start, request))
     found = await _slice(svc, run_id, logs.LOG, start, limit)
     return LogPage(
         items=[_log_line(line) for line in found.lines], next=found.after.render(), ended=found.ended
@@ -81,25 +74,6 @@ async def get_metrics(
     return MetricPage(items=items, next=found.after.render(), ended=found.ended)
 
 
-@router.get("/runs/{run}/events", response_model=EventPage, responses=EVENTS)
-async def get_events(
-    run: str,
-    caller: User,
-    svc: Svc,
-    request: Request,
-    after: Annotated[int, Query(ge=0, lt=2**62)] = 0,
-    limit: Limit = 100,
-    follow: Follow = False,
-) -> EventPage | Response:
-    """The run's history; with `follow` a stream that ends with the run."""
-    run_id = await svc.store.read(lambda tx: find_run(tx, run, caller))
-    if follow:
-        return _sse(_follow_events(svc, run_id, after, request))
-    _, events = await _event_page(svc, run_id, after, limit)
-    more = str(events[-1].n) if len(events) == limit else None
-    return EventPage(items=events, next=more)
-
-
 def _log_line(line: logs.StoredLine) -> LogLine:
     at, stream, partial, text, *call = line.record
     return LogLine.model_construct(
@@ -121,7 +95,7 @@ def _metric_point(line: logs.StoredLine) -> MetricPoint:
 
 
 async def _segments(svc: Services, run_id: RunId, stream: str) -> tuple[Run, list[Segment]]:
-    return await svc.store.read(lambda tx: (run_of(tx, run_id), logs.of_run(tx, run_id, stream)))
+    return await svc.store.read(lambda tx: (read_run(tx, run_id), tx.logs.segments(run_id, stream)))
 
 
 async def _slice(svc: Services, run_id: RunId, stream: str, start: logs.Cursor, limit: int) -> StreamSlice:
@@ -143,61 +117,24 @@ async def _tail_start(svc: Services, run_id: RunId, count: int) -> logs.Cursor:
     return lines[-count - 1] if len(lines) > count else start
 
 
-def _sse(events: AsyncIterator[str]) -> Response:
-    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-
-
-def _event(kind: str, data: BaseModel, ident: str = "") -> str:
-    head = f"id: {ident}\n" if ident else ""
-    return f"{head}event: {kind}\ndata: {data.model_dump_json()}\n\n"
-
-
-async def _view(svc: Services, run_id: RunId) -> RunView:
-    return await svc.store.read(lambda tx: run_view(tx, run_of(tx, run_id), NameLookup(tx)))
-
-
 async def _follow_logs(
     svc: Services, run_id: RunId, start: logs.Cursor, request: Request
 ) -> AsyncIterator[str]:
     shown: RunView | None = None
     with svc.hub.watch(run_id) as changed:
-        while not svc.hub.closing and not await request.is_disconnected():
+        while await is_followed(svc, request):
             # Cleared before looking: what changes after the look ends the wait below at once.
             changed.clear()
             found = await _slice(svc, run_id, logs.LOG, start, PAGE)
-            view = await _view(svc, run_id)
+            view = await view_of(svc, run_id)
             if view != shown and not found.ended:
                 shown = view
-                yield _event("state", view)
+                yield event("state", view)
             for line in found.lines:
-                yield _event("log", _log_line(line), line.after.render())
+                yield event("log", _log_line(line), line.after.render())
             start = found.after
             if found.ended:
-                yield _event("end", view)
+                yield event("end", view)
                 return
             if len(found.lines) < PAGE and not await wait_for(changed, KEEPALIVE_S):
-                yield ": still here\n\n"
-
-
-async def _follow_events(svc: Services, run_id: RunId, after: int, request: Request) -> AsyncIterator[str]:
-    with svc.hub.watch(run_id) as changed:
-        while not svc.hub.closing and not await request.is_disconnected():
-            changed.clear()
-            run, events = await _event_page(svc, run_id, after, PAGE)
-            for event in events:
-                after = event.n
-                yield _event("event", event, str(event.n))
-            if run.state in FINAL and after >= run.event_n:
-                yield _event("end", await _view(svc, run_id))
-                return
-            if len(events) < PAGE and not await wait_for(changed, KEEPALIVE_S):
-                yield ": still here\n\n"
-
-
-async def _event_page(svc: Services, run_id: RunId, after: int, limit: int) -> tuple[Run, list[EventView]]:
-    def unit(tx: Tx) -> tuple[Run, list[EventView]]:
-        names = NameLookup(tx)
-        events = tx.events.of_run(run_id, after=after, limit=limit)
-        return run_of(tx, run_id), [event_view(event, names) for event in events]
-
-    return await svc.store.read(unit)
+                yield STILL_HERE

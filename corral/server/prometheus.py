@@ -38,17 +38,15 @@ class Snapshot(Collector):
         seconds = CounterMetricFamily("corral_http_seconds", "Time spent in requests.", labels=["method"])
         for method, spent in self._counters.seconds.items():
             seconds.add_metric([method], spent)
-        plain = [
-            CounterMetricFamily("corral_leases_granted", "Leases granted.", value=self._counters.granted),
-            CounterMetricFamily("corral_sweeps", "Sweeper ticks.", value=self._counters.swept),
-            CounterMetricFamily(
-                "corral_sweep_failures", "Sweeper ticks that failed.", value=self._counters.sweep_failures
-            ),
-            CounterMetricFamily(
-                "corral_uploaded_bytes", "Blob bytes received.", value=self._counters.uploaded_bytes
-            ),
-        ]
-        return [requests, seconds, *plain, *self._families()]
+        counters = self._counters
+        plain = (
+            ("corral_leases_granted", "Leases granted.", counters.granted),
+            ("corral_sweeps", "Sweeper ticks.", counters.swept),
+            ("corral_sweep_failures", "Sweeper ticks that failed.", counters.sweep_failures),
+            ("corral_uploaded_bytes", "Blob bytes received.", counters.uploaded_bytes),
+        )
+        families = [CounterMetricFamily(name, text, value=value) for name, text, value in plain]
+        return [requests, seconds, *families, *self._families()]
 
     def _families(self) -> list[GaugeMetricFamily]:
         found: list[GaugeMetricFamily] = []

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.free_capacity import HostCapacity
-from corral.core.wakeups import wait_for
 from corral.domain.hosts import Host
 from corral.domain.ids import Digest, HostId, LeaseId
 
-# So many empty places of the line are left alone.
+# The line is closed up once it has this many more empty places than waiting polls.
 SPARE = 64
 
 
@@ -33,7 +32,7 @@ class LongPoll:
     baton: Baton | None = None
     # Its place in the line; None while it does not wait.
     place: int | None = None
-    # How much had found nobody when it was woken.
+    # The count of runs that had become ready and found no poll, as of when this one was woken.
     missed: int = 0
 
 
@@ -44,15 +43,15 @@ class Baton:
 
 
 class LongPolls:
-    """Those that wait stand in a line, the longest first; whoever looks goes to its end.
+    """Waiting polls stand in a line, the longest wait first; one that looks at the queue goes to the end.
 
-    For each shape it is known how far from the front nobody may take it. That holds until one of them looks
-    again, so a run that becomes ready costs the same however many hosts wait that it does not fit.
+    For each shape the line remembers up to which place no poll may take it. That holds until one of them
+    looks again, so a ready run costs the same however many hosts wait that it does not fit.
     """
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
-        # Places of those that left are empty until the line is closed up.
+        # A poll that left leaves an empty place until the line is closed up.
         self._line: list[LongPoll | None] = []
         self._count = 0
         self._passed: dict[Digest, int] = {}
@@ -74,9 +73,9 @@ class LongPolls:
         self._to_the_end(waiter)
 
     def wait_on(self, waiter: LongPoll) -> bool:
-        """What it was woken for is gone: it waits on without a look, and what it has left is what it was.
+        """Another took the run that this poll was woken for: it waits on without looking at the queue.
 
-        False if it must look, since something else became ready meanwhile that nobody was there for.
+        False if it must look, because another run became ready meanwhile and found no poll to wake.
         """
         if waiter.missed != self._missed:
             return False
@@ -87,7 +86,7 @@ class LongPolls:
         return True
 
     def saw(self, waiter: LongPoll, host: Host | None, free: HostCapacity | None) -> None:
-        """It has looked at the queue: what was thought of it before holds no longer."""
+        """The poll has looked at the queue: remember what its host has left."""
         waiter.host, waiter.free = host, free
         if waiter.place is not None:
             self.leave(waiter)
@@ -119,9 +118,6 @@ class LongPolls:
                 self.leave(waiter)
                 waiter.woken.set()
 
-    async def wait(self, waiter: LongPoll, seconds: float) -> None:
-        await wait_for(waiter.woken, seconds)
-
     def _waiting(self) -> list[LongPoll]:
         return [waiter for waiter in self._line if waiter is not None]
 
@@ -140,7 +136,7 @@ class LongPolls:
             waiter.place = place
 
     def _may_take(self, waiter: LongPoll, shape: Digest) -> bool:
-        """True as well where it is not known."""
+        """Whether the poll's host has room for the shape; True where that is not known."""
         fits = None if waiter.host is None else self._shapes.fits_if_known(shape, waiter.host)
         need = self._shapes.known(shape)
         if fits is None or need is None or waiter.free is None:
@@ -154,7 +150,7 @@ class LongPolls:
             return
         baton.tried.add(waiter)
         waiter.baton, waiter.missed = baton, self._missed
-        # It looks now, and joins again if it has to wait on.
+        # It looks at the queue now, and joins again if it has to wait on.
         self.leave(waiter)
         waiter.woken.set()
 

@@ -6,10 +6,13 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
 
+from corral.core.audit import Author
 from corral.domain.errors import Ambiguous, Forbidden, NotFound, Unauthenticated
 from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId, RunId, is_id, is_name
 from corral.domain.ids import digest as parse_digest
+from corral.domain.leases import LeaseKey
 from corral.domain.tokens import Scope, Token
+from corral.ports.clock import Clock
 from corral.store.transaction import Tx
 
 
@@ -22,10 +25,18 @@ class Caller:
         # The address that the call came from, for the audit.
         self.origin = origin
 
+    def by(self, clock: Clock) -> Author:
+        """The caller as the author of what is done now."""
+        return Author(self.actor, self.origin, clock.now())
+
     def check_project(self, project: str) -> str:
         if self.token.project is not None and self.token.project != project:
             raise Forbidden(f"this token is for project {self.token.project}, not {project}")
         return project
+
+    def narrowed(self, project: str | None) -> str | None:
+        """The project that a list is about: the one asked for, or the token's own; None is all of them."""
+        return self.token.project if project is None else self.check_project(project)
 
     def sees(self, project: str) -> bool:
         return self.token.project is None or self.token.project == project
@@ -86,6 +97,14 @@ async def lease_path(lease_id: Annotated[str, Path()]) -> LeaseId:
     return LeaseId(lease_id)
 
 
+async def lease_key(
+    lease_id: Annotated[LeaseId, Depends(lease_path)],
+    epoch: Annotated[int, Query(ge=0, lt=2**62)],
+    host_id: Annotated[HostId, Depends(host)],
+) -> LeaseKey:
+    return LeaseKey(lease_id, epoch, host_id)
+
+
 async def digest_path(sha256: Annotated[str, Path()]) -> Digest:
     return parse_digest(sha256)
 
@@ -103,6 +122,7 @@ OwnHost = Annotated[HostId, Depends(host)]
 Joining = Annotated[Caller, Depends(joining)]
 Project = Annotated[str, Depends(project_path)]
 LeasePath = Annotated[LeaseId, Depends(lease_path)]
+OwnLease = Annotated[LeaseKey, Depends(lease_key)]
 DigestPath = Annotated[Digest, Depends(digest_path)]
 ArtifactPath = Annotated[ArtifactId, Depends(artifact_path)]
 Epoch = Annotated[int, Query(ge=0, lt=2**62)]

@@ -16,12 +16,11 @@ from corral.domain.calls import CallPool
 from corral.domain.ids import LeaseId
 from corral.domain.leases import LeaseState
 from corral.domain.queue import Lane, ReadyRun
-from corral.server.notifier import Notifier
-from corral.server.routes.schedules import order_of
+from corral.server.routes.schedules import work_of
 from corral.server.services import Services
 from corral.store.transaction import Tx
 
-log = logging.getLogger("corral.server.loops")
+log = logging.getLogger("corral.server.background")
 RECONCILE_S = 2.0
 COLLECT_S = 600.0
 NOTICES_S = 1.0
@@ -30,10 +29,9 @@ _SCHEDULES_PAGE = 100
 
 
 class Loops:
-    def __init__(self, services: Services, notifier: Notifier) -> None:
+    def __init__(self, services: Services) -> None:
         self._svc = services
-        self._notifier = notifier
-        self.sweeper = Sweeper(services.store, services.clock, services.policy, services.shares)
+        self.sweeper = Sweeper(services.store, services.clock, services.policy, services.board.shares)
         self.preemptor = Preemptor(services.board, services.policy)
         self.collector = GarbageCollector(
             services.store, services.blobs, services.segments, services.clock, services.policy
@@ -43,7 +41,7 @@ class Loops:
         return [
             self._forever("sweeper", self._svc.policy.lease_s / 6, self._sweep, lead=True),
             self._forever("reconcile", RECONCILE_S, self.reconcile, lead=False),
-            self._forever("notices", NOTICES_S, self._notifier.tick, lead=True),
+            self._forever("notices", NOTICES_S, self._svc.notifier.tick, lead=True),
             self._forever("schedules", SCHEDULES_S, self.schedules, lead=True),
             self._forever("preempt", RECONCILE_S, self.preempt, lead=True),
             self._forever("collect", COLLECT_S, self._collect, lead=True),
@@ -56,7 +54,7 @@ class Loops:
         for schedule_id in ahead:
             await svc.store.write(partial(count_anew, schedule_id=schedule_id, now=now))
         due = await svc.store.read(lambda tx: tx.schedules.due(now, _SCHEDULES_PAGE))
-        made = partial(fire, order_of=lambda one: order_of(one.spec), now=now, policy=svc.policy)
+        made = partial(fire, work_of=lambda one: work_of(one.spec), now=now, policy=svc.policy)
         # One that fails keeps no other from its turn.
         answers = await svc.store.write_each([partial(made, schedule_id=one) for one in due])
         if failed := [answer for answer in answers if isinstance(answer, Exception)]:
@@ -64,16 +62,16 @@ class Loops:
 
     async def reconcile(self) -> None:
         """Save what projects used, and look at the queue."""
-        if unsaved := self._svc.shares.unsaved():
+        if unsaved := self._svc.board.shares.unsaved():
             await self._svc.store.write(lambda tx: add_usage(tx, unsaved, self._svc.clock.now()))
-            self._svc.shares.saved(unsaved)
+            self._svc.board.shares.saved(unsaved)
         await self.look()
 
     async def look(self) -> None:
         """Find lanes that no announcement told of, whom to wake for them, and what projects may use."""
 
         def unit(tx: Tx) -> tuple[list[tuple[Lane, ReadyRun]], list[CallPool], list[LeaseId]]:
-            self._svc.shares.load(tx, self._svc.clock.now())
+            self._svc.board.shares.load(tx, self._svc.clock.now())
             ended = [one for one in self._svc.dispatch.leases() if not _is_live(tx, one)]
             return tx.runs.heads(), tx.calls.pools(), ended
 
@@ -81,10 +79,10 @@ class Loops:
         self._svc.dispatch.reconcile(pools)
         for lease_id in ended:
             self._svc.dispatch.lease_ended(lease_id)
-        self._svc.lanes.check(heads)
+        self._svc.board.lanes.check(heads)
         # Whoever has first refusal is asked anew: some may be away by now, and others back.
-        self._svc.roster.changed()
-        self._svc.waiters.ready_all({lane.shape for lane, _ in heads if self._svc.board.may_start(lane)})
+        self._svc.board.roster.changed()
+        self._svc.long_polls.ready_all({lane.shape for lane, _ in heads if self._svc.board.may_start(lane)})
 
     async def preempt(self) -> None:
         """Ask runs that allow it to make room for those of higher priority that fit nowhere."""
@@ -97,7 +95,7 @@ class Loops:
         self._svc.counters.swept += 1
 
     async def _collect(self) -> None:
-        await self._notifier.forget()
+        await self._svc.notifier.forget()
         done = await self.collector.collect(self._svc.in_thread)
         if any((done.logs, done.uploads, done.blobs, done.partials)):
             log.info("collected %s", done)

@@ -95,7 +95,7 @@ class Gate:
     def known(self, authorization: bytes) -> Token | None:
         """The token, if it was found good a moment ago."""
         parsed = parse_token(_bearer(authorization))
-        known = self._services.known.get(parsed[0]) if parsed else None
+        known = self._services.token_cache.get(parsed[0]) if parsed else None
         return known if parsed is not None and known is not None and known.matches(parsed[1]) else None
 
     def is_bound(self, token: Token, peer: str | None) -> bool:
@@ -103,7 +103,7 @@ class Gate:
         return self._services.trust.binds(token, peer)
 
     def is_good(self, token: Token) -> bool:
-        return self._services.known.is_good(token)
+        return self._services.token_cache.is_good(token)
 
     async def _authenticate(self, scope: Scope) -> Token | None:
         if scope["path"] in OPEN:
@@ -116,23 +116,26 @@ class Gate:
             raise Unauthenticated("the request has no token")
         self._check_origin(scope, text)
         now = self._services.clock.now()
-        mark = self._services.known.mark
+        mark = self._services.token_cache.mark
         try:
             token = await self._services.store.read(lambda tx: authenticate(tx, text, now=now))
         except Unauthenticated:
             self._wrong.take(_origin(scope), self._services.clock.monotonic())
             raise
-        self._services.known.remember(token, mark, now)
+        self._services.token_cache.remember(token, mark, now)
         return token
 
     def _check_origin(self, scope: Scope, text: str) -> None:
-        """Who shows wrong tokens waits before the next is looked up. One that was right a while ago is always
-        looked up: a neighbour behind the same address must not lock a host out."""
+        """An address that shows wrong tokens waits before the next one is looked up.
+
+        A token that was right a while ago is always looked up: a neighbour behind the same address must not
+        lock a host out.
+        """
         wait_s = self._wrong.wait_s(_origin(scope), self._services.clock.monotonic())
         if not wait_s:
             return
         parsed = parse_token(text)
-        if parsed is None or not self._services.known.was_right(*parsed):
+        if parsed is None or not self._services.token_cache.was_right(*parsed):
             raise _too_many("too many wrong tokens came from this address", wait_s)
 
 

@@ -5,34 +5,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from typing import Annotated
 
-from fastapi import Depends, Request
-
+from corral.core.webhooks.manage import key_context, url_context
 from corral.core.webhooks.notices import gather
 from corral.domain.ids import WebhookId
 from corral.domain.webhooks.addresses import parse_url
 from corral.domain.webhooks.deliveries import Delivery, Webhook, settled
 from corral.domain.webhooks.signing import signed_headers
-from corral.server.services import Services
+from corral.ports.cipher import Cipher
+from corral.ports.clock import Clock
+from corral.ports.webhook_sender import WebhookSender
+from corral.store.store import Store
 
 log = logging.getLogger("corral.server.notices")
 AT_ONCE = 16
 AT_ONCE_EACH = 4
-# What ended longer ago is forgotten, and can no longer be sent again.
+# Deliveries that ended longer ago are deleted, and cannot be sent again.
 KEEP_S = 30 * 86400.0
 _FORGET_AT_ONCE = 1000
 
 
 class Notifier:
-    def __init__(self, services: Services) -> None:
-        self._svc = services
+    def __init__(self, store: Store, cipher: Cipher, clock: Clock, sender: WebhookSender) -> None:
+        self._store, self._cipher, self._clock, self._sender = store, cipher, clock, sender
         self._free = asyncio.Semaphore(AT_ONCE)
         self._draining: dict[WebhookId, asyncio.Task[None]] = {}
 
     async def tick(self) -> None:
         """Turn new events into deliveries, and see to it that those that are due are being sent."""
-        for hook in await self._svc.store.read(lambda tx: tx.webhooks.all()):
+        for hook in await self._store.read(lambda tx: tx.webhooks.all()):
             if hook.paused:
                 continue
             await self._gather(hook)
@@ -41,40 +42,38 @@ class Notifier:
                 self._draining[hook.id] = asyncio.create_task(self._drain(hook.id))
 
     async def forget(self) -> int:
-        now = self._svc.clock.now()
-        await self._svc.store.write(lambda tx: tx.webhooks.forget_old_secrets(now))
-        return await self._svc.store.write(lambda tx: tx.webhooks.forget(now - KEEP_S, _FORGET_AT_ONCE))
+        now = self._clock.now()
+        await self._store.write(lambda tx: tx.webhooks.forget_old_secrets(now))
+        return await self._store.write(lambda tx: tx.webhooks.forget(now - KEEP_S, _FORGET_AT_ONCE))
 
     async def close(self) -> None:
         for task in self._draining.values():
             task.cancel()
         await asyncio.gather(*self._draining.values(), return_exceptions=True)
-        await self._svc.sender.close()
+        await self._sender.close()
 
     async def deliver(self, hook: Webhook, delivery: Delivery) -> Delivery:
         """One try, and what came of it. A crash in between leaves it waiting, so that it is sent again."""
-        svc = self._svc
-        url = svc.cipher.decrypt(hook.url, context=url_context(hook.id))
+        url = self._cipher.decrypt(hook.url, context=url_context(hook.id))
         body = delivery.body.encode()
         async with self._free:
-            now = svc.clock.now()
-            keys = [svc.cipher.decrypt(one, context=key_context(hook.id)) for one in hook.secrets(now)]
+            now = self._clock.now()
+            keys = [self._cipher.decrypt(one, context=key_context(hook.id)) for one in hook.secrets(now)]
             headers = signed_headers(*keys, message_id=delivery.id, body=body, now=now)
-            sent = await svc.sender.send(parse_url(url), headers, body)
-        done = settled(delivery, sent, now=svc.clock.now(), jitter=random.random())
-        await svc.store.write(lambda tx: tx.webhooks.save_delivery(done))
+            sent = await self._sender.send(parse_url(url), headers, body)
+        done = settled(delivery, sent, now=self._clock.now(), jitter=random.random())
+        await self._store.write(lambda tx: tx.webhooks.save_delivery(done))
         return done
 
     async def _gather(self, hook: Webhook) -> None:
         # A look that costs no commit: mostly there is nothing.
-        events, _ = await self._svc.store.read(lambda tx: tx.events.feed(hook.cursor, 1))
+        events, _ = await self._store.read(lambda tx: tx.events.feed(hook.cursor, 1))
         while events and await self._gather_page(hook.id):
             pass
 
     async def _gather_page(self, webhook_id: WebhookId) -> bool:
-        svc = self._svc
-        now = svc.clock.now()
-        return await svc.store.write(lambda tx: gather(tx, webhook_id, svc.cipher, now=now))
+        now = self._clock.now()
+        return await self._store.write(lambda tx: gather(tx, webhook_id, self._cipher, now=now))
 
     async def _drain(self, webhook_id: WebhookId) -> None:
         try:
@@ -87,24 +86,7 @@ class Notifier:
             log.exception("notices of %s could not be sent; they are tried again", webhook_id)
 
     async def _due(self, webhook_id: WebhookId) -> tuple[Webhook | None, list[Delivery]]:
-        now = self._svc.clock.now()
-        return await self._svc.store.read(
+        now = self._clock.now()
+        return await self._store.read(
             lambda tx: (tx.webhooks.get(webhook_id), tx.webhooks.due(webhook_id, now, AT_ONCE_EACH))
         )
-
-
-async def notifier(request: Request) -> Notifier:
-    found: Notifier = request.app.state.notifier
-    return found
-
-
-Notices = Annotated[Notifier, Depends(notifier)]
-
-
-def url_context(webhook_id: WebhookId) -> str:
-    """What the cipher binds a webhook's address to."""
-    return f"webhook/{webhook_id}/url"
-
-
-def key_context(webhook_id: WebhookId) -> str:
-    return f"webhook/{webhook_id}/key"

@@ -1,4 +1,4 @@
-"""Units that share a commit and each lock a run."""
+"""Writing several units that share a commit, each of which locks a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 async def write_together(
     store: Store, lock: Callable[[Tx], None], units: Sequence[Callable[[Tx], T]]
 ) -> list[T | Exception]:
-    """`lock` locks all their runs at first, in one order: somebody else may lock several of them too."""
+    """`lock` locks all their runs first, in one order: another transaction may lock several of them too."""
     if len(units) < 2 or store.alone:
         return await store.write_each(units)
     first, *others = units

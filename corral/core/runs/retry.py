@@ -1,0 +1,51 @@
+"""Retry budgets: queueing a run again after a failed attempt, or failing it."""
+
+from __future__ import annotations
+
+from corral.core.runs.move import move
+from corral.domain.holds import HoldKind
+from corral.domain.reasons import Reason
+from corral.domain.retries import BUDGET_OF, Budget
+from corral.domain.runs import Run
+from corral.domain.states import RunEvent
+from corral.store.transaction import Tx
+
+LONGEST_BACKOFF_S = 60.0
+
+
+def retry_or_fail(
+    tx: Tx,
+    run: Run,
+    reason: Reason,
+    detail: str,
+    *,
+    now: float,
+    actor: str,
+    exit_code: int | None = None,
+    signal: int | None = None,
+) -> Run:
+    """Queue the run again if the reason's budget allows it; otherwise it has failed."""
+    changes = {"reason": reason, "detail": detail or None, "exit_code": exit_code, "signal": signal}
+    data: dict[str, object] = {"reason": reason, "attempt": run.attempt}
+    if detail:
+        data["detail"] = detail[:2000]
+    over_wall = run.wall_limit_s is not None and run.ran_s >= run.wall_limit_s
+    if over_wall or not run.budgets.allows(run.used, reason):
+        tx.attempts.close(run.id, run.attempt, now)
+        return move(tx, run, RunEvent.FAIL, at=now, actor=actor, data=data, ended_at=now, **changes)
+    run = run.charged(reason)
+    run = move(tx, run, RunEvent.REQUEUE, at=now, actor=actor, data=data, **changes)
+    if BUDGET_OF[reason] is Budget.CODE:
+        # The run's own error may be the same at once; give what it depends on a moment.
+        wait_s = min(LONGEST_BACKOFF_S, 2.0 ** (run.used_code - 1))
+        run = move(
+            tx,
+            run,
+            RunEvent.HOLD,
+            at=now,
+            actor="corral",
+            data={"hold_reason": HoldKind.BACKOFF.value, "for_s": wait_s},
+            hold_reason=run.hold_reason or HoldKind.BACKOFF.value,
+            not_before=now + wait_s,
+        )
+    return run

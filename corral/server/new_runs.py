@@ -1,0 +1,55 @@
+"""From the spec of a run, as it came over the wire, to a run that the core can accept."""
+
+from __future__ import annotations
+
+from corral.core.runs.needs import RunNeeds
+from corral.core.runs.submit import Dependency, NewRun
+from corral.domain.canonical import canonical
+from corral.domain.ids import ArtifactId, Digest, RunId
+from corral.domain.runs import OnFailure, Run
+from corral.wire.spec.identity import identity_of
+from corral.wire.spec.run_file import RunSpec
+
+
+def new_run(spec: RunSpec) -> NewRun:
+    retries = spec.retries.budgets()
+    run = Run(
+        # Written when it is accepted.
+        id=RunId(""),
+        shape=Digest(""),
+        group_id=None,
+        submitted_by="",
+        created_at=0.0,
+        project=spec.project,
+        name=spec.name,
+        kind=spec.kind,
+        seed=spec.seed,
+        identity=identity_of(spec),
+        manifest=None,
+        generation=1,
+        priority=spec.priority,
+        labels=canonical(spec.labels),
+        world_size=1,
+        min_ranks=1,
+        elastic=False,
+        retry_infrastructure=retries.infrastructure,
+        retry_memory=retries.memory,
+        retry_code=retries.code,
+        wall_limit_s=spec.wall_limit,
+        stall_limit_s=spec.stall_limit,
+        grace_s=spec.grace,
+        preemptible=spec.preemptible,
+    )
+    code = None if spec.code is None else ArtifactId(spec.code)
+    inputs = {name: ArtifactId(value) for name, value in spec.inputs.items()}
+    needs = RunNeeds(code, inputs, tuple(spec.secrets), _digests(spec), spec.input_paths)
+    after = tuple(
+        Dependency(one.run, one.input, OnFailure(one.on_failure), f"after[{index}]")
+        for index, one in enumerate(spec.after)
+    )
+    return NewRun(run, spec.model_dump_json(), spec.requirements(), needs, after)
+
+
+def _digests(spec: RunSpec) -> dict[str, str]:
+    digests = {f"inputs.{name}": digest for name, digest in spec.input_digests.items()}
+    return digests if spec.code_digest is None else {**digests, "code": spec.code_digest}

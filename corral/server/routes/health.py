@@ -1,0 +1,74 @@
+"""Routes: health of the server, its metrics for Prometheus, and fsck."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse, StreamingResponse
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+
+from corral import __version__
+from corral.core.audit import note
+from corral.core.storage.fsck import Fsck
+from corral.domain.errors import CorralError
+from corral.server.authorization import Operator
+from corral.server.openapi import streamed
+from corral.server.prometheus import Snapshot
+from corral.server.services import Services, Svc
+from corral.server.views import host_view
+from corral.store.transaction import Tx
+from corral.wire.health import FsckLine, Health
+
+router = APIRouter(prefix="/v1", tags=["admin"])
+LINES = streamed("application/x-ndjson", "Lines of JSON, each a FsckLine.")
+
+
+@router.get("/health", responses={503: {"model": Health}})
+async def health(svc: Svc, response: Response) -> Health:
+    """Whether the server can read its database; needs no token."""
+    try:
+        await svc.store.read(lambda tx: tx.runs.lanes())
+    except CorralError as error:
+        response.status_code = 503
+        return Health(ok=False, version=__version__, detail=error.message)
+    return Health(ok=True, version=__version__, now=svc.clock.now())
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(_: Operator, svc: Svc) -> PlainTextResponse:
+    """For Prometheus."""
+
+    def unit(tx: Tx) -> dict[str, list[tuple[dict[str, str], float]]]:
+        hosts = tx.hosts.page(None, 10_000)
+        now = svc.clock.now()
+        alive = sum(host_view(h, 0, now=now, policy=svc.policy).alive for h in hosts)
+        return {
+            "corral_runs": [({"state": state}, count) for state, count in tx.runs.counts()],
+            "corral_leases_live": [({}, tx.leases.live_count())],
+            "corral_hosts": [({"alive": "yes"}, alive), ({"alive": "no"}, len(hosts) - alive)],
+        }
+
+    gauges = await svc.store.read(unit)
+    gauges["corral_claims_waiting"] = [({}, float(len(svc.long_polls)))]
+    registry = CollectorRegistry()
+    registry.register(Snapshot(svc.counters, gauges))
+    ProcessCollector(registry=registry)
+    return PlainTextResponse(generate_latest(registry), media_type="text/plain; version=0.0.4")
+
+
+@router.post("/fsck", response_class=StreamingResponse, responses=LINES)
+async def fsck(caller: Operator, svc: Svc) -> StreamingResponse:
+    """Re-hash and cross-check everything; lines of JSON, the last with `done`."""
+    await svc.store.write(lambda tx: note(tx, "fsck.run", "store", caller.by(svc.clock)))
+    return StreamingResponse(_fsck_lines(svc), media_type="application/x-ndjson")
+
+
+async def _fsck_lines(svc: Services) -> AsyncIterator[str]:
+    problems = 0
+    async for found in Fsck(svc.store, svc.blobs, svc.segments, svc.in_thread).check():
+        problems += found.problem is not None
+        line = FsckLine(check=found.check, checked=found.checked, problem=found.problem)
+        yield line.model_dump_json() + "\n"
+    yield FsckLine(check="all", checked=problems, done=True).model_dump_json() + "\n"
