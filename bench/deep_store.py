@@ -17,7 +17,7 @@ from corral.core.queue.lanes import Lanes
 from corral.core.tokens import make_host
 from corral.domain.canonical import canonical
 from corral.domain.ids import HostId
-from corral.domain.reasons import Reason
+from corral.domain.runs.reasons import Reason
 from corral.store.sqlite.store import SqliteStore
 from corral.store.transaction import Tx
 

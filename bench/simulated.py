@@ -36,10 +36,10 @@ from corral.core.queue.reservations import Reservations
 from corral.core.runs.submit import submit
 from corral.core.runs.transitions import parse_ready_key
 from corral.core.topics import TOPIC_READY, TOPIC_STOP
-from corral.domain.hosts import Host
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId, LeaseId, RunId, new_host_id
-from corral.domain.reasons import Reason
-from corral.domain.states import RunState
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.states import RunState
 from corral.store.sqlite.store import SqliteStore
 from corral.store.transaction import Tx
 

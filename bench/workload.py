@@ -9,10 +9,10 @@ from typing import NamedTuple, TypeVar
 
 from corral.core.runs.submit import NewRun
 from corral.domain.canonical import canonical
-from corral.domain.capability import GIB, Requirements
+from corral.domain.hosts.capability import GIB, Requirements
 from corral.domain.ids import Digest, RunId
 from corral.domain.quotas import Quota
-from corral.domain.runs import Run
+from corral.domain.runs.runs import Run
 
 T = TypeVar("T")
 

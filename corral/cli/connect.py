@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corral.client.corral import Corral
-from corral.client.discovery import discover
+from corral.client.http.discovery import discover
 from corral.domain.errors import CorralError, ServerUnreachable, Unauthenticated
 from corral.settings import Settings, read_settings
 

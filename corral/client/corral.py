@@ -8,11 +8,11 @@ from typing import Self
 
 from corral.client.artifacts import Artifacts
 from corral.client.audit import Audit
-from corral.client.blobs import BlobSink, BlobSource
 from corral.client.calls import Calls
 from corral.client.endpoints import Endpoints
+from corral.client.files.blobs import BlobSink, BlobSource
 from corral.client.groups import Groups
-from corral.client.hosts import Hosts, OwnHost
+from corral.client.hosts.hosts import Hosts, OwnHost
 from corral.client.http.stream import lines
 from corral.client.http.transport import Backoff, Transport
 from corral.client.leases import Leases

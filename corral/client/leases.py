@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic import JsonValue as Json
 
 from corral.client.artifacts import manifest_of
-from corral.client.blobs import BlobSink, BlobSource
+from corral.client.files.blobs import BlobSink, BlobSource
 from corral.client.files.tree import Tree
 from corral.client.http.errors import rebuild
 from corral.client.http.transport import M, Transport, quoted

@@ -14,8 +14,8 @@ from corral.domain.errors import BlobMissing, Conflict, InvalidInput, NotFound
 from corral.domain.ids import ArtifactId, Digest, new_artifact_id
 from corral.domain.leases import Lease, LeaseKey
 from corral.domain.paths import check_paths
-from corral.domain.runs import Run
-from corral.domain.states import FINAL
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import FINAL
 from corral.store.transaction import Tx
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from corral.domain.runs import Run
+from corral.domain.runs.runs import Run
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from corral.core.audit import Author, note
 from corral.core.topics import TOPIC_TOKEN
 from corral.domain.errors import NotFound, Unauthenticated
-from corral.domain.hosts import Host
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId, TokenId, new_token_id
 from corral.domain.tokens import Scope, Token, hash_secret, new_secret, parse_token, render_token
 from corral.store.transaction import Tx

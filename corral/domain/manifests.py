@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from corral.domain.ids import Digest, GroupId, RunId
-from corral.domain.states import RunState
+from corral.domain.runs.states import RunState
 
 # Why a run was cancelled that had left its manifest; one that comes back is run again without being asked.
 PRUNED = "removed from its manifest"

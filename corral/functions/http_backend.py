@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from corral.client.corral import Corral
-from corral.client.discovery import discover
 from corral.client.environments.lock import Lock, resolve
 from corral.client.environments.lock_cache import LockCache, LockRequest
 from corral.client.files.tree import scan
 from corral.client.files.upload import upload
+from corral.client.http.discovery import discover
 from corral.domain.calls import INLINE_BYTES
 from corral.domain.errors import BlobMissing, DigestMismatch, NotFound
 from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, Payload

@@ -15,7 +15,7 @@ from corral.core.storage.gc import GarbageCollector
 from corral.domain.calls import CallPool
 from corral.domain.ids import LeaseId
 from corral.domain.leases import LeaseState
-from corral.domain.queue import Lane, ReadyRun
+from corral.domain.runs.queue import Lane, ReadyRun
 from corral.server.routes.schedules import work_of
 from corral.server.services import Services
 from corral.store.transaction import Tx

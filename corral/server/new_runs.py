@@ -6,7 +6,7 @@ from corral.core.runs.needs import RunNeeds
 from corral.core.runs.submit import Dependency, NewRun
 from corral.domain.canonical import canonical
 from corral.domain.ids import ArtifactId, Digest, RunId
-from corral.domain.runs import OnFailure, Run
+from corral.domain.runs.runs import OnFailure, Run
 from corral.wire.spec.identity import identity_of
 from corral.wire.spec.run_file import RunSpec
 

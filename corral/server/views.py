@@ -16,12 +16,12 @@ from corral.core.queue.roster import is_away
 from corral.core.queue.why import RunStanding
 from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical
-from corral.domain.host_policy import effective_slots
-from corral.domain.hosts import Host
+from corral.domain.hosts.hosts import Host
+from corral.domain.hosts.policy import effective_slots
 from corral.domain.ids import HostId, LeaseId
-from corral.domain.reasons import HINTS
-from corral.domain.runs import Event, Run
-from corral.domain.states import FINAL, LEASED
+from corral.domain.runs.reasons import HINTS
+from corral.domain.runs.runs import Event, Run
+from corral.domain.runs.states import FINAL, LEASED
 from corral.domain.tokens import Token
 from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactView

@@ -10,11 +10,11 @@ from corral.domain.artifacts import Artifact, ArtifactFile, Blob, NamedObject, S
 from corral.domain.audit import AuditEntry
 from corral.domain.calls import CallRecord, Chunk
 from corral.domain.endpoints import Endpoint, EndpointVersion, Instance, PoolParams, ServingVersion
-from corral.domain.hosts import Host
+from corral.domain.hosts.hosts import Host
 from corral.domain.leases import Lease
 from corral.domain.manifests import Manifest, ManifestRun
 from corral.domain.quotas import Quota, UsageHours
-from corral.domain.runs import Attempt, Event, Group, Parent, Rank, Run, Submission
+from corral.domain.runs.runs import Attempt, Event, Group, Parent, Rank, Run, Submission
 from corral.domain.schedules import Schedule
 from corral.domain.secrets import Secret
 from corral.domain.tokens import Token

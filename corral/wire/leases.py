@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from corral.domain.reasons import Reason
+from corral.domain.runs.reasons import Reason
 from corral.wire.base import (
     Answer,
     ArtifactIdText,

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 from pydantic import JsonValue as Json
 
-from corral.domain.states import FINAL, RunState
+from corral.domain.runs.states import FINAL, RunState
 from corral.wire.base import Answer, Name, PlainText, RequestId, Strict, known_only
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.spec.train import each

@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from corral.client.corral import Corral
-from corral.client.discovery import local_server, tls_for
-from corral.client.enroll.host_key import make_key
-from corral.client.enroll.identity import (
+from corral.client.hosts.host_key import make_key
+from corral.client.hosts.identity import (
     CA,
     CLIENT,
     TOKEN,
@@ -21,6 +20,7 @@ from corral.client.enroll.identity import (
     read_identity,
     write_rotated,
 )
+from corral.client.http.discovery import local_server, tls_for
 from corral.client.http.transport import Backoff
 from corral.client.http.trust import read_ca
 from corral.domain.errors import CorralError, ServerUnreachable

@@ -10,11 +10,11 @@ from functools import partial
 from corral.client.files.digest import FileChanged, FileUnreadable
 from corral.client.files.tree import NotAFolder, SecretInTree, TreeRefused
 from corral.client.files.walk import TreeTooLarge
-from corral.domain.capability import Capability
 from corral.domain.errors import BlobMissing, CorralError, LeaseLost, NotFound
+from corral.domain.hosts.capability import Capability
 from corral.domain.paths import BadPath
-from corral.domain.reasons import Reason
 from corral.domain.redaction import SecretValues
+from corral.domain.runs.reasons import Reason
 from corral.wire.leases import FinishRequest, LeaseView
 from corral.wire.logs import EventAnswer, EventBatch
 from corral.worker.child.process import Exit

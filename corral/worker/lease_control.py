@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from corral.domain.reasons import Reason
+from corral.domain.runs.reasons import Reason
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from corral.client.blobs import BlobSink, BlobSource
 from corral.client.corral import Corral
+from corral.client.files.blobs import BlobSink, BlobSource
 from corral.wire.calls import LeaseCallsAnswer, LeaseCallsRequest
 from corral.wire.leases import LeaseView
 from corral.worker.lease_control import LeaseControl

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from corral.client.corral import Corral
-from corral.client.discovery import local_server
+from corral.client.http.discovery import local_server
 from corral.client.http.transport import Backoff
 from corral.domain.errors import CorralError
-from corral.domain.states import FINAL
+from corral.domain.runs.states import FINAL
 from corral.wire.health import FsckLine
 from corral.wire.runs import RunDetail
 from corral.wire.spec.run_file import RunSpec

@@ -23,8 +23,8 @@ from cryptography import x509
 
 from acceptance.stack import CLEAN, FINAL_STATES, Stack, python, stack, until, wait_final, wait_line
 from corral.client.corral import Corral
-from corral.client.discovery import local_server, tls_for
-from corral.client.enroll.identity import CA, CLIENT, read_identity
+from corral.client.hosts.identity import CA, CLIENT, read_identity
+from corral.client.http.discovery import local_server, tls_for
 from corral.client.http.trust import read_ca
 from corral.domain.tokens import with_pin
 from corral.wire.tokens import TokenRequest
@@ -257,7 +257,7 @@ def test_a_rotation_killed_at_any_moment_leaves_a_credential_that_works(tmp_path
         host.ok("host", "enroll", server.url, "--token", join_token(server.client(), "host"), "--no-start")
         imports = (
             "from pathlib import Path\n"
-            "from corral.client.enroll.identity import read_identity\n"
+            "from corral.client.hosts.identity import read_identity\n"
             "from corral.worker.credential import Credential, Rotation\n"
             f"home = Path({str(host.home)!r})\n"
         )
@@ -278,7 +278,7 @@ def test_an_enrolment_killed_at_any_moment_is_taken_up_by_the_same_command(tmp_p
         token = join_token(corral, "host")
         imports = (
             "from pathlib import Path\n"
-            "from corral.client.enroll.enroll import Server, Wishes, check_free, parse_join_token\n"
+            "from corral.client.hosts.enroll import Server, Wishes, check_free, parse_join_token\n"
             f"token, home = parse_join_token({token!r}), Path({str(host.home)!r})\n"
             f"server = Server({server.url!r}, token)\n"
         )

@@ -17,7 +17,7 @@ from acceptance import volumes_for_tests as kit
 from acceptance.stack import Stack
 from acceptance.stack import stack as running
 from corral.cli.volumes import app
-from corral.client.blobs import BlobSink
+from corral.client.files.blobs import BlobSink
 from corral.client.files.tree import Tree
 from corral.client.files.upload import upload
 from corral.client.http.transport import Backoff

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from corral.client.corral import Corral
-from corral.client.discovery import local_url
 from corral.client.files.tree import scan
 from corral.client.files.upload import upload
+from corral.client.http.discovery import local_url
 from corral.wire.leases import ClaimRequest
 from corral.wire.runs import RunDetail
 from corral.wire.spec.run_file import RunSpec

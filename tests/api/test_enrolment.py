@@ -13,8 +13,8 @@ import pytest
 from postgres import private_postgres
 
 from api.live import Json, Live, Worker, error_of, fresh, named, serve
-from corral.client.enroll.host_key import make_key
-from corral.domain.hosts import Host
+from corral.client.hosts.host_key import make_key
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import new_host_id
 
 WEEK_S = 7 * 86400.0

@@ -23,8 +23,8 @@ from corral.adapters.tls.authority import load_or_make
 from corral.adapters.tls.context import BadCertificate, names_of
 from corral.bootstrap_tls import build_transport
 from corral.client.corral import Corral
-from corral.client.discovery import discover
-from corral.client.enroll.host_key import make_key
+from corral.client.hosts.host_key import make_key
+from corral.client.http.discovery import discover
 from corral.client.http.errors import UntrustedServer
 from corral.client.http.transport import Backoff
 from corral.client.http.trust import context, fetch_ca, pin_of

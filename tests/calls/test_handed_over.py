@@ -21,8 +21,8 @@ from acceptance.stack import until
 import corral
 from calls import pier
 from calls.test_faulty_store import FaultyBlobs, Ground, faulty, using, value
-from corral.client.blobs import BlobSink, BlobSource
 from corral.client.corral import Corral
+from corral.client.files.blobs import BlobSink, BlobSource
 from corral.domain.errors import TooLarge
 from corral.files import large
 from corral.functions import codec

@@ -17,11 +17,11 @@ from corral.core.runs.move import move
 from corral.core.runs.needs import RunNeeds
 from corral.core.runs.submit import Dependency, NewRun, SubmitResult, submit
 from corral.domain.artifacts import ArtifactKind
-from corral.domain.capability import Requirements
+from corral.domain.hosts.capability import Requirements
 from corral.domain.ids import ArtifactId, RunId
-from corral.domain.reasons import Reason
-from corral.domain.runs import OnFailure, Run
-from corral.domain.states import RunEvent
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.runs import OnFailure, Run
+from corral.domain.runs.states import RunEvent
 from corral.store.transaction import Tx
 
 POLICY = ServerPolicy()

@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 from corral.domain.artifacts import Artifact, ArtifactKind, Blob
-from corral.domain.hosts import Host
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import (
     Digest,
     HostId,
@@ -17,8 +17,8 @@ from corral.domain.ids import (
     new_token_id,
 )
 from corral.domain.leases import Lease, LeaseState
-from corral.domain.runs import Run
-from corral.domain.states import RunState
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import RunState
 from corral.domain.tokens import Scope, Token
 
 

@@ -12,8 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from corral.client.blobs import BlobSink, BlobSource
 from corral.client.corral import Corral
+from corral.client.files.blobs import BlobSink, BlobSource
 from corral.client.files.digest import FileChanged
 from corral.client.files.tree import scan
 from corral.client.files.upload import upload

@@ -9,9 +9,9 @@ import pytest
 from contract.conftest import Database
 from contract.plans import Plan, let_in, new
 from corral.core.runs.hold import hold, let_go
-from corral.domain.holds import HoldKind
 from corral.domain.ids import RunId
-from corral.domain.states import FINAL, RunEvent, RunState
+from corral.domain.runs.holds import HoldKind
+from corral.domain.runs.states import FINAL, RunEvent, RunState
 from corral.store.transaction import Tx
 
 

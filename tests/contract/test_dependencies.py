@@ -18,7 +18,7 @@ from corral.core.runs.requeue import requeue
 from corral.core.runs.submit import submit
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import RunId, new_run_id
-from corral.domain.states import RunEvent, RunState
+from corral.domain.runs.states import RunEvent, RunState
 from corral.store.transaction import Tx
 
 

@@ -25,13 +25,13 @@ from corral.core.queue.lanes import Lanes
 from corral.core.runs.cancel import cancel
 from corral.core.runs.requeue import requeue
 from corral.domain.errors import Conflict, InvalidInput
-from corral.domain.host_policy import read_declared
-from corral.domain.hosts import Host
+from corral.domain.hosts.hosts import Host
+from corral.domain.hosts.policy import read_declared
 from corral.domain.ids import LeaseId, RunId, new_host_id
 from corral.domain.manifests import PRUNED
 from corral.domain.manifests import ApplyOptions as AlsoAction
-from corral.domain.runs import Run
-from corral.domain.states import RunState
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import RunState
 from corral.server.routes.manifests import ManifestQuery
 from corral.store.transaction import Tx
 from corral.wire.hosts.policy import HostTable

@@ -20,9 +20,9 @@ from corral.domain.artifacts import Artifact, ArtifactKind
 from corral.domain.errors import Conflict, InvalidInput, NotFound, QuotaExceeded
 from corral.domain.ids import RunId, ScheduleId, new_schedule_id
 from corral.domain.quotas import Quota
-from corral.domain.runs import Run, RunFilter
+from corral.domain.runs.runs import Run, RunFilter
+from corral.domain.runs.states import FINAL
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
-from corral.domain.states import FINAL
 from corral.store.transaction import Tx
 
 DAY = 86_400.0

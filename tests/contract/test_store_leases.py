@@ -9,11 +9,11 @@ from contract.samples import a_host, a_lease, a_run, a_token
 from corral.domain.errors import Conflict
 from corral.domain.ids import HostId, LeaseId
 from corral.domain.leases import LeaseState
-from corral.domain.queue import LeaseHolding
-from corral.domain.reasons import Reason
-from corral.domain.runs import Attempt, Rank
+from corral.domain.runs.queue import LeaseHolding
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.runs import Attempt, Rank
+from corral.domain.runs.states import RankState
 from corral.domain.secrets import Secret
-from corral.domain.states import RankState
 from corral.domain.tokens import Scope
 
 H1, H2 = HostId("h-bbbbbbbbbbbb"), HostId("h-cccccccccccc")

@@ -20,7 +20,7 @@ from corral.domain.artifacts import Blob, NamedObject
 from corral.domain.errors import Conflict, ProjectFull
 from corral.domain.leases import LeaseKey
 from corral.domain.quotas import Quota
-from corral.domain.states import RunState
+from corral.domain.runs.states import RunState
 from corral.store.postgres.store import PostgresStore
 from corral.store.store import Store
 from corral.store.transaction import Tx

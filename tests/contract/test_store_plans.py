@@ -17,8 +17,8 @@ from postgres import PrivatePostgres
 
 from contract.conftest import Database, opened
 from corral.domain.ids import Digest
-from corral.domain.queue import Lane, ReadyRun
-from corral.domain.runs import Run, RunFilter
+from corral.domain.runs.queue import Lane, ReadyRun
+from corral.domain.runs.runs import Run, RunFilter
 from corral.store.postgres.store import PostgresStore
 from corral.store.rows import RUN
 from corral.store.sqlite.store import SqliteStore

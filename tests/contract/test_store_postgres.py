@@ -16,7 +16,7 @@ from contract.samples import a_blob, a_host, a_run, an_artifact, digest_of
 from corral.domain.artifacts import ArtifactFile
 from corral.domain.errors import InvalidInput, StoreUnavailable
 from corral.domain.ids import HostId
-from corral.domain.runs import Event, Submission
+from corral.domain.runs.runs import Event, Submission
 from corral.store.postgres.store import PostgresStore
 from corral.store.transaction import Tx
 

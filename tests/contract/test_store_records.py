@@ -9,7 +9,7 @@ from contract.samples import a_run
 from corral.domain.artifacts import NamedObject, Segment
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import RunId
-from corral.domain.runs import Event
+from corral.domain.runs.runs import Event
 from corral.store.transaction import Tx
 
 

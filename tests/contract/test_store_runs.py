@@ -9,10 +9,10 @@ from contract.samples import SHAPE, a_lease, a_run, digest_of
 from corral.domain.artifacts import Segment
 from corral.domain.errors import Conflict, NotFound
 from corral.domain.ids import GroupId, HostId, RunId, new_group_id
-from corral.domain.queue import Lane, ReadyRun
-from corral.domain.reasons import Reason
-from corral.domain.runs import Group, Run, RunFilter, Submission
-from corral.domain.states import RunState
+from corral.domain.runs.queue import Lane, ReadyRun
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.runs import Group, Run, RunFilter, Submission
+from corral.domain.runs.states import RunState
 from corral.store.transaction import Tx
 
 

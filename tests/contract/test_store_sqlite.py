@@ -17,7 +17,7 @@ import pytest
 from contract.conftest import Database, opened
 from contract.samples import a_run
 from corral.domain.errors import Conflict, DiskFull, InvalidInput, StoreUnavailable
-from corral.domain.runs import Run
+from corral.domain.runs.runs import Run
 from corral.store.sqlite.committer import Committer
 from corral.store.sqlite.store import MEMORY, SqliteStore
 from corral.store.transaction import Tx

@@ -17,7 +17,7 @@ from corral.core.runs.move import move
 from corral.core.runs.transitions import born
 from corral.core.webhooks.notices import PAGE, gather
 from corral.domain.ids import WebhookId, new_delivery_id, new_webhook_id
-from corral.domain.states import RunEvent
+from corral.domain.runs.states import RunEvent
 from corral.domain.webhooks.deliveries import Delivery, DeliveryState, Webhook, WebhookFormat
 from corral.store.postgres.store import PostgresStore
 from corral.store.store import Store

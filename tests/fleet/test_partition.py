@@ -15,7 +15,7 @@ from acceptance.stack import marked, printed, until, wait_line
 
 from corral.client.files.tree import FileEntry, Tree
 from corral.domain.errors import LeaseLost
-from corral.domain.reasons import Reason
+from corral.domain.runs.reasons import Reason
 from corral.wire.leases import BeatRequest, FailRequest, FinishRequest, OutcomeReport, StoppedRequest
 from corral.wire.logs import EventBatch, LogRecord
 from corral.wire.spec.tables import Resources

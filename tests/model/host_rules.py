@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from corral.core.hosts.declare import declare
-from corral.domain.host_policy import HostPolicy
+from corral.domain.hosts.policy import HostPolicy
 from corral.domain.ids import HostId
 from corral.store.transaction import Tx
 from model.base import PROJECTS, Base

@@ -28,12 +28,12 @@ from corral.core.runs.submit import put_shape
 from corral.core.runs.transitions import born
 from corral.core.storage.fsck import check_run
 from corral.domain.canonical import canonical
-from corral.domain.capability import Requirements
 from corral.domain.errors import LeaseLost
+from corral.domain.hosts.capability import Requirements
 from corral.domain.leases import Lease, LeaseState
-from corral.domain.reasons import Reason
-from corral.domain.runs import Attempt, Rank, Run
-from corral.domain.states import RankState, RunState
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.runs import Attempt, Rank, Run
+from corral.domain.runs.states import RankState, RunState
 from corral.store.sqlite.store import MEMORY, SqliteStore
 from corral.store.transaction import Tx
 from model.clock import ManualClock

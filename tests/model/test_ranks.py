@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from corral.domain.errors import IllegalTransition
-from corral.domain.states import Fold, RankEvent, RankState, fold, step_rank
+from corral.domain.runs.states import Fold, RankEvent, RankState, fold, step_rank
 from model.conftest import PROFILE
 from model.seeds import SEED
 from model.tables import RANK

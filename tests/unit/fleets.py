@@ -15,10 +15,10 @@ from corral.core.queue.fair_share import Shares
 from corral.core.queue.lanes import Lanes
 from corral.core.runs.submit import NewRun, submit
 from corral.domain.canonical import canonical
-from corral.domain.capability import Requirements
-from corral.domain.hosts import Host
+from corral.domain.hosts.capability import Requirements
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import RunId, new_host_id
-from corral.domain.runs import Run
+from corral.domain.runs.runs import Run
 
 POLICY = ServerPolicy(lease_s=30.0, first_beat_s=10.0)
 TICK_S = 5.0

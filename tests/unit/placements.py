@@ -25,13 +25,13 @@ from corral.core.runs.submit import NewRun, submit
 from corral.core.runs.transitions import parse_ready_key
 from corral.core.topics import TOPIC_HOST, TOPIC_READY
 from corral.domain.canonical import canonical
-from corral.domain.capability import GIB, Capability, Gpu, Requirements
-from corral.domain.host_policy import HostPolicy
-from corral.domain.hosts import Host
+from corral.domain.hosts.capability import GIB, Capability, Gpu, Requirements
+from corral.domain.hosts.hosts import Host
+from corral.domain.hosts.policy import HostPolicy
 from corral.domain.ids import RunId, new_host_id
 from corral.domain.quotas import Quota, UsageHours, month_of
-from corral.domain.reasons import Reason
-from corral.domain.runs import Event, Run
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.runs import Event, Run
 from corral.store.transaction import Tx
 
 POLICY = ServerPolicy(lease_s=30.0, first_beat_s=10.0)

@@ -10,9 +10,9 @@ from clockwork import CountingTx, Database
 from corral.core.queue.fair_share import Shares
 from corral.core.queue.lanes import Candidate, Lanes
 from corral.domain.ids import Digest, RunId, new_run_id
-from corral.domain.queue import Lane, ReadyRun
-from corral.domain.runs import Run
-from corral.domain.states import RunState
+from corral.domain.runs.queue import Lane, ReadyRun
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import RunState
 from corral.store.transaction import Tx
 
 

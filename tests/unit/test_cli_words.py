@@ -17,7 +17,7 @@ from corral.cli.display.render import count
 from corral.cli.display.sweep_params import differing, in_order
 from corral.cli.runs.follow import status_line, summary
 from corral.cli.server.processes import Processes
-from corral.domain.reasons import Reason
+from corral.domain.runs.reasons import Reason
 from corral.wire.runs import RunView
 
 

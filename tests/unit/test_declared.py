@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corral.domain.capability import GIB, Capability, Gpu, Requirements, judge
 from corral.domain.errors import InvalidInput
-from corral.domain.host_policy import (
+from corral.domain.hosts.capability import GIB, Capability, Gpu, Requirements, judge
+from corral.domain.hosts.policy import (
     NOTHING_DECLARED,
     HostPolicy,
     RequestedWork,

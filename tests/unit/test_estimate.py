@@ -22,7 +22,7 @@ from corral.client.training.placement import (
     least_vram,
     settled,
 )
-from corral.domain.capability import ENGINE_PACKAGES, Requirements, judge
+from corral.domain.hosts.capability import ENGINE_PACKAGES, Requirements, judge
 from corral.recipes import models
 from corral.recipes.forecast import forecast
 from corral.recipes.gpus import catalogue

@@ -9,9 +9,9 @@ import pytest
 from placements import Ground
 
 from corral.core.hosts.faults import FIRST_S, QUICK_S
-from corral.domain.reasons import Reason
-from corral.domain.runs import Run
-from corral.domain.states import RunState
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import RunState
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corral.domain.holds import Hold, HoldKind, held_by, hold_kind, parse_hold, waits_for
+from corral.domain.runs.holds import Hold, HoldKind, held_by, hold_kind, parse_hold, waits_for
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from corral.core.queue.eligibility import Shapes
 from corral.core.queue.lanes import KEEP, REFILL, Lanes
 from corral.core.runs.submit import put_shape
 from corral.domain.canonical import canonical
-from corral.domain.capability import Requirements
-from corral.domain.hosts import Host
+from corral.domain.hosts.capability import Requirements
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import new_host_id
 from corral.store.transaction import Tx
 

@@ -12,10 +12,10 @@ from placements import POLICY, Ground, machine
 from corral.core.queue.choose import LOOKED_AT
 from corral.core.queue.roster import AGAIN_S
 from corral.core.queue.why import HostStanding
-from corral.domain.capability import GIB, Requirements
-from corral.domain.host_policy import HostPolicy
+from corral.domain.hosts.capability import GIB, Requirements
+from corral.domain.hosts.policy import HostPolicy
 from corral.domain.quotas import Quota
-from corral.domain.reasons import Reason
+from corral.domain.runs.reasons import Reason
 
 CUDA = Requirements(prefer="cuda", prefer_for_s=120.0)
 HALF = Requirements(gpus=1, min_vram_bytes=40 * GIB, share_gpu=True)

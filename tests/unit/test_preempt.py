@@ -9,8 +9,8 @@ import pytest
 from yard import Yard
 
 from corral.core.policy import ServerPolicy
-from corral.domain.reasons import Reason
-from corral.domain.states import RunState
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.states import RunState
 
 
 @pytest.fixture

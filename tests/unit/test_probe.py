@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from corral import __version__
-from corral.domain.capability import Requirements, judge
+from corral.domain.hosts.capability import Requirements, judge
 from corral.worker.host.cgroup import cpu_quota, memory_left, memory_limit
 from corral.worker.host.gpus import GpuProbe, GpuSurvey
 from corral.worker.host.nvml import survey

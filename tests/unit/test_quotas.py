@@ -11,8 +11,8 @@ from yard import Yard
 from corral.core.quotas import used_in
 from corral.domain.errors import QuotaExceeded
 from corral.domain.quotas import by_month, month_of
-from corral.domain.reasons import Reason
-from corral.domain.states import RunState
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.states import RunState
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from yard import Yard
 
 from corral.core.policy import ServerPolicy
 from corral.core.queue.claim import Grant
-from corral.domain.reasons import Reason
+from corral.domain.runs.reasons import Reason
 
 
 @pytest.fixture

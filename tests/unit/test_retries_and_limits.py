@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from yard import Yard
 
-from corral.domain.reasons import Reason
-from corral.domain.states import RunState
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.states import RunState
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from typing import TypeVar
 import pytest
 
 from corral.domain.errors import IllegalTransition
-from corral.domain.reasons import Reason
-from corral.domain.retries import BUDGET_OF, Budget, RetryLimits
-from corral.domain.states import (
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.retries import BUDGET_OF, Budget, RetryLimits
+from corral.domain.runs.states import (
     FINAL,
     RANK_TRANSITIONS,
     RUN_TRANSITIONS,
@@ -174,7 +174,7 @@ def render_page() -> str:
     return (
         "# States of runs and ranks\n\n"
         "Why a run ended is its `reason`; this page is where it is. It is written from"
-        " `corral/domain/states.py`, and a test keeps the two equal.\n\n"
+        " `corral/domain/runs/states.py`, and a test keeps the two equal.\n\n"
         f"## Runs\n\n{_render(RUN_TRANSITIONS, 'queued')}\n"
         f"## Ranks\n\nA run of one process has one rank.\n\n{_render(RANK_TRANSITIONS, 'waiting')}"
     )

@@ -14,7 +14,7 @@ from corral.core.runs.cancel import cancel
 from corral.core.runs.limits import halt_over_wall, stop_stalled
 from corral.domain.errors import StoreUnavailable
 from corral.domain.ids import RunId
-from corral.domain.reasons import Reason
+from corral.domain.runs.reasons import Reason
 
 
 @pytest.fixture

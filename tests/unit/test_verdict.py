@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from corral.domain.reasons import Reason
 from corral.domain.redaction import SecretValues
+from corral.domain.runs.reasons import Reason
 from corral.wire.leases import FailRequest, StoppedRequest
 from corral.worker.child.process import Exit
 from corral.worker.child.verdict import (

@@ -10,10 +10,10 @@ from corral.core.queue.lanes import Lanes
 from corral.core.queue.long_polls import LongPoll, LongPolls
 from corral.core.runs.submit import put_shape
 from corral.domain.canonical import canonical
-from corral.domain.capability import Requirements
-from corral.domain.hosts import Host
+from corral.domain.hosts.capability import Requirements
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import Digest, LeaseId, new_host_id, new_run_id
-from corral.domain.queue import Lane, LeaseHolding, ReadyRun
+from corral.domain.runs.queue import Lane, LeaseHolding, ReadyRun
 
 SHAPE = Digest("0" * 64)
 

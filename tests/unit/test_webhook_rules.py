@@ -21,7 +21,7 @@ from corral.core.webhooks.slack import (
 from corral.domain.calls import CALL_FINAL
 from corral.domain.errors import InvalidInput
 from corral.domain.ids import new_delivery_id, new_webhook_id
-from corral.domain.states import FINAL, RUN_TRANSITIONS, RunEvent, RunState
+from corral.domain.runs.states import FINAL, RUN_TRANSITIONS, RunEvent, RunState
 from corral.domain.webhooks.deliveries import (
     RETRY_AFTER_S,
     TEST,

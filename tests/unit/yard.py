@@ -21,12 +21,12 @@ from corral.core.runs.submit import NewRun, submit
 from corral.core.runs.transitions import parse_ready_key
 from corral.core.topics import TOPIC_READY
 from corral.domain.canonical import canonical
-from corral.domain.capability import Requirements
-from corral.domain.hosts import Host
+from corral.domain.hosts.capability import Requirements
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import RunId, new_host_id
 from corral.domain.quotas import Quota
-from corral.domain.reasons import Reason
-from corral.domain.runs import Event, Run
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.runs import Event, Run
 
 TICK_S = 5.0
 

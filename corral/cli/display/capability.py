@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from corral.cli.display import render
-from corral.domain.capability import ENGINE_PACKAGES
+from corral.domain.hosts.capability import ENGINE_PACKAGES
 from corral.wire.hosts.capability import CapabilityReport
 from corral.wire.hosts.hosts import HostView
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from corral.domain.reasons import Reason
+from corral.domain.runs.reasons import Reason
 from corral.wire.runs import RunView
 
 # Empty where the reason says it all.

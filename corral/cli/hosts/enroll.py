@@ -14,7 +14,7 @@ from corral.cli.hosts.host_home import Home, HostHome
 from corral.cli.hosts.selftest import run_checks
 from corral.cli.hosts.service.service import install_unit
 from corral.cli.hosts.service.systemd import SYSTEM_HOME, SystemdUnit
-from corral.client.enroll.enroll import (
+from corral.client.hosts.enroll import (
     HostPreferences,
     JoinableServer,
     JoinToken,

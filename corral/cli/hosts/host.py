@@ -17,7 +17,7 @@ from corral.cli.hosts.service import service
 from corral.cli.hosts.service.systemd import NAME, SystemdUnit
 from corral.cli.options import AsJson, command_group
 from corral.cli.server.processes import stop
-from corral.client.enroll.identity import HostIdentity, remove_identity
+from corral.client.hosts.identity import HostIdentity, remove_identity
 from corral.domain.errors import (
     Forbidden,
     ServerUnreachable,

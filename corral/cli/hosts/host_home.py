@@ -15,8 +15,8 @@ import typer
 
 from corral.cli.server.processes import Processes, StartFailed, alive
 from corral.client.corral import Corral
-from corral.client.discovery import tls_for
-from corral.client.enroll.identity import CA, CLIENT, HostIdentity, read_identity
+from corral.client.hosts.identity import CA, CLIENT, HostIdentity, read_identity
+from corral.client.http.discovery import tls_for
 from corral.client.http.transport import Backoff
 from corral.client.http.trust import read_ca
 from corral.domain.errors import Conflict, CorralError, NotFound

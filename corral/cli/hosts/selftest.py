@@ -15,7 +15,7 @@ from typing import Any
 
 from corral.cli.display import render
 from corral.client.corral import Corral
-from corral.client.enroll.enroll import JoinableServer
+from corral.client.hosts.enroll import JoinableServer
 from corral.domain.errors import CorralError
 from corral.files.atomic import write_private
 from corral.version import __version__

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from corral.domain.reasons import Reason
-from corral.domain.states import RunState
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.states import RunState
 from corral.wire.runs import RunView
 
 FAILED = 1

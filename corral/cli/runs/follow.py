@@ -23,7 +23,7 @@ from corral.cli.runs.exit_codes import DETACHED, exit_code
 from corral.client.corral import Corral
 from corral.client.runs import RunQuery
 from corral.domain.errors import CorralError, ServerUnreachable
-from corral.domain.states import FINAL
+from corral.domain.runs.states import FINAL
 from corral.durations import format_duration
 from corral.wire.logs import LogLine
 from corral.wire.runs import RunView

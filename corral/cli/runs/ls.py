@@ -14,7 +14,7 @@ from corral.cli.display.run_values import joined, ran
 from corral.cli.display.sweep_params import in_order, swept_params
 from corral.cli.options import AsJson, Limit, OnlyProject
 from corral.client.runs import RunQuery
-from corral.domain.states import RunState
+from corral.domain.runs.states import RunState
 from corral.wire.runs import RunView
 from corral.wire.spec.run_file import Scalar
 

@@ -29,7 +29,7 @@ from corral.cli.runs.selection import (
 from corral.client.corral import Corral
 from corral.client.submit.edit_spec import edited
 from corral.domain.errors import InvalidInput
-from corral.domain.states import RunState
+from corral.domain.runs.states import RunState
 from corral.wire.runs import SubmitAnswer
 
 

@@ -9,7 +9,7 @@ import typer
 
 from corral.cli import complete
 from corral.domain.errors import InvalidInput
-from corral.domain.states import RunState
+from corral.domain.runs.states import RunState
 from corral.wire.base import validated
 from corral.wire.runs import RunSelection
 

@@ -19,7 +19,7 @@ import typer
 from corral.cli.display import render
 from corral.cli.server.processes import Processes, Role, StartFailed, alive, stop
 from corral.client.corral import Corral
-from corral.client.discovery import discover, local_server, local_url
+from corral.client.http.discovery import discover, local_server, local_url
 from corral.domain.errors import CorralError, ServerUnreachable
 from corral.settings import Settings
 from corral.wire.health import Health

@@ -10,7 +10,7 @@ import typer
 from corral.cli.display import render
 from corral.cli.server.local_services import LocalServices
 from corral.cli.server.processes import Processes
-from corral.client.discovery import local_url
+from corral.client.http.discovery import local_url
 from corral.domain.errors import InvalidInput
 from corral.settings import process_environment, read_settings
 

@@ -12,7 +12,7 @@ from corral.cli.runs.exit_codes import exit_code
 from corral.cli.runs.follow import attend, summary
 from corral.cli.runs.submit import tell_if_stuck
 from corral.client.corral import Corral
-from corral.domain.states import RunState
+from corral.domain.runs.states import RunState
 from corral.wire.runs import RunView
 from corral.wire.spec.run_file import RunSpec
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from corral.client.artifacts import Artifacts
-from corral.client.blobs import BlobSource
+from corral.client.files.blobs import BlobSource
 from corral.client.files.tree import Tree
 from corral.client.files.unpack import materialise
 from corral.client.files.upload import Progress, TransferTally

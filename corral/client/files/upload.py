@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from corral.client.blobs import PACK_HEADER_BYTES, PACK_MAX_BYTES, BlobSink
+from corral.client.files.blobs import PACK_HEADER_BYTES, PACK_MAX_BYTES, BlobSink
 from corral.client.files.digest import FileChanged, FileUnreadable
 from corral.client.files.tree import FileEntry, Tree
 from corral.domain.errors import DigestMismatch, OffsetMismatch, ServerUnreachable, StoreUnavailable

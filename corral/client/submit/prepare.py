@@ -25,7 +25,7 @@ from corral.client.training.placement import ForecastSubject, settled
 from corral.domain.errors import Conflict, NotFound
 from corral.domain.ids import is_id
 from corral.domain.paths import printable
-from corral.domain.states import FINAL
+from corral.domain.runs.states import FINAL
 from corral.recipes.train import to_table
 from corral.wire.base import explain
 from corral.wire.hosts.hosts import HostView

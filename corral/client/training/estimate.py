@@ -8,7 +8,7 @@ from datetime import date
 from typing import Any, Literal
 
 from corral.client.training.placement import ForecastSubject, card_as_host, gpu_of
-from corral.domain.capability import judge
+from corral.domain.hosts.capability import judge
 from corral.recipes import gpus as cards
 from corral.recipes.forecast import Forecast
 from corral.recipes.offers import Machine, Offer, offers

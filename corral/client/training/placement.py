@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from corral.client.training.dataset import DataAmount
-from corral.domain.capability import Capability, Gpu, Requirements, fitting_gpus, judge
+from corral.domain.hosts.capability import Capability, Gpu, Requirements, fitting_gpus, judge
 from corral.recipes import gpus as cards
 from corral.recipes.forecast import forecast_plan
 from corral.recipes.forecast_case import Device, ForecastCase

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from corral.client.artifacts import Artifacts, records
-from corral.client.blobs import BlobSink, BlobSource
+from corral.client.files.blobs import BlobSink, BlobSource
 from corral.client.files.tree import FileEntry, Tree, scan, scan_file
 from corral.client.files.unpack import materialise
 from corral.client.files.upload import Progress, upload

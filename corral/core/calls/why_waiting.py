@@ -6,7 +6,7 @@ import json
 
 from corral.domain.calls import PREPARING, CallRecord, CallState
 from corral.domain.endpoints import Instance
-from corral.domain.states import RunState
+from corral.domain.runs.states import RunState
 from corral.store.transaction import Tx
 
 

@@ -7,7 +7,7 @@ from corral.core.queue.eligibility import Shapes
 from corral.core.queue.free_capacity import HostCapacity
 from corral.core.queue.roster import takes_work
 from corral.domain.ids import LeaseId, RunId
-from corral.domain.queue import Lane
+from corral.domain.runs.queue import Lane
 from corral.store.transaction import Tx
 
 # A run that has waited this long waits for a place, not for the next poll of a host.

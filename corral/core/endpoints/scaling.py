@@ -33,8 +33,8 @@ from corral.domain.endpoints import (
 )
 from corral.domain.errors import CorralError, InvalidInput, NotFound
 from corral.domain.ids import EndpointId, RunId
-from corral.domain.runs import Run
-from corral.domain.states import FINAL, RunState
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import FINAL, RunState
 from corral.store.transaction import Tx
 
 log = logging.getLogger("corral.scaling")

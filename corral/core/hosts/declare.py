@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from corral.core.topics import TOPIC_HOST
-from corral.domain.host_policy import HostPolicy, render_declared
-from corral.domain.hosts import Host
+from corral.domain.hosts.hosts import Host
+from corral.domain.hosts.policy import HostPolicy, render_declared
 from corral.store.transaction import Tx
 
 

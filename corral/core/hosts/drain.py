@@ -10,7 +10,7 @@ from corral.core.policy import ServerPolicy
 from corral.core.runs.stop import ask_to_yield
 from corral.core.topics import TOPIC_HOST
 from corral.domain.errors import Conflict
-from corral.domain.hosts import Host
+from corral.domain.hosts.hosts import Host
 from corral.store.transaction import Tx
 
 

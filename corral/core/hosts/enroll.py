@@ -12,7 +12,7 @@ from corral.core.policy import ServerPolicy
 from corral.core.tokens import NewToken, make_token
 from corral.core.topics import TOPIC_TOKEN
 from corral.domain.errors import Conflict, Forbidden, InvalidInput, NotFound
-from corral.domain.hosts import Host
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId, TokenId, is_id, is_name
 from corral.domain.tokens import Scope, Token, hash_secret
 from corral.store.transaction import Tx

@@ -17,10 +17,10 @@ from corral.core.policy import ServerPolicy
 from corral.core.runs.transitions import record
 from corral.core.topics import TOPIC_HOST
 from corral.domain.canonical import canonical
-from corral.domain.hosts import Host
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId
-from corral.domain.reasons import Reason
-from corral.domain.runs import Run
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.runs import Run
 from corral.store.transaction import Tx
 
 STRIKES = 3

@@ -8,7 +8,7 @@ from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
 from corral.domain.errors import LeaseLost
 from corral.domain.leases import LeaseKey
-from corral.domain.states import STOPPING
+from corral.domain.runs.states import STOPPING
 from corral.store.transaction import Tx
 
 

@@ -12,13 +12,21 @@ from corral.core.runs.move import move
 from corral.core.runs.retry import retry_or_fail
 from corral.core.runs.stop import settle_stop
 from corral.domain.errors import LeaseLost, NotFound
-from corral.domain.hosts import Host
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import LeaseId
 from corral.domain.leases import Lease, LeaseKey, LeaseState
 from corral.domain.quotas import UsageHours, by_month
-from corral.domain.reasons import Reason
-from corral.domain.runs import Rank, Run
-from corral.domain.states import LEASED, STOPPING, RankEvent, RankState, RunEvent, RunState, step_rank
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.runs import Rank, Run
+from corral.domain.runs.states import (
+    LEASED,
+    STOPPING,
+    RankEvent,
+    RankState,
+    RunEvent,
+    RunState,
+    step_rank,
+)
 from corral.store.transaction import Tx
 
 # Why the sweeper or a new boot ends a lease; what the worker itself reported is final.

@@ -21,10 +21,18 @@ from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import AlreadyFinal, BlobMissing, InvalidInput
 from corral.domain.ids import ArtifactId
 from corral.domain.leases import Lease, LeaseKey, LeaseState
-from corral.domain.reasons import Reason
 from corral.domain.redaction import SecretValues
-from corral.domain.runs import Rank, Run
-from corral.domain.states import STOPPING, Fold, RankEvent, RankState, RunEvent, RunState, fold
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.runs import Rank, Run
+from corral.domain.runs.states import (
+    STOPPING,
+    Fold,
+    RankEvent,
+    RankState,
+    RunEvent,
+    RunState,
+    fold,
+)
 from corral.store.transaction import Tx
 
 

@@ -21,9 +21,9 @@ from corral.core.runs.dependencies import let_in, release, settle_more, settle_w
 from corral.core.runs.limits import force_stop, halt_over_hours, halt_over_wall, stop_stalled
 from corral.core.runs.retry import LONGEST_BACKOFF_S
 from corral.domain.errors import CorralError
-from corral.domain.holds import HoldKind
 from corral.domain.ids import RunId
-from corral.domain.states import RunState
+from corral.domain.runs.holds import HoldKind
+from corral.domain.runs.states import RunState
 from corral.ports.clock import Clock
 from corral.store.store import Store
 from corral.store.transaction import Tx

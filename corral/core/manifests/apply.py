@@ -19,11 +19,10 @@ from corral.core.runs.move import move
 from corral.core.runs.submit import NewRun, put_run, put_shape
 from corral.core.runs.transitions import record
 from corral.domain.canonical import canonical, digest_of
-from corral.domain.capability import Requirements
 from corral.domain.errors import Conflict, InvalidInput, NotFound
-from corral.domain.holds import HoldKind, waits_for
-from corral.domain.host_policy import read_declared
-from corral.domain.hosts import Host
+from corral.domain.hosts.capability import Requirements
+from corral.domain.hosts.hosts import Host
+from corral.domain.hosts.policy import read_declared
 from corral.domain.ids import Digest, GroupId, RunId, is_id, new_group_id, new_run_id
 from corral.domain.manifests import (
     PRUNED,
@@ -34,8 +33,9 @@ from corral.domain.manifests import (
     ManifestEntry,
     ManifestRun,
 )
-from corral.domain.runs import Group, Parent, Run
-from corral.domain.states import FINAL, LEASED, RunEvent, RunState
+from corral.domain.runs.holds import HoldKind, waits_for
+from corral.domain.runs.runs import Group, Parent, Run
+from corral.domain.runs.states import FINAL, LEASED, RunEvent, RunState
 from corral.store.transaction import Tx
 
 

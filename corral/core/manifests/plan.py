@@ -9,7 +9,6 @@ from graphlib import CycleError, TopologicalSorter
 
 from corral.core.runs.submit import NewRun
 from corral.domain.errors import FieldError
-from corral.domain.holds import HoldKind, hold_kind
 from corral.domain.ids import Digest, GroupId, RunId, is_id
 from corral.domain.manifests import (
     PRUNED,
@@ -21,8 +20,9 @@ from corral.domain.manifests import (
     ManifestRun,
     key_of,
 )
-from corral.domain.runs import Group
-from corral.domain.states import FINAL, LEASED, RunState
+from corral.domain.runs.holds import HoldKind, hold_kind
+from corral.domain.runs.runs import Group
+from corral.domain.runs.states import FINAL, LEASED, RunState
 from corral.store.transaction import Tx
 
 

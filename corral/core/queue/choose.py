@@ -15,16 +15,16 @@ from corral.core.queue.reservations import Reservation, Reservations
 from corral.core.queue.roster import Roster
 from corral.core.runs.dependencies import wait_for_place
 from corral.core.runs.move import move
-from corral.domain.capability import Requirements
-from corral.domain.holds import HoldKind
-from corral.domain.host_policy import refusals
-from corral.domain.hosts import Host
+from corral.domain.hosts.capability import Requirements
+from corral.domain.hosts.hosts import Host
+from corral.domain.hosts.policy import refusals
 from corral.domain.ids import Digest
 from corral.domain.leases import Lease
-from corral.domain.queue import Lane, LeaseHolding, ReadyRun
 from corral.domain.quotas import QuotaUse, month_start, over_quota
-from corral.domain.runs import Run
-from corral.domain.states import RunEvent, RunState
+from corral.domain.runs.holds import HoldKind
+from corral.domain.runs.queue import Lane, LeaseHolding, ReadyRun
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import RunEvent, RunState
 from corral.store.transaction import Tx
 
 # One claim looks at so many runs behind the reservation, to fill the host meanwhile.

@@ -18,12 +18,12 @@ from corral.core.runs.move import move
 from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import Forbidden, NotFound
-from corral.domain.hosts import Host
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId, LeaseId, new_lease_id
 from corral.domain.leases import Lease, LeaseState
-from corral.domain.queue import LeaseHolding
-from corral.domain.runs import Attempt, Rank, Run
-from corral.domain.states import LEASED, RankEvent, RankState, RunEvent, step_rank
+from corral.domain.runs.queue import LeaseHolding
+from corral.domain.runs.runs import Attempt, Rank, Run
+from corral.domain.runs.states import LEASED, RankEvent, RankState, RunEvent, step_rank
 from corral.store.transaction import Tx
 
 SEEN_EVERY_S = 10.0

@@ -13,12 +13,18 @@ from functools import lru_cache
 from typing import Any
 
 from corral.domain.canonical import canonical
-from corral.domain.capability import Capability, Gpu, Requirements, Verdict, judge
 from corral.domain.errors import NotFound
-from corral.domain.host_policy import HostPolicy, RequestedWork, effective, read_declared, refusals
-from corral.domain.hosts import Host
+from corral.domain.hosts.capability import Capability, Gpu, Requirements, Verdict, judge
+from corral.domain.hosts.hosts import Host
+from corral.domain.hosts.policy import (
+    HostPolicy,
+    RequestedWork,
+    effective,
+    read_declared,
+    refusals,
+)
 from corral.domain.ids import Digest
-from corral.domain.runs import Run
+from corral.domain.runs.runs import Run
 from corral.store.transaction import Tx
 
 _PAIRS = 200_000

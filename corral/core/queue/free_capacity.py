@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from corral.core.queue.eligibility import declared_of, effective_of
-from corral.domain.capability import Capability, Gpu, Requirements, fitting_gpus, gib
-from corral.domain.host_policy import effective_slots
-from corral.domain.hosts import Host
-from corral.domain.queue import LeaseHolding
+from corral.domain.hosts.capability import Capability, Gpu, Requirements, fitting_gpus, gib
+from corral.domain.hosts.hosts import Host
+from corral.domain.hosts.policy import effective_slots
+from corral.domain.runs.queue import LeaseHolding
 
 
 @dataclass

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from corral.domain.ids import Digest, RunId
-from corral.domain.queue import Lane, ReadyRun
+from corral.domain.runs.queue import Lane, ReadyRun
 from corral.store.transaction import Tx
 
 REFILL = 256

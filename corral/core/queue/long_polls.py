@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.free_capacity import HostCapacity
-from corral.domain.hosts import Host
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import Digest, HostId, LeaseId
 
 # The line is closed up once it has this many more empty places than waiting polls.

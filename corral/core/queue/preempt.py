@@ -14,11 +14,11 @@ from corral.core.queue.eligibility import policy_refusals
 from corral.core.queue.free_capacity import HostCapacity
 from corral.core.queue.roster import is_away, takes_work
 from corral.core.runs.stop import ask_to_yield
-from corral.domain.capability import Requirements
-from corral.domain.hosts import Host
+from corral.domain.hosts.capability import Requirements
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId, LeaseId, RunId
-from corral.domain.queue import Lane, LeaseHolding
-from corral.domain.runs import Run
+from corral.domain.runs.queue import Lane, LeaseHolding
+from corral.domain.runs.runs import Run
 from corral.store.transaction import Tx
 
 # More victims than this on one host are not tried in every combination.

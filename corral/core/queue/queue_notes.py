@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board
-from corral.domain.holds import HoldKind
-from corral.domain.runs import Run
-from corral.domain.states import RunState
+from corral.domain.runs.holds import HoldKind
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import RunState
 from corral.store.transaction import Tx
 
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from corral.core.hosts.faults import is_aside
 from corral.core.policy import ServerPolicy
 from corral.core.queue.eligibility import Shapes, effective_of
-from corral.domain.capability import Requirements, preferred
-from corral.domain.hosts import Host
+from corral.domain.hosts.capability import Requirements, preferred
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId, RunId
-from corral.domain.queue import Lane
+from corral.domain.runs.queue import Lane
 from corral.store.transaction import Tx
 
 # A run that a host could not start is not given to the same host again for this long.

@@ -21,14 +21,14 @@ from corral.core.queue.eligibility import (
 )
 from corral.core.queue.free_capacity import HostCapacity
 from corral.core.queue.roster import AGAIN_S, Roster, is_away
-from corral.domain.capability import Requirements, preferred
-from corral.domain.holds import HoldKind
-from corral.domain.host_policy import effective_slots, refusals
-from corral.domain.hosts import Host
+from corral.domain.hosts.capability import Requirements, preferred
+from corral.domain.hosts.hosts import Host
+from corral.domain.hosts.policy import effective_slots, refusals
 from corral.domain.ids import HostId
-from corral.domain.queue import LeaseHolding
-from corral.domain.runs import Run
-from corral.domain.states import FINAL, RunState
+from corral.domain.runs.holds import HoldKind
+from corral.domain.runs.queue import LeaseHolding
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import FINAL, RunState
 from corral.store.transaction import Tx
 
 

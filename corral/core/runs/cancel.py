@@ -8,9 +8,9 @@ from corral.core.runs.move import move
 from corral.core.runs.stop import ask_to_stop
 from corral.domain.errors import Conflict
 from corral.domain.ids import RunId
-from corral.domain.reasons import Reason
-from corral.domain.runs import Run
-from corral.domain.states import FINAL, RunEvent, RunState
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import FINAL, RunEvent, RunState
 from corral.store.transaction import Tx
 
 

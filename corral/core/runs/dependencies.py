@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from corral.core.runs.transitions import record, step
 from corral.domain.canonical import canonical
-from corral.domain.holds import HoldKind, waits_for
 from corral.domain.ids import GroupId, RunId
-from corral.domain.reasons import Reason
-from corral.domain.runs import OnFailure, Parent, Run
-from corral.domain.states import FINAL, RunEvent, RunState
+from corral.domain.runs.holds import HoldKind, waits_for
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.runs import OnFailure, Parent, Run
+from corral.domain.runs.states import FINAL, RunEvent, RunState
 from corral.store.transaction import Tx
 
 # How many runs one transaction settles or lets in.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from corral.domain.errors import NotFound
 from corral.domain.ids import RunId
-from corral.domain.runs import Run
+from corral.domain.runs.runs import Run
 from corral.store.transaction import Tx
 
 

@@ -7,10 +7,10 @@ from corral.core.runs.find import lock_run
 from corral.core.runs.move import move
 from corral.core.runs.transitions import record
 from corral.domain.errors import Conflict
-from corral.domain.holds import HoldKind, held_by
 from corral.domain.ids import RunId
-from corral.domain.runs import Run
-from corral.domain.states import RunEvent, RunState
+from corral.domain.runs.holds import HoldKind, held_by
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import RunEvent, RunState
 from corral.store.transaction import Tx
 
 

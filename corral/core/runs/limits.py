@@ -8,8 +8,8 @@ from corral.core.queue.fair_share import Shares
 from corral.core.runs.stop import ask_to_stop, settle_stop
 from corral.domain.ids import LeaseId, RunId
 from corral.domain.leases import LeaseState
-from corral.domain.reasons import Reason
-from corral.domain.states import STOPPING, RankEvent, RunEvent, RunState
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.states import STOPPING, RankEvent, RunEvent, RunState
 from corral.store.transaction import Tx
 
 

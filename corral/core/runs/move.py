@@ -7,8 +7,8 @@ from typing import Any
 
 from corral.core.runs.dependencies import left
 from corral.core.runs.transitions import step
-from corral.domain.runs import Run
-from corral.domain.states import RunEvent
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import RunEvent
 from corral.store.transaction import Tx
 
 

@@ -8,7 +8,7 @@ from corral.core.audit import Author, note
 from corral.core.runs.find import lock_run
 from corral.domain.errors import Conflict
 from corral.domain.ids import ArtifactId, RunId
-from corral.domain.states import FINAL
+from corral.domain.runs.states import FINAL
 from corral.store.transaction import Tx
 
 

@@ -15,9 +15,9 @@ from corral.core.runs.transitions import born, record
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import Conflict
 from corral.domain.ids import ArtifactId, RunId
-from corral.domain.reasons import Reason
-from corral.domain.runs import OnFailure, Run, Submission
-from corral.domain.states import FINAL, RunState
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.runs import OnFailure, Run, Submission
+from corral.domain.runs.states import FINAL, RunState
 from corral.store.transaction import Tx
 
 # How many runs one call makes again.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from corral.core.runs.move import move
-from corral.domain.holds import HoldKind
-from corral.domain.reasons import Reason
-from corral.domain.retries import BUDGET_OF, Budget
-from corral.domain.runs import Run
-from corral.domain.states import RunEvent
+from corral.domain.runs.holds import HoldKind
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.retries import BUDGET_OF, Budget
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import RunEvent
 from corral.store.transaction import Tx
 
 LONGEST_BACKOFF_S = 60.0

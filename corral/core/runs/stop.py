@@ -6,9 +6,9 @@ from corral.core.policy import ServerPolicy
 from corral.core.runs.move import move
 from corral.core.topics import TOPIC_STOP
 from corral.domain.ids import RunId
-from corral.domain.reasons import Reason
-from corral.domain.runs import Run
-from corral.domain.states import RankEvent, RankState, RunEvent, RunState
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import RankEvent, RankState, RunEvent, RunState
 from corral.store.transaction import Tx
 
 

@@ -14,12 +14,12 @@ from corral.core.runs.dependencies import first_wait, settle_waiting
 from corral.core.runs.needs import RunNeeds, not_there
 from corral.core.runs.transitions import born
 from corral.domain.canonical import canonical, digest_of
-from corral.domain.capability import Requirements
 from corral.domain.errors import Conflict, CorralError, FieldError
-from corral.domain.holds import HoldKind
+from corral.domain.hosts.capability import Requirements
 from corral.domain.ids import Digest, GroupId, RunId, ScheduleId, is_id, new_group_id, new_run_id
-from corral.domain.runs import Group, OnFailure, Parent, Run, Submission
-from corral.domain.states import RunState
+from corral.domain.runs.holds import HoldKind
+from corral.domain.runs.runs import Group, OnFailure, Parent, Run, Submission
+from corral.domain.runs.states import RunState
 from corral.store.transaction import Tx
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from corral.core.topics import TOPIC_READY, TOPIC_RUN
 from corral.domain.canonical import canonical
 from corral.domain.ids import Digest, RunId
-from corral.domain.queue import Lane, ReadyRun
-from corral.domain.runs import Event, Run
-from corral.domain.states import RunEvent, RunState, step_run
+from corral.domain.runs.queue import Lane, ReadyRun
+from corral.domain.runs.runs import Event, Run
+from corral.domain.runs.states import RunEvent, RunState, step_run
 from corral.store.transaction import Tx
 
 

@@ -11,8 +11,8 @@ from corral.core.runs.needs import not_there
 from corral.core.runs.submit import NewRun, SubmitResult, prefix_of, submit
 from corral.domain.errors import FieldError
 from corral.domain.ids import RunId, ScheduleId
+from corral.domain.runs.states import FINAL, STOPPING
 from corral.domain.schedules import Schedule
-from corral.domain.states import FINAL, STOPPING
 from corral.store.transaction import Tx
 
 _MOST_CANCELLED = 1000

@@ -14,8 +14,8 @@ from corral.domain.audit import AuditChain, AuditEntry
 from corral.domain.canonical import canonical
 from corral.domain.ids import Digest, RunId
 from corral.domain.leases import LeaseState
-from corral.domain.runs import Run
-from corral.domain.states import FINAL, LEASED, LIVE_RANKS, RunState
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import FINAL, LEASED, LIVE_RANKS, RunState
 from corral.domain.volumes import VolumeRecord
 from corral.ports.blobs import BlobStore, SegmentStore
 from corral.store.store import Store

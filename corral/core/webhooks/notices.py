@@ -10,10 +10,10 @@ from corral.core import secrets
 from corral.core.webhooks.slack import slack_message
 from corral.domain.canonical import canonical
 from corral.domain.ids import DeliveryId, WebhookId, new_delivery_id
-from corral.domain.reasons import HINTS
 from corral.domain.redaction import SecretValues
-from corral.domain.runs import Event, Run
-from corral.domain.states import FINAL
+from corral.domain.runs.reasons import HINTS
+from corral.domain.runs.runs import Event, Run
+from corral.domain.runs.states import FINAL
 from corral.domain.webhooks.deliveries import (
     TEST,
     Delivery,

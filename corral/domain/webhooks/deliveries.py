@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from corral.domain.ids import DeliveryId, WebhookId
-from corral.domain.states import FINAL, RunEvent, RunState
+from corral.domain.runs.states import FINAL, RunEvent, RunState
 
 
 class WebhookFormat(StrEnum):

@@ -28,7 +28,7 @@ from corral.domain.endpoints import Endpoint
 from corral.domain.errors import Forbidden, NotFound
 from corral.domain.ids import CallId, HostId, LeaseId, is_id
 from corral.domain.leases import LeaseKey
-from corral.domain.runs import Run
+from corral.domain.runs.runs import Run
 from corral.domain.tokens import Token
 from corral.server.authorization import Caller, Epoch, LeasePath, Limit, OwnHost, User
 from corral.server.cursors import parse_time_cursor, time_cursor

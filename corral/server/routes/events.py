@@ -10,8 +10,8 @@ from fastapi import APIRouter, Query, Request, Response
 from corral.core.runs.find import read_run
 from corral.core.wakeups import wait_for
 from corral.domain.ids import RunId
-from corral.domain.runs import Run
-from corral.domain.states import FINAL
+from corral.domain.runs.runs import Run
+from corral.domain.runs.states import FINAL
 from corral.server.authorization import Limit, User, find_run
 from corral.server.services import Services, Svc
 from corral.server.sse import EVENTS, KEEPALIVE_S, STILL_HERE, Follow, event, is_followed, sse, view_of

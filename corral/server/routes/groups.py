@@ -10,7 +10,7 @@ from fastapi import APIRouter
 
 from corral.domain.errors import Ambiguous, NotFound
 from corral.domain.ids import GroupId
-from corral.domain.runs import Group
+from corral.domain.runs.runs import Group
 from corral.server.authorization import Caller, Limit, User
 from corral.server.cursors import parse_time_cursor, time_cursor
 from corral.server.services import Svc

@@ -10,7 +10,7 @@ from corral.core.hosts.drain import DrainStop, empty, set_draining
 from corral.core.hosts.enroll import JoinRequest, find_host, lock_host
 from corral.core.topics import TOPIC_HOST
 from corral.domain.errors import NotFound
-from corral.domain.hosts import Host
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId
 from corral.server.authorization import Caller, Joining, Limit, Operator, OwnHost, User, origin_of
 from corral.server.cursors import id_cursor

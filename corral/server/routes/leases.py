@@ -22,8 +22,8 @@ from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError, InvalidInput
 from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId
 from corral.domain.leases import LeaseKey
-from corral.domain.reasons import Reason
 from corral.domain.redaction import SecretValues
+from corral.domain.runs.reasons import Reason
 from corral.server.authorization import Limit, OwnHost, OwnLease
 from corral.server.errors import body_of
 from corral.server.openapi import RAW_ANSWER, RAW_BODY

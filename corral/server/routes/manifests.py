@@ -15,11 +15,11 @@ from corral.core.manifests.apply import Apply, ApplyResult, delete
 from corral.core.manifests.plan import ManifestPlan, WantedManifest, plan
 from corral.core.runs.submit import NewRun
 from corral.domain.errors import InvalidInput, NotFound
-from corral.domain.holds import HoldKind, hold_kind
-from corral.domain.host_policy import render_declared
+from corral.domain.hosts.policy import render_declared
 from corral.domain.ids import Digest, is_name
 from corral.domain.manifests import ApplyOptions, Manifest, ManifestChange, ManifestEntry
-from corral.domain.states import FINAL
+from corral.domain.runs.holds import HoldKind, hold_kind
+from corral.domain.runs.states import FINAL
 from corral.server.authorization import Limit, Operator, User
 from corral.server.cursors import name_cursor
 from corral.server.new_runs import new_run

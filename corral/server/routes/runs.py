@@ -22,8 +22,8 @@ from corral.domain.artifacts import ArtifactKind
 from corral.domain.canonical import digest_of
 from corral.domain.errors import CorralError, InvalidInput, NotFound, StoreUnavailable
 from corral.domain.ids import RunId
-from corral.domain.runs import Run, RunFilter
-from corral.domain.states import FINAL, RunState
+from corral.domain.runs.runs import Run, RunFilter
+from corral.domain.runs.states import FINAL, RunState
 from corral.server.authorization import Caller, Limit, User, find_run
 from corral.server.cursors import parse_time_cursor, time_cursor
 from corral.server.new_runs import new_run

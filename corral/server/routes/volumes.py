@@ -17,7 +17,7 @@ from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind
 from corral.domain.errors import NotFound
 from corral.domain.ids import Digest, is_name
 from corral.domain.leases import LeaseKey
-from corral.domain.runs import Run
+from corral.domain.runs.runs import Run
 from corral.domain.volumes import VolumeRecord, VolumeVersion
 from corral.server.authorization import Limit, OwnLease, Project, User
 from corral.server.cursors import name_cursor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corral.domain.ids import RunId
-from corral.domain.runs import Attempt, Rank
+from corral.domain.runs.runs import Attempt, Rank
 from corral.store.rows import ATTEMPT, RANK
 from corral.store.table import Table
 

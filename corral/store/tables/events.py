@@ -6,7 +6,7 @@ import re
 
 from corral.domain.errors import InvalidInput
 from corral.domain.ids import RunId
-from corral.domain.runs import Event
+from corral.domain.runs.runs import Event
 from corral.store.rows import EVENT
 from corral.store.table import Table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from corral.domain.ids import GroupId, RunId
-from corral.domain.runs import Group, GroupEnd
+from corral.domain.runs.runs import Group, GroupEnd
 from corral.store.rows import GROUP
 from corral.store.table import Table, given
 

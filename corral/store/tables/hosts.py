@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.domain.hosts import Host
+from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId
 from corral.store.rows import HOST
 from corral.store.table import Table

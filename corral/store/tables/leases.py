@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from corral.domain.ids import HostId, LeaseId, RunId
 from corral.domain.leases import Lease
-from corral.domain.queue import LeaseHolding
 from corral.domain.quotas import QuotaUse
-from corral.domain.runs import Run
+from corral.domain.runs.queue import LeaseHolding
+from corral.domain.runs.runs import Run
 from corral.store.rows import LEASE, RUN
 from corral.store.table import Table, given
 

@@ -12,8 +12,8 @@ from operator import itemgetter
 from corral.domain.errors import NotFound
 from corral.domain.ids import Digest, LeaseId, RunId, is_id
 from corral.domain.manifests import ManifestRun
-from corral.domain.queue import Lane, QueuedRun, ReadyRun, WaitingRun
-from corral.domain.runs import Parent, Run, RunFilter, Submission
+from corral.domain.runs.queue import Lane, QueuedRun, ReadyRun, WaitingRun
+from corral.domain.runs.runs import Parent, Run, RunFilter, Submission
 from corral.store.rows import MANIFEST_RUN, PARENT, RUN, SUBMISSION
 from corral.store.table import Table, given
 from corral.store.tables.groups import MAX_FOUND

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from corral.domain.capability import Capability, Gpu
+from corral.domain.hosts.capability import Capability, Gpu
 from corral.wire.base import Name, PlainText, Strict
 from corral.wire.spec.tables import SystemName
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, PlainValidator, ValidationError, WithJsonSchema
 
 from corral.domain.errors import FieldError, InvalidInput
-from corral.domain.host_policy import SUBJECTS, HostPolicy
+from corral.domain.hosts.policy import SUBJECTS, HostPolicy
 from corral.wire.base import Exact, Name, Size, explain
 
 

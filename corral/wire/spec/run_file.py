@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from corral.domain.capability import Requirements
+from corral.domain.hosts.capability import Requirements
 from corral.domain.ids import is_name
 from corral.recipes import models
 from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name, PartText, Size

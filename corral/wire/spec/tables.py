@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from corral.domain.capability import Requirements
+from corral.domain.hosts.capability import Requirements
 from corral.domain.paths import why_bad
-from corral.domain.retries import RetryLimits
+from corral.domain.runs.retries import RetryLimits
 from corral.wire.base import ArtifactIdText, Duration, Exact, Name, Size
 
 SystemName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9+._-]*$", max_length=128)]

@@ -7,8 +7,8 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from corral.domain.reasons import Reason
 from corral.domain.redaction import SecretValues
+from corral.domain.runs.reasons import Reason
 from corral.wire.leases import FailRequest, FinishRequest, StoppedRequest
 from corral.worker.child.process import Exit
 from corral.worker.lease_control import StopOrder

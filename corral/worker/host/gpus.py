@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from corral.domain.capability import Gpu
+from corral.domain.hosts.capability import Gpu
 
 NVML = (sys.executable, "-P", "-m", "corral.worker.host.nvml")
 TIMEOUT_S = 20.0

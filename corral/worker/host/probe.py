@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 import psutil
 
-from corral.domain.capability import ENGINE_PACKAGES, Capability
+from corral.domain.hosts.capability import ENGINE_PACKAGES, Capability
 from corral.worker.host.build import build
 from corral.worker.host.cgroup import cpu_quota, memory_left, memory_limit
 from corral.worker.host.gpus import GpuProbe, GpuSurvey

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from corral.domain.capability import Capability, Gpu, Requirements, gib, judge
+from corral.domain.hosts.capability import Capability, Gpu, Requirements, gib, judge
 from corral.wire.leases import LeaseView
 from corral.worker.host.probe import HostSnapshot
 from corral.worker.host.system_packages import SystemPackages

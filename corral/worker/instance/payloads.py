@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from corral.client.blobs import beside
+from corral.client.files.blobs import beside
 from corral.domain.calls import INLINE_BYTES
 from corral.runner.channel import INLINE_MAX
 from corral.wire.blobs import StoredBlob

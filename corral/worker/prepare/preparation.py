@@ -14,11 +14,11 @@ from corral.client.environments.installer import InstallerStopped
 from corral.client.environments.lock import Lock
 from corral.client.files.unpack import ContentMismatch
 from corral.domain.calls import PREPARING
-from corral.domain.capability import ENGINE_PACKAGES
 from corral.domain.errors import CorralError, LeaseLost, NotFound
+from corral.domain.hosts.capability import ENGINE_PACKAGES
 from corral.domain.paths import printable
-from corral.domain.reasons import Reason
 from corral.domain.redaction import SecretValues
+from corral.domain.runs.reasons import Reason
 from corral.wire.spec.run_file import BuiltEnvironment, render_argv
 from corral.worker.child.process import Command
 from corral.worker.child.variables import child_environment

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from corral.client.corral import Corral
 from corral.domain.errors import AlreadyFinal, BlobMissing, CorralError, LeaseLost, NotFound
-from corral.domain.reasons import Reason
+from corral.domain.runs.reasons import Reason
 from corral.wire.leases import FailRequest, OutcomeAnswer, OutcomeReport
 from corral.worker.child.verdict import failed
 from corral.worker.lease_session import LeaseSession

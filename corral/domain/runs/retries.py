@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from corral.domain.reasons import Reason
+from corral.domain.runs.reasons import Reason
 
 
 class Budget(StrEnum):

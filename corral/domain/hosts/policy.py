@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from corral.domain.canonical import canonical, digest_of
-from corral.domain.capability import Capability, Gpu
+from corral.domain.hosts.capability import Capability, Gpu
 from corral.domain.ids import Digest
 
 # What a pattern may be about; without one of these in front it is about the run's name.

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from corral.client.corral import Corral
-from corral.client.discovery import tls_for
-from corral.client.enroll.host_key import make_key
-from corral.client.enroll.identity import (
+from corral.client.hosts.host_key import make_key
+from corral.client.hosts.identity import (
     CA,
     HostIdentity,
     machine_name,
     read_identity,
     write_identity,
 )
+from corral.client.http.discovery import tls_for
 from corral.client.http.transport import is_loopback
 from corral.client.http.trust import fetch_ca
 from corral.domain.errors import Conflict, InvalidInput

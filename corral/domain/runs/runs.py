@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from corral.domain.holds import HoldKind, hold_kind
 from corral.domain.ids import ArtifactId, Digest, GroupId, HostId, LeaseId, RunId, new_run_id
-from corral.domain.reasons import Reason
-from corral.domain.retries import RetryLimits
-from corral.domain.states import FINAL, RankEvent, RankState, RunState, step_rank
+from corral.domain.runs.holds import HoldKind, hold_kind
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.retries import RetryLimits
+from corral.domain.runs.states import FINAL, RankEvent, RankState, RunState, step_rank
 
 
 class Run(NamedTuple):

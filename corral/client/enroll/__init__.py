@@ -1,1 +1,0 @@
-"""How this machine becomes a host of a server, and who it is then."""

@@ -1,0 +1,1 @@
+"""Hosts of a server, and how this machine becomes one."""

@@ -1,0 +1,1 @@
+"""Hosts: what they have, and what an operator lets them take."""
