@@ -16,7 +16,7 @@ _SERVER = (
     "corral/store",
     "corral/domain",
     "corral/wire",
-    "corral/bootstrap.py",
+    "corral/bootstrap/server.py",
 )
 _CLIENT = ("corral/client", "corral/wire", "corral/domain")
 _INSTANCE = ("corral/worker", "corral/runner")

@@ -29,7 +29,7 @@ SERVER_IMPORTS = (
     "uvloop",
     "httptools",
     "prometheus_client",
-    "corral.bootstrap",
+    "corral.bootstrap.server",
 )
 WORKER_IMPORTS = ("asyncio", "pydantic", "httpx", "psutil", "corral.client.corral", "corral.worker.__main__")
 PROBE = """

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import corral
-from corral.bootstrap import build_services
+from corral.bootstrap.server import build_services
 from corral.cli.main import app
 from corral.domain.errors import CorralError
 from corral.domain.webhooks.deliveries import TYPES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from corral.bootstrap import run_server
+from corral.bootstrap.server import run_server
 from corral.domain.errors import CorralError
 from corral.settings import read_settings
 

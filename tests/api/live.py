@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 
-from corral.bootstrap import build_services, ensure_identities, open_store
-from corral.bootstrap_tls import ServerTransport, build_transport
+from corral.bootstrap.server import build_services, ensure_identities, open_store
+from corral.bootstrap.transport import ServerTransport, build_transport
 from corral.client.http.trust import context as context_for
 from corral.server.app import ControlPlane
 from corral.server.http_protocol import FastHttpProtocol

@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 from api.live import Json, JumpingClock, Live, error_of, fresh, named, serve
 from corral.adapters.tls.authority import load_or_make
 from corral.adapters.tls.context import BadCertificate, names_of
-from corral.bootstrap_tls import build_transport
+from corral.bootstrap.transport import build_transport
 from corral.client.corral import Corral
 from corral.client.hosts.host_key import make_key
 from corral.client.http.discovery import discover

@@ -23,7 +23,7 @@ from corral.adapters.clock import SystemClock
 from corral.adapters.tls.authority import CA_LIFETIME, OwnAuthority
 from corral.adapters.tls.context import ServerTls
 from corral.adapters.webhook_sender import HttpSender
-from corral.bootstrap_tls import ServerTransport, build_transport
+from corral.bootstrap.transport import ServerTransport, build_transport
 from corral.client.hosts.identity import (
     CLIENT,
     BadIdentity,
