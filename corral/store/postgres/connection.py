@@ -88,6 +88,7 @@ class ReadSession:
 
     def __init__(self, url: str) -> None:
         self.raw = connect(url)
+        self.backend = self.raw.info.backend_pid
         self.tx = SqlTx(PostgresConnection(self.raw, READ_STATEMENTS))
 
     def close(self) -> None:

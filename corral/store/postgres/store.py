@@ -66,6 +66,8 @@ class PostgresStore:
         self._led: set[str] = set()
         self._listeners: list[Callable[[str, str], None]] = []
         self._listener: Listener | None = None
+        # Backends of Postgres that commit for this store: what they notify was delivered here already.
+        self._own_backends: set[int] = set()
         self._closed = False
 
     async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
@@ -103,17 +105,25 @@ class PostgresStore:
             self._leader.close()
 
     async def _hear(self) -> None:
-        """Begin to listen with the first call in a loop, so that its own announcements are heard too."""
+        """Begin to listen with the first call in a loop."""
         if self._closed:
             raise StoreUnavailable("the database is closed")
         if not self._listeners or self._listener is not None:
             return
-        self._listener = Listener(self._url, asyncio.get_running_loop(), self._heard)
+        loop = asyncio.get_running_loop()
+        self._listener = Listener(self._url, loop, self._heard, self._own_backends)
         try:
             await asyncio.wait_for(self._listener.listening.wait(), _LISTEN_WITHIN_S)
         except TimeoutError:
             # It goes on trying; announcements are hints, so work need not wait for them.
             return
+
+    def _deliver(self, announced: Sequence[tuple[str, str]]) -> None:
+        """What this store committed, before its caller has the answer: whoever was told that a run is queued
+        can claim it. The notification of Postgres comes later, and is for other servers."""
+        if self._listener is not None:
+            for topic, key in announced:
+                self._listener.loop.call_soon_threadsafe(self._heard, topic, key)
 
     def _heard(self, topic: str, key: str) -> None:
         for listener in self._listeners:
@@ -170,6 +180,8 @@ class PostgresStore:
             session.tx.take_announced()
             session.hours.forget()
             session.abandon()
+            if session.raw.closed:
+                self._own_backends.discard(session.backend)
             # What the server refused was not committed; a connection that broke leaves it open.
             if committing and session.raw.closed and isinstance(error, psycopg.OperationalError):
                 raise outcome_unknown(error) from error
@@ -177,6 +189,7 @@ class PostgresStore:
         # A transaction with a failed statement is rolled back by COMMIT without an error.
         if commit.statusmessage != "COMMIT":
             raise StoreUnavailable("the database rolled the transaction back")
+        self._deliver(announced)
         return result
 
     def _read_in_thread(self, unit: Callable[[Tx], T]) -> T:
@@ -211,9 +224,11 @@ class PostgresStore:
                 return session
             session.close()
             self._sessions.remove(session)
+            self._own_backends.discard(session.backend)
             self._local.session = None
         session = kind(self._url)
         self._sessions.append(session)
+        self._own_backends.add(session.backend)
         self._local.session = session
         return session
 
