@@ -11,75 +11,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
-
-CORRAL = str(Path(sys.executable).parent / "corral")
-CLEAN = {key: value for key, value in os.environ.items() if "CORRAL" not in key}
-Done = subprocess.CompletedProcess[str]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """One home with its server and worker."""
-
-    home: Path
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {**CLEAN, "CORRAL_HOME": str(self.home), "CORRAL_PORT": "0"}
-
-    def __call__(self, *arguments: str) -> Done:
-        return subprocess.run(
-            [CORRAL, *arguments],
-            capture_output=True,
-            text=True,
-            errors="surrogateescape",
-            stdin=subprocess.DEVNULL,
-            env=self.env,
-            timeout=150,
-            check=False,
-        )
-
-    def ok(self, *arguments: str) -> str:
-        done = self(*arguments)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def python(self, code: str, *options: str) -> Done:
-        return self("run", *options, "--", sys.executable, "-c", code)
-
-    def start(self, code: str) -> str:
-        return self.ok("run", "--detach", "--set", "grace=1", "--", sys.executable, "-c", code).strip()
-
-    def show(self, run: str = "latest") -> dict[str, object]:
-        shown: dict[str, object] = json.loads(self.ok("show", run, "--json"))
-        return shown
-
-    def process(self, role: str) -> psutil.Process:
-        return psutil.Process(int(json.loads((self.home / "up" / f"{role}.json").read_text())["pid"]))
-
-
-def until(true: Callable[[], bool], what: str, *, within_s: float = 60) -> None:
-    deadline = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < deadline, f"waited {within_s:g} s for {what}"
-        time.sleep(0.1)
+from support.installation import CORRAL, Completed, Installation, installed
+from support.waiting import eventually
 
 
 @pytest.fixture(scope="module")
-def corral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    machine = Machine(tmp_path_factory.mktemp("home"))
-    started = machine("up", "--detach")
-    assert started.returncode == 0, started.stderr
-    yield machine
-    machine("down", "--timeout", "5")
+def corral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with installed(tmp_path_factory.mktemp("home")) as made:
+        yield made
 
 
-def refused(done: Done, *words: str) -> None:
+def refused(done: Completed, *words: str) -> None:
     """Exit 1 or 2, a message with these words and a hint, no traceback, nothing on stdout."""
     assert done.returncode in (1, 2), (done.returncode, done.stderr)
     assert "Traceback" not in done.stderr
@@ -151,7 +97,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("what", FAULTS)
-def test_a_faulty_run_file_is_refused_at_its_place(what: str, corral: Machine, tmp_path: Path) -> None:
+def test_a_faulty_run_file_is_refused_at_its_place(what: str, corral: Installation, tmp_path: Path) -> None:
     text, *words = FAULTS[what]
     path = tmp_path / "run.toml"
     path.write_text(text)
@@ -170,7 +116,7 @@ def test_a_faulty_run_file_is_refused_at_its_place(what: str, corral: Machine, t
     ids=["not UTF-8", "deep", "5 MB", "a program"],
 )
 def test_a_file_that_is_no_run_file_is_refused(
-    data: bytes, words: str, corral: Machine, tmp_path: Path
+    data: bytes, words: str, corral: Installation, tmp_path: Path
 ) -> None:
     path = tmp_path / "run.toml"
     path.write_bytes(data)
@@ -178,7 +124,7 @@ def test_a_file_that_is_no_run_file_is_refused(
     refused(corral("submit", str(path)), words)
 
 
-def test_a_run_file_that_is_a_folder_or_missing_is_refused(corral: Machine, tmp_path: Path) -> None:
+def test_a_run_file_that_is_a_folder_or_missing_is_refused(corral: Installation, tmp_path: Path) -> None:
     refused(corral("submit", str(tmp_path)), "cannot be read")
     refused(corral("submit", str(tmp_path / "none.toml")), "cannot be read")
 
@@ -208,7 +154,9 @@ def test_a_run_file_that_is_a_folder_or_missing_is_refused(corral: Machine, tmp_
     ],
     ids=lambda arguments: " ".join(arguments)[:40],
 )
-def test_a_command_line_that_makes_no_sense_is_refused(arguments: tuple[str, ...], corral: Machine) -> None:
+def test_a_command_line_that_makes_no_sense_is_refused(
+    arguments: tuple[str, ...], corral: Installation
+) -> None:
     done = corral(*arguments)
 
     assert done.returncode in (1, 2), (done.returncode, done.stdout, done.stderr)
@@ -216,7 +164,7 @@ def test_a_command_line_that_makes_no_sense_is_refused(arguments: tuple[str, ...
     assert done.stderr
 
 
-def test_debug_prints_the_traceback(corral: Machine) -> None:
+def test_debug_prints_the_traceback(corral: Installation) -> None:
     done = corral("--debug", "show", "r-bcdfghjkmnpq")
 
     assert done.returncode == 1
@@ -225,7 +173,7 @@ def test_debug_prints_the_traceback(corral: Machine) -> None:
 
 
 def test_no_server_is_exit_3(tmp_path: Path) -> None:
-    done = Machine(tmp_path)("ls")
+    done = Installation(tmp_path)("ls")
 
     assert done.returncode == 3
     assert "hint: " in done.stderr
@@ -250,7 +198,7 @@ LISTS = [
 
 
 @pytest.mark.parametrize("arguments", LISTS, ids=" ".join)
-def test_json_is_json_on_every_command_that_lists(arguments: tuple[str, ...], corral: Machine) -> None:
+def test_json_is_json_on_every_command_that_lists(arguments: tuple[str, ...], corral: Installation) -> None:
     corral.ok("run", "--", "echo", "one line")
     out = corral.ok(*arguments, "--json")
 
@@ -261,7 +209,7 @@ def test_json_is_json_on_every_command_that_lists(arguments: tuple[str, ...], co
         assert all(json.loads(line) for line in out.splitlines())
 
 
-def test_a_reader_that_goes_away_is_no_error_to_show(corral: Machine) -> None:
+def test_a_reader_that_goes_away_is_no_error_to_show(corral: Installation) -> None:
     code = "for i in range(200_000): print('line', i)"
     corral.python(code, "--quiet", "--name", "long")
     for command in ("logs latest", "events latest", "schema", "ls", "--help"):
@@ -302,7 +250,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="making devices and mo
 
 @pytest.mark.parametrize("what", [pytest.param(w, marks=needs_root) if w == "device" else w for w in HOSTILE])
 def test_a_code_folder_with_such_an_entry_is_refused_by_name(
-    what: str, corral: Machine, tmp_path: Path
+    what: str, corral: Installation, tmp_path: Path
 ) -> None:
     """FL-D47. Reading a device or a FIFO would never end."""
     code = tmp_path / "code"
@@ -333,7 +281,7 @@ PRELUDE = "import os, pathlib, signal, sys, time\nO = pathlib.Path(os.environ['C
 
 
 @pytest.mark.parametrize("what", [pytest.param(w, marks=needs_root) if w == "device" else w for w in MAKE])
-def test_an_output_folder_with_such_an_entry_fails_the_run_by_name(what: str, corral: Machine) -> None:
+def test_an_output_folder_with_such_an_entry_fails_the_run_by_name(what: str, corral: Installation) -> None:
     done = corral.python(f"{PRELUDE}{MAKE[what]}\nprint('done')")
 
     assert done.stdout == "done\n"
@@ -346,7 +294,7 @@ def test_an_output_folder_with_such_an_entry_fails_the_run_by_name(what: str, co
 NAMES = ["données.txt", "数据/模型.bin", "данные.csv", "🤖 robot.json", "a b'c\"d.txt", "‮rtl", "-rf", "é"]
 
 
-def test_names_in_other_scripts_come_through_both_ways(corral: Machine, tmp_path: Path) -> None:
+def test_names_in_other_scripts_come_through_both_ways(corral: Installation, tmp_path: Path) -> None:
     code = tmp_path / "код"
     for name in NAMES:
         (code / name).parent.mkdir(parents=True, exist_ok=True)
@@ -366,7 +314,7 @@ def test_names_in_other_scripts_come_through_both_ways(corral: Machine, tmp_path
 
 
 def test_a_folder_of_twenty_thousand_files_goes_out_and_comes_back(
-    corral: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    corral: Installation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = tmp_path / "code"
     for number in range(200):
@@ -387,10 +335,10 @@ def test_a_folder_of_twenty_thousand_files_goes_out_and_comes_back(
 
 
 def test_a_line_without_end_is_cut_into_pieces_and_nothing_is_lost(
-    corral: Machine, capsys: pytest.CaptureFixture[str]
+    corral: Installation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = "import sys\nfor _ in range(64): sys.stdout.write('x' * (1 << 20))\nprint('END')"
-    run = corral.start(code)
+    run = corral.detached(code)
     most = {"server": 0, "worker": 0}
 
     def ended() -> bool:
@@ -398,7 +346,7 @@ def test_a_line_without_end_is_cut_into_pieces_and_nothing_is_lost(
             most[role] = max(most[role], corral.process(role).memory_info().rss)
         return corral.show(run)["state"] in ("succeeded", "failed")
 
-    until(ended, "the run to end", within_s=120)
+    eventually(ended, "the run to end", within_s=120)
 
     assert corral.show(run)["state"] == "succeeded"
     text = corral.ok("logs", run)
@@ -408,7 +356,7 @@ def test_a_line_without_end_is_cut_into_pieces_and_nothing_is_lost(
         print(f"\n64 MB in one line: {', '.join(f'{k} {v >> 20} MB' for k, v in most.items())}")
 
 
-def test_binary_output_is_kept_readable(corral: Machine) -> None:
+def test_binary_output_is_kept_readable(corral: Installation) -> None:
     code = "import sys, os\nsys.stdout.buffer.write(bytes(range(256)) * 20 + os.urandom(1000) + b'\\nEND\\n')"
 
     done = corral.python(code)
@@ -418,13 +366,13 @@ def test_binary_output_is_kept_readable(corral: Machine) -> None:
     json.loads(corral.ok("show", "latest", "--json"))
 
 
-def test_a_program_that_never_ends_is_cancelled(corral: Machine) -> None:
-    run = corral.start("import time\nprint('on', flush=True)\nwhile True: time.sleep(1)")
-    until(lambda: corral.show(run)["state"] == "running", "it to run")
+def test_a_program_that_never_ends_is_cancelled(corral: Installation) -> None:
+    run = corral.detached("import time\nprint('on', flush=True)\nwhile True: time.sleep(1)")
+    eventually(lambda: corral.show(run)["state"] == "running", "it to run")
 
     corral.ok("cancel", run)
 
-    until(lambda: corral.show(run)["state"] == "cancelled", "it to be cancelled")
+    eventually(lambda: corral.show(run)["state"] == "cancelled", "it to be cancelled")
     assert corral("logs", "-f", run).returncode == 143
 
 
@@ -439,21 +387,21 @@ def _alive(marker: str) -> list[int]:
     return found
 
 
-def test_a_program_that_ignores_sigterm_is_killed(corral: Machine) -> None:
+def test_a_program_that_ignores_sigterm_is_killed(corral: Installation) -> None:
     marker = f"deaf-{os.getpid()}"
-    run = corral.start(
+    run = corral.detached(
         f"import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         f"print({marker!r}, flush=True)\nwhile True: time.sleep(1)"
     )
-    until(lambda: marker in corral("logs", run).stdout, "it to be deaf")
+    eventually(lambda: marker in corral("logs", run).stdout, "it to be deaf")
 
     corral.ok("cancel", run)
 
-    until(lambda: corral.show(run)["state"] == "cancelled", "it to be cancelled")
-    until(lambda: not _alive(marker), "its process to be gone", within_s=10)
+    eventually(lambda: corral.show(run)["state"] == "cancelled", "it to be cancelled")
+    eventually(lambda: not _alive(marker), "its process to be gone", within_s=10)
 
 
-def test_what_a_program_forked_away_ends_with_it(corral: Machine) -> None:
+def test_what_a_program_forked_away_ends_with_it(corral: Installation) -> None:
     marker = f"away-{os.getpid()}"
     code = (
         "import os, signal, sys, time\n"
@@ -470,7 +418,7 @@ def test_what_a_program_forked_away_ends_with_it(corral: Machine) -> None:
     done = corral.python(code, "--set", "grace=1")
 
     assert done.returncode == 0, done.stderr
-    until(lambda: not _alive(f"sleep(600) {marker}"), "what it forked to be gone", within_s=15)
+    eventually(lambda: not _alive(f"sleep(600) {marker}"), "what it forked to be gone", within_s=15)
 
 
 @pytest.mark.parametrize(
@@ -486,7 +434,9 @@ def test_what_a_program_forked_away_ends_with_it(corral: Machine) -> None:
     ],
     ids=lambda value: str(value),
 )
-def test_the_exit_code_says_how_it_ended(argv: tuple[str, ...], code: int | None, corral: Machine) -> None:
+def test_the_exit_code_says_how_it_ended(
+    argv: tuple[str, ...], code: int | None, corral: Installation
+) -> None:
     """As docs/reference/exit-codes.md has it; a program that cannot start fails the run with a reason."""
     done = corral("run", "--", *argv)
 
@@ -498,7 +448,7 @@ def test_the_exit_code_says_how_it_ended(argv: tuple[str, ...], code: int | None
     assert "Traceback" not in done.stderr
 
 
-def test_a_wall_limit_ends_it_with_124(corral: Machine) -> None:
+def test_a_wall_limit_ends_it_with_124(corral: Installation) -> None:
     done = corral.python("import time; time.sleep(60)", "--set", "wall_limit=1s", "--set", "grace=1")
 
     assert done.returncode == 124, done.stderr
@@ -506,13 +456,15 @@ def test_a_wall_limit_ends_it_with_124(corral: Machine) -> None:
 
 
 @pytest.fixture(params=["worker", "."], ids=["the worker's disk", "the disk of both"])
-def small_disk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def small_disk(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installation]:
     """A home with a small disk: the worker's own, or one that it shares with the server."""
     home = tmp_path_factory.mktemp("small")
     disk = home / request.param
     disk.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200m", "tmpfs", str(disk)], check=True)
-    machine = Machine(home)
+    machine = Installation(home)
     try:
         machine.ok("up", "--detach")
         yield machine
@@ -522,26 +474,28 @@ def small_disk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @needs_root
-def test_a_program_that_fills_the_disk_fails_alone(small_disk: Machine) -> None:
+def test_a_program_that_fills_the_disk_fails_alone(small_disk: Installation) -> None:
     """The run fails with the reason; server and worker live on, and the next run works."""
     fill = (
         f"{PRELUDE}with open(O / 'big', 'wb') as file:\n"
         "    for _ in range(500): file.write(bytes(1 << 20)); file.flush()\n"
     )
     run = small_disk.ok("run", "--detach", "--", sys.executable, "-c", fill).strip()
-    until(lambda: small_disk("show", run).returncode == 0, "the server to answer")
-    until(lambda: small_disk.show(run)["state"] == "failed", "the run to fail", within_s=90)
+    eventually(lambda: small_disk("show", run).returncode == 0, "the server to answer")
+    eventually(lambda: small_disk.show(run)["state"] == "failed", "the run to fail", within_s=90)
 
     assert "No space left" in small_disk.ok("logs", run) + str(small_disk.show(run)["detail"])
-    until(lambda: shutil.disk_usage(small_disk.home / "worker").free > 150 << 20, "its files to be removed")
+    eventually(
+        lambda: shutil.disk_usage(small_disk.home / "worker").free > 150 << 20, "its files to be removed"
+    )
     again = small_disk("run", "--", "echo", "still alive")
     assert (again.returncode, again.stdout) == (0, "still alive\n"), again.stderr
     assert small_disk("fsck").returncode == 0
 
 
-def test_after_all_this_everything_checks(corral: Machine) -> None:
+def test_after_all_this_everything_checks(corral: Installation) -> None:
     """Runs last: every run has ended, and the store is whole."""
-    until(lambda: json.loads(corral.ok("ls", "--state", "running", "--json")) == [], "runs to end")
+    eventually(lambda: json.loads(corral.ok("ls", "--state", "running", "--json")) == [], "runs to end")
 
     assert corral("fsck").returncode == 0
     log = (corral.home / "logs" / "server.log").read_text(errors="replace")

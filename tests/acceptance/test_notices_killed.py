@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import httpx
-from receiving import receiving
+from support.webhook_receiver import receiving
 
 KILLS = 6
 RUNS = 15

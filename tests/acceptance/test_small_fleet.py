@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
+from support.local_cluster import local_cluster
+from support.waiting import eventually
 
-from acceptance.stack import stack, until
 from corral.client.runs import RunQuery
 from corral.wire.spec.run_file import RunSpec
 
@@ -21,7 +22,7 @@ def held(pids: list[int]) -> int:
 
 
 def test_a_hundred_runs_and_ten_workers_stay_within_the_memory_of_a_small_machine(tmp_path: Path) -> None:
-    with stack(tmp_path / "home", lease_s=60.0) as made:
+    with local_cluster(tmp_path / "home", lease_s=60.0) as made:
         corral = made.client()
         ids = corral.runs.submit([RunSpec(argv=["true"])] * RUNS).ids
         workers = [made.own_worker(slots=1)]
@@ -37,7 +38,7 @@ def test_a_hundred_runs_and_ten_workers_stay_within_the_memory_of_a_small_machin
             done = corral.runs.page(RunQuery(states=("succeeded",)), limit=RUNS).items
             return len(done) == len(ids)
 
-        until(ended, "all of them to end", within_s=160)
+        eventually(ended, "all of them to end", within_s=160)
         assert len([host for host in corral.hosts.page().items if host.alive]) == WORKERS
         assert most <= MOST_BYTES, f"{most / 2**20:.0f} MiB"
         print(f"at most {most / 2**20:.0f} MiB")

@@ -16,8 +16,8 @@ from pathlib import Path
 import httpx
 import psycopg
 import pytest
-from postgres import private_postgres
-from receiving import Receiver, receiving
+from support.postgres import private_postgres
+from support.webhook_receiver import Receiver, receiving
 
 # Unmistakably fake; each can be told from the others.
 PASSWORD = "canary-NOT-A-REAL-PASSWORD-01"

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance.stack import CLEAN, until
+from support.local_cluster import CLEAN
+from support.waiting import eventually
 
 import corral
-from calls import pier
+from calls import functions_for_tests as pier
 from calls.conftest import Scene
 from corral.functions import backend, codec
 from corral.functions.packaging import pack
@@ -87,7 +88,7 @@ def test_results_and_exceptions_that_cannot_be_pickled_are_named() -> None:
     call = gives.spawn()
     with pytest.raises(Exception, match=r"the result of gives\(\).*\['lock'\] is a _thread.lock"):
         call.result(60)
-    assert until(lambda: list(call.logs()), "its output") == ["so far so good"]
+    assert eventually(lambda: list(call.logs()), "its output") == ["so far so good"]
     with pytest.raises(Exception, match="it holds a lock") as caught:
         raises.spawn().result(60)
     assert isinstance(caught.value, Unpicklable | corral.RemoteError)

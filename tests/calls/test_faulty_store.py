@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance.stack import CLEAN, marked, until
-from api.live import Live, serve
+from support.live_server import LiveServer, serve
+from support.local_cluster import CLEAN, marked
+from support.waiting import eventually
 
 import corral
-from calls import pier
+from calls import functions_for_tests as pier
 from corral.client.api import Corral
 from corral.client.http.transport import Backoff
 from corral.domain.errors import CorralError, StoreUnavailable
@@ -85,7 +86,7 @@ class FaultyBlobs:
 
 @dataclass(frozen=True)
 class Ground:
-    live: Live
+    live: LiveServer
     blobs: FaultyBlobs
 
     def damage(self, digest: str) -> None:
@@ -246,7 +247,7 @@ def test_what_the_store_has_lost_is_named(ground: Ground) -> None:
     call = pier.makes.spawn(610_000)
     call.result(100)
     digest = ground.live.ok("GET", f"/v1/calls/{call.id}")["result"]["blob"]
-    until(lambda: (ground.live.home / "blobs" / digest[:2] / digest).exists(), "it to be there")
+    eventually(lambda: (ground.live.home / "blobs" / digest[:2] / digest).exists(), "it to be there")
     ground.blobs.real.delete(Digest(digest))
 
     with pytest.raises(corral.ResultLost, match=digest):

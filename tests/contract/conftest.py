@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from postgres import PrivatePostgres, private_postgres
+from support.postgres import PrivatePostgres, private_postgres
 
 from corral.ports.store import Store, Tx
 from corral.store.postgres.store import PostgresStore

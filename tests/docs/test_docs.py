@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from postgres import private_postgres
+from support.postgres import private_postgres
 
 from corral.client.manifests.read import load as load_manifest
 from corral.client.submit.run_file import load, parse

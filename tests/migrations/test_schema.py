@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from alembic.script import ScriptDirectory
-from postgres import PrivatePostgres, private_postgres
+from support.postgres import PrivatePostgres, private_postgres
 
 from corral.domain.errors import StoreUnavailable, VersionMismatch
 from corral.store import schema

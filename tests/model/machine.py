@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from postgres import PrivatePostgres
+from support.postgres import PrivatePostgres
 
 from model.claim_rules import ClaimRules
 from model.host_rules import HostRules

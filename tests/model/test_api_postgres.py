@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import seed, settings
-from postgres import private_postgres
+from support.postgres import private_postgres
 
 from model.conftest import PROFILE
 from model.machine import PostgresMachine

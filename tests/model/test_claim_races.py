@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from postgres import PrivatePostgres, private_postgres
+from support.postgres import PrivatePostgres, private_postgres
 
 from model.claim_rules import capability
 from model.model import Host

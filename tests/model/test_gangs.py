@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import pytest
 from contract.samples import a_host, a_lease, a_run
+from support.clock import ManualClock
 
 from corral.core.leases.beat import beat
 from corral.core.leases.fence import expire
@@ -34,7 +35,6 @@ from corral.domain.runs import Attempt, Rank, Run
 from corral.domain.states import RankState, RunState
 from corral.ports.store import Tx
 from corral.store.sqlite.store import MEMORY, SqliteStore
-from model.clock import ManualClock
 
 T = TypeVar("T")
 POLICY = ServerPolicy()

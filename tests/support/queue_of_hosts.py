@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from clockwork import Database, ManualClock
-
 from corral.core.leases.beat import beat
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
 from corral.core.leases.sweep import Sweeper
@@ -26,16 +24,18 @@ from corral.domain.quotas import Quota
 from corral.domain.reasons import Reason
 from corral.domain.retries import RetryLimits
 from corral.domain.runs import Event, Run
+from support.clock import ManualClock
+from support.memory_database import MemoryDatabase
 
 TICK_S = 5.0
 
 
-class Yard:
+class QueueOfHosts:
     """What the server does around the core, without HTTP: hints by announcement, reconciling when told."""
 
     def __init__(self, policy: ServerPolicy | None = None) -> None:
         self.clock = ManualClock()
-        self.db = Database()
+        self.db = MemoryDatabase()
         self.policy = policy or ServerPolicy()
         self.hosts: dict[str, Host] = {}
         self._requests = 0

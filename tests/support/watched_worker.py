@@ -7,10 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from corral.client.api import Corral
 from corral.client.discovery import local_url
@@ -19,24 +17,12 @@ from corral.client.files.upload import upload
 from corral.wire.leases import ClaimRequest
 from corral.wire.runs import RunDetail
 from corral.wire.spec.run_file import RunSpec
+from support.waiting import eventually
 
-PATIENCE_S = 60.0
 FINAL = ("succeeded", "failed", "cancelled")
-T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T | None], what: str) -> T:
-    """What `look` finds, as soon as it finds anything."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        found = look()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"not within {PATIENCE_S:g} s: {what}")
-
-
-class Fleet:
+class WatchedWorker:
     def __init__(self, home: Path, **settings: str) -> None:
         self.home = home
         self._env = {

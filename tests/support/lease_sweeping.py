@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from clockwork import Database, ManualClock
-
 from corral.core.leases.beat import Beat, beat
 from corral.core.leases.sweep import Sweeper
 from corral.core.policy import ServerPolicy
@@ -18,17 +16,19 @@ from corral.domain.hosts import Host
 from corral.domain.ids import Digest, RunId, new_host_id
 from corral.domain.retries import RetryLimits
 from corral.domain.runs import Run
+from support.clock import ManualClock
+from support.memory_database import MemoryDatabase
 
 POLICY = ServerPolicy(lease_s=30.0, first_beat_s=10.0)
 TICK_S = 5.0
 
 
-class Fleet:
+class SweptHost:
     """One host, one run, one sweeper, one clock."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.db = Database()
+        self.db = MemoryDatabase()
         self.shares = Shares()
         self.lanes = Lanes()
         self.restart()
