@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from docs.pages import Command, steps
-from docs.test_docs import DOCS, GPUS, PATIENCE_S, Reader, follow_page
+from docs.pages import DOCS, Command, steps
+from docs.reader import GPUS, PATIENCE_S, Reader, follow_page
 from support.local_cluster import local_cluster
 from support.remote_machine import remote_machines
 

@@ -118,7 +118,7 @@ def _use(machine: Machine, receiver: Receiver) -> str:
 
 def test_no_canary_is_found_anywhere_in_clear(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    with private_postgres() as server, server.fresh() as plain, receiving() as receiver:
+    with private_postgres().fresh() as plain, receiving() as receiver:
         database = plain.replace("//postgres:@", f"//postgres:{PASSWORD}@", 1)
         assert PASSWORD in database
         with _started(home, database) as machine:

@@ -28,8 +28,7 @@ def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             yield server
         return
     with (
-        private_postgres() as postgres,
-        postgres.fresh() as url,
+        private_postgres().fresh() as url,
         serve(home, database=url, host_token_s=WEEK_S) as it,
     ):
         yield it

@@ -102,8 +102,7 @@ def test_usage_shows_what_ended_and_what_runs(live: LiveServer, worker: FakeHost
 def test_two_servers_on_one_database_never_pass_a_quota_between_them(tmp_path: Path) -> None:
     """Both count under the lock of the quota's row, so the last place is given once."""
     with (
-        private_postgres() as postgres,
-        postgres.fresh() as url,
+        private_postgres().fresh() as url,
         serve(tmp_path / "one", database=url) as one,
         serve(tmp_path / "two", database=url) as two,
     ):

@@ -33,7 +33,7 @@ def hooked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with ExitStack() as stack:
         url = None
         if request.param == "postgres":
-            url = stack.enter_context(stack.enter_context(private_postgres()).fresh())
+            url = stack.enter_context(private_postgres().fresh())
         home = tmp_path_factory.mktemp("home")
         yield stack.enter_context(serve(home, database=url, webhook_allow="127.0.0.0/8"))
 

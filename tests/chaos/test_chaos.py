@@ -27,8 +27,8 @@ from chaos.kinds import KINDS, check_run
 from corral.client.api import Corral
 from corral.domain.errors import CorralError
 
-CHAOS_S = float(os.environ.get("CORRAL_CHAOS_S", "30"))
-SEED = int(os.environ.get("CORRAL_CHAOS_SEED") or random.SystemRandom().randrange(1_000_000))
+CHAOS_S = float(os.environ.get("CORRAL_CHAOS_S", "15"))
+SEED = int(os.environ["CORRAL_CHAOS_SEED"])
 SETTLE_S = 90.0
 LEASE_S = 2.0
 SLOTS = 4

@@ -6,7 +6,6 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -23,9 +22,8 @@ from corral.store.sqlite.store import SqliteStore
 
 
 @pytest.fixture(scope="module")
-def postgres() -> Iterator[PrivatePostgres]:
-    with private_postgres() as server:
-        yield server
+def postgres() -> PrivatePostgres:
+    return private_postgres()
 
 
 def make(path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import seed, settings
 from support.postgres import private_postgres
@@ -14,10 +12,8 @@ from model.seeds import SEED
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _a_server() -> Iterator[None]:
-    with private_postgres() as server:
-        PostgresMachine.server = server
-        yield
+def _a_server() -> None:
+    PostgresMachine.server = private_postgres()
 
 
 @pytest.mark.timeout(7200)

@@ -15,9 +15,8 @@ from model.world import PostgresBackend, SqliteBackend, World
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PrivatePostgres]:
-    with private_postgres() as made:
-        yield made
+def server() -> PrivatePostgres:
+    return private_postgres()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -8,7 +8,6 @@ environment, output and exit code, but a second of imports is saved. Every test 
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import signal
@@ -58,9 +57,14 @@ class ForkingProcess:
 
 @cache
 def _forking() -> ForkingProcess:
-    made = ForkingProcess()
-    atexit.register(made.stop)
-    return made
+    return ForkingProcess()
+
+
+def stop() -> None:
+    """At the end of the tests of this process."""
+    if _forking.cache_info().currsize:
+        _forking().stop()
+        _forking.cache_clear()
 
 
 class ForkedProcess:
