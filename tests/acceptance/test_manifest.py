@@ -12,6 +12,7 @@ from textwrap import dedent
 
 import psutil
 import pytest
+from support import forked
 from support.local_cluster import LocalCluster, local_cluster, problems
 from support.waiting import eventually
 
@@ -55,14 +56,8 @@ class Folder:
         (self.path / "fleet.toml").write_text(dedent(text).replace("COMMAND\n", head))
 
     def __call__(self, *words: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [str(Path(sys.executable).parent / "corral"), "manifest", *words],
-            cwd=self.path,
-            env=self.running.env() | {"NO_COLOR": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        env = self.running.env() | {"NO_COLOR": "1"}
+        done = forked.run(["manifest", *words], env, cwd=self.path)
         assert done.returncode == expect, done.stdout + done.stderr
         return done
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from support import forked
 from support.live_server import FakeHost, Json, LiveServer, error_of, named, record, sha
 
 from corral.domain.audit import AuditChain
@@ -117,9 +118,7 @@ def test_the_chain_can_be_recomputed_from_the_answers(live: LiveServer) -> None:
 
 def _corral(live: LiveServer, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "CORRAL_URL": live.url, "CORRAL_TOKEN": live.operator}
-    return subprocess.run(
-        [CORRAL, *arguments], capture_output=True, text=True, env=env, timeout=60, check=False
-    )
+    return forked.run(arguments, env)
 
 
 def test_the_command_line_lists_and_verifies(live: LiveServer) -> None:

@@ -15,8 +15,10 @@ from typing import Any
 import jsonschema_rs
 import pytest
 import standardwebhooks
+from support import forked
 from support.live_server import Json, LiveServer, error_of, named, new_host, serve
 from support.postgres import private_postgres
+from support.waiting import eventually
 from support.webhook_receiver import ReceivedNotice, Receiver, receiving
 
 from corral.client.webhooks import BadSignature, verify
@@ -25,7 +27,6 @@ from corral.wire.webhooks import Notice
 CORRAL = str(Path(sys.executable).parent / "corral")
 # Unmistakably fake.
 VALUE = "canary-NOT-A-REAL-SECRET-0123"
-TOO_LONG_S = 60.0
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -59,13 +60,6 @@ def _deliveries(live: LiveServer, hook: Json, **where: Any) -> list[Json]:
     return found
 
 
-def _until(look: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TOO_LONG_S
-    while not look():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.05)
-
-
 def test_a_run_that_ends_is_told_signed_and_in_the_published_form(
     hooked: LiveServer, receiver: Receiver
 ) -> None:
@@ -92,7 +86,9 @@ def test_a_run_that_ends_is_told_signed_and_in_the_published_form(
     )
     with pytest.raises(BadSignature):
         verify(last.body + b" ", last.headers, hook["secret"])
-    _until(lambda: [d["state"] for d in _deliveries(hooked, hook)] == ["delivered"] * 3)
+    eventually(
+        lambda: [d["state"] for d in _deliveries(hooked, hook)] == ["delivered"] * 3, "three deliveries"
+    )
     ids = {d["id"] for d in _deliveries(hooked, hook)}
     assert ids == {c.headers["webhook-id"] for c in came}
 
@@ -109,9 +105,12 @@ def test_what_is_not_received_is_tried_again_given_up_and_sent_again_by_hand(
         while _deliveries(hooked, hook, state="dead") == []:
             # Each wait is over at once: nobody waits a day.
             hooked.clock.ahead_s += 50_000
-            _until(lambda tries=tries: len(receiver.came) > tries)  # type: ignore[misc]
+            eventually(lambda tries=tries: len(receiver.came) > tries, "another try")  # type: ignore[misc]
             tries = len(receiver.came)
-            _until(lambda tries=tries: _deliveries(hooked, hook)[0]["attempts"] >= tries)  # type: ignore[misc]
+            eventually(
+                lambda tries=tries: _deliveries(hooked, hook)[0]["attempts"] >= tries,  # type: ignore[misc]
+                "the try to be counted",
+            )
     finally:
         hooked.clock.ahead_s = 0.0
     (dead,) = _deliveries(hooked, hook, state="dead")
@@ -123,7 +122,7 @@ def test_what_is_not_received_is_tried_again_given_up_and_sent_again_by_hand(
     before = len(receiver.came)
     assert hooked.ok("POST", f"/v1/webhooks/{hook['name']}/replay", {"dead": True}) == {"count": 1}
     receiver.until(lambda came: len(came) > before)
-    _until(lambda: [d["state"] for d in _deliveries(hooked, hook)] == ["delivered"])
+    eventually(lambda: [d["state"] for d in _deliveries(hooked, hook)] == ["delivered"], "its delivery")
     body = {"deliveries": [dead["id"]]}
     assert hooked.ok("POST", f"/v1/webhooks/{hook['name']}/replay", body) == {"count": 1}
     receiver.until(lambda came: len(came) > before + 1)
@@ -344,9 +343,7 @@ def test_deliveries_come_in_pages(hooked: LiveServer, receiver: Receiver) -> Non
 def _corral(live: LiveServer, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     given = more.pop("given", "")
     env = {**os.environ, "CORRAL_URL": live.url, "CORRAL_TOKEN": live.operator, **more}
-    return subprocess.run(
-        [CORRAL, *arguments], capture_output=True, text=True, env=env, timeout=60, check=False, input=given
-    )
+    return forked.run(arguments, env, given=given)
 
 
 def test_the_command_line_does_all_of_it(live: LiveServer, tmp_path: Path) -> None:

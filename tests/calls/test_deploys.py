@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import forked
 from support.local_cluster import CLEAN, FINAL_STATES
 from support.waiting import eventually
 
@@ -71,7 +72,7 @@ class Harness:
 
     def corral(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         env = {**CLEAN, "CORRAL_HOME": str(self.scene.stack.home)}
-        return subprocess.run([CORRAL, *arguments], env=env, capture_output=True, text=True, check=False)
+        return forked.run(arguments, env)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import forked
 from support.live_server import LiveServer, serve
 from support.local_cluster import CLEAN, marked
 from support.waiting import eventually
@@ -109,9 +109,7 @@ def faulty(home: Path, *, handed_over: bool) -> Iterator[Ground]:
         live.services.blobs = blobs
         env = {**CLEAN, "CORRAL_HOME": str(home), "CORRAL_URL": live.url, "CORRAL_WORKER_SLOTS": "20"}
         with (home / "worker.log").open("wb") as log:
-            worker = subprocess.Popen(
-                [sys.executable, "-m", "corral.worker"], env=env, stdout=log, stderr=log
-            )
+            worker = forked.start("corral.worker", env, output=log.fileno())
         try:
             yield Ground(live, blobs)
         finally:

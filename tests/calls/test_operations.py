@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from support import forked
 from support.local_cluster import CLEAN
 from support.waiting import eventually
 
@@ -21,7 +20,6 @@ from corral.functions import backend, codec
 from corral.wire.tokens import TokenRequest
 
 pytestmark = pytest.mark.timeout(170)
-CORRAL = str(Path(sys.executable).with_name("corral"))
 
 
 @pytest.fixture(autouse=True)
@@ -143,9 +141,7 @@ def test_lines_come_while_the_call_runs_and_one_command_shows_them(scene: Scene,
     assert call.result(60) == "done"
     eventually(lambda: len(list(call.logs())) == 3, "the last line")
     env = {**CLEAN, "CORRAL_HOME": str(scene.stack.home)}
-    said = subprocess.run(
-        [CORRAL, "calls", "logs", call.id], env=env, capture_output=True, text=True, check=True
-    )
+    said = forked.run(["calls", "logs", call.id], env)
     assert said.stdout.splitlines() == ["waiting", "there it is", "there it is"]
 
 

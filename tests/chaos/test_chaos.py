@@ -9,7 +9,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from support import forked
 from support.local_cluster import FINAL_STATES, LocalCluster, WorkerProcess, local_cluster, marked
 from support.waiting import eventually
 
@@ -202,13 +202,6 @@ def check_all(plane: LocalCluster, corral: Corral, accepted: list[str], killed: 
     assert wrong == []
     assert [(host.name, host.busy) for host in corral.hosts.page().items if host.busy] == []
     eventually(lambda: not any(map(left_behind, plane.workers)), "the workers to leave nothing behind")
-    fsck = subprocess.run(
-        [str(Path(sys.executable).with_name("corral")), "fsck", "--json"],
-        env=plane.env(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    fsck = forked.run(["fsck", "--json"], plane.env())
     assert fsck.returncode == 0, fsck.stdout + fsck.stderr
     assert all(json.loads(line).get("problem") is None for line in fsck.stdout.splitlines())

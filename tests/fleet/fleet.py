@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from support import forked
 from support.local_cluster import (
     LocalCluster,
     WorkerProcess,
@@ -127,9 +128,9 @@ class Fleet:
         env = self.plane.env(home) | {
             "CORRAL_WORKER_SLOTS": str(slots),
             "CORRAL_WORKER_LABELS": ",".join(labels),
-            "PYTHONPATH": str(STAND_INS),
-            "STAND_IN_GPUS": str(gpus),
         }
+        if gpus:
+            env |= {"PYTHONPATH": str(STAND_INS), "STAND_IN_GPUS": str(gpus)}
         if self.secure:
             self.enrol(name, line)
         else:
@@ -155,14 +156,12 @@ class Fleet:
     def say(self, name: str, line: Line, *words: str) -> None:
         """`corral host ...` on the host."""
         home = self.folder / name
-        done = subprocess.run(
-            line.wrap([CORRAL, "host", *words, "--home", str(home)]),
-            env=self.plane.env(home),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        arguments, env = ["host", *words, "--home", str(home)], self.plane.env(home)
+        argv = line.wrap([CORRAL, *arguments])
+        if argv[0] == CORRAL:
+            done = forked.run(arguments, env)
+        else:
+            done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def _give_token(self, name: str) -> None:

@@ -17,6 +17,8 @@ from corral.client.files.upload import upload
 from corral.wire.leases import ClaimRequest
 from corral.wire.runs import RunDetail
 from corral.wire.spec.run_file import RunSpec
+from support import forked
+from support.local_cluster import Process
 from support.waiting import eventually
 
 FINAL = ("succeeded", "failed", "cancelled")
@@ -33,8 +35,8 @@ class WatchedWorker:
             "CORRAL_WORKER_SLOTS": "2",
             **settings,
         }
-        self._server: subprocess.Popen[bytes] | None = None
-        self._worker: subprocess.Popen[bytes] | None = None
+        self._server: Process | None = None
+        self._worker: Process | None = None
         self._corral: Corral | None = None
 
     def start_server(self) -> None:
@@ -55,7 +57,7 @@ class WatchedWorker:
         return self._corral
 
     @property
-    def worker(self) -> subprocess.Popen[bytes]:
+    def worker(self) -> Process:
         assert self._worker is not None
         return self._worker
 
@@ -125,9 +127,10 @@ class WatchedWorker:
         described: dict[str, Any] = json.loads((self.home / "worker.pid").read_text())
         return described
 
-    def _start(self, part: str) -> subprocess.Popen[bytes]:
+    def _start(self, part: str) -> Process:
         self.home.mkdir(exist_ok=True)
         with (self.home / f"{part}.err").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", f"corral.{part}"], env=self._env, stdout=log, stderr=log
-            )
+            argv = [sys.executable, "-m", f"corral.{part}"]
+            if forked.can_fork(argv, self._env):
+                return forked.start(f"corral.{part}", self._env, output=log.fileno())
+            return subprocess.Popen(argv, env=self._env, stdout=log, stderr=log)
