@@ -30,8 +30,9 @@ LONGEST = (
     "model/test_api_sqlite.py",
     "model/test_api_postgres.py",
     "chaos/test_chaos.py",
-    "acceptance/test_train.py",
-    "acceptance/test_bad_input.py",
+    "acceptance/test_training.py",
+    "acceptance/test_run_folders.py",
+    "acceptance/test_run_programs.py",
     "fleet",
     "acceptance",
     "durability",
@@ -44,9 +45,9 @@ LONGEST = (
 APART = (
     "docs/test_pages.py",
     "fleet",
-    "acceptance/test_enrol.py",
+    "acceptance/test_hosts.py",
     "acceptance/test_outage.py",
-    "acceptance/test_runs_killed.py",
+    "acceptance/test_dependencies.py",
     "durability/test_powercut_server.py",
 )
 

@@ -16,7 +16,7 @@ from support.waiting import eventually
 from typer.testing import CliRunner
 
 import corral
-from acceptance.test_environment import write_wheel
+from acceptance.test_environments import write_wheel
 from corral.cli.fn import app as fn_app
 from corral.client.environments.lock import Lock, PackageNotFound, RequirementsConflict
 from corral.client.environments.lock_cache import Locks

@@ -37,19 +37,34 @@ MUTATIONS = (
         "no server is an ordinary error",
         "_leave(EXIT_UNREACHABLE if isinstance(error, ServerUnreachable) else EXIT_ERROR)",
         "_leave(EXIT_ERROR)",
-        (("tests/acceptance/test_bad_input.py::test_no_server_is_exit_3",),),
+        (
+            (
+                "tests/acceptance/test_run_files.py::test_no_server_is_exit_3",
+                "tests/acceptance/test_bad_input.py::test_no_server_is_exit_3",
+            ),
+        ),
     ),
     Mutation(
         "an error has no hint",
         "    if error.hint:\n        typer.echo(",
         "    if not error.hint:\n        typer.echo(",
-        (("tests/acceptance/test_bad_input.py::test_a_faulty_run_file_is_refused_at_its_place[syntax]",),),
+        (
+            (
+                "tests/acceptance/test_run_files.py::test_a_faulty_run_file_is_refused_at_its_place[syntax]",
+                "tests/acceptance/test_bad_input.py::test_a_faulty_run_file_is_refused_at_its_place[syntax]",
+            ),
+        ),
     ),
     Mutation(
         "a mistyped key is not told from the nearest",
         "_known_keys(model, location), 1, 0.5)",
         "_known_keys(model, location), 1, 1.0)",
-        (("tests/acceptance/test_bad_input.py::test_a_faulty_run_file_is_refused_at_its_place[top]",),),
+        (
+            (
+                "tests/acceptance/test_run_files.py::test_a_faulty_run_file_is_refused_at_its_place[top]",
+                "tests/acceptance/test_bad_input.py::test_a_faulty_run_file_is_refused_at_its_place[top]",
+            ),
+        ),
     ),
     Mutation(
         "a FIFO in a code folder is passed over",
@@ -57,6 +72,7 @@ MUTATIONS = (
         "pass",
         (
             (
+                "tests/acceptance/test_run_folders.py::test_a_code_folder_with_such_an_entry_is_refused_by_name[fifo]",
                 "tests/acceptance/test_bad_input.py::test_a_code_folder_with_such_an_entry_is_refused_by_name[fifo]",
             ),
         ),
@@ -65,13 +81,23 @@ MUTATIONS = (
         "a wall limit is an ordinary failure",
         "WALL_LIMIT = 124\n",
         "WALL_LIMIT = 1\n",
-        (("tests/acceptance/test_bad_input.py::test_a_wall_limit_ends_it_with_124",),),
+        (
+            (
+                "tests/acceptance/test_run_programs.py::test_a_wall_limit_ends_it_with_124",
+                "tests/acceptance/test_bad_input.py::test_a_wall_limit_ends_it_with_124",
+            ),
+        ),
     ),
     Mutation(
         "what a run forked away is left to itself",
         "os.killpg(process.group, signal.SIGKILL)",
         "os.killpg(process.group, 0)",
-        (("tests/acceptance/test_bad_input.py::test_what_a_program_forked_away_ends_with_it",),),
+        (
+            (
+                "tests/acceptance/test_run_programs.py::test_what_a_program_forked_away_ends_with_it",
+                "tests/acceptance/test_bad_input.py::test_what_a_program_forked_away_ends_with_it",
+            ),
+        ),
     ),
     Mutation(
         "any epoch may write",
@@ -143,7 +169,12 @@ MUTATIONS = (
         "training changes no weights",
         "        norm = self._optimizer.step(learning_rate, clip=clip)\n",
         "        norm = self._optimizer.step(0.0 * learning_rate, clip=clip)\n",
-        (("tests/acceptance/test_train.py::test_a_run_file_with_a_train_table_trains",),),
+        (
+            (
+                "tests/acceptance/test_training.py::test_a_run_file_with_a_train_table_trains",
+                "tests/acceptance/test_train.py::test_a_run_file_with_a_train_table_trains",
+            ),
+        ),
     ),
     Mutation(
         "a page shows what is not printed",

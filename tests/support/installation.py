@@ -122,6 +122,13 @@ class Installation:
         assert all(process.poll() is None for process in self._started)
         return "1 of 1 here" in self("status").stdout
 
+    def check_whole(self) -> None:
+        """Every run has ended, the store is whole, and the server met no surprise."""
+        eventually(lambda: self.json("ls", "--state", "running") == [], "runs to end")
+        assert self("fsck").returncode == 0
+        log = (self.home / "logs" / "server.log").read_text(errors="replace")
+        assert "Traceback" not in log, log[-4000:]
+
     def down(self) -> None:
         self("down", "--timeout", "5")
         for process in self._started:

@@ -73,6 +73,8 @@ class LocalCluster:
     port: int = 0
     server: Process | None = None
     workers: list[WorkerProcess] = field(default_factory=list)
+    # For tests of memory: forked processes share theirs.
+    own_interpreters: bool = False
     _clients: list[Corral] = field(default_factory=list)
 
     def env(self, home: Path | None = None) -> dict[str, str]:
@@ -156,7 +158,7 @@ class LocalCluster:
 
     def _spawn(self, argv: Sequence[str], name: str, env: Mapping[str, str]) -> Process:
         with (self.home.parent / f"{name}.log").open("ab") as log:
-            if forked.can_fork(argv, env):
+            if not self.own_interpreters and forked.can_fork(argv, env):
                 return forked.start(argv[2], env, output=log.fileno())
             return subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 

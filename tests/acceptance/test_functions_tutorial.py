@@ -10,7 +10,7 @@ from docs.reader import GPUS, PATIENCE_S, Reader, follow_page
 from support.local_cluster import local_cluster
 from support.remote_machine import remote_machines
 
-from acceptance.test_enrol import join_token
+from acceptance.test_hosts import join_token
 
 PAGE = DOCS / "tutorial" / "functions.md"
 

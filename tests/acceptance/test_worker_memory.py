@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import psutil
-from support.local_cluster import local_cluster
+from support.local_cluster import LocalCluster
 from support.waiting import eventually
 
 from corral.client.runs import RunQuery
@@ -22,8 +23,9 @@ def held(pids: list[int]) -> int:
 
 
 def test_a_hundred_runs_and_ten_workers_stay_within_the_memory_of_a_small_machine(tmp_path: Path) -> None:
-    with local_cluster(tmp_path / "home", lease_s=60.0) as made:
-        corral = made.client()
+    settings = {"CORRAL_LEASE_S": "60"}
+    with closing(LocalCluster(tmp_path / "home", settings, own_interpreters=True)) as made:
+        corral = made.start_server()
         ids = corral.runs.submit([RunSpec(argv=["true"])] * RUNS).ids
         workers = [made.own_worker(slots=1)]
         for number in range(1, WORKERS):

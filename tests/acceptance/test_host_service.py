@@ -13,7 +13,7 @@ from support.installation import CORRAL
 from support.local_cluster import CLEAN, local_cluster
 from support.remote_machine import RemoteMachine
 
-from acceptance.test_enrol import join_token
+from acceptance.test_hosts import join_token
 from corral.cli.hosts.systemd import ServiceFailed, Unit, windows_script
 from corral.domain.errors import InvalidInput
 from corral.wire.spec.run_file import RunFile
