@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +20,16 @@ TESTS = Path(__file__).parent
 for _name in ("CORRAL_CHAOS_SEED", "CORRAL_FLEET_SEED", "CORRAL_MODEL_SEED"):
     os.environ.setdefault(_name, str(random.SystemRandom().randrange(1_000_000)))
 
+# Two processes with two threads each fight for two cores, and are far slower; set before torch is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A shell that runs this in the background has it ignore Ctrl-C, and every child would inherit that.
 for _number in (signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number is signal.SIGINT else signal.SIG_DFL)
 
+# One process and in this order: the second reads what the first has converted.
+SMOLLM2 = ("engine/test_smollm2.py", "engine/test_greedy.py")
 # The longest first, so that both processes are busy to the end.
 LONGEST = (
     "docs/test_pages.py",
@@ -33,6 +39,8 @@ LONGEST = (
     "acceptance/test_training.py",
     "acceptance/test_run_folders.py",
     "acceptance/test_run_programs.py",
+    "engine/test_resume.py",
+    *SMOLLM2,
     "fleet",
     "acceptance",
     "durability",
@@ -65,7 +73,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not any(_is_in(item, place) for place in APART):
             # One file, one process: its tests share fixtures, and some come in order.
-            item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(TESTS))))
+            name = str(item.path.relative_to(TESTS))
+            item.add_marker(pytest.mark.xdist_group("smollm2" if name in SMOLLM2 else name))
+
+
+@pytest.fixture(scope="session")
+def smollm2_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the model is converted, which takes half a minute."""
+    folder = tmp_path_factory.mktemp("smollm2")
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session", autouse=True)
