@@ -7,7 +7,8 @@ STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # Named exactly, since pip then takes the build for CPUs where there is one.
 TORCH ?= torch==2.13.0
-JOBS ?= 2
+# One more than two cores have: many tests wait for something most of the time.
+JOBS ?= 3
 TESTS = $(BIN)/python tests/repo/leftovers.py $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 # pip, uv and zig put their caches there; a value of your own is kept.

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from support.live_server import Json, LiveServer, error_of, fresh, named
+from support.waiting import eventually
 
 
 def body(name: str, *, project: str = "default", schedule: Json | None = None, **spec: Any) -> Json:
@@ -27,10 +28,7 @@ def test_the_servers_loop_makes_the_run_when_its_time_comes(live: LiveServer) ->
 
     live.clock.ahead_s = made["next_at"] - time.time() + 5
     try:
-        deadline = time.monotonic() + 60
-        while not runs(live, name):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        eventually(lambda: runs(live, name), "the schedule's run")
     finally:
         live.clock.ahead_s = 0.0
 
@@ -61,10 +59,7 @@ def test_the_servers_loop_calls_a_deployed_function_when_its_time_comes(live: Li
 
     live.clock.ahead_s = made["next_at"] - time.time() + 5
     try:
-        deadline = time.monotonic() + 60
-        while not calls():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        eventually(calls, "the schedule's call")
     finally:
         live.clock.ahead_s = 0.0
 

@@ -129,8 +129,10 @@ class WatchedWorker:
 
     def _start(self, part: str) -> Process:
         self.home.mkdir(exist_ok=True)
+        # What a worker's libraries are found by is nothing to the server.
+        env = {k: v for k, v in self._env.items() if part == "worker" or not k.startswith("LD_")}
         with (self.home / f"{part}.err").open("ab") as log:
             argv = [sys.executable, "-m", f"corral.{part}"]
-            if forked.can_fork(argv, self._env):
-                return forked.start(f"corral.{part}", self._env, output=log.fileno())
-            return subprocess.Popen(argv, env=self._env, stdout=log, stderr=log)
+            if forked.can_fork(argv, env):
+                return forked.start(f"corral.{part}", env, output=log.fileno())
+            return subprocess.Popen(argv, env=env, stdout=log, stderr=log)
