@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -156,12 +155,10 @@ class Fleet:
     def say(self, name: str, line: Line, *words: str) -> None:
         """`corral host ...` on the host."""
         home = self.folder / name
-        arguments, env = ["host", *words, "--home", str(home)], self.plane.env(home)
-        argv = line.wrap([CORRAL, *arguments])
-        if argv[0] == CORRAL:
-            done = forked.run(arguments, env)
-        else:
-            done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+        network, (_, *arguments) = forked.namespace_of(
+            line.wrap([CORRAL, "host", *words, "--home", str(home)])
+        )
+        done = forked.run(arguments, self.plane.env(home), network=network)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def _give_token(self, name: str) -> None:

@@ -78,12 +78,19 @@ class ForkedProcess:
         *,
         cwd: Path | None = None,
         files: tuple[int, int, int],
+        network: str | None = None,
     ) -> None:
         self.args = [program, *arguments]
         self.returncode: int | None = None
         self._line = socket.socket(socket.AF_UNIX)
         self._line.connect(str(_forking().address))
-        asked = {"program": program, "argv": [*arguments], "env": {**env}, "cwd": str(cwd or Path.cwd())}
+        asked = {
+            "program": program,
+            "argv": [*arguments],
+            "env": {**env},
+            "cwd": str(cwd or Path.cwd()),
+            "network": network,
+        }
         text = json.dumps(asked).encode()
         socket.send_fds(self._line, [_LENGTH.pack(len(text))], [*files])
         self._line.sendall(text)
@@ -122,27 +129,35 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def can_fork(argv: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether it is one of the programs, and nothing asks for an interpreter of its own."""
-    started_otherwise = {
-        name
-        for name, value in env.items()
-        if name.startswith(("LD_", "PYTHON")) and os.environ.get(name) != value
-    }
-    return (
-        [*argv[:2]] == [sys.executable, "-m"]
-        and [*argv[2:]] in [[name] for name in NAMES]
-        and not started_otherwise
-    )
-
-
-def start(program: str, env: Mapping[str, str], *, output: int, cwd: Path | None = None) -> ForkedProcess:
+def start(
+    program: str, env: Mapping[str, str], *, output: int, cwd: Path | None = None, network: str | None = None
+) -> ForkedProcess:
     """A program without arguments; what it prints goes to the file `output`."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     try:
-        return ForkedProcess(program, [], env, cwd=cwd, files=(nothing, output, output))
+        return ForkedProcess(program, [], env, cwd=cwd, files=(nothing, output, output), network=network)
     finally:
         os.close(nothing)
+
+
+def popen(
+    argv: Sequence[str], env: Mapping[str, str], *, output: int
+) -> ForkedProcess | subprocess.Popen[bytes]:
+    """Forked if it is one of the programs, and nothing asks for an interpreter of its own."""
+    network, command = namespace_of(argv)
+    started_otherwise = any(
+        name.startswith(("LD_", "PYTHON")) and os.environ.get(name) != value for name, value in env.items()
+    )
+    if command in [[sys.executable, "-m", name] for name in NAMES] and not started_otherwise:
+        return start(command[2], env, output=output, network=network)
+    return subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
+
+def namespace_of(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Of `nsenter --net=PATH COMMAND`, the path and the command."""
+    if argv[0] == "nsenter" and argv[1].startswith("--net="):
+        return argv[1].removeprefix("--net="), [*argv[2:]]
+    return None, [*argv]
 
 
 def run(
@@ -151,6 +166,7 @@ def run(
     *,
     given: str = "",
     cwd: Path | None = None,
+    network: str | None = None,
     timeout: float = 150,
     errors: str = "strict",
 ) -> subprocess.CompletedProcess[str]:
@@ -159,7 +175,9 @@ def run(
     files = tuple(os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
     try:
         os.pwrite(files[0], given.encode(), 0)
-        process = ForkedProcess("corral", arguments, env, cwd=cwd, files=(files[0], files[1], files[2]))
+        process = ForkedProcess(
+            "corral", arguments, env, cwd=cwd, files=(files[0], files[1], files[2]), network=network
+        )
         try:
             code = process.wait(timeout)
         except BaseException:

@@ -9,6 +9,7 @@ removed then.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -31,6 +32,7 @@ from corral.cli import main as cli
 from corral.server import __main__ as server
 from corral.worker import __main__ as worker
 
+_CLONE_NEWNET = 0x40000000
 _MAINS: dict[str, Callable[[], object]] = {
     "corral": cli.main,
     "corral.server": server.main,
@@ -120,6 +122,8 @@ def _become(asked: dict[str, Any], files: list[int]) -> None:
         os.environ.clear()
         os.environ.update(asked["env"])
         os.chdir(asked["cwd"])
+        if asked.get("network"):
+            _enter_network(asked["network"])
         sys.argv = [asked["program"], *asked["argv"]]
         code = _code_of(_MAINS[asked["program"]])
         threading._shutdown()  # type: ignore[attr-defined]
@@ -132,6 +136,13 @@ def _become(asked: dict[str, Any], files: list[int]) -> None:
         traceback.print_exc()
     finally:
         os._exit(code if isinstance(code, int) else 1)
+
+
+def _enter_network(path: str) -> None:
+    """As `nsenter --net` does."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(os.open(path, os.O_RDONLY), _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), f"cannot enter {path}")
 
 
 def _code_of(main: Callable[[], object]) -> int:

@@ -158,8 +158,8 @@ class LocalCluster:
 
     def _spawn(self, argv: Sequence[str], name: str, env: Mapping[str, str]) -> Process:
         with (self.home.parent / f"{name}.log").open("ab") as log:
-            if not self.own_interpreters and forked.can_fork(argv, env):
-                return forked.start(argv[2], env, output=log.fileno())
+            if not self.own_interpreters:
+                return forked.popen(argv, env, output=log.fileno())
             return subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -132,7 +131,4 @@ class WatchedWorker:
         # What a worker's libraries are found by is nothing to the server.
         env = {k: v for k, v in self._env.items() if part == "worker" or not k.startswith("LD_")}
         with (self.home / f"{part}.err").open("ab") as log:
-            argv = [sys.executable, "-m", f"corral.{part}"]
-            if forked.can_fork(argv, env):
-                return forked.start(f"corral.{part}", env, output=log.fileno())
-            return subprocess.Popen(argv, env=env, stdout=log, stderr=log)
+            return forked.popen([sys.executable, "-m", f"corral.{part}"], env, output=log.fileno())
