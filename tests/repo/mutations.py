@@ -133,7 +133,7 @@ MUTATIONS = (
         "the low priorities come first",
         "heads.append((-priority, usage[project], head, lane))",
         "heads.append((priority, usage[project], head, lane))",
-        (("tests/unit/test_lanes.py",),),
+        (("tests/unit/test_fair_share.py",),),
     ),
     Mutation(
         "calls of low priority come first",
@@ -184,8 +184,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a page does not say what the command says",
-        "124 a run met its time limit",
-        "124 a run met a limit",
+        "Shown in the run's events.",
+        "Shown in the run's history.",
         (("tests/docs/test_docs.py::test_the_generated_pages_are_up_to_date",),),
     ),
 )
