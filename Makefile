@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 TORCH ?= torch==2.13.0
 # One more than two cores have: many tests wait for something most of the time.
 JOBS ?= 3
-TESTS = $(BIN)/python tests/repo/leftovers.py $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+TESTS = $(BIN)/python tests/repo/leftovers.py $(BIN)/python -m pytest -q -n $(JOBS) --no-loadscope-reorder
 
 # pip, uv and zig put their caches there; a value of your own is kept.
 export XDG_CACHE_HOME ?= $(CURDIR)/.cache
