@@ -15,10 +15,11 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile, mkdtemp
+from typing import IO
 
 NAMES = ("corral.server", "corral.worker")
 SOCKET = "FORKED_PROGRAMS"
@@ -31,7 +32,7 @@ class ForkingProcess:
     """The process that forks, and where it listens."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="forked-"))
+        self.folder = Path(mkdtemp(prefix="forked-"))
         self.address = self.folder / "socket"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(self.address))
@@ -172,27 +173,24 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """`corral` with these arguments, as `subprocess.run` would run it."""
     # In files, not pipes: nothing must be read while it runs.
-    files = tuple(os.memfd_create(name) for name in ("stdin", "stdout", "stderr"))
-    try:
-        os.pwrite(files[0], given.encode(), 0)
-        process = ForkedProcess(
-            "corral", arguments, env, cwd=cwd, files=(files[0], files[1], files[2]), network=network
-        )
+    with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
+        stdin.write(given.encode())
+        stdin.seek(0)
+        files = (stdin.fileno(), stdout.fileno(), stderr.fileno())
+        process = ForkedProcess("corral", arguments, env, cwd=cwd, files=files, network=network)
         try:
             code = process.wait(timeout)
         except BaseException:
             process.kill()
             process.wait(20)
             raise
-        out, err = (_read(file).decode(errors=errors) for file in files[1:])
-    finally:
-        for file in files:
-            os.close(file)
+        out, err = (_written(file).decode(errors=errors) for file in (stdout, stderr))
     return subprocess.CompletedProcess(process.args, code, out, err)
 
 
-def _read(file: int) -> bytes:
-    return os.pread(file, os.fstat(file).st_size, 0)
+def _written(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read()
 
 
 @cache
