@@ -198,14 +198,20 @@ def test_a_removed_function_ends_its_instances(app: Harness) -> None:
     call = app.says.spawn()
     call.result(60)
     run = app.remote.corral.calls.get(call.id).run or ""
-    listed = app.corral("fn", "ls", "--json").stdout
-    assert app.endpoint in listed
+
+    def listed() -> str:
+        # Also those that are being removed: until then they can be found by name.
+        done = app.corral("fn", "ls", "--all", "--json")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert app.endpoint in listed()
 
     assert app.corral("fn", "stop", "--rm", app.endpoint).returncode == 0
 
     # Told to stop, and cancelled: whichever reaches it first.
     eventually(lambda: app.remote.corral.runs.get(run).state in FINAL_STATES, "its instance to end")
-    eventually(lambda: app.endpoint not in app.corral("fn", "ls", "--json").stdout, "it to be gone")
+    eventually(lambda: app.endpoint not in listed(), "it to be gone")
     with pytest.raises(corral.FunctionError, match=app.endpoint):
         corral.function(app.endpoint)
 
