@@ -7,21 +7,25 @@ STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # Named exactly, since pip then takes the build for CPUs where there is one.
 TORCH ?= torch==2.13.0
-JOBS ?= 2
+# One more than two cores have: many tests wait for something most of the time.
+JOBS ?= 3
+TESTS = $(BIN)/python tests/repo/leftovers.py $(BIN)/python -m pytest -q -n $(JOBS) --no-loadscope-reorder
 
 # pip, uv and zig put their caches there; a value of your own is kept.
 export XDG_CACHE_HOME ?= $(CURDIR)/.cache
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench docs clean
+.PHONY: help demo test test-fast soak check bench docs clean
 
 help:
-	@echo "make demo    install, start a server and a worker, run something, verify its artifact, stop"
-	@echo "make test    all checks and all tests; starts what it needs and leaves nothing running"
-	@echo "make check   format, lint, types, import contracts"
-	@echo "make bench   measure, and write bench/results"
-	@echo "make docs    build the documentation into site/"
-	@echo "make clean   remove .venv, caches and everything else that these commands made"
+	@echo "make demo        install, start a server and a worker, run something, verify its artifact, stop"
+	@echo "make test        all checks and all tests; starts what it needs and leaves nothing running"
+	@echo "make test-fast   unit and contract tests on SQLite, in less than a minute"
+	@echo "make soak        an hour of random tests: models of the server, kills, bad networks; prints its seeds"
+	@echo "make check       format, lint, types, import contracts"
+	@echo "make bench       measure, and write bench/results"
+	@echo "make docs        build the documentation into site/"
+	@echo "make clean       remove .venv, caches and everything else that these commands made"
 
 demo: $(STAMPS)/train
 	@PATH="$(CURDIR)/$(BIN):$$PATH" examples/demo/demo.sh
@@ -33,8 +37,14 @@ check: $(STAMPS)/test
 	@$(BIN)/lint-imports --no-logo
 
 test: check
-	@$(BIN)/python tests/repo/leftovers.py $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
+	@$(TESTS)
 	@echo "make test: all checks and all tests passed, and nothing was left running"
+
+test-fast: $(STAMPS)/test
+	@$(TESTS) tests/unit tests/contract -k 'not postgres'
+
+soak: $(STAMPS)/test
+	@CORRAL_MODEL_PROFILE=long CORRAL_CHAOS_S=3000 $(TESTS) tests/model tests/chaos tests/fleet
 
 bench: $(STAMPS)/test
 	@$(BIN)/python -m bench all

@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
 import psutil
 import pytest
+from support.waiting import eventually
 
 from corral.worker.child import strays
 from corral.worker.child.process import Child, Command, Exit
@@ -65,13 +66,6 @@ def read_all(fd: int) -> str:
     return b"".join(parts).decode()
 
 
-def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not (met := condition()) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return met
-
-
 def living(environment: Mapping[str, str]) -> list[int]:
     found = []
     for process in psutil.process_iter():
@@ -91,7 +85,7 @@ def sleepers_below(pid: int) -> list[psutil.Process]:
 
 
 def wait_for_sleeper(pid: int) -> psutil.Process:
-    assert eventually(lambda: bool(sleepers_below(pid)))
+    eventually(lambda: bool(sleepers_below(pid)), "it to sleep")
     return sleepers_below(pid)[0]
 
 
@@ -196,7 +190,7 @@ def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path, lease: dict[st
     worker.kill()
     worker.communicate()
 
-    assert eventually(lambda: all(dead(process) for process in tree), within_s=1.0)
+    eventually(lambda: all(dead(process) for process in tree), "the tree to end", within_s=1.0)
     assert dead(daemon)
 
 
@@ -231,7 +225,7 @@ def test_without_a_subreaper_a_lost_supervisors_processes_are_found_by_lease(
         daemon = wait_for_sleeper(one.supervisor_pid)
         os.kill(one.supervisor_pid, signal.SIGKILL)
         result = ended(one)
-        assert eventually(lambda: dead(daemon))
+        eventually(lambda: dead(daemon), "the daemon to end")
     assert result.signal == signal.SIGKILL
     assert living(lease) == []
 
@@ -265,7 +259,7 @@ def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) 
 
 def test_a_stopped_child_still_hears_sigterm(tmp_path: Path) -> None:
     with Child(Command(("sleep", "60"), tmp_path, PATH)) as one:
-        assert eventually(lambda: one.pid is not None)
+        eventually(lambda: one.pid is not None, "its pid")
         os.kill(one.pid or 0, signal.SIGSTOP)
         result = stop(one, grace_s=5)
     assert result is not None
@@ -274,7 +268,7 @@ def test_a_stopped_child_still_hears_sigterm(tmp_path: Path) -> None:
 
 def test_signals_to_the_supervisor_itself_change_nothing(tmp_path: Path) -> None:
     with start_python("import time; time.sleep(0.3)", tmp_path) as one:
-        assert eventually(lambda: one.pid is not None)
+        eventually(lambda: one.pid is not None, "its pid")
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             os.kill(one.supervisor_pid, number)
         assert ended(one).code == 0
@@ -308,7 +302,7 @@ def test_a_bounded_fork_bomb_is_killed_whole(tmp_path: Path, lease: dict[str, st
     # The leader of a session may not change its group, so the first process is a shell.
     script = ("sh", "-c", '"$0" -S -c "$1" & wait', sys.executable, code)
     with Child(Command(script, tmp_path, lease)) as one:
-        assert eventually(lambda: len(living(lease)) == 129)
+        eventually(lambda: len(living(lease)) == 129, "all of them to live")
         one.kill()
         assert ended(one).signal == signal.SIGKILL
         assert living(lease) == []
@@ -316,7 +310,7 @@ def test_a_bounded_fork_bomb_is_killed_whole(tmp_path: Path, lease: dict[str, st
 
 def test_closing_kills_what_is_left(tmp_path: Path, lease: dict[str, str]) -> None:
     one = Child(Command(("sleep", "60"), tmp_path, lease))
-    assert eventually(lambda: len(living(lease)) == 1)
+    eventually(lambda: len(living(lease)) == 1, "all but one to end")
     one.close()
     one.close()
     assert living(lease) == []
@@ -325,7 +319,7 @@ def test_closing_kills_what_is_left(tmp_path: Path, lease: dict[str, str]) -> No
 
 def test_secrets_show_on_no_command_line(tmp_path: Path) -> None:
     with start_python("import time; time.sleep(60)", tmp_path, {**PATH, "TOKEN": "hunter2-hunter2"}) as one:
-        assert eventually(lambda: one.pid is not None)
+        eventually(lambda: one.pid is not None, "its pid")
         lines = []
         for file in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
@@ -368,7 +362,7 @@ def test_reaping_orphans_takes_no_exit_status_from_subprocess(tmp_path: Path) ->
     orphaning = "import os\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0: os._exit(0)\n os._exit(0)"
     subprocess.run([sys.executable, "-S", "-c", orphaning], check=True, start_new_session=True)
     with Child(Command(("true",), tmp_path, PATH)) as one:
-        assert eventually(lambda: {p.status() for p in psutil.Process().children()} == {"zombie"})
+        eventually(lambda: {p.status() for p in psutil.Process().children()} == {"zombie"}, "zombies")
         orphans = strays.reap_orphans()
         assert ended(one).code == 0
     assert orphans

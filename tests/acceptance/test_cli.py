@@ -8,75 +8,25 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-CORRAL = str(Path(sys.executable).parent / "corral")
-CLEAN = {key: value for key, value in os.environ.items() if "CORRAL" not in key}
-
-
-@dataclass(frozen=True)
-class Machine:
-    """One home with its server and worker."""
-
-    home: Path
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {**CLEAN, "CORRAL_HOME": str(self.home), "CORRAL_PORT": "0"}
-
-    def __call__(self, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [CORRAL, *arguments],
-            capture_output=True,
-            text=True,
-            input=given,
-            env=self.env,
-            timeout=120,
-            check=False,
-        )
-
-    def ok(self, *arguments: str, given: str = "") -> str:
-        done = self(*arguments, given=given)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [CORRAL, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.env
-        )
-
-    def python(self, code: str, *options: str) -> subprocess.CompletedProcess[str]:
-        return self("run", *options, "--", sys.executable, "-c", code)
-
-    def state(self, run: str) -> str:
-        return str(json.loads(self.ok("show", run, "--json"))["state"])
-
-    def pid(self, role: str) -> int:
-        return int(json.loads((self.home / "up" / f"{role}.json").read_text())["pid"])
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline, f"waited 60 s for {what}"
-        time.sleep(0.05)
+from support.installation import CORRAL, Installation
+from support.waiting import eventually
 
 
 @pytest.fixture(scope="module")
-def corral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    machine = Machine(tmp_path_factory.mktemp("home"))
-    started = machine("up", "--detach")
+def corral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """Started by the installed program itself."""
+    made = Installation(tmp_path_factory.mktemp("home"))
+    started = made.really("up", "--detach")
     assert started.returncode == 0, started.stderr
-    yield machine
-    machine("down", "--timeout", "5")
+    yield made
+    made.really("down", "--timeout", "5")
 
 
-def test_up_a_second_time_says_only_that_it_is_up(corral: Machine) -> None:
+def test_up_a_second_time_says_only_that_it_is_up(corral: Installation) -> None:
     done = corral("up", "--detach")
 
     assert done.returncode == 0
@@ -85,7 +35,7 @@ def test_up_a_second_time_says_only_that_it_is_up(corral: Machine) -> None:
 
 
 def test_after_up_the_worker_is_there_at_once(tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "home")
+    machine = Installation(tmp_path / "home")
     try:
         machine.ok("up", "--detach")
 
@@ -95,7 +45,7 @@ def test_after_up_the_worker_is_there_at_once(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_one_clear_error(tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "home")
+    machine = Installation(tmp_path / "home")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
 
@@ -108,7 +58,7 @@ def test_a_port_that_is_taken_is_one_clear_error(tmp_path: Path) -> None:
     assert "CORRAL_PORT=0" in second
 
 
-def test_status_shows_both_processes_and_the_host(corral: Machine) -> None:
+def test_status_shows_both_processes_and_the_host(corral: Installation) -> None:
     shown = corral.ok("status")
 
     assert f"pid {corral.pid('server')}," in shown
@@ -116,7 +66,7 @@ def test_status_shows_both_processes_and_the_host(corral: Machine) -> None:
     assert "1 of 1 here" in shown
 
 
-def test_stdout_holds_what_the_program_prints_and_nothing_else(corral: Machine) -> None:
+def test_stdout_holds_what_the_program_prints_and_nothing_else(corral: Installation) -> None:
     done = corral.python("import sys; print('hello'); print('aside', file=sys.stderr)")
 
     assert (done.returncode, done.stdout) == (0, "hello\n")
@@ -127,13 +77,13 @@ def test_stdout_holds_what_the_program_prints_and_nothing_else(corral: Machine) 
     ("code", "expected"),
     [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137), ("", 0)],
 )
-def test_the_exit_code_is_the_programs(code: str, expected: int, corral: Machine) -> None:
+def test_the_exit_code_is_the_programs(code: str, expected: int, corral: Installation) -> None:
     assert corral.python(code).returncode == expected
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(None, 127), (0o644, 126)])
 def test_a_program_that_cannot_be_started_gives_the_code_of_a_shell(
-    mode: int | None, expected: int, corral: Machine, tmp_path: Path
+    mode: int | None, expected: int, corral: Installation, tmp_path: Path
 ) -> None:
     program = tmp_path / "program"
     if mode is not None:
@@ -147,13 +97,13 @@ def test_a_program_that_cannot_be_started_gives_the_code_of_a_shell(
     assert json.loads(corral.ok("show", "latest", "--json"))["exit_code"] == expected
 
 
-def test_quiet_leaves_only_the_programs_output(corral: Machine) -> None:
+def test_quiet_leaves_only_the_programs_output(corral: Installation) -> None:
     done = corral.python("print('x')", "--quiet")
 
     assert (done.stdout, done.stderr) == ("x\n", "")
 
 
-def test_env_labels_and_overrides_reach_the_run(corral: Machine) -> None:
+def test_env_labels_and_overrides_reach_the_run(corral: Installation) -> None:
     done = corral.python(
         "import os; print(os.environ['A'])", "--env", "A=b=c", "--label", "team=x", "--set", "priority=5"
     )
@@ -163,7 +113,7 @@ def test_env_labels_and_overrides_reach_the_run(corral: Machine) -> None:
     assert (newest["priority"], newest["labels"]) == (5, {"team": "x"})
 
 
-def test_code_is_shipped_without_what_is_ignored(corral: Machine, tmp_path: Path) -> None:
+def test_code_is_shipped_without_what_is_ignored(corral: Installation, tmp_path: Path) -> None:
     (tmp_path / "say.py").write_text("import os; print(sorted(os.listdir('.')))")
     (tmp_path / "big.bin").write_bytes(b"x" * 1000)
     (tmp_path / ".gitignore").write_text("*.bin\n")
@@ -193,7 +143,7 @@ def sweep(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_dry_run_shows_spec_and_hosts_and_stores_nothing(corral: Machine, sweep: Path) -> None:
+def test_a_dry_run_shows_spec_and_hosts_and_stores_nothing(corral: Installation, sweep: Path) -> None:
     before = corral.ok("ls", "--all", "--json")
     artifacts = corral.ok("artifacts", "ls", "--json")
 
@@ -211,7 +161,7 @@ def test_a_dry_run_shows_spec_and_hosts_and_stores_nothing(corral: Machine, swee
     assert corral.ok("artifacts", "ls", "--json") == artifacts
 
 
-def test_a_group_prints_all_ids_and_is_followed_to_its_end(corral: Machine, sweep: Path) -> None:
+def test_a_group_prints_all_ids_and_is_followed_to_its_end(corral: Installation, sweep: Path) -> None:
     done = corral("submit", str(sweep), "--follow", "--json")
 
     assert done.returncode == 0, done.stderr
@@ -225,7 +175,7 @@ def test_a_group_prints_all_ids_and_is_followed_to_its_end(corral: Machine, swee
     assert "lr=0.2" in listed[-1]
 
 
-def test_what_a_run_leaves_can_be_read_in_every_way(corral: Machine, tmp_path: Path) -> None:
+def test_what_a_run_leaves_can_be_read_in_every_way(corral: Installation, tmp_path: Path) -> None:
     """FL-C09."""
     code = (
         "import json, os, pathlib\n"
@@ -259,7 +209,7 @@ def test_what_a_run_leaves_can_be_read_in_every_way(corral: Machine, tmp_path: P
     assert "is pinned" in corral.ok("artifacts", "pin", run["artifact_id"])
 
 
-def test_a_result_is_the_input_of_the_next_run(corral: Machine, tmp_path: Path) -> None:
+def test_a_result_is_the_input_of_the_next_run(corral: Installation, tmp_path: Path) -> None:
     write = (
         "import os, pathlib; pathlib.Path(os.environ['CORRAL_OUTPUT_DIR'], 'a.txt').write_text('passed on')"
     )
@@ -274,11 +224,11 @@ def test_a_result_is_the_input_of_the_next_run(corral: Machine, tmp_path: Path) 
     assert corral("submit", str(path), "--follow").stdout == "passed on\n"
 
 
-def test_a_cancelled_run_ends_its_follower_with_143_and_can_be_requeued(corral: Machine) -> None:
-    follower = corral.start(
+def test_a_cancelled_run_ends_its_follower_with_143_and_can_be_requeued(corral: Installation) -> None:
+    follower = corral.popen(
         "run", "--name", "slow", "--", sys.executable, "-c", "import time; time.sleep(300)"
     )
-    until(lambda: '"running"' in corral("ls", "--name", "slow", "--json").stdout, "the run to start")
+    eventually(lambda: '"running"' in corral("ls", "--name", "slow", "--json").stdout, "the run to start")
     run = json.loads(corral.ok("ls", "--name", "slow", "--json"))[0]["id"]
 
     assert run in corral.ok("cancel", run)
@@ -290,11 +240,11 @@ def test_a_cancelled_run_ends_its_follower_with_143_and_can_be_requeued(corral: 
     corral.ok("cancel", again)
 
 
-def test_ctrl_c_detaches_and_says_how_to_come_back(corral: Machine) -> None:
-    follower = corral.start(
+def test_ctrl_c_detaches_and_says_how_to_come_back(corral: Installation) -> None:
+    follower = corral.popen(
         "run", "--name", "left", "--", sys.executable, "-c", "import time; time.sleep(300)"
     )
-    until(lambda: '"running"' in corral("ls", "--name", "left", "--json").stdout, "the run to start")
+    eventually(lambda: '"running"' in corral("ls", "--name", "left", "--json").stdout, "the run to start")
     run = json.loads(corral.ok("ls", "--name", "left", "--json"))[0]["id"]
 
     follower.send_signal(signal.SIGINT)
@@ -306,10 +256,10 @@ def test_ctrl_c_detaches_and_says_how_to_come_back(corral: Machine) -> None:
     corral.ok("cancel", run)
 
 
-def test_a_follower_and_a_run_outlive_a_server_that_is_killed(corral: Machine) -> None:
+def test_a_follower_and_a_run_outlive_a_server_that_is_killed(corral: Installation) -> None:
     code = "import time\nprint('before', flush=True)\ntime.sleep(6)\nprint('after')"
-    follower = corral.start("run", "--name", "tough", "--", sys.executable, "-c", code)
-    until(lambda: '"running"' in corral("ls", "--name", "tough", "--json").stdout, "the run to start")
+    follower = corral.popen("run", "--name", "tough", "--", sys.executable, "-c", code)
+    eventually(lambda: '"running"' in corral("ls", "--name", "tough", "--json").stdout, "the run to start")
     worker = corral.pid("worker")
 
     os.kill(corral.pid("server"), signal.SIGKILL)
@@ -321,7 +271,7 @@ def test_a_follower_and_a_run_outlive_a_server_that_is_killed(corral: Machine) -
     assert (follower.returncode, out) == (0, "before\nafter\n"), said
 
 
-def test_a_secret_comes_from_stdin_and_is_hidden_in_the_output(corral: Machine) -> None:
+def test_a_secret_comes_from_stdin_and_is_hidden_in_the_output(corral: Installation) -> None:
     corral.ok("secrets", "set", "API_KEY", given="hunter2-hunter2\n")
 
     done = corral.python("import os; print(os.environ['API_KEY'])", "--secret", "API_KEY")
@@ -333,7 +283,7 @@ def test_a_secret_comes_from_stdin_and_is_hidden_in_the_output(corral: Machine) 
     assert "API_KEY" not in corral.ok("secrets", "ls")
 
 
-def test_a_token_is_shown_once_and_worthless_after_it_is_revoked(corral: Machine) -> None:
+def test_a_token_is_shown_once_and_worthless_after_it_is_revoked(corral: Installation) -> None:
     made = json.loads(corral.ok("tokens", "create", "ci", "--project", "default", "--json"))
     url = json.loads((corral.home / "server.json").read_text())["url"]
 
@@ -351,14 +301,14 @@ def test_a_token_is_shown_once_and_worthless_after_it_is_revoked(corral: Machine
     assert made["token"] not in corral.ok("tokens", "ls", "--json")
 
 
-def test_a_drained_host_takes_nothing_until_it_resumes(corral: Machine) -> None:
+def test_a_drained_host_takes_nothing_until_it_resumes(corral: Installation) -> None:
     name = json.loads(corral.ok("hosts", "ls", "--json"))[0]["name"]
     assert "drains" in corral.ok("hosts", "drain", name)
     assert "takes runs again" in corral.ok("hosts", "resume", name)
 
 
 @pytest.mark.parametrize("run", ["r-zzzzzzzzzzzz", "../tokens", "a\nb", "r-?x=1"])
-def test_a_run_that_does_not_exist_is_a_clear_error(run: str, corral: Machine) -> None:
+def test_a_run_that_does_not_exist_is_a_clear_error(run: str, corral: Installation) -> None:
     done = corral("show", run)
 
     assert done.returncode == 1
@@ -366,7 +316,7 @@ def test_a_run_that_does_not_exist_is_a_clear_error(run: str, corral: Machine) -
     assert "Traceback" not in done.stderr
 
 
-def test_the_shell_completes_run_ids(corral: Machine) -> None:
+def test_the_shell_completes_run_ids(corral: Installation) -> None:
     newest = json.loads(corral.ok("ls", "--json"))[0]["id"]
     env = {
         **corral.env,
@@ -379,7 +329,7 @@ def test_the_shell_completes_run_ids(corral: Machine) -> None:
     assert newest in done.stdout.split()
 
 
-def test_piped_output_has_no_colours_and_a_closed_pipe_is_no_noise(corral: Machine) -> None:
+def test_piped_output_has_no_colours_and_a_closed_pipe_is_no_noise(corral: Installation) -> None:
     assert "\x1b" not in corral.ok("ls")
     env = {**corral.env, "PYTHONUNBUFFERED": "1"}
     script = f"{CORRAL} ls --all --json | head -c 1"
@@ -390,7 +340,7 @@ def test_piped_output_has_no_colours_and_a_closed_pipe_is_no_noise(corral: Machi
     assert (done.stdout, done.stderr) == ("[", "")
 
 
-def test_fsck_finds_nothing_and_then_the_damaged_file(corral: Machine) -> None:
+def test_fsck_finds_nothing_and_then_the_damaged_file(corral: Installation) -> None:
     assert "no problems" in corral.ok("fsck")
     write = (
         "import os, pathlib; pathlib.Path(os.environ['CORRAL_OUTPUT_DIR'], 'f').write_text('to be damaged')"
@@ -410,7 +360,7 @@ def test_fsck_finds_nothing_and_then_the_damaged_file(corral: Machine) -> None:
     assert corral("artifacts", "verify", "latest").returncode == 1
 
 
-def test_logs_mark_where_another_attempt_begins(corral: Machine) -> None:
+def test_logs_mark_where_another_attempt_begins(corral: Installation) -> None:
     twice = "import os, sys; n = os.environ['CORRAL_ATTEMPT']; print('try', n); sys.exit(n == '1')"
     assert corral("run", "--set", "retries.code=1", "-q", "--", sys.executable, "-c", twice).returncode == 0
 
@@ -420,11 +370,11 @@ def test_logs_mark_where_another_attempt_begins(corral: Machine) -> None:
     assert "corral: attempt 2" in done.stderr
 
 
-def test_options_after_the_program_are_the_program_s(corral: Machine) -> None:
+def test_options_after_the_program_are_the_program_s(corral: Installation) -> None:
     assert corral("run", "-q", "echo", "-l", "a", "--name", "b").stdout == "-l a --name b\n"
 
 
-def test_a_dry_run_names_what_would_be_uploaded(corral: Machine, tmp_path: Path) -> None:
+def test_a_dry_run_names_what_would_be_uploaded(corral: Installation, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "poem.txt").write_text("roses")
     (tmp_path / "run.toml").write_text('argv = ["true"]\ninputs.poems = "data"\n')
@@ -439,16 +389,16 @@ def _holds(path: Path, data: bytes) -> bool:
 
 
 def test_up_in_the_foreground_restarts_the_server_and_stops_with_down(tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "home")
-    station = machine.start("up")
+    machine = Installation(tmp_path / "home")
+    station = machine.popen("up")
     try:
-        until(lambda: (machine.home / "up" / "worker.json").exists(), "the worker to start")
-        until(lambda: machine("status").returncode == 0, "the server to answer")
+        eventually(lambda: (machine.home / "up" / "worker.json").exists(), "the worker to start")
+        eventually(lambda: machine("status").returncode == 0, "the server to answer")
         first = machine.pid("server")
 
         os.kill(first, signal.SIGKILL)
-        until(lambda: machine.pid("server") != first, "another server")
-        until(lambda: machine("status").returncode == 0, "the server to answer")
+        eventually(lambda: machine.pid("server") != first, "another server")
+        eventually(lambda: machine("status").returncode == 0, "the server to answer")
 
         said = machine.ok("down", "--timeout", "10")
         assert "worker (pid" in said
@@ -462,10 +412,10 @@ def test_up_in_the_foreground_restarts_the_server_and_stops_with_down(tmp_path: 
 
 
 def test_ctrl_c_on_up_stops_both(tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "home")
-    station = machine.start("up")
+    machine = Installation(tmp_path / "home")
+    station = machine.popen("up")
     try:
-        until(lambda: machine("status").returncode == 0, "the server to answer")
+        eventually(lambda: machine("status").returncode == 0, "the server to answer")
         station.send_signal(signal.SIGINT)
         said, _ = station.communicate(timeout=60)
 
@@ -478,7 +428,7 @@ def test_ctrl_c_on_up_stops_both(tmp_path: Path) -> None:
 
 
 def test_a_pid_that_belongs_to_another_program_now_is_left_alone(tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "home")
+    machine = Installation(tmp_path / "home")
     (machine.home / "up").mkdir(parents=True)
     with subprocess.Popen(["sleep", "60"]) as bystander:
         (machine.home / "up" / "server.json").write_text(json.dumps({"pid": bystander.pid, "started": 1.0}))
@@ -491,7 +441,7 @@ def test_a_pid_that_belongs_to_another_program_now_is_left_alone(tmp_path: Path)
 
 
 def test_a_server_that_cannot_start_says_why_in_its_own_words(tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "home")
+    machine = Installation(tmp_path / "home")
     machine.home.mkdir()
     (machine.home / "corral.db").mkdir()
 
@@ -504,7 +454,7 @@ def test_a_server_that_cannot_start_says_why_in_its_own_words(tmp_path: Path) ->
 
 
 def test_a_server_that_breaks_while_it_starts_shows_the_end_of_its_log(tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "home")
+    machine = Installation(tmp_path / "home")
     (machine.home / "server.json.part").mkdir(parents=True)
 
     done = machine("up", "--detach")
@@ -516,7 +466,7 @@ def test_a_server_that_breaks_while_it_starts_shows_the_end_of_its_log(tmp_path:
 def test_a_home_that_cannot_be_used_is_an_error_with_a_hint(tmp_path: Path) -> None:
     occupied = tmp_path / "file"
     occupied.write_text("not a folder")
-    done = Machine(occupied)("up", "--detach")
+    done = Installation(occupied)("up", "--detach")
     assert done.returncode != 0
     assert "data cannot be kept in" in done.stderr
     assert "CORRAL_HOME" in done.stderr

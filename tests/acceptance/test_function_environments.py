@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.local_cluster import LocalCluster, local_cluster
+from support.waiting import eventually
 from typer.testing import CliRunner
 
 import corral
-from acceptance.stack import Stack, until
-from acceptance.stack import stack as running
-from acceptance.test_environment import write_wheel
+from acceptance.test_environments import write_wheel
 from corral.cli.functions.fn import app as fn_app
 from corral.client.environments.lock import Lock, PackageNotFound, RequirementsConflict
 from corral.client.environments.lock_cache import LockCache
@@ -53,7 +53,7 @@ sys.addaudithook(_note)
 class Place:
     """A stack, a folder of wheels, and what the worker started."""
 
-    def __init__(self, stack: Stack, folder: Path) -> None:
+    def __init__(self, stack: LocalCluster, folder: Path) -> None:
         self.stack, self.folder = stack, folder
         self.wheels = folder / "wheels"
         self.notes = folder / "started"
@@ -68,7 +68,7 @@ class Place:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("environments")
-    with running(folder / "home", lease_s=5.0) as made:
+    with local_cluster(folder / "home", lease_s=5.0) as made:
         found = Place(made, folder)
         found.wheels.mkdir()
         for version in ("1.0", "2.0", "3.0"):
@@ -158,7 +158,7 @@ def test_whoever_waits_sees_that_an_environment_is_being_built(place: Place, rem
     with exclusive(folder / "locks" / f"{key}.lock") as held:
         assert held
         call = fn.spawn()
-        said = until(partial(waits, call, "building"), "a word of the build")
+        said = eventually(partial(waits, call, "building"), "a word of the build")
         with pytest.raises(corral.NotFinished, match="building environment"):
             call.result(timeout=0)
 
@@ -201,14 +201,14 @@ def test_only_a_host_that_has_the_system_package_gets_the_call(
     )
 
     call = fn.spawn()
-    said = until(partial(waits, call, "corral why"), "no host to fit")
+    said = eventually(partial(waits, call, "corral why"), "no host to fit")
     run_id = said.split("corral why ")[1].split("`")[0]
     client = place.stack.client()
 
     def reasons() -> str:
         return " ".join(reason for host in client.runs.why(run_id).hosts for reason in host.reasons)
 
-    until(lambda: "lacks fiddle-for-tests" in reasons(), "the reason")
+    eventually(lambda: "lacks fiddle-for-tests" in reasons(), "the reason")
     monkeypatch.setenv("CORRAL_HOME", str(place.stack.home))
     file = tmp_path / "needs.py"
     file.write_text(

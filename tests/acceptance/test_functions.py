@@ -14,25 +14,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.local_cluster import LocalCluster, local_cluster
+from support.waiting import eventually
 
 import corral
 from acceptance import apps_for_tests as kit
-from acceptance.stack import Stack, until
-from acceptance.stack import stack as running
 from corral.functions import backend
 from corral.functions.http_backend import HttpBackend
 from corral.wire.spec.run_file import RunSpec
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running(tmp_path_factory.mktemp("functions") / "home", lease_s=5.0) as made:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with local_cluster(tmp_path_factory.mktemp("functions") / "home", lease_s=5.0) as made:
         made.own_worker(slots=40)
         yield made
 
 
 @pytest.fixture(scope="module", autouse=True)
-def remote(stack: Stack) -> Iterator[HttpBackend]:
+def remote(stack: LocalCluster) -> Iterator[HttpBackend]:
     made = HttpBackend(stack.client(), "default")
     before = backend.set_backend(made)
     yield made
@@ -93,7 +93,7 @@ def test_arguments_arrive_as_they_were_given() -> None:
     assert kit.count_arguments.remote(1, 2, flag=True, other=3) == (2, True, ["other"])
 
 
-def test_wrong_arguments_are_told_before_anything_is_sent(stack: Stack) -> None:
+def test_wrong_arguments_are_told_before_anything_is_sent(stack: LocalCluster) -> None:
     before = len(stack.client().calls.page().items)
 
     with pytest.raises(TypeError, match="with_global"):
@@ -127,7 +127,7 @@ def test_a_result_that_cannot_travel_is_named_and_the_output_is_kept() -> None:
 
     with pytest.raises(TypeError, match="generator"):
         call.result()
-    assert until(lambda: list(call.logs()), "its output") == ["before"]
+    assert eventually(lambda: list(call.logs()), "its output") == ["before"]
 
 
 def test_generators_stream() -> None:
@@ -149,7 +149,7 @@ def test_a_function_that_never_ends_is_killed_at_its_timeout_and_its_output_is_k
 
     with pytest.raises(corral.CallTimeout, match="timeout of 1 s"):
         call.result(60)
-    assert until(lambda: list(call.logs()), "its output") == ["begun"]
+    assert eventually(lambda: list(call.logs()), "its output") == ["begun"]
     # The next one gets a new process.
     with pytest.raises(TimeoutError):
         kit.endless.remote()
@@ -166,10 +166,10 @@ def test_an_unfinished_call_is_never_a_result() -> None:
     call.cancel()
 
 
-def test_cancelling_reaches_code_that_sleeps(stack: Stack) -> None:
+def test_cancelling_reaches_code_that_sleeps(stack: LocalCluster) -> None:
     """RF-C24, RF-D33: a sync function that sleeps hears it, and whoever waits is told at once."""
     call = kit.sleeps.spawn(600)
-    until(lambda: call.state() == "assigned" or None, "it to begin")
+    eventually(lambda: call.state() == "assigned" or None, "it to begin")
 
     call.cancel()
 
@@ -199,7 +199,7 @@ def test_map_keeps_the_order_and_collects_errors() -> None:
     assert list(kit.count_arguments.starmap([(1,), (1, 2)])) == [(1, False, []), (2, False, [])]
 
 
-def test_a_map_of_the_same_name_repeats_nothing(stack: Stack) -> None:
+def test_a_map_of_the_same_name_repeats_nothing(stack: LocalCluster) -> None:
     done = list(kit.with_global.map(range(10), resume="ten"))
     before = len(stack.client().calls.page(endpoint="live.kit.with_global", limit=1000).items)
 
@@ -222,7 +222,7 @@ def test_each_call_has_its_own_output_also_when_they_overlap() -> None:
     calls = {f"n{n}": kit.speaks.spawn(f"n{n}") for n in range(8)}
     for name, call in calls.items():
         assert call.result(60) == name
-        lines = until(partial(_whole, call, f"child of {name}"), "its output")
+        lines = eventually(partial(_whole, call, f"child of {name}"), "its output")
         assert [line for line in lines if "logs" not in line and "child" not in line] == [
             f"{name} {n}" for n in range(5)
         ]
@@ -233,7 +233,7 @@ def test_everything_that_one_call_prints_is_in_order() -> None:
     call = kit.prints_everywhere.spawn("me")
     call.result(60)
 
-    lines = until(lambda: found if len(found := list(call.logs())) == 5 else None, "five lines")
+    lines = eventually(lambda: found if len(found := list(call.logs())) == 5 else None, "five lines")
 
     assert lines == ["me python", "me fd", "me child", "me again", "me again"]
 
@@ -313,10 +313,10 @@ def test_code_that_does_not_import_is_an_error_that_says_why(tmp_path: Path) -> 
         sys.path.remove(str(tmp_path))
 
 
-def test_calls_outlive_a_server_that_is_killed(stack: Stack) -> None:
+def test_calls_outlive_a_server_that_is_killed(stack: LocalCluster) -> None:
     """RF-D26: the result waits at the worker until the server is back."""
     call = kit.sleeps.spawn(2)
-    until(lambda: call.state() == "assigned" or None, "it to begin")
+    eventually(lambda: call.state() == "assigned" or None, "it to begin")
 
     stack.kill_server()
     time.sleep(3)
@@ -343,9 +343,9 @@ def test_many_threads_may_call_at_once() -> None:
 def test_short_calls_given_ahead_do_not_wait_behind_a_long_one() -> None:
     """An instance that is quick gets calls ahead of their turn, and gives back what it cannot begin."""
     # Two instances, both known to be quick.
-    until(lambda: len(set(kit.nap.map([0.002] * 200))) == 2, "both instances", within_s=60)
+    eventually(lambda: len(set(kit.nap.map([0.002] * 200))) == 2, "both instances", within_s=60)
     long = kit.nap.spawn(60.0)
-    until(lambda: long.state() == "assigned", "it begins")
+    eventually(lambda: long.state() == "assigned", "it begins")
 
     assert len(list(kit.nap.map([0.0] * 300))) == 300
     assert long.state() == "assigned"
@@ -354,7 +354,7 @@ def test_short_calls_given_ahead_do_not_wait_behind_a_long_one() -> None:
 
 def test_an_instance_that_nobody_calls_gives_its_place_to_what_waits(tmp_path: Path) -> None:
     """One slot, three functions and a run: the longest unused ends first, with its hooks (RF-D15)."""
-    with running(tmp_path / "home", lease_s=5.0) as small:
+    with local_cluster(tmp_path / "home", lease_s=5.0) as small:
         small.own_worker(slots=1)
         before = backend.set_backend(HttpBackend(small.client(), "default"))
         try:
@@ -363,19 +363,19 @@ def test_an_instance_that_nobody_calls_gives_its_place_to_what_waits(tmp_path: P
             assert kit.one_more.remote(1) == 2
             assert closed.exists()
             (run_id,) = small.client().runs.submit([RunSpec(name="plain", argv=["true"])]).ids
-            until(lambda: small.client().runs.get(run_id).state == "succeeded", "the run")
+            eventually(lambda: small.client().runs.get(run_id).state == "succeeded", "the run")
             assert kit.one_more.remote(2) == 3
         finally:
             backend.set_backend(before)
 
 
-def test_a_result_that_is_not_kept_any_more_says_so(stack: Stack) -> None:
+def test_a_result_that_is_not_kept_any_more_says_so(stack: LocalCluster) -> None:
     """RF-D27: retention is the user's to set, and what is over answers as such."""
     client = stack.client()
     call = kit.with_global.with_options(keep=0.2).spawn(1)
     stream = kit.squares.with_options(keep=0.2).spawn(3)
     for one in (call, stream):
-        until(lambda one=one: client.calls.get(one.id).forgotten, "its time to be over")  # type: ignore[misc]
+        eventually(lambda one=one: client.calls.get(one.id).forgotten, "its time to be over")  # type: ignore[misc]
 
     with pytest.raises(corral.CallExpired, match="not kept"):
         corral.Call.from_id(call.id).result()
@@ -396,12 +396,12 @@ def test_higher_priorities_come_first_and_what_is_over_before_it_began_never_beg
 
     fn = corral.App("order").function(name="note", max_instances=1)(note)
     calls = [fn.spawn("first", wait=True)]
-    until(lambda: order.exists(), "it to begin")
+    eventually(lambda: order.exists(), "it to begin")
     calls += [fn.spawn("low"), fn.with_options(priority=10).spawn("high")]
     late = fn.with_options(ttl=0.2).spawn("late")
     fn.with_options(priority=20).spawn("cancelled").cancel()
 
-    until(lambda: late.state() == "expired", "its time to live to be over")
+    eventually(lambda: late.state() == "expired", "its time to live to be over")
     with pytest.raises(corral.CallExpired, match="time to live"):
         late.result()
     gate.touch()

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.waiting import eventually
+from support.watched_worker import WatchedWorker
 
 from acceptance.driver.cards import GIB, Card, Cards
-from acceptance.worker_fleet import Fleet, eventually
 from corral.wire.runs import RunDetail
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
@@ -29,29 +30,29 @@ def cards(tmp_path: Path) -> Cards:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, cards: Cards) -> Iterator[Fleet]:
-    made = Fleet(tmp_path / "home", CORRAL_WORKER_SLOTS="6", **cards.environment)
+def fleet(tmp_path: Path, cards: Cards) -> Iterator[WatchedWorker]:
+    made = WatchedWorker(tmp_path / "home", CORRAL_WORKER_SLOTS="6", **cards.environment)
     made.start_server()
     made.start_worker()
     yield made
     made.close()
 
 
-def said(fleet: Fleet, run: str) -> str:
+def said(fleet: WatchedWorker, run: str) -> str:
     return eventually(lambda: fleet.output(run).strip() or None, f"{run} prints; {fleet.said()}")
 
 
-def waits(fleet: Fleet, run: str) -> list[str]:
+def waits(fleet: WatchedWorker, run: str) -> list[str]:
     (host,) = fleet.corral.runs.why(run).hosts
     return [*host.reasons, *host.waits]
 
 
-def events(fleet: Fleet, run: str) -> list[tuple[str, str]]:
+def events(fleet: WatchedWorker, run: str) -> list[tuple[str, str]]:
     found = fleet.corral.runs.events(run).items
     return [(event.type, str(event.data.get("detail", ""))) for event in found]
 
 
-def test_runs_share_a_gpu_or_have_it_alone_and_see_only_their_own(fleet: Fleet) -> None:
+def test_runs_share_a_gpu_or_have_it_alone_and_see_only_their_own(fleet: WatchedWorker) -> None:
     """FL-D10: two whose plans fit share one GPU; a third waits with the reason. A whole one is not shared."""
     half = {"gpus": 1, "min_vram": "40GiB", "share_gpu": True}
     shared = [fleet.python(HOLD, resources=half) for _ in range(2)]
@@ -69,7 +70,7 @@ def test_runs_share_a_gpu_or_have_it_alone_and_see_only_their_own(fleet: Fleet) 
     assert said(fleet, third) == f"0 {40 * GIB}"
 
 
-def given_back(fleet: Fleet, run: str, why: str) -> RunDetail:
+def given_back(fleet: WatchedWorker, run: str, why: str) -> RunDetail:
     eventually(
         lambda: any(why in detail for _, detail in events(fleet, run)) or None,
         f"{run} is given back; {events(fleet, run)}; {fleet.said()}",
@@ -97,7 +98,7 @@ def given_back(fleet: Fleet, run: str, why: str) -> RunDetail:
     ids=["vanished", "moved", "full", "preferred", "broken"],
 )
 def test_a_gpu_that_changed_after_the_claim_costs_no_attempt(
-    fleet: Fleet, cards: Cards, now: list[Card] | None, need: dict[str, object], why: str
+    fleet: WatchedWorker, cards: Cards, now: list[Card] | None, need: dict[str, object], why: str
 ) -> None:
     """FL-D36, FL-D25: what was claimed is looked at again before the start."""
     eventually(lambda: fleet.corral.hosts.page().items[0].capability, "the worker has reported")
@@ -116,7 +117,7 @@ def test_a_gpu_that_changed_after_the_claim_costs_no_attempt(
 def test_a_broken_driver_is_unknown_and_says_so(tmp_path: Path, cards: Cards) -> None:
     """FL-C06: detection never raises, and broken CUDA is told apart from none."""
     cards.break_driver()
-    fleet = Fleet(tmp_path / "home", **cards.environment)
+    fleet = WatchedWorker(tmp_path / "home", **cards.environment)
     try:
         fleet.start_server()
         fleet.start_worker()

@@ -16,22 +16,22 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-
-from acceptance.stack import (
-    Stack,
-    Worker,
+from support.local_cluster import (
+    LocalCluster,
+    WorkerProcess,
     answers,
     event_types,
+    local_cluster,
     marked,
     printed,
     problems,
     python,
     result,
-    stack,
-    until,
     wait_final,
     wait_line,
 )
+from support.waiting import eventually
+
 from corral.client.corral import Corral
 from corral.client.files.download import download
 from corral.client.files.tree import scan
@@ -89,8 +89,8 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def plane(home: Path) -> Iterator[Stack]:
-    with stack(home, lease_s=LEASE_S) as made:
+def plane(home: Path) -> Iterator[LocalCluster]:
+    with local_cluster(home, lease_s=LEASE_S) as made:
         yield made
 
 
@@ -117,7 +117,7 @@ def check_whole(corral: Corral, run: RunDetail) -> None:
     assert event_types(corral, run.id).count("finish") == 1
 
 
-def test_a_server_that_is_away_for_longer_than_a_lease_costs_no_run_its_attempt(plane: Stack) -> None:
+def test_a_server_that_is_away_for_longer_than_a_lease_costs_no_run_its_attempt(plane: LocalCluster) -> None:
     """FL-D01, FL-D37, FL-D43: one run ends during the outage, one after it, and both keep their work."""
     plane.own_worker(slots=3)
     corral = plane.client()
@@ -138,7 +138,7 @@ def test_a_server_that_is_away_for_longer_than_a_lease_costs_no_run_its_attempt(
     assert problems(corral) == []
 
 
-def test_a_worker_that_slept_past_its_lease_takes_its_run_up_again(plane: Stack) -> None:
+def test_a_worker_that_slept_past_its_lease_takes_its_run_up_again(plane: LocalCluster) -> None:
     """FL-D01: it has a slot free, and must not be given its own run as a new one."""
     worker = plane.own_worker(slots=2)
     corral = plane.client()
@@ -146,7 +146,7 @@ def test_a_worker_that_slept_past_its_lease_takes_its_run_up_again(plane: Stack)
     running(corral, run_id)
 
     os.kill(worker.pid, signal.SIGSTOP)
-    until(lambda: "requeue" in event_types(corral, run_id), "the sweeper to expire the lease")
+    eventually(lambda: "requeue" in event_types(corral, run_id), "the sweeper to expire the lease")
     assert corral.runs.get(run_id).retries_used["infrastructure"] == 1
     time.sleep(1)
     os.kill(worker.pid, signal.SIGCONT)
@@ -159,7 +159,7 @@ def test_a_worker_that_slept_past_its_lease_takes_its_run_up_again(plane: Stack)
 
 
 def test_what_a_worker_says_after_its_run_went_to_another_changes_nothing(
-    plane: Stack, tmp_path: Path
+    plane: LocalCluster, tmp_path: Path
 ) -> None:
     """FL-D29, FL-D38, FL-D41: its beat, log, upload and finish are refused, and its child is killed."""
     first = plane.own_worker(slots=2)
@@ -174,7 +174,7 @@ def test_what_a_worker_says_after_its_run_went_to_another_changes_nothing(
 
     check_refused(plane, corral, run_id, lease_id, epoch=before.attempts[0].ranks[0].epoch)
     os.kill(first.pid, signal.SIGCONT)
-    until(lambda: not marked(first.data_dir, CORRAL_LEASE_ID=lease_id), "the old child to be killed")
+    eventually(lambda: not marked(first.data_dir, CORRAL_LEASE_ID=lease_id), "the old child to be killed")
 
     run = wait_final(corral, run_id)
     check_whole(corral, run)
@@ -184,7 +184,7 @@ def test_what_a_worker_says_after_its_run_went_to_another_changes_nothing(
     assert problems(corral) == []
 
 
-def check_refused(plane: Stack, corral: Corral, run_id: str, lease_id: str, *, epoch: int) -> None:
+def check_refused(plane: LocalCluster, corral: Corral, run_id: str, lease_id: str, *, epoch: int) -> None:
     events = event_types(corral, run_id)
     leases = plane.client((plane.home / "worker" / "token").read_text().strip()).leases
     assert leases.beat(lease_id, epoch, BeatRequest()).action == "lost"
@@ -205,24 +205,24 @@ def check_refused(plane: Stack, corral: Corral, run_id: str, lease_id: str, *, e
 
 
 @pytest.fixture
-def slow_plane(home: Path) -> Iterator[Stack]:
+def slow_plane(home: Path) -> Iterator[LocalCluster]:
     """With leases that do not run out within a test."""
-    with stack(home, lease_s=120) as made:
+    with local_cluster(home, lease_s=120) as made:
         yield made
 
 
-def test_a_killed_workers_run_resumes_at_once_and_nothing_of_it_survives(slow_plane: Stack) -> None:
+def test_a_killed_workers_run_resumes_at_once_and_nothing_of_it_survives(slow_plane: LocalCluster) -> None:
     """FL-D33, FL-D44: released free of charge by the next boot, long before the lease is over."""
     plane = slow_plane
     worker = plane.own_worker(slots=2)
     corral = plane.client()
     (run_id,) = submit(corral, python(RESUMABLE))
-    until(lambda: corral.runs.checkpoints(run_id).items, "the checkpoint to arrive")
+    eventually(lambda: corral.runs.checkpoints(run_id).items, "the checkpoint to arrive")
     before = marked(worker.data_dir)
     assert len(before) == 2
 
     plane.kill_worker(worker)
-    until(lambda: not set(before) & set(marked(worker.data_dir)), "the shim to kill them", within_s=5)
+    eventually(lambda: not set(before) & set(marked(worker.data_dir)), "the shim to kill them", within_s=5)
     plane.start_worker(worker)
 
     run = wait_final(corral, run_id)
@@ -230,19 +230,21 @@ def test_a_killed_workers_run_resumes_at_once_and_nothing_of_it_survives(slow_pl
     assert run.retries_used["infrastructure"] == 0
     assert result(corral, run) == {"from": b"1"}
     assert printed(corral, run_id, attempt=2) == ["from 1"]
-    until(lambda: not marked(worker.data_dir), "the daemons to be gone")
+    eventually(lambda: not marked(worker.data_dir), "the daemons to be gone")
 
 
-def test_a_worker_killed_between_the_end_of_its_child_and_the_report_delivers_it_later(plane: Stack) -> None:
+def test_a_worker_killed_between_the_end_of_its_child_and_the_report_delivers_it_later(
+    plane: LocalCluster,
+) -> None:
     """FL-D30: with the server away as well, result and log are on the worker's disk alone."""
     worker = plane.own_worker(slots=2)
     corral = plane.client()
     (run_id,) = submit(corral, work(1.0))
     running(corral, run_id)
     plane.kill_server()
-    until(lambda: not marked(worker.data_dir), "the child to end")
+    eventually(lambda: not marked(worker.data_dir), "the child to end")
     record = next((worker.data_dir / "leases").glob("*/job.json"))
-    until(lambda: '"finish"' in record.read_text(), "the outcome to be noted on disk")
+    eventually(lambda: '"finish"' in record.read_text(), "the outcome to be noted on disk")
 
     plane.kill_worker(worker)
     corral = plane.start_server()
@@ -251,22 +253,22 @@ def test_a_worker_killed_between_the_end_of_its_child_and_the_report_delivers_it
     run = wait_final(corral, run_id)
     check_whole(corral, run)
     assert run.attempt == 1
-    until(lambda: not list((worker.data_dir / "leases").iterdir()), "the workspace to be removed")
+    eventually(lambda: not list((worker.data_dir / "leases").iterdir()), "the workspace to be removed")
 
 
-def test_an_outcome_that_comes_after_the_lease_was_swept_is_still_accepted(plane: Stack) -> None:
+def test_an_outcome_that_comes_after_the_lease_was_swept_is_still_accepted(plane: LocalCluster) -> None:
     """FL-D01: the worker was dead for longer than the lease; nobody else has claimed the run since."""
     worker = plane.own_worker(slots=2)
     corral = plane.client()
     (run_id,) = submit(corral, work(1.0))
     running(corral, run_id)
     plane.kill_server()
-    until(lambda: not marked(worker.data_dir), "the child to end")
+    eventually(lambda: not marked(worker.data_dir), "the child to end")
     record = next((worker.data_dir / "leases").glob("*/job.json"))
-    until(lambda: '"finish"' in record.read_text(), "the outcome to be noted on disk")
+    eventually(lambda: '"finish"' in record.read_text(), "the outcome to be noted on disk")
     plane.kill_worker(worker)
     corral = plane.start_server()
-    until(lambda: "requeue" in event_types(corral, run_id), "the sweeper to expire the lease")
+    eventually(lambda: "requeue" in event_types(corral, run_id), "the sweeper to expire the lease")
 
     plane.start_worker(worker)
 
@@ -276,7 +278,7 @@ def test_an_outcome_that_comes_after_the_lease_was_swept_is_still_accepted(plane
     assert run.retries_used["infrastructure"] == 0
 
 
-def test_a_second_server_on_one_home_is_refused_and_harms_nothing(plane: Stack) -> None:
+def test_a_second_server_on_one_home_is_refused_and_harms_nothing(plane: LocalCluster) -> None:
     """FL-D39."""
     announced = (plane.home / "server.json").read_text()
 
@@ -296,7 +298,7 @@ def test_a_second_server_on_one_home_is_refused_and_harms_nothing(plane: Stack) 
     assert plane.client().health().ok
 
 
-def test_a_database_locked_by_another_program_delays_and_loses_nothing(plane: Stack) -> None:
+def test_a_database_locked_by_another_program_delays_and_loses_nothing(plane: LocalCluster) -> None:
     """FL-D39: nobody is told `database is locked` but by a code that says to try again."""
     plane.own_worker(slots=2)
     corral = plane.client()
@@ -345,7 +347,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_of_the_server_delays_and_loses_nothing(small_disk: Path, tmp_path: Path) -> None:
     """What runs goes on; uploads are refused with disk_full; when there is space again all goes on."""
-    with stack(small_disk / "home", lease_s=LEASE_S, CORRAL_MIN_FREE_BYTES=str(4 << 20)) as plane:
+    with local_cluster(small_disk / "home", lease_s=LEASE_S, CORRAL_MIN_FREE_BYTES=str(4 << 20)) as plane:
         # The worker has a disk of its own, or its own spool would be what is full.
         worker = plane.other_worker(tmp_path / "other", "other", slots=2)
         corral = plane.client()
@@ -376,7 +378,7 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
-def assert_disk_full(plane: Stack, corral: Corral, tmp_path: Path) -> None:
+def assert_disk_full(plane: LocalCluster, corral: Corral, tmp_path: Path) -> None:
     folder = tmp_path / "big"
     folder.mkdir()
     (folder / "data").write_bytes(os.urandom(1 << 20))
@@ -390,12 +392,12 @@ def assert_disk_full(plane: Stack, corral: Corral, tmp_path: Path) -> None:
 def test_uploads_stop_while_less_than_the_reserve_is_free_and_go_on_afterwards(
     home: Path, tmp_path: Path
 ) -> None:
-    with stack(home, lease_s=LEASE_S, CORRAL_MIN_FREE_BYTES=str(1 << 60)) as plane:
+    with local_cluster(home, lease_s=LEASE_S, CORRAL_MIN_FREE_BYTES=str(1 << 60)) as plane:
         worker = plane.own_worker(slots=1)
         corral = plane.client()
         (run_id,) = submit(corral, work(0.5))
         running(corral, run_id)
-        until(lambda: not marked(worker.data_dir), "the child to end")
+        eventually(lambda: not marked(worker.data_dir), "the child to end")
         time.sleep(2)
         assert corral.runs.get(run_id).state == "running"
         plane.kill_server()
@@ -407,7 +409,7 @@ def test_uploads_stop_while_less_than_the_reserve_is_free_and_go_on_afterwards(
 
 
 def test_a_damaged_blob_is_told_by_get_verify_and_fsck_and_healed_by_the_same_upload(
-    plane: Stack, tmp_path: Path
+    plane: LocalCluster, tmp_path: Path
 ) -> None:
     """FL-D16: never a wrong byte without a word."""
     plane.own_worker(slots=1)
@@ -432,7 +434,7 @@ def test_a_damaged_blob_is_told_by_get_verify_and_fsck_and_healed_by_the_same_up
     assert result(corral, run) == {"who": b"1"}
 
 
-def test_a_blob_that_is_damaged_when_a_run_makes_it_again_is_healed_by_that_run(plane: Stack) -> None:
+def test_a_blob_that_is_damaged_when_a_run_makes_it_again_is_healed_by_that_run(plane: LocalCluster) -> None:
     """FL-D18: the server knows the digest, so the worker would not send the bytes again."""
     plane.own_worker(slots=1)
     corral = plane.client()
@@ -447,14 +449,16 @@ def test_a_blob_that_is_damaged_when_a_run_makes_it_again_is_healed_by_that_run(
     assert problems(corral) == []
 
 
-def test_a_worker_of_another_home_cannot_be_mistaken_for_the_first(plane: Stack, tmp_path: Path) -> None:
+def test_a_worker_of_another_home_cannot_be_mistaken_for_the_first(
+    plane: LocalCluster, tmp_path: Path
+) -> None:
     """FL-D31: each host touches only its own leases."""
     plane.own_worker(slots=1)
     corral = plane.client()
     (run_id,) = submit(corral, work(1.5))
     run = running(corral, run_id)
     rank = run.attempts[0].ranks[0]
-    other: Worker = plane.other_worker(tmp_path / "other", "other", slots=1)
+    other: WorkerProcess = plane.other_worker(tmp_path / "other", "other", slots=1)
     leases = plane.client((other.data_dir / "token").read_text()).leases
 
     with pytest.raises(CorralError) as refused:

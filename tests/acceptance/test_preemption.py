@@ -7,8 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from acceptance.stack import Stack, event_types, printed, python, result, stack, until, wait_final, wait_line
+from support.local_cluster import (
+    LocalCluster,
+    event_types,
+    local_cluster,
+    printed,
+    python,
+    result,
+    wait_final,
+    wait_line,
+)
+from support.waiting import eventually
 
 # Counts steps; at SIGTERM it saves the step that it is at and ends, and a later attempt goes on from there.
 CAREFUL = """
@@ -33,18 +42,18 @@ while step < 40 or (step < 20000 and env['CORRAL_ATTEMPT'] == '1'):
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Stack]:
-    with stack(tmp_path / "home", lease_s=3.0) as made:
+def made(tmp_path: Path) -> Iterator[LocalCluster]:
+    with local_cluster(tmp_path / "home", lease_s=3.0) as made:
         yield made
 
 
-def saved_steps(made: Stack, run_id: str, attempt: int) -> list[int]:
+def saved_steps(made: LocalCluster, run_id: str, attempt: int) -> list[int]:
     lines = printed(made.client(), run_id, attempt)
     return [int(line.split()[1]) for line in lines if line.startswith("saved")]
 
 
 def test_the_urgent_run_starts_after_the_other_saved_its_checkpoint_which_then_goes_on_from_it(
-    made: Stack,
+    made: LocalCluster,
 ) -> None:
     corral = made.client()
     made.own_worker(slots=1)
@@ -67,7 +76,9 @@ def test_the_urgent_run_starts_after_the_other_saved_its_checkpoint_which_then_g
     assert begun[low][0] < begun[urgent][0] < begun[low][1]
 
 
-def test_a_drain_at_once_moves_what_allows_it_and_lets_the_rest_go_on(made: Stack, tmp_path: Path) -> None:
+def test_a_drain_at_once_moves_what_allows_it_and_lets_the_rest_go_on(
+    made: LocalCluster, tmp_path: Path
+) -> None:
     corral = made.client()
     made.own_worker(slots=2)
     moving = corral.runs.submit([python(CAREFUL, preemptible=True, grace=20)]).ids[0]
@@ -76,7 +87,7 @@ def test_a_drain_at_once_moves_what_allows_it_and_lets_the_rest_go_on(made: Stac
         wait_line(corral, run, "under way")
     (first,) = corral.hosts.page().items
     made.other_worker(tmp_path / "other", "other", slots=2)
-    until(lambda: len([h for h in corral.hosts.page().items if h.alive]) == 2, "the other host")
+    eventually(lambda: len([h for h in corral.hosts.page().items if h.alive]) == 2, "the other host")
 
     corral.hosts.drain(first.id, stop="preemptible")
     moved = wait_final(corral, moving, within_s=90)

@@ -10,12 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.local_cluster import LocalCluster, local_cluster
 from typer.testing import CliRunner
 
 import corral
 from acceptance import volumes_for_tests as kit
-from acceptance.stack import Stack
-from acceptance.stack import stack as running
 from corral.cli.volumes import app
 from corral.client.files.blobs import BlobSink
 from corral.client.files.tree import Tree
@@ -33,14 +32,14 @@ pytestmark = pytest.mark.timeout(170)
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running(tmp_path_factory.mktemp("volumes") / "home", lease_s=5.0) as made:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with local_cluster(tmp_path_factory.mktemp("volumes") / "home", lease_s=5.0) as made:
         made.own_worker(slots=20)
         yield made
 
 
 @pytest.fixture(scope="module", autouse=True)
-def remote(stack: Stack) -> Iterator[HttpBackend]:
+def remote(stack: LocalCluster) -> Iterator[HttpBackend]:
     made = HttpBackend(stack.client(), "default")
     before = backend.set_backend(made)
     yield made
@@ -60,7 +59,7 @@ def test_what_a_function_commits_is_there_for_others_and_for_the_caller(tmp_path
     assert kit.folder.remote()
 
 
-def test_files_that_both_changed_are_a_conflict_in_the_function(stack: Stack) -> None:
+def test_files_that_both_changed_are_a_conflict_in_the_function(stack: LocalCluster) -> None:
     kit.other.remote("same.txt", "first")
     kit.write.remote("mine.txt", "x")
 
@@ -91,7 +90,7 @@ def test_an_instance_uses_its_volume_and_calls_others_while_it_is_being_made() -
     assert kit.Reader().read.remote() == ("weights", True)
 
 
-def test_a_secret_is_not_committed(stack: Stack) -> None:
+def test_a_secret_is_not_committed(stack: LocalCluster) -> None:
     stack.client().secrets.set("default", "DEPLOY_KEY", "not-a-real-one-1234")
     made = corral.App("vols").function(name="leaks", volumes={"data": kit.notes}, secrets=["DEPLOY_KEY"])
 
@@ -107,7 +106,7 @@ def test_called_plainly_the_function_works_on_a_folder_of_this_process() -> None
     assert "plain.txt" in kit.other.remote("x", None)
 
 
-def test_a_deployed_function_has_its_volume_too(stack: Stack, remote: HttpBackend) -> None:
+def test_a_deployed_function_has_its_volume_too(stack: LocalCluster, remote: HttpBackend) -> None:
     """RF-D49, for volumes: what the decorator says holds in the deploy path as well."""
     corral_ = stack.client()
     view = corral_.endpoints.deploy(remote.request(kit.app.members["folder"], "default", live=False))
@@ -120,7 +119,7 @@ def test_a_deployed_function_has_its_volume_too(stack: Stack, remote: HttpBacken
 
 
 def test_hosts_share_a_volume_and_a_worker_that_is_killed_loses_only_what_was_not_committed(
-    stack: Stack, tmp_path: Path
+    stack: LocalCluster, tmp_path: Path
 ) -> None:
     """The second host writes, is killed with a change under way, and the first goes on from what was kept."""
     shared = corral.Volume("shared")
@@ -147,12 +146,12 @@ def test_hosts_share_a_volume_and_a_worker_that_is_killed_loses_only_what_was_no
     assert anywhere.remote() == {"a": "1", "c": "2"}
 
 
-def _own_host(stack: Stack) -> str:
+def _own_host(stack: LocalCluster) -> str:
     return next(host.name for host in stack.client().hosts.page().items if host.name != "second")
 
 
 def test_a_file_that_is_written_while_it_is_committed_is_looked_at_again(
-    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stack: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by another call of the same instance."""
     folder, other = (
@@ -178,7 +177,9 @@ def test_a_file_that_is_written_while_it_is_committed_is_looked_at_again(
     assert (other.root / "a").read_text() == "nor thisnor this"
 
 
-def test_reload_keeps_what_was_not_committed_and_never_takes_it_for_old(stack: Stack, tmp_path: Path) -> None:
+def test_reload_keeps_what_was_not_committed_and_never_takes_it_for_old(
+    stack: LocalCluster, tmp_path: Path
+) -> None:
     here, there = (
         VolumeFolder(tmp_path / name, stack.client().volumes.remote("default", "pair"))
         for name in ("here", "there")
@@ -209,7 +210,7 @@ def test_reload_keeps_what_was_not_committed_and_never_takes_it_for_old(stack: S
     assert (here.root / "a").read_text() == "theirs"
 
 
-def test_writers_who_race_lose_nothing(stack: Stack, tmp_path: Path) -> None:
+def test_writers_who_race_lose_nothing(stack: LocalCluster, tmp_path: Path) -> None:
     """RF-D46: each adds a file of its own, again and again, from its own folder; at the end all are there."""
 
     def work(n: int) -> None:
@@ -231,7 +232,7 @@ def test_writers_who_race_lose_nothing(stack: Stack, tmp_path: Path) -> None:
 
 
 def test_kill_9_in_the_middle_of_a_commit_leaves_the_old_or_the_new_version_whole(
-    stack: Stack, tmp_path: Path
+    stack: LocalCluster, tmp_path: Path
 ) -> None:
     """RF-D45: a writer and then the server are killed at whatever point they are; both files are always of
     one commit, and all bytes are there."""
@@ -275,7 +276,7 @@ def test_kill_9_in_the_middle_of_a_commit_leaves_the_old_or_the_new_version_whol
 
 
 def test_the_shell_lists_shows_fills_fetches_and_removes(
-    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stack: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RF-D58, RF-D64: from a fresh machine everything can be listed and removed."""
 
@@ -302,7 +303,7 @@ def test_the_shell_lists_shows_fills_fetches_and_removes(
     assert "shelf" not in run("ls")
 
 
-def test_a_volume_counts_against_the_quota_of_its_project(stack: Stack, tmp_path: Path) -> None:
+def test_a_volume_counts_against_the_quota_of_its_project(stack: LocalCluster, tmp_path: Path) -> None:
     client = stack.client(backoff=Backoff(tries=1))
     client.quotas.put("small", QuotaRequest(max_bytes=10))
     remote = client.volumes.remote("small", "shelf")
@@ -315,7 +316,7 @@ def test_a_volume_counts_against_the_quota_of_its_project(stack: Stack, tmp_path
     assert remote.head().version == 1
 
 
-def test_what_is_wrong_is_told_before_anything_is_sent(stack: Stack, tmp_path: Path) -> None:
+def test_what_is_wrong_is_told_before_anything_is_sent(stack: LocalCluster, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no name"):
         corral.Volume("a b")
     with pytest.raises(ValueError, match="folder"):

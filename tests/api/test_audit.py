@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from api.live import Json, Live, Worker, error_of, named, record, sha
+from support import forked
+from support.live_server import FakeHost, Json, LiveServer, error_of, named, record, sha
+
 from corral.domain.audit import AuditChain
 from corral.wire.audit import AuditView
 
@@ -18,16 +20,16 @@ CORRAL = str(Path(sys.executable).parent / "corral")
 VALUE = "canary-NOT-A-REAL-SECRET-0077"
 
 
-def _entries(live: Live, **where: Any) -> list[Json]:
+def _entries(live: LiveServer, **where: Any) -> list[Json]:
     items: list[Json] = live.ok("GET", "/v1/audit", params={"after": 0, "limit": 1000, **where})["items"]
     return items
 
 
-def _of(live: Live, actor: str) -> list[tuple[str, str]]:
+def _of(live: LiveServer, actor: str) -> list[tuple[str, str]]:
     return [(entry["action"], entry["target"]) for entry in _entries(live, actor=actor)]
 
 
-def test_what_an_operator_does_is_in_the_audit(live: Live, worker: Worker) -> None:
+def test_what_an_operator_does_is_in_the_audit(live: LiveServer, worker: FakeHost) -> None:
     name = named("ops")
     token = live.token("operator", name)["token"]
     user = live.ok("POST", "/v1/tokens", {"scope": "user", "name": named("u")}, token=token)
@@ -47,7 +49,7 @@ def test_what_an_operator_does_is_in_the_audit(live: Live, worker: Worker) -> No
     assert {entry["origin"] for entry in _entries(live, actor=f"operator:{name}")} == {"127.0.0.1"}
 
 
-def test_what_a_user_does_to_other_things_than_runs_is_in_the_audit(live: Live) -> None:
+def test_what_a_user_does_to_other_things_than_runs_is_in_the_audit(live: LiveServer) -> None:
     name, project = named("user"), named("p")
     token = live.token("user", name)["token"]
     secret = f"/v1/projects/{project}/secrets/KEY"
@@ -71,7 +73,7 @@ def test_what_a_user_does_to_other_things_than_runs_is_in_the_audit(live: Live) 
     assert VALUE not in json.dumps(_entries(live))
 
 
-def test_what_failed_is_not_in_the_audit(live: Live) -> None:
+def test_what_failed_is_not_in_the_audit(live: LiveServer) -> None:
     before = len(_entries(live))
 
     error_of(live.call("POST", "/v1/hosts/nobody-here/drain"), 404, "not_found")
@@ -80,14 +82,14 @@ def test_what_failed_is_not_in_the_audit(live: Live) -> None:
     assert len(_entries(live)) == before
 
 
-def test_only_operators_read_the_audit(live: Live, worker: Worker) -> None:
+def test_only_operators_read_the_audit(live: LiveServer, worker: FakeHost) -> None:
     user = live.token("user")["token"]
 
     error_of(live.call("GET", "/v1/audit", token=user), 403, "forbidden")
     error_of(live.call("GET", "/v1/audit", token=worker.token), 403, "forbidden")
 
 
-def test_pages_go_back_from_the_newest_and_forward_from_any(live: Live) -> None:
+def test_pages_go_back_from_the_newest_and_forward_from_any(live: LiveServer) -> None:
     """FL-D35."""
     for _ in range(5):
         live.token("user")
@@ -107,21 +109,19 @@ def test_pages_go_back_from_the_newest_and_forward_from_any(live: Live) -> None:
     assert live.ok("GET", "/v1/audit", params={"after": 1, "limit": 2})["items"][0]["n"] == 2
 
 
-def test_the_chain_can_be_recomputed_from_the_answers(live: Live) -> None:
+def test_the_chain_can_be_recomputed_from_the_answers(live: LiveServer) -> None:
     live.token("user")
     chain = AuditChain()
 
     assert chain.follow(AuditView.model_validate(entry).entry() for entry in _entries(live)), chain.problem
 
 
-def _corral(live: Live, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _corral(live: LiveServer, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "CORRAL_URL": live.url, "CORRAL_TOKEN": live.operator}
-    return subprocess.run(
-        [CORRAL, *arguments], capture_output=True, text=True, env=env, timeout=60, check=False
-    )
+    return forked.run(arguments, env)
 
 
-def test_the_command_line_lists_and_verifies(live: Live) -> None:
+def test_the_command_line_lists_and_verifies(live: LiveServer) -> None:
     live.token("user", "shown-in-the-list")
 
     shown = _corral(live, "audit", "ls", "--action", "token", "--limit", "3")
@@ -139,7 +139,7 @@ def test_the_command_line_lists_and_verifies(live: Live) -> None:
     assert _corral(live, "audit", "verify", "--head", "nonsense").returncode == 2
 
 
-def test_who_changes_the_table_by_hand_is_found_out(live: Live) -> None:
+def test_who_changes_the_table_by_hand_is_found_out(live: LiveServer) -> None:
     live.token("user", "made-by-ada")
     live.token("user")
     n = next(e["n"] for e in _entries(live) if e["data"].get("name") == "made-by-ada")

@@ -7,8 +7,19 @@ import stat
 from collections.abc import Iterator
 
 import pytest
-
-from api.live import Json, Lease, Live, Worker, error_of, fresh, named, new_worker, record, serve, sha
+from support.live_server import (
+    FakeHost,
+    Json,
+    Lease,
+    LiveServer,
+    error_of,
+    fresh,
+    named,
+    new_host,
+    record,
+    serve,
+    sha,
+)
 
 # Well formed, so that the scope decides and not the shape of an id.
 IDS = {
@@ -54,13 +65,13 @@ FOR_ALL = {
 
 
 @pytest.fixture(scope="module")
-def routes(live: Live) -> dict[tuple[str, str], Json]:
+def routes(live: LiveServer) -> dict[tuple[str, str], Json]:
     paths = live.ok("GET", "/v1/openapi.json", token=None)["paths"]
     return {(m.upper(), path): about for path, methods in paths.items() for m, about in methods.items()}
 
 
 @pytest.fixture(scope="module")
-def tokens(live: Live) -> dict[str, str]:
+def tokens(live: LiveServer) -> dict[str, str]:
     return {scope: str(live.token(scope)["token"]) for scope in SCOPES}
 
 
@@ -94,7 +105,7 @@ def test_every_route_declares_the_scopes_that_the_design_gives_it(
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_a_route_refuses_the_scopes_that_it_does_not_declare(
-    scope: str, live: Live, routes: dict[tuple[str, str], Json], tokens: dict[str, str]
+    scope: str, live: LiveServer, routes: dict[tuple[str, str], Json], tokens: dict[str, str]
 ) -> None:
     wrong = []
     # Last what ends the caller's own token.
@@ -108,7 +119,7 @@ def test_a_route_refuses_the_scopes_that_it_does_not_declare(
 
 
 def test_every_route_but_health_refuses_a_call_without_a_token(
-    live: Live, routes: dict[tuple[str, str], Json]
+    live: LiveServer, routes: dict[tuple[str, str], Json]
 ) -> None:
     for (method, path), about in routes.items():
         answer = live.call(method, _path(path), token=None)
@@ -119,7 +130,7 @@ def test_every_route_but_health_refuses_a_call_without_a_token(
             assert answer.status_code == 200, (method, path)
 
 
-def test_a_path_that_is_not_there_needs_a_token_too(live: Live) -> None:
+def test_a_path_that_is_not_there_needs_a_token_too(live: LiveServer) -> None:
     error_of(live.call("GET", "/v1/nowhere", token=None), 401, "unauthenticated")
     error_of(live.call("GET", "/v1/nowhere"), 404, "not_found")
 
@@ -140,7 +151,7 @@ def _spoilt(good: str) -> Iterator[tuple[str, str]]:
     yield "the hash of the secret", f"Bearer {prefix}_{token_id}_{sha(secret.encode())}"
 
 
-def test_a_token_that_is_spoilt_in_any_way_is_refused_without_saying_how(live: Live) -> None:
+def test_a_token_that_is_spoilt_in_any_way_is_refused_without_saying_how(live: LiveServer) -> None:
     messages = set()
     for what, header in _spoilt(live.operator):
         answer = live.call("GET", "/v1/runs", token=None, headers={"Authorization": header})
@@ -153,7 +164,7 @@ def test_a_token_that_is_spoilt_in_any_way_is_refused_without_saying_how(live: L
 
 
 @pytest.mark.parametrize("scope", ["user", "operator", "host"])
-def test_an_expired_token_is_refused_from_that_second_on(scope: str, live: Live) -> None:
+def test_an_expired_token_is_refused_from_that_second_on(scope: str, live: LiveServer) -> None:
     token = str(live.token(scope, expires_in_s=60)["token"])
     path = "/v1/artifacts/a-bcdfghjkmnpq"
     error_of(live.call("GET", path, token=token), 404, "not_found")
@@ -164,7 +175,7 @@ def test_an_expired_token_is_refused_from_that_second_on(scope: str, live: Live)
         live.clock.ahead_s -= 61
 
 
-def test_a_revoked_token_is_refused_at_the_next_call(live: Live) -> None:
+def test_a_revoked_token_is_refused_at_the_next_call(live: LiveServer) -> None:
     made = live.token("user")
     assert live.call("GET", "/v1/runs", token=made["token"]).status_code == 200
 
@@ -177,7 +188,7 @@ def test_a_revoked_token_is_refused_at_the_next_call(live: Live) -> None:
 
 
 @pytest.mark.parametrize("scope", ["operator", "host"])
-def test_only_a_users_token_can_be_bound_to_a_project(scope: str, live: Live) -> None:
+def test_only_a_users_token_can_be_bound_to_a_project(scope: str, live: LiveServer) -> None:
     body = {"scope": scope, "name": named("t"), "project": "p"}
 
     error_of(live.call("POST", "/v1/tokens", body), 422, "invalid_input")
@@ -204,10 +215,10 @@ def _lease_calls(lease: Lease) -> list[tuple[str, str, Json | None, bytes | None
     ]
 
 
-def test_a_host_can_touch_only_its_own_leases(live: Live, worker: Worker) -> None:
+def test_a_host_can_touch_only_its_own_leases(live: LiveServer, worker: FakeHost) -> None:
     """FL-D31: each host has its own credential."""
     lease = worker.run()
-    stranger = new_worker(live)
+    stranger = new_host(live)
     before = live.ok("GET", f"/v1/runs/{lease.run_id}")
 
     for method, verb, body, content in [("POST", "beat", {}, None), *_lease_calls(lease)]:
@@ -219,7 +230,7 @@ def test_a_host_can_touch_only_its_own_leases(live: Live, worker: Worker) -> Non
     assert lease.ok("POST", "finish", {})["run_state"] == "succeeded"
 
 
-def test_another_epoch_is_refused_by_every_call_of_a_lease(live: Live, worker: Worker) -> None:
+def test_another_epoch_is_refused_by_every_call_of_a_lease(live: LiveServer, worker: FakeHost) -> None:
     """FL-D29, FL-D38."""
     lease = worker.run()
     stale = Lease(worker, {**lease.about, "epoch": lease.about["epoch"] + 1})
@@ -232,7 +243,7 @@ def test_another_epoch_is_refused_by_every_call_of_a_lease(live: Live, worker: W
     assert live.ok("GET", f"/v1/runs/{lease.run_id}/artifacts")["items"] == []
 
 
-def test_a_host_reads_only_what_its_live_leases_name(live: Live, worker: Worker) -> None:
+def test_a_host_reads_only_what_its_live_leases_name(live: LiveServer, worker: FakeHost) -> None:
     mine, other = b"an input of my run", b"an input of somebody else's run"
     ids = []
     for data in (mine, other):
@@ -257,7 +268,7 @@ def test_a_host_reads_only_what_its_live_leases_name(live: Live, worker: Worker)
 class Fence:
     """Two projects: `token` is bound to `own`; everything named here is in `other`."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: LiveServer) -> None:
         self.live = live
         self.own, self.other = named("own"), named("other")
         self.token = str(live.token("user", project=self.own)["token"])
@@ -272,7 +283,7 @@ class Fence:
 
 
 @pytest.fixture(scope="module")
-def fence(live: Live) -> Fence:
+def fence(live: LiveServer) -> Fence:
     return Fence(live)
 
 
@@ -347,7 +358,7 @@ def test_an_empty_upload_does_not_unlock_a_known_hash(fence: Fence) -> None:
     assert fence.status("GET", f"/v1/blobs/{sha(fence.data)}?project={fence.own}") == 404
 
 
-def test_no_tokens_secret_is_in_the_database(live: Live) -> None:
+def test_no_tokens_secret_is_in_the_database(live: LiveServer) -> None:
     made = [live.token(scope)["token"] for scope in SCOPES]
     made += [live.operator, live.host]
     stored = b"".join(path.read_bytes() for path in live.home.glob("corral.db*"))
@@ -356,7 +367,7 @@ def test_no_tokens_secret_is_in_the_database(live: Live) -> None:
     assert not any(str(token).split("_", 2)[2].encode() in stored for token in made)
 
 
-def test_token_and_key_files_are_their_owners_alone(live: Live) -> None:
+def test_token_and_key_files_are_their_owners_alone(live: LiveServer) -> None:
     names = ("operator.token", "key", "worker/token", "worker/host.json")
 
     assert {name: stat.S_IMODE((live.home / name).stat().st_mode) for name in names} == dict.fromkeys(
@@ -375,7 +386,7 @@ def test_a_token_of_an_earlier_start_is_good_after_a_restart(
         assert second.ok("GET", f"/v1/runs/{run}")["state"] == "queued"
 
 
-def test_every_change_of_a_run_names_its_actor(live: Live, worker: Worker) -> None:
+def test_every_change_of_a_run_names_its_actor(live: LiveServer, worker: FakeHost) -> None:
     """FL-D31."""
     name = named("somebody")
     token = str(live.token("user", name)["token"])

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
+from support.live_server import FakeHost, Json, LiveServer, error_of, fresh, named, new_host, record, sha
 
-from api.live import Json, Live, Worker, error_of, fresh, named, new_worker, record, sha
 from corral import __version__
 
 PLAIN = {"Content-Type": "application/json"}
@@ -33,7 +33,7 @@ BAD_IDS = [
 
 
 @pytest.fixture(autouse=True)
-def nothing_breaks(live: Live) -> Iterator[None]:
+def nothing_breaks(live: LiveServer) -> Iterator[None]:
     """Whatever a test sends, the server goes on and has not failed inside."""
     yield
     assert live.ok("GET", "/v1/health", token=None)["ok"] is True
@@ -42,7 +42,7 @@ def nothing_breaks(live: Live) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("bad", BAD_IDS)
-def test_an_id_is_matched_as_a_whole_by_every_entry(bad: str, live: Live, worker: Worker) -> None:
+def test_an_id_is_matched_as_a_whole_by_every_entry(bad: str, live: LiveServer, worker: FakeHost) -> None:
     """FL-D21, FL-D22: `..`, newlines, NUL and slashes never reach a path or a query."""
     part = quote(bad, safe="")
     calls = [
@@ -66,7 +66,7 @@ def test_an_id_is_matched_as_a_whole_by_every_entry(bad: str, live: Live, worker
         assert set(json.loads(body)) == {"code", "message", "hint", "fields"}
 
 
-def _raw(live: Live, method: str, path: str, token: str, body: bytes) -> tuple[int, bytes]:
+def _raw(live: LiveServer, method: str, path: str, token: str, body: bytes) -> tuple[int, bytes]:
     head = (
         f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -79,7 +79,7 @@ def _raw(live: Live, method: str, path: str, token: str, body: bytes) -> tuple[i
 
 
 @pytest.mark.parametrize("key", ["..", "a/../b", "/abs", "a//b", "a\nb", "a\\b", "ü", "x" * 200, "a/" * 9])
-def test_an_object_key_is_plain(key: str, live: Live, worker: Worker) -> None:
+def test_an_object_key_is_plain(key: str, live: LiveServer, worker: FakeHost) -> None:
     lease = worker.run()
     status, _ = _raw(
         live, "PUT", f"{lease.path}/objects/{quote(key, safe='')}?epoch=2", worker.token, b"data"
@@ -89,14 +89,14 @@ def test_an_object_key_is_plain(key: str, live: Live, worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", "a..b", "a/b", "a\n", "-a", "a" * 65, "", "naïve", "a b", "a\0"])
-def test_a_name_that_is_no_name_is_refused_at_its_place(name: str, live: Live) -> None:
+def test_a_name_that_is_no_name_is_refused_at_its_place(name: str, live: LiveServer) -> None:
     for place in ({"name": name}, {"project": name}, {"labels": {name: "x"}}, {"params": {name: 1}}):
         body = {"request_id": fresh(), "runs": [{"argv": ["true"], **place}]}
         error = error_of(live.call("POST", "/v1/runs", body), 422, "invalid_input")
         assert error.fields[0].path.startswith(f"runs.0.{next(iter(place))}")
 
 
-def test_an_announced_body_that_is_too_large_is_refused_unread(live: Live) -> None:
+def test_an_announced_body_that_is_too_large_is_refused_unread(live: LiveServer) -> None:
     head = (
         f"POST /v1/runs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {live.operator}\r\n"
         "Content-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n"
@@ -109,14 +109,14 @@ def test_an_announced_body_that_is_too_large_is_refused_unread(live: Live) -> No
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("path", ["/v1/runs", "/v1/tokens", "/v1/projects/default/blobs/pack"])
 def test_a_body_of_unknown_length_is_cut_off_at_the_limit(
-    path: str, form: dict[str, str], live: Live
+    path: str, form: dict[str, str], live: LiveServer
 ) -> None:
     endless = (b'{"request_id": "' + b"x" * 65536 for _ in range(64))
 
     error_of(live.call("POST", path, content=endless, headers=form), 413, "too_large")
 
 
-def test_a_blob_over_its_limit_is_refused_also_without_a_length(live: Live) -> None:
+def test_a_blob_over_its_limit_is_refused_also_without_a_length(live: LiveServer) -> None:
     path = f"/v1/projects/default/blobs/{'0' * 64}"
     old = live.services.limits
     live.services.limits = type(old)(old.max_body_bytes, 100_000)
@@ -155,7 +155,9 @@ HOSTILE_JSON = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("what", HOSTILE_JSON)
-def test_hostile_json_is_refused_and_stores_nothing(what: str, form: dict[str, str], live: Live) -> None:
+def test_hostile_json_is_refused_and_stores_nothing(
+    what: str, form: dict[str, str], live: LiveServer
+) -> None:
     before = live.ok("GET", "/v1/runs", params={"limit": 1})["items"]
 
     answer = live.call("POST", "/v1/runs", content=HOSTILE_JSON[what], headers=form)
@@ -173,7 +175,7 @@ HOSTILE_PROGRESS = [b"NaN", b"-Infinity", b'"\\ud800"', b'{"\\udfff":1}', b"[" *
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("value", HOSTILE_PROGRESS)
 def test_progress_and_meta_take_only_json_that_can_be_stored(
-    value: bytes, form: dict[str, str], live: Live, worker: Worker
+    value: bytes, form: dict[str, str], live: LiveServer, worker: FakeHost
 ) -> None:
     lease = worker.run()
     beat = lease.call("POST", "beat", content=b'{"progress":{"x":' + value + b"}}", headers=form)
@@ -183,7 +185,7 @@ def test_progress_and_meta_take_only_json_that_can_be_stored(
     lease.ok("POST", "finish", {})
 
 
-def test_times_that_no_calendar_holds_are_refused(live: Live, worker: Worker) -> None:
+def test_times_that_no_calendar_holds_are_refused(live: LiveServer, worker: FakeHost) -> None:
     """A sum of such times would be infinite, and a client could not show them."""
     lease = worker.run()
     for at in (1e300, -1e300):
@@ -193,7 +195,7 @@ def test_times_that_no_calendar_holds_are_refused(live: Live, worker: Worker) ->
     lease.ok("POST", "finish", {})
 
 
-def test_binary_last_words_are_kept_without_their_nul(live: Live, worker: Worker) -> None:
+def test_binary_last_words_are_kept_without_their_nul(live: LiveServer, worker: FakeHost) -> None:
     lease = worker.run()
     lease.ok("POST", "fail", {"reason": "code_error", "detail": "died:\0\x01 \U0001f4a5"})
 
@@ -201,7 +203,7 @@ def test_binary_last_words_are_kept_without_their_nul(live: Live, worker: Worker
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-def test_json_under_another_name_is_not_taken_for_json(kind: str, live: Live) -> None:
+def test_json_under_another_name_is_not_taken_for_json(kind: str, live: LiveServer) -> None:
     body = json.dumps({"request_id": fresh(), "runs": [{"argv": ["true"]}]}).encode()
 
     answer = live.call("POST", "/v1/runs", content=body, headers={"Content-Type": kind})
@@ -209,7 +211,7 @@ def test_json_under_another_name_is_not_taken_for_json(kind: str, live: Live) ->
     error_of(answer, 422, "invalid_input")
 
 
-def test_another_method_is_told_apart_from_another_path(live: Live) -> None:
+def test_another_method_is_told_apart_from_another_path(live: LiveServer) -> None:
     error_of(live.call("PATCH", "/v1/runs"), 405, "method_not_allowed")
     error_of(live.call("GET", "/v1/run"), 404, "not_found")
 
@@ -228,7 +230,7 @@ CURSORS = [
 
 
 @pytest.mark.parametrize("cursor", CURSORS)
-def test_a_cursor_that_no_page_gave_is_refused(cursor: str, live: Live) -> None:
+def test_a_cursor_that_no_page_gave_is_refused(cursor: str, live: LiveServer) -> None:
     """FL-D35: every list has pages."""
     run = live.submit()
     lists = ["/v1/runs", "/v1/artifacts", "/v1/hosts", "/v1/tokens", f"/v1/runs/{run}/logs"]
@@ -238,13 +240,13 @@ def test_a_cursor_that_no_page_gave_is_refused(cursor: str, live: Live) -> None:
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "1000000", "1e3", "ten", "99999999999999999999999"])
-def test_a_limit_out_of_range_is_refused(limit: str, live: Live) -> None:
+def test_a_limit_out_of_range_is_refused(limit: str, live: LiveServer) -> None:
     run = live.submit()
     for path in ("/v1/runs", "/v1/artifacts", "/v1/hosts", "/v1/events", f"/v1/runs/{run}/logs"):
         error_of(live.call("GET", path, params={"limit": limit}), 422, "invalid_input")
 
 
-def test_pages_of_every_list_hold_each_item_once(live: Live) -> None:
+def test_pages_of_every_list_hold_each_item_once(live: LiveServer) -> None:
     """FL-D35."""
     project = named("paged")
     made = {live.submit(project=project) for _ in range(7)}
@@ -260,7 +262,7 @@ def test_pages_of_every_list_hold_each_item_once(live: Live) -> None:
     assert sorted(seen) == sorted(made)
 
 
-def test_a_range_that_is_no_range_gives_the_whole(live: Live) -> None:
+def test_a_range_that_is_no_range_gives_the_whole(live: LiveServer) -> None:
     data = b"0123456789"
     live.ok("PUT", f"/v1/projects/default/blobs/{sha(data)}", content=data)
     path = f"/v1/blobs/{sha(data)}"
@@ -288,7 +290,7 @@ def test_a_range_that_is_no_range_gives_the_whole(live: Live) -> None:
         assert read(header) == (200, data), header
 
 
-def test_a_newer_clients_unknown_key_is_named(live: Live) -> None:
+def test_a_newer_clients_unknown_key_is_named(live: LiveServer) -> None:
     """An answer that says only `invalid` would not tell which side is older."""
     for form in FORMS:
         run = {"argv": ["true"], "from_the_future": 1, "resources": {"qubits": 2}}
@@ -298,8 +300,8 @@ def test_a_newer_clients_unknown_key_is_named(live: Live) -> None:
         assert {f.path for f in error.fields} == {"runs.0.from_the_future", "runs.0.resources.qubits"}
 
 
-def test_an_older_client_leaves_out_what_is_optional(live: Live) -> None:
-    worker = new_worker(live)
+def test_an_older_client_leaves_out_what_is_optional(live: LiveServer) -> None:
+    worker = new_host(live)
     live.submit(host=worker.name)
     capability = {"hostname": "old", "os": "linux", "arch": "x86_64"}
     ask = {"request_id": fresh(), "boot_id": worker.boot_id, "slots": 1, "capability": capability}
@@ -312,7 +314,7 @@ def test_an_older_client_leaves_out_what_is_optional(live: Live) -> None:
     assert beaten["action"] == "continue"
 
 
-def test_every_answer_says_the_servers_version(live: Live) -> None:
+def test_every_answer_says_the_servers_version(live: LiveServer) -> None:
     answers = [
         live.call("GET", "/v1/health", token=None),
         live.call("GET", "/v1/runs"),
@@ -343,7 +345,7 @@ HOSTILE_PATHS: dict[str, list[str]] = {
 
 @pytest.mark.parametrize("what", HOSTILE_PATHS)
 def test_a_manifest_with_a_hostile_path_is_refused_for_users_and_workers(
-    what: str, live: Live, worker: Worker
+    what: str, live: LiveServer, worker: FakeHost
 ) -> None:
     """FL-D47."""
     data = b"content"
@@ -358,7 +360,7 @@ def test_a_manifest_with_a_hostile_path_is_refused_for_users_and_workers(
     assert lease.ok("POST", "finish", {})["run_state"] == "succeeded"
 
 
-def test_a_manifest_must_tell_the_truth_about_its_blobs(live: Live, worker: Worker) -> None:
+def test_a_manifest_must_tell_the_truth_about_its_blobs(live: LiveServer, worker: FakeHost) -> None:
     data, theirs = b"mine " + fresh().encode(), b"theirs " + fresh().encode()
     other = named("other")
     live.ok("PUT", f"/v1/projects/{other}/blobs/{sha(theirs)}", content=theirs)
@@ -382,13 +384,13 @@ def test_a_manifest_must_tell_the_truth_about_its_blobs(live: Live, worker: Work
     assert commit(record("a", data))["status"] == 201
 
 
-def test_a_user_cannot_commit_an_output(live: Live) -> None:
+def test_a_user_cannot_commit_an_output(live: LiveServer) -> None:
     for kind in ("output", "checkpoint"):
         answer = live.call("POST", "/v1/projects/default/artifacts", {"kind": kind, "files": []})
         error_of(answer, 422, "invalid_input")
 
 
-def test_a_result_must_be_what_the_lease_itself_committed(live: Live, worker: Worker) -> None:
+def test_a_result_must_be_what_the_lease_itself_committed(live: LiveServer, worker: FakeHost) -> None:
     """FL-D38: an older artifact cannot pass for this attempt's."""
     other = live.ok("POST", "/v1/projects/default/artifacts", {"kind": "input", "files": []})["id"]
     lease = worker.run()

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ from pathlib import Path
 import httpx
 import psycopg
 import pytest
-from postgres import private_postgres
-from receiving import Receiver, receiving
+from support.local_cluster import LocalCluster
+from support.postgres import private_postgres
+from support.webhook_receiver import Receiver, receiving
 
 # Unmistakably fake; each can be told from the others.
 PASSWORD = "canary-NOT-A-REAL-PASSWORD-01"
@@ -29,7 +29,7 @@ NEEDLES = (PASSWORD, SECRET, HOOK_KEY.removeprefix("whsec_"), HOOK_PATH, USER_IN
 
 
 @dataclass
-class Machine:
+class RecordedServer:
     """A server process on Postgres, everything that it wrote, and everything that it answered."""
 
     home: Path
@@ -47,29 +47,17 @@ class Machine:
 
 
 @contextmanager
-def _started(home: Path, database: str) -> Iterator[Machine]:
-    log = home.parent / "server.log"
-    env = {
-        **{key: value for key, value in os.environ.items() if "CORRAL" not in key},
-        "CORRAL_HOME": str(home),
-        "CORRAL_PORT": "0",
-        "CORRAL_DATABASE": database,
-        "CORRAL_WEBHOOK_ALLOW": "127.0.0.0/8",
-    }
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "corral.server"], env=env, stdout=output, stderr=subprocess.STDOUT
-        )
-        try:
-            deadline = time.monotonic() + 60
-            while not (home / "server.json").exists():
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, "the server did not come up"
-                time.sleep(0.02)
-            yield Machine(home, database, log, [])
-        finally:
-            process.terminate()
-            process.wait(30)
+def _started(home: Path, database: str) -> Iterator[RecordedServer]:
+    settings = {"CORRAL_DATABASE": database, "CORRAL_WEBHOOK_ALLOW": "127.0.0.0/8"}
+    server = LocalCluster(home, settings)
+    try:
+        server.start_server()
+        yield RecordedServer(home, database, home.parent / "server.log", [])
+        assert server.server is not None
+        server.server.terminate()
+        server.server.wait(30)
+    finally:
+        server.close()
 
 
 def _dump(url: str) -> bytes:
@@ -81,7 +69,7 @@ def _dump(url: str) -> bytes:
     return repr(rows).encode()
 
 
-def _use(machine: Machine, receiver: Receiver) -> str:
+def _use(machine: RecordedServer, receiver: Receiver) -> str:
     """The canaries, each in its place, and in every wrong one. Returns a token to join with."""
     assert machine.call("PUT", "/v1/projects/default/secrets/KEY", {"value": SECRET}).is_success
     hook = {"name": "hook", "url": f"{receiver.url}/{HOOK_PATH}", "secret": HOOK_KEY, "events": ["run.*"]}
@@ -118,7 +106,7 @@ def _use(machine: Machine, receiver: Receiver) -> str:
 
 def test_no_canary_is_found_anywhere_in_clear(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    with private_postgres() as server, server.fresh() as plain, receiving() as receiver:
+    with private_postgres().fresh() as plain, receiving() as receiver:
         database = plain.replace("//postgres:@", f"//postgres:{PASSWORD}@", 1)
         assert PASSWORD in database
         with _started(home, database) as machine:

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from postgres import private_postgres
+from support.live_server import FakeHost, Json, LiveServer, error_of, fresh, named, serve
+from support.postgres import private_postgres
 
-from api.live import Json, Live, Worker, error_of, fresh, named, serve
 from corral.client.hosts.host_key import make_key
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import new_host_id
@@ -21,42 +21,41 @@ WEEK_S = 7 * 86400.0
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     home = tmp_path_factory.mktemp("home")
     if request.param == "sqlite":
         with serve(home, host_token_s=WEEK_S) as server:
             yield server
         return
     with (
-        private_postgres() as postgres,
-        postgres.fresh() as url,
+        private_postgres().fresh() as url,
         serve(home, database=url, host_token_s=WEEK_S) as it,
     ):
         yield it
 
 
-def join_token(live: Live, name: str | None = None, **more: Any) -> Json:
+def join_token(live: LiveServer, name: str | None = None, **more: Any) -> Json:
     made: Json = live.ok("POST", "/v1/tokens", {"scope": "join", "name": name, **more})
     return made
 
 
-def enroll(live: Live, token: str, **more: Any) -> httpx.Response:
+def enroll(live: LiveServer, token: str, **more: Any) -> httpx.Response:
     body = {"request_id": fresh(), "hostname": named("machine"), **more}
     return live.call("POST", "/v1/hosts/enroll", body, token=token)
 
 
-def joined(live: Live, name: str | None = None) -> Worker:
+def joined(live: LiveServer, name: str | None = None) -> FakeHost:
     made = enroll(live, join_token(live)["token"], name=name or named("host")).json()
-    return Worker(live, made["name"], made["token"])
+    return FakeHost(live, made["name"], made["token"])
 
 
-def actions(live: Live, host: str) -> list[tuple[str, str]]:
+def actions(live: LiveServer, host: str) -> list[tuple[str, str]]:
     entries = live.ok("GET", "/v1/audit", params={"limit": 1000})["items"]
     entries.sort(key=lambda entry: entry["n"])
     return [(e["action"], e["actor"]) for e in entries if e["target"] == f"host:{host}"]
 
 
-def test_a_join_token_makes_one_host_with_a_credential_of_its_own(live: Live) -> None:
+def test_a_join_token_makes_one_host_with_a_credential_of_its_own(live: LiveServer) -> None:
     """FL-C12, FL-D31: joined, it takes what is for it, and what it did has an actor."""
     token = join_token(live, labels=["lab", "north"])
     name = named("host")
@@ -64,14 +63,14 @@ def test_a_join_token_makes_one_host_with_a_credential_of_its_own(live: Live) ->
     made = enroll(live, token["token"], name=name).json()
 
     assert (made["name"], made["labels"], made["expires_in_s"]) == (name, ["lab", "north"], WEEK_S)
-    assert Worker(live, name, made["token"]).run().run_id
+    assert FakeHost(live, name, made["token"]).run().run_id
     assert actions(live, name) == [("host.enroll", f"join:{token['id']}")]
     error_of(enroll(live, token["token"]), 403, "token_used")
     listed = {t["id"]: t for t in live.ok("GET", "/v1/tokens", params={"limit": 1000})["items"]}
     assert listed[token["id"]]["used_at"] is not None
 
 
-def test_a_lost_answer_does_not_lose_the_token(live: Live) -> None:
+def test_a_lost_answer_does_not_lose_the_token(live: LiveServer) -> None:
     """FL-D30 in spirit: the same request again gets the same host; only the newest credential works."""
     token = join_token(live)["token"]
     again = {"request_id": fresh(), "name": named("host")}
@@ -84,7 +83,7 @@ def test_a_lost_answer_does_not_lose_the_token(live: Live) -> None:
     assert live.ok("GET", "/v1/hosts/self", token=second["token"])["name"] == again["name"]
 
 
-def test_of_many_machines_with_one_token_one_joins(live: Live) -> None:
+def test_of_many_machines_with_one_token_one_joins(live: LiveServer) -> None:
     token = join_token(live)["token"]
     gate = threading.Barrier(6)
 
@@ -96,7 +95,7 @@ def test_of_many_machines_with_one_token_one_joins(live: Live) -> None:
         assert sorted(pool.map(one, range(6))) == [201, 403, 403, 403, 403, 403]
 
 
-def test_an_expired_or_revoked_join_token_says_so(live: Live) -> None:
+def test_an_expired_or_revoked_join_token_says_so(live: LiveServer) -> None:
     expired, revoked = join_token(live, expires_in_s=30), join_token(live)
     live.call("DELETE", f"/v1/tokens/{revoked['id']}")
     live.clock.ahead_s += 31
@@ -109,14 +108,14 @@ def test_an_expired_or_revoked_join_token_says_so(live: Live) -> None:
     assert "revoked" in error_of(enroll(live, revoked["token"]), 401, "unauthenticated").message
 
 
-def test_a_join_token_lasts_minutes_unless_told_otherwise(live: Live) -> None:
+def test_a_join_token_lasts_minutes_unless_told_otherwise(live: LiveServer) -> None:
     made = join_token(live)
     assert made["expires_at"] - made["created_at"] == 900
     body = {"scope": "join", "expires_in_s": WEEK_S + 1}
     error_of(live.call("POST", "/v1/tokens", body), 422, "invalid_input")
 
 
-def test_a_name_that_is_taken_is_refused_and_the_token_stays_good(live: Live) -> None:
+def test_a_name_that_is_taken_is_refused_and_the_token_stays_good(live: LiveServer) -> None:
     taken = joined(live)
     token = join_token(live)["token"]
 
@@ -127,7 +126,7 @@ def test_a_name_that_is_taken_is_refused_and_the_token_stays_good(live: Live) ->
     assert live.call("GET", "/v1/hosts/self", token=taken.token).status_code == 200
 
 
-def test_a_token_for_a_name_replaces_the_identity_of_that_host(live: Live) -> None:
+def test_a_token_for_a_name_replaces_the_identity_of_that_host(live: LiveServer) -> None:
     before = joined(live)
     token = join_token(live, before.name)["token"]
     error_of(enroll(live, token, name=named("other")), 422, "invalid_input")
@@ -139,7 +138,7 @@ def test_a_token_for_a_name_replaces_the_identity_of_that_host(live: Live) -> No
     assert live.ok("GET", "/v1/hosts/self", token=made["token"])["id"] == made["host_id"]
 
 
-def test_a_host_that_a_manifest_declared_is_taken_by_the_first_that_joins_as_it(live: Live) -> None:
+def test_a_host_that_a_manifest_declared_is_taken_by_the_first_that_joins_as_it(live: LiveServer) -> None:
     name = named("declared")
     host = Host(
         new_host_id(), name, None, None, 0, None, False, None, 1.0, declared="{}", declared_by="default/m"
@@ -153,11 +152,11 @@ def test_a_host_that_a_manifest_declared_is_taken_by_the_first_that_joins_as_it(
 
 
 @pytest.mark.parametrize("name", ["self", "enroll"])
-def test_no_host_takes_a_name_that_an_address_needs(name: str, live: Live) -> None:
+def test_no_host_takes_a_name_that_an_address_needs(name: str, live: LiveServer) -> None:
     error_of(enroll(live, join_token(live)["token"], name=name), 422, "invalid_input")
 
 
-def test_a_revoked_host_can_do_nothing_from_its_next_call_on(live: Live) -> None:
+def test_a_revoked_host_can_do_nothing_from_its_next_call_on(live: LiveServer) -> None:
     """FL-D35, FL-D31: its late writes change nothing; its run goes to another when the lease has run out."""
     host = joined(live)
     lease = host.run()
@@ -188,7 +187,7 @@ def test_a_revoked_host_can_do_nothing_from_its_next_call_on(live: Live) -> None
     error_of(live.call("POST", f"/v1/hosts/{host.name}/resume"), 409, "conflict")
 
 
-def test_a_claim_that_waits_while_its_host_is_revoked_gets_nothing(live: Live) -> None:
+def test_a_claim_that_waits_while_its_host_is_revoked_gets_nothing(live: LiveServer) -> None:
     host = joined(live)
     answers: list[httpx.Response] = []
     asked = host.ask(wait_s=20)
@@ -207,7 +206,7 @@ def test_a_claim_that_waits_while_its_host_is_revoked_gets_nothing(live: Live) -
     assert live.ok("GET", f"/v1/runs/{run}")["state"] == "queued"
 
 
-def test_a_credential_is_replaced_while_a_run_goes_on(live: Live) -> None:
+def test_a_credential_is_replaced_while_a_run_goes_on(live: LiveServer) -> None:
     """The old one holds until the host has shown the new one, then for a short overlap."""
     host = joined(live)
     lease = host.run()
@@ -227,7 +226,7 @@ def test_a_credential_is_replaced_while_a_run_goes_on(live: Live) -> None:
     assert lease.ok("POST", "finish", {}, token=fresh_token)["run_state"] == "succeeded"
 
 
-def test_a_rotation_whose_answer_is_lost_harms_nobody(live: Live) -> None:
+def test_a_rotation_whose_answer_is_lost_harms_nobody(live: LiveServer) -> None:
     host = joined(live)
     lost = live.ok("POST", "/v1/hosts/self/rotate", {}, token=host.token)["token"]
     kept = live.ok("POST", "/v1/hosts/self/rotate", {}, token=host.token)["token"]
@@ -240,7 +239,7 @@ def test_a_rotation_whose_answer_is_lost_harms_nobody(live: Live) -> None:
         live.clock.ahead_s -= live.services.policy.rotation_overlap_s + 1
 
 
-def test_a_credential_ends_by_itself(live: Live) -> None:
+def test_a_credential_ends_by_itself(live: LiveServer) -> None:
     host = joined(live)
     live.clock.ahead_s += WEEK_S + 1
     try:
@@ -249,7 +248,7 @@ def test_a_credential_ends_by_itself(live: Live) -> None:
         live.clock.ahead_s -= WEEK_S + 1
 
 
-def test_a_host_leaves_and_its_name_is_free_for_a_token_made_for_it(live: Live) -> None:
+def test_a_host_leaves_and_its_name_is_free_for_a_token_made_for_it(live: LiveServer) -> None:
     host = joined(live)
     assert live.call("POST", "/v1/hosts/self/leave", token=host.token).status_code == 204
     error_of(live.call("GET", "/v1/hosts/self", token=host.token), 401, "unauthenticated")
@@ -258,10 +257,10 @@ def test_a_host_leaves_and_its_name_is_free_for_a_token_made_for_it(live: Live) 
     made = enroll(live, join_token(live, host.name)["token"]).json()
 
     assert live.ok("GET", f"/v1/hosts/{host.name}")["revoked_at"] is None
-    assert Worker(live, host.name, made["token"]).run().run_id
+    assert FakeHost(live, host.name, made["token"]).run().run_id
 
 
-def test_a_leaked_host_token_shows_nothing_of_others(live: Live) -> None:
+def test_a_leaked_host_token_shows_nothing_of_others(live: LiveServer) -> None:
     """FL-D31: neither runs, hosts, tokens nor secrets; what its own leases name is all it can read."""
     host = joined(live)
     run = live.submit(host="nobody")
@@ -273,7 +272,7 @@ def test_a_leaked_host_token_shows_nothing_of_others(live: Live) -> None:
     assert own["name"] == host.name
 
 
-def test_drain_and_resume_are_noted_with_who_did_it(live: Live) -> None:
+def test_drain_and_resume_are_noted_with_who_did_it(live: LiveServer) -> None:
     """FL-D35, FL-C09."""
     host = joined(live)
     assert live.ok("POST", f"/v1/hosts/{host.name}/drain")["draining"]
@@ -288,20 +287,20 @@ def test_drain_and_resume_are_noted_with_who_did_it(live: Live) -> None:
     ]
 
 
-def test_without_an_authority_a_request_for_a_certificate_is_passed_over(live: Live) -> None:
+def test_without_an_authority_a_request_for_a_certificate_is_passed_over(live: LiveServer) -> None:
     made = enroll(live, join_token(live)["token"], certificate_request=make_key().request_pem).json()
     assert made["certificate"] is None
     assert live.ok("GET", "/v1/ca", token=None) == {"ca": None}
 
 
-def test_health_says_the_time_of_the_server(live: Live, tmp_path: Path) -> None:
+def test_health_says_the_time_of_the_server(live: LiveServer, tmp_path: Path) -> None:
     assert abs(live.ok("GET", "/v1/health", token=None)["now"] - live.clock.now()) < 60
 
 
 def test_a_revoked_worker_of_the_server_itself_stays_out_until_it_is_let_in(tmp_path: Path) -> None:
     """A restart must not let it in again, nor keep the server from starting."""
 
-    def own(live: Live) -> httpx.Response:
+    def own(live: LiveServer) -> httpx.Response:
         return live.call("GET", "/v1/hosts/self", token=(live.home / "worker" / "token").read_text().strip())
 
     with serve(tmp_path, worker_name="own") as live:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.live_server import LiveServer, error_of, fresh, named, new_host, packed, record, serve, sha
 
-from api.live import Live, error_of, fresh, named, new_worker, packed, record, serve, sha
 from corral.client.corral import Corral
 from corral.domain.errors import ProjectFull, RateLimited
 from corral.wire.spec.run_file import RunSpec
@@ -20,17 +20,17 @@ RATE, BURST = 0.25, 20
 
 
 @pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     home = tmp_path_factory.mktemp("home")
     with serve(home, rate=RATE, rate_burst=BURST, wrong_token_rate=0.5, blob_grace_s=0) as live:
         yield live
 
 
-def _hasty(live: Live) -> str:
+def _hasty(live: LiveServer) -> str:
     return str(live.token("user")["token"])
 
 
-def test_a_token_that_calls_too_often_is_told_when_to_come_back(slow: Live) -> None:
+def test_a_token_that_calls_too_often_is_told_when_to_come_back(slow: LiveServer) -> None:
     token = _hasty(slow)
     answers = [slow.call("GET", "/v1/runs", token=token) for _ in range(BURST * 2)]
 
@@ -43,7 +43,7 @@ def test_a_token_that_calls_too_often_is_told_when_to_come_back(slow: Live) -> N
     assert slow.call("GET", "/v1/runs", token=_hasty(slow)).status_code == 200
 
 
-def test_the_short_path_counts_too(slow: Live) -> None:
+def test_the_short_path_counts_too(slow: LiveServer) -> None:
     """Submits on one connection are read by the protocol itself, once the caller is known."""
     token = _hasty(slow)
     run = {"argv": ["true"], "resources": {"hosts": ["nobody"]}}
@@ -60,9 +60,9 @@ def test_the_short_path_counts_too(slow: Live) -> None:
     assert {a.status_code for a in answers} == {201, 429}
 
 
-def test_a_host_that_calls_too_often_keeps_its_runs(slow: Live) -> None:
+def test_a_host_that_calls_too_often_keeps_its_runs(slow: LiveServer) -> None:
     """Claims, beats and outcomes are answered, whatever else the host is told to wait for."""
-    worker = new_worker(slow)
+    worker = new_host(slow)
     lease = worker.run()
     batches = [lease.call("POST", "events", {"seq": 1, "logs": []}).status_code for _ in range(BURST * 2)]
 
@@ -73,7 +73,7 @@ def test_a_host_that_calls_too_often_keeps_its_runs(slow: Live) -> None:
     assert slow.call("POST", "/v1/claims", worker.ask(), token=worker.token).status_code == 200
 
 
-def test_the_client_waits_as_it_is_told(slow: Live) -> None:
+def test_the_client_waits_as_it_is_told(slow: LiveServer) -> None:
     waits: list[float] = []
     with Corral(slow.url, _hasty(slow)) as corral:
         pause = corral.transport.sleep
@@ -91,7 +91,7 @@ def test_the_client_waits_as_it_is_told(slow: Live) -> None:
     assert min(waits) >= 1.0
 
 
-def test_a_client_that_may_not_wait_gets_the_error(slow: Live) -> None:
+def test_a_client_that_may_not_wait_gets_the_error(slow: LiveServer) -> None:
     with Corral(slow.url, _hasty(slow)) as corral:
         corral.transport.sleep = lambda _: None
         with pytest.raises(RateLimited) as caught:
@@ -101,7 +101,7 @@ def test_a_client_that_may_not_wait_gets_the_error(slow: Live) -> None:
     assert "Retry-After" in caught.value.hint
 
 
-def test_wrong_tokens_are_not_looked_up_for_ever_and_a_right_one_still_is(slow: Live) -> None:
+def test_wrong_tokens_are_not_looked_up_for_ever_and_a_right_one_still_is(slow: LiveServer) -> None:
     good = str(slow.token("user")["token"])
     assert slow.call("GET", "/v1/runs", token=good).status_code == 200
     wrong = [slow.call("GET", "/v1/runs", token=f"{good}{n}") for n in range(60)]
@@ -116,7 +116,7 @@ def test_wrong_tokens_are_not_looked_up_for_ever_and_a_right_one_still_is(slow: 
         slow.clock.ahead_s -= 60
 
 
-def _limit(live: Live, project: str, max_bytes: int | None) -> None:
+def _limit(live: LiveServer, project: str, max_bytes: int | None) -> None:
     with sqlite3.connect(live.home / "corral.db") as raw:
         raw.execute(
             "INSERT INTO quotas (project, max_bytes, weight, updated_at, updated_by) "
@@ -127,7 +127,7 @@ def _limit(live: Live, project: str, max_bytes: int | None) -> None:
     raw.close()
 
 
-def test_a_project_has_no_more_bytes_than_its_quota(live: Live) -> None:
+def test_a_project_has_no_more_bytes_than_its_quota(live: LiveServer) -> None:
     """FL-D23: refused before and after the bytes came; what is there already costs nothing."""
     project, first, second = named("p"), b"a" * 600, b"b" * 500
     path = f"/v1/projects/{project}/blobs"
@@ -153,10 +153,10 @@ def test_a_project_has_no_more_bytes_than_its_quota(live: Live) -> None:
     live.ok("PUT", f"{path}/{sha(second)}", content=second)
 
 
-def test_a_worker_of_a_full_project_is_told_to_wait_and_loses_nothing(live: Live) -> None:
+def test_a_worker_of_a_full_project_is_told_to_wait_and_loses_nothing(live: LiveServer) -> None:
     project = named("p")
     _limit(live, project, 10)
-    lease = new_worker(live).run(project=project)
+    lease = new_host(live).run(project=project)
     data = b"the result of three days"
 
     error_of(lease.put(data), 507, "project_full")
@@ -170,7 +170,7 @@ def test_a_worker_of_a_full_project_is_told_to_wait_and_loses_nothing(live: Live
     assert live.ok("GET", f"/v1/runs/{lease.run_id}")["state"] == "succeeded"
 
 
-def test_the_client_says_why_a_project_is_full(live: Live, tmp_path: Path) -> None:
+def test_the_client_says_why_a_project_is_full(live: LiveServer, tmp_path: Path) -> None:
     project = named("p")
     _limit(live, project, 10)
     data = b"x" * 100
@@ -185,8 +185,8 @@ def test_the_client_says_why_a_project_is_full(live: Live, tmp_path: Path) -> No
             )
 
 
-def test_the_log_quota_is_for_all_attempts_of_a_run(live: Live) -> None:
-    worker = new_worker(live)
+def test_the_log_quota_is_for_all_attempts_of_a_run(live: LiveServer) -> None:
+    worker = new_host(live)
     first = worker.run(retries={"code": 3})
     assert first.about["log_quota_bytes"] == 256 << 20
     lines = [{"at": 1.0, "stream": "stdout", "text": "x" * 1000}] * 50
@@ -203,7 +203,7 @@ def test_the_log_quota_is_for_all_attempts_of_a_run(live: Live) -> None:
 def test_a_worker_that_keeps_no_quota_fills_no_disk(tmp_path: Path) -> None:
     """Logs and metrics; the batches are accepted, or the worker would send them for ever."""
     with serve(tmp_path / "home", log_quota_bytes=20_000) as live:
-        lease = new_worker(live).run()
+        lease = new_host(live).run()
         lines = [{"at": 1.0, "stream": "stdout", "text": "x" * 1000}] * 40
         points = [{"at": 1.0, "name": "loss", "value": 1.0, "step": n} for n in range(500)]
         for seq in range(1, 20):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from api.live import Live, Worker
+from support.live_server import FakeHost, LiveServer
 
 
-def _lines(live: Live, run: str) -> list[str]:
+def _lines(live: LiveServer, run: str) -> list[str]:
     found: list[str] = []
     cursor = ""
     while True:
@@ -16,7 +16,7 @@ def _lines(live: Live, run: str) -> list[str]:
         cursor = page["next"]
 
 
-def test_after_a_host_is_gone_for_good_its_whole_log_is_readable(live: Live, worker: Worker) -> None:
+def test_after_a_host_is_gone_for_good_its_whole_log_is_readable(live: LiveServer, worker: FakeHost) -> None:
     lease = worker.run(retries={"infrastructure": 0})
     for batch in range(3):
         texts = [f"line {batch * 150 + n}" for n in range(150)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.live_server import Json, LiveServer, error_of, fresh, named
 
-from api.live import Json, Live, error_of, fresh, named
 from corral.client.manifests.apply import Declaration, ManifestSpec
 from corral.wire.hosts.policy import HostTable
 from corral.wire.spec.run_file import RunSpec
@@ -26,12 +26,12 @@ def body(whole: Declaration, mode: Any = "apply", *, sending: bool = True) -> Js
     return {"mode": mode, **made}
 
 
-def send(live: Live, given: Json, **options: Any) -> Json:
+def send(live: LiveServer, given: Json, **options: Any) -> Json:
     answer: Json = live.ok("POST", "/v1/manifests", given, **options)
     return answer
 
 
-def test_the_identities_go_first_and_the_specs_only_when_they_are_asked_for(live: Live) -> None:
+def test_the_identities_go_first_and_the_specs_only_when_they_are_asked_for(live: LiveServer) -> None:
     whole = declaration(named("m"), {"name": "one"}, {"name": "two", "seed": 1})
 
     asked = send(live, body(whole, sending=False))
@@ -43,7 +43,7 @@ def test_the_identities_go_first_and_the_specs_only_when_they_are_asked_for(live
     assert (again["applied"], again["changes"], again["same"]) == (True, [], 2)
 
 
-def test_only_an_operator_applies_and_a_user_sees_what_is_of_the_project(live: Live) -> None:
+def test_only_an_operator_applies_and_a_user_sees_what_is_of_the_project(live: LiveServer) -> None:
     project, other = named("p"), named("p")
     name = named("m")
     send(live, body(declaration(name, {"name": "one"}, project=project)))
@@ -58,7 +58,7 @@ def test_only_an_operator_applies_and_a_user_sees_what_is_of_the_project(live: L
 
 
 @pytest.mark.parametrize("where", ["labels", "name", "env", "hosts"])
-def test_a_manifest_that_holds_a_secret_is_refused_and_nothing_is_kept(live: Live, where: str) -> None:
+def test_a_manifest_that_holds_a_secret_is_refused_and_nothing_is_kept(live: LiveServer, where: str) -> None:
     project, name = named("p"), named("m")
     value = f"hush-{fresh()}"[:40]
     live.ok("PUT", f"/v1/projects/{project}/secrets/KEY", {"value": value})
@@ -93,7 +93,7 @@ def test_a_manifest_that_holds_a_secret_is_refused_and_nothing_is_kept(live: Liv
         ({"max_running": {"g": 0}}, "max_running"),
     ],
 )
-def test_a_request_that_is_wrong_is_refused_with_its_place(live: Live, change: Json, said: str) -> None:
+def test_a_request_that_is_wrong_is_refused_with_its_place(live: LiveServer, change: Json, said: str) -> None:
     whole = body(declaration(named("m"), {"name": "one"}))
 
     answer = live.call("POST", "/v1/manifests", {**whole, **change})
@@ -101,7 +101,7 @@ def test_a_request_that_is_wrong_is_refused_with_its_place(live: Live, change: J
     assert said in error_of(answer, 422, "invalid_input").message
 
 
-def test_a_spec_that_is_not_what_its_identity_says_is_refused(live: Live) -> None:
+def test_a_spec_that_is_not_what_its_identity_says_is_refused(live: LiveServer) -> None:
     whole = body(declaration(named("m"), {"name": "one"}))
     whole["specs"][0]["argv"] = ["another"]
 
@@ -110,7 +110,7 @@ def test_a_spec_that_is_not_what_its_identity_says_is_refused(live: Live) -> Non
     assert "same version" in error_of(answer, 422, "invalid_input").hint
 
 
-def test_lists_page_and_what_is_not_there_is_not_found(live: Live) -> None:
+def test_lists_page_and_what_is_not_there_is_not_found(live: LiveServer) -> None:
     names = [named("m") for _ in range(3)]
     for name in names:
         send(live, body(declaration(name, {"name": "one"})))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.live_server import FakeHost, Json, LiveServer, error_of, fresh, named, record
 
-from api.live import Json, Live, Worker, error_of, fresh, named, record
 from corral.client.corral import Corral
 from corral.wire.runs import RunSelection
 
 
-def group(live: Live, count: int = 3, *, host: str = "nobody", **more: Any) -> tuple[str, list[str]]:
+def group(live: LiveServer, count: int = 3, *, host: str = "nobody", **more: Any) -> tuple[str, list[str]]:
     name = named("group")
     run = {"argv": ["true"], "resources": {"hosts": [host]}, **more.pop("spec", {})}
     runs = [{**run, "name": name, "seed": n} for n in range(count)]
@@ -19,21 +19,21 @@ def group(live: Live, count: int = 3, *, host: str = "nobody", **more: Any) -> t
     return name, answer["ids"]
 
 
-def states(live: Live, ids: list[str]) -> list[str]:
+def states(live: LiveServer, ids: list[str]) -> list[str]:
     return [live.ok("GET", f"/v1/runs/{one}")["state"] for one in ids]
 
 
-def events(live: Live, run: str) -> list[Json]:
+def events(live: LiveServer, run: str) -> list[Json]:
     items: list[Json] = live.ok("GET", f"/v1/runs/{run}/events", params={"limit": 1000})["items"]
     return items
 
 
-def cancel(live: Live, which: Json, **more: Any) -> Json:
+def cancel(live: LiveServer, which: Json, **more: Any) -> Json:
     answer: Json = live.ok("POST", "/v1/runs/cancel", {"which": which, **more})
     return answer
 
 
-def test_a_group_is_cancelled_page_by_page_and_each_run_says_who_did_it(live: Live) -> None:
+def test_a_group_is_cancelled_page_by_page_and_each_run_says_who_did_it(live: LiveServer) -> None:
     """FL-C09, FL-D03."""
     name, ids = group(live, 5)
     preview = cancel(live, {"group": name}, dry_run=True)
@@ -55,7 +55,7 @@ def test_a_group_is_cancelled_page_by_page_and_each_run_says_who_did_it(live: Li
     assert cancel(live, {"group": name}) == {"done": [], "skipped": [], "next": None}
 
 
-def test_who_acts_on_many_hears_how_far_it_is(live: Live) -> None:
+def test_who_acts_on_many_hears_how_far_it_is(live: LiveServer) -> None:
     name, ids = group(live, 201)
     heard: list[int] = []
 
@@ -66,7 +66,7 @@ def test_who_acts_on_many_hears_how_far_it_is(live: Live) -> None:
 
 
 @pytest.mark.parametrize("by", ["label", "name", "project", "state"])
-def test_what_a_filter_does_not_name_is_left_alone(live: Live, by: str) -> None:
+def test_what_a_filter_does_not_name_is_left_alone(live: LiveServer, by: str) -> None:
     project, word = named("p"), named("w")
     mine = live.submit(project=project, name=word, labels={"team": word})
     other = live.submit(name="other", labels={"team": "other"})
@@ -83,7 +83,7 @@ def test_what_a_filter_does_not_name_is_left_alone(live: Live, by: str) -> None:
     assert states(live, [mine, other]) == ["cancelled", "queued"]
 
 
-def test_a_filter_that_says_nothing_is_refused_unless_all_are_meant(live: Live) -> None:
+def test_a_filter_that_says_nothing_is_refused_unless_all_are_meant(live: LiveServer) -> None:
     body = error_of(live.call("POST", "/v1/runs/cancel", {"which": {}}), 422, "invalid_input")
     assert "all" in body.message
     wrong = {"which": {"states": ["failed"]}}
@@ -93,7 +93,7 @@ def test_a_filter_that_says_nothing_is_refused_unless_all_are_meant(live: Live) 
     )
 
 
-def test_a_token_of_one_project_reaches_no_other(live: Live) -> None:
+def test_a_token_of_one_project_reaches_no_other(live: LiveServer) -> None:
     project = named("p")
     run = live.submit()
     token = live.token("user", project=project)["token"]
@@ -105,7 +105,7 @@ def test_a_token_of_one_project_reaches_no_other(live: Live) -> None:
     assert states(live, [run]) == ["queued"]
 
 
-def test_failed_runs_of_a_group_are_queued_again_once(live: Live, worker: Worker) -> None:
+def test_failed_runs_of_a_group_are_queued_again_once(live: LiveServer, worker: FakeHost) -> None:
     """FL-C09: and a second time changes nothing."""
     name, ids = group(live, 3, host=worker.name)
     for _ in range(2):
@@ -126,7 +126,7 @@ def test_failed_runs_of_a_group_are_queued_again_once(live: Live, worker: Worker
     assert sorted(states(live, ids)) == ["failed", "failed", "succeeded"]
 
 
-def test_a_failed_parent_is_queued_again_with_its_children(live: Live, worker: Worker) -> None:
+def test_a_failed_parent_is_queued_again_with_its_children(live: LiveServer, worker: FakeHost) -> None:
     """FL-D06, FL-C03."""
     parent = live.submit(host=worker.name)
     child = live.submit(host=worker.name, after=[parent])
@@ -149,7 +149,7 @@ def test_a_failed_parent_is_queued_again_with_its_children(live: Live, worker: W
     assert states(live, answer["ids"]) == ["succeeded"] * 3
 
 
-def test_a_requeue_checks_that_what_the_run_needs_is_still_there(live: Live) -> None:
+def test_a_requeue_checks_that_what_the_run_needs_is_still_there(live: LiveServer) -> None:
     live.ok("PUT", "/v1/projects/default/secrets/GONE_SOON", {"value": "not-a-secret-1"})
     run = live.submit(secrets=["GONE_SOON"])
     live.ok("POST", f"/v1/runs/{run}/cancel", {})
@@ -160,7 +160,7 @@ def test_a_requeue_checks_that_what_the_run_needs_is_still_there(live: Live) -> 
     assert "GONE_SOON" in error_of(refused, 422, "invalid_input").message
 
 
-def test_a_run_is_held_and_released_by_hand(live: Live, worker: Worker) -> None:
+def test_a_run_is_held_and_released_by_hand(live: LiveServer, worker: FakeHost) -> None:
     run = live.submit(host=worker.name)
 
     held = live.ok("POST", f"/v1/runs/{run}/hold")
@@ -177,7 +177,7 @@ def test_a_run_is_held_and_released_by_hand(live: Live, worker: Worker) -> None:
     assert [event["type"] for event in events(live, run)][:3] == ["submit", "hold", "release"]
 
 
-def test_a_run_held_by_hand_is_not_released_by_its_parent(live: Live, worker: Worker) -> None:
+def test_a_run_held_by_hand_is_not_released_by_its_parent(live: LiveServer, worker: FakeHost) -> None:
     parent = live.submit(host=worker.name)
     child = live.submit(host="nobody", after=[parent])
     refused = live.call("POST", f"/v1/runs/{child}/release")
@@ -190,7 +190,7 @@ def test_a_run_held_by_hand_is_not_released_by_its_parent(live: Live, worker: Wo
     assert live.ok("POST", f"/v1/runs/{child}/release")["state"] == "queued"
 
 
-def test_a_group_says_how_it_stands_and_why_runs_failed(live: Live, worker: Worker) -> None:
+def test_a_group_says_how_it_stands_and_why_runs_failed(live: LiveServer, worker: FakeHost) -> None:
     name, ids = group(live, 4, host=worker.name, max_running=2)
     for detail, metric in (("out of luck", None), ("out of luck", None), (None, 0.25)):
         lease = worker.claim()
@@ -214,7 +214,7 @@ def test_a_group_says_how_it_stands_and_why_runs_failed(live: Live, worker: Work
     error_of(live.call("GET", "/v1/groups/absent"), 404, "not_found")
 
 
-def finished(worker: Worker, data: bytes = b"weights", **spec: Any) -> tuple[str, str]:
+def finished(worker: FakeHost, data: bytes = b"weights", **spec: Any) -> tuple[str, str]:
     lease = worker.run(**spec)
     lease.put(data)
     made = lease.ok("POST", "artifacts", {"kind": "output", "files": [record("model.bin", data)]})
@@ -222,7 +222,7 @@ def finished(worker: Worker, data: bytes = b"weights", **spec: Any) -> tuple[str
     return lease.run_id, made["id"]
 
 
-def test_a_run_that_has_ended_is_removed_with_what_is_its_own(live: Live, worker: Worker) -> None:
+def test_a_run_that_has_ended_is_removed_with_what_is_its_own(live: LiveServer, worker: FakeHost) -> None:
     run, artifact = finished(worker, named("bytes").encode())
 
     answer = live.ok("DELETE", f"/v1/runs/{run}")
@@ -235,7 +235,7 @@ def test_a_run_that_has_ended_is_removed_with_what_is_its_own(live: Live, worker
     assert run not in fsck.text
 
 
-def test_what_others_need_is_not_removed(live: Live, worker: Worker) -> None:
+def test_what_others_need_is_not_removed(live: LiveServer, worker: FakeHost) -> None:
     run, artifact = finished(worker, named("bytes").encode())
     child = live.submit(host=worker.name, after=[{"run": run, "input": "model"}])
     shown = live.ok("GET", f"/v1/runs/{child}")

@@ -17,8 +17,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-
-from api.live import Json, Live, new_worker, serve, sha
+from support.live_server import Json, LiveServer, new_host, serve, sha
 
 CHECKS = [
     not_a_server_error,
@@ -35,7 +34,7 @@ BOUNDED = settings(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-_LIVE: dict[str, Live] = {}
+_LIVE: dict[str, LiveServer] = {}
 _KNOWN: dict[str, str] = {}
 
 
@@ -50,8 +49,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     _KNOWN.clear()
 
 
-def _furnish(live: Live) -> dict[str, str]:
-    worker = new_worker(live)
+def _furnish(live: LiveServer) -> dict[str, str]:
+    worker = new_host(live)
     data = b"made by a test"
     live.ok("PUT", f"/v1/projects/default/blobs/{sha(data)}", content=data)
     files = [{"path": "a.txt", "sha256": sha(data), "size": len(data)}]

@@ -7,12 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from postgres import private_postgres
+from support.live_server import FakeHost, LiveServer, error_of, fresh, named, new_host, serve
+from support.postgres import private_postgres
 
-from api.live import Live, Worker, error_of, fresh, named, new_worker, serve
 
-
-def test_a_quota_is_set_as_a_whole_read_listed_removed_and_audited(live: Live) -> None:
+def test_a_quota_is_set_as_a_whole_read_listed_removed_and_audited(live: LiveServer) -> None:
     project = named("project")
     made = live.ok("PUT", f"/v1/quotas/{project}", {"max_running": 2, "gpu_hours": 10, "weight": 2.5})
     assert (made["max_running"], made["max_gpus"], made["weight"]) == (2, None, 2.5)
@@ -32,11 +31,11 @@ def test_a_quota_is_set_as_a_whole_read_listed_removed_and_audited(live: Live) -
     "body",
     [{"max_running": -1}, {"weight": 0}, {"weight": 1e9}, {"max_run": 1}, {"gpu_hours": "many"}, []],
 )
-def test_a_quota_that_makes_no_sense_is_refused(live: Live, body: object) -> None:
+def test_a_quota_that_makes_no_sense_is_refused(live: LiveServer, body: object) -> None:
     error_of(live.call("PUT", f"/v1/quotas/{named('project')}", body), 422, "invalid_input")
 
 
-def test_only_an_operator_sets_quotas_and_a_user_sees_his_own_project_alone(live: Live) -> None:
+def test_only_an_operator_sets_quotas_and_a_user_sees_his_own_project_alone(live: LiveServer) -> None:
     mine, other = named("mine"), named("other")
     for project in (mine, other):
         live.ok("PUT", f"/v1/quotas/{project}", {"max_running": 1})
@@ -47,7 +46,7 @@ def test_only_an_operator_sets_quotas_and_a_user_sees_his_own_project_alone(live
     error_of(live.call("GET", f"/v1/quotas/{other}", token=token), 404, "not_found")
 
 
-def test_a_submit_past_the_number_that_may_wait_is_refused_as_a_whole(live: Live) -> None:
+def test_a_submit_past_the_number_that_may_wait_is_refused_as_a_whole(live: LiveServer) -> None:
     project = named("project")
     live.ok("PUT", f"/v1/quotas/{project}", {"max_queued": 2})
     body = {"request_id": fresh(), "runs": [{"argv": ["true"], "project": project}] * 3}
@@ -56,7 +55,7 @@ def test_a_submit_past_the_number_that_may_wait_is_refused_as_a_whole(live: Live
     assert live.ok("GET", "/v1/runs", params={"project": project})["items"] == []
 
 
-def test_why_says_that_a_quota_holds_the_run_back(live: Live, worker: Worker) -> None:
+def test_why_says_that_a_quota_holds_the_run_back(live: LiveServer, worker: FakeHost) -> None:
     project = named("project")
     live.ok("PUT", f"/v1/quotas/{project}", {"max_running": 1})
     worker.run(project=project)
@@ -69,7 +68,7 @@ def test_why_says_that_a_quota_holds_the_run_back(live: Live, worker: Worker) ->
         assert f"project {project} has 1 runs running, of 1 (max_running)" in said
 
 
-def test_why_says_that_the_limit_of_its_group_holds_the_run(live: Live) -> None:
+def test_why_says_that_the_limit_of_its_group_holds_the_run(live: LiveServer) -> None:
     run = {"argv": ["true"], "project": named("project"), "resources": {"hosts": ["nowhere"]}}
     body = {"request_id": fresh(), "runs": [run] * 2, "group": "sweep", "max_running": 1}
     _, second = live.ok("POST", "/v1/runs", body)["ids"]
@@ -77,7 +76,9 @@ def test_why_says_that_the_limit_of_its_group_holds_the_run(live: Live) -> None:
     assert summary == "held: it waits for a place; 1 runs of group sweep have one, of 1 (max_running)"
 
 
-def test_a_quota_that_is_raised_lets_the_waiting_run_go_at_the_next_poll(live: Live, worker: Worker) -> None:
+def test_a_quota_that_is_raised_lets_the_waiting_run_go_at_the_next_poll(
+    live: LiveServer, worker: FakeHost
+) -> None:
     project = named("project")
     live.ok("PUT", f"/v1/quotas/{project}", {"max_running": 0})
     run = live.submit(project=project, host=worker.name)
@@ -86,7 +87,7 @@ def test_a_quota_that_is_raised_lets_the_waiting_run_go_at_the_next_poll(live: L
     assert worker.claim().run_id == run
 
 
-def test_usage_shows_what_ended_and_what_runs(live: Live, worker: Worker) -> None:
+def test_usage_shows_what_ended_and_what_runs(live: LiveServer, worker: FakeHost) -> None:
     project = named("project")
     lease = worker.run(project=project)
     lease.ok("POST", "finish", {"ran_s": 7200.0})
@@ -101,13 +102,12 @@ def test_usage_shows_what_ended_and_what_runs(live: Live, worker: Worker) -> Non
 def test_two_servers_on_one_database_never_pass_a_quota_between_them(tmp_path: Path) -> None:
     """Both count under the lock of the quota's row, so the last place is given once."""
     with (
-        private_postgres() as postgres,
-        postgres.fresh() as url,
+        private_postgres().fresh() as url,
         serve(tmp_path / "one", database=url) as one,
         serve(tmp_path / "two", database=url) as two,
     ):
         one.ok("PUT", "/v1/quotas/tight", {"max_running": 3})
-        workers = [new_worker(one) for _ in range(8)]
+        workers = [new_host(one) for _ in range(8)]
         for worker in workers:
             for _ in range(2):
                 one.submit(project="tight", host=worker.name)

@@ -11,24 +11,24 @@ from typing import Any
 
 import httpx
 import pytest
+from support.live_server import FakeHost, Json, Lease, LiveServer, error_of, fresh, named, new_host, record
 
-from api.live import Json, Lease, Live, Worker, error_of, fresh, named, new_worker, record
 from corral.client.corral import Corral
 from corral.client.leases import Leases
 from corral.wire.leases import ClaimRequest
 
 
-def _runs(live: Live, project: str) -> list[Json]:
+def _runs(live: LiveServer, project: str) -> list[Json]:
     items: list[Json] = live.ok("GET", "/v1/runs", params={"project": project, "limit": 1000})["items"]
     return items
 
 
-def _events(live: Live, run: str) -> list[Json]:
+def _events(live: LiveServer, run: str) -> list[Json]:
     items: list[Json] = live.ok("GET", f"/v1/runs/{run}/events", params={"limit": 1000})["items"]
     return items
 
 
-def test_a_submission_that_comes_twice_makes_its_runs_once(live: Live) -> None:
+def test_a_submission_that_comes_twice_makes_its_runs_once(live: LiveServer) -> None:
     """FL-D30."""
     project = named("twice")
     nobody = {"hosts": ["nobody"]}
@@ -44,7 +44,7 @@ def test_a_submission_that_comes_twice_makes_its_runs_once(live: Live) -> None:
     assert len(_runs(live, project)) == 3
 
 
-def test_a_claim_that_comes_twice_gives_the_same_lease(live: Live, worker: Worker) -> None:
+def test_a_claim_that_comes_twice_gives_the_same_lease(live: LiveServer, worker: FakeHost) -> None:
     """FL-D30: an answer that was lost on the way costs nothing."""
     live.submit(host=worker.name)
     live.submit(host=worker.name)
@@ -66,7 +66,7 @@ OUTCOMES: dict[str, Json] = {
 }
 
 
-def test_outcomes_told_together_are_answered_as_if_told_alone(live: Live, worker: Worker) -> None:
+def test_outcomes_told_together_are_answered_as_if_told_alone(live: LiveServer, worker: FakeHost) -> None:
     """FL-D30: again in one call, or by the lease's own, the answers stay the same."""
     leases = [worker.run() for _ in OUTCOMES]
     stale = {"lease_id": leases[0].about["id"], "epoch": leases[0].about["epoch"] + 1, "finish": {}}
@@ -85,10 +85,10 @@ def test_outcomes_told_together_are_answered_as_if_told_alone(live: Live, worker
         assert lease.ok("POST", verb, OUTCOMES[verb]) == result["outcome"]
 
 
-def test_another_hosts_lease_is_not_ended_together_with_ones_own(live: Live, worker: Worker) -> None:
+def test_another_hosts_lease_is_not_ended_together_with_ones_own(live: LiveServer, worker: FakeHost) -> None:
     """FL-D31."""
     lease = worker.run()
-    stranger = new_worker(live)
+    stranger = new_host(live)
     report = {"lease_id": lease.about["id"], "epoch": lease.about["epoch"], "finish": {}}
 
     answer = live.ok("POST", "/v1/outcomes", {"reports": [report]}, token=stranger.token)
@@ -99,7 +99,7 @@ def test_another_hosts_lease_is_not_ended_together_with_ones_own(live: Live, wor
 
 
 @pytest.mark.parametrize("verb", OUTCOMES)
-def test_an_outcome_that_comes_twice_counts_once(verb: str, live: Live, worker: Worker) -> None:
+def test_an_outcome_that_comes_twice_counts_once(verb: str, live: LiveServer, worker: FakeHost) -> None:
     """FL-D30: the same answer for ever, and another body is refused."""
     lease = worker.run()
     first = lease.ok("POST", verb, OUTCOMES[verb])
@@ -115,7 +115,7 @@ def test_an_outcome_that_comes_twice_counts_once(verb: str, live: Live, worker: 
     assert live.ok("GET", f"/v1/runs/{lease.run_id}") == run
 
 
-def test_a_requeue_that_comes_twice_makes_one_run(live: Live, worker: Worker) -> None:
+def test_a_requeue_that_comes_twice_makes_one_run(live: LiveServer, worker: FakeHost) -> None:
     """FL-D30."""
     project = named("again")
     lease = worker.run(project=project)
@@ -131,7 +131,7 @@ def test_a_requeue_that_comes_twice_makes_one_run(live: Live, worker: Worker) ->
     live.ok("POST", f"/v1/runs/{first['ids'][0]}/cancel", {})
 
 
-def test_a_cancel_that_comes_twice_changes_nothing_more(live: Live) -> None:
+def test_a_cancel_that_comes_twice_changes_nothing_more(live: LiveServer) -> None:
     run = live.submit()
     live.ok("POST", f"/v1/runs/{run}/cancel", {"reason": "enough"})
     events = _events(live, run)
@@ -142,7 +142,7 @@ def test_a_cancel_that_comes_twice_changes_nothing_more(live: Live) -> None:
     assert live.ok("GET", f"/v1/runs/{run}")["state"] == "cancelled"
 
 
-def test_a_commit_that_comes_twice_is_one_artifact(live: Live, worker: Worker) -> None:
+def test_a_commit_that_comes_twice_is_one_artifact(live: LiveServer, worker: FakeHost) -> None:
     lease = worker.run()
     lease.put(b"result")
     body = {"kind": "output", "files": [record("r", b"result")]}
@@ -156,7 +156,7 @@ def _batch(seq: int, count: int = 10) -> Json:
     return {"seq": seq, "logs": logs}
 
 
-def test_log_batches_are_taken_once_and_in_order(live: Live, worker: Worker) -> None:
+def test_log_batches_are_taken_once_and_in_order(live: LiveServer, worker: FakeHost) -> None:
     lease = worker.run()
     lease.ok("POST", "events", _batch(1))
     assert lease.ok("POST", "events", _batch(1)) == {"accepted": False, "next_seq": 2}
@@ -169,7 +169,7 @@ def test_log_batches_are_taken_once_and_in_order(live: Live, worker: Worker) -> 
     lease.ok("POST", "finish", {})
 
 
-def _follow(live: Live, run: str, cursor: str, stop_after: int) -> tuple[list[str], str, bool]:
+def _follow(live: LiveServer, run: str, cursor: str, stop_after: int) -> tuple[list[str], str, bool]:
     """Lines from the cursor on, the last cursor, and whether the stream said that the run ended."""
     lines, ended = [], False
     headers = {"Authorization": f"Bearer {live.operator}"}
@@ -191,7 +191,7 @@ def _follow(live: Live, run: str, cursor: str, stop_after: int) -> tuple[list[st
     return lines, cursor, ended
 
 
-def test_a_stream_taken_up_by_its_cursor_gives_each_line_once(live: Live, worker: Worker) -> None:
+def test_a_stream_taken_up_by_its_cursor_gives_each_line_once(live: LiveServer, worker: FakeHost) -> None:
     lease = worker.run()
     seen: list[str] = []
     cursor = ""
@@ -236,7 +236,7 @@ def _grown(value: Any) -> Any:
 
 
 @contextmanager
-def _newer_server(live: Live) -> Iterator[str]:
+def _newer_server(live: LiveServer) -> Iterator[str]:
     """Passes calls on, and adds to the answers."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -268,7 +268,7 @@ def _newer_server(live: Live) -> Iterator[str]:
         thread.join()
 
 
-def test_a_client_reads_the_answers_of_a_newer_server(live: Live, worker: Worker) -> None:
+def test_a_client_reads_the_answers_of_a_newer_server(live: LiveServer, worker: FakeHost) -> None:
     """What it does not know it ignores, also deep inside: in specs, capabilities and files."""
     lease = worker.run(params={"lr": 0.1})
     with _newer_server(live) as url, Corral(url, live.operator) as corral:
@@ -281,7 +281,7 @@ def test_a_client_reads_the_answers_of_a_newer_server(live: Live, worker: Worker
     lease.ok("POST", "finish", {})
 
 
-def test_a_worker_claims_from_a_newer_server(live: Live, worker: Worker) -> None:
+def test_a_worker_claims_from_a_newer_server(live: LiveServer, worker: FakeHost) -> None:
     live.submit(host=worker.name)
     with _newer_server(live) as url, Corral(url, worker.token) as corral:
         answer = Leases(corral.transport).claim(ClaimRequest.model_validate(worker.ask()))

@@ -6,7 +6,8 @@ import itertools
 import time
 from typing import Any
 
-from api.live import Json, Live, error_of, fresh, named
+from support.live_server import Json, LiveServer, error_of, fresh, named
+from support.waiting import eventually
 
 
 def body(name: str, *, project: str = "default", schedule: Json | None = None, **spec: Any) -> Json:
@@ -14,12 +15,12 @@ def body(name: str, *, project: str = "default", schedule: Json | None = None, *
     return {"name": name, "schedule": {"cron": "0 3 * * *"} if schedule is None else schedule, "runs": [run]}
 
 
-def runs(live: Live, name: str) -> list[Json]:
+def runs(live: LiveServer, name: str) -> list[Json]:
     items: list[Json] = live.ok("GET", "/v1/runs", params={"schedule": name})["items"]
     return items
 
 
-def test_the_servers_loop_makes_the_run_when_its_time_comes(live: Live) -> None:
+def test_the_servers_loop_makes_the_run_when_its_time_comes(live: LiveServer) -> None:
     name = named("nightly")
     made = live.ok("POST", "/v1/schedules", body(name))
     assert made["next_at"] > made["created_at"]
@@ -27,10 +28,7 @@ def test_the_servers_loop_makes_the_run_when_its_time_comes(live: Live) -> None:
 
     live.clock.ahead_s = made["next_at"] - time.time() + 5
     try:
-        deadline = time.monotonic() + 60
-        while not runs(live, name):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        eventually(lambda: runs(live, name), "the schedule's run")
     finally:
         live.clock.ahead_s = 0.0
 
@@ -49,7 +47,7 @@ def deploying(name: str, **schedule: Any) -> Json:
     return {"name": name, "spec": spec, "functions": {"f": {"schedule": schedule, "schedule_args": args}}}
 
 
-def test_the_servers_loop_calls_a_deployed_function_when_its_time_comes(live: Live) -> None:
+def test_the_servers_loop_calls_a_deployed_function_when_its_time_comes(live: LiveServer) -> None:
     """RF-C33, RF-D68."""
     name = named("app.tick")
     made = live.ok("POST", "/v1/endpoints", deploying(name, cron="0 3 * * *", timezone="Europe/Berlin"))
@@ -61,10 +59,7 @@ def test_the_servers_loop_calls_a_deployed_function_when_its_time_comes(live: Li
 
     live.clock.ahead_s = made["next_at"] - time.time() + 5
     try:
-        deadline = time.monotonic() + 60
-        while not calls():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        eventually(calls, "the schedule's call")
     finally:
         live.clock.ahead_s = 0.0
 
@@ -78,7 +73,7 @@ def test_the_servers_loop_calls_a_deployed_function_when_its_time_comes(live: Li
         error_of(live.call("POST", "/v1/endpoints", deploying(named("app.x"), **wrong)), 422, "invalid_input")
 
 
-def test_a_schedule_is_paused_resumed_run_and_removed(live: Live) -> None:
+def test_a_schedule_is_paused_resumed_run_and_removed(live: LiveServer) -> None:
     name = named("s")
     live.ok("POST", "/v1/schedules", body(name, schedule={"every": "1h"}))
     error_of(live.call("POST", "/v1/schedules", body(name)), 409, "conflict")
@@ -96,7 +91,7 @@ def test_a_schedule_is_paused_resumed_run_and_removed(live: Live) -> None:
     assert live.ok("GET", f"/v1/runs/{first['ids'][0]}")["state"] == "queued"
 
 
-def test_what_is_wrong_with_a_schedule_is_named(live: Live) -> None:
+def test_what_is_wrong_with_a_schedule_is_named(live: LiveServer) -> None:
     for schedule, word in (
         ({"cron": "0 0 31 2 *"}, "day-of-month"),
         ({"cron": "x"}, "five fields"),
@@ -111,7 +106,7 @@ def test_what_is_wrong_with_a_schedule_is_named(live: Live) -> None:
     assert "NOT_THERE" in error_of(absent, 422, "invalid_input").message
 
 
-def test_a_token_of_one_project_sees_and_touches_no_other(live: Live) -> None:
+def test_a_token_of_one_project_sees_and_touches_no_other(live: LiveServer) -> None:
     name, project = named("s"), named("p")
     live.ok("POST", "/v1/schedules", body(name))
     token = live.token("user", project=project)["token"]
@@ -128,7 +123,7 @@ def test_a_token_of_one_project_sees_and_touches_no_other(live: Live) -> None:
     assert live.ok("GET", f"/v1/schedules/{name}", params={"project": project})["id"] == mine["id"]
 
 
-def test_a_secret_in_a_schedule_is_refused(live: Live) -> None:
+def test_a_secret_in_a_schedule_is_refused(live: LiveServer) -> None:
     project = named("p")
     live.ok("PUT", f"/v1/projects/{project}/secrets/KEY", {"value": "value-of-a-test"})
 

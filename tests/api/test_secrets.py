@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from support.installation import Completed, Installation
+from support.live_server import LiveServer, error_of, fresh, named, new_host, record, serve, sha
 
-from api.live import Live, error_of, fresh, named, new_worker, record, serve, sha
 from corral.wire.errors import ErrorBody
 
-CORRAL = str(Path(sys.executable).parent / "corral")
-CLEAN = {key: value for key, value in os.environ.items() if "CORRAL" not in key}
 # Unmistakably fake. The first could be a name; the second needs quoting wherever it is written.
 CANARY = "canary-NOT-A-REAL-SECRET-0042"
 QUOTED = 'canary "quoted"\\not/a+real=secret\u00fc 0043'
@@ -90,48 +87,34 @@ def _exposed(where: str, data: bytes) -> list[str]:
 
 
 @dataclass
-class Machine:
-    """A home with server and worker, and everything that the CLI ever said about it."""
+class RecordedInstallation(Installation):
+    """With everything that the CLI ever said about it."""
 
-    home: Path
     said: list[str] = field(default_factory=list)
 
-    def __call__(self, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-        env = {**CLEAN, "CORRAL_HOME": str(self.home), "CORRAL_PORT": "0", "CORRAL_LEASE_S": "30"}
-        done = subprocess.run(
-            [CORRAL, *arguments],
-            capture_output=True,
-            text=True,
-            input=given,
-            env=env,
-            timeout=120,
-            check=False,
-        )
+    def __call__(self, *arguments: str, given: str = "") -> Completed:
+        done = super().__call__(*arguments, given=given)
         self.said += [done.stdout, done.stderr]
         return done
 
-    def python(self, code: str, *options: str) -> subprocess.CompletedProcess[str]:
-        return self(
-            "run", "--secret", "CANARY", "--secret", "QUOTED", *options, "--", sys.executable, "-c", code
-        )
+    def python(self, code: str, *options: str) -> Completed:
+        return super().python(code, "--secret", "CANARY", "--secret", "QUOTED", *options)
 
-    def latest(self) -> dict[str, object]:
-        shown: dict[str, object] = json.loads(self("show", "latest", "--json").stdout)
-        return shown
+    def latest(self) -> dict[str, Any]:
+        return self.show()
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    made = Machine(tmp_path_factory.mktemp("home"))
-    started = made("up", "--detach")
-    assert started.returncode == 0, started.stderr
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RecordedInstallation]:
+    made = RecordedInstallation(tmp_path_factory.mktemp("home"), {"CORRAL_LEASE_S": "30"})
+    made.up()
     for name, value in (("CANARY", CANARY), ("QUOTED", QUOTED)):
         assert made("secrets", "set", name, given=value).returncode == 0
     yield made
-    made("down", "--timeout", "5")
+    made.down()
 
 
-def test_what_a_run_says_is_redacted_on_every_way_out(machine: Machine) -> None:
+def test_what_a_run_says_is_redacted_on_every_way_out(machine: RecordedInstallation) -> None:
     """FL-D13: printed whole, split, encoded, in events, and as its last words."""
     done = machine.python(TALK)
 
@@ -143,7 +126,7 @@ def test_what_a_run_says_is_redacted_on_every_way_out(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("what", LEAKS)
-def test_an_output_that_holds_a_secret_is_refused(what: str, machine: Machine) -> None:
+def test_an_output_that_holds_a_secret_is_refused(what: str, machine: RecordedInstallation) -> None:
     done = machine.python(LEAK.format(write=LEAKS[what]))
 
     assert done.returncode != 0, done.stdout
@@ -152,7 +135,7 @@ def test_an_output_that_holds_a_secret_is_refused(what: str, machine: Machine) -
     assert "CANARY" in str(run["detail"])
 
 
-def test_a_checkpoint_that_holds_a_secret_is_refused(machine: Machine) -> None:
+def test_a_checkpoint_that_holds_a_secret_is_refused(machine: RecordedInstallation) -> None:
     done = machine.python(CHECKPOINT)
 
     listed = json.loads(machine("artifacts", "ls", "--run", "latest", "--json").stdout)
@@ -173,7 +156,9 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_run_that_names_a_secrets_value_is_refused_at_submit(place: str, machine: Machine) -> None:
+def test_a_run_that_names_a_secrets_value_is_refused_at_submit(
+    place: str, machine: RecordedInstallation
+) -> None:
     before = len(json.loads(machine("ls", "--all", "--json").stdout))
 
     done = machine("run", *PLACES[place])
@@ -184,7 +169,7 @@ def test_a_run_that_names_a_secrets_value_is_refused_at_submit(place: str, machi
     assert len(json.loads(machine("ls", "--all", "--json").stdout)) == before
 
 
-def test_a_cancel_reason_that_holds_a_secret_is_refused(machine: Machine) -> None:
+def test_a_cancel_reason_that_holds_a_secret_is_refused(machine: RecordedInstallation) -> None:
     run = machine("run", "--detach", "--", sys.executable, "-c", "import time; time.sleep(60)").stdout.strip()
 
     assert "contains the value of the secret" in machine("cancel", run, "--reason", CANARY).stderr
@@ -192,7 +177,7 @@ def test_a_cancel_reason_that_holds_a_secret_is_refused(machine: Machine) -> Non
     assert machine("cancel", run).returncode == 0
 
 
-def test_afterwards_no_file_of_the_home_holds_a_secret(machine: Machine) -> None:
+def test_afterwards_no_file_of_the_home_holds_a_secret(machine: RecordedInstallation) -> None:
     """Database and its log, segments, blobs, logs of both processes, spool and workspaces. Runs last."""
     found: list[str] = []
     names: list[str] = []
@@ -205,7 +190,7 @@ def test_afterwards_no_file_of_the_home_holds_a_secret(machine: Machine) -> None
     assert _exposed("names of files", "\n".join(names).encode()) == []
 
 
-def test_afterwards_no_answer_of_the_api_holds_a_secret(machine: Machine) -> None:
+def test_afterwards_no_answer_of_the_api_holds_a_secret(machine: RecordedInstallation) -> None:
     url = json.loads((machine.home / "server.json").read_text())["url"]
     token = (machine.home / "operator.token").read_text().strip()
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, trust_env=False) as client:
@@ -221,7 +206,7 @@ def test_afterwards_no_answer_of_the_api_holds_a_secret(machine: Machine) -> Non
     assert found == []
 
 
-def test_afterwards_the_cli_has_never_said_a_secret(machine: Machine) -> None:
+def test_afterwards_the_cli_has_never_said_a_secret(machine: RecordedInstallation) -> None:
     talked = json.loads(machine("ls", "--all", "--json").stdout)[-1]["id"]
     for verb in ("show", "logs", "events", "metrics"):
         assert machine(verb, talked).returncode == 0
@@ -229,7 +214,7 @@ def test_afterwards_the_cli_has_never_said_a_secret(machine: Machine) -> None:
     assert _exposed("the CLI's output", "\n".join(machine.said).encode()) == []
 
 
-def test_a_group_and_a_request_id_are_searched_too(live: Live) -> None:
+def test_a_group_and_a_request_id_are_searched_too(live: LiveServer) -> None:
     project = named("p")
     live.ok("PUT", f"/v1/projects/{project}/secrets/CANARY", {"value": CANARY})
     run = {"argv": ["true"], "project": project}
@@ -242,10 +227,10 @@ def test_a_group_and_a_request_id_are_searched_too(live: Live) -> None:
         assert CANARY not in error.model_dump_json()
 
 
-def test_what_a_worker_reports_is_stored_without_any_secret_of_the_project(live: Live) -> None:
+def test_what_a_worker_reports_is_stored_without_any_secret_of_the_project(live: LiveServer) -> None:
     """Also of a run that does not name it: the worker never had the value, and cannot take it out."""
     project = named("p")
-    worker = new_worker(live)
+    worker = new_host(live)
     before = worker.run(project=project)
     live.ok("PUT", f"/v1/projects/{project}/secrets/CANARY", {"value": CANARY})
     live.ok("PUT", f"/v1/projects/{project}/secrets/QUOTED", {"value": QUOTED})
@@ -278,7 +263,7 @@ def test_what_a_worker_reports_is_stored_without_any_secret_of_the_project(live:
     assert _exposed("the answers", b"".join(shown)) + _exposed("the home", b"".join(stored)) == []
 
 
-def test_a_users_manifest_is_searched_too(live: Live) -> None:
+def test_a_users_manifest_is_searched_too(live: LiveServer) -> None:
     """Names of files and `meta` are stored as they are."""
     project, data = named("p"), b"content"
     live.ok("PUT", f"/v1/projects/{project}/secrets/CANARY", {"value": CANARY})
@@ -291,7 +276,7 @@ def test_a_users_manifest_is_searched_too(live: Live) -> None:
         error_of(answer, 422, "secret_exposed")
 
 
-def test_a_users_file_that_holds_a_secret_is_refused(live: Live) -> None:
+def test_a_users_file_that_holds_a_secret_is_refused(live: LiveServer) -> None:
     """FL-D13: a `.env` that slipped into the code would be stored and shown as it is."""
     project = named("p")
     data = b"x" * 3_000_000 + f"TOKEN={CANARY}\n".encode()
@@ -306,7 +291,7 @@ def test_a_users_file_that_holds_a_secret_is_refused(live: Live) -> None:
     assert CANARY not in error.model_dump_json()
 
 
-def test_a_refused_value_is_not_echoed(live: Live) -> None:
+def test_a_refused_value_is_not_echoed(live: LiveServer) -> None:
     """The answer to a request that holds a secret in the wrong place may end in a log."""
     bad = [
         live.call("PUT", "/v1/projects/default/secrets/A", {"valu": CANARY}),
@@ -320,7 +305,7 @@ def test_a_refused_value_is_not_echoed(live: Live) -> None:
     assert not any(CANARY in answer.text for answer in bad)
 
 
-def test_secrets_are_encrypted_with_a_key_outside_the_database(live: Live) -> None:
+def test_secrets_are_encrypted_with_a_key_outside_the_database(live: LiveServer) -> None:
     """FL-D40."""
     live.ok("PUT", "/v1/projects/sealed/secrets/CANARY", {"value": CANARY})
     stored = b"".join(path.read_bytes() for path in live.home.glob("corral.db*"))
@@ -343,7 +328,7 @@ def test_another_key_is_a_clear_error(tmp_path_factory: pytest.TempPathFactory) 
         assert "Restore the key file" in body.hint
 
 
-def test_a_list_of_secrets_says_which_are_too_short_to_be_hidden(live: Live) -> None:
+def test_a_list_of_secrets_says_which_are_too_short_to_be_hidden(live: LiveServer) -> None:
     project = named("p")
     live.ok("PUT", f"/v1/projects/{project}/secrets/LONG", {"value": CANARY})
     live.ok("PUT", f"/v1/projects/{project}/secrets/PIN", {"value": "short"})

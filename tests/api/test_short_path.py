@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-
-from api.live import Live, Worker, fresh
+from support.live_server import FakeHost, LiveServer, fresh
 
 
 @contextmanager
-def connected(live: Live) -> Iterator[socket.socket]:
+def connected(live: LiveServer) -> Iterator[socket.socket]:
     with socket.create_connection(("127.0.0.1", live.port), timeout=10) as connection:
         yield connection
 
@@ -52,13 +51,13 @@ def a_submission() -> dict[str, object]:
 
 
 @pytest.fixture(autouse=True)
-def known(live: Live, worker: Worker) -> None:
+def known(live: LiveServer, worker: FakeHost) -> None:
     """The gate knows both callers: the first call of a token takes the long way."""
     live.submit()
     live.ok("POST", "/v1/claims", worker.ask(max_leases=0), token=worker.token)
 
 
-def test_requests_in_one_packet_are_answered_in_their_order(live: Live) -> None:
+def test_requests_in_one_packet_are_answered_in_their_order(live: LiveServer) -> None:
     bodies = [a_submission() for _ in range(3)]
     together = b"".join(request("/v1/runs", live.operator, body) for body in bodies)
     together += b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -73,7 +72,7 @@ def test_requests_in_one_packet_are_answered_in_their_order(live: Live) -> None:
     assert again[2]["ids"] == ids[0]
 
 
-def test_a_request_may_come_in_pieces(live: Live) -> None:
+def test_a_request_may_come_in_pieces(live: LiveServer) -> None:
     whole = request("/v1/runs", live.operator, a_submission())
     head = whole.index(b"\r\n\r\n") + 4
     with connected(live) as connection:
@@ -92,7 +91,7 @@ def test_a_request_may_come_in_pieces(live: Live) -> None:
     assert body["ids"]
 
 
-def test_a_connection_is_closed_when_the_client_asks_for_it(live: Live) -> None:
+def test_a_connection_is_closed_when_the_client_asks_for_it(live: LiveServer) -> None:
     with connected(live) as connection:
         connection.sendall(request("/v1/runs", live.operator, a_submission(), "Connection: close"))
         ((status, headers, _),) = answers(connection, 1)
@@ -100,7 +99,7 @@ def test_a_connection_is_closed_when_the_client_asks_for_it(live: Live) -> None:
         assert connection.recv(1) == b""
 
 
-def test_a_caller_who_changes_on_a_connection_is_another_caller(live: Live, worker: Worker) -> None:
+def test_a_caller_who_changes_on_a_connection_is_another_caller(live: LiveServer, worker: FakeHost) -> None:
     body = a_submission()
     with connected(live) as connection:
         for token in (live.operator, worker.token, live.operator + "x"):
@@ -108,7 +107,7 @@ def test_a_caller_who_changes_on_a_connection_is_another_caller(live: Live, work
         assert [answer[0] for answer in answers(connection, 3)] == [201, 403, 401]
 
 
-def test_a_token_that_ends_on_a_connection_is_refused_on_it(live: Live) -> None:
+def test_a_token_that_ends_on_a_connection_is_refused_on_it(live: LiveServer) -> None:
     made = live.token("user")
     with connected(live) as connection:
         for _ in range(2):
@@ -120,7 +119,7 @@ def test_a_token_that_ends_on_a_connection_is_refused_on_it(live: Live) -> None:
     assert (status, body["code"]) == (401, "unauthenticated")
 
 
-def test_a_poll_whose_client_went_away_takes_nothing(live: Live, worker: Worker) -> None:
+def test_a_poll_whose_client_went_away_takes_nothing(live: LiveServer, worker: FakeHost) -> None:
     with connected(live) as connection:
         connection.sendall(request("/v1/claims", worker.token, worker.ask(wait_s=20)))
         time.sleep(0.3)

@@ -17,8 +17,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from support.clock import JumpingClock
+from support.live_server import Json, LiveServer, error_of, fresh, named, serve
 
-from api.live import Json, JumpingClock, Live, error_of, fresh, named, serve
 from corral.adapters.tls.authority import load_or_make
 from corral.adapters.tls.context import BadCertificate, names_of
 from corral.bootstrap.transport import build_transport
@@ -39,7 +40,7 @@ HOUR_S = 3600.0
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     home = tmp_path_factory.mktemp("home")
     with serve(
         home, tls="on", tls_clients="require", tls_names="corral.example", tls_leaf_s=HOUR_S
@@ -47,20 +48,20 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield server
 
 
-def trust_of(live: Live) -> str:
+def trust_of(live: LiveServer) -> str:
     assert live.transport is not None
     assert live.transport.trust.ca_pem is not None
     return live.transport.trust.ca_pem
 
 
-def pin(live: Live) -> str:
+def pin(live: LiveServer) -> str:
     return pin_of(trust_of(live))
 
 
 class JoinedHost:
     """With a key that was made here, and the certificate that the server signed for it."""
 
-    def __init__(self, live: Live, folder: Path) -> None:
+    def __init__(self, live: LiveServer, folder: Path) -> None:
         self.live = live
         self.name = named("host")
         token = live.ok("POST", "/v1/tokens", {"scope": "join"})["token"]
@@ -85,7 +86,7 @@ def claim() -> Json:
     return {"request_id": fresh(), "boot_id": fresh(), "slots": 1, "max_leases": 1}
 
 
-def served_certificate(live: Live, trusted: ssl.SSLContext) -> x509.Certificate:
+def served_certificate(live: LiveServer, trusted: ssl.SSLContext) -> x509.Certificate:
     raw = socket.create_connection(("127.0.0.1", live.port), timeout=10)
     with trusted.wrap_socket(raw, server_hostname="127.0.0.1") as shown:
         der = shown.getpeercert(binary_form=True)
@@ -123,7 +124,7 @@ def test_the_authoritys_key_is_private_and_stays_the_same(tmp_path: Path) -> Non
         load_or_make(tmp_path / "tls", now=2e9, write_private=write_private)
 
 
-def test_a_pinned_authority_is_fetched_checked_and_kept(live: Live, tmp_path: Path) -> None:
+def test_a_pinned_authority_is_fetched_checked_and_kept(live: LiveServer, tmp_path: Path) -> None:
     made = live.token("user")
     assert made["ca_pin"] == pin(live)
 
@@ -137,7 +138,7 @@ def test_a_pinned_authority_is_fetched_checked_and_kept(live: Live, tmp_path: Pa
     assert discover(url=gone, token=with_pin(made["token"], pin(live)), home=tmp_path).ca == trust_of(live)
 
 
-def test_a_wrong_pin_is_refused_before_the_token_is_sent(live: Live) -> None:
+def test_a_wrong_pin_is_refused_before_the_token_is_sent(live: LiveServer) -> None:
     with pytest.raises(UntrustedServer, match="is not the server that made this token") as caught:
         fetch_ca(live.url, "0" * 64)
     assert "do not go on" in caught.value.hint
@@ -157,7 +158,7 @@ def reach(url: str, tls: ssl.SSLContext | None = None) -> None:
         corral.health()
 
 
-def test_what_is_wrong_with_a_certificate_is_said_with_what_to_do(live: Live, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_certificate_is_said_with_what_to_do(live: LiveServer, tmp_path: Path) -> None:
     with pytest.raises(UntrustedServer, match="nobody that is trusted here") as caught:
         reach(live.url)
     assert "CORRAL_CA" in caught.value.hint
@@ -171,7 +172,7 @@ def test_what_is_wrong_with_a_certificate_is_said_with_what_to_do(live: Live, tm
         assert "CORRAL_TLS_NAMES" in caught.value.hint
 
 
-def test_the_wrong_scheme_is_told_apart_from_a_server_that_is_away(live: Live, tmp_path: Path) -> None:
+def test_the_wrong_scheme_is_told_apart_from_a_server_that_is_away(live: LiveServer, tmp_path: Path) -> None:
     with pytest.raises(ServerUnreachable) as caught:
         reach(live.url.replace("https://", "http://"))
     assert "https://" in caught.value.hint
@@ -181,12 +182,12 @@ def test_the_wrong_scheme_is_told_apart_from_a_server_that_is_away(live: Live, t
         assert "http://" in caught.value.hint
 
 
-def test_the_certificate_names_what_the_server_is_called(live: Live) -> None:
+def test_the_certificate_names_what_the_server_is_called(live: LiveServer) -> None:
     names = names_of(served_certificate(live, context(trust_of(live))))
     assert {"localhost", "127.0.0.1", "::1", "corral.example"} <= set(names)
 
 
-def test_a_certificate_is_renewed_without_a_restart(live: Live) -> None:
+def test_a_certificate_is_renewed_without_a_restart(live: LiveServer) -> None:
     """A connection that is open goes on; the next one sees the new certificate. FL-C12."""
     assert live.transport is not None
     assert live.transport.tls is not None
@@ -267,7 +268,7 @@ def test_a_certificate_without_its_key_is_refused_at_the_start(tmp_path: Path) -
         build_transport(missing, JumpingClock().now)
 
 
-def test_a_hosts_certificate_is_bound_to_its_token(live: Live, tmp_path: Path) -> None:
+def test_a_hosts_certificate_is_bound_to_its_token(live: LiveServer, tmp_path: Path) -> None:
     """On the short path (claims) and on the long one (a route of the framework) alike."""
     one, other = JoinedHost(live, tmp_path), JoinedHost(live, tmp_path)
     certificate = x509.load_pem_x509_certificate(one.certificate.encode())
@@ -280,7 +281,7 @@ def test_a_hosts_certificate_is_bound_to_its_token(live: Live, tmp_path: Path) -
         assert "another host" in wrong.message
 
 
-def test_a_connection_that_is_known_is_bound_too(live: Live, tmp_path: Path) -> None:
+def test_a_connection_that_is_known_is_bound_too(live: LiveServer, tmp_path: Path) -> None:
     """The server remembers tokens by connection; another's token on it is refused all the same."""
     one, other = JoinedHost(live, tmp_path), JoinedHost(live, tmp_path)
     with httpx.Client(verify=context(trust_of(live), one.pem), trust_env=False, timeout=30) as client:
@@ -295,7 +296,7 @@ def test_a_connection_that_is_known_is_bound_too(live: Live, tmp_path: Path) -> 
         assert call(one.token).status_code == 200
 
 
-def test_a_certificate_of_a_stranger_does_not_get_in(live: Live, tmp_path: Path) -> None:
+def test_a_certificate_of_a_stranger_does_not_get_in(live: LiveServer, tmp_path: Path) -> None:
     """Signed by another authority, in the name of a host of ours."""
     host = JoinedHost(live, tmp_path)
     stranger = load_or_make(tmp_path / "stranger", now=live.clock.now(), write_private=write_private)
@@ -308,12 +309,12 @@ def test_a_certificate_of_a_stranger_does_not_get_in(live: Live, tmp_path: Path)
         host.call("/v1/hosts/self", {}, pem=live.home / "tls" / "leaf.pem", method="GET")
 
 
-def test_users_need_no_certificate(live: Live) -> None:
+def test_users_need_no_certificate(live: LiveServer) -> None:
     assert live.ok("GET", "/v1/hosts")["items"]
 
 
 @pytest.mark.parametrize("request_pem", ["", "not a request", "-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n"])
-def test_a_bad_certificate_request_uses_no_token_up(request_pem: str, live: Live) -> None:
+def test_a_bad_certificate_request_uses_no_token_up(request_pem: str, live: LiveServer) -> None:
     token = live.ok("POST", "/v1/tokens", {"scope": "join"})["token"]
     body = {"request_id": fresh(), "hostname": named("h"), "certificate_request": request_pem}
 
@@ -324,7 +325,7 @@ def test_a_bad_certificate_request_uses_no_token_up(request_pem: str, live: Live
     ).is_success
 
 
-def test_a_host_cannot_choose_whose_certificate_it_gets(live: Live) -> None:
+def test_a_host_cannot_choose_whose_certificate_it_gets(live: LiveServer) -> None:
     victim = new_host_id()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, victim)])
     asked = x509.CertificateSigningRequestBuilder().subject_name(name)
@@ -342,7 +343,7 @@ def test_a_host_cannot_choose_whose_certificate_it_gets(live: Live) -> None:
     assert got.not_valid_after_utc > datetime.now(UTC)
 
 
-def test_the_short_path_works_over_tls(live: Live, tmp_path: Path) -> None:
+def test_the_short_path_works_over_tls(live: LiveServer, tmp_path: Path) -> None:
     """Submit, claim, beat and finish over one connection."""
     host = JoinedHost(live, tmp_path)
     run = live.submit(host=host.name)

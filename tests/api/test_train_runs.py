@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from api.live import Live, Worker, error_of, fresh, new_worker
+from support.live_server import FakeHost, LiveServer, error_of, fresh, new_host
 
 TABLE = {"recipe": "sft", "data": "x.jsonl"}
 ENGINE = {"torch": "2.13.0", "transformers": "5.22.2", "peft": "0.21.2", "safetensors": "0.6.0"}
@@ -36,7 +35,7 @@ def train(**changes: Any) -> dict[str, Any]:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_wrong_is_named_and_never_an_error_of_the_server(
-    run: dict[str, Any], place: str, form: str, live: Live
+    run: dict[str, Any], place: str, form: str, live: LiveServer
 ) -> None:
     """MT-D31: a list for `model` or a number for the recipe is a named field, not a 500."""
     body = {"request_id": fresh(), "runs": [run]}
@@ -48,9 +47,9 @@ def test_what_is_wrong_is_named_and_never_an_error_of_the_server(
     assert place in {field.path for field in error.fields}
 
 
-def test_the_table_is_completed_and_given_to_the_worker(live: Live) -> None:
+def test_the_table_is_completed_and_given_to_the_worker(live: LiveServer) -> None:
     """MT-C27, MT-D13: every setting as it is in effect."""
-    worker = new_worker(live)
+    worker = new_host(live)
     run_id = live.submit(host=worker.name, **train(lora={"rank": 4}), argv=[])
 
     lease = worker.claim(capability={**_capability(), "engine": ENGINE})
@@ -70,9 +69,9 @@ def _capability() -> dict[str, Any]:
     [(None, "is unknown"), ({**ENGINE, "peft": None}, "the host lacks peft: `pip install 'corral[train]'`")],
 )
 def test_a_host_without_the_engine_gets_no_training_run_and_why_says_so(
-    engine: dict[str, str | None] | None, words: str, live: Live
+    engine: dict[str, str | None] | None, words: str, live: LiveServer
 ) -> None:
-    worker = new_worker(live)
+    worker = new_host(live)
     run_id = live.submit(host=worker.name, **train(), argv=[])
     asked = worker.ask(capability={**_capability(), "engine": engine})
 
@@ -83,12 +82,12 @@ def test_a_host_without_the_engine_gets_no_training_run_and_why_says_so(
     assert words in reason
 
 
-def test_a_command_needs_no_engine(live: Live, worker: Worker) -> None:
+def test_a_command_needs_no_engine(live: LiveServer, worker: FakeHost) -> None:
     assert worker.run().run_id
 
 
-def test_a_host_shows_the_versions_of_its_engine(live: Live) -> None:
-    worker = new_worker(live)
+def test_a_host_shows_the_versions_of_its_engine(live: LiveServer) -> None:
+    worker = new_host(live)
     asked = worker.ask(capability={**_capability(), "engine": ENGINE})
     live.ok("POST", "/v1/claims", asked, token=worker.token)
 

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-
-from api.live import Live, Worker, error_of, fresh, named, packed, sha
+from support.live_server import FakeHost, LiveServer, error_of, fresh, named, packed, sha
+from support.waiting import eventually
 
 PATH = "/v1/projects/default/blobs"
 
@@ -21,12 +21,12 @@ def _unique(size: int) -> bytes:
     return (hashlib.sha256(fresh().encode()).digest() * (size // 32 + 1))[:size]
 
 
-def _stored(live: Live, data: bytes, project: str = "default") -> bytes | None:
+def _stored(live: LiveServer, data: bytes, project: str = "default") -> bytes | None:
     answer = live.call("GET", f"/v1/blobs/{sha(data)}", params={"project": project})
     return answer.content if answer.status_code == 200 else None
 
 
-def _send_half(live: Live, data: bytes, half: int) -> None:
+def _send_half(live: LiveServer, data: bytes, half: int) -> None:
     """Announce everything, send the first `half` bytes, and go away."""
     head = (
         f"PUT {PATH}/{sha(data)} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {live.operator}\r\n"
@@ -36,24 +36,20 @@ def _send_half(live: Live, data: bytes, half: int) -> None:
         connection.sendall(head.encode() + data[:half])
 
 
-def _offset(live: Live, data: bytes) -> int:
+def _offset(live: LiveServer, data: bytes) -> int:
     answer = live.ok("POST", f"{PATH}/query", {"blobs": [sha(data)]})
     assert answer["missing"] == [sha(data)]
     return int(answer["offsets"].get(sha(data), 0))
 
 
-def _broken_off(live: Live, data: bytes) -> int:
+def _broken_off(live: LiveServer, data: bytes) -> int:
     """Send two thirds; how many of them the server kept."""
     _send_half(live, data, 2_000_000)
-    deadline = time.monotonic() + 20
-    while not (at := _offset(live, data)):
-        assert time.monotonic() < deadline, "the server kept nothing"
-        time.sleep(0.02)
-    return at
+    return eventually(lambda: _offset(live, data), "the server to keep something")
 
 
 @pytest.mark.parametrize("sent", [b"other bytes", b"", b"announce", b"announced and more"])
-def test_bytes_that_are_not_the_announced_ones_are_refused(sent: bytes, live: Live) -> None:
+def test_bytes_that_are_not_the_announced_ones_are_refused(sent: bytes, live: LiveServer) -> None:
     error_of(live.call("PUT", f"{PATH}/{sha(b'announced')}", content=sent), 422, "digest_mismatch")
 
     assert _stored(live, b"announced") is None
@@ -62,7 +58,7 @@ def test_bytes_that_are_not_the_announced_ones_are_refused(sent: bytes, live: Li
 @pytest.mark.parametrize(
     "digest", ["", "0" * 63, "0" * 65, "Z" * 64, sha(b"x").upper(), "sha256:" + "0" * 57]
 )
-def test_there_is_no_upload_without_a_digest(digest: str, live: Live) -> None:
+def test_there_is_no_upload_without_a_digest(digest: str, live: LiveServer) -> None:
     """FL-C07, FL-D19: an empty or odd digest is refused, never skipped."""
     answer = live.call("PUT", f"{PATH}/{digest}", content=b"x")
 
@@ -70,7 +66,7 @@ def test_there_is_no_upload_without_a_digest(digest: str, live: Live) -> None:
     assert _stored(live, b"x") is None
 
 
-def test_an_upload_that_broke_off_is_resumed_where_it_ended(live: Live) -> None:
+def test_an_upload_that_broke_off_is_resumed_where_it_ended(live: LiveServer) -> None:
     data = _unique(3_000_000)
     at = _broken_off(live, data)
     assert _stored(live, data) is None
@@ -81,7 +77,7 @@ def test_an_upload_that_broke_off_is_resumed_where_it_ended(live: Live) -> None:
     assert _stored(live, data) == data
 
 
-def test_a_resumed_upload_must_begin_where_the_partial_ends(live: Live) -> None:
+def test_a_resumed_upload_must_begin_where_the_partial_ends(live: LiveServer) -> None:
     data = _unique(3_000_000)
     at = _broken_off(live, data)
     for offset in (at + 1, len(data), 2**61):
@@ -95,7 +91,7 @@ def test_a_resumed_upload_must_begin_where_the_partial_ends(live: Live) -> None:
     assert _stored(live, data) == data
 
 
-def test_a_wrong_rest_does_not_spoil_what_comes_after(live: Live) -> None:
+def test_a_wrong_rest_does_not_spoil_what_comes_after(live: LiveServer) -> None:
     data = _unique(3_000_000)
     at = _broken_off(live, data)
     rest = b"y" * (len(data) - at)
@@ -113,7 +109,7 @@ def _slowly(data: bytes, barrier: threading.Barrier) -> Iterator[bytes]:
     yield data[len(data) // 2 :]
 
 
-def test_the_same_bytes_from_two_projects_at_once_both_arrive(live: Live) -> None:
+def test_the_same_bytes_from_two_projects_at_once_both_arrive(live: LiveServer) -> None:
     """FL-D16: both succeed, and what is stored matches its digest."""
     data, projects = _unique(4_000_000), [named("one"), named("two")]
     barrier = threading.Barrier(2)
@@ -129,7 +125,7 @@ def test_the_same_bytes_from_two_projects_at_once_both_arrive(live: Live) -> Non
     assert [_stored(live, data, project) == data for project in projects] == [True, True]
 
 
-def test_the_same_bytes_from_two_leases_at_once_both_arrive(live: Live, worker: Worker) -> None:
+def test_the_same_bytes_from_two_leases_at_once_both_arrive(live: LiveServer, worker: FakeHost) -> None:
     """FL-D16, FL-D18: each lease can commit them, with a provenance of its own."""
     data, barrier = _unique(4_000_000), threading.Barrier(2)
     leases = [worker.run(), worker.run()]
@@ -147,7 +143,7 @@ def test_the_same_bytes_from_two_leases_at_once_both_arrive(live: Live, worker: 
     assert [artifact["run_id"] for artifact in made] == [lease.run_id for lease in leases]
 
 
-def test_the_same_bytes_twice_from_one_user_at_once_never_store_anything_else(live: Live) -> None:
+def test_the_same_bytes_twice_from_one_user_at_once_never_store_anything_else(live: LiveServer) -> None:
     """FL-D16: they share a partial; one may be told to come again, but none is lied to."""
     data, barrier = _unique(4_000_000), threading.Barrier(2)
 
@@ -175,7 +171,7 @@ LIES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("what", LIES)
-def test_a_pack_that_lies_is_refused_as_a_whole(what: str, live: Live) -> None:
+def test_a_pack_that_lies_is_refused_as_a_whole(what: str, live: LiveServer) -> None:
     data = _unique(1000)
 
     answer = live.call("POST", f"{PATH}/pack", content=LIES[what](data))
@@ -185,7 +181,7 @@ def test_a_pack_that_lies_is_refused_as_a_whole(what: str, live: Live) -> None:
     assert _stored(live, data) is None
 
 
-def test_an_honest_pack_is_stored(live: Live) -> None:
+def test_an_honest_pack_is_stored(live: LiveServer) -> None:
     items = [_unique(1000), b"", _unique(5)]
     body = packed(*((sha(data), len(data), data) for data in items))
 
@@ -196,7 +192,7 @@ def test_an_honest_pack_is_stored(live: Live) -> None:
 
 
 def test_beats_are_answered_while_a_large_upload_is_in_flight(
-    live: Live, worker: Worker, capsys: pytest.CaptureFixture[str]
+    live: LiveServer, worker: FakeHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """FL-D20: hashing and writing 200 MB does not stall the beats."""
     lease = worker.run()

@@ -15,25 +15,26 @@ from typing import Any
 import jsonschema_rs
 import pytest
 import standardwebhooks
-from postgres import private_postgres
-from receiving import Came, Receiver, receiving
+from support import forked
+from support.live_server import Json, LiveServer, error_of, named, new_host, serve
+from support.postgres import private_postgres
+from support.waiting import eventually
+from support.webhook_receiver import ReceivedNotice, Receiver, receiving
 
-from api.live import Json, Live, error_of, named, new_worker, serve
 from corral.client.webhooks import BadSignature, verify
 from corral.wire.webhooks import Notice
 
 CORRAL = str(Path(sys.executable).parent / "corral")
 # Unmistakably fake.
 VALUE = "canary-NOT-A-REAL-SECRET-0123"
-TOO_LONG_S = 60.0
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
-def hooked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def hooked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     with ExitStack() as stack:
         url = None
         if request.param == "postgres":
-            url = stack.enter_context(stack.enter_context(private_postgres()).fresh())
+            url = stack.enter_context(private_postgres().fresh())
         home = tmp_path_factory.mktemp("home")
         yield stack.enter_context(serve(home, database=url, webhook_allow="127.0.0.0/8"))
 
@@ -44,31 +45,26 @@ def receiver() -> Iterator[Receiver]:
         yield made
 
 
-def _add(live: Live, receiver: Receiver, **more: Any) -> Json:
+def _add(live: LiveServer, receiver: Receiver, **more: Any) -> Json:
     body = {"name": named("hook"), "url": receiver.url, **more}
     made: Json = live.ok("POST", "/v1/webhooks", body)
     return made
 
 
-def _of_run(run: str) -> Callable[[list[Came]], bool]:
+def _of_run(run: str) -> Callable[[list[ReceivedNotice]], bool]:
     return lambda came: any(c.json["run"]["id"] == run for c in came)
 
 
-def _deliveries(live: Live, hook: Json, **where: Any) -> list[Json]:
+def _deliveries(live: LiveServer, hook: Json, **where: Any) -> list[Json]:
     found: list[Json] = live.ok("GET", f"/v1/webhooks/{hook['name']}/deliveries", params=where)["items"]
     return found
 
 
-def _until(look: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TOO_LONG_S
-    while not look():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.05)
-
-
-def test_a_run_that_ends_is_told_signed_and_in_the_published_form(hooked: Live, receiver: Receiver) -> None:
+def test_a_run_that_ends_is_told_signed_and_in_the_published_form(
+    hooked: LiveServer, receiver: Receiver
+) -> None:
     hook = _add(hooked, receiver, events=["run.*"])
-    worker = new_worker(hooked)
+    worker = new_host(hooked)
     lease = worker.run(name="told", labels={"team": "vision"})
     lease.ok("POST", "finish", {})
 
@@ -90,13 +86,15 @@ def test_a_run_that_ends_is_told_signed_and_in_the_published_form(hooked: Live, 
     )
     with pytest.raises(BadSignature):
         verify(last.body + b" ", last.headers, hook["secret"])
-    _until(lambda: [d["state"] for d in _deliveries(hooked, hook)] == ["delivered"] * 3)
+    eventually(
+        lambda: [d["state"] for d in _deliveries(hooked, hook)] == ["delivered"] * 3, "three deliveries"
+    )
     ids = {d["id"] for d in _deliveries(hooked, hook)}
     assert ids == {c.headers["webhook-id"] for c in came}
 
 
 def test_what_is_not_received_is_tried_again_given_up_and_sent_again_by_hand(
-    hooked: Live, receiver: Receiver
+    hooked: LiveServer, receiver: Receiver
 ) -> None:
     receiver.status = 503
     hook = _add(hooked, receiver, events=["run.cancelled"])
@@ -107,9 +105,12 @@ def test_what_is_not_received_is_tried_again_given_up_and_sent_again_by_hand(
         while _deliveries(hooked, hook, state="dead") == []:
             # Each wait is over at once: nobody waits a day.
             hooked.clock.ahead_s += 50_000
-            _until(lambda tries=tries: len(receiver.came) > tries)  # type: ignore[misc]
+            eventually(lambda tries=tries: len(receiver.came) > tries, "another try")  # type: ignore[misc]
             tries = len(receiver.came)
-            _until(lambda tries=tries: _deliveries(hooked, hook)[0]["attempts"] >= tries)  # type: ignore[misc]
+            eventually(
+                lambda tries=tries: _deliveries(hooked, hook)[0]["attempts"] >= tries,  # type: ignore[misc]
+                "the try to be counted",
+            )
     finally:
         hooked.clock.ahead_s = 0.0
     (dead,) = _deliveries(hooked, hook, state="dead")
@@ -121,7 +122,7 @@ def test_what_is_not_received_is_tried_again_given_up_and_sent_again_by_hand(
     before = len(receiver.came)
     assert hooked.ok("POST", f"/v1/webhooks/{hook['name']}/replay", {"dead": True}) == {"count": 1}
     receiver.until(lambda came: len(came) > before)
-    _until(lambda: [d["state"] for d in _deliveries(hooked, hook)] == ["delivered"])
+    eventually(lambda: [d["state"] for d in _deliveries(hooked, hook)] == ["delivered"], "its delivery")
     body = {"deliveries": [dead["id"]]}
     assert hooked.ok("POST", f"/v1/webhooks/{hook['name']}/replay", body) == {"count": 1}
     receiver.until(lambda came: len(came) > before + 1)
@@ -129,7 +130,7 @@ def test_what_is_not_received_is_tried_again_given_up_and_sent_again_by_hand(
     assert receiver.came[-1].body == receiver.came[0].body
 
 
-def test_after_a_rotation_both_secrets_are_good_for_a_while(hooked: Live, receiver: Receiver) -> None:
+def test_after_a_rotation_both_secrets_are_good_for_a_while(hooked: LiveServer, receiver: Receiver) -> None:
     """The receiver is the published library of Standard Webhooks."""
     hook = _add(hooked, receiver)
     path = f"/v1/webhooks/{hook['name']}"
@@ -164,7 +165,7 @@ def test_after_a_rotation_both_secrets_are_good_for_a_while(hooked: Live, receiv
     assert new.removeprefix("whsec_").encode() not in stored
 
 
-def _is_good(came: Came, secret: str) -> bool:
+def _is_good(came: ReceivedNotice, secret: str) -> bool:
     try:
         standardwebhooks.Webhook(secret).verify(came.body, came.headers)
     except standardwebhooks.WebhookVerificationError:
@@ -172,7 +173,7 @@ def _is_good(came: Came, secret: str) -> bool:
     return True
 
 
-def test_a_paused_webhook_catches_up_or_skips(hooked: Live, receiver: Receiver) -> None:
+def test_a_paused_webhook_catches_up_or_skips(hooked: LiveServer, receiver: Receiver) -> None:
     hook = _add(hooked, receiver, events=["run.submitted"])
     path = f"/v1/webhooks/{hook['name']}"
     assert hooked.ok("POST", f"{path}/pause")["paused"]
@@ -189,7 +190,7 @@ def test_a_paused_webhook_catches_up_or_skips(hooked: Live, receiver: Receiver) 
     assert skipped not in {c.json["run"]["id"] for c in came}
 
 
-def test_a_webhook_of_a_project_hears_of_no_other(hooked: Live, receiver: Receiver) -> None:
+def test_a_webhook_of_a_project_hears_of_no_other(hooked: LiveServer, receiver: Receiver) -> None:
     project = named("p")
     _add(hooked, receiver, events=["run.submitted"], project=project)
     hooked.submit(project=named("other"))
@@ -200,7 +201,7 @@ def test_a_webhook_of_a_project_hears_of_no_other(hooked: Live, receiver: Receiv
     assert {c.json["run"]["project"] for c in came} == {project}
 
 
-def test_a_chat_gets_a_message_of_its_own_form(hooked: Live, receiver: Receiver) -> None:
+def test_a_chat_gets_a_message_of_its_own_form(hooked: LiveServer, receiver: Receiver) -> None:
     _add(hooked, receiver, format="slack", events=["run.cancelled"])
     run = hooked.submit(name="for-the-channel")
     hooked.ok("POST", f"/v1/runs/{run}/cancel", {"reason": "enough & <more>"})
@@ -212,7 +213,9 @@ def test_a_chat_gets_a_message_of_its_own_form(hooked: Live, receiver: Receiver)
     assert "enough &amp; &lt;more&gt;" in came.json["text"]
 
 
-def test_a_call_that_ends_is_told_signed_and_in_the_published_form(hooked: Live, receiver: Receiver) -> None:
+def test_a_call_that_ends_is_told_signed_and_in_the_published_form(
+    hooked: LiveServer, receiver: Receiver
+) -> None:
     """RF-C05."""
     hook = _add(hooked, receiver, events=["call.*"])
     _add(hooked, receiver, events=["call.cancelled"], format="slack")
@@ -236,7 +239,7 @@ def test_a_call_that_ends_is_told_signed_and_in_the_published_form(hooked: Live,
     hooked.ok("DELETE", "/v1/endpoints/default/told.f")
 
 
-def test_a_test_says_what_came_of_it(hooked: Live, receiver: Receiver) -> None:
+def test_a_test_says_what_came_of_it(hooked: LiveServer, receiver: Receiver) -> None:
     hook = _add(hooked, receiver)
     path = f"/v1/webhooks/{hook['name']}/test"
 
@@ -250,12 +253,12 @@ def test_a_test_says_what_came_of_it(hooked: Live, receiver: Receiver) -> None:
     jsonschema_rs.validate(Notice.model_json_schema(), receiver.came[0].json)
 
 
-def test_a_secret_is_in_no_notice(hooked: Live, receiver: Receiver) -> None:
+def test_a_secret_is_in_no_notice(hooked: LiveServer, receiver: Receiver) -> None:
     """FL-D13."""
     project = named("p")
     hooked.ok("PUT", f"/v1/projects/{project}/secrets/KEY", {"value": VALUE})
     _add(hooked, receiver, events=["run.failed"], project=project)
-    lease = new_worker(hooked).run(project=project, secrets=["KEY"])
+    lease = new_host(hooked).run(project=project, secrets=["KEY"])
     # As a worker that redacts nothing would report it.
     lease.call(
         "POST", "fail", {"reason": "code_error", "detail": f"cannot log in with {VALUE}", "exit_code": 1}
@@ -279,7 +282,7 @@ def test_a_secret_is_in_no_notice(hooked: Live, receiver: Receiver) -> None:
         ("https://[fe80::1]/", "address_refused"),
     ],
 )
-def test_an_address_that_is_not_public_is_refused_at_once(url: str, code: str, hooked: Live) -> None:
+def test_an_address_that_is_not_public_is_refused_at_once(url: str, code: str, hooked: LiveServer) -> None:
     """FL-D48."""
     answer = hooked.call("POST", "/v1/webhooks", {"name": named("hook"), "url": url})
 
@@ -288,7 +291,7 @@ def test_an_address_that_is_not_public_is_refused_at_once(url: str, code: str, h
     assert "opensesame" not in said.message
 
 
-def test_loopback_is_refused_where_nobody_allowed_it(live: Live, receiver: Receiver) -> None:
+def test_loopback_is_refused_where_nobody_allowed_it(live: LiveServer, receiver: Receiver) -> None:
     """FL-D48: as a server comes."""
     for url in (receiver.url, receiver.url.replace("http:", "https:")):
         error_of(live.call("POST", "/v1/webhooks", {"name": "x", "url": url}), 422, "address_refused")
@@ -296,7 +299,7 @@ def test_loopback_is_refused_where_nobody_allowed_it(live: Live, receiver: Recei
     assert receiver.came == []
 
 
-def test_bad_requests_say_what_is_wrong(hooked: Live, receiver: Receiver) -> None:
+def test_bad_requests_say_what_is_wrong(hooked: LiveServer, receiver: Receiver) -> None:
     name = _add(hooked, receiver)["name"]
 
     def refused(body: Json, status: int, code: str) -> str:
@@ -316,7 +319,7 @@ def test_bad_requests_say_what_is_wrong(hooked: Live, receiver: Receiver) -> Non
     error_of(missing, 404, "not_found")
 
 
-def test_deliveries_come_in_pages(hooked: Live, receiver: Receiver) -> None:
+def test_deliveries_come_in_pages(hooked: LiveServer, receiver: Receiver) -> None:
     """FL-D35."""
     hook = _add(hooked, receiver)
     for _ in range(5):
@@ -337,15 +340,13 @@ def test_deliveries_come_in_pages(hooked: Live, receiver: Receiver) -> None:
     assert shown["body"]["type"] == "webhook.test"
 
 
-def _corral(live: Live, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+def _corral(live: LiveServer, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     given = more.pop("given", "")
     env = {**os.environ, "CORRAL_URL": live.url, "CORRAL_TOKEN": live.operator, **more}
-    return subprocess.run(
-        [CORRAL, *arguments], capture_output=True, text=True, env=env, timeout=60, check=False, input=given
-    )
+    return forked.run(arguments, env, given=given)
 
 
-def test_the_command_line_does_all_of_it(live: Live, tmp_path: Path) -> None:
+def test_the_command_line_does_all_of_it(live: LiveServer, tmp_path: Path) -> None:
     with serve(tmp_path / "home", webhook_allow="127.0.0.0/8") as hooked, receiving() as receiver:
         key = "whsec_" + "a2V5" * 8
         added = _corral(
@@ -390,7 +391,9 @@ def test_the_command_line_does_all_of_it(live: Live, tmp_path: Path) -> None:
         ]
 
 
-def test_neither_the_address_nor_the_secret_is_stored_in_clear(hooked: Live, receiver: Receiver) -> None:
+def test_neither_the_address_nor_the_secret_is_stored_in_clear(
+    hooked: LiveServer, receiver: Receiver
+) -> None:
     """FL-D13: the path of a chat's address is a secret too."""
     part = "T0-NOT-A-REAL-PATH-4711"
     path = f"{receiver.url}/services/{part}"

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance.stack import Stack, Worker
-from acceptance.stack import stack as running
+from support.local_cluster import LocalCluster, WorkerProcess, local_cluster
 
 import corral
-from calls import pier
+from calls import functions_for_tests as pier
 from corral.functions import backend
 from corral.functions.http_backend import HttpBackend
 
@@ -25,8 +24,8 @@ GPUS = {"PYTHONPATH": str(Path(__file__).parents[1] / "fleet" / "stand_ins"), "S
 class Scene:
     """Where calls go: `deployed` ones are found by name, live ones are the functions of the module."""
 
-    stack: Stack
-    workers: tuple[Worker, ...]
+    stack: LocalCluster
+    workers: tuple[WorkerProcess, ...]
     deployed: bool
 
     def function(self, name: str, **params: Any) -> Any:
@@ -45,7 +44,7 @@ class Scene:
         return made
 
 
-def deploy(stack: Stack) -> None:
+def deploy(stack: LocalCluster) -> None:
     made = HttpBackend(stack.client(), "default")
     for member in pier.app.members.values():
         made.corral.endpoints.deploy(made.request(member, "default", live=False))
@@ -54,9 +53,9 @@ def deploy(stack: Stack) -> None:
 @pytest.fixture(scope="package")
 def one_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     # As a program imports it: the instance has it under its own name.
-    assert importlib.import_module("calls.pier") is pier
+    assert importlib.import_module("calls.functions_for_tests") is pier
     # Nothing is killed here: what is late on a busy machine is not to be taken for lost.
-    with running(tmp_path_factory.mktemp("one") / "home", lease_s=30.0) as made:
+    with local_cluster(tmp_path_factory.mktemp("one") / "home", lease_s=30.0) as made:
         worker = made.own_worker(slots=40, **GPUS)
         deploy(made)
         yield Scene(made, (worker,), False)
@@ -66,7 +65,7 @@ def one_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 def three_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder: Path = tmp_path_factory.mktemp("three")
     # As if they were other machines: nothing is handed over.
-    with running(folder / "home", lease_s=8.0, CORRAL_HAND_OVER="off") as made:
+    with local_cluster(folder / "home", lease_s=8.0, CORRAL_HAND_OVER="off") as made:
         workers = tuple(made.other_worker(folder / name, name, slots=14) for name in ("a", "b", "c"))
         deploy(made)
         yield Scene(made, workers, True)

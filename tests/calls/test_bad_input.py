@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance.stack import CLEAN, until
+from support import forked
+from support.local_cluster import CLEAN
+from support.waiting import eventually
 
 import corral
-from calls import pier
+from calls import functions_for_tests as pier
 from calls.conftest import Scene
 from corral.functions import backend, codec
 from corral.functions.packaging import pack
 from corral.runner.load import CannotLoad, load
 
 pytestmark = pytest.mark.timeout(170)
-CORRAL = str(Path(sys.executable).with_name("corral"))
 
 
 class Unpicklable(Exception):
@@ -87,7 +88,7 @@ def test_results_and_exceptions_that_cannot_be_pickled_are_named() -> None:
     call = gives.spawn()
     with pytest.raises(Exception, match=r"the result of gives\(\).*\['lock'\] is a _thread.lock"):
         call.result(60)
-    assert until(lambda: list(call.logs()), "its output") == ["so far so good"]
+    assert eventually(lambda: list(call.logs()), "its output") == ["so far so good"]
     with pytest.raises(Exception, match="it holds a lock") as caught:
         raises.spawn().result(60)
     assert isinstance(caught.value, Unpicklable | corral.RemoteError)
@@ -123,6 +124,10 @@ def _run(argv: list[str], given: str | None = None) -> subprocess.CompletedProce
     return subprocess.run(argv, input=given, env=env, capture_output=True, text=True, check=False)
 
 
+def _corral(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return forked.run(arguments, {**CLEAN, "CORRAL_HOME": str(_HOME[0])})
+
+
 _HOME: list[Path] = []
 
 
@@ -150,7 +155,7 @@ def test_the_shell_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:
     ):
         file, colons, name = target.partition("::")
         path = str(tmp_path / file) if file.endswith(".py") else file
-        done = _run([CORRAL, "fn", "run", f"{path}{colons}{name}"])
+        done = _corral("fn", "run", f"{path}{colons}{name}")
         assert done.returncode == 1, target
         assert words in done.stderr, done.stderr
         assert "Traceback" not in done.stderr.replace("Traceback (most recent call last)", "")
@@ -163,7 +168,7 @@ def test_the_shell_shows_what_a_call_printed_before_it_failed_or_gave_something(
         "def f(x):\n    print('it was', x)\n    return 10 // x\n"
     )
     for x, printed in ((5, "2"), (0, ""), (2, "5")):
-        done = _run([CORRAL, "fn", "run", f"{tmp_path / 'says.py'}::f", "--arg", str(x)])
+        done = _corral("fn", "run", f"{tmp_path / 'says.py'}::f", "--arg", str(x))
         assert f"it was {x}" in done.stderr, done.stderr
         assert done.stdout.strip() == printed
         assert ("ZeroDivisionError" in done.stderr) == (x == 0)
@@ -220,14 +225,12 @@ def test_nothing_is_called_before_a_server_is_there(tmp_path: Path) -> None:
     (tmp_path / "fine.py").write_text(
         "import corral\napp = corral.App('fine')\n@app.function()\ndef f(x): return x\n"
     )
-    argv = [CORRAL, "fn", "deploy", str(tmp_path / "fine.py")]
+    argv = ["fn", "deploy", str(tmp_path / "fine.py")]
     home = str(tmp_path / "elsewhere")
-    nobody = subprocess.run(
-        argv, env={**CLEAN, "CORRAL_HOME": home}, capture_output=True, text=True, check=False
-    )
+    nobody = forked.run(argv, {**CLEAN, "CORRAL_HOME": home})
     assert nobody.returncode != 0
     assert "corral up" in nobody.stderr
     wrong = {**CLEAN, "CORRAL_HOME": str(_HOME[0]), "CORRAL_TOKEN": "wrong"}
-    refused = subprocess.run(argv, env=wrong, capture_output=True, text=True, check=False)
+    refused = forked.run(argv, wrong)
     assert refused.returncode != 0
     assert "token" in refused.stderr

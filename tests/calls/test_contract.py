@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance.stack import until
+from support.waiting import eventually
 
 import corral
 from calls.conftest import Scene
-from calls.pier import Boat, Stranded
+from calls.functions_for_tests import Boat, Stranded
 
 pytestmark = [pytest.mark.filterwarnings("ignore::corral.UnpickleNotice")]
 
@@ -161,7 +161,7 @@ def test_a_call_that_runs_too_long_is_killed_and_what_it_printed_is_kept(scene: 
     with pytest.raises(corral.CallTimeout):
         call.result(100)
 
-    assert until(lambda: list(call.logs()), "its output") == ["begun"]
+    assert eventually(lambda: list(call.logs()), "its output") == ["begun"]
 
 
 def test_what_an_async_function_prints_is_its_own_for_as_long_as_it_runs(scene: Scene) -> None:
@@ -172,7 +172,7 @@ def test_what_an_async_function_prints_is_its_own_for_as_long_as_it_runs(scene: 
     def all_of_it() -> bool:
         return list(call.logs()) == [f"slowly {n}" for n in range(3)]
 
-    until(all_of_it, "its output")
+    eventually(all_of_it, "its output")
 
 
 def test_200_calls_at_once_have_their_own_output_in_order(scene: Scene) -> None:
@@ -183,7 +183,7 @@ def test_200_calls_at_once_have_their_own_output_in_order(scene: Scene) -> None:
     assert [calls[name].result(120) for name in names] == names
 
     expected = {calls[name].id: lines_of(name) for name in names}
-    found = until(partial(_all_there, scene, expected), "all lines to arrive", within_s=60)
+    found = eventually(partial(_all_there, scene, expected), "all lines to arrive", within_s=60)
 
     for call_id, lines in expected.items():
         said = [text for stream, text in found[call_id] if stream == "stdout"]

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance.stack import CLEAN, FINAL_STATES, until
+from support import forked
+from support.local_cluster import CLEAN, FINAL_STATES
+from support.waiting import eventually
 
 import corral
 from calls.conftest import Scene
@@ -70,7 +72,7 @@ class Harness:
 
     def corral(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         env = {**CLEAN, "CORRAL_HOME": str(self.scene.stack.home)}
-        return subprocess.run([CORRAL, *arguments], env=env, capture_output=True, text=True, check=False)
+        return forked.run(arguments, env)
 
 
 @pytest.fixture
@@ -130,7 +132,7 @@ def test_two_deploys_at_once_leave_one_that_serves(app: Harness) -> None:
     for thread in threads:
         thread.join(60)
 
-    view = until(partial(_settled, app), "one of them to serve", within_s=60)
+    view = eventually(partial(_settled, app), "one of them to serve", within_s=60)
 
     assert [one.version for one in view.versions] == [3, 2, 1]
     assert sum(one.state == "serving" for one in view.versions) == 1
@@ -196,14 +198,20 @@ def test_a_removed_function_ends_its_instances(app: Harness) -> None:
     call = app.says.spawn()
     call.result(60)
     run = app.remote.corral.calls.get(call.id).run or ""
-    listed = app.corral("fn", "ls", "--json").stdout
-    assert app.endpoint in listed
+
+    def listed() -> str:
+        # Also those that are being removed: until then they can be found by name.
+        done = app.corral("fn", "ls", "--all", "--json")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert app.endpoint in listed()
 
     assert app.corral("fn", "stop", "--rm", app.endpoint).returncode == 0
 
     # Told to stop, and cancelled: whichever reaches it first.
-    until(lambda: app.remote.corral.runs.get(run).state in FINAL_STATES, "its instance to end")
-    until(lambda: app.endpoint not in app.corral("fn", "ls", "--json").stdout, "it to be gone")
+    eventually(lambda: app.remote.corral.runs.get(run).state in FINAL_STATES, "its instance to end")
+    eventually(lambda: app.endpoint not in listed(), "it to be gone")
     with pytest.raises(corral.FunctionError, match=app.endpoint):
         corral.function(app.endpoint)
 
@@ -216,21 +224,21 @@ def test_serve_takes_over_each_change_and_clears_up_at_the_end(app: Harness) -> 
     with log.open("wb") as out:
         serving = subprocess.Popen([CORRAL, "fn", "serve", str(app.file)], env=env, stdout=out, stderr=out)
     try:
-        until(lambda: b"version 1" in log.read_bytes(), "it to serve")
+        eventually(lambda: b"version 1" in log.read_bytes(), "it to serve")
         assert app.says.remote() == 1
         _changed(app, "return 2")
-        until(_says(app, 2), "the change to serve", within_s=60)
+        eventually(_says(app, 2), "the change to serve", within_s=60)
         _changed(app, "return (")
-        until(lambda: b"cannot be imported" in log.read_bytes(), "the mistake to be told")
+        eventually(lambda: b"cannot be imported" in log.read_bytes(), "the mistake to be told")
         assert app.says.remote() == 2
         _changed(app, "return 3")
-        until(_says(app, 3), "the next change to serve", within_s=60)
+        eventually(_says(app, 3), "the next change to serve", within_s=60)
         serving.send_signal(signal.SIGINT)
         assert serving.wait(60) == 0
     finally:
         serving.kill()
         serving.wait(20)
-    until(lambda: app.endpoint not in {one.name for one in app.remote.corral.endpoints.all()}, "its end")
+    eventually(lambda: app.endpoint not in {one.name for one in app.remote.corral.endpoints.all()}, "its end")
 
 
 def _changed(app: Harness, body: str) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance.stack import until
+from support.waiting import eventually
 
-from calls import pier
+from calls import functions_for_tests as pier
 from calls.test_faulty_store import Ground, faulty, using
 from corral.domain.errors import StoreUnavailable
 
@@ -69,7 +69,7 @@ def test_a_call_whose_commit_fails_is_made_again_under_its_key(
         assert pier.give_back.remote(n) == n
 
     assert len(calls(ground)) == len(before) + 10
-    until(lambda: nothing_is_held(ground), "all of it to be settled")
+    eventually(lambda: nothing_is_held(ground), "all of it to be settled")
 
 
 def test_a_call_that_could_not_be_written_down_is_no_call(
@@ -86,7 +86,7 @@ def test_a_call_that_could_not_be_written_down_is_no_call(
     assert calls(ground) == before
     assert [pier.give_back.remote(n) for n in range(20)] == list(range(20))
     assert len(calls(ground)) == len(before) + 20
-    until(lambda: nothing_is_held(ground), "all of it to be settled")
+    eventually(lambda: nothing_is_held(ground), "all of it to be settled")
 
 
 def test_one_that_has_begun_and_could_not_be_written_down_is_ended(
@@ -100,5 +100,5 @@ def test_one_that_has_begun_and_could_not_be_written_down_is_ended(
         pier.work.remote(str(log), "nobody waits for it", 600.0)
 
     failing(0)
-    until(lambda: nothing_is_held(ground), "it to be ended")
+    eventually(lambda: nothing_is_held(ground), "it to be ended")
     assert pier.work.remote(str(log), "last") == "LAST"

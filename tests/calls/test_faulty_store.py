@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acceptance.stack import CLEAN, marked, until
-from api.live import Live, serve
+from support import forked
+from support.live_server import LiveServer, serve
+from support.local_cluster import CLEAN, marked
+from support.waiting import eventually
 
 import corral
-from calls import pier
+from calls import functions_for_tests as pier
 from corral.client.corral import Corral
 from corral.client.http.transport import Backoff
 from corral.domain.errors import CorralError, StoreUnavailable
@@ -85,7 +86,7 @@ class FaultyBlobs:
 
 @dataclass(frozen=True)
 class Ground:
-    live: Live
+    live: LiveServer
     blobs: FaultyBlobs
 
     def damage(self, digest: str) -> None:
@@ -108,9 +109,7 @@ def faulty(home: Path, *, handed_over: bool) -> Iterator[Ground]:
         live.services.blobs = blobs
         env = {**CLEAN, "CORRAL_HOME": str(home), "CORRAL_URL": live.url, "CORRAL_WORKER_SLOTS": "20"}
         with (home / "worker.log").open("wb") as log:
-            worker = subprocess.Popen(
-                [sys.executable, "-m", "corral.worker"], env=env, stdout=log, stderr=log
-            )
+            worker = forked.start("corral.worker", env, output=log.fileno())
         try:
             yield Ground(live, blobs)
         finally:
@@ -246,7 +245,7 @@ def test_what_the_store_has_lost_is_named(ground: Ground) -> None:
     call = pier.makes.spawn(610_000)
     call.result(100)
     digest = ground.live.ok("GET", f"/v1/calls/{call.id}")["result"]["blob"]
-    until(lambda: (ground.live.home / "blobs" / digest[:2] / digest).exists(), "it to be there")
+    eventually(lambda: (ground.live.home / "blobs" / digest[:2] / digest).exists(), "it to be there")
     ground.blobs.real.delete(Digest(digest))
 
     with pytest.raises(corral.ResultLost, match=digest):

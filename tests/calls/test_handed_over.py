@@ -16,10 +16,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from acceptance.stack import until
+from support.waiting import eventually
 
 import corral
-from calls import pier
+from calls import functions_for_tests as pier
 from calls.test_faulty_store import FaultyBlobs, Ground, faulty, using, value
 from corral.client.corral import Corral
 from corral.client.files.blobs import BlobSink, BlobSource
@@ -123,7 +123,7 @@ def test_an_instance_killed_while_it_writes_its_result_leaves_nothing(ground: Gr
 
     assert result == bytes(6 << 20)
     assert (tmp_path / "killed").read_text() == "killed\n"
-    until(lambda: near(ground) == [], "nothing is left")
+    eventually(lambda: near(ground) == [], "nothing is left")
     (made,) = blobs(ground) - before
     assert hashlib.sha256(codec.encode(result)[1]).hexdigest() == made
 
@@ -134,7 +134,7 @@ def test_an_instance_that_cannot_write_its_result_says_so(ground: Ground) -> Non
     with pytest.raises(OSError, match="No space left"):
         list(pier.fails_while_telling.stream(6 << 20))
 
-    until(lambda: near(ground) == [], "nothing is left")
+    eventually(lambda: near(ground) == [], "nothing is left")
     assert blobs(ground) == before
     assert pier.give_back.remote(sent := large_value(7)) == sent
 
@@ -157,7 +157,7 @@ def test_a_result_for_which_there_is_no_room_is_an_error_and_the_instance_goes_o
 def test_a_result_that_is_written_slowly_is_waited_for(ground: Ground, tmp_path: Path) -> None:
     """And what others hand over meanwhile is not."""
     call = pier.slow_to_tell.spawn(str(tmp_path / "go"), 6 << 20)
-    until(lambda: near(ground) != [], "it is being written")
+    eventually(lambda: near(ground) != [], "it is being written")
     assert pier.give_back.remote(sent := large_value(8)) == sent
 
     (tmp_path / "go").touch()
@@ -175,7 +175,7 @@ def test_slow_writers_hold_nobody_up(ground: Ground) -> None:
         answers = [pool.submit(hand, ground, path, len(one)) for path, one in zip(paths, data, strict=True)]
         for file, one in zip(files, data, strict=True):
             large.write(file, [one[:1000]])
-        until(lambda: list(place.iterdir()) == [], "all are taken")
+        eventually(lambda: list(place.iterdir()) == [], "all are taken")
 
         whole = place / ("f" * 32)
         whole.write_bytes(b"hay")
@@ -212,7 +212,7 @@ def test_a_writer_that_ends_too_soon_makes_no_blob(ground: Ground, killed: bool)
         assert writer.stdin is not None
         assert writer.stdout.readline() == b"written\n"
         answer = pool.submit(hand, ground, path, 20)
-        until(lambda: not path.exists(), "it is taken")
+        eventually(lambda: not path.exists(), "it is taken")
         assert not answer.done()
         if killed:
             writer.kill()
@@ -253,7 +253,7 @@ def test_what_is_too_large_is_refused_before_it_is_written(
     with pytest.raises(corral.ResultTooLarge, match="could not be stored"):
         list(pier.parts.stream(1, 6 << 20))
 
-    until(lambda: near(ground) == [], "nothing is left")
+    eventually(lambda: near(ground) == [], "nothing is left")
     assert blobs(ground) == before
 
 

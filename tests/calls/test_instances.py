@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from acceptance.stack import until
+from support.waiting import eventually
 
 import corral
-from calls import pier
+from calls import functions_for_tests as pier
 from calls.conftest import Scene
 from corral.core.endpoints.scaling import SURE_AFTER_S
 from corral.functions import backend
@@ -47,12 +47,12 @@ def test_an_instance_that_nobody_calls_ends_in_good_order(scene: Scene) -> None:
     client, name = scene.stack.client(), "pier.soon"
     before = client.endpoints.get("default", name).scaling
     client.endpoints.scale("default", name, Scaling(min=1, max=3, idle_s=1.0))
-    until(lambda: client.endpoints.get("default", name).ready, "one to be kept")
+    eventually(lambda: client.endpoints.get("default", name).ready, "one to be kept")
     (kept,) = [one for one in client.runs.page().items if one.name == name and one.state == "running"]
 
     client.endpoints.scale("default", name, Scaling(min=0, max=3, idle_s=1.0))
 
-    until(lambda: client.runs.get(kept.id).state == "succeeded", "it to end", within_s=90)
+    eventually(lambda: client.runs.get(kept.id).state == "succeeded", "it to end", within_s=90)
     client.endpoints.scale("default", name, before)
 
 
@@ -66,7 +66,7 @@ def test_an_instance_that_has_grown_too_large_is_replaced_in_good_order(tmp_path
 
     assert (first, 302) == hold.load.remote(300)
 
-    until(lambda: log.exists() and log.read_text() == "left with 3\n", "it to leave")
+    eventually(lambda: log.exists() and log.read_text() == "left with 3\n", "it to leave")
     second, has = hold.load.spawn(1).result(60)
     assert (second != first, has) == (True, 1)
 
@@ -80,7 +80,7 @@ def test_an_idle_instance_is_told_so_when_its_time_is_over_not_when_it_asks_agai
     (used,) = [one for one in client.runs.page().items if one.name == name and one.state == "running"]
 
     # It asks every twenty seconds.
-    until(lambda: client.runs.get(used.id).state == "succeeded", "it to end", within_s=18)
+    eventually(lambda: client.runs.get(used.id).state == "succeeded", "it to end", within_s=18)
 
     client.endpoints.scale("default", name, before)
 
@@ -94,13 +94,13 @@ def test_an_instance_that_no_host_has_taken_is_withdrawn_when_nobody_waits_for_i
 
     lift = corral.App("crane").function(hosts=["nobody"], name="lift")(lambda: None)
     first, second = lift.spawn(), lift.spawn()
-    until(lambda: instances() == ["queued"], "an instance for it, which no host can take")
+    eventually(lambda: instances() == ["queued"], "an instance for it, which no host can take")
 
     first.cancel()
     time.sleep(SURE_AFTER_S + 1)
     assert instances() == ["queued"], "somebody waits for it still"
     second.cancel()
 
-    until(lambda: instances() == ["cancelled"], "it to be withdrawn")
+    eventually(lambda: instances() == ["cancelled"], "it to be withdrawn")
     lift.spawn()
-    until(lambda: sorted(instances()) == ["cancelled", "queued"], "another for the next call")
+    eventually(lambda: sorted(instances()) == ["cancelled", "queued"], "another for the next call")

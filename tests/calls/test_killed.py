@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from acceptance.stack import Worker, until
+from support.local_cluster import WorkerProcess
+from support.waiting import eventually
 
 import corral
 from calls.conftest import Scene
@@ -36,10 +37,10 @@ def calls_of(scene: Scene, name: str) -> list[CallView]:
     return scene.stack.client().calls.page(endpoint=scene.endpoint(name), limit=1000).items
 
 
-def kill_the_host_of(scene: Scene, call_id: str) -> Worker:
+def kill_the_host_of(scene: Scene, call_id: str) -> WorkerProcess:
     """kill -9 of the worker that has the call now, with its instances; it comes back at once."""
     client = scene.stack.client()
-    run = until(lambda: client.calls.get(call_id).run, "the call to be somewhere")
+    run = eventually(lambda: client.calls.get(call_id).run, "the call to be somewhere")
     host = client.runs.get(run).host
     worker = next(one for one in scene.workers if one.home.name == host)
     scene.stack.kill_worker(worker)
@@ -54,7 +55,7 @@ def once(path: Path, lines: int) -> Callable[[], bool]:
 def test_calls_spread_over_the_instances_and_a_long_one_keeps_its_own(scene: Scene, tmp_path: Path) -> None:
     """RF-D65: not all to one. RF-D33: a sync function that sleeps for longer than a lease loses none."""
     long = scene.function("work").spawn(str(tmp_path / "long"), "sleeper", 9.0)
-    until(once(tmp_path / "long", 1), "it to sleep")
+    eventually(once(tmp_path / "long", 1), "it to sleep")
     calls = [scene.function("work").spawn(str(tmp_path / "log"), f"s-{n}", 0.1) for n in range(30)]
 
     assert [call.result(100) for call in calls] == [f"S-{n}" for n in range(30)]
@@ -72,9 +73,9 @@ def test_calls_whose_host_is_killed_end_once(scene: Scene, tmp_path: Path) -> No
     work = scene.function("work")
     names = [f"boat-{n}" for n in range(40)]
     calls = [work.spawn(str(log), name, 0.1) for name in names]
-    until(once(log, 8), "some of them to have begun")
+    eventually(once(log, 8), "some of them to have begun")
 
-    found = until(
+    found = eventually(
         lambda: [one.id for one in calls_of(scene, "work") if one.state == "assigned"], "one to run"
     )
     kill_the_host_of(scene, found[0])
@@ -94,7 +95,9 @@ def test_a_stream_goes_on_on_another_host_with_no_chunk_lost_or_doubled(scene: S
     stream = scene.function("count").stream(str(log), 40, 0.05)
     for _ in range(5):
         given.append(next(stream))
-    (call,) = until(lambda: [one for one in calls_of(scene, "count") if one.state == "assigned"], "it to run")
+    (call,) = eventually(
+        lambda: [one for one in calls_of(scene, "count") if one.state == "assigned"], "it to run"
+    )
 
     kill_the_host_of(scene, call.id)
     given.extend(stream)
@@ -111,7 +114,7 @@ def test_a_map_whose_host_is_killed_gives_everything_in_order(scene: Scene, tmp_
         target=lambda: found.extend(scene.function("work").map([str(log)] * 100, names, takes_s=0.03))
     )
     mapped.start()
-    until(once(log, 20), "a fifth of it")
+    eventually(once(log, 20), "a fifth of it")
 
     ended = [one for one in calls_of(scene, "work") if one.ended_at is not None]
     kill_the_host_of(scene, max(ended, key=lambda one: one.ended_at or 0).id)
@@ -163,7 +166,7 @@ def test_a_caller_that_vanishes_leaves_its_call_to_be_fetched(scene: Scene, tmp_
     )
     argv = [sys.executable, "-c", code, scene.stack.url, scene.stack.token, str(log)]
     with subprocess.Popen(argv) as caller:
-        until(once(log, 1), "it to be run")
+        eventually(once(log, 1), "it to be run")
         caller.kill()
 
     newest = calls_of(scene, "work")[0]

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from acceptance.stack import CLEAN, until
+from support import forked
+from support.local_cluster import CLEAN
+from support.waiting import eventually
 
 import corral
-from calls import pier
+from calls import functions_for_tests as pier
 from calls.conftest import Scene
 from corral.functions import backend, codec
 from corral.wire.tokens import TokenRequest
 
 pytestmark = pytest.mark.timeout(170)
-CORRAL = str(Path(sys.executable).with_name("corral"))
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +66,7 @@ def test_every_operation_of_the_queue_over_http(scene: Scene, tmp_path: Path) ->
     failed = http("POST", "/calls", {**ask("Ada", endpoint="pier.fails"), "wait_s": 60}).json()["calls"][0]
     assert (failed["state"], failed["error"]["type"]) == ("failed", "Stranded")
     assert http("POST", f"/calls/{failed['id']}/retry").json()["state"] == "queued"
-    until(lambda: http("GET", f"/calls/{failed['id']}").json()["state"] == "failed", "it to fail again")
+    eventually(lambda: http("GET", f"/calls/{failed['id']}").json()["state"] == "failed", "it to fail again")
     assert http("POST", f"/calls/{made['id']}/retry").status_code == 409
 
     slow = http("POST", "/calls", ask(str(tmp_path / "never"), endpoint="pier.waits_for")).json()["calls"][0]
@@ -135,16 +134,14 @@ def test_lines_come_while_the_call_runs_and_one_command_shows_them(scene: Scene,
     """RF-D30, RF-D32: equal lines twice, each with its stream."""
     call = pier.waits_for.spawn(str(tmp_path / "it"))
 
-    assert until(lambda: list(call.logs()), "the first line") == ["waiting"]
+    assert eventually(lambda: list(call.logs()), "the first line") == ["waiting"]
     assert call.state() == "assigned"
 
     (tmp_path / "it").write_text("")
     assert call.result(60) == "done"
-    until(lambda: len(list(call.logs())) == 3, "the last line")
+    eventually(lambda: len(list(call.logs())) == 3, "the last line")
     env = {**CLEAN, "CORRAL_HOME": str(scene.stack.home)}
-    said = subprocess.run(
-        [CORRAL, "calls", "logs", call.id], env=env, capture_output=True, text=True, check=True
-    )
+    said = forked.run(["calls", "logs", call.id], env)
     assert said.stdout.splitlines() == ["waiting", "there it is", "there it is"]
 
 
@@ -190,7 +187,7 @@ def test_a_gpu_is_of_those_that_were_asked_for_and_is_on_record(scene: Scene) ->
     assert claimed.data["gpus"] == [f"{shown}: NVIDIA H100"]
 
     waiting = absent.spawn()
-    run = until(
+    run = eventually(
         lambda: next((one for one in client.runs.page().items if one.name == "live.cards.neither"), None),
         "an instance of it to be wanted",
     )

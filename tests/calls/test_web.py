@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from acceptance.stack import until
+from support.waiting import eventually
 
-from calls import quay
+from calls import web_functions_for_tests as quay
 from calls.conftest import Scene
 from corral.functions import backend
 
@@ -92,13 +92,13 @@ def test_status_and_bytes_of_its_own(web: httpx.Client) -> None:
 
 
 def test_a_large_answer_goes_through_the_store(web: httpx.Client) -> None:
-    assert until(lambda: web.get("quay.large/boats").json(), "an answer") == ["boat"] * 50_000
+    assert eventually(lambda: web.get("quay.large/boats").json(), "an answer") == ["boat"] * 50_000
 
 
 def test_a_large_request_goes_through_the_store(web: httpx.Client) -> None:
     crate = {"name": "coal", "kilos": [1.5] * 200_000}
 
-    answer = until(lambda: web.post("quay.weigh/crates", json=crate), "an answer")
+    answer = eventually(lambda: web.post("quay.weigh/crates", json=crate), "an answer")
 
     assert (answer.status_code, answer.json()) == (200, {"name": "coal", "total": 300_000.0})
     refused = web.post("quay.nothing/crates", json=crate)

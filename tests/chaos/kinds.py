@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from acceptance.stack import FINAL_STATES, printed, python, result
+from support.local_cluster import FINAL_STATES, printed, python, result
 
 from corral.client.corral import Corral
 from corral.wire.runs import RunDetail

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,14 +19,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from acceptance.stack import FINAL_STATES, Stack, Worker, marked, stack, until
+from support import forked
+from support.local_cluster import FINAL_STATES, LocalCluster, WorkerProcess, local_cluster, marked
+from support.waiting import eventually
 
 from chaos.kinds import KINDS, check_run
 from corral.client.corral import Corral
 from corral.domain.errors import CorralError
 
-CHAOS_S = float(os.environ.get("CORRAL_CHAOS_S", "30"))
-SEED = int(os.environ.get("CORRAL_CHAOS_SEED") or random.SystemRandom().randrange(1_000_000))
+CHAOS_S = float(os.environ.get("CORRAL_CHAOS_S", "15"))
+SEED = int(os.environ["CORRAL_CHAOS_SEED"])
 SETTLE_S = 90.0
 LEASE_S = 2.0
 SLOTS = 4
@@ -76,7 +77,7 @@ class Load:
 class Chaos:
     """One thing after another goes wrong, as the dice say."""
 
-    plane: Stack
+    plane: LocalCluster
     dice: random.Random
     done: Counter[str] = field(default_factory=Counter)
     killed: Counter[str] = field(default_factory=Counter)
@@ -167,10 +168,10 @@ def settle(corral: Corral, accepted: list[str]) -> None:
     def left() -> list[str]:
         return [run.id for run in corral.runs.iter() if run.state not in FINAL_STATES]
 
-    until(lambda: not left(), f"{len(accepted)} runs to end", within_s=SETTLE_S)
+    eventually(lambda: not left(), f"{len(accepted)} runs to end", within_s=SETTLE_S)
 
 
-def left_behind(worker: Worker) -> list[str]:
+def left_behind(worker: WorkerProcess) -> list[str]:
     folders = [str(path) for name in ("leases", "spool") for path in (worker.data_dir / name).glob("*")]
     return folders + [f"process {pid}" for pid in marked(worker.data_dir)]
 
@@ -178,7 +179,7 @@ def left_behind(worker: Worker) -> list[str]:
 def test_every_accepted_run_ends_as_it_should_whatever_dies(tmp_path: Path) -> None:
     """Promises 1 to 4 and 6; FL-C30, FL-D01, FL-D29, FL-D33, FL-D41, FL-D44."""
     print(f"CORRAL_CHAOS_SEED={SEED} CORRAL_CHAOS_S={CHAOS_S:g}")
-    with stack(tmp_path / "home", lease_s=LEASE_S) as plane:
+    with local_cluster(tmp_path / "home", lease_s=LEASE_S) as plane:
         plane.port = int(plane.url.rpartition(":")[2])
         corral = plane.client()
         plane.own_worker(slots=SLOTS)
@@ -195,19 +196,12 @@ def test_every_accepted_run_ends_as_it_should_whatever_dies(tmp_path: Path) -> N
         check_all(plane, corral, load.accepted, chaos.killed)
 
 
-def check_all(plane: Stack, corral: Corral, accepted: list[str], killed: Counter[str]) -> None:
+def check_all(plane: LocalCluster, corral: Corral, accepted: list[str], killed: Counter[str]) -> None:
     assert sorted(run.id for run in corral.runs.iter()) == sorted(accepted)
     wrong = [what for each in accepted for what in check_run(corral, each, was_killed=killed[each] > 0)]
     assert wrong == []
     assert [(host.name, host.busy) for host in corral.hosts.page().items if host.busy] == []
-    until(lambda: not any(map(left_behind, plane.workers)), "the workers to leave nothing behind")
-    fsck = subprocess.run(
-        [str(Path(sys.executable).with_name("corral")), "fsck", "--json"],
-        env=plane.env(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    eventually(lambda: not any(map(left_behind, plane.workers)), "the workers to leave nothing behind")
+    fsck = forked.run(["fsck", "--json"], plane.env())
     assert fsck.returncode == 0, fsck.stdout + fsck.stderr
     assert all(json.loads(line).get("problem") is None for line in fsck.stdout.splitlines())

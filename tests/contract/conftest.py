@@ -1,4 +1,7 @@
-"""The store under test: SQLite in a file, SQLite in memory, Postgres."""
+"""The store under test: SQLite in a file, and Postgres.
+
+SQLite in memory is the same code (ADR 1); tests of the core run on it.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from postgres import PrivatePostgres, private_postgres
+from support.postgres import PrivatePostgres, private_postgres
 
 from corral.store.postgres.store import PostgresStore
-from corral.store.sqlite.store import MEMORY, SqliteStore
+from corral.store.sqlite.store import SqliteStore
 from corral.store.store import Store
 from corral.store.transaction import Tx
 
@@ -80,20 +83,18 @@ def opened(store: Store) -> Iterator[Database]:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[PrivatePostgres]:
-    with private_postgres() as server:
-        yield server
+def postgres() -> PrivatePostgres:
+    return private_postgres()
 
 
-@pytest.fixture(params=["sqlite", "memory", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres"])
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     if request.param == "postgres":
         server: PrivatePostgres = request.getfixturevalue("postgres")
         with server.fresh() as url, opened(PostgresStore(url)) as database:
             yield database
     else:
-        path = MEMORY if request.param == "memory" else tmp_path / "corral.db"
-        with opened(SqliteStore(path)) as database:
+        with opened(SqliteStore(tmp_path / "corral.db")) as database:
             yield database
 
 

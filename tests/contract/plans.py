@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from support.clock import ManualClock
+
 from contract.conftest import Database
 from contract.samples import a_run, an_artifact, digest_of
 from corral.core.leases.sweep import Sweeper
@@ -40,28 +42,17 @@ def parent(run: str, *, input: str | None = None, on_failure: str = "fail") -> D
     return Dependency(run, input, OnFailure(on_failure), "after[0]")
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self.wall = 1_000.0
-
-    def now(self) -> float:
-        return self.wall
-
-    def monotonic(self) -> float:
-        return self.wall
-
-
 class Plan:
     """Time passes a second with each act."""
 
     def __init__(self, db: Database) -> None:
         self.db = db
-        self.clock = _Clock()
+        self.clock = ManualClock(1_000.0, 1_000.0)
         self._requests = 0
         self.sweeper = Sweeper(db.store, self.clock, POLICY, Shares())
 
     def now(self) -> float:
-        self.clock.wall += 1.0
+        self.clock.advance(1.0)
         return self.clock.wall
 
     def submit(self, *runs: NewRun, max_running: int | None = None) -> list[RunId]:

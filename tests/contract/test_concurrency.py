@@ -49,7 +49,7 @@ def test_a_retry_keeps_its_place_also_between_two_tries(plan: Plan) -> None:
     plan.sweep()
 
     assert plan.states(ids) == ["held", "held"]
-    plan.clock.wall += 60
+    plan.clock.advance(60)
     plan.sweep()
     assert plan.states(ids) == ["queued", "held"]
     plan.finish(ids[0])

@@ -7,11 +7,11 @@ import time
 from functools import partial
 
 import psycopg
-from postgres import PrivatePostgres
+from support.postgres import PrivatePostgres
 
 from contract.conftest import Database, opened
 from contract.plans import new
-from contract.test_manifest_apply import CAPABILITY, NOW, Fleet, spec
+from contract.test_manifest_apply import CAPABILITY, NOW, ManifestHarness, spec
 from corral.core.audit import Author
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
 from corral.core.manifests.apply import Apply
@@ -84,7 +84,7 @@ def filled(database: Database) -> None:
     database.write(unit)
 
 
-async def applied(store: Store, fleet: Fleet, over: asyncio.Event) -> None:
+async def applied(store: Store, fleet: ManifestHarness, over: asyncio.Event) -> None:
     """The same runs with other priorities, again and again, while they are claimed; and what boxes may do."""
     for turn in range(APPLIES):
         runs = [spec(n, priority=turn % 2) for n in range(20)]
@@ -111,7 +111,7 @@ def test_claims_batches_and_applies_never_wait_in_a_circle(postgres: PrivatePost
     """Without an order of locks the database ends one of two that wait for each other, after a second."""
     with opened(PostgresStore(pg_url)) as database, opened(PostgresStore(pg_url)) as other:
         filled(database)
-        fleet = Fleet(database)
+        fleet = ManifestHarness(database)
         stores = [database.store, other.store]
         workers = [Worker(stores[number % 2], number) for number in range(HOSTS)]
 

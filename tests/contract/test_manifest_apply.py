@@ -49,7 +49,7 @@ def spec(n: int = 0, **fields: Any) -> ManifestSpec:
     return ManifestSpec(RunSpec.model_validate(table), group, max_running=limit, fitted=fitted)
 
 
-class Fleet:
+class ManifestHarness:
     """Manifests applied to a store as the server does it."""
 
     def __init__(self, db: Database) -> None:
@@ -125,8 +125,8 @@ CAPABILITY = json.dumps(
 
 
 @pytest.fixture
-def fleet(db: Database) -> Fleet:
-    return Fleet(db)
+def fleet(db: Database) -> ManifestHarness:
+    return ManifestHarness(db)
 
 
 def actions(made: ManifestPlan | ApplyResult) -> list[tuple[str, str]]:
@@ -145,7 +145,7 @@ def rows(db: Database) -> object:
     return db.read(unit)
 
 
-def test_applying_the_same_manifest_twice_changes_nothing_the_second_time(fleet: Fleet) -> None:
+def test_applying_the_same_manifest_twice_changes_nothing_the_second_time(fleet: ManifestHarness) -> None:
     """Promise 8; FL-C03: reload is idempotent, known rows keep their status."""
     runs = [spec(n, group="sweep") for n in range(3)]
     first = fleet.apply(*runs, hosts={"box": {"slots": 2}})
@@ -161,7 +161,7 @@ def test_applying_the_same_manifest_twice_changes_nothing_the_second_time(fleet:
     assert rows(fleet.db) == before
 
 
-def test_a_plan_changes_nothing_and_says_what_applying_does(fleet: Fleet) -> None:
+def test_a_plan_changes_nothing_and_says_what_applying_does(fleet: ManifestHarness) -> None:
     fleet.apply(spec(0), spec(1))
     before = rows(fleet.db)
 
@@ -172,7 +172,7 @@ def test_a_plan_changes_nothing_and_says_what_applying_does(fleet: Fleet) -> Non
     assert actions(fleet.apply(spec(1, priority=5), spec(2))) == actions(planned)
 
 
-def test_known_runs_keep_their_status_whatever_it_is(fleet: Fleet) -> None:
+def test_known_runs_keep_their_status_whatever_it_is(fleet: ManifestHarness) -> None:
     """FL-C03."""
     done = fleet.apply(spec(0), spec(1))
     host = fleet.host()
@@ -188,7 +188,7 @@ def test_known_runs_keep_their_status_whatever_it_is(fleet: Fleet) -> None:
     assert fleet.get(other.id).state is RunState.CANCELLED
 
 
-def test_a_changed_policy_is_in_effect_at_the_next_claim(fleet: Fleet) -> None:
+def test_a_changed_policy_is_in_effect_at_the_next_claim(fleet: ManifestHarness) -> None:
     """FL-D32: changed constraints on an existing id are defined: the same run, with the new ones."""
     first = fleet.apply(spec(0), spec(1))
     old = fleet.run(first, "run-0")
@@ -230,7 +230,7 @@ def test_a_changed_policy_is_in_effect_at_the_next_claim(fleet: Fleet) -> None:
 
 
 def test_resources_that_were_fitted_to_the_hosts_of_then_do_not_change_with_the_hosts_of_now(
-    fleet: Fleet,
+    fleet: ManifestHarness,
 ) -> None:
     first = fleet.apply(spec(0, fitted=True, resources={"min_cores": 4}))
     away = spec(0, fitted=True)
@@ -244,7 +244,7 @@ def test_resources_that_were_fitted_to_the_hosts_of_then_do_not_change_with_the_
     assert fleet.apply(spec(0, fitted=True, priority=3)).plan.changes == []
 
 
-def test_a_claim_with_a_stale_hint_does_not_take_a_run_at_its_old_priority(fleet: Fleet) -> None:
+def test_a_claim_with_a_stale_hint_does_not_take_a_run_at_its_old_priority(fleet: ManifestHarness) -> None:
     fleet.apply(spec(0, priority=9), spec(1, priority=5))
     stale = Lanes()
     stale.reconcile(fleet.db.read(lambda tx: tx.runs.lanes()))
@@ -262,7 +262,7 @@ def test_a_claim_with_a_stale_hint_does_not_take_a_run_at_its_old_priority(fleet
     assert [grant.run.name for grant in got.grants] == ["run-1"]
 
 
-def test_a_rename_and_another_group_keep_the_run(fleet: Fleet) -> None:
+def test_a_rename_and_another_group_keep_the_run(fleet: ManifestHarness) -> None:
     first = fleet.apply(spec(0, group="a"), spec(1, group="a"))
     old = fleet.run(first, "run-0")
 
@@ -279,7 +279,7 @@ def test_a_rename_and_another_group_keep_the_run(fleet: Fleet) -> None:
     assert fleet.apply(spec(0, name="other", group="b"), spec(1, group="a")).plan.changes == []
 
 
-def test_a_removed_run_is_held_and_no_host_gets_it_until_it_is_back(fleet: Fleet) -> None:
+def test_a_removed_run_is_held_and_no_host_gets_it_until_it_is_back(fleet: ManifestHarness) -> None:
     """FL-D32: a removed job is not claimable. FL-C03: it stays until cancelled."""
     first = fleet.apply(spec(0), spec(1))
     host = fleet.host()
@@ -300,7 +300,7 @@ def test_a_removed_run_is_held_and_no_host_gets_it_until_it_is_back(fleet: Fleet
     assert [grant.run.id for grant in fleet.claim(host, leases=5).grants] == [gone.id]
 
 
-def test_a_removed_run_that_runs_goes_on_but_is_not_queued_again(fleet: Fleet) -> None:
+def test_a_removed_run_that_runs_goes_on_but_is_not_queued_again(fleet: ManifestHarness) -> None:
     """FL-D32."""
     fleet.apply(spec(0), spec(1))
     host = fleet.host()
@@ -319,7 +319,7 @@ def test_a_removed_run_that_runs_goes_on_but_is_not_queued_again(fleet: Fleet) -
     assert (lost.state, lost.hold_reason) == (RunState.HELD, "removed")
 
 
-def test_pruning_cancels_what_waits_and_what_runs_only_when_asked(fleet: Fleet) -> None:
+def test_pruning_cancels_what_waits_and_what_runs_only_when_asked(fleet: ManifestHarness) -> None:
     fleet.apply(*(spec(n) for n in range(3)))
     host = fleet.host()
     (grant,) = fleet.claim(host).grants
@@ -337,7 +337,7 @@ def test_pruning_cancels_what_waits_and_what_runs_only_when_asked(fleet: Fleet) 
     assert fleet.apply(spec(9), also=["prune", "prune_running"]).plan.changes == []
 
 
-def test_a_pruned_run_that_comes_back_is_run_again(fleet: Fleet) -> None:
+def test_a_pruned_run_that_comes_back_is_run_again(fleet: ManifestHarness) -> None:
     first = fleet.apply(spec(0), spec(1))
     fleet.apply(spec(1), also=["prune"])
 
@@ -349,7 +349,7 @@ def test_a_pruned_run_that_comes_back_is_run_again(fleet: Fleet) -> None:
     assert fleet.run(first, "run-0").state is RunState.CANCELLED
 
 
-def test_what_failed_is_run_again_as_the_next_generation_only_when_asked(fleet: Fleet) -> None:
+def test_what_failed_is_run_again_as_the_next_generation_only_when_asked(fleet: ManifestHarness) -> None:
     first = fleet.apply(spec(0), spec(1))
     fleet.cancel(fleet.run(first, "run-0"))
     assert fleet.apply(spec(0), spec(1)).plan.changes == []
@@ -363,7 +363,7 @@ def test_what_failed_is_run_again_as_the_next_generation_only_when_asked(fleet: 
     assert fleet.apply(spec(0, priority=7), spec(1), also=["retry_failed"]).plan.changes == []
 
 
-def test_a_run_that_was_queued_again_by_hand_is_known(fleet: Fleet) -> None:
+def test_a_run_that_was_queued_again_by_hand_is_known(fleet: ManifestHarness) -> None:
     first = fleet.apply(spec(0))
     old = fleet.run(first, "run-0")
     fleet.cancel(old)
@@ -375,7 +375,7 @@ def test_a_run_that_was_queued_again_by_hand_is_known(fleet: Fleet) -> None:
     assert fleet.named("run-0").generation == 2
 
 
-def test_another_manifest_with_the_same_work_is_left_alone(fleet: Fleet) -> None:
+def test_another_manifest_with_the_same_work_is_left_alone(fleet: ManifestHarness) -> None:
     fleet.apply(spec(0), name="one")
     done = fleet.apply(spec(0), name="two")
     fleet.apply(spec(1), name="two", also=["prune"])
@@ -385,7 +385,7 @@ def test_another_manifest_with_the_same_work_is_left_alone(fleet: Fleet) -> None
     assert [run.state for run in mine.values()] == [RunState.QUEUED]
 
 
-def test_hosts_are_declared_changed_and_let_go(fleet: Fleet) -> None:
+def test_hosts_are_declared_changed_and_let_go(fleet: ManifestHarness) -> None:
     """FL-C05: the manifest declares per host what it may take; of one that has not enrolled too."""
     here = fleet.host("here")
     fleet.apply(spec(0), hosts={"here": {"slots": 2}, "later": {"gpus": 1}})
@@ -404,7 +404,7 @@ def test_hosts_are_declared_changed_and_let_go(fleet: Fleet) -> None:
     assert (found["later"].declared, found["later"].declared_by) == (None, None)
 
 
-def test_a_host_of_two_manifests_is_refused_and_both_are_named(fleet: Fleet) -> None:
+def test_a_host_of_two_manifests_is_refused_and_both_are_named(fleet: ManifestHarness) -> None:
     fleet.apply(spec(0), name="one", hosts={"box": {"slots": 2}})
     before = rows(fleet.db)
 
@@ -415,7 +415,7 @@ def test_a_host_of_two_manifests_is_refused_and_both_are_named(fleet: Fleet) -> 
     assert fleet.plan(spec(1), name="two", hosts={"box": {}}).problems[0].path == "hosts.box"
 
 
-def test_one_run_that_names_what_is_not_there_keeps_all_from_being_queued(fleet: Fleet) -> None:
+def test_one_run_that_names_what_is_not_there_keeps_all_from_being_queued(fleet: ManifestHarness) -> None:
     before = rows(fleet.db)
 
     with pytest.raises(InvalidInput, match="HF_TOKEN"):
@@ -424,7 +424,7 @@ def test_one_run_that_names_what_is_not_there_keeps_all_from_being_queued(fleet:
     assert rows(fleet.db) == before
 
 
-def test_a_spec_that_is_lacking_is_named_and_nothing_is_written(fleet: Fleet) -> None:
+def test_a_spec_that_is_lacking_is_named_and_nothing_is_written(fleet: ManifestHarness) -> None:
     asked = fleet.ask([spec(0)], sending=False)
     made = fleet.db.read(lambda tx: plan(tx, asked.wanted, asked.fresh))
 
@@ -435,7 +435,7 @@ def test_a_spec_that_is_lacking_is_named_and_nothing_is_written(fleet: Fleet) ->
     assert rows(fleet.db) == before
 
 
-def test_two_applies_at_once_come_one_after_the_other(fleet: Fleet) -> None:
+def test_two_applies_at_once_come_one_after_the_other(fleet: ManifestHarness) -> None:
     asked = [fleet.ask([spec(n) for n in range(20)]) for _ in range(4)]
 
     async def together() -> list[ApplyResult]:
@@ -448,7 +448,7 @@ def test_two_applies_at_once_come_one_after_the_other(fleet: Fleet) -> None:
     assert len(fleet.db.read(lambda tx: tx.runs.of_manifest("default", "fleet"))) == 20
 
 
-def test_an_apply_is_in_the_audit_and_a_run_knows_what_changed(fleet: Fleet) -> None:
+def test_an_apply_is_in_the_audit_and_a_run_knows_what_changed(fleet: ManifestHarness) -> None:
     first = fleet.apply(spec(0), hosts={"box": {}})
     entry = fleet.db.read(lambda tx: tx.audit.last())
     assert entry is not None
@@ -463,7 +463,7 @@ def test_an_apply_is_in_the_audit_and_a_run_knows_what_changed(fleet: Fleet) -> 
     assert json.loads(events[-1].data) == {"priority": [0, 3]}
 
 
-def test_a_manifest_is_deleted_once_none_of_its_runs_waits_or_runs(fleet: Fleet) -> None:
+def test_a_manifest_is_deleted_once_none_of_its_runs_waits_or_runs(fleet: ManifestHarness) -> None:
     first = fleet.apply(spec(0), spec(1), hosts={"box": {"slots": 1}})
     (grant,) = fleet.claim(fleet.db.read(lambda tx: tx.hosts.by_name("box")) or fleet.host("x")).grants or (
         None,
@@ -485,7 +485,7 @@ def test_a_manifest_is_deleted_once_none_of_its_runs_waits_or_runs(fleet: Fleet)
     assert box.declared is None
 
 
-def test_equal_bytes_are_recorded_for_each_run_that_reads_them(fleet: Fleet) -> None:
+def test_equal_bytes_are_recorded_for_each_run_that_reads_them(fleet: ManifestHarness) -> None:
     """FL-D18: two jobs with equal bytes both have their provenance."""
     kept = an_artifact()
     fleet.db.write(lambda tx: tx.artifacts.insert(kept, []))
@@ -497,7 +497,7 @@ def test_equal_bytes_are_recorded_for_each_run_that_reads_them(fleet: Fleet) -> 
     assert fleet.db.read(lambda tx: [tx.artifacts.used_by(run_id) for run_id in ids]) == [[kept.id]] * 2
 
 
-def test_a_run_waits_for_another_of_the_manifest_and_for_its_next_generation(fleet: Fleet) -> None:
+def test_a_run_waits_for_another_of_the_manifest_and_for_its_next_generation(fleet: ManifestHarness) -> None:
     parent, child = spec(0), spec(1, after=["run-0"])
     first = fleet.apply(parent, child)
 
@@ -515,7 +515,7 @@ def test_a_run_waits_for_another_of_the_manifest_and_for_its_next_generation(fle
     assert again.hold_reason == f"waits for {new.id}"
 
 
-def test_a_child_that_is_removed_and_comes_back_waits_again(fleet: Fleet) -> None:
+def test_a_child_that_is_removed_and_comes_back_waits_again(fleet: ManifestHarness) -> None:
     parent, child = spec(0), spec(1, after=["run-0"])
     fleet.apply(parent, child)
     fleet.apply(parent)
@@ -527,14 +527,14 @@ def test_a_child_that_is_removed_and_comes_back_waits_again(fleet: Fleet) -> Non
     assert (back.state, back.hold_reason) == (RunState.HELD, f"waits for {fleet.named('run-0').id}")
 
 
-def test_runs_that_wait_for_each_other_or_for_nobody_are_refused(fleet: Fleet) -> None:
+def test_runs_that_wait_for_each_other_or_for_nobody_are_refused(fleet: ManifestHarness) -> None:
     with pytest.raises(InvalidInput, match="wait for each other"):
         fleet.apply(spec(0, after=["run-1"]), spec(1, after=["run-0"]))
     with pytest.raises(InvalidInput, match="nobody"):
         fleet.apply(spec(0, after=["nobody"]))
 
 
-def test_a_group_has_as_many_places_as_the_manifest_says_now(fleet: Fleet) -> None:
+def test_a_group_has_as_many_places_as_the_manifest_says_now(fleet: ManifestHarness) -> None:
     def queued() -> int:
         known = fleet.db.read(lambda tx: tx.runs.of_manifest("default", "fleet"))
         return sum(run.state is RunState.QUEUED for run in known.values())
@@ -553,7 +553,7 @@ def test_a_group_has_as_many_places_as_the_manifest_says_now(fleet: Fleet) -> No
     assert queued() == 5, "a limit that is taken away holds nobody"
 
 
-def test_a_limit_that_is_lowered_holds_at_the_next_claim(fleet: Fleet) -> None:
+def test_a_limit_that_is_lowered_holds_at_the_next_claim(fleet: ManifestHarness) -> None:
     def states() -> dict[str, str]:
         known = fleet.db.read(lambda tx: tx.runs.of_manifest("default", "fleet"))
         return {run.name: str(run.state) for run in known.values()}
@@ -572,7 +572,7 @@ def test_a_limit_that_is_lowered_holds_at_the_next_claim(fleet: Fleet) -> None:
     assert fleet.apply(*(spec(n, group="g", max_running=1) for n in range(5))).plan.changes == []
 
 
-def test_a_retry_does_not_start_beyond_a_limit_that_was_lowered_meanwhile(fleet: Fleet) -> None:
+def test_a_retry_does_not_start_beyond_a_limit_that_was_lowered_meanwhile(fleet: ManifestHarness) -> None:
     fleet.apply(*(spec(n, group="g", max_running=2) for n in range(3)))
     host = fleet.host()
     grants = fleet.claim(host, leases=5).grants
@@ -594,7 +594,7 @@ def test_a_retry_does_not_start_beyond_a_limit_that_was_lowered_meanwhile(fleet:
     assert fleet.claim(host, leases=5).grants == ()
 
 
-def test_claims_at_once_never_start_more_than_a_lowered_limit(fleet: Fleet) -> None:
+def test_claims_at_once_never_start_more_than_a_lowered_limit(fleet: ManifestHarness) -> None:
     """On Postgres these are transactions side by side, as of several servers."""
     fleet.apply(*(spec(n, group="g", max_running=6) for n in range(6)))
     group_id = fleet.named("run-0").group_id
@@ -613,7 +613,7 @@ def test_claims_at_once_never_start_more_than_a_lowered_limit(fleet: Fleet) -> N
     assert sum(run.state is RunState.RUNNING for run in known.values()) == 2
 
 
-def test_runs_that_are_moved_into_a_limited_group_wait_for_its_places(fleet: Fleet) -> None:
+def test_runs_that_are_moved_into_a_limited_group_wait_for_its_places(fleet: ManifestHarness) -> None:
     fleet.apply(spec(0, group="g", max_running=1), *(spec(n) for n in (1, 2)), spec(3, group="other"))
     host = fleet.host()
 
@@ -627,7 +627,7 @@ def test_runs_that_are_moved_into_a_limited_group_wait_for_its_places(fleet: Fle
     assert fleet.claim(host, leases=5).grants == ()
 
 
-def test_a_child_pruned_with_its_parent_was_pruned_and_comes_back_with_it(fleet: Fleet) -> None:
+def test_a_child_pruned_with_its_parent_was_pruned_and_comes_back_with_it(fleet: ManifestHarness) -> None:
     chain = [spec(0), spec(1, after=["run-0"]), spec(2, after=["run-1", "run-0"]), spec(3)]
     fleet.apply(*chain)
 
@@ -655,7 +655,7 @@ def test_a_child_pruned_with_its_parent_was_pruned_and_comes_back_with_it(fleet:
     assert {fleet.named(name).detail for name in names} == {PRUNED}
 
 
-def test_ten_thousand_runs_are_one_apply(fleet: Fleet) -> None:
+def test_ten_thousand_runs_are_one_apply(fleet: ManifestHarness) -> None:
     runs = [spec(n, group="grid", labels={"n": str(n % 7)}) for n in range(10_000)]
 
     first = fleet.apply(*runs)

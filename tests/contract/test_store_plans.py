@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from postgres import PrivatePostgres
+from support.postgres import PrivatePostgres
 
 from contract.conftest import Database, opened
 from corral.domain.ids import Digest

@@ -66,6 +66,23 @@ def test_units_told_together_are_answered_one_by_one(db: Database) -> None:
     assert there == [True, False, True, False, True, True]
 
 
+def test_whoever_has_an_answer_can_rely_on_what_was_announced(db: Database) -> None:
+    """A run that was submitted is claimed by a poll that does not wait, on every database; heard once."""
+    heard = Heard(db.store)
+
+    async def announce() -> None:
+        for n in range(20):
+            await db.store.write(lambda tx, n=n: tx.announce("run", f"r-{n}"))  # type: ignore[misc]
+            await asyncio.sleep(0)
+            assert heard.all[-1:] == [("run", f"r-{n}")]
+        # Whatever Postgres says of it comes meanwhile.
+        await asyncio.sleep(0.1)
+
+    db.do(announce())
+
+    assert heard.all == [("run", f"r-{n}") for n in range(20)]
+
+
 def test_announcements_come_after_the_commit_and_only_then(db: Database) -> None:
     heard = Heard(db.store)
 

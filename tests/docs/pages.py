@@ -15,10 +15,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
+
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>.*)$")
 _TITLE = re.compile(r'title="([^"]+)"')
 _EXPECT = re.compile(r"<!-- expect: (\d+) -->")
 _NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Every page of the documentation is done, top to bottom, as a reader would do it."""
+"""What the documentation says is valid: its blocks, its examples, its generated pages, its links."""
 
 from __future__ import annotations
 
@@ -6,25 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from postgres import private_postgres
 
 from corral.client.manifests.read import load as load_manifest
 from corral.client.submit.run_file import load, parse
-from docs.pages import Command, Save, Step, blocks, missing, steps
+from docs.pages import DOCS, PAGES, ROOT, blocks, name_of
 
-ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
-# The longest take half a minute of one core, which a busy machine may not give them at once.
-PATIENCE_S = 600
-# These start, stop or kill what the others share.
-_ALONE = ("corral up", "corral down", "kill ")
 NOT_RUN = {
     "installing takes the network; the tests run from such an installation",
     "the demo and the tests are run by make itself",
@@ -33,123 +22,6 @@ NOT_RUN = {
     "it changes your shell's start-up file",
     "it needs a server of your own",
 }
-
-
-def name_of(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
-@dataclass(frozen=True)
-class Reader:
-    """A user with a home of his own; `corral` keeps its data in there."""
-
-    home: Path
-    extra: Mapping[str, str]
-
-    @property
-    def environ(self) -> dict[str, str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("CORRAL_")}
-        return kept | {
-            "HOME": str(self.home),
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]]),
-            "XDG_CACHE_HOME": kept.get("XDG_CACHE_HOME", str(ROOT / ".cache")),
-            "CORRAL_PORT": "0",
-            "CORRAL_WORKER_NAME": "laptop",
-            # Beats every second: what a page waits for comes soon.
-            "CORRAL_LEASE_S": "8",
-            "NO_COLOR": "1",
-            "TERM": "dumb",
-            # Two threads fight for the cores that the tests share, and are far slower than one.
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            **self.extra,
-        }
-
-    def corral(self, *arguments: str) -> None:
-        subprocess.run(["corral", *arguments], env=self.environ, check=True, capture_output=True, timeout=60)
-
-
-@contextmanager
-def reader(home: Path, extra: Mapping[str, str]) -> Iterator[Reader]:
-    home.mkdir()
-    made = Reader(home, extra)
-    try:
-        yield made
-    finally:
-        made.corral("down", "--timeout", "5")
-
-
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    with reader(tmp_path_factory.mktemp("docs") / "home", {}) as made:
-        made.corral("up", "--detach")
-        yield made
-
-
-# GPUs as the library for them would tell of, where there are none.
-GPUS = {"PYTHONPATH": str(ROOT / "tests" / "fleet" / "stand_ins"), "STAND_IN_GPUS": "2"}
-
-
-@contextmanager
-def extras_for(page: Path) -> Iterator[dict[str, str]]:
-    if page.stem != "postgres":
-        yield GPUS if page == DOCS / "tutorial" / "functions.md" else {}
-        return
-    with private_postgres() as server, server.fresh(template="template1") as url:
-        yield {"DATABASE_URL": url}
-
-
-def is_alone(todo: list[Step]) -> bool:
-    return any(word in step.text for step in todo if isinstance(step, Command) for word in _ALONE)
-
-
-@pytest.mark.timeout(PATIENCE_S + 30)
-@pytest.mark.parametrize("page", [page for page in PAGES if steps(page)], ids=name_of)
-def test_a_page_does_what_it_says(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """EN-C13: among them a training loop of the reader's own."""
-    todo = steps(page)
-    if not is_alone(todo):
-        follow_page(page, todo, request.getfixturevalue("shared"), tmp_path)
-        return
-    with extras_for(page) as extra, reader(tmp_path / "home", extra) as own:
-        follow_page(page, todo, own, tmp_path)
-
-
-def follow_page(page: Path, todo: list[Step], user: Reader, folder: Path) -> None:
-    """All in one shell, so that variables and folders last; each step's output is kept apart."""
-    work, notes = folder / "work", folder / "notes"
-    work.mkdir()
-    notes.mkdir()
-    script = "\n".join(_script(number, step, notes) for number, step in enumerate(todo))
-    subprocess.run(
-        ["bash", "-c", script],
-        cwd=work,
-        env=user.environ,
-        timeout=PATIENCE_S,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    for number, step in enumerate(todo):
-        if isinstance(step, Command):
-            _check(page, step, notes / f"{number}")
-
-
-def _script(number: int, step: Step, notes: Path) -> str:
-    note = notes / f"{number}"
-    if isinstance(step, Save):
-        note.write_text(step.text, encoding="utf-8")
-        return f"mkdir -p \"$(dirname '{step.name}')\" && cp '{note}' '{step.name}'"
-    run = f"{{ {step.text}\n}} >'{note}.out' 2>&1"
-    return f"{run}; code=$?; echo $code >'{note}.code'; [ $code = {step.expect} ] || exit"
-
-
-def _check(page: Path, step: Command, note: Path) -> None:
-    place = f"{name_of(page)}:{step.line}: {step.text}"
-    printed = note.with_suffix(".out").read_text(encoding="utf-8", errors="replace")
-    code = int(note.with_suffix(".code").read_text())
-    assert code == step.expect, f"{place}\nexit code {code}, not {step.expect}; it printed:\n{printed}"
-    lost = missing(step.shown, printed)
-    assert lost is None, f"{place}\ndid not print\n{lost}\nbut\n{printed}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from acceptance.stack import Stack, printed, problems, until
 from powercut import PowerCutDisk
+from support.local_cluster import LocalCluster, printed, problems
+from support.waiting import eventually
 
 from corral.client.corral import Corral
 from corral.client.files.tree import FileEntry, Tree
@@ -146,7 +147,7 @@ class Load:
 
 
 @contextmanager
-def serving(plane: Stack) -> Iterator[Corral]:
+def serving(plane: LocalCluster) -> Iterator[Corral]:
     try:
         yield plane.start_server()
     finally:
@@ -155,7 +156,7 @@ def serving(plane: Stack) -> Iterator[Corral]:
 
 def load_until_the_cut(disk: PowerCutDisk, *, seed: int, careless: str | None = None) -> Noted:
     """A server at work on the disk, and its power cut at some moment."""
-    plane = Stack(disk.root, {**disk.env(), "CORRAL_LEASE_S": "60"})
+    plane = LocalCluster(disk.root, {**disk.env(), "CORRAL_LEASE_S": "60"})
     if careless is not None:
         start = f"{careless}\nimport sys; from corral.server.__main__ import main; sys.exit(main())"
         plane.server_argv = (sys.executable, "-c", start)
@@ -170,7 +171,7 @@ def load_until_the_cut(disk: PowerCutDisk, *, seed: int, careless: str | None = 
         threads = [threading.Thread(target=load.run) for load in loads]
         for thread in threads:
             thread.start()
-        until(lambda: noted.outcomes and noted.secrets, "the first answers")
+        eventually(lambda: noted.outcomes and noted.secrets, "the first answers")
         time.sleep(random.Random(seed).uniform(0, 1))
         disk.cut()
         plane.kill_server()
@@ -181,7 +182,7 @@ def load_until_the_cut(disk: PowerCutDisk, *, seed: int, careless: str | None = 
 
 def lost(home: Path, noted: Noted) -> list[str]:
     """What a new server on what is left of the disk does not have."""
-    plane = Stack(home, {"CORRAL_LEASE_S": "60"})
+    plane = LocalCluster(home, {"CORRAL_LEASE_S": "60"})
     with serving(plane) as corral:
         checks: list[Callable[[Corral, Noted], list[str]]] = [
             lost_runs,
@@ -291,7 +292,7 @@ def test_a_second_power_cut_while_the_server_recovers_loses_nothing_either(tmp_p
     noted = load_until_the_cut(disk, seed=5)
     disk.after_crash(tmp_path / "first")
     again = PowerCutDisk.adopt(tmp_path / "first", tmp_path / "shadow-2")
-    plane = Stack(again.root, again.env())
+    plane = LocalCluster(again.root, again.env())
 
     with serving(plane):
         again.cut()

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.waiting import eventually
 
 from corral.engine.environments.process import MOST_PENDING, EnvironmentProcess
 from corral.engine.environments.protocol import (
@@ -189,9 +190,7 @@ def test_closing_leaves_nothing_running(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     environment = EnvironmentProcess(written(tmp_path, BAD), deadline_s=60.0)
     environment.submit(EnvironmentCall("score", "a", "train", 0, messages=talk(f"child {note}"), opening=1))
-    until = time.monotonic() + 10
-    while not (note.exists() and note.read_text()) and time.monotonic() < until:
-        time.sleep(0.01)
+    eventually(lambda: note.exists() and note.read_text(), "the child to say its pid")
 
     environment.close()
     environment.close()
@@ -213,9 +212,7 @@ def test_the_environment_ends_with_its_engine(tmp_path: Path, number: signal.Sig
         environment.poll(600)
     """
     engine = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], process_group=0)
-    until = time.monotonic() + 30
-    while not (note.exists() and note.read_text()) and time.monotonic() < until:
-        time.sleep(0.01)
+    eventually(lambda: note.exists() and note.read_text(), "the child to say its pid")
 
     os.killpg(engine.pid, number)
     engine.wait()

@@ -7,10 +7,10 @@ import json
 import math
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
+from support.waiting import eventually
 
 from corral.engine.reports.events import EventWriter, StepStatus, TerminalOutput, line
 from corral.engine.training.stop_signal import StopRequested, StopSignal
@@ -75,9 +75,7 @@ def test_a_long_set_up_is_told_again_and_again_until_the_first_step(file: Path) 
     events = EventWriter(file, TerminalOutput(io.StringIO()))
     with events.setting_up(every_s=0.001):
         events.phase("loading the model")
-        deadline = time.monotonic() + 30
-        while len(events_of(file)) < 4:
-            assert time.monotonic() < deadline
+        eventually(lambda: len(events_of(file)) >= 4, "four events")
         events.step(standing())
         events._under_way.wait()
     told = events_of(file)

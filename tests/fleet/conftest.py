@@ -16,11 +16,7 @@ from fleet.fleet import Fleet, fleet
 from fleet.lines import Network
 from fleet.relay import RelayNetwork
 
-SEED = int(os.environ.get("CORRAL_FLEET_SEED") or random.SystemRandom().randrange(1_000_000))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    terminalreporter.write_line(f"fleet: CORRAL_FLEET_SEED={SEED} draws the same again")
+SEED = int(os.environ["CORRAL_FLEET_SEED"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

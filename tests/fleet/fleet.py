@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from acceptance.stack import Stack, Worker, marked, printed, problems, python, result, until, wait_final
+from support import forked
+from support.local_cluster import (
+    LocalCluster,
+    WorkerProcess,
+    marked,
+    printed,
+    problems,
+    python,
+    result,
+    wait_final,
+)
+from support.waiting import eventually
 
 from corral.client.corral import Corral
 from corral.domain.tokens import with_pin
@@ -56,7 +66,7 @@ def steps(seconds: float) -> list[str]:
 class Host:
     name: str
     line: Line
-    worker: Worker
+    worker: WorkerProcess
     labels: tuple[str, ...] = ()
     gpus: int = 0
 
@@ -84,7 +94,7 @@ class Host:
 
 @dataclass
 class Fleet:
-    plane: Stack
+    plane: LocalCluster
     network: Network
     folder: Path
     hosts: dict[str, Host] = field(default_factory=dict)
@@ -117,16 +127,16 @@ class Fleet:
         env = self.plane.env(home) | {
             "CORRAL_WORKER_SLOTS": str(slots),
             "CORRAL_WORKER_LABELS": ",".join(labels),
-            "PYTHONPATH": str(STAND_INS),
-            "STAND_IN_GPUS": str(gpus),
         }
+        if gpus:
+            env |= {"PYTHONPATH": str(STAND_INS), "STAND_IN_GPUS": str(gpus)}
         if self.secure:
             self.enrol(name, line)
         else:
             self._give_token(name)
             env["CORRAL_URL"] = f"http://{line.server}"
         argv = line.wrap([sys.executable, "-m", "corral.worker"])
-        worker = Worker(home, env | (clock.env() if clock else {}), argv=argv)
+        worker = WorkerProcess(home, env | (clock.env() if clock else {}), argv=argv)
         self.plane.workers.append(worker)
         self.hosts[name] = Host(name, line, worker, tuple(labels), gpus)
         self.plane.start_worker(worker)
@@ -145,14 +155,10 @@ class Fleet:
     def say(self, name: str, line: Line, *words: str) -> None:
         """`corral host ...` on the host."""
         home = self.folder / name
-        done = subprocess.run(
-            line.wrap([CORRAL, "host", *words, "--home", str(home)]),
-            env=self.plane.env(home),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+        network, (_, *arguments) = forked.namespace_of(
+            line.wrap([CORRAL, "host", *words, "--home", str(home)])
         )
+        done = forked.run(arguments, self.plane.env(home), network=network)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def _give_token(self, name: str) -> None:
@@ -169,7 +175,7 @@ class Fleet:
             alive = {host.name for host in self.corral.hosts.page().items if host.alive}
             return set(self.hosts) <= alive
 
-        until(ready, "the hosts to ask for work")
+        eventually(ready, "the hosts to ask for work")
 
     def work(self, seconds: float, *, size: int = 0, **given: Any) -> RunSpec:
         env = {"WORK_S": str(seconds), "SIZE": str(size), "MARKS": str(self.marks)}
@@ -216,7 +222,7 @@ class Fleet:
         """Every accepted run is there, nothing is held any more, and the store is sound."""
         corral = self.corral
         assert sorted(run.id for run in corral.runs.iter()) == sorted(accepted)
-        until(lambda: not any(map(_left, self.hosts.values())), "the hosts to leave nothing behind")
+        eventually(lambda: not any(map(_left, self.hosts.values())), "the hosts to leave nothing behind")
         assert [(host.name, host.busy) for host in corral.hosts.page().items if host.busy] == []
         assert problems(corral) == []
 
@@ -229,7 +235,7 @@ def _left(host: Host) -> list[str]:
 @contextmanager
 def fleet(folder: Path, network: Network, *, lease_s: float = LEASE_S, **settings: str) -> Iterator[Fleet]:
     given = {"CORRAL_LEASE_S": str(lease_s), "CORRAL_HOST": network.server_host, **settings}
-    plane = Stack(folder / "home", given)
+    plane = LocalCluster(folder / "home", given)
     try:
         plane.start_server()
         # The same port after a restart: hosts know no other.

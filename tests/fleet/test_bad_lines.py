@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import time
 
-from acceptance.stack import FINAL_STATES, marked, until, wait_line
+from support.local_cluster import FINAL_STATES, marked, wait_line
+from support.waiting import eventually
 
 from corral.wire.spec.tables import Resources, RetryBudgets
 from fleet.fleet import Fleet, Host
@@ -26,7 +27,7 @@ def test_runs_end_once_though_packets_are_lost_all_the_time(a_fleet: Fleet, dice
         host.line.lose(LOST)
     retries = RetryBudgets(infrastructure=1000)
     accepted = fleet.submit(*(fleet.work(n % 3 * 0.7, size=20_000, retries=retries) for n in range(12)))
-    until(lambda: _flap(fleet, hosts, accepted, dice), "the runs to end", within_s=LOSSY_S)
+    eventually(lambda: _flap(fleet, hosts, accepted, dice), "the runs to end", within_s=LOSSY_S)
     for host in hosts:
         host.line.mend()
 
@@ -54,7 +55,7 @@ def test_a_slow_upload_loses_no_beat_and_holds_nobody_up(a_fleet: Fleet) -> None
     (large,) = fleet.submit(fleet.work(0.3, size=LARGE_BYTES, resources=Resources(hosts=["slow"])))
     wait_line(fleet.corral, large, "begun")
     slow.line.throttle(THIN_BYTES_PER_S)
-    until(lambda: not marked(slow.worker.data_dir), "the child to end, and its upload to begin")
+    eventually(lambda: not marked(slow.worker.data_dir), "the child to end, and its upload to begin")
     others = fleet.submit(*(fleet.work(0.2) for _ in range(3)))
     for run_id in others:
         fleet.on_first_try(run_id)

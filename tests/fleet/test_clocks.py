@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from acceptance.stack import wait_final, wait_line
+from support.local_cluster import wait_final, wait_line
 
 from corral.wire.spec.tables import Resources
 from fleet.clock import WrongClock

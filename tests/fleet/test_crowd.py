@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from acceptance.stack import FINAL_STATES, marked, until
 from chaos.kinds import KINDS, check_run
+from support.local_cluster import FINAL_STATES, marked
+from support.waiting import eventually
 
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.spec.tables import Resources
@@ -129,7 +130,7 @@ def test_every_run_ends_once_on_a_host_that_may_run_it(crowd: Fleet) -> None:
     trouble = Trouble(crowd, random.Random(SEED + 1))
     trouble.make(TROUBLE_S)
 
-    until(lambda: not _unfinished(crowd), f"{RUNS} runs to end", within_s=SETTLE_S)
+    eventually(lambda: not _unfinished(crowd), f"{RUNS} runs to end", within_s=SETTLE_S)
     wrong = [
         what
         for run_id in accepted

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import psutil
-from acceptance.stack import FINAL_STATES, until
+from support.local_cluster import FINAL_STATES
+from support.waiting import eventually
 
 from corral.client.corral import Corral
 from corral.client.http.transport import Backoff
@@ -120,7 +121,7 @@ def test_a_hundred_queued_runs_and_ten_hosts_fit_on_a_small_box(near_fleet: Flee
         hosts = [pool.submit(crowd.work, *each) for each in zip(names, tokens, strict=True)]
         try:
             made.corral.runs.submit([RunSpec(argv=["true"])] * 100)
-            until(lambda: len(crowd.order) == 100, "the hosts to do the others")
+            eventually(lambda: len(crowd.order) == 100, "the hosts to do the others")
             assert made.plane.server is not None
             used_bytes = psutil.Process(made.plane.server.pid).memory_info().rss
         finally:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from acceptance.stack import marked, until, wait_final, wait_line
+from support.local_cluster import marked, wait_final, wait_line
+from support.waiting import eventually
 
 from corral.wire.spec.tables import Resources
 from fleet.conftest import relay_network
@@ -92,7 +93,7 @@ def test_a_host_that_dies_and_one_that_reboots_give_their_runs_back_free_of_char
     made.plane.kill_worker(dying.worker)
     rebooting.reboot()
     for host in (dying, rebooting):
-        until(lambda host=host: not marked(host.worker.data_dir), "its processes to end")  # type: ignore[misc]
+        eventually(lambda host=host: not marked(host.worker.data_dir), "its processes to end")  # type: ignore[misc]
         made.plane.start_worker(host.worker)
 
     for run_id in runs:
@@ -118,7 +119,7 @@ def test_a_cancel_reaches_a_host_before_its_next_beat(patient: Fleet) -> None:
     run = wait_final(patient.corral, run_id, within_s=30)
 
     assert run.state == "cancelled"
-    until(lambda: not marked(host.worker.data_dir), "its processes to end")
+    eventually(lambda: not marked(host.worker.data_dir), "its processes to end")
 
 
 def test_the_log_and_result_of_a_host_that_is_gone_for_good_stay(near_fleet: Fleet) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from acceptance.stack import marked, printed, until, wait_line
+from support.local_cluster import marked, printed, wait_line
+from support.waiting import eventually
 
 from corral.client.files.tree import FileEntry, Tree
 from corral.domain.errors import LeaseLost
@@ -35,14 +36,14 @@ def waiting_host(fleet: Fleet, name: str) -> Host:
     """A host that asks for work at this moment, and has proven that it gets it."""
     host = fleet.add(name)
     fleet.on_first_try(fleet.submit(fleet.work(0.1, resources=Resources(hosts=[name])))[0])
-    until(lambda: not list((host.worker.data_dir / "leases").glob("*")), "its first run to be put away")
+    eventually(lambda: not list((host.worker.data_dir / "leases").glob("*")), "its first run to be put away")
     time.sleep(0.5)
     return host
 
 
 def claimed(fleet: Fleet, run_id: str) -> str:
     """Wait until the server has given the run away; the lease's id."""
-    attempts = until(lambda: fleet.corral.runs.get(run_id).attempts, f"{run_id} to be claimed")
+    attempts = eventually(lambda: fleet.corral.runs.get(run_id).attempts, f"{run_id} to be claimed")
     return attempts[-1].ranks[0].lease_id or ""
 
 
@@ -84,14 +85,14 @@ def test_a_lease_that_its_host_never_heard_of_goes_to_another_free_of_charge(
         # Whatever it asks from now on, it does not hear the answer.
         first.line.break_off()
     fleet.add("two")
-    until(lambda: fleet.kinds(run_id).count("claim") == 2, "the other host to claim it")
+    eventually(lambda: fleet.kinds(run_id).count("claim") == 2, "the other host to claim it")
     first.line.mend()
 
     run = fleet.finished(run_id)
 
     assert (run.attempt, run.attempts[1].ranks[0].host) == (2, "two")
     assert run.retries_used["infrastructure"] == 0
-    until(lambda: not marked(first.worker.data_dir, CORRAL_LEASE_ID=lost), "the late child to be ended")
+    eventually(lambda: not marked(first.worker.data_dir, CORRAL_LEASE_ID=lost), "the late child to be ended")
     assert "done" not in printed(fleet.corral, run_id, attempt=1)
     fleet.check_whole([each.id for each in fleet.corral.runs.iter()])
 
@@ -113,7 +114,7 @@ def test_a_host_cut_off_for_longer_than_every_timeout_keeps_its_work(far_fleet: 
     first.line.cut()
     (other,) = fleet.submit(fleet.work(0.5))
     assert fleet.on_first_try(other).attempts[0].ranks[0].host == "two"
-    until(lambda: "requeue" in fleet.kinds(later), "the sweeper to give up its lease")
+    eventually(lambda: "requeue" in fleet.kinds(later), "the sweeper to give up its lease")
     time.sleep(LONGER_THAN_EVERY_TIMEOUT_S)
     assert [fleet.corral.runs.get(each).state for each in (meanwhile, later)] == ["queued", "queued"]
     first.line.mend()
@@ -139,7 +140,9 @@ def test_a_host_that_comes_back_after_its_run_went_to_another_changes_nothing(a_
 
     check_all_refused(fleet, first, run_id, lease_id, old.epoch)
     first.line.mend()
-    until(lambda: not marked(first.worker.data_dir, CORRAL_LEASE_ID=lease_id), "the old child to be stopped")
+    eventually(
+        lambda: not marked(first.worker.data_dir, CORRAL_LEASE_ID=lease_id), "the old child to be stopped"
+    )
 
     run = fleet.finished(run_id)
     assert (run.attempt, run.attempts[1].ranks[0].host) == (2, "two")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from acceptance.stack import printed, until, wait_line
+from support.local_cluster import printed, wait_line
+from support.waiting import eventually
 
 from corral.domain.errors import Unauthenticated
 from corral.wire.leases import BeatRequest, ClaimRequest, FinishRequest
@@ -48,9 +49,9 @@ def test_a_host_that_is_let_in_again_goes_on_with_what_nobody_else_took(secure_f
     (run_id,) = fleet.submit(fleet.work(3, resources=mine))
     wait_line(fleet.corral, run_id, "begun")
     fleet.corral.hosts.revoke("one")
-    until(lambda: "requeue" in fleet.kinds(run_id), "its lease to run out")
+    eventually(lambda: "requeue" in fleet.kinds(run_id), "its lease to run out")
     record = next((host.worker.data_dir / "leases").glob("*/job.json"))
-    until(lambda: '"finish"' in record.read_text(), "the child to end all the same")
+    eventually(lambda: '"finish"' in record.read_text(), "the child to end all the same")
     fleet.plane.kill_worker(host.worker)
     fleet.leave(host)
     fleet.enrol("one", host.line)

@@ -6,14 +6,13 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import psycopg
 import pytest
 from alembic.script import ScriptDirectory
-from postgres import PrivatePostgres, private_postgres
+from support.postgres import PrivatePostgres, private_postgres
 
 from corral.domain.errors import StoreUnavailable, VersionMismatch
 from corral.store import schema
@@ -23,9 +22,8 @@ from corral.store.sqlite.store import SqliteStore
 
 
 @pytest.fixture(scope="module")
-def postgres() -> Iterator[PrivatePostgres]:
-    with private_postgres() as server:
-        yield server
+def postgres() -> PrivatePostgres:
+    return private_postgres()
 
 
 def make(path: Path) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 
-import pytest
 from hypothesis import HealthCheck, settings
-
-from model.seeds import SEED
 
 settings.register_profile(
     "model-ci",
@@ -21,7 +18,3 @@ settings.register_profile(
     "model-long", parent=settings.get_profile("model-ci"), max_examples=3000, stateful_step_count=80
 )
 PROFILE = settings.get_profile(f"model-{os.environ.get('CORRAL_MODEL_PROFILE', 'ci')}")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    terminalreporter.write_line(f"model: CORRAL_MODEL_SEED={SEED} replays these machines")

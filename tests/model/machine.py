@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from postgres import PrivatePostgres
+from support.postgres import PrivatePostgres
 
 from model.claim_rules import ClaimRules
 from model.host_rules import HostRules
@@ -14,16 +14,16 @@ from model.user_rules import UserRules
 from model.world import Backend, PostgresBackend, SqliteBackend
 
 
-class Machine(UserRules, ClaimRules, LeaseRules, HostRules, TimeRules):
+class EverybodyMachine(UserRules, ClaimRules, LeaseRules, HostRules, TimeRules):
     """Everybody at once."""
 
 
-class SqliteMachine(Machine):
+class SqliteMachine(EverybodyMachine):
     def make_backend(self) -> Backend:
         return SqliteBackend()
 
 
-class PostgresMachine(Machine):
+class PostgresMachine(EverybodyMachine):
     must_settle = True
     server: ClassVar[PrivatePostgres]
 

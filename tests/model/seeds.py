@@ -1,8 +1,7 @@
-"""The seed of this session's machines: random, printed at the end, and given again to replay them."""
+"""The seed of this session's machines: conftest.py draws it and prints it at the end."""
 
 from __future__ import annotations
 
 import os
-import secrets
 
-SEED = int(os.environ.get("CORRAL_MODEL_SEED", secrets.randbelow(1 << 32)))
+SEED = int(os.environ["CORRAL_MODEL_SEED"])

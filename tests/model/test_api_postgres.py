@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import seed, settings
-from postgres import private_postgres
+from support.postgres import private_postgres
 
 from model.conftest import PROFILE
 from model.machine import PostgresMachine
@@ -14,10 +12,8 @@ from model.seeds import SEED
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _a_server() -> Iterator[None]:
-    with private_postgres() as server:
-        PostgresMachine.server = server
-        yield
+def _a_server() -> None:
+    PostgresMachine.server = private_postgres()
 
 
 @pytest.mark.timeout(7200)

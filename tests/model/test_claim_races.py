@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from postgres import PrivatePostgres, private_postgres
+from support.postgres import PrivatePostgres, private_postgres
 
 from model.claim_rules import capability
 from model.model import Host
@@ -15,9 +15,8 @@ from model.world import PostgresBackend, SqliteBackend, World
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PrivatePostgres]:
-    with private_postgres() as made:
-        yield made
+def server() -> PrivatePostgres:
+    return private_postgres()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import pytest
 from contract.samples import a_host, a_lease, a_run
+from support.clock import ManualClock
 
 from corral.core.leases.beat import beat
 from corral.core.leases.fence import expire
@@ -36,7 +37,6 @@ from corral.domain.runs.runs import Attempt, Rank, Run
 from corral.domain.runs.states import RankState, RunState
 from corral.store.sqlite.store import MEMORY, SqliteStore
 from corral.store.transaction import Tx
-from model.clock import ManualClock
 
 T = TypeVar("T")
 POLICY = ServerPolicy()

@@ -11,7 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from postgres import PrivatePostgres
+from support.clock import ManualClock
+from support.postgres import PrivatePostgres
 
 from corral.adapters.blobs.directory import DirectoryBlobs
 from corral.adapters.blobs.segments import DirectorySegments
@@ -26,7 +27,6 @@ from corral.store.postgres.store import PostgresStore
 from corral.store.sqlite.store import SqliteStore
 from corral.store.store import Store
 from corral.store.transaction import Tx
-from model.clock import ManualClock
 from model.faults import FaultyStore, ServerDied
 
 T = TypeVar("T")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from support.waiting import eventually
 
 from repo.leftovers import __file__ as script
 from repo.leftovers import main
@@ -34,8 +34,7 @@ def test_being_ended_ends_the_command_too(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     command = ["sh", "-c", f"echo $$ > {pid_file}.part; mv {pid_file}.part {pid_file}; exec sleep 78"]
     with subprocess.Popen([sys.executable, str(script), *command]) as wrapper:
-        while not pid_file.exists():
-            time.sleep(0.05)
+        eventually(pid_file.exists, "the command to begin")
         wrapper.send_signal(signal.SIGTERM)
         assert wrapper.wait(30) != 0
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.waiting import eventually
 
 from corral.runner.channel import Channel
 from corral.runner.listener import MessageListener
@@ -65,10 +65,7 @@ class Heard:
         self.by.append((header, threading.current_thread().name))
 
     def until(self, count: int) -> None:
-        deadline = time.monotonic() + 30
-        while len(self.by) < count:
-            assert time.monotonic() < deadline, f"only {self.by} was heard"
-            time.sleep(0.001)
+        eventually(lambda: len(self.by) >= count, lambda: f"{count} to be heard, not only {self.by}")
 
 
 def test_the_main_thread_listens_while_it_is_free_and_is_stood_in_for_while_it_is_not(

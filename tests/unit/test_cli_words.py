@@ -121,8 +121,13 @@ def test_runs_without_params_are_ordered_by_age_and_seed() -> None:
 
 
 def test_a_worker_that_was_started_by_hand_is_found_by_its_own_word(tmp_path: Path) -> None:
-    wait = "import sys; sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", wait, "corral.worker"], stdin=subprocess.PIPE) as worker:
+    wait = "import sys; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", wait, "corral.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as worker:
+        # For a moment after `exec` closed the pipe that Popen waits for, a process has no arguments yet.
+        assert worker.stdout is not None
+        worker.stdout.readline()
         started = psutil.Process(worker.pid).create_time()
         described = {"pid": worker.pid, "create_time": started}
         (tmp_path / "worker.pid").write_text(json.dumps(described))

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import time
+from support.clock import JumpingClock
 
 from corral.core.calls.dispatch import Dispatcher, InstancePoll
 from corral.domain.calls import CallPool, QueuedCall
 from corral.domain.ids import CallId, EndpointId, LeaseId
 
 POOLS = (CallPool(EndpointId("e-1"), 1, ""), CallPool(EndpointId("e-1"), 0, ""))
-
-
-class Clock:
-    def now(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return time.monotonic()
 
 
 def a_poll(name: str) -> InstancePoll:
@@ -29,7 +21,7 @@ def push(dispatch: Dispatcher, pool: CallPool, call: str) -> bool:
 
 def test_a_poll_that_joins_again_and_leaves_is_gone() -> None:
     """It was left behind once for each call, and woken in place of one that waits."""
-    dispatch = Dispatcher(Clock())
+    dispatch = Dispatcher(JumpingClock())
     gone, waits = a_poll("l-gone"), a_poll("l-waits")
     dispatch.join(gone)
     assert push(dispatch, POOLS[0], "c-1")
@@ -46,7 +38,7 @@ def test_a_poll_that_joins_again_and_leaves_is_gone() -> None:
 
 
 def test_those_who_wait_are_woken_in_turn_one_for_each_call() -> None:
-    dispatch = Dispatcher(Clock())
+    dispatch = Dispatcher(JumpingClock())
     polls = [a_poll(f"l-{n}") for n in range(3)]
     for poll in polls:
         dispatch.join(poll)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import forked
 
 from corral.client.training.dataset import DataAmount
 from corral.client.training.estimate import NOT_RENTED, FleetSnapshot, estimate_machines
@@ -251,15 +252,7 @@ def test_runs_of_a_group_add_up_and_the_largest_decides_on_the_memory() -> None:
 
 def corral(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**CLEAN, "CORRAL_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder)}
-    return subprocess.run(
-        [sys.executable, "-m", "corral.cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        env=env,
-        timeout=60,
-        check=False,
-        cwd=folder,
-    )
+    return forked.run(arguments, env, cwd=folder)
 
 
 @pytest.fixture

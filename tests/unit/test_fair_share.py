@@ -5,54 +5,54 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from clockwork import Database
-from queues import Queue
+from support.memory_database import MemoryDatabase
+from support.queued_runs import QueuedRuns
 
 from corral.core.queue.fair_share import HALF_LIFE_S, RUNNING_WEIGHT_S, Shares, add_usage, decayed
 
 
 @pytest.fixture
-def queue() -> Iterator[Queue]:
-    database = Database()
-    yield Queue(database)
+def queue() -> Iterator[QueuedRuns]:
+    database = MemoryDatabase()
+    yield QueuedRuns(database)
     database.end()
 
 
-def test_the_higher_priority_goes_first_however_young(queue: Queue) -> None:
+def test_the_higher_priority_goes_first_however_young(queue: QueuedRuns) -> None:
     old = queue.add(priority=0, ready_at=1.0)
     young = queue.add(priority=5, ready_at=99.0)
     assert queue.take_all() == [young, old]
 
 
-def test_among_equals_of_one_project_the_oldest_goes_first_whatever_its_history(queue: Queue) -> None:
+def test_among_equals_of_one_project_the_oldest_goes_first_whatever_its_history(queue: QueuedRuns) -> None:
     second = queue.add(ready_at=2.0)
     first = queue.add(ready_at=1.0, used_infrastructure=3)
     third = queue.add(ready_at=3.0)
     assert queue.take_all() == [first, second, third]
 
 
-def test_age_counts_across_shapes(queue: Queue) -> None:
+def test_age_counts_across_shapes(queue: QueuedRuns) -> None:
     second = queue.add(shape="b", ready_at=2.0)
     first = queue.add(shape="a", ready_at=1.0)
     third = queue.add(shape="a", ready_at=3.0)
     assert queue.take_all() == [first, second, third]
 
 
-def test_the_project_that_used_less_goes_first_within_a_priority(queue: Queue) -> None:
+def test_the_project_that_used_less_goes_first_within_a_priority(queue: QueuedRuns) -> None:
     greedy = queue.add(project="greedy", ready_at=1.0)
     modest = queue.add(project="modest", ready_at=2.0)
     queue.shares.closed("greedy", 1000.0)
     assert queue.take_all() == [modest, greedy]
 
 
-def test_priority_goes_before_fair_share(queue: Queue) -> None:
+def test_priority_goes_before_fair_share(queue: QueuedRuns) -> None:
     queue.shares.closed("greedy", 1000.0)
     modest = queue.add(project="modest")
     greedy = queue.add(project="greedy", priority=1)
     assert queue.take_all() == [greedy, modest]
 
 
-def test_a_burst_of_claims_is_shared_out(queue: Queue) -> None:
+def test_a_burst_of_claims_is_shared_out(queue: QueuedRuns) -> None:
     """A running lease weighs at once, so the older queue of one project does not take every slot."""
     for n in range(4):
         queue.add(project="alpha", ready_at=float(n))
@@ -65,7 +65,7 @@ def test_a_burst_of_claims_is_shared_out(queue: Queue) -> None:
     assert order == ["alpha", "beta"] * 4
 
 
-def test_within_a_priority_no_project_starves(queue: Queue) -> None:
+def test_within_a_priority_no_project_starves(queue: QueuedRuns) -> None:
     """One project submits without end; the other's run is taken as soon as it has used less."""
     for n in range(50):
         queue.add(project="flood", ready_at=float(n))
@@ -95,7 +95,7 @@ def test_a_lease_that_ends_weighs_by_its_time_and_no_longer_by_running() -> None
     assert shares.weight("alpha", 5.0) == 10.0
 
 
-def test_what_was_used_is_added_to_what_the_database_has_and_weighs_the_same(queue: Queue) -> None:
+def test_what_was_used_is_added_to_what_the_database_has_and_weighs_the_same(queue: QueuedRuns) -> None:
     """Other servers add theirs to the same row."""
     for server in (Shares(), Shares()):
         server.closed("alpha", 10.0)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from placements import Ground
+from support.placement_scene import PlacementScene
 
 from corral.core.hosts.faults import FIRST_S, QUICK_S
 from corral.domain.runs.reasons import Reason
@@ -15,21 +15,21 @@ from corral.domain.runs.states import RunState
 
 
 @pytest.fixture
-def ground() -> Iterator[Ground]:
-    made = Ground()
+def ground() -> Iterator[PlacementScene]:
+    made = PlacementScene()
     made.host("bad")
     made.host("good")
     yield made
     made.db.end()
 
 
-def fail(ground: Ground, name: str, *, ran_s: float = 1.0, reason: Reason = Reason.CODE_ERROR) -> Run:
+def fail(ground: PlacementScene, name: str, *, ran_s: float = 1.0, reason: Reason = Reason.CODE_ERROR) -> Run:
     run_id = ground.submit(name=name)
     ground.end(ground.grant("bad"), "fail", reason, ran_s=ran_s)
     return ground.run(run_id)
 
 
-def test_three_different_works_that_fail_at_once_set_the_host_aside(ground: Ground) -> None:
+def test_three_different_works_that_fail_at_once_set_the_host_aside(ground: PlacementScene) -> None:
     fail(ground, "one")
     fail(ground, "two", reason=Reason.ENVIRONMENT)
     assert ground.row("bad").set_aside_until is None
@@ -45,7 +45,7 @@ def test_three_different_works_that_fail_at_once_set_the_host_aside(ground: Grou
     assert (entry.action, entry.target) == ("host.set_aside", "host:bad")
 
 
-def test_a_host_that_is_set_aside_gets_nothing_until_its_time_is_over(ground: Ground) -> None:
+def test_a_host_that_is_set_aside_gets_nothing_until_its_time_is_over(ground: PlacementScene) -> None:
     for name in ("one", "two", "three"):
         fail(ground, name)
     run_id = ground.submit()
@@ -54,7 +54,7 @@ def test_a_host_that_is_set_aside_gets_nothing_until_its_time_is_over(ground: Gr
     assert ground.claim("bad") == [run_id]
 
 
-def test_each_further_failure_sets_it_aside_for_longer_and_a_finish_clears_it(ground: Ground) -> None:
+def test_each_further_failure_sets_it_aside_for_longer_and_a_finish_clears_it(ground: PlacementScene) -> None:
     for name in ("one", "two", "three"):
         fail(ground, name)
     ground.clock.advance(FIRST_S)
@@ -79,28 +79,28 @@ def test_each_further_failure_sets_it_aside_for_longer_and_a_finish_clears_it(gr
     ],
 )
 def test_what_is_the_runs_own_fault_is_not_held_against_the_host(
-    ground: Ground, names: list[str], ran_s: float, reason: Reason
+    ground: PlacementScene, names: list[str], ran_s: float, reason: Reason
 ) -> None:
     for name in names:
         fail(ground, name, ran_s=ran_s, reason=reason)
     assert ground.row("bad").set_aside_until is None
 
 
-def test_the_last_host_is_not_set_aside_for_what_runs_did(ground: Ground) -> None:
+def test_the_last_host_is_not_set_aside_for_what_runs_did(ground: PlacementScene) -> None:
     ground.save("good", draining=True)
     for name in ("one", "two", "three", "four"):
         fail(ground, name)
     assert ground.row("bad").set_aside_until is None
 
 
-def test_leases_lost_in_one_silence_are_one_strike(ground: Ground) -> None:
+def test_leases_lost_in_one_silence_are_one_strike(ground: PlacementScene) -> None:
     for _ in range(3):
         ground.submit()
     ground.lose(*ground.poll("bad", most=3).grants)
     assert ground.row("bad").strikes == 1
 
 
-def test_three_silences_set_even_the_last_host_aside_and_a_return_clears_them(ground: Ground) -> None:
+def test_three_silences_set_even_the_last_host_aside_and_a_return_clears_them(ground: PlacementScene) -> None:
     ground.save("good", draining=True)
     for n in range(3):
         ground.submit(name=f"run-{n}")
@@ -113,7 +113,7 @@ def test_three_silences_set_even_the_last_host_aside_and_a_return_clears_them(gr
     assert (ground.row("bad").strikes, ground.row("bad").set_aside_until) == (0, None)
 
 
-def test_a_run_that_loses_three_hosts_is_stopped_and_says_so(ground: Ground) -> None:
+def test_a_run_that_loses_three_hosts_is_stopped_and_says_so(ground: PlacementScene) -> None:
     ground.host("third")
     run_id = ground.submit(lost=9)
     for name in ("bad", "good", "third"):
@@ -126,7 +126,7 @@ def test_a_run_that_loses_three_hosts_is_stopped_and_says_so(ground: Ground) -> 
     assert run.detail == "3 different hosts were lost while they ran it"
 
 
-def test_the_same_host_again_is_a_matter_of_the_budget_alone(ground: Ground) -> None:
+def test_the_same_host_again_is_a_matter_of_the_budget_alone(ground: PlacementScene) -> None:
     run_id = ground.submit(lost=9)
     for _ in range(2):
         ground.lose(ground.grant("bad"))
@@ -138,7 +138,7 @@ def test_the_same_host_again_is_a_matter_of_the_budget_alone(ground: Ground) -> 
     assert run.used.infrastructure == 3
 
 
-def test_a_host_that_returns_was_not_lost(ground: Ground) -> None:
+def test_a_host_that_returns_was_not_lost(ground: PlacementScene) -> None:
     run_id = ground.submit()
     grant = ground.grant("bad")
     ground.lose(grant)
@@ -147,7 +147,7 @@ def test_a_host_that_returns_was_not_lost(ground: Ground) -> None:
     assert ground.run(run_id).lost_hosts == 0
 
 
-def test_losses_preemptions_and_errors_are_counted_apart(ground: Ground) -> None:
+def test_losses_preemptions_and_errors_are_counted_apart(ground: PlacementScene) -> None:
     run_id = ground.submit()
     ground.lose(ground.grant("bad"))
     ground.end(ground.grant("good"), "stopped", Reason.RELEASED, ran_s=5.0)

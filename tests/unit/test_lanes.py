@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from clockwork import CountingTx, Database
-from queues import Queue, a_queued_run
+from support.memory_database import CountingTx, MemoryDatabase
+from support.queued_runs import QueuedRuns, a_queued_run
 
 from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board
@@ -22,13 +22,13 @@ from corral.store.transaction import Tx
 
 
 @pytest.fixture
-def queue() -> Iterator[Queue]:
-    database = Database()
-    yield Queue(database)
+def queue() -> Iterator[QueuedRuns]:
+    database = MemoryDatabase()
+    yield QueuedRuns(database)
     database.end()
 
 
-def test_a_hint_that_is_missing_is_found_by_reconciling(queue: Queue) -> None:
+def test_a_hint_that_is_missing_is_found_by_reconciling(queue: QueuedRuns) -> None:
     run_id = queue.add()
     queue.lanes = Lanes()
     assert queue.look()[0] is None
@@ -36,21 +36,21 @@ def test_a_hint_that_is_missing_is_found_by_reconciling(queue: Queue) -> None:
     assert queue.take().ready.id == run_id
 
 
-def test_reconciling_forgets_what_is_no_longer_queued(queue: Queue) -> None:
+def test_reconciling_forgets_what_is_no_longer_queued(queue: QueuedRuns) -> None:
     run_id = queue.add()
     queue.leave(run_id)
     queue.lanes.reconcile(queue.db.now_read(lambda tx: tx.runs.lanes()))
     assert queue.look()[0] is None
 
 
-def test_what_a_unit_took_without_committing_is_offered_again_in_its_place(queue: Queue) -> None:
+def test_what_a_unit_took_without_committing_is_offered_again_in_its_place(queue: QueuedRuns) -> None:
     ids = [queue.add(ready_at=float(n)) for n in range(3)]
     first, second = queue.take(), queue.take()
     queue.lanes.put_back([second, first])
     assert queue.take_all() == ids
 
 
-def test_what_was_put_back_into_an_empty_lane_is_found(queue: Queue) -> None:
+def test_what_was_put_back_into_an_empty_lane_is_found(queue: QueuedRuns) -> None:
     run_id = queue.add()
     taken = queue.take()
     queue.leave(run_id)
@@ -60,7 +60,7 @@ def test_what_was_put_back_into_an_empty_lane_is_found(queue: Queue) -> None:
     assert other in queue.take_all()
 
 
-def test_hearing_of_a_run_twice_offers_it_once(queue: Queue) -> None:
+def test_hearing_of_a_run_twice_offers_it_once(queue: QueuedRuns) -> None:
     run_id = queue.add()
     taken = queue.take()
     queue.lanes.put_back([taken, taken])
@@ -68,12 +68,12 @@ def test_hearing_of_a_run_twice_offers_it_once(queue: Queue) -> None:
     assert queue.take_all() == [run_id]
 
 
-def test_order_is_kept_when_a_lane_is_longer_than_what_is_remembered_of_it(queue: Queue) -> None:
+def test_order_is_kept_when_a_lane_is_longer_than_what_is_remembered_of_it(queue: QueuedRuns) -> None:
     ids = fill(queue, REFILL * 2 + 10)
     assert queue.take_all() == ids
 
 
-def test_a_lane_that_grows_past_what_is_kept_loses_no_run(queue: Queue) -> None:
+def test_a_lane_that_grows_past_what_is_kept_loses_no_run(queue: QueuedRuns) -> None:
     first = queue.add(ready_at=0.0)
     assert queue.take().ready.id == first
     queue.leave(first)
@@ -82,20 +82,20 @@ def test_a_lane_that_grows_past_what_is_kept_loses_no_run(queue: Queue) -> None:
     assert queue.take_all() == ids
 
 
-def test_an_older_run_that_is_queued_again_goes_before_what_is_remembered(queue: Queue) -> None:
+def test_an_older_run_that_is_queued_again_goes_before_what_is_remembered(queue: QueuedRuns) -> None:
     fill(queue, 3, first=10.0)
     queue.lanes.put_back([queue.take()])
     old = queue.add(ready_at=1.0)
     assert queue.take().ready.id == old
 
 
-def test_a_host_that_fits_nothing_costs_no_sql(queue: Queue) -> None:
+def test_a_host_that_fits_nothing_costs_no_sql(queue: QueuedRuns) -> None:
     fill(queue, 500)
     found, calls = queue.look(lambda shape: False)
     assert (found, calls) == (None, {})
 
 
-def test_taking_costs_the_same_from_ten_as_from_thousands(queue: Queue) -> None:
+def test_taking_costs_the_same_from_ten_as_from_thousands(queue: QueuedRuns) -> None:
     def costs() -> list[dict[str, int]]:
         queue.lanes = Lanes()
         queue.lanes.reconcile(queue.db.now_read(lambda tx: tx.runs.lanes()))
@@ -108,7 +108,7 @@ def test_taking_costs_the_same_from_ten_as_from_thousands(queue: Queue) -> None:
     assert few == [{"runs.ready": 1}] + [{}] * 9
 
 
-def fill(queue: Queue, count: int, *, first: float = 0.0) -> list[str]:
+def fill(queue: QueuedRuns, count: int, *, first: float = 0.0) -> list[str]:
     """Many queued runs at once, which the lanes have yet to hear of."""
     runs = [a_queued_run(ready_at=first + n) for n in range(count)]
 
@@ -124,7 +124,7 @@ def fill(queue: Queue, count: int, *, first: float = 0.0) -> list[str]:
 class Claimer:
     """A host with one slot that claims from the queue's lanes."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: QueuedRuns) -> None:
         self.queue = queue
         self.host = Host(new_host_id(), "box", None, None, 4, None, False, None, 0.0)
         self.shapes = Shapes()
@@ -165,7 +165,7 @@ class Claimer:
         return [grant.run.id for grant in done.grants], calls
 
 
-def test_a_hint_that_is_stale_is_harmless(queue: Queue) -> None:
+def test_a_hint_that_is_stale_is_harmless(queue: QueuedRuns) -> None:
     """The claim checks the run; one that was cancelled is passed over for the next."""
     claimer = Claimer(queue)
     gone = claimer.queue_run(ready_at=1.0)
@@ -178,7 +178,7 @@ def test_a_hint_that_is_stale_is_harmless(queue: Queue) -> None:
     assert claimer.claim()[0] == []
 
 
-def test_a_claim_that_was_rolled_back_gives_its_run_to_the_next(queue: Queue) -> None:
+def test_a_claim_that_was_rolled_back_gives_its_run_to_the_next(queue: QueuedRuns) -> None:
     claimer = Claimer(queue)
     run_id = claimer.queue_run()
     lost = claimer.unit()
@@ -194,7 +194,7 @@ def test_a_claim_that_was_rolled_back_gives_its_run_to_the_next(queue: Queue) ->
     assert claimer.claim()[0] == [run_id]
 
 
-def test_a_unit_that_runs_again_after_a_lost_race_takes_the_same_run(queue: Queue) -> None:
+def test_a_unit_that_runs_again_after_a_lost_race_takes_the_same_run(queue: QueuedRuns) -> None:
     claimer = Claimer(queue)
     run_id = claimer.queue_run()
     unit = claimer.unit()
@@ -208,7 +208,7 @@ def test_a_unit_that_runs_again_after_a_lost_race_takes_the_same_run(queue: Queu
     assert [grant.run.id for grant in queue.db.now_write(unit).grants] == [run_id]
 
 
-def test_a_claim_costs_the_same_number_of_statements_however_long_the_queue(queue: Queue) -> None:
+def test_a_claim_costs_the_same_number_of_statements_however_long_the_queue(queue: QueuedRuns) -> None:
     claimer = Claimer(queue)
     for n in range(10):
         claimer.queue_run(ready_at=float(n))
@@ -231,7 +231,7 @@ def fill_shape(claimer: Claimer, count: int) -> None:
     claimer.queue.db.now_write(insert)
 
 
-def test_a_poll_that_finds_nothing_fitting_touches_only_the_host_and_its_leases(queue: Queue) -> None:
+def test_a_poll_that_finds_nothing_fitting_touches_only_the_host_and_its_leases(queue: QueuedRuns) -> None:
     claimer = Claimer(queue)
     need = Requirements(min_cores=1000)
     shape = queue.db.now_write(lambda tx: put_shape(tx, need))

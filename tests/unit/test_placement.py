@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from placements import POLICY, Ground, machine
+from support.placement_scene import POLICY, PlacementScene, machine
 
 from corral.core.queue.choose import LOOKED_AT
 from corral.core.queue.roster import AGAIN_S
@@ -22,13 +22,13 @@ HALF = Requirements(gpus=1, min_vram_bytes=40 * GIB, share_gpu=True)
 
 
 @pytest.fixture
-def ground() -> Iterator[Ground]:
-    made = Ground()
+def ground() -> Iterator[PlacementScene]:
+    made = PlacementScene()
     yield made
     made.db.end()
 
 
-def test_a_host_takes_only_what_is_declared_of_it(ground: Ground) -> None:
+def test_a_host_takes_only_what_is_declared_of_it(ground: PlacementScene) -> None:
     """FL-C05: the more restrictive of reported and declared wins, at the next claim."""
     ground.host("big", machine(gpus=2), slots=4)
     large = ground.submit(Requirements(min_ram_bytes=32 * GIB))
@@ -39,7 +39,7 @@ def test_a_host_takes_only_what_is_declared_of_it(ground: Ground) -> None:
     assert ground.claim("big") == [large]
 
 
-def test_declared_slots_and_gpus_bound_what_runs_at_once(ground: Ground) -> None:
+def test_declared_slots_and_gpus_bound_what_runs_at_once(ground: PlacementScene) -> None:
     ground.host("big", machine(gpus=2), slots=4)
     ground.declare("big", HostPolicy(slots=2, gpus=(1,)))
     first, second = ground.submit(Requirements(gpus=1)), ground.submit(Requirements(gpus=1))
@@ -51,7 +51,7 @@ def test_declared_slots_and_gpus_bound_what_runs_at_once(ground: Ground) -> None
     assert ground.why(plain[1])["big"].waits == ("every slot is busy",)
 
 
-def test_policy_is_by_project_kind_recipe_model_and_secrets(ground: Ground) -> None:
+def test_policy_is_by_project_kind_recipe_model_and_secrets(ground: PlacementScene) -> None:
     ground.host("box")
     train = Requirements(kind="train", recipe="grpo", model="corral/tiny", secrets=True)
     mine, other = ground.submit(train, project="lab"), ground.submit(project="art")
@@ -74,7 +74,7 @@ def test_policy_is_by_project_kind_recipe_model_and_secrets(ground: Ground) -> N
     assert ground.claim("box") == [mine]
 
 
-def test_a_run_behind_others_is_found_by_its_name(ground: Ground) -> None:
+def test_a_run_behind_others_is_found_by_its_name(ground: PlacementScene) -> None:
     """Names are not part of a shape: they are looked at one by one, in order, and others keep their place."""
     ground.host("box")
     ground.host("other")
@@ -86,7 +86,7 @@ def test_a_run_behind_others_is_found_by_its_name(ground: Ground) -> None:
     assert set(ground.claim("other", most=2)) <= set(older)
 
 
-def test_more_refused_runs_than_one_claim_looks_at_do_not_starve_the_next(ground: Ground) -> None:
+def test_more_refused_runs_than_one_claim_looks_at_do_not_starve_the_next(ground: PlacementScene) -> None:
     """The next claim goes on where the last one stopped, and one that comes back with its age is seen."""
     ground.host("box", slots=9)
     ground.host("other", slots=9)
@@ -103,7 +103,7 @@ def test_more_refused_runs_than_one_claim_looks_at_do_not_starve_the_next(ground
     assert ground.claim("box") == [first]
 
 
-def test_a_host_is_not_kept_for_a_run_that_it_refuses_by_its_name(ground: Ground) -> None:
+def test_a_host_is_not_kept_for_a_run_that_it_refuses_by_its_name(ground: PlacementScene) -> None:
     ground.host("box", machine(gpus=2))
     ground.declare("box", HostPolicy(deny=("large",)))
     first = ground.submit(Requirements(gpus=1))
@@ -116,7 +116,7 @@ def test_a_host_is_not_kept_for_a_run_that_it_refuses_by_its_name(ground: Ground
     assert ground.claim("box") == [second]
 
 
-def test_a_preferred_gpu_counts_only_where_it_is_given(ground: Ground) -> None:
+def test_a_preferred_gpu_counts_only_where_it_is_given(ground: PlacementScene) -> None:
     """A project at its `max_gpus` still uses the CPUs: the wish alone is nothing that it holds (FL-D34)."""
     ground.host("cpu")
     ground.host("gpu", machine(gpus=4))
@@ -133,7 +133,7 @@ def test_a_preferred_gpu_counts_only_where_it_is_given(ground: Ground) -> None:
     assert (grant.run.id, grant.lease.gpus) == (third, "[]")
 
 
-def test_what_why_says_of_gpu_hours_is_what_a_claim_does(ground: Ground) -> None:
+def test_what_why_says_of_gpu_hours_is_what_a_claim_does(ground: PlacementScene) -> None:
     """So near the end of the hours that a run could only be stopped, none is begun, and `why` knows."""
     ground.host("gpu", machine(gpus=4))
     ground.quota(Quota("default", gpu_hours=1))
@@ -153,7 +153,7 @@ def test_what_why_says_of_gpu_hours_is_what_a_claim_does(ground: Ground) -> None
     assert "has used 1.0 GPU hours" in (ground.held_back(run_id) or "")
 
 
-def test_a_host_whose_policy_keeps_everything_from_it_writes_nothing(ground: Ground) -> None:
+def test_a_host_whose_policy_keeps_everything_from_it_writes_nothing(ground: PlacementScene) -> None:
     ground.host("box")
     ground.declare("box", HostPolicy(projects=("art",)))
     run_id = ground.submit()
@@ -161,7 +161,7 @@ def test_a_host_whose_policy_keeps_everything_from_it_writes_nothing(ground: Gro
     assert [event.type for event in ground.events(run_id)] == ["submit"]
 
 
-def test_a_run_that_prefers_a_gpu_waits_its_time_and_then_goes_to_a_cpu(ground: Ground) -> None:
+def test_a_run_that_prefers_a_gpu_waits_its_time_and_then_goes_to_a_cpu(ground: PlacementScene) -> None:
     """FL-D34: the rule is stated, and it neither ignores the wish nor starves the run."""
     ground.host("cpu")
     ground.host("gpu", machine(gpus=1))
@@ -177,14 +177,14 @@ def test_a_run_that_prefers_a_gpu_waits_its_time_and_then_goes_to_a_cpu(ground: 
     assert (grant.run.id, grant.lease.gpus) == (run_id, "[]")
 
 
-def test_a_run_that_prefers_a_gpu_gets_one(ground: Ground) -> None:
+def test_a_run_that_prefers_a_gpu_gets_one(ground: PlacementScene) -> None:
     ground.host("gpu", machine(gpus=2))
     ground.submit(CUDA)
     assert ground.grant("gpu").lease.gpus == "[0]"
 
 
 @pytest.mark.parametrize("gone", ["away", "draining", "aside", "revoked", "small", "refused", "none"])
-def test_nobody_waits_for_a_gpu_that_cannot_come(ground: Ground, gone: str) -> None:
+def test_nobody_waits_for_a_gpu_that_cannot_come(ground: PlacementScene, gone: str) -> None:
     ground.host("cpu")
     if gone != "none":
         ground.host("gpu", machine(gpus=1, vram=8 if gone == "small" else 80))
@@ -205,7 +205,7 @@ def test_nobody_waits_for_a_gpu_that_cannot_come(ground: Ground, gone: str) -> N
     assert ground.claim("cpu") == [run_id]
 
 
-def test_the_wait_is_from_when_it_became_ready_and_only_once(ground: Ground) -> None:
+def test_the_wait_is_from_when_it_became_ready_and_only_once(ground: PlacementScene) -> None:
     ground.host("cpu")
     ground.host("gpu", machine(gpus=1))
     run_id = ground.submit(CUDA)
@@ -218,7 +218,7 @@ def test_the_wait_is_from_when_it_became_ready_and_only_once(ground: Ground) -> 
     assert ground.claim("cpu") == [run_id]
 
 
-def test_a_clock_that_went_back_does_not_make_it_wait_anew(ground: Ground) -> None:
+def test_a_clock_that_went_back_does_not_make_it_wait_anew(ground: PlacementScene) -> None:
     ground.host("cpu")
     ground.host("gpu", machine(gpus=1))
     run_id = ground.submit(CUDA)
@@ -226,14 +226,14 @@ def test_a_clock_that_went_back_does_not_make_it_wait_anew(ground: Ground) -> No
     assert ground.claim("cpu") == [run_id]
 
 
-def test_a_gpu_that_is_too_small_is_not_given_to_a_run_that_would_like_one(ground: Ground) -> None:
+def test_a_gpu_that_is_too_small_is_not_given_to_a_run_that_would_like_one(ground: PlacementScene) -> None:
     """FL-D24: a run with min_vram never sees a smaller GPU, not even where a GPU is only a wish."""
     ground.host("small", machine(gpus=1, vram=8))
     ground.submit(Requirements(prefer="cuda", prefer_for_s=120.0, min_vram_bytes=16 * GIB))
     assert ground.grant("small").lease.gpus == "[]"
 
 
-def test_a_busy_gpu_is_waited_for_and_then_done_without(ground: Ground) -> None:
+def test_a_busy_gpu_is_waited_for_and_then_done_without(ground: PlacementScene) -> None:
     ground.host("gpu", machine(gpus=1))
     ground.submit(Requirements(gpus=1))
     ground.grant("gpu")
@@ -244,7 +244,7 @@ def test_a_busy_gpu_is_waited_for_and_then_done_without(ground: Ground) -> None:
     assert ground.grant("gpu").lease.gpus == "[]"
 
 
-def test_two_runs_share_a_gpu_and_a_third_waits_with_the_reason(ground: Ground) -> None:
+def test_two_runs_share_a_gpu_and_a_third_waits_with_the_reason(ground: PlacementScene) -> None:
     """FL-D10."""
     ground.host("gpu", machine(gpus=1, vram=80))
     first, second, third = (ground.submit(HALF) for _ in range(3))
@@ -258,7 +258,7 @@ def test_two_runs_share_a_gpu_and_a_third_waits_with_the_reason(ground: Ground) 
     assert ground.claim("gpu") == [third]
 
 
-def test_a_whole_gpu_is_never_shared(ground: Ground) -> None:
+def test_a_whole_gpu_is_never_shared(ground: PlacementScene) -> None:
     ground.host("gpu", machine(gpus=2, vram=80))
     whole = ground.submit(Requirements(gpus=1))
     assert ground.claim("gpu") == [whole]
@@ -272,7 +272,7 @@ def test_a_whole_gpu_is_never_shared(ground: Ground) -> None:
     assert shared != another
 
 
-def test_sharers_are_packed_so_that_whole_gpus_stay_free(ground: Ground) -> None:
+def test_sharers_are_packed_so_that_whole_gpus_stay_free(ground: PlacementScene) -> None:
     ground.host("gpu", machine(gpus=2, vram=80))
     for _ in range(2):
         ground.submit(HALF)
@@ -281,7 +281,7 @@ def test_sharers_are_packed_so_that_whole_gpus_stay_free(ground: Ground) -> None
     assert ground.claim("gpu") == [whole]
 
 
-def test_slots_per_gpu_bound_the_sharers(ground: Ground) -> None:
+def test_slots_per_gpu_bound_the_sharers(ground: PlacementScene) -> None:
     ground.host("gpu", machine(gpus=1, vram=80))
     ground.declare("gpu", HostPolicy(slots_per_gpu=1))
     ground.submit(Requirements(gpus=1, min_vram_bytes=GIB, share_gpu=True))
@@ -290,7 +290,7 @@ def test_slots_per_gpu_bound_the_sharers(ground: Ground) -> None:
     assert "GPU 0 is shared by 1 run of at most 1; 79 GiB of it are left" in ground.why(waiting)["gpu"].waits
 
 
-def test_eligibility_goes_by_totals_and_reservations_not_by_the_moment(ground: Ground) -> None:
+def test_eligibility_goes_by_totals_and_reservations_not_by_the_moment(ground: PlacementScene) -> None:
     """FL-D25: a GPU that is busy now is not a reason why never."""
     ground.host("gpu", machine(gpus=1, vram=80))
     ground.submit(HALF)
@@ -301,7 +301,7 @@ def test_eligibility_goes_by_totals_and_reservations_not_by_the_moment(ground: G
     assert standing.place is HostStanding.WAITS
 
 
-def test_a_run_that_was_given_back_goes_elsewhere_first_and_costs_no_attempt(ground: Ground) -> None:
+def test_a_run_that_was_given_back_goes_elsewhere_first_and_costs_no_attempt(ground: PlacementScene) -> None:
     """FL-D36: a host that finds, before the start, that it cannot do it gives it back free of charge."""
     ground.host("one")
     ground.host("two")
@@ -318,7 +318,9 @@ def test_a_run_that_was_given_back_goes_elsewhere_first_and_costs_no_attempt(gro
     assert ground.claim("two") == [run_id]
 
 
-def test_what_was_given_back_is_offered_again_after_a_while_or_to_the_next_boot(ground: Ground) -> None:
+def test_what_was_given_back_is_offered_again_after_a_while_or_to_the_next_boot(
+    ground: PlacementScene,
+) -> None:
     ground.host("one")
     run_id = ground.submit()
     ground.end(ground.grant("one"), "stopped", Reason.RELEASED, ran_s=0)
@@ -331,7 +333,7 @@ def test_what_was_given_back_is_offered_again_after_a_while_or_to_the_next_boot(
     assert ground.claim("one") == [run_id]
 
 
-def test_why_names_each_host_and_all_that_keeps_it(ground: Ground) -> None:
+def test_why_names_each_host_and_all_that_keeps_it(ground: PlacementScene) -> None:
     now = ground.clock.now()
     for name in ("away", "draining", "aside", "revoked", "fine", "no"):
         ground.host(name, machine(labels=() if name == "no" else ("lab",)))
@@ -356,7 +358,7 @@ def test_why_names_each_host_and_all_that_keeps_it(ground: Ground) -> None:
     assert found["no"].reasons == ("lacks the label lab",)
 
 
-def test_hosts_that_are_alike_are_judged_once_and_one_that_a_run_names_apart(ground: Ground) -> None:
+def test_hosts_that_are_alike_are_judged_once_and_one_that_a_run_names_apart(ground: PlacementScene) -> None:
     """Whoever asks first, before or after the shape is known: only the named host takes it."""
     names = [f"box-{n}" for n in range(6)]
     for name in names:
@@ -375,7 +377,7 @@ def test_hosts_that_are_alike_are_judged_once_and_one_that_a_run_names_apart(gro
     assert [ground.claim(name) for name in ("box-2", "box-3")] == [[], [large]]
 
 
-def test_one_that_lacks_a_program_is_not_taken_for_one_that_has_it(ground: Ground) -> None:
+def test_one_that_lacks_a_program_is_not_taken_for_one_that_has_it(ground: PlacementScene) -> None:
     """All that a host reports but its names counts: what is added to it later does so too."""
     ground.host("with", replace(machine(), system={"ffmpeg": True}))
     ground.host("without", replace(machine(), system={"ffmpeg": False}))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from yard import Yard
+from support.queue_of_hosts import QueueOfHosts
 
 from corral.core.policy import ServerPolicy
 from corral.domain.runs.reasons import Reason
@@ -14,18 +14,18 @@ from corral.domain.runs.states import RunState
 
 
 @pytest.fixture
-def yard() -> Iterator[Yard]:
-    made = Yard()
+def yard() -> Iterator[QueueOfHosts]:
+    made = QueueOfHosts()
     yield made
     made.db.end()
 
 
-def wait(yard: Yard) -> None:
+def wait(yard: QueueOfHosts) -> None:
     yard.clock.advance(yard.policy.preempt_after_s)
 
 
 def test_a_preemptible_run_yields_to_one_of_higher_priority_and_goes_on_later_free_of_charge(
-    yard: Yard,
+    yard: QueueOfHosts,
 ) -> None:
     yard.host("box", slots=1)
     low = yard.submit(preemptible=True, lost=0)
@@ -53,7 +53,7 @@ def test_a_preemptible_run_yields_to_one_of_higher_priority_and_goes_on_later_fr
     assert [event.type for event in yard.events(low)] == ["submit", "claim", "preempt", "stopped", "claim"]
 
 
-def test_a_run_that_does_not_allow_it_is_never_touched(yard: Yard) -> None:
+def test_a_run_that_does_not_allow_it_is_never_touched(yard: QueueOfHosts) -> None:
     yard.host("box", slots=1)
     yard.submit()
     yard.claim("box")
@@ -62,7 +62,7 @@ def test_a_run_that_does_not_allow_it_is_never_touched(yard: Yard) -> None:
     assert yard.preempt() == []
 
 
-def test_equal_or_lower_priority_preempts_nothing(yard: Yard) -> None:
+def test_equal_or_lower_priority_preempts_nothing(yard: QueueOfHosts) -> None:
     yard.host("box", slots=1)
     yard.submit(preemptible=True, priority=3)
     yard.claim("box")
@@ -72,7 +72,7 @@ def test_equal_or_lower_priority_preempts_nothing(yard: Yard) -> None:
     assert yard.preempt() == []
 
 
-def test_nobody_yields_while_another_host_has_room(yard: Yard) -> None:
+def test_nobody_yields_while_another_host_has_room(yard: QueueOfHosts) -> None:
     yard.host("box", slots=1)
     yard.submit(preemptible=True)
     yard.claim("box")
@@ -82,7 +82,7 @@ def test_nobody_yields_while_another_host_has_room(yard: Yard) -> None:
     assert yard.preempt() == []
 
 
-def test_the_fewest_then_the_lowest_then_the_youngest_yield(yard: Yard) -> None:
+def test_the_fewest_then_the_lowest_then_the_youngest_yield(yard: QueueOfHosts) -> None:
     yard.host("box", gpus=4, slots=4)
     for priority, gpus in ((1, 1), (0, 1), (0, 1), (2, 1)):
         yard.submit(preemptible=True, priority=priority, gpus=gpus)
@@ -98,7 +98,7 @@ def test_the_fewest_then_the_lowest_then_the_youngest_yield(yard: Yard) -> None:
     assert plan.victims == (zero[-1],)
 
 
-def test_one_large_victim_is_asked_before_two_small_ones(yard: Yard) -> None:
+def test_one_large_victim_is_asked_before_two_small_ones(yard: QueueOfHosts) -> None:
     yard.host("box", gpus=4, slots=8)
     yard.submit(preemptible=True, gpus=1)
     yard.submit(preemptible=True, gpus=1)
@@ -110,7 +110,7 @@ def test_one_large_victim_is_asked_before_two_small_ones(yard: Yard) -> None:
     assert plan.victims == (large,)
 
 
-def test_the_host_where_the_least_is_lost_is_chosen(yard: Yard) -> None:
+def test_the_host_where_the_least_is_lost_is_chosen(yard: QueueOfHosts) -> None:
     for name in ("one", "two"):
         yard.host(name, gpus=2, slots=2)
     yard.submit(preemptible=True, gpus=1)
@@ -124,7 +124,7 @@ def test_the_host_where_the_least_is_lost_is_chosen(yard: Yard) -> None:
     assert (plan.host_id, plan.victims) == (yard.hosts["two"].id, (single,))
 
 
-def test_what_the_first_victim_frees_does_not_go_to_another_meanwhile(yard: Yard) -> None:
+def test_what_the_first_victim_frees_does_not_go_to_another_meanwhile(yard: QueueOfHosts) -> None:
     yard.host("box", gpus=2, slots=4)
     low = [yard.submit(preemptible=True, gpus=1) for _ in range(2)]
     grants = yard.claim("box", max_leases=2)
@@ -138,7 +138,7 @@ def test_what_the_first_victim_frees_does_not_go_to_another_meanwhile(yard: Yard
     assert yard.claimed("box") == [high]
 
 
-def test_a_run_is_asked_for_once_while_its_victims_stop(yard: Yard) -> None:
+def test_a_run_is_asked_for_once_while_its_victims_stop(yard: QueueOfHosts) -> None:
     yard.host("box", slots=2)
     for _ in range(2):
         yard.submit(preemptible=True)
@@ -150,7 +150,7 @@ def test_a_run_is_asked_for_once_while_its_victims_stop(yard: Yard) -> None:
     assert yard.preempt() == []
 
 
-def test_one_that_yielded_is_left_alone_for_a_while_after_it_started_again(yard: Yard) -> None:
+def test_one_that_yielded_is_left_alone_for_a_while_after_it_started_again(yard: QueueOfHosts) -> None:
     yard.host("box", slots=1)
     low = yard.submit(preemptible=True)
     (victim,) = yard.claim("box")
@@ -170,7 +170,7 @@ def test_one_that_yielded_is_left_alone_for_a_while_after_it_started_again(yard:
     assert len(yard.preempt()) == 1
 
 
-def test_a_run_that_its_quota_holds_back_preempts_nobody(yard: Yard) -> None:
+def test_a_run_that_its_quota_holds_back_preempts_nobody(yard: QueueOfHosts) -> None:
     yard.host("box", slots=1)
     yard.submit(preemptible=True)
     yard.claim("box")
@@ -181,7 +181,7 @@ def test_a_run_that_its_quota_holds_back_preempts_nobody(yard: Yard) -> None:
 
 
 def test_preemption_can_be_turned_off() -> None:
-    yard = Yard(ServerPolicy(preemption=False))
+    yard = QueueOfHosts(ServerPolicy(preemption=False))
     yard.host("box", slots=1)
     yard.submit(preemptible=True)
     yard.claim("box")
@@ -191,7 +191,7 @@ def test_preemption_can_be_turned_off() -> None:
     yard.db.end()
 
 
-def test_a_run_that_finishes_although_it_was_asked_to_yield_has_succeeded(yard: Yard) -> None:
+def test_a_run_that_finishes_although_it_was_asked_to_yield_has_succeeded(yard: QueueOfHosts) -> None:
     yard.host("box", slots=1)
     low = yard.submit(preemptible=True)
     (victim,) = yard.claim("box")

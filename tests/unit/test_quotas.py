@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
-from yard import Yard
+from support.queue_of_hosts import QueueOfHosts
 
 from corral.core.quotas import used_in
 from corral.domain.errors import QuotaExceeded
@@ -16,19 +16,19 @@ from corral.domain.runs.states import RunState
 
 
 @pytest.fixture
-def yard() -> Iterator[Yard]:
-    made = Yard()
+def yard() -> Iterator[QueueOfHosts]:
+    made = QueueOfHosts()
     yield made
     made.db.end()
 
 
-def gpu_hours(yard: Yard, project: str = "alpha") -> float:
+def gpu_hours(yard: QueueOfHosts, project: str = "alpha") -> float:
     now = yard.clock.now()
     used = yard.db.now_read(lambda tx: used_in(tx, month_of(now), now))
     return sum(item.gpu_s for item in used if item.project == project) / 3600
 
 
-def test_a_project_at_its_number_of_runs_is_passed_over_and_the_next_one_goes(yard: Yard) -> None:
+def test_a_project_at_its_number_of_runs_is_passed_over_and_the_next_one_goes(yard: QueueOfHosts) -> None:
     yard.host("box", slots=4)
     yard.quota("alpha", max_running=1)
     first = yard.submit(project="alpha", priority=9)
@@ -38,7 +38,7 @@ def test_a_project_at_its_number_of_runs_is_passed_over_and_the_next_one_goes(ya
     assert yard.claimed("box", max_leases=4) == [first, other]
 
 
-def test_a_quota_is_never_exceeded_though_the_hints_know_nothing_of_it(yard: Yard) -> None:
+def test_a_quota_is_never_exceeded_though_the_hints_know_nothing_of_it(yard: QueueOfHosts) -> None:
     """The counts in memory may be wrong; the claim counts the leases themselves."""
     yard.host("box", slots=4)
     yard.quota("alpha", max_running=2)
@@ -55,7 +55,7 @@ def test_a_quota_is_never_exceeded_though_the_hints_know_nothing_of_it(yard: Yar
     assert len(yard.claimed("box", max_leases=4)) == 1
 
 
-def test_gpus_at_once_are_counted_and_a_smaller_run_of_the_project_may_still_go(yard: Yard) -> None:
+def test_gpus_at_once_are_counted_and_a_smaller_run_of_the_project_may_still_go(yard: QueueOfHosts) -> None:
     yard.host("box", gpus=8, slots=8)
     yard.quota("alpha", max_gpus=3)
     two = yard.submit(gpus=2)
@@ -66,7 +66,7 @@ def test_gpus_at_once_are_counted_and_a_smaller_run_of_the_project_may_still_go(
     assert set(yard.claimed("box", max_leases=8)) == {two, one, none}
 
 
-def test_a_limit_that_is_taken_away_holds_nothing_back(yard: Yard) -> None:
+def test_a_limit_that_is_taken_away_holds_nothing_back(yard: QueueOfHosts) -> None:
     yard.host("box")
     yard.quota("alpha", max_running=0)
     run = yard.submit()
@@ -76,7 +76,7 @@ def test_a_limit_that_is_taken_away_holds_nothing_back(yard: Yard) -> None:
     assert yard.claimed("box") == [run]
 
 
-def test_more_runs_than_may_wait_are_refused_with_the_numbers(yard: Yard) -> None:
+def test_more_runs_than_may_wait_are_refused_with_the_numbers(yard: QueueOfHosts) -> None:
     yard.quota("alpha", max_queued=2)
     yard.submit()
     yard.submit()
@@ -87,7 +87,7 @@ def test_more_runs_than_may_wait_are_refused_with_the_numbers(yard: Yard) -> Non
     yard.submit(project="beta")
 
 
-def test_what_runs_does_not_count_as_waiting(yard: Yard) -> None:
+def test_what_runs_does_not_count_as_waiting(yard: QueueOfHosts) -> None:
     yard.host("box")
     yard.quota("alpha", max_queued=1)
     yard.submit()
@@ -95,7 +95,7 @@ def test_what_runs_does_not_count_as_waiting(yard: Yard) -> None:
     yard.submit()
 
 
-def test_gpu_hours_are_counted_as_leases_close_and_while_they_run(yard: Yard) -> None:
+def test_gpu_hours_are_counted_as_leases_close_and_while_they_run(yard: QueueOfHosts) -> None:
     yard.host("box", gpus=4)
     yard.submit(gpus=2)
     (grant,) = yard.claim("box")
@@ -107,7 +107,7 @@ def test_gpu_hours_are_counted_as_leases_close_and_while_they_run(yard: Yard) ->
     assert gpu_hours(yard) == pytest.approx(1.0)
 
 
-def test_the_hours_of_a_lease_that_ran_out_and_came_back_are_counted_once(yard: Yard) -> None:
+def test_the_hours_of_a_lease_that_ran_out_and_came_back_are_counted_once(yard: QueueOfHosts) -> None:
     yard.host("box", gpus=1)
     run = yard.submit(gpus=1)
     (grant,) = yard.claim("box")
@@ -123,7 +123,9 @@ def test_the_hours_of_a_lease_that_ran_out_and_came_back_are_counted_once(yard: 
     assert gpu_hours(yard) == pytest.approx(1.0)
 
 
-def test_a_project_that_used_its_gpu_hours_gets_no_more_of_them_until_the_next_month(yard: Yard) -> None:
+def test_a_project_that_used_its_gpu_hours_gets_no_more_of_them_until_the_next_month(
+    yard: QueueOfHosts,
+) -> None:
     yard.host("box", gpus=4)
     yard.quota("alpha", gpu_hours=1)
     yard.submit(gpus=1)
@@ -139,7 +141,7 @@ def test_a_project_that_used_its_gpu_hours_gets_no_more_of_them_until_the_next_m
     assert yard.claimed("box", max_leases=4) == [on_gpu]
 
 
-def test_a_run_that_would_pass_the_gpu_hours_is_halted_before_it_passes_them(yard: Yard) -> None:
+def test_a_run_that_would_pass_the_gpu_hours_is_halted_before_it_passes_them(yard: QueueOfHosts) -> None:
     """FL-D04: with time for its checkpoint, and the worst case of its stop still within the limit."""
     yard.host("box", gpus=4)
     yard.quota("alpha", gpu_hours=1)
@@ -162,7 +164,7 @@ def test_a_run_that_would_pass_the_gpu_hours_is_halted_before_it_passes_them(yar
     assert gpu_hours(yard) <= 1.0
 
 
-def test_a_clock_that_jumps_ahead_halts_nothing_for_its_gpu_hours(yard: Yard) -> None:
+def test_a_clock_that_jumps_ahead_halts_nothing_for_its_gpu_hours(yard: QueueOfHosts) -> None:
     yard.host("box", gpus=1)
     yard.quota("alpha", gpu_hours=2)
     run = yard.submit(gpus=1)
@@ -180,7 +182,7 @@ def test_seconds_over_the_end_of_a_month_are_counted_in_both() -> None:
     assert sum(part for _, part in by_month(first + 5, 90 * 86400.0)) == pytest.approx(90 * 86400)
 
 
-def test_the_project_with_the_greater_weight_gets_the_greater_share(yard: Yard) -> None:
+def test_the_project_with_the_greater_weight_gets_the_greater_share(yard: QueueOfHosts) -> None:
     yard.host("box", slots=40)
     yard.quota("heavy", weight=3.0)
     for _ in range(40):

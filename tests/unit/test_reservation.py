@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from yard import Yard
+from support.queue_of_hosts import QueueOfHosts
 
 from corral.core.policy import ServerPolicy
 from corral.core.queue.claim import Grant
@@ -14,13 +14,13 @@ from corral.domain.runs.reasons import Reason
 
 
 @pytest.fixture
-def yard() -> Iterator[Yard]:
-    made = Yard()
+def yard() -> Iterator[QueueOfHosts]:
+    made = QueueOfHosts()
     yield made
     made.db.end()
 
 
-def small_ones(yard: Yard, count: int, *, wall_s: float | None = None) -> list[Grant]:
+def small_ones(yard: QueueOfHosts, count: int, *, wall_s: float | None = None) -> list[Grant]:
     """A host of four GPUs, all of them taken."""
     yard.host("box", gpus=4, slots=8)
     for _ in range(count):
@@ -28,7 +28,7 @@ def small_ones(yard: Yard, count: int, *, wall_s: float | None = None) -> list[G
     return yard.claim("box", max_leases=count)
 
 
-def test_small_runs_go_first_only_until_the_large_one_has_waited_its_time(yard: Yard) -> None:
+def test_small_runs_go_first_only_until_the_large_one_has_waited_its_time(yard: QueueOfHosts) -> None:
     running = small_ones(yard, 4)
     large = yard.submit(gpus=4)
     later = [yard.submit(gpus=1) for _ in range(8)]
@@ -48,7 +48,7 @@ def test_small_runs_go_first_only_until_the_large_one_has_waited_its_time(yard: 
     assert reserved.host_id == yard.hosts["box"].id
 
 
-def test_the_large_run_starts_as_soon_as_it_fits_and_the_host_is_free_again(yard: Yard) -> None:
+def test_the_large_run_starts_as_soon_as_it_fits_and_the_host_is_free_again(yard: QueueOfHosts) -> None:
     running = small_ones(yard, 4)
     large = yard.submit(gpus=4)
     small = yard.submit(gpus=0)
@@ -62,7 +62,7 @@ def test_the_large_run_starts_as_soon_as_it_fits_and_the_host_is_free_again(yard
     assert yard.board.reservations.of_run(large, yard.clock.now(), 90.0) is None
 
 
-def test_a_run_of_higher_rank_still_goes_first_on_a_kept_host(yard: Yard) -> None:
+def test_a_run_of_higher_rank_still_goes_first_on_a_kept_host(yard: QueueOfHosts) -> None:
     small_ones(yard, 4)
     yard.submit(gpus=4)
     yard.claim("box")
@@ -72,7 +72,7 @@ def test_a_run_of_higher_rank_still_goes_first_on_a_kept_host(yard: Yard) -> Non
     assert yard.claimed("box") == [urgent]
 
 
-def test_a_project_that_had_less_does_not_take_a_kept_host_either(yard: Yard) -> None:
+def test_a_project_that_had_less_does_not_take_a_kept_host_either(yard: QueueOfHosts) -> None:
     """Its share lets it go first anywhere else; here the large run would wait for ever."""
     running = small_ones(yard, 4)
     large = yard.submit(gpus=4)
@@ -89,7 +89,7 @@ def test_a_project_that_had_less_does_not_take_a_kept_host_either(yard: Yard) ->
     assert all(yard.run(one).state == "queued" for one in lighter)
 
 
-def test_a_host_is_not_kept_for_a_run_that_was_cancelled(yard: Yard) -> None:
+def test_a_host_is_not_kept_for_a_run_that_was_cancelled(yard: QueueOfHosts) -> None:
     running = small_ones(yard, 4)
     large = yard.submit(gpus=4)
     yard.claim("box")
@@ -101,7 +101,7 @@ def test_a_host_is_not_kept_for_a_run_that_was_cancelled(yard: Yard) -> None:
     assert yard.claimed("box") == [later]
 
 
-def test_at_most_one_host_is_kept_for_a_run_and_others_go_on(yard: Yard) -> None:
+def test_at_most_one_host_is_kept_for_a_run_and_others_go_on(yard: QueueOfHosts) -> None:
     small_ones(yard, 4)
     yard.host("other", gpus=4, slots=8)
     blocker = yard.submit(gpus=1)
@@ -115,7 +115,9 @@ def test_at_most_one_host_is_kept_for_a_run_and_others_go_on(yard: Yard) -> None
     assert yard.claimed("other") == [small]
 
 
-def test_backfill_takes_what_ends_by_its_wall_limit_before_the_large_run_can_begin(yard: Yard) -> None:
+def test_backfill_takes_what_ends_by_its_wall_limit_before_the_large_run_can_begin(
+    yard: QueueOfHosts,
+) -> None:
     small_ones(yard, 4, wall_s=1000.0)
     yard.submit(gpus=4)
     yard.claim("box")
@@ -129,7 +131,7 @@ def test_backfill_takes_what_ends_by_its_wall_limit_before_the_large_run_can_beg
     assert {yard.run(run).attempt for run in (too_long, endless)} == {0}
 
 
-def test_without_wall_limits_nothing_is_backfilled(yard: Yard) -> None:
+def test_without_wall_limits_nothing_is_backfilled(yard: QueueOfHosts) -> None:
     small_ones(yard, 4)
     yard.submit(gpus=4)
     yard.claim("box")
@@ -138,7 +140,7 @@ def test_without_wall_limits_nothing_is_backfilled(yard: Yard) -> None:
     assert yard.claimed("box") == []
 
 
-def test_a_host_that_goes_away_is_not_kept_and_the_run_gets_another(yard: Yard) -> None:
+def test_a_host_that_goes_away_is_not_kept_and_the_run_gets_another(yard: QueueOfHosts) -> None:
     small_ones(yard, 4)
     large = yard.submit(gpus=4)
     yard.claim("box")
@@ -156,7 +158,7 @@ def test_a_host_that_goes_away_is_not_kept_and_the_run_gets_another(yard: Yard) 
     assert reserved.host_id == yard.hosts["other"].id
 
 
-def test_after_a_restart_the_wait_begins_anew_and_ends_the_same(yard: Yard) -> None:
+def test_after_a_restart_the_wait_begins_anew_and_ends_the_same(yard: QueueOfHosts) -> None:
     small_ones(yard, 4)
     yard.submit(gpus=4)
     yard.claim("box")
@@ -170,7 +172,7 @@ def test_after_a_restart_the_wait_begins_anew_and_ends_the_same(yard: Yard) -> N
     assert yard.run(second).attempt == 0
 
 
-def test_a_cancelled_run_keeps_no_host(yard: Yard) -> None:
+def test_a_cancelled_run_keeps_no_host(yard: QueueOfHosts) -> None:
     running = small_ones(yard, 4)
     yard.submit(gpus=4)
     yard.claim("box")
@@ -187,7 +189,7 @@ def test_a_cancelled_run_keeps_no_host(yard: Yard) -> None:
 
 def test_ageing_lets_an_old_run_pass_a_younger_one_of_higher_priority() -> None:
     """Across priorities nothing starves while ageing is on; the setting is seconds for one point."""
-    yard = Yard(ServerPolicy(ageing_s=100.0))
+    yard = QueueOfHosts(ServerPolicy(ageing_s=100.0))
     yard.host("box", slots=1)
     old = yard.submit(priority=0)
     yard.clock.advance(250)
@@ -199,7 +201,7 @@ def test_ageing_lets_an_old_run_pass_a_younger_one_of_higher_priority() -> None:
     yard.db.end()
 
 
-def test_without_ageing_priority_is_all(yard: Yard) -> None:
+def test_without_ageing_priority_is_all(yard: QueueOfHosts) -> None:
     yard.host("box", slots=1)
     yard.submit(priority=0)
     yard.clock.advance(1e6)

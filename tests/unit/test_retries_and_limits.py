@@ -6,20 +6,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from yard import Yard
+from support.queue_of_hosts import QueueOfHosts
 
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.states import RunState
 
 
 @pytest.fixture
-def yard() -> Iterator[Yard]:
-    made = Yard()
+def yard() -> Iterator[QueueOfHosts]:
+    made = QueueOfHosts()
     yield made
     made.db.end()
 
 
-def test_a_run_that_was_lost_again_and_again_is_still_before_all_that_came_later(yard: Yard) -> None:
+def test_a_run_that_was_lost_again_and_again_is_still_before_all_that_came_later(yard: QueueOfHosts) -> None:
     """FL-D03: whatever its history, the oldest of equals starts first; each change is an event."""
     yard.host("box", slots=1)
     old = yard.submit(lost=5)
@@ -38,7 +38,7 @@ def test_a_run_that_was_lost_again_and_again_is_still_before_all_that_came_later
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_a_run_that_failed_by_itself_waits_its_backoff_and_then_has_its_old_place(yard: Yard) -> None:
+def test_a_run_that_failed_by_itself_waits_its_backoff_and_then_has_its_old_place(yard: QueueOfHosts) -> None:
     yard.host("box", slots=1)
     old = yard.submit(code=2)
     (grant,) = yard.claim("box")
@@ -52,7 +52,7 @@ def test_a_run_that_failed_by_itself_waits_its_backoff_and_then_has_its_old_plac
 
 
 @pytest.mark.parametrize("budget", [0, 1, 3])
-def test_a_run_is_tried_again_as_often_as_it_may_be_and_no_more(yard: Yard, budget: int) -> None:
+def test_a_run_is_tried_again_as_often_as_it_may_be_and_no_more(yard: QueueOfHosts, budget: int) -> None:
     yard.host("box", slots=1)
     run = yard.submit(lost=budget)
     for _ in range(budget):
@@ -64,7 +64,7 @@ def test_a_run_is_tried_again_as_often_as_it_may_be_and_no_more(yard: Yard, budg
     assert yard.claimed("box") == []
 
 
-def test_the_wall_limit_counts_all_attempts_together(yard: Yard) -> None:
+def test_the_wall_limit_counts_all_attempts_together(yard: QueueOfHosts) -> None:
     """A worker that does not keep it is told by the server at the time that the limit names."""
     yard.host("box", slots=1)
     run = yard.submit(wall_s=600.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clockwork import Database
+from support.memory_database import MemoryDatabase
 
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.free_capacity import HostCapacity
@@ -68,7 +68,7 @@ def test_a_shape_may_have_runs_until_its_lanes_are_known_to_be_empty() -> None:
 
 def test_a_host_whose_gpus_are_all_taken_is_not_woken_for_a_run_that_needs_one() -> None:
     """It could not take it, and asks anew once it has one free."""
-    database, shapes = Database(), Shapes()
+    database, shapes = MemoryDatabase(), Shapes()
     capability = canonical({"os": "linux", "arch": "x86_64", "gpus": [{"index": 0, "name": "A100"}]})
     hosts = [
         Host(new_host_id(), name, capability, f"digest of {name}", 4, None, False, None, 0.0)
@@ -102,9 +102,9 @@ def test_a_shape_whose_only_lane_does_not_count_has_nothing() -> None:
 OTHER = Digest("1" * 64)
 
 
-def fleet_of(count: int, free: int) -> tuple[LongPolls, list[LongPoll], Digest, Database]:
+def fleet_of(count: int, free: int) -> tuple[LongPolls, list[LongPoll], Digest, MemoryDatabase]:
     """So many hosts with one GPU each; only the last `free` have it left."""
-    database, shapes = Database(), Shapes()
+    database, shapes = MemoryDatabase(), Shapes()
     capability = canonical({"os": "linux", "arch": "x86_64", "gpus": [{"index": 0, "name": "A100"}]})
     shape = database.now_write(lambda tx: put_shape(tx, Requirements(gpus=1)))
     waiters, made = LongPolls(shapes), [LongPoll() for _ in range(count)]

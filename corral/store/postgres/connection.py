@@ -89,6 +89,7 @@ class ReadSession:
 
     def __init__(self, url: str) -> None:
         self.raw = connect(url)
+        self.backend = self.raw.info.backend_pid
         self.tx = Tx(PostgresConnection(self.raw, READ_STATEMENTS))
 
     def abandon(self) -> None:

@@ -1,4 +1,4 @@
-"""Listens for what the commits of all servers announce."""
+"""Listens for what the commits of other servers announce."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import psycopg
 
@@ -26,12 +26,22 @@ def payload(topic: str, key: str) -> str:
 
 
 class AnnouncementListener:
-    """A thread with its own connection. It reconnects by itself, and misses what is announced in between."""
+    """A thread with its own connection. It reconnects by itself, and misses what is announced in between.
 
-    def __init__(self, url: str, loop: asyncio.AbstractEventLoop, heard: Callable[[str, str], None]) -> None:
+    `ignored` are the backends whose notifications are not passed on.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        loop: asyncio.AbstractEventLoop,
+        heard: Callable[[str, str], None],
+        ignored: Collection[int],
+    ) -> None:
+        self.loop = loop
         self._url = url
-        self._loop = loop
         self._heard = heard
+        self._ignored = ignored
         self._stop = threading.Event()
         self._raw: Raw | None = None
         self.listening = asyncio.Event()
@@ -60,8 +70,9 @@ class AnnouncementListener:
         with connect(self._url) as raw:
             self._raw = raw
             raw.execute(f"LISTEN {CHANNEL}".encode())
-            self._loop.call_soon_threadsafe(self.listening.set)
+            self.loop.call_soon_threadsafe(self.listening.set)
             while not self._stop.is_set():
                 for notice in raw.notifies(timeout=_WAIT_S):
-                    topic, _, key = notice.payload.partition(" ")
-                    self._loop.call_soon_threadsafe(self._heard, topic, key)
+                    if notice.pid not in self._ignored:
+                        topic, _, key = notice.payload.partition(" ")
+                        self.loop.call_soon_threadsafe(self._heard, topic, key)

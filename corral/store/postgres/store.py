@@ -68,6 +68,8 @@ class PostgresStore:
         self._led: set[str] = set()
         self._listeners: list[Callable[[str, str], None]] = []
         self._listener: AnnouncementListener | None = None
+        # Backends of Postgres that commit for this store: what they notify was delivered here already.
+        self._own_backends: set[int] = set()
         self._closed = False
 
     async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
@@ -107,11 +109,19 @@ class PostgresStore:
         return await asyncio.get_running_loop().run_in_executor(pool, work, argument)
 
     async def _listen(self) -> None:
-        """Done by the first call in a loop, so that the announcements of that call are heard too."""
-        self._listener = AnnouncementListener(self._url, asyncio.get_running_loop(), self._heard)
+        """Begin to listen with the first call in a loop."""
+        loop = asyncio.get_running_loop()
+        self._listener = AnnouncementListener(self._url, loop, self._heard, self._own_backends)
         # After that it keeps trying; announcements are hints, so the call need not wait for them.
         with suppress(TimeoutError):
             await asyncio.wait_for(self._listener.listening.wait(), _LISTEN_WITHIN_S)
+
+    def _deliver(self, announced: Sequence[tuple[str, str]]) -> None:
+        """What this store committed, before its caller has the answer: whoever was told that a run is queued
+        can claim it. The notification of Postgres comes later, and is for other servers."""
+        if self._listener is not None:
+            for topic, key in announced:
+                self._listener.loop.call_soon_threadsafe(self._heard, topic, key)
 
     def _heard(self, topic: str, key: str) -> None:
         for listener in self._listeners:
@@ -168,6 +178,8 @@ class PostgresStore:
             session.tx.take_announced()
             session.hours.forget()
             session.abandon()
+            if session.raw.closed:
+                self._own_backends.discard(session.backend)
             # A commit that the server refused did not happen; if the connection broke, it may have.
             if committing and session.raw.closed and isinstance(error, psycopg.OperationalError):
                 raise outcome_unknown(error) from error
@@ -175,6 +187,7 @@ class PostgresStore:
         # COMMIT rolls back a transaction with a failed statement without an error.
         if commit.statusmessage != "COMMIT":
             raise StoreUnavailable("the database rolled the transaction back")
+        self._deliver(announced)
         return result
 
     def _read_in_thread(self, unit: Callable[[Tx], T]) -> T:
@@ -209,9 +222,11 @@ class PostgresStore:
                 return session
             session.close()
             self._sessions.remove(session)
+            self._own_backends.discard(session.backend)
             self._local.session = None
         session = kind(self._url)
         self._sessions.append(session)
+        self._own_backends.add(session.backend)
         self._local.session = session
         return session
 

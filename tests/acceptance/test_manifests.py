@@ -12,8 +12,10 @@ from textwrap import dedent
 
 import psutil
 import pytest
+from support import forked
+from support.local_cluster import LocalCluster, local_cluster, problems
+from support.waiting import eventually
 
-from acceptance.stack import Stack, problems, stack, until
 from corral.client.corral import Corral
 from corral.client.http.transport import Backoff
 from corral.client.manifests import sync as fleet
@@ -34,8 +36,8 @@ pathlib.Path(os.environ["CORRAL_OUTPUT_DIR"], "result").write_text(f"{a.lr} {a.o
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with stack(tmp_path_factory.mktemp("home") / "server", lease_s=10) as made:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with local_cluster(tmp_path_factory.mktemp("home") / "server", lease_s=10) as made:
         made.own_worker(slots=2)
         yield made
 
@@ -43,7 +45,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 class Folder:
     """A manifest in a folder of its own, and the commands on it."""
 
-    def __init__(self, path: Path, running: Stack) -> None:
+    def __init__(self, path: Path, running: LocalCluster) -> None:
         self.path = path
         self.running = running
         (path / "code").mkdir()
@@ -54,14 +56,8 @@ class Folder:
         (self.path / "fleet.toml").write_text(dedent(text).replace("COMMAND\n", head))
 
     def __call__(self, *words: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [str(Path(sys.executable).parent / "corral"), "manifest", *words],
-            cwd=self.path,
-            env=self.running.env() | {"NO_COLOR": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        env = self.running.env() | {"NO_COLOR": "1"}
+        done = forked.run(["manifest", *words], env, cwd=self.path)
         assert done.returncode == expect, done.stdout + done.stderr
         return done
 
@@ -70,15 +66,15 @@ class Folder:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, running: Stack) -> Folder:
+def folder(tmp_path: Path, running: LocalCluster) -> Folder:
     return Folder(tmp_path, running)
 
 
 def wait_succeeded(corral: Corral, run_id: str) -> None:
-    until(lambda: corral.runs.get(run_id).state == "succeeded", f"{run_id} to succeed", within_s=120)
+    eventually(lambda: corral.runs.get(run_id).state == "succeeded", f"{run_id} to succeed", within_s=120)
 
 
-def test_a_manifest_is_planned_applied_and_applied_again(folder: Folder, running: Stack) -> None:
+def test_a_manifest_is_planned_applied_and_applied_again(folder: Folder, running: LocalCluster) -> None:
     """FL-C09: what `reload` was. FL-C03, promise 8."""
     name = "whole"
     folder.write(
@@ -143,7 +139,7 @@ def test_changed_code_is_another_run_and_the_old_one_is_held(folder: Folder) -> 
     folder("delete", "code", "--prune")
 
 
-def test_a_mistyped_parameter_never_reaches_the_queue(folder: Folder, running: Stack) -> None:
+def test_a_mistyped_parameter_never_reaches_the_queue(folder: Folder, running: LocalCluster) -> None:
     """FL-C12: all that is wrong is told before anything is queued, with its line."""
     folder.write(
         """
@@ -187,7 +183,7 @@ def _run_file(path: Path) -> Path:
     return path
 
 
-def test_a_result_is_the_input_of_the_next_run(folder: Folder, running: Stack) -> None:
+def test_a_result_is_the_input_of_the_next_run(folder: Folder, running: LocalCluster) -> None:
     folder.write(
         """
         name = "chain"
@@ -221,7 +217,7 @@ def test_a_server_that_is_killed_in_the_middle_of_an_apply_has_all_of_it_or_noth
         'name = "many"\n[runs.grid]\nargv = ["train", "{params.n}"]\n'
         f'inputs.rows = "data"\nsweep.n = [{values}]\n'
     )
-    with stack(tmp_path / "home" / "server") as made:
+    with local_cluster(tmp_path / "home" / "server") as made:
         seen = set()
         for work_s in (0.1, 0.25, 0.4, 0.6):
             _kill_amid(made, path, work_s)
@@ -235,17 +231,17 @@ def test_a_server_that_is_killed_in_the_middle_of_an_apply_has_all_of_it_or_noth
         assert problems(corral) == []
 
 
-def _kill_amid(made: Stack, path: Path, work_s: float) -> None:
+def _kill_amid(made: LocalCluster, path: Path, work_s: float) -> None:
     """After so much work on an apply, however busy the machine is; or after all of it."""
     enough = _cpu_s(made) + work_s
     applying = threading.Thread(target=_apply_once, args=(made.client(), path))
     applying.start()
-    until(lambda: _cpu_s(made) > enough or not applying.is_alive(), "the apply to begin")
+    eventually(lambda: _cpu_s(made) > enough or not applying.is_alive(), "the apply to begin")
     made.kill_server()
     applying.join()
 
 
-def _cpu_s(made: Stack) -> float:
+def _cpu_s(made: LocalCluster) -> float:
     assert made.server is not None
     spent = psutil.Process(made.server.pid).cpu_times()
     return float(spent.user + spent.system)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -10,18 +9,28 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from api.live import serve
 from cryptography import x509
+from support.installation import CORRAL
+from support.live_server import serve
+from support.local_cluster import (
+    CLEAN,
+    FINAL_STATES,
+    LocalCluster,
+    local_cluster,
+    python,
+    wait_final,
+    wait_line,
+)
+from support.remote_machine import RemoteMachine, remote_machines
+from support.waiting import eventually
 
-from acceptance.stack import CLEAN, FINAL_STATES, Stack, python, stack, until, wait_final, wait_line
 from corral.client.corral import Corral
 from corral.client.hosts.identity import CA, CLIENT, read_identity
 from corral.client.http.discovery import local_server, tls_for
@@ -30,54 +39,11 @@ from corral.domain.tokens import with_pin
 from corral.wire.tokens import TokenRequest
 
 QUIET: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-CORRAL = str(Path(sys.executable).with_name("corral"))
-
-
-@dataclass
-class Machine:
-    """Another machine: nothing of the server's home is known to it but what is typed."""
-
-    home: Path
-    extra: Mapping[str, str] = field(default_factory=dict)
-
-    def corral(self, *arguments: str, within_s: float = 120) -> subprocess.CompletedProcess[str]:
-        env = {**CLEAN, "CORRAL_HOME": str(self.home), **self.extra}
-        return subprocess.run(
-            [CORRAL, *arguments], env=env, capture_output=True, text=True, timeout=within_s, check=False
-        )
-
-    def ok(self, *arguments: str) -> str:
-        done = self.corral(*arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    @property
-    def pid(self) -> int | None:
-        with suppress(OSError, ValueError):
-            return int(json.loads((self.home / "worker.pid").read_text())["pid"])
-        return None
-
-    def own_view(self) -> str:
-        return self.ok("host", "status", "--json")
-
-    def end(self) -> None:
-        if self.home.exists():
-            self.corral("host", "stop", "--timeout", "5")
 
 
 @contextmanager
-def machines(folder: Path, *names: str) -> Iterator[list[Machine]]:
-    made = [Machine(folder / name) for name in names]
-    try:
-        yield made
-    finally:
-        for machine in made:
-            machine.end()
-
-
-@contextmanager
-def tls_stack(folder: Path, **settings: str) -> Iterator[Stack]:
-    with stack(folder / "server", lease_s=2.0, CORRAL_TLS="on", **settings) as made:
+def tls_stack(folder: Path, **settings: str) -> Iterator[LocalCluster]:
+    with local_cluster(folder / "server", lease_s=2.0, CORRAL_TLS="on", **settings) as made:
         yield made
 
 
@@ -91,7 +57,7 @@ def test_two_machines_join_over_tls_and_take_only_what_they_may(tmp_path: Path) 
     """FL-C08, FL-C12, FL-D09, FL-D31: as an ordinary user, no container, with client certificates."""
     with (
         tls_stack(tmp_path, CORRAL_TLS_CLIENTS="require") as server,
-        machines(tmp_path, "north", "south") as (north, south),
+        remote_machines(tmp_path, "north", "south") as (north, south),
     ):
         corral = server.client()
         said = north.ok(
@@ -128,18 +94,18 @@ def test_two_machines_join_over_tls_and_take_only_what_they_may(tmp_path: Path) 
 
 def test_a_revoked_machine_loses_its_run_to_another(tmp_path: Path) -> None:
     """FL-D35: its leases run out, its late writes change nothing, and it can be let in again."""
-    with tls_stack(tmp_path) as server, machines(tmp_path, "bad", "good") as (bad, good):
+    with tls_stack(tmp_path) as server, remote_machines(tmp_path, "bad", "good") as (bad, good):
         corral = server.client()
         bad.ok("host", "enroll", server.url, "--token", join_token(corral, "bad"))
         run = corral.runs.submit([python("print('up', flush=True)\ntime.sleep(600)")]).ids[0]
         wait_line(corral, run, "up")
         assert corral.runs.get(run).host == "bad"
 
-        operator = Machine(server.home)
+        operator = RemoteMachine(server.home)
         assert "is revoked" in operator.ok("hosts", "revoke", "bad")
 
         good.ok("host", "enroll", server.url, "--token", join_token(corral, "good"))
-        until(lambda: corral.runs.get(run).host == "good", "the run to go to the other", within_s=60)
+        eventually(lambda: corral.runs.get(run).host == "good", "the run to go to the other", within_s=60)
         assert corral.runs.get(run).attempt == 2
         wait_line(corral, run, "up", attempt=2)
         refused = bad.corral("host", "status")
@@ -161,7 +127,7 @@ def test_a_worker_replaces_its_credential_and_its_server_the_certificate_while_a
         "CORRAL_TLS_LEAF_S": "9",
         "CORRAL_TLS_CLIENTS": "require",
     }
-    with tls_stack(tmp_path, **settings) as server, machines(tmp_path, "host") as (host,):
+    with tls_stack(tmp_path, **settings) as server, remote_machines(tmp_path, "host") as (host,):
         corral = server.client()
         host.ok("host", "enroll", server.url, "--token", join_token(corral, "host"))
         pid = host.pid
@@ -182,7 +148,7 @@ def test_a_worker_replaces_its_credential_and_its_server_the_certificate_while_a
             serials.add(served_serial(server))
             return corral.runs.get(run).state in FINAL_STATES
 
-        until(ended, "the run to end", within_s=90)
+        eventually(ended, "the run to end", within_s=90)
 
         assert len(tokens) >= 3
         assert len(certificates) >= 3
@@ -197,7 +163,7 @@ def test_a_worker_replaces_its_credential_and_its_server_the_certificate_while_a
             former.own_host.get()
 
 
-def served_serial(server: Stack) -> int:
+def served_serial(server: LocalCluster) -> int:
     found = local_server(server.home)
     assert found is not None
     assert found.tls is not None
@@ -208,7 +174,7 @@ def served_serial(server: Stack) -> int:
     return x509.load_der_x509_certificate(der).serial_number
 
 
-def tls_of(machine: Machine) -> ssl.SSLContext | None:
+def tls_of(machine: RemoteMachine) -> ssl.SSLContext | None:
     folder = machine.home / "worker"
     identity = read_identity(folder)
     assert identity is not None
@@ -253,7 +219,10 @@ def killed_at_every_moment(imports: str, work: str) -> Iterator[int]:
 
 
 def test_a_rotation_killed_at_any_moment_leaves_a_credential_that_works(tmp_path: Path) -> None:
-    with tls_stack(tmp_path, CORRAL_TLS_CLIENTS="require") as server, machines(tmp_path, "host") as (host,):
+    with (
+        tls_stack(tmp_path, CORRAL_TLS_CLIENTS="require") as server,
+        remote_machines(tmp_path, "host") as (host,),
+    ):
         host.ok("host", "enroll", server.url, "--token", join_token(server.client(), "host"), "--no-start")
         imports = (
             "from pathlib import Path\n"
@@ -273,7 +242,7 @@ def test_a_rotation_killed_at_any_moment_leaves_a_credential_that_works(tmp_path
 
 
 def test_an_enrolment_killed_at_any_moment_is_taken_up_by_the_same_command(tmp_path: Path) -> None:
-    with tls_stack(tmp_path) as server, machines(tmp_path, "host") as (host,):
+    with tls_stack(tmp_path) as server, remote_machines(tmp_path, "host") as (host,):
         corral = server.client()
         token = join_token(corral, "host")
         imports = (
@@ -294,7 +263,7 @@ def test_an_enrolment_killed_at_any_moment_is_taken_up_by_the_same_command(tmp_p
 
 def test_what_cannot_be_joined_says_why_before_anything_is_sent(tmp_path: Path) -> None:
     """FL-C10: the self-test comes first."""
-    with tls_stack(tmp_path) as server, machines(tmp_path, "host") as (host,):
+    with tls_stack(tmp_path) as server, remote_machines(tmp_path, "host") as (host,):
         corral = server.client()
         good = join_token(corral, "host")
         whole = good.partition(".")[0]
@@ -317,7 +286,7 @@ def test_what_cannot_be_joined_says_why_before_anything_is_sent(tmp_path: Path) 
         host.ok("host", "enroll", server.url, "--token", good, "--no-start")
         again = host.corral("host", "enroll", server.url, "--token", good)
         assert "is enrolled already" in again.stderr
-        mine = Machine(server.home).corral("host", "enroll", server.url, "--token", good)
+        mine = RemoteMachine(server.home).corral("host", "enroll", server.url, "--token", good)
         assert "is the home of a server" in mine.stderr
 
 
@@ -341,7 +310,7 @@ def test_a_server_that_is_not_corral_is_told_apart(tmp_path: Path) -> None:
     threading.Thread(target=web.serve_forever, daemon=True).start()
     try:
         token = "corral_t-bcdfghjkmnpq_" + "s" * 43
-        done = Machine(tmp_path / "host").corral(
+        done = RemoteMachine(tmp_path / "host").corral(
             "host", "enroll", f"http://127.0.0.1:{web.server_port}", "--token", token
         )
     finally:
@@ -353,7 +322,7 @@ def test_a_server_that_is_not_corral_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_is_wrong_is_found_and_can_be_passed_over(tmp_path: Path) -> None:
-    with serve(tmp_path / "server") as live, machines(tmp_path, "host") as (host,):
+    with serve(tmp_path / "server") as live, remote_machines(tmp_path, "host") as (host,):
         token = live.ok("POST", "/v1/tokens", {"scope": "join", "name": "host"})["token"]
         live.clock.ahead_s = 600
         arguments = ("host", "enroll", live.url, "--token", token, "--no-start")
@@ -368,7 +337,7 @@ def test_a_clock_that_is_wrong_is_found_and_can_be_passed_over(tmp_path: Path) -
 
 
 def test_a_machine_leaves_and_its_home_is_free_again(tmp_path: Path) -> None:
-    with tls_stack(tmp_path) as server, machines(tmp_path, "host") as (host,):
+    with tls_stack(tmp_path) as server, remote_machines(tmp_path, "host") as (host,):
         corral = server.client()
         host.ok("host", "enroll", server.url, "--token", join_token(corral, "host"))
         pid = host.pid
@@ -386,7 +355,9 @@ def test_a_machine_leaves_and_its_home_is_free_again(tmp_path: Path) -> None:
         before = corral.hosts.get("host").last_seen_at
         argv = [CORRAL, "host", "enroll", server.url, "--token", join_token(corral, "host"), "--foreground"]
         with subprocess.Popen(argv, env={**CLEAN, "CORRAL_HOME": str(host.home)}, **QUIET) as worker:
-            until(lambda: corral.hosts.get("host").last_seen_at != before, "the host to be here", within_s=90)
+            eventually(
+                lambda: corral.hosts.get("host").last_seen_at != before, "the host to be here", within_s=90
+            )
             assert host.pid == worker.pid
             worker.terminate()
             assert worker.wait(60) == 0
@@ -395,13 +366,13 @@ def test_a_machine_leaves_and_its_home_is_free_again(tmp_path: Path) -> None:
 
 def test_a_users_token_with_its_pin_is_all_that_another_machine_needs(tmp_path: Path) -> None:
     with tls_stack(tmp_path) as server:
-        token = Machine(server.home).ok("tokens", "create", "ada").strip()
-        user = Machine(tmp_path / "laptop", {"CORRAL_URL": server.url, "CORRAL_TOKEN": token})
+        token = RemoteMachine(server.home).ok("tokens", "create", "ada").strip()
+        user = RemoteMachine(tmp_path / "laptop", {"CORRAL_URL": server.url, "CORRAL_TOKEN": token})
 
         assert "no runs" in user.corral("ls").stderr or user.corral("ls").returncode == 0
-        untrusting = Machine(
+        untrusting = RemoteMachine(
             tmp_path / "other", {"CORRAL_URL": server.url, "CORRAL_TOKEN": token.split(".")[0]}
         )
         assert "nobody that is trusted here" in untrusting.corral("ls").stderr
         with_ca = {**untrusting.extra, "CORRAL_CA": str(server.home / "tls" / "ca.pem")}
-        assert Machine(tmp_path / "third", with_ca).corral("ls").returncode == 0
+        assert RemoteMachine(tmp_path / "third", with_ca).corral("ls").returncode == 0

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from clockwork import Database, ManualClock
-from queues import a_queued_run
-
 from corral.core.hosts.declare import declare
 from corral.core.leases.beat import beat
 from corral.core.leases.fence import expire
@@ -33,6 +30,9 @@ from corral.domain.quotas import Quota, UsageHours, month_of
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.runs import Event, Run
 from corral.store.transaction import Tx
+from support.clock import ManualClock
+from support.memory_database import MemoryDatabase
+from support.queued_runs import a_queued_run
 
 POLICY = ServerPolicy(lease_s=30.0, first_beat_s=10.0)
 
@@ -42,10 +42,10 @@ def machine(*, gpus: int = 0, vram: int = 80, labels: tuple[str, ...] = ()) -> C
     return Capability("box", "linux", "x86_64", cores=8, ram_bytes=64 * GIB, gpus=made, labels=labels)
 
 
-class Ground:
+class PlacementScene:
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.db = Database()
+        self.db = MemoryDatabase()
         self.lanes, self.shapes, self.shares, self.roster = Lanes(), Shapes(), Shares(), Roster()
         self.reservations = Reservations()
         self.ender = LeaseEnder(POLICY, self.shares, self.roster)

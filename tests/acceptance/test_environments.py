@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.clock import ManualClock
 from uv import find_uv_bin
 
 from corral.client.environments.installer import InstallerStopped
@@ -90,14 +91,6 @@ def hanging_uv(tmp_path: Path) -> Iterator[Path]:
             os.kill(int(pid), signal.SIGKILL)
         except ProcessLookupError:
             continue
-
-
-class ManualClock:
-    def __init__(self) -> None:
-        self.time = time.time()
-
-    def __call__(self) -> float:
-        return self.time
 
 
 def wrapped_uv(path: Path, body: str) -> Path:
@@ -298,14 +291,14 @@ def test_a_builder_that_waits_for_another_can_be_stopped(
 def test_collection_takes_the_longest_unused_and_spares_what_is_in_use(
     root: Path, env: dict[str, str], wheels: Path
 ) -> None:
-    clock = ManualClock()
-    host = Environments(root, env, find_links=[wheels], clock=clock)
+    clock = ManualClock(time.time())
+    host = Environments(root, env, find_links=[wheels], clock=clock.now)
     locks = [Lock("hay==1.0", PYTHON), Lock("hay==2.0", PYTHON), Lock("", PYTHON)]
     for lock in locks:
         host.build(lock)
-        clock.time += 1
+        clock.advance(1)
     running, idle, fresh = map(host.key, locks)
-    clock.time += START_GRACE_S
+    clock.advance(START_GRACE_S)
     assert host.use(fresh)
 
     removed = host.collect(in_use={running}, max_bytes=0)
@@ -318,13 +311,13 @@ def test_collection_takes_the_longest_unused_and_spares_what_is_in_use(
 
 
 def test_collection_by_age_keeps_the_recently_used(root: Path, env: dict[str, str], wheels: Path) -> None:
-    clock = ManualClock()
-    host = Environments(root, env, find_links=[wheels], clock=clock)
+    clock = ManualClock(time.time())
+    host = Environments(root, env, find_links=[wheels], clock=clock.now)
     old, recent = Lock("hay==1.0", PYTHON), Lock("hay==2.0", PYTHON)
     host.build(old)
-    clock.time += 86_400
+    clock.advance(86_400)
     host.build(recent)
-    clock.time += 2 * START_GRACE_S
+    clock.advance(2 * START_GRACE_S)
 
     assert [one.key for one in host.collect(in_use=(), older_than_s=3_600)] == [host.key(old)]
     assert host.collect(in_use=(), max_bytes=10**12) == []

@@ -1,6 +1,8 @@
-"""A clock that only moves when told to, and whose two hands may part."""
+"""Clocks that tests move."""
 
 from __future__ import annotations
+
+import time
 
 
 class ManualClock:
@@ -22,3 +24,16 @@ class ManualClock:
 
     def jump(self, seconds: float) -> None:
         self.wall += seconds
+
+
+class JumpingClock:
+    """The real time, and what a test adds to it."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def now(self) -> float:
+        return time.time() + self.ahead_s
+
+    def monotonic(self) -> float:
+        return time.monotonic()

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.installation import Installation, installed
+from support.waiting import eventually
 
 pytest.importorskip("torch", reason="the training engine is not installed: pip install 'corral[train]'")
 pytest.importorskip("peft", reason="the training engine is not installed: pip install 'corral[train]'")
-
-CORRAL = str(Path(sys.executable).parent / "corral")
-CLEAN = {key: value for key, value in os.environ.items() if "CORRAL" not in key}
 
 SFT = """
 name = "sums"
@@ -51,53 +46,6 @@ max_completion = 8
 """
 
 
-@dataclass(frozen=True)
-class Machine:
-    """One home with its server and worker, and a folder in which a user works."""
-
-    home: Path
-    folder: Path
-
-    @property
-    def env(self) -> dict[str, str]:
-        # One thread: two fight for the cores that the tests share, and are far slower.
-        own = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_TOKEN": "hf_the-hosts-own-token"}
-        return {**CLEAN, **own, "CORRAL_HOME": str(self.home), "CORRAL_PORT": "0"}
-
-    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [CORRAL, *arguments],
-            capture_output=True,
-            text=True,
-            env=self.env,
-            cwd=self.folder,
-            timeout=170,
-            check=False,
-        )
-
-    def ok(self, *arguments: str) -> str:
-        done = self(*arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def json(self, *arguments: str) -> Any:
-        return json.loads(self.ok(*arguments, "--json"))
-
-    def write(self, name: str, text: str) -> str:
-        (self.folder / name).write_text(text)
-        return name
-
-    def pid(self, role: str) -> int:
-        return int(json.loads((self.home / "up" / f"{role}.json").read_text())["pid"])
-
-
-def until(true: Callable[[], bool], what: str, *, within_s: float = 120) -> None:
-    deadline = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < deadline, f"waited {within_s:g} s for {what}"
-        time.sleep(0.1)
-
-
 def sums() -> str:
     rows = [
         {"messages": [{"role": "user", "content": f"{a}+{b}="}, {"role": "assistant", "content": str(a + b)}]}
@@ -107,18 +55,22 @@ def sums() -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-@pytest.fixture(scope="module")
-def corral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    machine = Machine(tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("work"))
-    machine.write("sums.jsonl", sums())
-    machine.write("sft.toml", SFT)
-    machine.ok("up", "--detach")
-    yield machine
-    machine("down", "--timeout", "5")
+# One thread: two fight for the cores that the tests share, and are far slower.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_TOKEN": "hf_the-hosts-own-token"}
 
 
 @pytest.fixture(scope="module")
-def trained(corral: Machine) -> dict[str, Any]:
+def corral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with installed(
+        tmp_path_factory.mktemp("home"), folder=tmp_path_factory.mktemp("work"), **ENVIRONMENT
+    ) as made:
+        made.write("sums.jsonl", sums())
+        made.write("sft.toml", SFT)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def trained(corral: Installation) -> dict[str, Any]:
     """One finished run of supervised fine-tuning, which several tests look at."""
     done = corral("submit", "sft.toml", "--follow", "--set", "labels.of=trained")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -126,7 +78,7 @@ def trained(corral: Machine) -> dict[str, Any]:
     return {**found, "printed": done.stdout, "told": done.stderr}
 
 
-def test_a_run_file_with_a_train_table_trains(trained: dict[str, Any], corral: Machine) -> None:
+def test_a_run_file_with_a_train_table_trains(trained: dict[str, Any], corral: Installation) -> None:
     """MT-C01."""
     assert (trained["state"], trained["kind"]) == ("succeeded", "train")
     assert "step 8/8" in trained["printed"]
@@ -149,7 +101,7 @@ def test_the_spec_holds_every_setting_as_in_effect(trained: dict[str, Any]) -> N
     assert set(trained["spec"]["inputs"]) == {"data"}
 
 
-def test_show_and_plot_tell_what_was_trained(trained: dict[str, Any], corral: Machine) -> None:
+def test_show_and_plot_tell_what_was_trained(trained: dict[str, Any], corral: Installation) -> None:
     shown = corral.ok("show", trained["id"])
     curve = corral.ok("metrics", trained["id"], "--plot")
 
@@ -160,7 +112,7 @@ def test_show_and_plot_tell_what_was_trained(trained: dict[str, Any], corral: Ma
 
 
 def test_the_adapter_is_fetched_and_verified_with_one_command(
-    trained: dict[str, Any], corral: Machine, tmp_path: Path
+    trained: dict[str, Any], corral: Installation, tmp_path: Path
 ) -> None:
     """FL-D15, MT-D49."""
     said = corral.ok("artifacts", "get", trained["id"], str(tmp_path / "got"))
@@ -171,7 +123,7 @@ def test_the_adapter_is_fetched_and_verified_with_one_command(
     assert (tmp_path / "got" / "metrics.json").is_file()
 
 
-def test_eval_compares_before_and_after_with_intervals(trained: dict[str, Any], corral: Machine) -> None:
+def test_eval_compares_before_and_after_with_intervals(trained: dict[str, Any], corral: Installation) -> None:
     """MT-C54."""
     found = corral.json("eval", trained["id"], "--rows", "8")
 
@@ -183,7 +135,7 @@ def test_eval_compares_before_and_after_with_intervals(trained: dict[str, Any], 
     assert (run["kind"], run["labels"]["of"], run["spec"]["task"]) == ("train", trained["id"], "eval")
 
 
-def test_eval_takes_rows_of_ones_own(trained: dict[str, Any], corral: Machine) -> None:
+def test_eval_takes_rows_of_ones_own(trained: dict[str, Any], corral: Installation) -> None:
     corral.write("mine.jsonl", sums().splitlines()[0] + "\n" + sums().splitlines()[9] + "\n")
 
     shown = corral.ok("eval", trained["id"], "--data", "mine.jsonl")
@@ -193,7 +145,7 @@ def test_eval_takes_rows_of_ones_own(trained: dict[str, Any], corral: Machine) -
     assert shown.splitlines()[1].split()[-1] == "2"
 
 
-def test_sample_asks_the_model_before_and_after(trained: dict[str, Any], corral: Machine) -> None:
+def test_sample_asks_the_model_before_and_after(trained: dict[str, Any], corral: Installation) -> None:
     shown = corral.ok(
         "sample", trained["id"], "-m", "3+4=", "--system", "Add.", "-n", "2", "--max-tokens", "4"
     )
@@ -207,7 +159,9 @@ def test_sample_asks_the_model_before_and_after(trained: dict[str, Any], corral:
 
 
 @pytest.mark.parametrize("command", [("eval",), ("sample", "-m", "x")])
-def test_only_a_training_run_with_a_result_can_be_asked(command: tuple[str, ...], corral: Machine) -> None:
+def test_only_a_training_run_with_a_result_can_be_asked(
+    command: tuple[str, ...], corral: Installation
+) -> None:
     corral.ok("run", "--name", "plain", "--quiet", "--", "true")
     plain = corral.json("ls", "--name", "plain")[0]["id"]
 
@@ -217,7 +171,7 @@ def test_only_a_training_run_with_a_result_can_be_asked(command: tuple[str, ...]
     assert f"run {plain} is not a training run" in done.stderr
 
 
-def test_forecast_against_actual_is_reported(trained: dict[str, Any], corral: Machine) -> None:
+def test_forecast_against_actual_is_reported(trained: dict[str, Any], corral: Installation) -> None:
     shown = corral.ok("forecast", "report")
     found = corral.json("forecast", "report")
 
@@ -228,7 +182,7 @@ def test_forecast_against_actual_is_reported(trained: dict[str, Any], corral: Ma
     assert {one["key"] for one in found["summaries"]} >= {"peak_bytes", "step_s", "total_s"}
 
 
-def test_the_estimate_names_the_host_that_takes_it(corral: Machine) -> None:
+def test_the_estimate_names_the_host_that_takes_it(corral: Installation) -> None:
     """MT-D17."""
     host = corral.json("hosts", "ls")[0]["name"]
 
@@ -240,7 +194,7 @@ def test_the_estimate_names_the_host_that_takes_it(corral: Machine) -> None:
     assert "taken" in shown
 
 
-def test_a_dry_run_shows_the_whole_table_and_stores_nothing(corral: Machine) -> None:
+def test_a_dry_run_shows_the_whole_table_and_stores_nothing(corral: Installation) -> None:
     """MT-C12."""
     before = corral.ok("artifacts", "ls", "--json")
 
@@ -251,7 +205,7 @@ def test_a_dry_run_shows_the_whole_table_and_stores_nothing(corral: Machine) -> 
     assert corral.ok("artifacts", "ls", "--json") == before
 
 
-def test_an_adapter_is_trained_further_by_another_run(trained: dict[str, Any], corral: Machine) -> None:
+def test_an_adapter_is_trained_further_by_another_run(trained: dict[str, Any], corral: Installation) -> None:
     done = corral(
         "submit", "sft.toml", "--follow", "--set", f"train.adapter={trained['id']}", "--set", "train.steps=2"
     )
@@ -262,7 +216,7 @@ def test_an_adapter_is_trained_further_by_another_run(trained: dict[str, Any], c
     assert first["value"] < 2 * last["value"]
 
 
-def test_seeds_and_settings_are_swept_as_a_group(corral: Machine) -> None:
+def test_seeds_and_settings_are_swept_as_a_group(corral: Installation) -> None:
     """MT-C31."""
     name = corral.write("sweep.toml", f"seeds = [3]\n{SFT}[sweep]\ntrain.lora.rank = [2, 4]\n")
 
@@ -277,7 +231,7 @@ def test_seeds_and_settings_are_swept_as_a_group(corral: Machine) -> None:
     assert "lora.rank=4" in corral.ok("ls", "--group", answer["group_id"])
 
 
-def test_reinforcement_with_the_bundled_environment_runs(corral: Machine) -> None:
+def test_reinforcement_with_the_bundled_environment_runs(corral: Installation) -> None:
     name = corral.write("grpo.toml", GRPO)
 
     done = corral("submit", name, "--follow")
@@ -286,8 +240,11 @@ def test_reinforcement_with_the_bundled_environment_runs(corral: Machine) -> Non
     assert "reward" in corral.json("show", "latest")["metrics"]
 
 
-def test_an_environment_of_ones_own_is_shipped_and_sees_no_credential_of_the_host(corral: Machine) -> None:
+def test_an_environment_of_ones_own_is_shipped_and_sees_no_credential_of_the_host(
+    corral: Installation,
+) -> None:
     """MT-C02, MT-D01: neither a token of the worker nor one of the host's user."""
+    assert corral.folder is not None
     folder = corral.folder / "mine"
     folder.mkdir()
     (folder / "words.py").write_text("GOOD = 'y'\n")
@@ -314,7 +271,7 @@ def test_an_environment_of_ones_own_is_shipped_and_sees_no_credential_of_the_hos
     assert run["metrics"]["reward"] == 1.0
 
 
-def test_a_run_whose_worker_is_killed_goes_on_from_its_checkpoint(corral: Machine) -> None:
+def test_a_run_whose_worker_is_killed_goes_on_from_its_checkpoint(corral: Installation) -> None:
     name = corral.write(
         "long.toml", SFT.replace("steps = 8", "steps = 60\nsave_every = 5").replace('sums"', 'killed"')
     )
@@ -323,7 +280,7 @@ def test_a_run_whose_worker_is_killed_goes_on_from_its_checkpoint(corral: Machin
     def saved() -> bool:
         return any(item["kind"] == "checkpoint" for item in corral.json("artifacts", "ls", "--run", run))
 
-    until(saved, "a checkpoint")
+    eventually(saved, "a checkpoint")
     os.kill(corral.pid("worker"), signal.SIGKILL)
     corral.ok("up", "--detach")
     done = corral("logs", "-f", run)
@@ -336,7 +293,7 @@ def test_a_run_whose_worker_is_killed_goes_on_from_its_checkpoint(corral: Machin
     assert min(point["step"] for point in steps if point["attempt"] == 2) > 1
 
 
-def test_a_row_that_is_too_long_fails_the_run_by_its_line(corral: Machine) -> None:
+def test_a_row_that_is_too_long_fails_the_run_by_its_line(corral: Installation) -> None:
     long = json.dumps(
         {"messages": [{"role": "user", "content": "x" * 500}, {"role": "assistant", "content": "y"}]}
     )
@@ -352,7 +309,7 @@ def test_a_row_that_is_too_long_fails_the_run_by_its_line(corral: Machine) -> No
     assert "Traceback" not in run["detail"]
 
 
-def test_an_environment_without_the_engine_is_told_what_it_lacks(corral: Machine) -> None:
+def test_an_environment_without_the_engine_is_told_what_it_lacks(corral: Installation) -> None:
     """MT-D34: what was built for the user's own packages is not taken for what trains."""
     name = corral.write("built.toml", SFT + "[environment]\nrequirements = []\n")
 
@@ -364,18 +321,18 @@ def test_an_environment_without_the_engine_is_told_what_it_lacks(corral: Machine
     assert "it lacks corral, torch, transformers, peft, safetensors" in run["detail"]
 
 
-def test_training_is_cancelled_in_the_middle(corral: Machine) -> None:
+def test_training_is_cancelled_in_the_middle(corral: Installation) -> None:
     """MT-C35."""
     name = corral.write("endless.toml", SFT.replace("steps = 8", "steps = 100000"))
     run = corral.ok("submit", name).strip()
-    until(lambda: "loss" in corral.json("show", run)["metrics"], "the first step")
+    eventually(lambda: "loss" in corral.json("show", run)["metrics"], "the first step")
 
     corral.ok("cancel", run)
 
-    until(lambda: corral.json("show", run)["state"] == "cancelled", "it to be cancelled")
+    eventually(lambda: corral.json("show", run)["state"] == "cancelled", "it to be cancelled")
 
 
-def test_a_run_that_needs_a_gpu_waits_and_says_why(corral: Machine) -> None:
+def test_a_run_that_needs_a_gpu_waits_and_says_why(corral: Installation) -> None:
     done = corral("submit", "sft.toml", "--set", "resources.gpus=1")
     run = done.stdout.strip()
 
@@ -412,7 +369,7 @@ FAULTS = {
 
 
 @pytest.fixture
-def faulty(corral: Machine) -> Machine:
+def faulty(corral: Installation) -> Installation:
     corral.write("empty.jsonl", "")
     corral.write("broken.jsonl", '{"text": "x"}\n{"text": \n')
     corral.write("bad.py", "def load_environment(:\n")
@@ -420,7 +377,7 @@ def faulty(corral: Machine) -> Machine:
 
 
 @pytest.mark.parametrize("what", FAULTS)
-def test_a_faulty_training_run_is_refused_at_its_place(what: str, faulty: Machine) -> None:
+def test_a_faulty_training_run_is_refused_at_its_place(what: str, faulty: Installation) -> None:
     """MT-D27 to MT-D31, MT-C21: named, with what to do, before a machine is taken."""
     text, *words = FAULTS[what]
 
@@ -434,7 +391,7 @@ def test_a_faulty_training_run_is_refused_at_its_place(what: str, faulty: Machin
 
 
 @pytest.mark.parametrize("what", ["broken data", "syntax", "adapter"])
-def test_nothing_of_a_faulty_training_run_is_sent(what: str, faulty: Machine) -> None:
+def test_nothing_of_a_faulty_training_run_is_sent(what: str, faulty: Installation) -> None:
     before = faulty.ok("artifacts", "ls", "--json")
 
     assert faulty("submit", faulty.write("faulty.toml", FAULTS[what][0])).returncode == 1
@@ -442,7 +399,7 @@ def test_nothing_of_a_faulty_training_run_is_sent(what: str, faulty: Machine) ->
     assert faulty.ok("artifacts", "ls", "--json") == before
 
 
-def test_an_adapter_of_another_model_is_refused(trained: dict[str, Any], corral: Machine) -> None:
+def test_an_adapter_of_another_model_is_refused(trained: dict[str, Any], corral: Installation) -> None:
     name = corral.write(
         "other.toml",
         SFT.replace("corral/tiny", "smollm2-135m").replace("steps", f'adapter = "{trained["id"]}"\nsteps'),
@@ -454,7 +411,7 @@ def test_an_adapter_of_another_model_is_refused(trained: dict[str, Any], corral:
     assert "train.adapter: was made for corral/tiny, and this run is of smollm2-135m" in done.stderr
 
 
-def test_the_schema_describes_the_train_table(corral: Machine) -> None:
+def test_the_schema_describes_the_train_table(corral: Installation) -> None:
     schema = json.loads(corral.ok("schema"))
 
     train = next(one for one in schema["properties"]["train"]["anyOf"] if "properties" in one)

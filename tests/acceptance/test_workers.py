@@ -11,8 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.waiting import eventually
+from support.watched_worker import WatchedWorker
 
-from acceptance.worker_fleet import Fleet, eventually
 from corral.client.environments.lock import Lock
 from corral.client.files.download import download
 
@@ -20,9 +21,9 @@ PRELUDE = "import json, os, sys, time, signal, pathlib\n"
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedWorker]:
     """For tests that leave server and worker alone."""
-    made = Fleet(tmp_path_factory.mktemp("fleet") / "home")
+    made = WatchedWorker(tmp_path_factory.mktemp("fleet") / "home")
     made.start_server()
     made.start_worker()
     yield made
@@ -30,16 +31,16 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Fleet]:
+def own(tmp_path: Path) -> Iterator[WatchedWorker]:
     """For tests that kill."""
-    made = Fleet(tmp_path / "home")
+    made = WatchedWorker(tmp_path / "home")
     made.start_server()
     made.start_worker()
     yield made
     made.close()
 
 
-def test_a_run_leaves_its_log_its_metrics_and_its_artifact(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_run_leaves_its_log_its_metrics_and_its_artifact(fleet: WatchedWorker, tmp_path: Path) -> None:
     """FL-C08, FL-C24."""
     run = fleet.submit(
         sys.executable,
@@ -71,7 +72,7 @@ with open(os.environ["CORRAL_EVENTS"], "a") as events:
     eventually(lambda: not fleet.lease_folders() or None, "the workspace is removed")
 
 
-def test_ten_thousand_lines_arrive_in_order(fleet: Fleet) -> None:
+def test_ten_thousand_lines_arrive_in_order(fleet: WatchedWorker) -> None:
     run = fleet.python("for n in range(10000): print(n)")
 
     assert fleet.final(run).state == "succeeded"
@@ -87,28 +88,28 @@ def test_ten_thousand_lines_arrive_in_order(fleet: Fleet) -> None:
     ],
 )
 def test_how_a_run_ended_is_kept(
-    fleet: Fleet, code: str, reason: str, exit_code: int | None, number: int | None
+    fleet: WatchedWorker, code: str, reason: str, exit_code: int | None, number: int | None
 ) -> None:
     done = fleet.final(fleet.python(PRELUDE + code))
 
     assert (done.state, done.reason, done.exit_code, done.signal) == ("failed", reason, exit_code, number)
 
 
-def test_the_detail_of_a_failure_holds_the_last_lines_of_stderr(fleet: Fleet) -> None:
+def test_the_detail_of_a_failure_holds_the_last_lines_of_stderr(fleet: WatchedWorker) -> None:
     done = fleet.final(fleet.python("raise ValueError('no such thing')"))
 
     assert "exit code 1" in (done.detail or "")
     assert "ValueError: no such thing" in (done.detail or "")
 
 
-def test_a_command_that_does_not_exist_is_named(fleet: Fleet) -> None:
+def test_a_command_that_does_not_exist_is_named(fleet: WatchedWorker) -> None:
     done = fleet.final(fleet.submit("no-such-command-anywhere"))
 
     assert (done.state, done.reason) == ("failed", "code_error")
     assert "no-such-command-anywhere" in (done.detail or "")
 
 
-def test_a_secret_never_shows_in_log_note_or_output(fleet: Fleet) -> None:
+def test_a_secret_never_shows_in_log_note_or_output(fleet: WatchedWorker) -> None:
     value = "correct-horse-battery"
     fleet.corral.secrets.set("default", "API_KEY", value)
     run = fleet.python(
@@ -142,7 +143,7 @@ sys.exit(1)
         ("(out / 'leak.txt').write_text(os.environ['API_KEY'])", "API_KEY"),
     ],
 )
-def test_an_output_that_cannot_be_kept_fails_the_run(fleet: Fleet, code: str, why: str) -> None:
+def test_an_output_that_cannot_be_kept_fails_the_run(fleet: WatchedWorker, code: str, why: str) -> None:
     fleet.corral.secrets.set("default", "API_KEY", "correct-horse-battery")
     run = fleet.python(
         PRELUDE + f"out = pathlib.Path(os.environ['CORRAL_OUTPUT_DIR']); {code}", secrets=["API_KEY"]
@@ -154,7 +155,7 @@ def test_an_output_that_cannot_be_kept_fails_the_run(fleet: Fleet, code: str, wh
     assert why in (done.detail or "")
 
 
-def test_a_line_of_64_megabytes_takes_little_memory(fleet: Fleet) -> None:
+def test_a_line_of_64_megabytes_takes_little_memory(fleet: WatchedWorker) -> None:
     run = fleet.python("import sys\nfor _ in range(64): sys.stdout.write('x' * (1 << 20))")
 
     assert fleet.final(run).state == "succeeded"
@@ -162,14 +163,14 @@ def test_a_line_of_64_megabytes_takes_little_memory(fleet: Fleet) -> None:
     assert psutil.Process(fleet.worker.pid).memory_info().rss < 250 << 20
 
 
-def test_binary_output_is_kept_as_text(fleet: Fleet) -> None:
+def test_binary_output_is_kept_as_text(fleet: WatchedWorker) -> None:
     run = fleet.python("import os; os.write(1, bytes(range(256)) * 8)")
 
     assert fleet.final(run).state == "succeeded"
     assert "\0\1\2" in fleet.output(run)
 
 
-def test_a_cancelled_child_that_ignores_sigterm_is_killed(fleet: Fleet) -> None:
+def test_a_cancelled_child_that_ignores_sigterm_is_killed(fleet: WatchedWorker) -> None:
     run = fleet.python(
         PRELUDE + "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf'); time.sleep(600)", grace=0.5
     )
@@ -181,7 +182,7 @@ def test_a_cancelled_child_that_ignores_sigterm_is_killed(fleet: Fleet) -> None:
     assert (done.state, done.signal) == ("cancelled", signal.SIGKILL)
 
 
-def test_the_wall_limit_is_kept_by_the_worker(fleet: Fleet) -> None:
+def test_the_wall_limit_is_kept_by_the_worker(fleet: WatchedWorker) -> None:
     run = fleet.python(PRELUDE + "print('on'); time.sleep(600)", wall_limit=1.5)
 
     done = fleet.final(run)
@@ -189,7 +190,7 @@ def test_the_wall_limit_is_kept_by_the_worker(fleet: Fleet) -> None:
     assert (done.state, done.reason) == ("failed", "wall_limit")
 
 
-def test_what_forks_away_does_not_outlive_its_run(fleet: Fleet) -> None:
+def test_what_forks_away_does_not_outlive_its_run(fleet: WatchedWorker) -> None:
     run = fleet.python(
         PRELUDE
         + """
@@ -209,7 +210,7 @@ time.sleep(0.5)
     assert not psutil.pid_exists(pid)
 
 
-def test_a_second_worker_on_one_home_is_refused(fleet: Fleet) -> None:
+def test_a_second_worker_on_one_home_is_refused(fleet: WatchedWorker) -> None:
     assert fleet.pid_file()["pid"] == fleet.worker.pid
     done = subprocess.run(
         [sys.executable, "-m", "corral.worker"],
@@ -223,7 +224,7 @@ def test_a_second_worker_on_one_home_is_refused(fleet: Fleet) -> None:
     assert "another worker runs" in done.stderr
 
 
-def test_code_and_inputs_are_there_and_inputs_cannot_be_changed(fleet: Fleet, tmp_path: Path) -> None:
+def test_code_and_inputs_are_there_and_inputs_cannot_be_changed(fleet: WatchedWorker, tmp_path: Path) -> None:
     """MT-C41 and MT-D21."""
     (tmp_path / "code" / "pkg").mkdir(parents=True)
     (tmp_path / "code" / "pkg" / "words.py").write_text("HELLO = 'from the code'")
@@ -248,7 +249,7 @@ pathlib.Path("pkg/words.py").write_text("HELLO = 'spoilt'")
     eventually(lambda: not fleet.lease_folders() or None, "read-only inputs are removed too")
 
 
-def test_a_locked_environment_is_built_and_runs_the_command(fleet: Fleet) -> None:
+def test_a_locked_environment_is_built_and_runs_the_command(fleet: WatchedWorker) -> None:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     built = {"python": version, "lock": "", "digest": Lock("", version).digest}
     run = fleet.submit("python", "-c", "import sys; print(sys.prefix)", environment=built)
@@ -260,7 +261,7 @@ def test_a_locked_environment_is_built_and_runs_the_command(fleet: Fleet) -> Non
     assert "building environment" in fleet.output(run, "corral")
 
 
-def test_an_environment_that_cannot_be_built_fails_the_run_with_its_words(fleet: Fleet) -> None:
+def test_an_environment_that_cannot_be_built_fails_the_run_with_its_words(fleet: WatchedWorker) -> None:
     built = {"python": "3.99", "lock": "", "digest": Lock("", "3.99").digest}
     done = fleet.final(fleet.submit("python", "-c", "1", environment=built))
 
@@ -268,7 +269,7 @@ def test_an_environment_that_cannot_be_built_fails_the_run_with_its_words(fleet:
     assert "no Python 3.99" in (done.detail or "")
 
 
-def test_a_lost_lease_stops_its_child(own: Fleet, tmp_path: Path) -> None:
+def test_a_lost_lease_stops_its_child(own: WatchedWorker, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     run = own.python(
         PRELUDE
@@ -290,7 +291,7 @@ while not os.path.exists({str(gate)!r}): time.sleep(0.05)
 
 
 def test_a_flood_of_lines_stays_within_its_quota(tmp_path: Path) -> None:
-    fleet = Fleet(tmp_path / "home", CORRAL_LOG_QUOTA_BYTES="1000000")
+    fleet = WatchedWorker(tmp_path / "home", CORRAL_LOG_QUOTA_BYTES="1000000")
     fleet.start_server()
     fleet.start_worker()
     try:
@@ -323,7 +324,7 @@ def save(step):
 )
 
 
-def test_a_run_resumes_from_its_checkpoint_after_its_worker_was_killed(own: Fleet) -> None:
+def test_a_run_resumes_from_its_checkpoint_after_its_worker_was_killed(own: WatchedWorker) -> None:
     run = own.python(TRAIN + "if not start:\n    save(7); time.sleep(600)\n")
     eventually(lambda: own.corral.runs.checkpoints(run).items, "the checkpoint is on the server")
 
@@ -335,7 +336,7 @@ def test_a_run_resumes_from_its_checkpoint_after_its_worker_was_killed(own: Flee
     assert own.output(run) == "start 0\nstart 7\n"
 
 
-def test_an_outage_of_the_server_loses_nothing(own: Fleet, tmp_path: Path) -> None:
+def test_an_outage_of_the_server_loses_nothing(own: WatchedWorker, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     run = own.python(
         PRELUDE
@@ -360,7 +361,7 @@ for n in range(1000): print("during", n)
     assert done.artifact_id is not None
 
 
-def test_a_worker_killed_before_it_could_report_reports_at_its_next_start(own: Fleet) -> None:
+def test_a_worker_killed_before_it_could_report_reports_at_its_next_start(own: WatchedWorker) -> None:
     run = own.python(
         PRELUDE
         + """
@@ -383,7 +384,7 @@ time.sleep(1)
     assert done.artifact_id is not None
 
 
-def test_sigterm_drains_and_the_next_worker_goes_on(own: Fleet) -> None:
+def test_sigterm_drains_and_the_next_worker_goes_on(own: WatchedWorker) -> None:
     """FL-D44."""
     run = own.python(
         TRAIN

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from corral.client.corral import Corral
 from corral.client.files.tree import scan
@@ -19,24 +16,14 @@ from corral.client.http.discovery import local_url
 from corral.wire.leases import ClaimRequest
 from corral.wire.runs import RunDetail
 from corral.wire.spec.run_file import RunSpec
+from support import forked
+from support.local_cluster import Process
+from support.waiting import eventually
 
-PATIENCE_S = 60.0
 FINAL = ("succeeded", "failed", "cancelled")
-T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T | None], what: str) -> T:
-    """What `look` finds, as soon as it finds anything."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        found = look()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"not within {PATIENCE_S:g} s: {what}")
-
-
-class Fleet:
+class WatchedWorker:
     def __init__(self, home: Path, **settings: str) -> None:
         self.home = home
         self._env = {
@@ -47,8 +34,8 @@ class Fleet:
             "CORRAL_WORKER_SLOTS": "2",
             **settings,
         }
-        self._server: subprocess.Popen[bytes] | None = None
-        self._worker: subprocess.Popen[bytes] | None = None
+        self._server: Process | None = None
+        self._worker: Process | None = None
         self._corral: Corral | None = None
 
     def start_server(self) -> None:
@@ -69,7 +56,7 @@ class Fleet:
         return self._corral
 
     @property
-    def worker(self) -> subprocess.Popen[bytes]:
+    def worker(self) -> Process:
         assert self._worker is not None
         return self._worker
 
@@ -139,9 +126,9 @@ class Fleet:
         described: dict[str, Any] = json.loads((self.home / "worker.pid").read_text())
         return described
 
-    def _start(self, part: str) -> subprocess.Popen[bytes]:
+    def _start(self, part: str) -> Process:
         self.home.mkdir(exist_ok=True)
+        # What a worker's libraries are found by is nothing to the server.
+        env = {k: v for k, v in self._env.items() if part == "worker" or not k.startswith("LD_")}
         with (self.home / f"{part}.err").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", f"corral.{part}"], env=self._env, stdout=log, stderr=log
-            )
+            return forked.popen([sys.executable, "-m", f"corral.{part}"], env, output=log.fileno())

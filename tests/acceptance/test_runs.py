@@ -7,24 +7,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from acceptance.test_cli import Machine, until
+from support.installation import Installation, installed
+from support.waiting import eventually
 
 
 @pytest.fixture(scope="module")
-def corral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    machine = Machine(tmp_path_factory.mktemp("home"))
-    machine.ok("up", "--detach")
-    yield machine
-    machine("down", "--timeout", "5")
+def corral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    with installed(tmp_path_factory.mktemp("home")) as made:
+        yield made
 
 
-def submit(corral: Machine, folder: Path, text: str) -> list[str]:
+def submit(corral: Installation, folder: Path, text: str) -> list[str]:
     (folder / "run.toml").write_text(text)
     return corral.ok("submit", str(folder / "run.toml"), "--quiet").split()
 
 
-def test_a_group_is_cancelled_after_a_look_and_a_yes(corral: Machine, tmp_path: Path) -> None:
+def test_a_group_is_cancelled_after_a_look_and_a_yes(corral: Installation, tmp_path: Path) -> None:
     """FL-C09."""
     held = 'name = "many"\nargv = ["true"]\nseeds = [1, 2, 3]\nresources.hosts = ["nobody"]\n'
     ids = submit(corral, tmp_path, held)
@@ -42,7 +40,7 @@ def test_a_group_is_cancelled_after_a_look_and_a_yes(corral: Machine, tmp_path: 
     assert "nothing was changed" in again.stderr
 
 
-def test_neither_run_nor_filter_is_an_error_and_so_are_both(corral: Machine) -> None:
+def test_neither_run_nor_filter_is_an_error_and_so_are_both(corral: Installation) -> None:
     for arguments in (["cancel"], ["requeue"], ["hold"], ["release"], ["rm"]):
         done = corral(*arguments)
         assert done.returncode == 1
@@ -52,7 +50,9 @@ def test_neither_run_nor_filter_is_an_error_and_so_are_both(corral: Machine) -> 
     assert "either" in both.stderr
 
 
-def test_a_failed_sweep_says_why_and_its_failures_are_queued_again(corral: Machine, tmp_path: Path) -> None:
+def test_a_failed_sweep_says_why_and_its_failures_are_queued_again(
+    corral: Installation, tmp_path: Path
+) -> None:
     (tmp_path / "run.toml").write_text(
         'name = "shaky"\nargv = ["sh", "-c", "test {seed} != 2 || { echo no luck >&2; exit 7; }"]\n'
         "seeds = [1, 2]\nmax_running = 1\n"
@@ -66,14 +66,14 @@ def test_a_failed_sweep_says_why_and_its_failures_are_queued_again(corral: Machi
     assert "code_error" in shown
     assert "shaky" in corral.ok("groups", "ls")
     again = corral.ok("requeue", "--group", "shaky", "--failed", "--yes").split()[-1]
-    until(lambda: corral.state(again) == "failed", "the new run to fail too")
+    eventually(lambda: corral.state(again) == "failed", "the new run to fail too")
     assert json.loads(corral.ok("show", again, "--json"))["generation"] == 2
 
 
-def test_a_run_is_made_again_with_a_change(corral: Machine, tmp_path: Path) -> None:
+def test_a_run_is_made_again_with_a_change(corral: Installation, tmp_path: Path) -> None:
     """FL-C28."""
     (old,) = submit(corral, tmp_path, 'argv = ["echo", "rate", "{params.rate}"]\nparams.rate = 0.1\n')
-    until(lambda: corral.state(old) == "succeeded", "the run to end")
+    eventually(lambda: corral.state(old) == "succeeded", "the run to end")
 
     done = corral("requeue", old, "--set", "params.rate=0.5", "--priority", "3", "--follow")
 
@@ -87,7 +87,7 @@ def test_a_run_is_made_again_with_a_change(corral: Machine, tmp_path: Path) -> N
     assert "params" in wrong.stderr
 
 
-def test_a_run_is_held_released_and_removed(corral: Machine, tmp_path: Path) -> None:
+def test_a_run_is_held_released_and_removed(corral: Installation, tmp_path: Path) -> None:
     (run,) = submit(corral, tmp_path, 'argv = ["true"]\nresources.hosts = ["nobody"]\n')
 
     assert "held by operator" in corral.ok("hold", run)
@@ -101,7 +101,7 @@ def test_a_run_is_held_released_and_removed(corral: Machine, tmp_path: Path) -> 
     assert corral("show", run).returncode == 1
 
 
-def test_schedules_from_the_command_line(corral: Machine, tmp_path: Path) -> None:
+def test_schedules_from_the_command_line(corral: Installation, tmp_path: Path) -> None:
     file = tmp_path / "nightly.toml"
     file.write_text('name = "nightly"\nargv = ["echo", "good night"]\n[schedule]\ncron = "0 3 * * *"\n')
 
@@ -113,7 +113,7 @@ def test_schedules_from_the_command_line(corral: Machine, tmp_path: Path) -> Non
     corral.ok("schedules", "add", str(file), "--replace", "--set", 'schedule.timezone="Europe/Berlin"')
     assert "Europe/Berlin" in corral.ok("schedules", "ls")
     run = corral.ok("schedules", "run-now", "nightly").strip()
-    until(lambda: corral.state(run) == "succeeded", "the run to end")
+    eventually(lambda: corral.state(run) == "succeeded", "the run to end")
     assert corral.ok("ls", "--schedule", "nightly", "--json").count(run) == 1
     corral.ok("schedules", "pause", "nightly")
     assert "paused" in corral.ok("schedules", "show", "nightly")

@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from pathlib import Path
 
 import httpx
 import psutil
+from support.waiting import eventually
 
 RUNS, WORKERS = 100, 10
 # As docs/howto/limits.md says.
@@ -20,16 +20,13 @@ LIMIT_BYTES = 250_000_000
 CAPABILITY = {"hostname": "box", "os": "linux", "arch": "x86_64", "cores": 2, "ram_bytes": 1 << 30}
 
 
-class Server:
+class WeighedServer:
     def __init__(self, home: Path) -> None:
         env = {**os.environ, "CORRAL_HOME": str(home), "CORRAL_PORT": "0"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "corral.server"], env=env, stderr=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + 60
-        while not (home / "server.json").exists():
-            assert time.monotonic() < deadline, "the server did not come up"
-            time.sleep(0.02)
+        eventually((home / "server.json").exists, "the server to listen")
         self.url = json.loads((home / "server.json").read_text())["url"]
         self.operator = (home / "operator.token").read_text().strip()
         self.most_bytes = 0
@@ -42,7 +39,7 @@ class Server:
         self.most_bytes = max(self.most_bytes, psutil.Process(self.process.pid).memory_info().rss)
 
 
-def _work(server: Server, token: str, done: list[str]) -> None:
+def _work(server: WeighedServer, token: str, done: list[str]) -> None:
     boot = uuid.uuid4().hex
     with server.client(token) as client:
         while True:
@@ -62,7 +59,7 @@ def _work(server: Server, token: str, done: list[str]) -> None:
 
 
 def test_a_hundred_runs_and_ten_workers_fit_on_a_small_machine(tmp_path: Path) -> None:
-    server = Server(tmp_path)
+    server = WeighedServer(tmp_path)
     done: list[str] = []
     try:
         with server.client(server.operator) as operator:

@@ -1,4 +1,4 @@
-"""A clock that moves when told to, and a store that counts, delays or refuses: for tests of the core."""
+"""A store in memory that counts, delays or refuses: for tests of the core."""
 
 from __future__ import annotations
 
@@ -14,28 +14,7 @@ from corral.store.transaction import Tx
 T = TypeVar("T")
 
 
-class ManualClock:
-    """`advance` is the passing of time; `jump` moves the wall clock alone, as a sleep or an NTP step does."""
-
-    def __init__(self, wall: float = 1_000_000.0, mono: float = 5_000.0) -> None:
-        self.wall = wall
-        self.mono = mono
-
-    def now(self) -> float:
-        return self.wall
-
-    def monotonic(self) -> float:
-        return self.mono
-
-    def advance(self, seconds: float) -> None:
-        self.wall += seconds
-        self.mono += seconds
-
-    def jump(self, seconds: float) -> None:
-        self.wall += seconds
-
-
-class Database:
+class MemoryDatabase:
     """SQLite in memory behind an event loop of its own; `on_write` is called before each unit."""
 
     alone = True

@@ -15,7 +15,7 @@ WAIT_S = 60.0
 
 
 @dataclass(frozen=True)
-class Came:
+class ReceivedNotice:
     headers: dict[str, str]
     body: bytes
 
@@ -29,16 +29,16 @@ class Came:
 class Receiver:
     url: str
     status: int = 200
-    came: list[Came] = field(default_factory=list)
+    came: list[ReceivedNotice] = field(default_factory=list)
     _news: threading.Condition = field(default_factory=threading.Condition)
 
-    def take(self, came: Came) -> int:
+    def take(self, came: ReceivedNotice) -> int:
         with self._news:
             self.came.append(came)
             self._news.notify_all()
             return self.status
 
-    def until(self, enough: Callable[[list[Came]], bool]) -> list[Came]:
+    def until(self, enough: Callable[[list[ReceivedNotice]], bool]) -> list[ReceivedNotice]:
         """What came, once there is enough of it."""
         deadline = time.monotonic() + WAIT_S
         with self._news:
@@ -55,7 +55,7 @@ def receiving() -> Iterator[Receiver]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             headers = {name.lower(): value for name, value in self.headers.items()}
-            self.send_response(receiver.take(Came(headers, body)))
+            self.send_response(receiver.take(ReceivedNotice(headers, body)))
             self.send_header("content-length", "0")
             self.end_headers()
 

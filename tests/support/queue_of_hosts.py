@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from clockwork import Database, ManualClock
-from queues import a_queued_run
-
 from corral.core.leases.beat import beat
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
 from corral.core.leases.sweep import Sweeper
@@ -27,16 +24,19 @@ from corral.domain.ids import RunId, new_host_id
 from corral.domain.quotas import Quota
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.runs import Event, Run
+from support.clock import ManualClock
+from support.memory_database import MemoryDatabase
+from support.queued_runs import a_queued_run
 
 TICK_S = 5.0
 
 
-class Yard:
+class QueueOfHosts:
     """What the server does around the core, without HTTP: hints by announcement, reconciling when told."""
 
     def __init__(self, policy: ServerPolicy | None = None) -> None:
         self.clock = ManualClock()
-        self.db = Database()
+        self.db = MemoryDatabase()
         self.policy = policy or ServerPolicy()
         self.hosts: dict[str, Host] = {}
         self._requests = 0

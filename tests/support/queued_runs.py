@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 
-from clockwork import CountingTx, Database
-
 from corral.core.queue.fair_share import Shares
 from corral.core.queue.lanes import Candidate, Lanes
 from corral.domain.ids import Digest, RunId, new_run_id
@@ -14,6 +12,7 @@ from corral.domain.runs.queue import Lane, ReadyRun
 from corral.domain.runs.runs import Run
 from corral.domain.runs.states import RunState
 from corral.store.transaction import Tx
+from support.memory_database import CountingTx, MemoryDatabase
 
 
 def shape_of(name: str) -> Digest:
@@ -77,10 +76,10 @@ def a_queued_run(
     )
 
 
-class Queue:
+class QueuedRuns:
     """Runs are added as a submit would: in the store, and heard of."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: MemoryDatabase) -> None:
         self.db = database
         self.lanes = Lanes()
         self.shares = Shares()

@@ -9,7 +9,6 @@ import json
 import socket
 import ssl
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from corral.server.services import Services
 from corral.settings import Settings
 from corral.store.transaction import Tx
 from corral.wire.errors import ErrorBody
+from support.clock import JumpingClock
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -36,21 +36,8 @@ _NUMBERS = itertools.count(1)
 CAPABILITY = {"hostname": "box", "os": "linux", "arch": "x86_64", "cores": 2, "ram_bytes": 1 << 34}
 
 
-class JumpingClock:
-    """The real time, and what a test adds to it."""
-
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-
-    def now(self) -> float:
-        return time.time() + self.ahead_s
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-
 @dataclass(frozen=True)
-class Live:
+class LiveServer:
     """`operator` and `host` are the tokens that a first start writes."""
 
     url: str
@@ -115,10 +102,10 @@ class Live:
 
 
 @dataclass
-class Worker:
+class FakeHost:
     """A host with a token of its own that claims and reports as a worker does."""
 
-    live: Live
+    live: LiveServer
     name: str
     token: str
     boot_id: str = field(default_factory=lambda: fresh())
@@ -143,7 +130,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Lease:
-    worker: Worker
+    worker: FakeHost
     about: Json
 
     @property
@@ -168,9 +155,9 @@ class Lease:
         return self.call("PUT", f"blobs/{sha(data)}", content=data, **options)
 
 
-def new_worker(live: Live) -> Worker:
+def new_host(live: LiveServer) -> FakeHost:
     name = named("host")
-    return Worker(live, name, str(live.token("host", name)["token"]))
+    return FakeHost(live, name, str(live.token("host", name)["token"]))
 
 
 def error_of(answer: httpx.Response, status: int, code: str) -> ErrorBody:
@@ -204,7 +191,7 @@ def packed(*items: tuple[str, int, bytes]) -> bytes:
 
 
 @contextmanager
-def serve(home: Path, *, database: str | None = None, **settings: Any) -> Iterator[Live]:
+def serve(home: Path, *, database: str | None = None, **settings: Any) -> Iterator[LiveServer]:
     given = Settings(home=home, database=database, lease_s=60, first_beat_s=60, **settings)
     home.mkdir(parents=True, exist_ok=True)
     # Already listening, so clients queue in the backlog: no readiness polling.
@@ -243,7 +230,7 @@ def serve(home: Path, *, database: str | None = None, **settings: Any) -> Iterat
         scheme = "https" if context else "http"
         trusted = context_for(transport.trust.ca_pem) if context else None
         url = f"{scheme}://127.0.0.1:{port}"
-        yield Live(url, home, services, clock, operator, host, port, trusted, transport, loops[0])
+        yield LiveServer(url, home, services, clock, operator, host, port, trusted, transport, loops[0])
     finally:
         server.should_exit = True
         thread.join(timeout=20)

@@ -6,6 +6,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -28,6 +29,9 @@ class PrivatePostgres:
         self._server = get_server(folder, cleanup_mode="delete")
         self._numbers = count(1)
         with self.admin() as admin:
+            # Nobody pulls the plug of this one.
+            admin.execute("ALTER SYSTEM SET fsync = off")
+            admin.execute("SELECT pg_reload_conf()")
             admin.execute(f"CREATE DATABASE {_TEMPLATE}".encode())
         # Opening it makes the schema; nothing may stay connected to a template.
         PostgresStore(self.url(_TEMPLATE))
@@ -43,6 +47,9 @@ class PrivatePostgres:
         """The address of a new database that is dropped at the end; `template1` for an empty one."""
         name = f"test_{next(self._numbers)}"
         with self.admin() as admin:
+            # Nobody pulls the plug of this one.
+            admin.execute("ALTER SYSTEM SET fsync = off")
+            admin.execute("SELECT pg_reload_conf()")
             admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
             try:
                 yield self.url(name)
@@ -53,11 +60,14 @@ class PrivatePostgres:
         self._server.cleanup()
 
 
-@contextmanager
-def private_postgres() -> Iterator[PrivatePostgres]:
-    folder = Path(tempfile.mkdtemp(prefix="corral-pg-"))
-    server = PrivatePostgres(folder)
-    try:
-        yield server
-    finally:
-        server.stop()
+@cache
+def private_postgres() -> PrivatePostgres:
+    """The server of this process: whoever uses it takes databases of his own."""
+    return PrivatePostgres(Path(tempfile.mkdtemp(prefix="corral-pg-")))
+
+
+def stop() -> None:
+    """At the end of the tests of this process."""
+    if private_postgres.cache_info().currsize:
+        private_postgres().stop()
+        private_postgres.cache_clear()

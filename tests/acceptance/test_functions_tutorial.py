@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from docs.pages import Command, steps
-from docs.test_docs import DOCS, GPUS, PATIENCE_S, Reader, follow_page
+from docs.pages import DOCS, Command, steps
+from docs.reader import GPUS, PATIENCE_S, Reader, follow_page
+from support.local_cluster import local_cluster
+from support.remote_machine import remote_machines
 
-from acceptance.stack import stack
-from acceptance.test_enrol import join_token, machines
+from acceptance.test_hosts import join_token
 
 PAGE = DOCS / "tutorial" / "functions.md"
 
@@ -25,8 +26,8 @@ def test_the_tutorial_of_functions_on_two_enrolled_hosts(tmp_path: Path) -> None
     home = tmp_path / "user" / ".corral"
     home.parent.mkdir()
     with (
-        stack(home, lease_s=3.0, CORRAL_TLS="on") as server,
-        machines(tmp_path, "north", "south") as (north, south),
+        local_cluster(home, lease_s=3.0, CORRAL_TLS="on") as server,
+        remote_machines(tmp_path, "north", "south") as (north, south),
     ):
         corral = server.client()
         for machine in (north, south):

@@ -7,12 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from corral.client.corral import Corral
 from corral.client.http.discovery import local_server
@@ -23,22 +22,14 @@ from corral.wire.health import FsckLine
 from corral.wire.runs import RunDetail
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.tokens import TokenRequest
+from support import forked
+from support.waiting import eventually
 
 CLEAN = {key: value for key, value in os.environ.items() if "CORRAL" not in key}
 PATIENT = Backoff(tries=100, first_s=0.05, most_s=0.3)
 FINAL_STATES = frozenset(str(state) for state in FINAL)
 
-T = TypeVar("T")
-
-
-def until(found: Callable[[], T | None], what: str, *, within_s: float = 30.0) -> T:
-    """What `found` gives once it gives something true."""
-    deadline = time.monotonic() + within_s
-    while True:
-        if value := found():
-            return value
-        assert time.monotonic() < deadline, f"waited {within_s:g} s for {what}"
-        time.sleep(0.03)
+Process = subprocess.Popen[bytes] | forked.ForkedProcess
 
 
 def python(code: str, **given: Any) -> RunSpec:
@@ -54,12 +45,12 @@ def python(code: str, **given: Any) -> RunSpec:
 
 
 @dataclass
-class Worker:
+class WorkerProcess:
     """One worker's home. `pid` is that of the process which runs now."""
 
     home: Path
     env: Mapping[str, str]
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     argv: Sequence[str] = (sys.executable, "-m", "corral.worker")
 
     @property
@@ -73,15 +64,17 @@ class Worker:
 
 
 @dataclass
-class Stack:
+class LocalCluster:
     """One control plane in `home`, the worker of the same home, and any number of others."""
 
     home: Path
     settings: Mapping[str, str] = field(default_factory=dict)
     server_argv: Sequence[str] = (sys.executable, "-m", "corral.server")
     port: int = 0
-    server: subprocess.Popen[bytes] | None = None
-    workers: list[Worker] = field(default_factory=list)
+    server: Process | None = None
+    workers: list[WorkerProcess] = field(default_factory=list)
+    # For tests of memory: forked processes share theirs.
+    own_interpreters: bool = False
     _clients: list[Corral] = field(default_factory=list)
 
     def env(self, home: Path | None = None) -> dict[str, str]:
@@ -112,7 +105,7 @@ class Stack:
         self.home.mkdir(parents=True, exist_ok=True)
         assert self.server is None or self.server.poll() is not None
         self.server = self._spawn(self.server_argv, "server", {**self.env(), **(extra or {})})
-        until(self._announced, f"the server of {self.home} to listen")
+        eventually(self._announced, f"the server of {self.home} to listen")
         return self.client()
 
     def _announced(self) -> bool:
@@ -129,11 +122,13 @@ class Stack:
         assert self.server is not None
         _kill(self.server)
 
-    def own_worker(self, *, slots: int, **extra: str) -> Worker:
+    def own_worker(self, *, slots: int, **extra: str) -> WorkerProcess:
         """The worker for which the server wrote an identity at its first start."""
-        return self._enlist(Worker(self.home, self.env() | {"CORRAL_WORKER_SLOTS": str(slots), **extra}))
+        return self._enlist(
+            WorkerProcess(self.home, self.env() | {"CORRAL_WORKER_SLOTS": str(slots), **extra})
+        )
 
-    def other_worker(self, home: Path, name: str, *, slots: int) -> Worker:
+    def other_worker(self, home: Path, name: str, *, slots: int) -> WorkerProcess:
         """A worker on another machine, as it were: its own home, token, and the server's address."""
         made = self.client().tokens.create(TokenRequest(scope="host", name=name))
         (home / "worker").mkdir(parents=True)
@@ -141,18 +136,18 @@ class Stack:
         (home / "worker" / "host.json").write_text(described)
         (home / "worker" / "token").write_text(made.token)
         env = self.env(home) | {"CORRAL_URL": self.url, "CORRAL_WORKER_SLOTS": str(slots)}
-        return self._enlist(Worker(home, env))
+        return self._enlist(WorkerProcess(home, env))
 
-    def _enlist(self, worker: Worker) -> Worker:
+    def _enlist(self, worker: WorkerProcess) -> WorkerProcess:
         self.workers.append(worker)
         self.start_worker(worker)
         return worker
 
-    def start_worker(self, worker: Worker) -> None:
+    def start_worker(self, worker: WorkerProcess) -> None:
         assert worker.process is None or worker.process.poll() is not None
         worker.process = self._spawn(worker.argv, worker.home.name, worker.env)
 
-    def kill_worker(self, worker: Worker) -> None:
+    def kill_worker(self, worker: WorkerProcess) -> None:
         assert worker.process is not None
         _kill(worker.process)
 
@@ -161,8 +156,10 @@ class Stack:
             return (self.home.parent / f"{name}.log").read_text(errors="replace")[-8000:]
         return ""
 
-    def _spawn(self, argv: Sequence[str], name: str, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, argv: Sequence[str], name: str, env: Mapping[str, str]) -> Process:
         with (self.home.parent / f"{name}.log").open("ab") as log:
+            if not self.own_interpreters:
+                return forked.popen(argv, env, output=log.fileno())
             return subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def close(self) -> None:
@@ -181,9 +178,9 @@ class Stack:
 
 
 @contextmanager
-def stack(home: Path, *, lease_s: float = 2.0, **settings: str) -> Iterator[Stack]:
+def local_cluster(home: Path, *, lease_s: float = 2.0, **settings: str) -> Iterator[LocalCluster]:
     """A server that listens already; nothing that was started outlives the block."""
-    made = Stack(home, {"CORRAL_LEASE_S": str(lease_s), **settings})
+    made = LocalCluster(home, {"CORRAL_LEASE_S": str(lease_s), **settings})
     try:
         made.start_server()
         yield made
@@ -191,7 +188,7 @@ def stack(home: Path, *, lease_s: float = 2.0, **settings: str) -> Iterator[Stac
         made.close()
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: Process) -> None:
     if process.poll() is None:
         process.kill()
     process.wait(timeout=20)
@@ -202,14 +199,14 @@ def wait_final(corral: Corral, run_id: str, *, within_s: float = 40.0) -> RunDet
         run = corral.runs.get(run_id)
         return run if run.state in FINAL_STATES else None
 
-    return until(final, f"run {run_id} to end", within_s=within_s)
+    return eventually(final, f"run {run_id} to end", within_s=within_s)
 
 
 def wait_line(corral: Corral, run_id: str, text: str, *, attempt: int = 1) -> None:
     def seen() -> bool:
         return any(line.text == text and line.attempt == attempt for line in corral.runs.iter_logs(run_id))
 
-    until(seen, f"run {run_id} to print {text!r} in attempt {attempt}")
+    eventually(seen, f"run {run_id} to print {text!r} in attempt {attempt}")
 
 
 def printed(corral: Corral, run_id: str, attempt: int) -> list[str]:

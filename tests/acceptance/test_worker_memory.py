@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import psutil
+from support.local_cluster import LocalCluster
+from support.waiting import eventually
 
-from acceptance.stack import stack, until
 from corral.client.runs import RunQuery
 from corral.wire.spec.run_file import RunSpec
 
@@ -21,8 +23,9 @@ def held(pids: list[int]) -> int:
 
 
 def test_a_hundred_runs_and_ten_workers_stay_within_the_memory_of_a_small_machine(tmp_path: Path) -> None:
-    with stack(tmp_path / "home", lease_s=60.0) as made:
-        corral = made.client()
+    settings = {"CORRAL_LEASE_S": "60"}
+    with closing(LocalCluster(tmp_path / "home", settings, own_interpreters=True)) as made:
+        corral = made.start_server()
         ids = corral.runs.submit([RunSpec(argv=["true"])] * RUNS).ids
         workers = [made.own_worker(slots=1)]
         for number in range(1, WORKERS):
@@ -37,7 +40,7 @@ def test_a_hundred_runs_and_ten_workers_stay_within_the_memory_of_a_small_machin
             done = corral.runs.page(RunQuery(states=("succeeded",)), limit=RUNS).items
             return len(done) == len(ids)
 
-        until(ended, "all of them to end", within_s=160)
+        eventually(ended, "all of them to end", within_s=160)
         assert len([host for host in corral.hosts.page().items if host.alive]) == WORKERS
         assert most <= MOST_BYTES, f"{most / 2**20:.0f} MiB"
         print(f"at most {most / 2**20:.0f} MiB")

@@ -9,9 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.installation import CORRAL
+from support.local_cluster import CLEAN, local_cluster
+from support.remote_machine import RemoteMachine
 
-from acceptance.stack import CLEAN, stack
-from acceptance.test_enrol import CORRAL, Machine, join_token
+from acceptance.test_hosts import join_token
 from corral.cli.hosts.service.systemd import ServiceFailed, SystemdUnit, windows_script
 from corral.domain.errors import InvalidInput
 from corral.wire.spec.run_file import RunFile
@@ -106,7 +108,7 @@ def test_a_python_that_its_user_cannot_start_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_an_enrolled_host_is_installed(tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "home")
+    machine = RemoteMachine(tmp_path / "home")
     done = machine.corral("host", "service", "install", "--user", "--root", str(tmp_path / "root"))
     assert (done.returncode, "is not enrolled" in done.stderr) == (1, True)
     assert not (tmp_path / "root").exists()
@@ -161,9 +163,9 @@ def can_run_systemd() -> bool:
 @pytest.mark.skipif(not can_run_systemd(), reason="a systemd of our own cannot be started here")
 def test_a_real_systemd_starts_restarts_and_stops_the_worker(tmp_path: Path) -> None:
     """FL-C10, FL-D09: a user's own manager; the unit that is installed is the one that runs."""
-    with stack(tmp_path / "server", lease_s=2.0, CORRAL_TLS="on") as server:
+    with local_cluster(tmp_path / "server", lease_s=2.0, CORRAL_TLS="on") as server:
         home = tmp_path / "user"
-        machine = Machine(tmp_path / "host")
+        machine = RemoteMachine(tmp_path / "host")
         machine.ok("host", "enroll", server.url, "--token", join_token(server.client(), "box"), "--no-start")
         env = {
             **CLEAN,
@@ -240,4 +242,4 @@ def test_the_windows_script_tests_before_it_registers_and_can_uninstall(script: 
 
 
 def test_show_prints_the_script(tmp_path: Path, script: str) -> None:
-    assert Machine(tmp_path / "home").ok("host", "service", "show", "--windows") == script
+    assert RemoteMachine(tmp_path / "home").ok("host", "service", "show", "--windows") == script

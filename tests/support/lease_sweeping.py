@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from clockwork import Database, ManualClock
-from queues import a_queued_run
-
 from corral.core.leases.beat import Beat, beat
 from corral.core.leases.sweep import Sweeper
 from corral.core.policy import ServerPolicy
@@ -19,17 +16,20 @@ from corral.domain.hosts.capability import Requirements
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import RunId, new_host_id
 from corral.domain.runs.runs import Run
+from support.clock import ManualClock
+from support.memory_database import MemoryDatabase
+from support.queued_runs import a_queued_run
 
 POLICY = ServerPolicy(lease_s=30.0, first_beat_s=10.0)
 TICK_S = 5.0
 
 
-class Fleet:
+class SweptHost:
     """One host, one run, one sweeper, one clock."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.db = Database()
+        self.db = MemoryDatabase()
         self.shares = Shares()
         self.lanes = Lanes()
         self.restart()

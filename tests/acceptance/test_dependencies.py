@@ -1,27 +1,26 @@
-"""Chains, places in a group and schedules with real processes, through kill -9 of the server."""
+"""Chains of runs and places in a group with real processes, through kill -9 of the server."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.local_cluster import LocalCluster, local_cluster, problems, python, result, wait_final, wait_line
+from support.waiting import eventually
 
-from acceptance.stack import Stack, problems, python, result, stack, until, wait_final, wait_line
-from corral.client.runs import RunQuery
 from corral.domain.errors import InvalidInput
-from corral.wire.spec.tables import After, ScheduleTable
+from corral.wire.spec.tables import After
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Stack]:
-    with stack(tmp_path / "home") as made:
+def fleet(tmp_path: Path) -> Iterator[LocalCluster]:
+    with local_cluster(tmp_path / "home") as made:
         made.own_worker(slots=4)
         yield made
 
 
-def test_the_result_of_one_run_is_the_input_of_the_next_whatever_dies(fleet: Stack) -> None:
+def test_the_result_of_one_run_is_the_input_of_the_next_whatever_dies(fleet: LocalCluster) -> None:
     """FL-D06."""
     corral = fleet.client()
     (first,) = corral.runs.submit(
@@ -68,7 +67,7 @@ def test_the_result_of_one_run_is_the_input_of_the_next_whatever_dies(fleet: Sta
         corral.runs.requeue(refused)
 
 
-def test_no_more_than_the_limit_run_at_once_also_when_the_server_is_killed(fleet: Stack) -> None:
+def test_no_more_than_the_limit_run_at_once_also_when_the_server_is_killed(fleet: LocalCluster) -> None:
     corral = fleet.client()
     marks = fleet.home / "marks"
     marks.mkdir()
@@ -81,7 +80,7 @@ def test_no_more_than_the_limit_run_at_once_also_when_the_server_is_killed(fleet
         [python(body, env={"MARKS": str(marks)}, name=f"n{n}") for n in range(8)], group="few", max_running=2
     )
     for _ in range(3):
-        until(lambda: any(marks.iterdir()), "a run to begin")
+        eventually(lambda: any(marks.iterdir()), "a run to begin")
         fleet.kill_server()
         corral = fleet.start_server()
 
@@ -91,26 +90,3 @@ def test_no_more_than_the_limit_run_at_once_also_when_the_server_is_killed(fleet
     assert max(int(result(corral, run)["seen"]) for run in ended) <= 2
     assert corral.groups.get("few").states == {"succeeded": 8}
     assert problems(corral) == []
-
-
-def test_a_schedule_makes_one_run_for_each_time_also_when_the_server_is_killed(fleet: Stack) -> None:
-    corral = fleet.client()
-    made = corral.schedules.add("often", ScheduleTable(every=10.0), [python("print('tick')", name="tick")])
-
-    def runs() -> list[str]:
-        return [run.id for run in corral.runs.iter(RunQuery(schedule="often"))]
-
-    until(runs, "the first run of the schedule", within_s=60)
-    fleet.kill_server()
-    corral = fleet.start_server()
-    until(lambda: len(runs()) >= 2, "the second run of the schedule", within_s=60)
-    corral.schedules.pause("often")
-
-    shown = corral.schedules.get("often")
-    assert shown.fired == len(runs())
-    assert shown.last_at is not None
-    assert (shown.last_at - made.created_at) % 10 == pytest.approx(0, abs=1e-3)
-    for run_id in runs():
-        done = wait_final(corral, run_id)
-        assert (done.state, done.submitted_by) == ("succeeded", "schedule:often")
-    assert time.time() >= shown.last_at

@@ -1,0 +1,1 @@
+"""What tests of several folders share: waiting, clocks, servers, hosts, databases. No tests."""

@@ -1,0 +1,28 @@
+"""The one way to wait until something holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# On an idle machine nothing takes that long; on a busy one a test must not fail for it.
+PATIENCE_S = 60.0
+
+
+def eventually(
+    look: Callable[[], T | None], what: str | Callable[[], str], *, within_s: float = PATIENCE_S
+) -> T:
+    """What `look` gives, as soon as it gives something true; `what` says what was waited for."""
+    deadline = time.monotonic() + within_s
+    pause_s = 0.005
+    while True:
+        if found := look():
+            return found
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"waited {within_s:g} s for {what() if callable(what) else what}")
+        time.sleep(pause_s)
+        # Short at first: most of what is waited for is nearly there.
+        pause_s = min(0.05, pause_s * 1.5)
