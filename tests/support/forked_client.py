@@ -9,8 +9,8 @@ import sys
 
 
 def main() -> None:
-    if "FORKED_PROGRAMS" not in os.environ:
-        # Called by a program that does not pass its environment on.
+    # Called by a program that does not pass its environment on; or it looks which shell has started it.
+    if "FORKED_PROGRAMS" not in os.environ or sys.argv[1:2] == ["--show-completion"]:
         os.execv(os.path.join(os.path.dirname(sys.executable), "corral"), ["corral", *sys.argv[1:]])
     line = socket.socket(socket.AF_UNIX)
     line.connect(os.environ["FORKED_PROGRAMS"])
