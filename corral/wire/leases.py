@@ -98,7 +98,7 @@ class FinishRequest(Strict):
     ran_s: Seconds = 0
 
 
-class FailRequest(Strict):
+class _Unfinished(Strict):
     reason: Reason
     detail: Detail = ""
     exit_code: int | None = Field(None, ge=-(2**31), lt=2**32)
@@ -106,7 +106,11 @@ class FailRequest(Strict):
     ran_s: Seconds = 0
 
 
-class StoppedRequest(FailRequest):
+class FailRequest(_Unfinished):
+    """The child failed, or could not be started."""
+
+
+class StoppedRequest(_Unfinished):
     """The child was stopped as asked, or the worker drains and gives the run back."""
 
 

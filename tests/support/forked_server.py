@@ -69,9 +69,14 @@ class Children:
                     self._gone(key.data)
 
     def _fork(self, line: socket.socket) -> None:
-        head, files, _, _ = socket.recv_fds(line, 4, 3)
-        (length,) = struct.unpack("!I", head)
-        asked = json.loads(line.recv(length, socket.MSG_WAITALL))
+        try:
+            head, files, _, _ = socket.recv_fds(line, 4, 3)
+            (length,) = struct.unpack("!I", head)
+            asked = json.loads(line.recv(length, socket.MSG_WAITALL))
+        except (OSError, struct.error, ValueError):
+            # Whoever asked was killed before it had said what for.
+            line.close()
+            return
         pid = os.fork()
         if pid == 0:
             for other in self._lines.values():
@@ -85,8 +90,9 @@ class Children:
         for file in files:
             os.close(file)
         self._lines[pid] = line
-        line.sendall(struct.pack("!i", pid))
         self._selector.register(line, selectors.EVENT_READ, pid)
+        with suppress(OSError):
+            line.sendall(struct.pack("!i", pid))
 
     def _collect(self) -> None:
         while self._lines:
@@ -102,9 +108,10 @@ class Children:
             line.close()
 
     def _gone(self, pid: int) -> None:
-        """Whoever asked for it ended, or was killed."""
-        os.kill(pid, signal.SIGKILL)
-        self._selector.unregister(self._lines[pid])
+        """Whoever asked for it ended, or was killed. Its process may have been collected in the same turn."""
+        if pid in self._lines:
+            os.kill(pid, signal.SIGKILL)
+            self._selector.unregister(self._lines[pid])
 
     def _end(self) -> None:
         for pid in self._lines:
