@@ -21,6 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryFile, mkdtemp
 from typing import IO
 
+from corral.worker.child import strays
+
 NAMES = ("corral.server", "corral.worker")
 SOCKET = "FORKED_PROGRAMS"
 _LENGTH = struct.Struct("!I")
@@ -38,14 +40,17 @@ class ForkingProcess:
         listener.bind(str(self.address))
         listener.listen(64)
         clean = {key: value for key, value in os.environ.items() if "CORRAL" not in key}
-        self._process = subprocess.Popen(
-            # A program is found by its name among the arguments.
-            [sys.executable, "-P", str(_SERVER), str(listener.fileno()), str(self.folder), *NAMES],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            env=clean,
-            pass_fds=[listener.fileno()],
-            start_new_session=True,
+        # Noted as ours: tests that supervise children in this process kill what they take for strays.
+        self._process = strays.own(
+            lambda: subprocess.Popen(
+                # A program is found by its name among the arguments.
+                [sys.executable, "-P", str(_SERVER), str(listener.fileno()), str(self.folder), *NAMES],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                env=clean,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
         )
         listener.close()
 
@@ -84,7 +89,11 @@ class ForkedProcess:
         self.args = [program, *arguments]
         self.returncode: int | None = None
         self._line = socket.socket(socket.AF_UNIX)
-        self._line.connect(str(_forking().address))
+        try:
+            self._line.connect(str(_forking().address))
+        except OSError:
+            self._line.close()
+            raise
         asked = {
             "program": program,
             "argv": [*arguments],

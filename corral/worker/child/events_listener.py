@@ -64,6 +64,8 @@ class EventsListener:
             case NoteEvent(text):
                 self._recorder.note(text)
             case CheckpointEvent():
+                # A run that resumes here does not tell its earlier metrics again: they go first.
+                self._recorder.flush()
                 self._checkpoints.announce(event)
             case BadEvent(why):
                 self._bad += 1
