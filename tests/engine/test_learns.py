@@ -17,10 +17,12 @@ from corral.engine.training import advantages, losses
 from corral.engine.training.sft import held_out_loss
 from corral.recipes.train import Lora
 
+# One seed shows that it learns; `make soak` shows that the seed was not luck.
+SEEDS = [0, 1, 2] if os.environ.get("CORRAL_MODEL_PROFILE") == "long" else [0]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_reward_alone_teaches_the_tiny_model_sums_from_near_zero_to_above_nine_tenths(
     tmp_path: Path, seed: int
 ) -> None:
