@@ -13,6 +13,7 @@ from statistics import median
 
 import psutil
 import pytest
+from support import forked
 from support.waiting import eventually
 
 from corral.worker.child import strays
@@ -32,6 +33,12 @@ def daemon(env):
         os._exit(0)
     os.wait()
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _alone() -> None:
+    """This process has no child but those that a test starts."""
+    forked.stop()
 
 
 @pytest.fixture

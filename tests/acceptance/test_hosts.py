@@ -227,10 +227,10 @@ def test_a_rotation_killed_at_any_moment_leaves_a_credential_that_works(tmp_path
         imports = (
             "from pathlib import Path\n"
             "from corral.client.hosts.identity import read_identity\n"
-            "from corral.worker.credential import Credential, Rotation\n"
+            "from corral.worker.credential import CredentialRotation, WorkerCredential\n"
             f"home = Path({str(host.home)!r})\n"
         )
-        work = "Rotation(Credential(home, read_identity(home / 'worker'), url=None)).rotate()"
+        work = "CredentialRotation(WorkerCredential(home, read_identity(home / 'worker'), url=None)).rotate()"
         moments = 0
         for moments in killed_at_every_moment(imports, work):  # noqa: B007
             identity = read_identity(host.home / "worker")
@@ -247,11 +247,12 @@ def test_an_enrolment_killed_at_any_moment_is_taken_up_by_the_same_command(tmp_p
         token = join_token(corral, "host")
         imports = (
             "from pathlib import Path\n"
-            "from corral.client.hosts.enroll import Server, Wishes, check_free, parse_join_token\n"
+            "from corral.client.hosts.enroll import HostPreferences, JoinableServer\n"
+            "from corral.client.hosts.enroll import check_free, parse_join_token\n"
             f"token, home = parse_join_token({token!r}), Path({str(host.home)!r})\n"
-            f"server = Server({server.url!r}, token)\n"
+            f"server = JoinableServer({server.url!r}, token)\n"
         )
-        work = "check_free(home, token)\nserver.verify()\nserver.join(home, Wishes())"
+        work = "check_free(home, token)\nserver.verify()\nserver.join(home, HostPreferences())"
         moments = sum(1 for _ in killed_at_every_moment(imports, work))
         assert moments >= 5
         assert read_identity(host.home / "worker") is not None
