@@ -32,7 +32,7 @@ from corral.server.app import ControlPlane
 from corral.server.errors import STATUS
 from corral.settings import Settings
 from corral.store.sqlite.store import SqliteStore
-from corral.wire.hosts.policy import HostTable
+from corral.wire.hosts import HostTable
 from corral.wire.manifests import ManifestFile
 from corral.wire.spec.run_file import RunFile
 from corral.wire.webhooks import Notice

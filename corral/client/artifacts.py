@@ -7,8 +7,9 @@ from typing import Literal
 
 from pydantic import JsonValue as Json
 
+from corral.client.api import Api
 from corral.client.files.tree import FileEntry, Tree
-from corral.client.http.transport import Transport, quoted
+from corral.client.http.transport import quoted
 from corral.wire.artifacts import (
     ArtifactPage,
     ArtifactView,
@@ -25,13 +26,7 @@ VERIFY_TIMEOUT_S = 6 * 3600.0
 
 def records(files: Sequence[FileEntry]) -> list[FileRecord]:
     # Built without validation: a scanned tree is checked already, and may hold 200,000 files.
-    return [
-        FileRecord.model_construct(path=f.path, sha256=f.digest, size=f.size, mode=_mode(f)) for f in files
-    ]
-
-
-def _mode(file: FileEntry) -> Literal[0o644, 0o755]:
-    return 0o755 if file.mode == 0o755 else 0o644
+    return [FileRecord.model_construct(path=f.path, sha256=f.digest, size=f.size, mode=f.mode) for f in files]
 
 
 def manifest_of(
@@ -47,20 +42,19 @@ def manifest_of(
     )
 
 
-class Artifacts:
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+class Artifacts(Api):
+    root = "/v1/artifacts"
 
     def page(self, *, project: str | None = None, cursor: str | None = None, limit: int = 50) -> ArtifactPage:
         params = {"project": project, "cursor": cursor, "limit": limit}
-        return self._transport.get("/v1/artifacts", ArtifactPage, params)
+        return self._transport.get(self.root, ArtifactPage, params)
 
     def get(self, artifact_id: str) -> ArtifactView:
         return self._transport.get(self._path(artifact_id), ArtifactView)
 
     def tree(self, artifact_id: str, params: Mapping[str, str | int] | None = None) -> Tree:
         """All files of it. `params` says as whose lease, for a worker."""
-        path, limited = self._path(artifact_id, "/files"), {**(params or {}), "limit": FILES_PAGE}
+        path, limited = self._path(artifact_id, "files"), {**(params or {}), "limit": FILES_PAGE}
         files = self._transport.items(path, FilePage, limited, cursor="after")
         return Tree.of(FileEntry(file.path, file.size, file.mode, file.sha256) for file in files)
 
@@ -79,18 +73,15 @@ class Artifacts:
 
     def verify(self, artifact_id: str) -> VerifyAnswer:
         """Read every byte of it again, on the server."""
-        path = self._path(artifact_id, "/verify")
+        path = self._path(artifact_id, "verify")
         return self._transport.once("POST", path, VerifyAnswer, timeout_s=VERIFY_TIMEOUT_S)
 
     def pin(self, artifact_id: str) -> ArtifactView:
-        return self._transport.repeat("POST", self._path(artifact_id, "/pin"), ArtifactView)
+        return self._transport.repeat("POST", self._path(artifact_id, "pin"), ArtifactView)
 
     def unpin(self, artifact_id: str) -> ArtifactView:
-        return self._transport.repeat("POST", self._path(artifact_id, "/unpin"), ArtifactView)
+        return self._transport.repeat("POST", self._path(artifact_id, "unpin"), ArtifactView)
 
     def delete(self, artifact_id: str) -> None:
         # Once: a second try after a lost answer would say that it does not exist.
         self._transport.once("DELETE", self._path(artifact_id), type(None))
-
-    def _path(self, artifact_id: str, rest: str = "") -> str:
-        return f"/v1/artifacts/{quoted(artifact_id)}{rest}"

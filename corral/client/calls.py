@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from corral.client.http.transport import POLL_SLACK_S, Transport, quoted
+from corral.client.api import Api
+from corral.client.http.transport import POLL_SLACK_S, quoted
 from corral.wire.calls import (
     CallPage,
     CallsAnswer,
@@ -20,19 +21,14 @@ from corral.wire.calls import (
 )
 
 
-class Calls:
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+class Calls(Api):
+    root = "/v1/calls"
 
     def make(self, request: Mapping[str, Any]) -> list[CallView]:
         """`request` has the fields of a `CallsRequest`. It is repeated while the server is away if every call
         has a key, and tried once otherwise."""
         send = partial(
-            self._transport.post,
-            "/v1/calls",
-            CallsAnswer,
-            request,
-            timeout_s=request["wait_s"] + POLL_SLACK_S,
+            self._transport.post, self.root, CallsAnswer, request, timeout_s=request["wait_s"] + POLL_SLACK_S
         )
         keyed = all(call["key"] is not None for call in request["calls"])
         return (self._transport.patiently(send) if keyed else send()).calls
@@ -40,7 +36,7 @@ class Calls:
     def collect(self, ids: Sequence[str], wait_s: float) -> list[CallView]:
         body = CollectRequest(ids=list(ids), wait_s=wait_s)
         send = partial(
-            self._transport.post, "/v1/calls/collect", CallsAnswer, body, timeout_s=wait_s + POLL_SLACK_S
+            self._transport.post, self._path("collect"), CallsAnswer, body, timeout_s=wait_s + POLL_SLACK_S
         )
         return self._transport.patiently(send).calls
 
@@ -52,7 +48,7 @@ class Calls:
     def chunks(self, call_id: str, *, after: int, wait_s: float, limit: int = 100) -> ChunkPage:
         params = {"after": after, "wait_s": wait_s, "limit": limit}
         return self._transport.repeat(
-            "GET", f"{self._path(call_id)}/chunks", ChunkPage, params=params, timeout_s=wait_s + POLL_SLACK_S
+            "GET", self._path(call_id, "chunks"), ChunkPage, params=params, timeout_s=wait_s + POLL_SLACK_S
         )
 
     def page(
@@ -65,22 +61,19 @@ class Calls:
         limit: int = 50,
     ) -> CallPage:
         params = {"project": project, "endpoint": endpoint, "state": state, "cursor": cursor, "limit": limit}
-        return self._transport.get("/v1/calls", CallPage, params)
+        return self._transport.get(self.root, CallPage, params)
 
     def cancel(self, call_id: str) -> CallView:
-        return self._transport.once("POST", f"{self._path(call_id)}/cancel", CallView)
+        return self._transport.once("POST", self._path(call_id, "cancel"), CallView)
 
     def retry(self, call_id: str) -> CallView:
-        return self._transport.once("POST", f"{self._path(call_id)}/retry", CallView)
-
-    def exchange(self, lease_id: str, epoch: int, request: LeaseCallsRequest) -> LeaseCallsAnswer:
-        """For an instance: outcomes in, calls out. It is tried once; the caller repeats it."""
-        return self.begin_exchange(lease_id, epoch, request)()
+        return self._transport.once("POST", self._path(call_id, "retry"), CallView)
 
     def begin_exchange(
         self, lease_id: str, epoch: int, request: LeaseCallsRequest
     ) -> Callable[[], LeaseCallsAnswer]:
-        """The same in two steps: the function that this returns waits for the answer."""
+        """For an instance: outcomes in, calls out; the function that this returns waits for the answer. It is
+        tried once; the caller repeats it."""
         return self._transport.begin(
             f"/v1/leases/{quoted(lease_id)}/calls?epoch={epoch}",
             LeaseCallsAnswer,
@@ -98,6 +91,3 @@ class Calls:
             params={"epoch": epoch},
             timeout_s=request.wait_s + POLL_SLACK_S,
         )
-
-    def _path(self, call_id: str) -> str:
-        return f"/v1/calls/{quoted(call_id)}"

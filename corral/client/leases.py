@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel
 from pydantic import JsonValue as Json
 
+from corral.client.api import Api
 from corral.client.artifacts import manifest_of
 from corral.client.files.blobs import BlobSink, BlobSource
 from corral.client.files.tree import Tree
 from corral.client.http.errors import rebuild
-from corral.client.http.transport import M, Transport, quoted
+from corral.client.http.transport import POLL_SLACK_S, M
 from corral.domain.errors import CorralError
 from corral.wire.artifacts import ArtifactView
 from corral.wire.leases import (
@@ -34,21 +35,18 @@ from corral.wire.leases import (
 from corral.wire.logs import EventAnswer, EventBatch
 from corral.wire.secrets import SecretsAnswer
 
-# On top of what the server waits itself.
-CLAIM_MARGIN_S = 15.0
 COMMIT_TIMEOUT_S = 300.0
 
 
-class Leases:
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+class Leases(Api):
+    root = "/v1/leases"
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
-        timeout_s = request.wait_s + CLAIM_MARGIN_S
+        timeout_s = request.wait_s + POLL_SLACK_S
         return self._transport.once("POST", "/v1/claims", ClaimAnswer, body=request, timeout_s=timeout_s)
 
     def beat(
-        self, lease_id: str, epoch: int, request: BeatRequest, *, margin_s: float = CLAIM_MARGIN_S
+        self, lease_id: str, epoch: int, request: BeatRequest, *, margin_s: float = POLL_SLACK_S
     ) -> BeatAnswer:
         """Give up when there is no answer `margin_s` after it was due."""
         timeout_s = request.wait_s + margin_s
@@ -102,8 +100,7 @@ class Leases:
 
     def put_object(self, lease_id: str, epoch: int, key: str, body: bytes) -> ObjectAnswer:
         # Keys may hold slashes; each part is quoted by itself.
-        parts = "/".join(quoted(part) for part in key.split("/"))
-        path = f"/v1/leases/{quoted(lease_id)}/objects/{parts}"
+        path = self._path(lease_id, "objects", *key.split("/"))
         return self._transport.once("PUT", path, ObjectAnswer, content=body, params={"epoch": epoch})
 
     def _post(
@@ -116,7 +113,7 @@ class Leases:
         *,
         timeout_s: float | None = None,
     ) -> M:
-        path = f"/v1/leases/{quoted(lease_id)}/{what}"
+        path = self._path(lease_id, what)
         return self._transport.once(
             "POST", path, answer, body=body, params={"epoch": epoch}, timeout_s=timeout_s
         )

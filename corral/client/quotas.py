@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from corral.client.http.transport import Transport, quoted
+from corral.client.api import Api
 from corral.domain.errors import NotFound
 from corral.wire.quotas import QuotaPage, QuotaRequest, QuotaView, UsageAnswer
 
 
-class Quotas:
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+class Quotas(Api):
+    root = "/v1/quotas"
 
     def all(self) -> list[QuotaView]:
-        return self._transport.get("/v1/quotas", QuotaPage).items
+        return self._transport.get(self.root, QuotaPage).items
 
     def get(self, project: str) -> QuotaView | None:
         try:
-            return self._transport.get(f"/v1/quotas/{quoted(project)}", QuotaView)
+            return self._transport.get(self._path(project), QuotaView)
         except NotFound:
             return None
 
     def put(self, project: str, request: QuotaRequest) -> QuotaView:
-        return self._transport.repeat("PUT", f"/v1/quotas/{quoted(project)}", QuotaView, body=request)
+        return self._transport.repeat("PUT", self._path(project), QuotaView, body=request)
 
     def delete(self, project: str) -> None:
-        self._transport.once("DELETE", f"/v1/quotas/{quoted(project)}", type(None))
+        self._transport.once("DELETE", self._path(project), type(None))
 
     def usage(self, month: str | None = None) -> UsageAnswer:
         return self._transport.get("/v1/usage", UsageAnswer, {"month": month})

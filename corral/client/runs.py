@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from corral.client.api import Api
 from corral.client.http.stream import EventStream, Reconnecting, ServerEvent
-from corral.client.http.transport import Transport, quoted
 from corral.domain.errors import NotFound
 from corral.wire.artifacts import ArtifactPage
 from corral.wire.logs import LogLine, LogPage, MetricPage, MetricPoint
@@ -45,14 +45,9 @@ class RunQuery:
     schedule: str | None = None
 
     def params(self) -> dict[str, str | Sequence[str] | None]:
-        return {
-            "project": self.project,
-            "state": list(self.states),
-            "group": self.group,
-            "name": self.name,
-            "label": self.label,
-            "schedule": self.schedule,
-        }
+        params = dict(vars(self))
+        params["state"] = list(params.pop("states"))
+        return params
 
 
 RunsDone = Callable[[int], None]
@@ -62,11 +57,10 @@ def new_request_id() -> str:
     return secrets.token_hex(16)
 
 
-class Runs:
+class Runs(Api):
     """Each call takes a run's id, a unique prefix of it, or `latest`."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    root = "/v1/runs"
 
     def submit(
         self,
@@ -80,15 +74,15 @@ class Runs:
         body = SubmitRequest(
             request_id=request_id or new_request_id(), runs=list(specs), group=group, max_running=max_running
         )
-        return self._transport.repeat("POST", "/v1/runs", SubmitAnswer, body=body)
+        return self._transport.repeat("POST", self.root, SubmitAnswer, body=body)
 
     def try_out(self, specs: Sequence[RunSpec], *, group: str | None = None) -> SubmitAnswer:
         """Check the runs and say where they could run; nothing is stored."""
         body = SubmitRequest(request_id=new_request_id(), runs=list(specs), group=group, dry_run=True)
-        return self._transport.repeat("POST", "/v1/runs", SubmitAnswer, body=body)
+        return self._transport.repeat("POST", self.root, SubmitAnswer, body=body)
 
     def get(self, run: str) -> RunDetail:
-        return self._transport.get(self._path(run), RunDetail)
+        return self._transport.get(self._run(run), RunDetail)
 
     def resolve(self, run: str) -> str:
         """The full id."""
@@ -97,22 +91,22 @@ class Runs:
     def page(self, where: RunQuery | None = None, *, cursor: str | None = None, limit: int = 50) -> RunPage:
         """Newest first."""
         params = {**(where or RunQuery()).params(), "cursor": cursor, "limit": limit}
-        return self._transport.get("/v1/runs", RunPage, params)
+        return self._transport.get(self.root, RunPage, params)
 
     def iter(self, where: RunQuery | None = None, *, page_size: int = 200) -> Iterator[RunView]:
         params = {**(where or RunQuery()).params(), "limit": page_size}
-        return self._transport.items("/v1/runs", RunPage, params)
+        return self._transport.items(self.root, RunPage, params)
 
     def cancel(self, run: str, *, reason: str = "") -> RunView:
         body = CancelRequest(reason=reason)
-        return self._transport.repeat("POST", self._path(run, "/cancel"), RunView, body=body)
+        return self._transport.repeat("POST", self._run(run, "cancel"), RunView, body=body)
 
     def cancel_all(
         self, which: RunSelection, *, reason: str = "", dry_run: bool = False, told: RunsDone | None = None
     ) -> ManyAnswer:
         """Every run that fits, page by page."""
         body = CancelManyRequest(which=which, reason=reason, dry_run=dry_run)
-        return self._act_on_all("/v1/runs/cancel", body, told)
+        return self._act_on_all(self._path("cancel"), body, told)
 
     def requeue_all(
         self,
@@ -124,7 +118,7 @@ class Runs:
     ) -> ManyAnswer:
         """Every run that fits and has ended, with those that ended because of it."""
         body = RequeueManyRequest(which=which, request_id=request_id or new_request_id(), dry_run=dry_run)
-        return self._act_on_all("/v1/runs/requeue", body, told)
+        return self._act_on_all(self._path("requeue"), body, told)
 
     def _act_on_all(
         self, path: str, body: CancelManyRequest | RequeueManyRequest, told: RunsDone | None
@@ -143,43 +137,43 @@ class Runs:
 
     def hold(self, run: str) -> RunView:
         """Keep it from starting until it is released."""
-        return self._transport.repeat("POST", self._path(run, "/hold"), RunView)
+        return self._transport.repeat("POST", self._run(run, "hold"), RunView)
 
     def release(self, run: str) -> RunView:
-        return self._transport.repeat("POST", self._path(run, "/release"), RunView)
+        return self._transport.repeat("POST", self._run(run, "release"), RunView)
 
     def remove(self, run: str) -> RemovedRun:
         """For good. Once: a lost answer would make the second say that there is no such run."""
-        return self._transport.once("DELETE", self._path(run), RemovedRun)
+        return self._transport.once("DELETE", self._run(run), RemovedRun)
 
     def requeue(
         self, run: str, *, with_children: bool = False, request_id: str | None = None
     ) -> SubmitAnswer:
         """A final run once more, as the next generation."""
         body = RequeueRequest(request_id=request_id or new_request_id(), with_children=with_children)
-        return self._transport.repeat("POST", self._path(run, "/requeue"), SubmitAnswer, body=body)
+        return self._transport.repeat("POST", self._run(run, "requeue"), SubmitAnswer, body=body)
 
     def why(self, run: str) -> WhyAnswer:
-        return self._transport.get(self._path(run, "/why"), WhyAnswer)
+        return self._transport.get(self._run(run, "why"), WhyAnswer)
 
     def artifacts(self, run: str) -> ArtifactPage:
-        return self._transport.get(self._path(run, "/artifacts"), ArtifactPage)
+        return self._transport.get(self._run(run, "artifacts"), ArtifactPage)
 
     def checkpoints(self, run: str) -> ArtifactPage:
-        return self._transport.get(self._path(run, "/checkpoints"), ArtifactPage)
+        return self._transport.get(self._run(run, "checkpoints"), ArtifactPage)
 
     def events(self, run: str, *, after: int = 0, limit: int = 200) -> EventPage:
-        return self._transport.get(self._path(run, "/events"), EventPage, {"after": after, "limit": limit})
+        return self._transport.get(self._run(run, "events"), EventPage, {"after": after, "limit": limit})
 
     def iter_events(self, run: str) -> Iterator[EventView]:
         """What there is now, from the start."""
-        return self._transport.items(self._path(run, "/events"), EventPage, {"limit": 200}, cursor="after")
+        return self._transport.items(self._run(run, "events"), EventPage, {"limit": 200}, cursor="after")
 
     def follow_events(
         self, run: str, *, after: int = 0, reconnecting: Reconnecting | None = None
     ) -> Iterator[EventView]:
         """Every event until the run is final, through broken connections."""
-        path = self._path(run, "/events")
+        path = self._run(run, "events")
 
         def cursor_of(event: ServerEvent) -> str | None:
             if event.event != "event":
@@ -193,7 +187,7 @@ class Runs:
 
     def iter_logs(self, run: str, *, tail: int | None = None) -> Iterator[LogLine]:
         """What there is now, from the start or the last `tail` lines."""
-        path = self._path(run, "/logs")
+        path = self._run(run, "logs")
         page = self._transport.get(path, LogPage, {"tail": tail, "limit": 1000})
         yield from page.items
         while page.items:
@@ -209,7 +203,7 @@ class Runs:
         reconnecting: Reconnecting | None = None,
     ) -> Iterator[LogLine | RunView]:
         """Log lines, and the run whenever its state changes; the last item is the final run."""
-        path = self._path(run, "/logs")
+        path = self._run(run, "logs")
         begin = {"cursor": cursor, "tail": tail}
         following = EventStream(self._transport, path, begin, "cursor", lambda event: event.id, reconnecting)
         for event in following.events():
@@ -219,7 +213,7 @@ class Runs:
                 yield RunView.model_validate_json(event.data)
 
     def iter_metrics(self, run: str, *, name: str | None = None) -> Iterator[MetricPoint]:
-        path, cursor = self._path(run, "/metrics"), None
+        path, cursor = self._run(run, "metrics"), None
         while True:
             page = self._transport.get(path, MetricPage, {"cursor": cursor, "limit": 1000, "name": name})
             yield from page.items
@@ -228,8 +222,9 @@ class Runs:
                 return
             cursor = page.next
 
-    def _path(self, run: str, rest: str = "") -> str:
-        return f"/v1/runs/{quoted(self._latest() if run == LATEST else run)}{rest}"
+    def _run(self, run: str, *rest: str) -> str:
+        """The path of a run, or of what is below it."""
+        return self._path(self._latest() if run == LATEST else run, *rest)
 
     def _latest(self) -> str:
         newest = self.page(limit=1).items

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from corral.client.http.transport import Transport, quoted
+from corral.client.api import Api
 from corral.client.runs import new_request_id
 from corral.wire.runs import SubmitAnswer
-from corral.wire.schedules import (
-    RunNowRequest,
-    ScheduleDetail,
-    SchedulePage,
-    ScheduleRequest,
-    ScheduleView,
-)
+from corral.wire.schedules import RunNowRequest, ScheduleDetail, SchedulePage, ScheduleRequest, ScheduleView
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.spec.tables import ScheduleTable
 
 
-class Schedules:
+class Schedules(Api):
     """Each call takes a schedule's id, or its name and, where several projects have one, the project."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    root = "/v1/schedules"
 
     def add(
         self,
@@ -43,34 +36,34 @@ class Schedules:
             replace=replace,
         )
         # Once: the second of two equal requests is refused, as the name is taken.
-        return self._transport.once("POST", "/v1/schedules", ScheduleView, body=body)
+        return self._transport.once("POST", self.root, ScheduleView, body=body)
 
     def page(self, *, project: str | None = None, cursor: str | None = None, limit: int = 50) -> SchedulePage:
         params = {"project": project, "cursor": cursor, "limit": limit}
-        return self._transport.get("/v1/schedules", SchedulePage, params)
+        return self._transport.get(self.root, SchedulePage, params)
 
     def all(self, *, project: str | None = None) -> list[ScheduleView]:
         params = {"project": project, "limit": 1000}
-        return list(self._transport.items("/v1/schedules", SchedulePage, params))
+        return list(self._transport.items(self.root, SchedulePage, params))
 
     def get(self, schedule: str, *, project: str | None = None) -> ScheduleDetail:
-        return self._transport.get(_path(schedule), ScheduleDetail, {"project": project})
+        return self._transport.get(self._path(schedule), ScheduleDetail, {"project": project})
 
     def pause(self, schedule: str, *, project: str | None = None) -> ScheduleView:
-        return self._transport.repeat("POST", _path(schedule, "/pause", project), ScheduleView)
+        params = {"project": project or None}
+        return self._transport.repeat("POST", self._path(schedule, "pause"), ScheduleView, params=params)
 
     def resume(self, schedule: str, *, project: str | None = None) -> ScheduleView:
-        return self._transport.repeat("POST", _path(schedule, "/resume", project), ScheduleView)
+        params = {"project": project or None}
+        return self._transport.repeat("POST", self._path(schedule, "resume"), ScheduleView, params=params)
 
     def run_now(
         self, schedule: str, *, project: str | None = None, request_id: str | None = None
     ) -> SubmitAnswer:
         body = RunNowRequest(request_id=request_id or new_request_id())
-        return self._transport.repeat("POST", _path(schedule, "/run", project), SubmitAnswer, body=body)
+        path, params = self._path(schedule, "run"), {"project": project or None}
+        return self._transport.repeat("POST", path, SubmitAnswer, body=body, params=params)
 
     def remove(self, schedule: str, *, project: str | None = None) -> ScheduleView:
-        return self._transport.once("DELETE", _path(schedule, "", project), ScheduleView)
-
-
-def _path(schedule: str, rest: str = "", project: str | None = None) -> str:
-    return f"/v1/schedules/{quoted(schedule)}{rest}" + (f"?project={quoted(project)}" if project else "")
+        params = {"project": project or None}
+        return self._transport.once("DELETE", self._path(schedule), ScheduleView, params=params)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import JsonValue as Json
 
-from corral.client.http.transport import Transport, quoted
+from corral.client.api import Api
 from corral.domain.webhooks.signing import TOLERANCE_S, BadSignature, check
 from corral.wire.webhooks import (
     REPLAY_AT_ONCE,
@@ -46,44 +46,43 @@ def verify(
     return notice
 
 
-class Webhooks:
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+class Webhooks(Api):
+    root = "/v1/webhooks"
 
     def add(self, request: WebhookRequest) -> CreatedWebhook:
         # Once: a lost answer would otherwise leave one behind whose secret nobody has.
-        return self._transport.once("POST", "/v1/webhooks", CreatedWebhook, body=request)
+        return self._transport.once("POST", self.root, CreatedWebhook, body=request)
 
     def all(self) -> list[WebhookView]:
-        return self._transport.get("/v1/webhooks", WebhookPage).items
+        return self._transport.get(self.root, WebhookPage).items
 
     def get(self, name: str) -> WebhookView:
-        return self._transport.get(_path(name), WebhookView)
+        return self._transport.get(self._path(name), WebhookView)
 
     def remove(self, name: str) -> None:
-        self._transport.once("DELETE", _path(name), type(None))
+        self._transport.once("DELETE", self._path(name), type(None))
 
     def pause(self, name: str) -> WebhookView:
-        return self._transport.repeat("POST", f"{_path(name)}/pause", WebhookView)
+        return self._transport.repeat("POST", self._path(name, "pause"), WebhookView)
 
     def resume(self, name: str, *, skip: bool = False) -> WebhookView:
         body = ResumeRequest(skip=skip)
-        return self._transport.repeat("POST", f"{_path(name)}/resume", WebhookView, body=body)
+        return self._transport.repeat("POST", self._path(name, "resume"), WebhookView, body=body)
 
     def rotate(self, name: str, request: RotateWebhookRequest) -> CreatedWebhook:
         # Once: a lost answer leaves a secret that nobody has, but the old one still works.
-        return self._transport.once("POST", f"{_path(name)}/rotate", CreatedWebhook, body=request)
+        return self._transport.once("POST", self._path(name, "rotate"), CreatedWebhook, body=request)
 
     def test(self, name: str) -> DeliveryView:
-        return self._transport.once("POST", f"{_path(name)}/test", DeliveryView)
+        return self._transport.once("POST", self._path(name, "test"), DeliveryView)
 
     def deliveries(self, name: str, *, state: str | None = None) -> Iterator[DeliveryView]:
         """The newest first, page by page."""
         params = {"state": state, "limit": 200}
-        return self._transport.items(f"{_path(name)}/deliveries", DeliveryPage, params)
+        return self._transport.items(self._path(name, "deliveries"), DeliveryPage, params)
 
     def delivery(self, name: str, delivery_id: str) -> DeliveryDetail:
-        return self._transport.get(f"{_path(name)}/deliveries/{quoted(delivery_id)}", DeliveryDetail)
+        return self._transport.get(self._path(name, "deliveries", delivery_id), DeliveryDetail)
 
     def replay(self, name: str, deliveries: Sequence[str]) -> int:
         return self._replay(name, ReplayRequest(deliveries=list(deliveries)))
@@ -98,8 +97,4 @@ class Webhooks:
                 return total
 
     def _replay(self, name: str, body: ReplayRequest) -> int:
-        return self._transport.repeat("POST", f"{_path(name)}/replay", ReplayAnswer, body=body).count
-
-
-def _path(name: str) -> str:
-    return f"/v1/webhooks/{quoted(name)}"
+        return self._transport.repeat("POST", self._path(name, "replay"), ReplayAnswer, body=body).count

@@ -25,8 +25,7 @@ from corral.domain.runs.states import FINAL, LEASED
 from corral.domain.tokens import Token
 from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactView
-from corral.wire.hosts.capability import CapabilityReport
-from corral.wire.hosts.hosts import HostView
+from corral.wire.hosts import CapabilityReport, HostView
 from corral.wire.runs import AttemptView, EventView, ParentView, Placement, RankView, RunDetail, RunView
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.tokens import TokenView

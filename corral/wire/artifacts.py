@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic import JsonValue as Json
 
-from corral.wire.base import Answer, DigestText, JsonMap, Strict, known_only
+from corral.wire.base import Answer, AnswerPage, DigestText, JsonMap, Strict, known_only
 
 
 class VerifyAnswer(Answer):
@@ -59,11 +59,7 @@ class ArtifactView(Answer):
     meta: dict[str, Json] = {}
 
 
-class ArtifactPage(Answer):
-    items: list[ArtifactView]
-    next: str | None = None
+class ArtifactPage(AnswerPage[ArtifactView]): ...
 
 
-class FilePage(Answer):
-    items: list[Annotated[FileRecord, known_only(FileRecord)]]
-    next: str | None = None
+class FilePage(AnswerPage[Annotated[FileRecord, known_only(FileRecord)]]): ...

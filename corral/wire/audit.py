@@ -23,16 +23,7 @@ class AuditView(Answer):
 
     def entry(self) -> AuditEntry:
         """As it was hashed."""
-        return AuditEntry(
-            self.n,
-            self.at,
-            self.actor,
-            self.origin,
-            self.action,
-            self.target,
-            canonical(self.data),
-            self.hash,
-        )
+        return AuditEntry(**{**vars(self), "data": canonical(self.data)})
 
 
 class AuditPage(Answer):

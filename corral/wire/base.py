@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic import JsonValue as Json
@@ -17,6 +17,7 @@ from corral.domain.paths import why_bad
 from corral.durations import parse_duration
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 class Strict(BaseModel):
@@ -35,6 +36,13 @@ class Answer(BaseModel):
     """What the server sends: a client of an older version ignores what it does not know."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class AnswerPage(Answer, Generic[T]):
+    """One page of a list; `next` is the cursor of the following one, None at the end."""
+
+    items: list[T]
+    next: str | None = None
 
 
 def known_only(model: type[BaseModel]) -> BeforeValidator:
@@ -116,6 +124,7 @@ Duration = Annotated[float, BeforeValidator(_seconds)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Name = Annotated[str, _is(is_name, "a name (letters, digits, `.`, `_`, `-`; at most 64)")]
 LeaseIdText = Annotated[str, _is(lambda text: is_id(text, "l"), "a lease id")]
+CallIdText = Annotated[str, _is(lambda text: is_id(text, "c"), "a call id")]
 PartText = Annotated[str, _is(lambda text: why_bad(text) is None, "a path in an artifact")]
 ArtifactIdText = Annotated[str, _is(lambda text: is_id(text, "a"), "an artifact id")]
 RequestId = Annotated[str, _is(is_request_id, "a request id (8 to 64 of A-Z a-z 0-9 _ -)")]
@@ -130,33 +139,16 @@ def _place(location: tuple[int | str, ...]) -> str:
 
 
 def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    """The keys allowed beside the one at `location`, found by walking the model's JSON Schema."""
-    schema: Mapping[str, Any] = model.model_json_schema()
-    root = schema
-    for part in location[:-1]:
-        schema = _inside(root, schema, part)
-    return list(_resolve(root, schema).get("properties", {}))
-
-
-def _resolve(root: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    while "$ref" in schema or "anyOf" in schema:
-        if "$ref" in schema:
-            schema = root["$defs"][schema["$ref"].rsplit("/", 1)[1]]
-        else:
-            options = [_resolve(root, option) for option in schema["anyOf"]]
-            schema = next((o for o in options if "properties" in o), options[0])
-    return schema
-
-
-def _inside(root: Mapping[str, Any], schema: Mapping[str, Any], part: int | str) -> Mapping[str, Any]:
-    schema = _resolve(root, schema)
-    if isinstance(part, int):
-        return schema.get("items", {})  # type: ignore[no-any-return]
-    if part in schema.get("properties", {}):
-        return schema["properties"][part]  # type: ignore[no-any-return]
-    extra = schema.get("additionalProperties")
-    # Unions put the member's name into the location; it is not a key.
-    return extra if isinstance(extra, dict) else schema
+    """The keys allowed beside the one at `location`. Parts that name no field are indexes, keys of a table
+    of tables, or the members of unions, which pydantic names too."""
+    parts = iter(location[:-1])
+    for part in parts:
+        field = model.model_fields.get(str(part))
+        if field is not None and (nested := _model_in(field.annotation)) is not None:
+            model = nested
+            if get_origin(field.annotation) is dict:
+                next(parts, None)
+    return list(model.model_fields)
 
 
 def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
@@ -165,16 +157,17 @@ def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
     return f"; did you mean `{near[0]}`?" if near else ""
 
 
-def validated(model: type[M], table: Mapping[str, Any], *, what: str) -> M:
+def validated(model: type[M], table: Mapping[str, Any], *, what: str, under: str = "") -> M:
     """The table as the model; InvalidInput that names everything wrong with `what`."""
     try:
         return model.model_validate(table)
     except ValidationError as error:
-        raise explain(model, error, what=what) from None
+        raise explain(model, error, what=what, under=under) from None
 
 
-def explain(model: type[BaseModel], error: ValidationError, *, what: str) -> InvalidInput:
-    """Pydantic's findings in our words, each with its place and, for a mistyped key, the nearest one."""
+def explain(model: type[BaseModel], error: ValidationError, *, what: str, under: str = "") -> InvalidInput:
+    """Pydantic's findings in our words, each with its place (below `under`, such as `hosts.big`) and, for a
+    mistyped key, the nearest one."""
     fields: list[FieldError] = []
     for item in error.errors(include_url=False, include_input=False):
         location = item["loc"]
@@ -182,6 +175,6 @@ def explain(model: type[BaseModel], error: ValidationError, *, what: str) -> Inv
         if item["type"] == "extra_forbidden":
             message = "is not a known key"
             message += did_you_mean(str(location[-1]), _known_keys(model, location), 0.5)
-        fields.append(FieldError(_place(location), message))
+        fields.append(FieldError(_place((under, *location) if under else location), message))
     lines = "; ".join(f"`{f.path}` {f.message}" for f in fields[:20])
     return InvalidInput(f"{what} is not valid: {lines}", fields=fields)

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from pydantic import JsonValue as Json
 
 from corral.domain.calls import CallOutcome, ChunkBatch
-from corral.domain.ids import CallId, is_id
-from corral.wire.base import Answer, Exact, Name, known_only
+from corral.domain.ids import CallId
+from corral.wire.base import Answer, AnswerPage, CallIdText, Exact, Name, known_only
 from corral.wire.endpoints import CallOptionsBody, FunctionName, FunctionTable
 from corral.wire.payloads import PayloadBody
 
 MOST_CALLS = 1000
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]+$", max_length=128)]
-
-
-def _a_call(text: str) -> str:
-    if not is_id(text, "c"):
-        raise ValueError("is not a call id")
-    return text
-
-
-CallIdText = Annotated[str, AfterValidator(_a_call)]
 
 
 class CallRequest(Exact):
@@ -78,9 +69,7 @@ class CallsAnswer(Answer):
     calls: list[CallView]
 
 
-class CallPage(Answer):
-    items: list[CallView]
-    next: str | None = None
+class CallPage(AnswerPage[CallView]): ...
 
 
 class CollectRequest(Exact):
@@ -116,16 +105,7 @@ class OutcomeBody(Exact):
 
     def outcome(self) -> CallOutcome:
         result = None if self.result is None else self.result.payload("result")
-        return CallOutcome(
-            CallId(self.call_id),
-            self.attempt,
-            result,
-            self.error,
-            self.ran_s,
-            self.gave_back,
-            self.cancelled,
-            self.chunks,
-        )
+        return CallOutcome(**{**vars(self), "result": result})
 
 
 class ChunksBody(Exact):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from corral.domain.calls import CallOptions
-from corral.wire.base import Answer, Exact, Name, known_only
+from corral.wire.base import Answer, AnswerPage, Exact, Name, known_only
 from corral.wire.payloads import PayloadBody
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.spec.tables import ScheduleTable
@@ -109,6 +109,4 @@ class EndpointView(Answer):
     versions: list[VersionView] = []
 
 
-class EndpointPage(Answer):
-    items: list[EndpointView]
-    next: str | None = None
+class EndpointPage(AnswerPage[EndpointView]): ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.wire.base import Answer
+from corral.wire.base import Answer, AnswerPage
 
 
 class EndCount(Answer):
@@ -39,6 +39,4 @@ class GroupDetail(GroupView):
     greatest: list[BestRun] = []
 
 
-class GroupPage(Answer):
-    items: list[GroupView]
-    next: str | None = None
+class GroupPage(AnswerPage[GroupView]): ...

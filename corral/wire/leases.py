@@ -18,7 +18,7 @@ from corral.wire.base import (
     known_only,
 )
 from corral.wire.errors import ErrorBody
-from corral.wire.hosts.capability import CapabilityReport
+from corral.wire.hosts import CapabilityReport
 from corral.wire.spec.run_file import RunSpec
 
 Detail = Annotated[PlainText, Field(max_length=20_000)]

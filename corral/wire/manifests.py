@@ -9,9 +9,9 @@ from pydantic import AfterValidator, Field, ValidationError, create_model, field
 from pydantic import JsonValue as Json
 
 from corral.domain.canonical import digest_of
-from corral.wire.base import Answer, DigestText, Exact, Name, Strict, explain
+from corral.wire.base import Answer, AnswerPage, DigestText, Exact, Name, Strict, explain
 from corral.wire.errors import ErrorField
-from corral.wire.hosts.policy import HostTable
+from corral.wire.hosts import HostTable
 from corral.wire.spec.identity import POLICY
 from corral.wire.spec.run_file import BuiltEnvironment, PackedSpec, RunSpec
 from corral.wire.spec.train import each
@@ -86,7 +86,7 @@ class ApplyRequest(Strict):
     @field_validator("specs")
     @classmethod
     def _train_tables_are_valid(cls, value: list[PackedSpec]) -> list[PackedSpec]:
-        return value if all(spec.train is None for spec in value) else each(value, PackedSpec.checked)
+        return each(value, PackedSpec.checked)
 
     @field_validator("runs")
     @classmethod
@@ -151,9 +151,7 @@ class ManifestDetail(ManifestView):
     gone: list[ChangeView] = []
 
 
-class ManifestPage(Answer):
-    items: list[ManifestView]
-    next: str | None = None
+class ManifestPage(AnswerPage[ManifestView]): ...
 
 
 class ManifestFile(Exact):

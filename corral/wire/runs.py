@@ -8,19 +8,19 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic import JsonValue as Json
 
 from corral.domain.runs.states import FINAL, RunState
-from corral.wire.base import Answer, Name, PlainText, RequestId, Strict, known_only
+from corral.wire.base import Answer, AnswerPage, Name, PlainText, RequestId, Strict, known_only
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.spec.train import each
 
 LabelText = Annotated[str, Field(pattern=r"^[^=\x00]+=[^\x00]*$", max_length=330)]
 
 
-def _checked(specs: list[RunSpec]) -> list[RunSpec]:
-    return specs if all(spec.train is None for spec in specs) else each(specs, RunSpec.checked)
-
-
 # With tables of `[train]` that the recipes accept.
-RunSpecs = Annotated[list[RunSpec], Field(min_length=1, max_length=10_000), AfterValidator(_checked)]
+RunSpecs = Annotated[
+    list[RunSpec],
+    Field(min_length=1, max_length=10_000),
+    AfterValidator(lambda specs: each(specs, RunSpec.checked)),
+]
 
 
 class SubmitRequest(Strict):
@@ -122,9 +122,7 @@ class RunDetail(RunView):
     after: list[ParentView] = []
 
 
-class RunPage(Answer):
-    items: list[RunView]
-    next: str | None = None
+class RunPage(AnswerPage[RunView]): ...
 
 
 class EventView(Answer):
@@ -136,9 +134,7 @@ class EventView(Answer):
     data: dict[str, Json] = {}
 
 
-class EventPage(Answer):
-    items: list[EventView]
-    next: str | None = None
+class EventPage(AnswerPage[EventView]): ...
 
 
 class WhyAnswer(Answer):

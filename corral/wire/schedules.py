@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from corral.wire.base import Answer, Name, RequestId, Strict, known_only
+from corral.wire.base import Answer, AnswerPage, Name, RequestId, Strict, known_only
 from corral.wire.runs import RunSpecs
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.spec.tables import ScheduleTable
@@ -61,6 +61,4 @@ class ScheduleDetail(ScheduleView):
     times: list[float] = []
 
 
-class SchedulePage(Answer):
-    items: list[ScheduleView]
-    next: str | None = None
+class SchedulePage(AnswerPage[ScheduleView]): ...

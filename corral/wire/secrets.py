@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from corral.wire.base import Answer, Strict
+from corral.wire.base import Answer, AnswerPage, Strict
 
 
 class SecretValue(Strict):
@@ -17,9 +17,7 @@ class SecretView(Answer):
     redacted: bool
 
 
-class SecretPage(Answer):
-    items: list[SecretView]
-    next: str | None = None
+class SecretPage(AnswerPage[SecretView]): ...
 
 
 class SecretsAnswer(Answer):

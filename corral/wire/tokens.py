@@ -6,11 +6,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from corral.wire.base import Answer, Name, Strict
+from corral.wire.base import Answer, AnswerPage, Name, Strict
 
 JOIN_LONGEST_S = 7 * 86400.0
-
-
 JOIN_DEFAULT_S = 900.0
 
 
@@ -60,6 +58,4 @@ class CreatedToken(TokenView):
     ca_pin: str | None = None
 
 
-class TokenPage(Answer):
-    items: list[TokenView]
-    next: str | None = None
+class TokenPage(AnswerPage[TokenView]): ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from corral.wire.artifacts import FileRecord
-from corral.wire.base import Answer, Strict
+from corral.wire.base import Answer, AnswerPage, Strict
 
 
 class VolumeCommit(Strict):
@@ -49,6 +49,4 @@ class VolumeDetail(VolumeView):
     versions: list[VolumeVersionView] = []
 
 
-class VolumePage(Answer):
-    items: list[VolumeView]
-    next: str | None = None
+class VolumePage(AnswerPage[VolumeView]): ...

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 from pydantic import JsonValue as Json
 
 from corral.domain.webhooks.deliveries import ENDS, TYPES, is_pattern
-from corral.wire.base import Answer, Duration, Name, Strict
+from corral.wire.base import Answer, AnswerPage, Duration, Name, Strict
 
 
 def _known(pattern: str) -> str:
@@ -65,9 +65,7 @@ class CreatedWebhook(WebhookView):
     secret: str | None = None
 
 
-class WebhookPage(Answer):
-    items: list[WebhookView]
-    next: str | None = None
+class WebhookPage(AnswerPage[WebhookView]): ...
 
 
 class ResumeRequest(Strict):
@@ -108,9 +106,7 @@ class DeliveryDetail(DeliveryView):
     body: dict[str, Json]
 
 
-class DeliveryPage(Answer):
-    items: list[DeliveryView]
-    next: str | None = None
+class DeliveryPage(AnswerPage[DeliveryView]): ...
 
 
 class NoticeEvent(Answer):

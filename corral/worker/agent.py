@@ -13,7 +13,7 @@ from functools import partial
 from corral.client.environments.lock import Lock
 from corral.domain.errors import CorralError, ServerUnreachable, StoreUnavailable
 from corral.domain.hosts.capability import Capability
-from corral.wire.hosts.capability import CapabilityReport
+from corral.wire.hosts import CapabilityReport
 from corral.wire.leases import ClaimAnswer, ClaimRequest, LeaseView
 from corral.worker.child.strays import reap_orphans, sweep
 from corral.worker.context import WorkerContext

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from corral.client.corral import Corral
-from corral.client.hosts.host_key import make_key
+from corral.client.hosts.enroll import make_key
 from corral.client.hosts.identity import (
     CA,
     CLIENT,
@@ -24,7 +24,7 @@ from corral.client.http.discovery import local_server, tls_for
 from corral.client.http.transport import Backoff
 from corral.client.http.trust import read_ca
 from corral.domain.errors import CorralError, ServerUnreachable
-from corral.wire.hosts.enroll import RotateCredentialRequest
+from corral.wire.hosts import RotateCredentialRequest
 
 # A credential is replaced when this part of its lifetime is left.
 ROTATE_AT = 1 / 3

@@ -33,9 +33,8 @@ from support.local_cluster import (
 from support.waiting import eventually
 
 from corral.client.corral import Corral
-from corral.client.files.download import download
+from corral.client.files.download import ContentMismatch, download
 from corral.client.files.tree import scan
-from corral.client.files.unpack import ContentMismatch
 from corral.client.files.upload import upload
 from corral.client.http.transport import Backoff
 from corral.domain.errors import CorralError, DiskFull, LeaseLost, StoreUnavailable

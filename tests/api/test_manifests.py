@@ -8,7 +8,7 @@ import pytest
 from support.live_server import Json, LiveServer, error_of, fresh, named
 
 from corral.client.manifests.apply import Declaration, ManifestSpec
-from corral.wire.hosts.policy import HostTable
+from corral.wire.hosts import HostTable
 from corral.wire.spec.run_file import RunSpec
 
 

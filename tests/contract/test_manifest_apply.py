@@ -34,7 +34,7 @@ from corral.domain.runs.runs import Run
 from corral.domain.runs.states import RunState
 from corral.server.routes.manifests import ManifestQuery
 from corral.store.transaction import Tx
-from corral.wire.hosts.policy import HostTable
+from corral.wire.hosts import HostTable
 from corral.wire.manifests import ApplyRequest
 from corral.wire.spec.run_file import RunSpec
 

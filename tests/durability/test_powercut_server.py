@@ -21,7 +21,7 @@ from corral.client.corral import Corral
 from corral.client.files.tree import FileEntry, Tree
 from corral.client.http.transport import Backoff
 from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable
-from corral.wire.hosts.capability import CapabilityReport
+from corral.wire.hosts import CapabilityReport
 from corral.wire.leases import ClaimRequest, FinishRequest, LeaseView, OutcomeAnswer
 from corral.wire.logs import EventBatch, LogRecord
 from corral.wire.spec.run_file import RunSpec

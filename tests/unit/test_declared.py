@@ -20,7 +20,8 @@ from corral.domain.hosts.policy import (
     refusals,
     render_declared,
 )
-from corral.wire.hosts.policy import parse_declared
+from corral.wire.base import validated
+from corral.wire.hosts import HostTable
 
 BIG = Capability(
     hostname="big",
@@ -201,12 +202,12 @@ def test_what_is_refused_without_the_name_is_refused_with_it(declared: HostPolic
 )
 def test_a_wrong_table_is_refused_with_its_place(table: dict[str, object], place: str, said: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        parse_declared(table, "hosts.big")
+        validated(HostTable, table, what="hosts.big", under="hosts.big")
     (field,) = caught.value.fields
     assert field.path == place
     assert said in field.message
 
 
 def test_a_table_is_read_with_its_units() -> None:
-    declared = parse_declared({"ram": "16GiB", "gpus": [1, 0], "secrets": []}, "hosts.big")
+    declared = HostTable.model_validate({"ram": "16GiB", "gpus": [1, 0], "secrets": []}).declared()
     assert declared == HostPolicy(ram_bytes=16 * GIB, gpus=(0, 1), secrets=())

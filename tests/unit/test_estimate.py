@@ -28,7 +28,7 @@ from corral.recipes import models
 from corral.recipes.forecast import forecast
 from corral.recipes.gpus import catalogue
 from corral.recipes.train import DataFacts, parse, to_table
-from corral.wire.hosts.hosts import HostView
+from corral.wire.hosts import HostView
 from corral.wire.runs import Placement
 from corral.wire.spec.run_file import RunSpec
 from corral.wire.spec.tables import Resources

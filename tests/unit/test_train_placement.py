@@ -11,7 +11,7 @@ import pytest
 
 from corral.core.runs.submit import _shape
 from corral.domain.hosts.capability import ENGINE_PACKAGES, Capability, Requirements, judge
-from corral.wire.hosts.capability import CapabilityReport
+from corral.wire.hosts import CapabilityReport
 from corral.worker.child.variables import base_environment, engine_environment
 from corral.worker.host.probe import engine_versions, probe
 

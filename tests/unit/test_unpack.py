@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from corral.client.files.download import ContentMismatch, TargetExists, materialise
 from corral.client.files.tree import FileEntry, Tree, scan
-from corral.client.files.unpack import ContentMismatch, TargetExists, materialise
 from corral.domain.paths import BadPath, why_bad
 
 

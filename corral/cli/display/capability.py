@@ -6,8 +6,7 @@ import typer
 
 from corral.cli.display import render
 from corral.domain.hosts.capability import ENGINE_PACKAGES
-from corral.wire.hosts.capability import CapabilityReport
-from corral.wire.hosts.hosts import HostView
+from corral.wire.hosts import CapabilityReport, HostView
 
 _POLICY = (
     ("allow", "takes only"),

@@ -23,7 +23,7 @@ from corral.domain.errors import (
     ServerUnreachable,
     Unauthenticated,
 )
-from corral.wire.hosts.hosts import HostView
+from corral.wire.hosts import HostView
 
 app = command_group("Make this machine a host of a server elsewhere, and run its worker.")
 app.command()(enroll)

@@ -10,7 +10,7 @@ from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import capability, render
 from corral.cli.options import AsJson, command_group
-from corral.wire.hosts.hosts import HostView
+from corral.wire.hosts import HostView
 
 app = command_group(__doc__)
 

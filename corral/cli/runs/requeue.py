@@ -27,7 +27,7 @@ from corral.cli.runs.selection import (
     selection,
 )
 from corral.client.corral import Corral
-from corral.client.submit.edit_spec import edited
+from corral.client.submit.run_file import edited
 from corral.domain.errors import InvalidInput
 from corral.domain.runs.states import RunState
 from corral.wire.runs import SubmitAnswer

@@ -15,7 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from corral.client.environments.installer import Installer, Progress, silent
+from corral.client.submit.run_file import path_from, wrong_field
 from corral.domain.errors import CorralError
+from corral.domain.paths import printable
+from corral.wire.spec.run_file import BuiltEnvironment
+from corral.wire.spec.tables import EnvironmentFile
 
 RESOLVE_TIMEOUT_S = 300.0
 
@@ -86,7 +90,7 @@ def resolve(
     *,
     python: str,
     env: Mapping[str, str],
-    progress: Progress | None = None,
+    progress: Progress = silent,
     find_links: Sequence[Path] = (),
     no_index: bool = False,
     folder: Path | None = None,
@@ -110,14 +114,54 @@ def resolve(
         finished = Installer(env, uv).run(
             _compile_arguments(source, output, python=python, find_links=find_links, no_index=no_index),
             cwd=folder or Path.cwd(),
-            progress=progress or silent,
+            progress=progress,
             timeout_s=timeout_s,
         )
         if finished.status != 0:
             raise _failure(finished.words)
         lock = Lock(output.read_text(encoding="utf-8"), python)
-    _refuse_local_paths(lock)
+    if (local := next(filter(_LOCAL.match, lock.text.splitlines()), None)) is not None:
+        raise _local(local)
     return lock
+
+
+def build_environment(
+    wanted: EnvironmentFile, base_dir: Path, environ: Mapping[str, str], *, progress: Progress
+) -> BuiltEnvironment:
+    """What `[environment]` of a run file stands for; `environ` is handed to uv. Relative paths start from
+    `base_dir`."""
+    python = wanted.python or f"{sys.version_info.major}.{sys.version_info.minor}"
+    wheels = wanted.find_links or wanted.wheels
+    links = path_from(base_dir, wheels) if wheels else None
+    lines, folder = _requirements(wanted.requirements, base_dir)
+    progress("resolving requirements")
+    lock = resolve(
+        lines,
+        python=python,
+        env=environ,
+        progress=progress,
+        find_links=[links] if links else [],
+        no_index=wanted.wheels is not None,
+        folder=folder,
+    )
+    return BuiltEnvironment(
+        python=lock.python,
+        lock=lock.text,
+        digest=lock.digest,
+        find_links=str(links) if links else None,
+        no_index=wanted.wheels is not None,
+    )
+
+
+def _requirements(given: list[str] | str, base_dir: Path) -> tuple[list[str], Path]:
+    """The lines, and the folder that `-r` lines among them start from."""
+    if not isinstance(given, str):
+        return given, base_dir
+    path = path_from(base_dir, given)
+    try:
+        return path.read_text(encoding="utf-8-sig").splitlines(), path.parent
+    except (OSError, UnicodeDecodeError) as error:
+        raise wrong_field("environment.requirements", f"{printable(str(path))}: {error}") from error
 
 
 def _compile_arguments(
@@ -159,12 +203,6 @@ def _refuse_options(requirements: Sequence[str]) -> None:
                 f"the requirement line {line.split()[0]!r} is an option, and options do not reach the hosts",
                 hint="Remove it; set UV_DEFAULT_INDEX or UV_INDEX here and on the hosts instead.",
             )
-
-
-def _refuse_local_paths(lock: Lock) -> None:
-    for line in lock.text.splitlines():
-        if _LOCAL.match(line):
-            raise _local(line)
 
 
 def _local(line: str) -> InvalidRequirement:

@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from corral.client.files.walk import FileIdentity, ListedFile
+from corral.client.files.walk import ListedFile, file_identity
 from corral.domain.errors import CorralError
 from corral.domain.paths import printable
 from corral.domain.redaction import SecretValues, StreamScanner
@@ -77,7 +77,7 @@ def _open(found: ListedFile) -> int:
 
 def _read(file: io.FileIO, found: ListedFile) -> Iterator[memoryview]:
     before = os.fstat(file.fileno())
-    if not stat.S_ISREG(before.st_mode) or FileIdentity.of(before) != found.identity:
+    if not stat.S_ISREG(before.st_mode) or file_identity(before) != found.identity:
         raise FileChanged(found.path, "it was replaced by something else")
     # One byte more than expected, so that a file which grew is noticed in the first read.
     buffer = memoryview(bytearray(min(found.size + 1, BUFFER_BYTES)))

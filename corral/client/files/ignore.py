@@ -16,22 +16,9 @@ IGNORE_FILES = (".gitignore", ".corralignore")
 
 CLUTTER_NAMES = frozenset(
     {
-        ".DS_Store",
-        ".corral",
-        ".git",
-        ".hg",
-        ".hypothesis",
-        ".ipynb_checkpoints",
-        ".mypy_cache",
-        ".nox",
-        ".pytest_cache",
-        ".ruff_cache",
-        ".svn",
-        ".tox",
-        ".venv",
-        "Thumbs.db",
-        "__pycache__",
-        "node_modules",
+        *(".git", ".hg", ".svn", ".venv", ".nox", ".tox", "node_modules", ".corral"),
+        *("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".ipynb_checkpoints"),
+        *(".DS_Store", "Thumbs.db"),
     }
 )
 CLUTTER_SUFFIXES = (".pyc", ".pyo")

@@ -10,8 +10,9 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from corral.client.files.digest import FileUnreadable, digest_file
 from corral.client.files.ignore import Ignore
@@ -50,18 +51,19 @@ class Tree:
         check_paths(entry.path for entry in ordered)
         return cls(ordered)
 
+    def below(self, folder: str) -> Tree:
+        """The files of a folder, named from there; "" is the whole."""
+        inside = f"{folder}/" if folder else ""
+        found = [file for file in self.files if file.path.startswith(inside)]
+        return Tree(tuple(replace(file, path=file.path.removeprefix(inside)) for file in found))
+
     def part(self, path: str) -> Tree:
         """A folder's files as they lie in it, or one file by its last name; KeyError if it has neither."""
-        inside = f"{path}/"
-        found = [
-            replace(file, path=file.path.removeprefix(inside))
-            for file in self.files
-            if file.path.startswith(inside)
-        ]
-        found += [replace(file, path=path.rpartition("/")[2]) for file in self.files if file.path == path]
+        one = [replace(file, path=path.rpartition("/")[2]) for file in self.files if file.path == path]
+        found = (*self.below(path).files, *one)
         if not found:
             raise KeyError(path)
-        return Tree(tuple(found))
+        return Tree(found)
 
     @cached_property
     def total_bytes(self) -> int:
@@ -104,6 +106,7 @@ class SecretInTree(CorralError):
         self.problems = tuple(problems)
 
 
+F = TypeVar("F", FileEntry, ListedFile)
 # A file, and the name of a secret that it contains.
 _HashedFile = tuple[FileEntry, str | None]
 
@@ -164,30 +167,30 @@ def _refuse(root: Path, found: FolderWalk, secrets: SecretValues | None) -> None
 
 
 def _hash_all(files: Sequence[ListedFile], secrets: SecretValues | None) -> list[_HashedFile]:
+    def hashed(batch: Sequence[ListedFile]) -> list[_HashedFile]:
+        return [_hash(found, secrets) for found in batch]
+
     with ThreadPoolExecutor(HASH_THREADS, thread_name_prefix="corral-hash") as pool:
-        try:
-            batches = pool.map(partial(_hash_batch, secrets=secrets), _batches(files))
-            return [item for batch in batches for item in batch]
-        finally:
-            # After an error the rest need not be hashed; after success there is no rest.
-            pool.shutdown(wait=True, cancel_futures=True)
+        # After an error, `map` cancels what has not begun.
+        found = pool.map(hashed, batches(files, max_files=_BATCH_FILES, max_bytes=_BATCH_BYTES))
+        return [item for batch in found for item in batch]
 
 
-def _batches(files: Sequence[ListedFile]) -> Iterator[list[ListedFile]]:
-    batch: list[ListedFile] = []
+def batches(
+    files: Iterable[F], *, max_files: int, max_bytes: int, header_bytes: int = 0
+) -> Iterator[list[F]]:
+    """The files in order, a few at a time; one that is larger than a batch may be is alone in its own."""
+    batch: list[F] = []
     size = 0
     for file in files:
-        batch.append(file)
-        size += file.size
-        if len(batch) >= _BATCH_FILES or size >= _BATCH_BYTES:
+        cost = file.size + header_bytes
+        if batch and (size + cost > max_bytes or len(batch) >= max_files):
             yield batch
             batch, size = [], 0
+        batch.append(file)
+        size += cost
     if batch:
         yield batch
-
-
-def _hash_batch(batch: Sequence[ListedFile], secrets: SecretValues | None) -> list[_HashedFile]:
-    return [_hash(found, secrets) for found in batch]
 
 
 def _hash(found: ListedFile, secrets: SecretValues | None) -> _HashedFile:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from corral.client.files.blobs import PACK_HEADER_BYTES, PACK_MAX_BYTES, BlobSink
 from corral.client.files.digest import FileChanged, FileUnreadable
-from corral.client.files.tree import FileEntry, Tree
+from corral.client.files.tree import FileEntry, Tree, batches
 from corral.domain.errors import DigestMismatch, OffsetMismatch, ServerUnreachable, StoreUnavailable
 
 QUERY_BATCH = 5_000
@@ -51,21 +51,19 @@ def upload(
 
     Raises FileChanged when a file is no longer what was scanned, and what the server says.
     """
-    copies: dict[str, list[FileEntry]] = {}
+    first: dict[str, FileEntry] = {}
     for entry in tree.files:
-        copies.setdefault(entry.digest, []).append(entry)
-    tally = TransferTally(tree.total_bytes, progress)
-    missing: list[FileEntry] = []
+        first.setdefault(entry.digest, entry)
+    absent: set[str] = set()
     offsets: dict[str, int] = {}
-    digests = list(copies)
+    digests = list(first)
     for start in range(0, len(digests), QUERY_BATCH):
-        batch = digests[start : start + QUERY_BATCH]
-        answer = sink.query(batch)
-        absent = set(answer.missing)
+        answer = sink.query(digests[start : start + QUERY_BATCH])
+        absent.update(answer.missing)
         offsets.update(answer.offsets)
-        missing += [copies[digest][0] for digest in batch if digest in absent]
-    absent = {entry.digest for entry in missing}
-    spared = [entry for entry in tree.files if entry.digest not in absent or entry != copies[entry.digest][0]]
+    missing = [entry for digest, entry in first.items() if digest in absent]
+    spared = [entry for entry in tree.files if entry.digest not in absent or entry != first[entry.digest]]
+    tally = TransferTally(tree.total_bytes, progress)
     tally.add(sum(entry.size for entry in spared), len(spared))
     _send_all(missing, offsets, _Sender(root, sink, tally), threads)
 
@@ -75,33 +73,15 @@ def _send_all(missing: Sequence[FileEntry], offsets: dict[str, int], sender: _Se
     small = [e for e in missing if e.size < SMALL_BYTES]
     # The largest first: a big file begun last would keep one thread busy after the others are done.
     tasks = [partial(sender.large, entry, offsets.get(entry.digest, 0)) for entry in large]
-    tasks += [partial(sender.pack, pack) for pack in _packs(small)]
+    packs = batches(small, max_files=PACK_MAX_FILES, max_bytes=PACK_MAX_BYTES, header_bytes=PACK_HEADER_BYTES)
+    tasks += [partial(sender.pack, pack) for pack in packs]
     if len(tasks) <= 1 or threads <= 1:
         for task in tasks:
             task()
         return
     with ThreadPoolExecutor(min(threads, len(tasks)), thread_name_prefix="corral-upload") as pool:
-        futures = [pool.submit(task) for task in tasks]
-        try:
-            for future in futures:
-                future.result()
-        finally:
-            # After an error nothing new is begun; what is under way ends by itself.
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _packs(entries: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
-    pack: list[FileEntry] = []
-    size = 0
-    for entry in entries:
-        cost = entry.size + PACK_HEADER_BYTES
-        if pack and (size + cost > PACK_MAX_BYTES or len(pack) >= PACK_MAX_FILES):
-            yield pack
-            pack, size = [], 0
-        pack.append(entry)
-        size += cost
-    if pack:
-        yield pack
+        # After an error `map` begins nothing new; what is under way ends by itself.
+        list(pool.map(lambda task: task(), tasks))
 
 
 @dataclass(frozen=True)
@@ -111,7 +91,7 @@ class _Sender:
     tally: TransferTally
 
     def pack(self, entries: Sequence[FileEntry]) -> None:
-        blobs = [(entry.digest, b"".join(self._chunks(entry, 0, _ignore))) for entry in entries]
+        blobs = [(entry.digest, b"".join(self._chunks(entry))) for entry in entries]
         try:
             self.sink.pack(blobs)
         except DigestMismatch as error:
@@ -142,10 +122,12 @@ class _Sender:
     def _put(self, entry: FileEntry, offset: int, sent: _FileProgress) -> None:
         offset = offset if offset < entry.size else 0
         sent.reach(offset)
-        chunks = self._chunks(entry, offset, sent.reach)
+        chunks = self._chunks(entry, offset, sent)
         self.sink.put(entry.digest, chunks, length=entry.size - offset, offset=offset or None)
 
-    def _chunks(self, entry: FileEntry, offset: int, reached: Callable[[int], None]) -> Iterator[bytes]:
+    def _chunks(
+        self, entry: FileEntry, offset: int = 0, sent: _FileProgress | None = None
+    ) -> Iterator[bytes]:
         try:
             with open(self.root / entry.path, "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -158,7 +140,8 @@ class _Sender:
                         raise FileChanged(entry.path, f"expected {entry.size} bytes, found {offset}")
                     yield chunk
                     offset += len(chunk)
-                    reached(offset)
+                    if sent is not None:
+                        sent.reach(offset)
         except OSError as error:
             raise FileUnreadable(entry.path, error) from error
 
@@ -174,7 +157,3 @@ class _FileProgress:
         if offset > self.at:
             self.tally.add(offset - self.at)
             self.at = offset
-
-
-def _ignore(_: int) -> None:
-    return None

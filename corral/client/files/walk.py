@@ -44,16 +44,12 @@ class TreeLimits:
     max_path_bytes: int = 4096
 
 
-@dataclass(frozen=True)
-class FileIdentity:
-    """Which object a path led to when it was listed."""
+# Device and inode: which object a path led to when it was listed.
+FileIdentity = tuple[int, int]
 
-    device: int
-    inode: int
 
-    @classmethod
-    def of(cls, status: os.stat_result) -> FileIdentity:
-        return cls(status.st_dev, status.st_ino)
+def file_identity(status: os.stat_result) -> FileIdentity:
+    return status.st_dev, status.st_ino
 
 
 @dataclass(frozen=True)
@@ -67,12 +63,15 @@ class ListedFile:
     identity: FileIdentity
 
     @classmethod
-    def at(cls, path: Path) -> ListedFile:
-        """One file by itself, as a walk through its folder would list it; a link is what it leads to."""
-        status = path.stat()
+    def of(cls, path: str, source: str, status: os.stat_result) -> ListedFile:
         # Only the owner's execute bit travels: umasks and owners differ between machines.
         mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
-        return cls(path.name, os.path.realpath(path), status.st_size, mode, FileIdentity.of(status))
+        return cls(path, source, status.st_size, mode, file_identity(status))
+
+    @classmethod
+    def at(cls, path: Path) -> ListedFile:
+        """One file by itself, as a walk through its folder would list it; a link is what it leads to."""
+        return cls.of(path.name, os.path.realpath(path), path.stat())
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class FolderWalk:
 
     def run(self, ignore: Ignore | None) -> None:
         status = os.stat(self.root)
-        self._pending.append(_Folder("", self.root, FileIdentity.of(status), frozenset(), ignore))
+        self._pending.append(_Folder("", self.root, file_identity(status), frozenset(), ignore))
         while self._pending:
             folder = self._pending.pop()
             self._folders_seen += 1
@@ -142,11 +141,9 @@ class FolderWalk:
 
     def _take(self, path: str, source: str, status: os.stat_result, *, folder: _Folder) -> None:
         kind = stat.S_IFMT(status.st_mode)
-        identity = FileIdentity.of(status)
+        identity = file_identity(status)
         if kind == stat.S_IFREG:
-            # Only the owner's execute bit travels: umasks and owners differ between machines.
-            mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
-            self._add(ListedFile(path, source, status.st_size, mode, identity))
+            self._add(ListedFile.of(path, source, status))
         elif kind == stat.S_IFDIR:
             ancestors = folder.ancestors | {folder.identity}
             if identity in ancestors:
@@ -205,7 +202,7 @@ def _listing(folder: _Folder) -> Iterator[Iterator[os.DirEntry[str]]]:
         return
     fd = os.open(folder.source, _FOLDER_FLAGS)
     try:
-        if FileIdentity.of(os.fstat(fd)) != folder.identity:
+        if file_identity(os.fstat(fd)) != folder.identity:
             raise OSError(0, "it was replaced during the scan")
         with os.scandir(fd) as entries:
             yield entries

@@ -13,7 +13,7 @@ from corral.client.http.errors import UntrustedServer, from_response, unreachabl
 from corral.client.http.transport import is_loopback
 from corral.domain.errors import CorralError, InvalidInput
 from corral.files.atomic import write_private
-from corral.wire.hosts.enroll import CaAnswer
+from corral.wire.hosts import CaAnswer
 
 _TIMEOUT_S = 10.0
 

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from corral.client.http.transport import Transport, quoted
+from corral.client.api import Api
 from corral.domain.canonical import canonical
 from corral.domain.errors import FieldError, InvalidInput
-from corral.wire.hosts.policy import HostTable
+from corral.wire.hosts import HostTable
 from corral.wire.manifests import (
     ApplyAnswer,
     ApplyRequest,
@@ -90,23 +90,22 @@ class Declaration:
         return [self.runs[identity] for identity in identities if identity in self.runs]
 
 
-class Manifests:
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+class Manifests(Api):
+    root = "/v1/manifests"
 
     def send(self, request: ApplyRequest) -> ApplyAnswer:
         """May arrive twice: the second time there is nothing left to do."""
         content = request.model_dump_json(exclude_defaults=True).encode()
         headers = {"content-type": "application/json"}
         return self._transport.repeat(
-            "POST", "/v1/manifests", ApplyAnswer, content=content, headers=headers, timeout_s=APPLY_TIMEOUT_S
+            "POST", self.root, ApplyAnswer, content=content, headers=headers, timeout_s=APPLY_TIMEOUT_S
         )
 
     def page(self, cursor: str | None = None, limit: int = 100) -> ManifestPage:
-        return self._transport.get("/v1/manifests", ManifestPage, {"cursor": cursor, "limit": limit})
+        return self._transport.get(self.root, ManifestPage, {"cursor": cursor, "limit": limit})
 
     def all(self) -> Iterator[ManifestView]:
-        return self._transport.items("/v1/manifests", ManifestPage, {"limit": 100})
+        return self._transport.items(self.root, ManifestPage, {"limit": 100})
 
     def get(self, project: str, name: str) -> ManifestDetail:
         return self._transport.get(self._path(project, name), ManifestDetail)
@@ -115,9 +114,6 @@ class Manifests:
         # Once: what is gone cannot be told from what never was.
         path = self._path(project, name)
         self._transport.once("DELETE", path, type(None), params={"also": list(also)})
-
-    def _path(self, project: str, name: str) -> str:
-        return f"/v1/manifests/{quoted(project)}/{quoted(name)}"
 
 
 def _same_work(first: ManifestSpec, second: ManifestSpec) -> FieldError:

@@ -11,13 +11,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from corral.client.runs import LATEST
-from corral.client.submit.run_file import is_group, parse_toml, read_text
+from corral.client.submit.run_file import is_group, parse_toml, path_from, read_text
 from corral.client.submit.toml_lines import TomlLines, parse_place
 from corral.domain.errors import CorralError, FieldError, InvalidInput
 from corral.domain.ids import is_name
 from corral.domain.paths import printable
-from corral.wire.base import did_you_mean, explain
-from corral.wire.hosts.policy import HostTable, parse_declared
+from corral.wire.base import did_you_mean, explain, validated
+from corral.wire.hosts import HostTable
 from corral.wire.manifests import ManifestFile
 from corral.wire.spec.run_file import RunFile
 
@@ -178,8 +178,7 @@ def _hosts(loaded: ParsedManifest, hosts: Any) -> None:
             loaded.add(loaded.source.problem(place, "is not a host's name with a table: `[hosts.NAME]`"))
             continue
         try:
-            parse_declared(table, place)
-            loaded.hosts[name] = HostTable.model_validate(table)
+            loaded.hosts[name] = validated(HostTable, table, what=place, under=place)
         except InvalidInput as error:
             for found in error.fields:
                 loaded.add(loaded.source.problem(found.path, found.message))
@@ -254,7 +253,7 @@ class _RunTables:
         if not isinstance(file, str):
             self._wrong(f"{place}.file", "is not the path of a run file")
             return None, self.base_dir, None
-        path = (self.base_dir / Path(file).expanduser()).absolute()
+        path = path_from(self.base_dir, file)
         shown = printable(file)
         try:
             text = read_text(path, what="a run file")
@@ -299,23 +298,23 @@ def _rooted(table: Mapping[str, Any], base_dir: Path) -> dict[str, Any]:
     for first, *rest in _PATHS:
         value = made.get(first)
         if not rest and isinstance(value, str):
-            made[first] = str(base_dir / Path(value).expanduser())
+            made[first] = str(path_from(base_dir, value))
         elif rest and isinstance(value, dict) and isinstance(inner := value.get(rest[0]), str):
-            path = base_dir / Path(inner).expanduser()
+            path = path_from(base_dir, inner)
             # A bundled environment or a run is named by a word, not by a path.
             if first != "train" or path.exists():
                 made[first] = {**value, rest[0]: str(path)}
     if isinstance(inputs := made.get("inputs"), dict):
         made["inputs"] = {name: _rooted_input(given, base_dir) for name, given in inputs.items()}
     if isinstance(model := made.get("model"), str) and model.startswith((".", "~")):
-        made["model"] = str(base_dir / Path(model).expanduser())
+        made["model"] = str(path_from(base_dir, model))
     return made
 
 
 def _rooted_input(given: Any, base_dir: Path) -> Any:
     if isinstance(given, str):
-        return str(base_dir / Path(given).expanduser())
+        return str(path_from(base_dir, given))
     is_local = isinstance(given, dict) and not {"artifact", "run"} & set(given)
     if is_local and isinstance(path := given.get("path"), str):
-        return {**given, "path": str(base_dir / Path(path).expanduser())}
+        return {**given, "path": str(path_from(base_dir, path))}
     return given

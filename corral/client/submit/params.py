@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from corral.client.submit import script_parser
-from corral.client.submit.run_file import path_from
+from corral.client.submit.run_file import path_from, wrong_field
 from corral.client.submit.script_parser import ScriptArgument, ScriptParser
-from corral.domain.errors import CorralError, FieldError, InvalidInput
+from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.paths import printable
 from corral.wire.base import did_you_mean
 from corral.wire.spec.run_file import RunFile, Scalar
@@ -82,11 +82,11 @@ def _parser(path: Path, environ: Mapping[str, str]) -> ScriptParser:
     try:
         return script_parser.read(path, environ)
     except InvalidInput as error:
-        raise _wrong("params_from", error) from None
+        raise wrong_field("params_from", error.message, hint=error.hint) from None
 
 
-def _wrong(key: str, error: CorralError) -> InvalidInput:
-    return InvalidInput(f"{key}: {error.message}", hint=error.hint, fields=[FieldError(key, error.message)])
+def _wrong_schema(message: str) -> InvalidInput:
+    return wrong_field("params_schema", message, hint=InvalidInput.hint)
 
 
 def _unused(run_file: RunFile) -> Iterator[str]:
@@ -110,9 +110,9 @@ class SchemaChecker:
         try:
             schema = json.loads(path.read_text(encoding="utf-8-sig"))
         except (OSError, ValueError, RecursionError) as error:
-            raise _wrong("params_schema", InvalidInput(f"{shown} cannot be read: {error}")) from None
+            raise _wrong_schema(f"{shown} cannot be read: {error}") from None
         if not isinstance(schema, dict):
-            raise _wrong("params_schema", InvalidInput(f"{shown} is not a JSON Schema: it is no object"))
+            raise _wrong_schema(f"{shown} is not a JSON Schema: it is no object")
         try:
             library = importlib.import_module("jsonschema_rs")
         except ImportError:
@@ -125,7 +125,7 @@ class SchemaChecker:
             return cls(schema, library.validator_for(schema, retriever=_not_from_elsewhere))
         except ValueError as error:
             message = str(getattr(error, "message", error)).splitlines()[0]
-            raise _wrong("params_schema", InvalidInput(f"{shown} is not a JSON Schema: {message}")) from None
+            raise _wrong_schema(f"{shown} is not a JSON Schema: {message}") from None
 
     def problems(self, params: Params) -> Iterator[FieldError]:
         for error in self._validator.iter_errors(dict(params)):

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import ValidationError
 
 from corral.client.corral import Corral
-from corral.client.environments.build import build_environment
+from corral.client.environments.lock import build_environment
 from corral.client.files.ignore import Ignore
 from corral.client.files.tree import Tree, scan, scan_file
 from corral.client.files.upload import upload
@@ -28,7 +28,7 @@ from corral.domain.paths import printable
 from corral.domain.runs.states import FINAL
 from corral.recipes.train import to_table
 from corral.wire.base import explain
-from corral.wire.hosts.hosts import HostView
+from corral.wire.hosts import HostView
 from corral.wire.runs import RunDetail
 from corral.wire.spec.run_file import BuiltEnvironment, RunFile, RunSpec, Scalar
 from corral.wire.spec.tables import After, EnvironmentFile, Keep
@@ -106,7 +106,7 @@ class _SpecParts:
     notes: tuple[str, ...]
     environment: BuiltEnvironment | None = None
     hosts: Sequence[HostView] = ()
-    given: ServerInputs = field(default_factory=lambda: ServerInputs())
+    given: ServerInputs = field(default_factory=ServerInputs)
     input_digests: Mapping[str, str] = field(default_factory=dict)
     code_digest: str | None = None
 
@@ -211,11 +211,10 @@ class RunPreparer:
     def _prepared(self, run_file: RunFile, resolved: _SpecParts) -> PreparedRuns:
         material = resolved.material
         group = run_file.name if is_group(run_file) else None
+        notes = (*(material.notes if material else ()), *resolved.notes)
         specs = self._specs(run_file, resolved)
-        if material is None:
-            return PreparedRuns(specs, group, resolved.notes, run_file.max_running)
-        notes = (*material.notes, *resolved.notes)
-        return PreparedRuns(specs, group, notes, run_file.max_running, material.subjects(run_file))
+        subjects = material.subjects(run_file) if material else ()
+        return PreparedRuns(specs, group, notes, run_file.max_running, subjects)
 
     def _scan_code(self, run_file: RunFile) -> LocalFiles | None:
         if run_file.code is None:
@@ -318,8 +317,7 @@ class RunPreparer:
         )
 
     def _commit(self, project: str, kind: Literal["code", "input"], source: LocalFiles) -> str:
-        size = f"{len(source.tree.files)} files"
-        self.listener.step(f"uploading {source.what}: {size}")
+        self.listener.step(f"uploading {source.what}: {len(source.tree.files)} files")
         upload(source.tree, source.root, self.corral.sink(project), progress=self.listener.moved)
         return self.corral.artifacts.commit(project, kind=kind, tree=source.tree).id
 

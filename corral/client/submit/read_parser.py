@@ -9,6 +9,7 @@ It uses the standard library alone, and nothing of Corral: it runs beside the sc
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import runpy
@@ -21,7 +22,8 @@ _MOST_CHOICES = 1000
 
 
 def describe(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    actions = []
+    """The fields of a `ScriptParser` and of its `ScriptArgument`s."""
+    arguments = []
     commands: dict[str, Any] = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -29,17 +31,17 @@ def describe(parser: argparse.ArgumentParser) -> dict[str, Any]:
             continue
         # `type` may be something that cannot be a key of a table.
         kind = _TYPES.get(action.type, "other") if isinstance(action.type, type | None) else "other"
-        actions.append(
+        arguments.append(
             {
                 "flags": list(action.option_strings),
                 "dest": str(action.dest),
-                "type": kind,
+                "kind": kind,
                 "nargs": action.nargs if isinstance(action.nargs, int | str) else None,
                 "choices": _choices(action.choices),
                 "required": bool(action.required),
             }
         )
-    return {"actions": actions, "commands": commands}
+    return {"arguments": arguments, "commands": commands}
 
 
 def _choices(given: Any) -> list[Any] | None:
@@ -65,16 +67,13 @@ def _leave(out: str, said: dict[str, Any]) -> NoReturn:
 def main() -> None:
     script, out = sys.argv[1:]
 
-    def stop(parser: argparse.ArgumentParser, *_: object, **__: object) -> NoReturn:
-        _leave(out, {**describe(parser), "partial": False})
+    def stop(parser: argparse.ArgumentParser, *_: object, partial: bool, **__: object) -> NoReturn:
+        _leave(out, {**describe(parser), "partial": partial})
 
-    def stop_known(parser: argparse.ArgumentParser, *_: object, **__: object) -> NoReturn:
-        # What it does not know it leaves to somebody else.
-        _leave(out, {**describe(parser), "partial": True})
-
-    for name, patched in (("args", stop), ("intermixed_args", stop), ("known_args", stop_known)):
+    for name in ("args", "intermixed_args", "known_args", "known_intermixed_args"):
+        # What a parser of known arguments does not know it leaves to somebody else.
+        patched = functools.partialmethod(stop, partial=name.startswith("known"))
         setattr(argparse.ArgumentParser, f"parse_{name}", patched)
-    argparse.ArgumentParser.parse_known_intermixed_args = stop_known  # type: ignore[assignment, method-assign]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     sys.argv = [script]
     try:

@@ -15,8 +15,8 @@ from pydantic_core import ErrorDetails
 
 from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.paths import printable
-from corral.wire.base import explain
-from corral.wire.spec.run_file import RunFile, Scalar
+from corral.wire.base import validated
+from corral.wire.spec.run_file import RunFile, RunSpec, Scalar
 
 M = TypeVar("M", bound=BaseModel)
 MAX_RUNS = 10_000
@@ -77,10 +77,16 @@ def checked(model: type[M], table: Mapping[str, Any], *, what: str, overrides: S
         # The text of a version or a name may read like a number: `environment.python=3.10`.
         texts = {_text_place(item) for item in error.errors()}
     given = [one.as_text() if one.place in texts else one for one in given]
-    try:
-        return model.model_validate(_overridden(table, given))
-    except ValidationError as error:
-        raise explain(model, error, what=what) from None
+    return validated(model, _overridden(table, given), what=what)
+
+
+def edited(spec: RunSpec, changes: Sequence[str]) -> RunSpec | None:
+    """A run's spec with `changes` (as `params.lr=3e-4`) made to it; None if it is the same as before.
+
+    InvalidInput names what does not fit.
+    """
+    changed = checked(RunSpec, spec.model_dump(exclude_unset=True), what="the changed run", overrides=changes)
+    return None if changed.model_dump() == spec.model_dump() else changed
 
 
 def _text_place(item: ErrorDetails) -> tuple[int | str, ...] | None:
@@ -151,13 +157,11 @@ def path_from(base_dir: Path, given: str) -> Path:
     return (base_dir / Path(given).expanduser()).absolute()
 
 
-def wrong_field(place: str, message: str) -> InvalidInput:
+def wrong_field(
+    place: str, message: str, *, hint: str = "Paths in a run file start from the folder that it is in."
+) -> InvalidInput:
     """For what a key of a run file names and is not there, or is not fit for it."""
-    return InvalidInput(
-        f"{place}: {message}",
-        hint="Paths in a run file start from the folder that it is in.",
-        fields=[FieldError(place, message)],
-    )
+    return InvalidInput(f"{place}: {message}", hint=hint, fields=[FieldError(place, message)])
 
 
 @dataclass(frozen=True)

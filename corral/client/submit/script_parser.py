@@ -113,17 +113,10 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 
 
 def _parser(said: Mapping[str, Any], script: str) -> ScriptParser:
-    arguments = tuple(
-        ScriptArgument(
-            dest=action["dest"],
-            flags=tuple(action["flags"]),
-            kind=action["type"],
-            nargs=action["nargs"],
-            choices=None if action["choices"] is None else tuple(action["choices"]),
-            required=action["required"],
-        )
-        for action in said["actions"]
-    )
+    def as_tuples(table: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+
+    arguments = tuple(ScriptArgument(**as_tuples(argument)) for argument in said["arguments"])
     commands = {name: _parser(below, script) for name, below in said["commands"].items()}
     return ScriptParser(script, arguments, commands, bool(said.get("partial")))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 Path = tuple[str | int, ...]
 
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_KEY = re.compile(r"""\s*(?:"((?:[^"\\\n]|\\.)*)"|'([^'\n]*)'|([A-Za-z0-9_-]+))\s*(\.?)""")
 _STRING = re.compile(r'"""|\'\'\'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'')
 _PLACE = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
@@ -33,16 +33,16 @@ class TomlLines:
         table: Path = ()
         for number, line in _statements(text):
             if line.startswith("[["):
-                table = self._resolved(_keys(line[2:])[0])
+                table = self._resolved(_keys(line[2:]))
                 self._arrays[table] = self._arrays.get(table, -1) + 1
                 self._found.setdefault(table, number)
                 table = (*table, self._arrays[table])
                 self._found[table] = number
             elif line.startswith("["):
-                table = self._resolved(_keys(line[1:])[0])
+                table = self._resolved(_keys(line[1:]))
                 self._found.setdefault(table, number)
             else:
-                keys, _ = _keys(line)
+                keys = _keys(line)
                 for length in range(1, len(keys) + 1):
                     self._found.setdefault((*table, *keys[:length]), number)
 
@@ -61,25 +61,14 @@ def parse_place(text: str) -> Path:
     return tuple(int(number) if number else key for number, key in _PLACE.findall(text))
 
 
-def _keys(line: str) -> tuple[tuple[str, ...], str]:
-    """The dotted key that the line begins with, and what follows it."""
+def _keys(line: str) -> tuple[str, ...]:
+    """The parts of the dotted key that the line begins with."""
     keys: list[str] = []
-    rest = line.lstrip()
-    while rest:
-        if rest[0] in "\"'":
-            match = _STRING.match(rest)
-            text = match[0][1:-1] if match else ""
-        else:
-            match = _BARE.match(rest)
-            text = match[0] if match else ""
-        if match is None:
-            break
-        keys.append(text)
-        rest = rest[match.end() :].lstrip()
-        if not rest.startswith("."):
-            break
-        rest = rest[1:].lstrip()
-    return tuple(keys), rest
+    at, goes_on = 0, True
+    while goes_on and (match := _KEY.match(line, at)):
+        keys.append(match[1] or match[2] or match[3] or "")
+        at, goes_on = match.end(), match[4] == "."
+    return tuple(keys)
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from corral.domain.errors import FieldError, InvalidInput
+from corral.client.submit.run_file import wrong_field
+from corral.domain.errors import InvalidInput
 from corral.domain.paths import printable
 
 # As corral.engine.data.rows takes them; a file that is named may have none.
@@ -41,10 +42,6 @@ class DataAmount:
         self.longest_bytes = max(self.longest_bytes, text_bytes)
 
 
-class _BadRow(Exception):
-    """The place and what is wrong there."""
-
-
 def look(path: Path, *, place: str, skip_bad: bool) -> DataAmount:
     """Raise InvalidInput that names the file and line, unless bad rows are to be skipped."""
     amount = DataAmount()
@@ -68,11 +65,8 @@ def look(path: Path, *, place: str, skip_bad: bool) -> DataAmount:
 
 
 def _refused(place: str, message: str) -> InvalidInput:
-    return InvalidInput(
-        f"{place}: {message}",
-        hint='Correct the data; `bad_rows = "skip"` under [train] passes over rows that cannot be read.',
-        fields=[FieldError(place, message)],
-    )
+    hint = 'Correct the data; `bad_rows = "skip"` under [train] passes over rows that cannot be read.'
+    return wrong_field(place, message, hint=hint)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -114,10 +108,7 @@ def _array(file: Path, shown: str, amount: DataAmount) -> Iterator[str]:
         yield f"{shown}: {_why(error)}"
         return
     for number, row in enumerate(rows, 1):
-        if isinstance(row, dict):
-            amount.row(_text_bytes(row))
-        else:
-            yield f"{shown}, row {number}: is not an object"
+        yield from _row(row, f"{shown}, row {number}", amount)
 
 
 def _lines(file: Path, shown: str, amount: DataAmount) -> Iterator[str]:
@@ -125,23 +116,23 @@ def _lines(file: Path, shown: str, amount: DataAmount) -> Iterator[str]:
         for number, line in enumerate(opened, 1):
             if not line.strip():
                 continue
+            where = f"{shown}, line {number}"
             try:
-                amount.row(_line(line, first=number == 1))
-            except _BadRow as bad:
-                yield f"{shown}, line {number}: {bad}"
+                row = json.loads(line.strip().decode("utf-8-sig" if number == 1 else "utf-8"))
+            except (ValueError, RecursionError) as error:
+                yield f"{where}: {_why(error)}"
+            else:
+                yield from _row(row, where, amount)
             if opened.tell() > READ_BYTES:
                 _guess_rest(opened, amount)
                 return
 
 
-def _line(line: bytes, *, first: bool) -> int:
-    try:
-        row = json.loads(line.strip().decode("utf-8-sig" if first else "utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise _BadRow(_why(error)) from None
-    if not isinstance(row, dict):
-        raise _BadRow("is not an object")
-    return _text_bytes(row)
+def _row(row: object, where: str, amount: DataAmount) -> Iterator[str]:
+    if isinstance(row, dict):
+        amount.row(_text_bytes(row))
+    else:
+        yield f"{where}: is not an object"
 
 
 def _why(error: Exception) -> str:

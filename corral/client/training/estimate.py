@@ -12,7 +12,7 @@ from corral.domain.hosts.capability import judge
 from corral.recipes import gpus as cards
 from corral.recipes.forecast import Forecast
 from corral.recipes.offers import Machine, Offer, offers
-from corral.wire.hosts.hosts import HostView
+from corral.wire.hosts import HostView
 from corral.wire.runs import Placement
 from corral.wire.spec.run_file import RunSpec
 
@@ -30,12 +30,12 @@ class MachineEstimate:
     name: str
     kind: Literal["host", "card"]
     gpu: str | None
-    forecast: Forecast
     against: tuple[str, ...]
     price_per_hour: float | None
     price_from: str | None
     total_s: float
     cost: float | None
+    forecast: Forecast
 
     @property
     def possible(self) -> bool:
@@ -43,18 +43,8 @@ class MachineEstimate:
 
     def table(self) -> dict[str, Any]:
         """For JSON. Times and costs are those of all runs together."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "gpu": self.gpu,
-            "possible": self.possible,
-            "against": list(self.against),
-            "price_per_hour": self.price_per_hour,
-            "price_from": self.price_from,
-            "total_s": self.total_s,
-            "cost": self.cost,
-            "forecast": self.forecast.to_table(),
-        }
+        forecast = self.forecast.to_table()
+        return {**vars(self), "against": list(self.against), "possible": self.possible, "forecast": forecast}
 
 
 @dataclass(frozen=True)

@@ -62,13 +62,9 @@ class TrainingMaterial:
 
     def subjects(self, run_file: RunFile) -> tuple[ForecastSubject, ...]:
         """Of every run of a group; seeds share theirs."""
-        made: dict[str, ForecastSubject | None] = {}
-        found = []
-        for variant in expand(run_file):
-            key = repr(variant.train)
-            if key not in made:
-                made[key] = self.subject(run_file, variant)
-            found.append(made[key])
+        variants = {repr(variant.train): variant for variant in expand(run_file)}
+        made = {key: self.subject(run_file, variant) for key, variant in variants.items()}
+        found = (made[repr(variant.train)] for variant in expand(run_file))
         return tuple(subject for subject in found if subject is not None)
 
     def subject(self, run_file: RunFile, variant: RunVariant) -> ForecastSubject | None:
@@ -135,8 +131,9 @@ class MaterialReader:
             return ModelSource(ref, facts=known)
         name = (known.hf if known else None) or ref
         found = self.pinned(name, self.environ, has_token="HF_TOKEN" in self.run_file.secrets)
-        if found.note and known is None and (near := _nearest_model(ref)):
-            raise wrong_field("model", f"{printable(ref)} is neither listed nor known to the model hub{near}")
+        if found.note and known is None and (near := models.near(ref)):
+            message = f"{printable(ref)} is neither listed nor known to the model hub; did you mean `{near}`?"
+            raise wrong_field("model", message)
         if found.note:
             notes.append(found.note)
         facts = known or (_facts(found.config, ref) if found.config else None)
@@ -253,11 +250,6 @@ def _read_table(place: str, path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise wrong_field(place, f"{printable(str(path))} is not a table of JSON")
     return found
-
-
-def _nearest_model(given: str) -> str:
-    near = models.near(given)
-    return f"; did you mean `{near}`?" if near else ""
 
 
 def _nearest(name: str, given: str) -> str:

@@ -14,7 +14,7 @@ from corral.recipes.gpus import GpuFacts
 from corral.recipes.memory_plan import smallest
 from corral.recipes.models import ModelFacts
 from corral.recipes.train_tables import DataFacts, Train
-from corral.wire.hosts.hosts import HostView
+from corral.wire.hosts import HostView
 from corral.wire.spec.tables import Resources
 
 # Bytes of text in a token: for large vocabularies on prose, code has fewer.

@@ -13,11 +13,11 @@ from pathlib import Path
 from threading import Lock
 
 from corral.client.files.digest import FileChanged, FileUnreadable, digest_file
+from corral.client.files.download import Fetch, materialise
 from corral.client.files.tree import FileEntry, Tree, scan
-from corral.client.files.unpack import materialise
 from corral.client.files.upload import upload
 from corral.client.files.walk import ListedFile
-from corral.client.volumes.volumes import EMPTY, Fetch, RemoteVolume, by_path
+from corral.client.volumes.volumes import EMPTY, RemoteVolume, by_path
 from corral.domain.errors import FieldError, VolumeConflict
 from corral.domain.redaction import SecretValues
 from corral.domain.volumes import merge
@@ -154,9 +154,8 @@ def _is(path: Path, entry: FileEntry) -> bool:
         if path.is_symlink() or not path.is_file():
             return False
         found = ListedFile.at(path)
-        return (found.size, found.mode) == (entry.size, entry.mode) and digest_file(found, None)[
-            0
-        ] == entry.digest
+        is_alike = (found.size, found.mode) == (entry.size, entry.mode)
+        return is_alike and digest_file(found, None)[0] == entry.digest
     except (OSError, FileChanged, FileUnreadable):
         return False
 

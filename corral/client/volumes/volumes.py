@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from corral.client.api import Api
 from corral.client.artifacts import Artifacts, records
 from corral.client.files.blobs import BlobSink, BlobSource
+from corral.client.files.download import Fetch, materialise
 from corral.client.files.tree import FileEntry, Tree, scan, scan_file
-from corral.client.files.unpack import materialise
 from corral.client.files.upload import Progress, upload
 from corral.client.http.transport import Transport, quoted
 from corral.domain.errors import InvalidInput, NotFound
@@ -23,18 +24,14 @@ from corral.wire.volumes import VolumeCommit, VolumeDetail, VolumePage, VolumeVe
 COMMIT_TIMEOUT_S = 300.0
 EMPTY = Tree(())
 
-Fetch = Callable[[str], Iterable[bytes]]
 
-
-class Volumes:
+class Volumes(Api):
     """As a user of a project sees them."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._artifacts = Artifacts(transport)
+    root = "/v1/volumes"
 
     def all(self, project: str | None = None) -> Iterator[VolumeView]:
-        return self._transport.items("/v1/volumes", VolumePage, {"project": project, "limit": 200})
+        return self._transport.items(self.root, VolumePage, {"project": project, "limit": 200})
 
     def get(self, project: str, name: str) -> VolumeDetail:
         return self._transport.get(_path(project, name), VolumeDetail)
@@ -162,15 +159,10 @@ def get(remote: RemoteVolume, path: str, target: Path, *, version: VolumeVersion
 def below(tree: Tree, path: str) -> Tree:
     """The files below a folder, named from there; NotFound if there are none."""
     path = path.strip("/")
-    prefix = f"{path}/" if path else ""
-    files = [
-        replace(file, path=file.path.removeprefix(prefix))
-        for file in tree.files
-        if file.path.startswith(prefix)
-    ]
-    if path and not files:
-        raise NotFound(f"there is no {path!r} in the volume", hint="See `corral volumes show`.")
-    return Tree.of(files)
+    found = tree.below(path)
+    if path and not found.files:
+        raise _absent(path)
+    return found
 
 
 def remove(remote: RemoteVolume, path: str) -> VolumeVersionView:
@@ -180,8 +172,12 @@ def remove(remote: RemoteVolume, path: str) -> VolumeVersionView:
     tree = remote.tree(head)
     kept = [file for file in tree.files if file.path != path and not file.path.startswith(f"{path}/")]
     if len(kept) == len(tree.files):
-        raise NotFound(f"there is no {path!r} in the volume", hint="See `corral volumes show`.")
+        raise _absent(path)
     return remote.commit(head.version, Tree.of(kept))
+
+
+def _absent(path: str) -> NotFound:
+    return NotFound(f"there is no {path!r} in the volume", hint="See `corral volumes show`.")
 
 
 def by_path(tree: Tree) -> dict[str, FileEntry]:

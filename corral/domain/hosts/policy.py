@@ -1,4 +1,4 @@
-"""What an operator declares of a host: limits and policy. `corral.wire.hosts.policy` reads it from a table.
+"""What an operator declares of a host: limits and policy. `corral.wire.hosts` reads it from a table.
 
 The more restrictive of what the host reports and what is declared wins. A limit stands in for what the
 host could not find out; only labels are added.

@@ -17,14 +17,15 @@ from corral.server.cursors import id_cursor
 from corral.server.services import Services, Svc
 from corral.server.views import host_view
 from corral.store.transaction import Tx
-from corral.wire.hosts.enroll import (
+from corral.wire.hosts import (
     CaAnswer,
     EnrollAnswer,
     EnrollRequest,
     HostCredential,
+    HostPage,
+    HostView,
     RotateCredentialRequest,
 )
-from corral.wire.hosts.hosts import HostPage, HostView
 
 router = APIRouter(prefix="/v1", tags=["hosts"])
 

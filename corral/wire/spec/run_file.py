@@ -12,6 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from corral.domain.hosts.capability import Requirements
 from corral.domain.ids import is_name
 from corral.recipes import models
+from corral.recipes.train import to_table
 from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name, PartText, Size
 from corral.wire.spec.tables import (
     EnvironmentFile,
@@ -30,7 +31,6 @@ from corral.wire.spec.train import (
     Task,
     TrainFileTable,
     TrainTable,
-    canonical,
     parsed,
 )
 
@@ -38,8 +38,6 @@ Scalar = bool | int | float | str
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 Text = Annotated[str, Field(max_length=32_768)]
 _HOLE = re.compile(r"\{(params\.[A-Za-z0-9_-]+|seed|run_id)\}")
-
-
 _RESOURCES, _RETRIES, _KEEP = Resources(), RetryBudgets(), Keep()
 
 
@@ -420,7 +418,7 @@ class _ResolvedRun(_RunFields):
         """The same with a complete train table. ValidationError names every fault of the one it has."""
         if self.train is None:
             return self
-        return self.model_copy(update={"train": canonical(self.model or "?", self.train)})
+        return self.model_copy(update={"train": to_table(parsed(self.model or "?", self.train))})
 
 
 class PackedSpec(_ResolvedRun):

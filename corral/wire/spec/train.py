@@ -63,11 +63,6 @@ def parsed(model: str, table: Mapping[str, Any], facts: ModelFacts | None = None
         raise refused(error.problems) from None
 
 
-def canonical(model: str, table: Mapping[str, Any], facts: ModelFacts | None = None) -> dict[str, Any]:
-    """The complete table: every setting as it will be in effect."""
-    return recipes.to_table(parsed(model, table, facts))
-
-
 def refused(problems: Sequence[SettingProblem], *under: int | str) -> ValidationError:
     """Places are told below `train`; pydantic puts in front where the table itself is, or `under` does."""
     return ValidationError.from_exception_data("train", [_line(problem, under) for problem in problems])

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from corral.client.files.download import ContentMismatch, materialise
 from corral.client.files.tree import FileEntry, Tree
-from corral.client.files.unpack import ContentMismatch, materialise
 from corral.files.atomic import replacing, unique_part, write_whole
 
 MAX_BYTES = 20 << 30

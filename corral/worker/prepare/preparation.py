@@ -12,7 +12,7 @@ from pathlib import Path
 from corral.client.corral import Corral
 from corral.client.environments.installer import InstallerStopped
 from corral.client.environments.lock import Lock
-from corral.client.files.unpack import ContentMismatch
+from corral.client.files.download import ContentMismatch
 from corral.domain.calls import PREPARING
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.domain.hosts.capability import ENGINE_PACKAGES

@@ -1,1 +1,0 @@
-"""Hosts: how they join, what they report and what is declared of them."""
