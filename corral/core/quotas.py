@@ -1,16 +1,17 @@
-"""What projects may use: setting it, holding submits to it, stopping what would pass it; what they used."""
+"""What projects may use: setting it, holding runs and files to it, stopping what would pass it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from corral.core.audit import Author, note
 from corral.core.leases.fence import known_s
 from corral.core.policy import ServerPolicy
 from corral.core.topics import TOPIC_QUOTA
-from corral.domain.errors import NotFound, QuotaExceeded
-from corral.domain.ids import RunId
+from corral.domain.errors import NotFound, ProjectFull, QuotaExceeded
+from corral.domain.ids import Digest, RunId
 from corral.domain.leases import Lease
 from corral.domain.quotas import Quota, month_of, month_start
 from corral.store.transaction import Tx
@@ -116,3 +117,34 @@ def _held_s(lease: Lease, *, now: float, since: float) -> float:
     heard = lease.granted_at if lease.beaten_at is None else lease.beaten_at
     held_s = known_s(lease) + max(0.0, now - max(heard, since))
     return min(held_s, max(0.0, now - month_start(now)))
+
+
+def check_bytes(tx: Tx, project: str, sizes: Mapping[Digest, int]) -> None:
+    """ProjectFull if these files, as far as the project lacks them, are more than its quota allows.
+
+    Every byte is counted once, when the project gets its row: an artifact that is made of them later adds
+    nothing. In the transaction that makes the rows, nobody else's can come in between.
+    """
+    quota = tx.quotas.get(project)
+    if quota is None or quota.max_bytes is None:
+        return
+    used = tx.blobs.project_bytes(project)
+    adding = sum(size for sha, size in sizes.items() if tx.blobs.get(project, sha) is None)
+    if not adding or used + adding <= quota.max_bytes:
+        return
+    raise ProjectFull(
+        f"project {project} has {used} bytes of files, of {quota.max_bytes} (max_bytes), "
+        f"and this would add {adding}",
+        hint="Remove artifacts with `corral artifacts rm`; their bytes are free after the next collection, "
+        f"about an hour later. Or let an operator raise max_bytes of project {project}.",
+    )
+
+
+def check_file_size(tx: Tx, project: str, size: int) -> None:
+    """ProjectFull if a file of that size is more than the quota allows in all, whatever its bytes are."""
+    quota = tx.quotas.get(project)
+    if quota is not None and quota.max_bytes is not None and size > quota.max_bytes:
+        raise ProjectFull(
+            f"project {project} may have {quota.max_bytes} bytes of files (max_bytes), this one has {size}",
+            hint=f"Let an operator raise max_bytes of project {project}.",
+        )

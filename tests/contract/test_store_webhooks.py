@@ -13,7 +13,7 @@ from contract.samples import a_run
 from corral.adapters.cipher import FileCipher, load_key
 from corral.core import secrets
 from corral.core.audit import Author
-from corral.core.runs.move import move
+from corral.core.runs.dependencies import move
 from corral.core.runs.transitions import born
 from corral.core.webhooks.notices import PAGE, gather
 from corral.domain.ids import WebhookId, new_delivery_id, new_webhook_id

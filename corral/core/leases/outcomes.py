@@ -12,7 +12,7 @@ from corral.core.leases.fence import check_held, close_lease, end_rank, fence_ga
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.queue.roster import Roster
-from corral.core.runs.move import move
+from corral.core.runs.dependencies import move
 from corral.core.runs.retry import retry_or_fail
 from corral.core.runs.stop import settle_stop
 from corral.core.runs.transitions import record
@@ -24,15 +24,7 @@ from corral.domain.leases import Lease, LeaseKey, LeaseState
 from corral.domain.redaction import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.runs import Rank, Run
-from corral.domain.runs.states import (
-    STOPPING,
-    Fold,
-    RankEvent,
-    RankState,
-    RunEvent,
-    RunState,
-    fold,
-)
+from corral.domain.runs.states import STOPPING, Fold, RankEvent, RankState, RunEvent, RunState, fold
 from corral.store.transaction import Tx
 
 

@@ -13,8 +13,7 @@ from corral.core.queue.free_capacity import HostCapacity, bytes_held
 from corral.core.queue.lanes import Candidate, Lanes
 from corral.core.queue.reservations import Reservation, Reservations
 from corral.core.queue.roster import Roster
-from corral.core.runs.dependencies import wait_for_place
-from corral.core.runs.move import move
+from corral.core.runs.dependencies import move, wait_for_place
 from corral.domain.hosts.capability import Requirements
 from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.policy import refusals

@@ -14,10 +14,10 @@ from corral.core.queue.choose import Board, Choice, Chooser
 from corral.core.queue.free_capacity import HostCapacity
 from corral.core.queue.lanes import Candidate
 from corral.core.queue.roster import takes_work
-from corral.core.runs.move import move
+from corral.core.runs.dependencies import move
 from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical, digest_of
-from corral.domain.errors import Forbidden, NotFound
+from corral.domain.errors import Forbidden, NotFound, found
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId, LeaseId, new_lease_id
 from corral.domain.leases import Lease, LeaseState
@@ -92,12 +92,11 @@ class Claim:
 
     def _host(self, tx: Tx, now: float) -> Host:
         # Held against another claim of the same host, or both would count the same free slots.
-        host = tx.hosts.lock(self.ask.host_id)
-        if host is None:
-            raise NotFound(f"there is no host {self.ask.host_id}", hint="Enrol the host again.")
+        host_id, hint = self.ask.host_id, "Enrol the host again."
+        host = found(tx.hosts.lock(host_id), f"there is no host {host_id}", hint=hint)
         if host.revoked_at is not None:
             # It was let in before it was revoked, and has waited since.
-            raise Forbidden(f"host {host.name} is revoked", hint="Enrol the host again.")
+            raise Forbidden(f"host {host.name} is revoked", hint=hint)
         new = host._replace(slots=self.ask.slots, boot_id=self.ask.boot_id)
         if self.ask.capability is not None and self.ask.capability != host.capability:
             new = new._replace(
@@ -118,10 +117,10 @@ class Claim:
         chooser = Chooser(self.board, self.policy, tx, host, held, now, self.taken)
         self.free = chooser.free
         grants: list[Grant] = []
-        while len(grants) < self.ask.max_leases and (found := chooser.next()) is not None:
-            lease, run = self._lease(tx, host, found, now)
+        while len(grants) < self.ask.max_leases and (choice := chooser.next()) is not None:
+            lease, run = self._lease(tx, host, choice, now)
             chooser.granted(lease)
-            grants.append(Grant(lease, run, found.spec, _resume(tx, run), left_bytes(tx, run, self.policy)))
+            grants.append(Grant(lease, run, choice.spec, _resume(tx, run), left_bytes(tx, run, self.policy)))
         return grants
 
     def _lease(self, tx: Tx, host: Host, choice: Choice, now: float) -> tuple[Lease, Run]:

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 
 from corral.core.quotas import check_room
 from corral.core.runs.dependencies import first_wait, next_hold, settle_waiting
-from corral.core.runs.find import lock_run
 from corral.core.runs.needs import RunNeeds, not_there
 from corral.core.runs.submit import SubmitResult, earlier_answer, used_before
-from corral.core.runs.transitions import born, record
+from corral.core.runs.transitions import born, lock_run, record
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import Conflict
 from corral.domain.ids import ArtifactId, RunId

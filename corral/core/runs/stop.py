@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corral.core.policy import ServerPolicy
-from corral.core.runs.move import move
+from corral.core.runs.dependencies import move
 from corral.core.topics import TOPIC_STOP
 from corral.domain.ids import RunId
 from corral.domain.runs.reasons import Reason

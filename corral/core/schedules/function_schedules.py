@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from corral.core.audit import Author
 from corral.core.calls.accept import accept, new_call
-from corral.core.calls.cancel import cancel
+from corral.core.calls.transitions import cancel
 from corral.core.policy import ServerPolicy
 from corral.core.runs.submit import SubmitResult
 from corral.core.schedules import manage
