@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from corral.core.audit import Author, note
 from corral.core.leases.fence import known_s
@@ -13,18 +12,8 @@ from corral.core.topics import TOPIC_QUOTA
 from corral.domain.errors import NotFound, ProjectFull, QuotaExceeded
 from corral.domain.ids import Digest, RunId
 from corral.domain.leases import Lease
-from corral.domain.quotas import Quota, month_of, month_start
+from corral.domain.quotas import Quota, QuotaUse, month_of, month_start
 from corral.store.transaction import Tx
-
-
-class QuotaUsage(NamedTuple):
-    """What a project used in a month, of ended and of live leases."""
-
-    project: str
-    slot_s: float
-    gpu_s: float
-    running: int
-    gpus: int
 
 
 def put(tx: Tx, quota: Quota, *, by: Author) -> None:
@@ -44,14 +33,8 @@ def remove(tx: Tx, project: str, *, by: Author) -> None:
     note(tx, "quota.remove", f"project:{project}", by)
 
 
-def check_room(tx: Tx, project: str, more: int) -> None:
-    """Refuse what would make more runs of the project wait than its quota allows."""
-    if (refused := no_room(tx, project, more)) is not None:
-        raise refused
-
-
 def no_room(tx: Tx, project: str, more: int, *, written: int = 0) -> QuotaExceeded | None:
-    """`written` is how many of them are in the database already."""
+    """Why so many more runs of the project may not wait; `written` of them are in the database already."""
     quota = tx.quotas.get(project)
     if quota is None or quota.max_queued is None:
         return None
@@ -69,21 +52,20 @@ def no_room(tx: Tx, project: str, more: int, *, written: int = 0) -> QuotaExceed
     return None
 
 
-def used_in(tx: Tx, month: str, now: float) -> list[QuotaUsage]:
+def used_in(tx: Tx, month: str, now: float) -> list[QuotaUse]:
     """By project, what was used in a month; for the present one with what runs."""
-    found: dict[str, QuotaUsage] = {}
+    found: dict[str, QuotaUse] = {}
     place: tuple[str, str] | None = None
     while page := tx.quotas.hours_page(place, 1000):
         for hours in page:
             if hours.month == month:
-                found[hours.project] = QuotaUsage(hours.project, hours.slot_s, hours.gpu_s, 0, 0)
+                found[hours.project] = QuotaUse(hours.project, slot_s=hours.slot_s, gpu_s=hours.gpu_s)
         place = (page[-1].project, page[-1].month)
     if month == month_of(now):
         for use in tx.leases.in_use(now=now, since=month_start(now)):
-            ended = found.get(use.project, QuotaUsage(use.project, 0.0, 0.0, 0, 0))
-            found[use.project] = QuotaUsage(
-                use.project, ended.slot_s + use.slot_s, ended.gpu_s + use.gpu_s, use.running, use.gpus
-            )
+            ended = found.get(use.project, QuotaUse(use.project))
+            slot_s, gpu_s = ended.slot_s + use.slot_s, ended.gpu_s + use.gpu_s
+            found[use.project] = use._replace(slot_s=slot_s, gpu_s=gpu_s)
     return [found[project] for project in sorted(found)]
 
 

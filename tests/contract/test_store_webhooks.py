@@ -51,9 +51,7 @@ def a_hook(**fields: object) -> Webhook:
 
 
 def a_delivery(hook: Webhook, **fields: object) -> Delivery:
-    base = Delivery(
-        new_delivery_id(), hook.id, "run.failed", "{}", DeliveryState.WAITING, 0, 5.0, None, None, 1.0, None
-    )
+    base = Delivery(new_delivery_id(), hook.id, "run.failed", "{}", 5.0, 1.0)
     return base._replace(**fields)  # type: ignore[arg-type]
 
 

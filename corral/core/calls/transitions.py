@@ -75,11 +75,6 @@ def fail(tx: Tx, call: CallRecord, kind: str, message: str, *, now: float) -> Ca
     return end_and_tell(tx, with_error(call, kind, message, [kind]), CallEvent.FAIL, now=now)
 
 
-def cannot_run(tx: Tx, call: CallRecord, why: str, *, now: float) -> CallRecord:
-    """No instance that would take the call can be started."""
-    return fail(tx, call, "CannotStart", why, now=now)
-
-
 def cancel(tx: Tx, call_id: CallId, *, now: float) -> CallRecord:
     """At once for everybody who waits; an instance that runs it hears of it in its next exchange."""
     call = locked(tx, call_id)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from corral.core.calls.context import CallContext
 from corral.core.calls.settle import lose
-from corral.core.calls.transitions import cancel, cannot_run, expire, forget
+from corral.core.calls.transitions import cancel, expire, fail, forget
 from corral.core.endpoints.deploy import LIVE_FOR_S, broke
 from corral.core.endpoints.evict_idle import IdleEviction
 from corral.core.queue.eligibility import Shapes
@@ -188,7 +188,7 @@ class Scaler:
             places = [place for pool in pools for place in tx.calls.waiting(pool, after=None, limit=PAGE)]
             calls = [tx.calls.lock(place.id) for place in places]
             return [
-                cannot_run(tx, call, why, now=self._clock.now())
+                fail(tx, call, "CannotStart", why, now=self._clock.now())
                 for call in calls
                 if call is not None and call.state is CallState.QUEUED
             ]

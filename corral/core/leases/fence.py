@@ -90,17 +90,9 @@ def _reattach(tx: Tx, lease: Lease, run: Run, *, now: float, policy: ServerPolic
     )
     tx.leases.save(lease)
     # The run's reason is what was charged: a stop that the lease's end settled had one of its own.
-    run = move(
-        tx,
-        run.charged(run.reason or rank.reason, -1),
-        RunEvent.REATTACH,
-        at=now,
-        actor=f"host:{lease.host_id}",
-        data={"lease": lease.id, "epoch": lease.epoch},
-        reason=None,
-        detail=None,
-    )
-    return lease, run
+    run = run.charged(run.reason or rank.reason, -1)._replace(reason=None, detail=None)
+    actor, data = f"host:{lease.host_id}", {"lease": lease.id, "epoch": lease.epoch}
+    return lease, move(tx, run, RunEvent.REATTACH, at=now, actor=actor, data=data)
 
 
 def close_lease(
@@ -150,11 +142,7 @@ def end_rank(tx: Tx, lease: Lease, event: RankEvent, *, reason: Reason, exit_cod
 
 def expire(tx: Tx, lease_id: LeaseId, *, now: float, policy: ServerPolicy, shares: Shares) -> None:
     """The sweeper: the lease's time ran out. One that was never beaten is given back free of charge."""
-    lease = tx.leases.get(lease_id)
-    if lease is None:
-        return
-    run = tx.runs.lock(lease.run_id)
-    lease = tx.leases.get(lease_id)
+    run, lease = tx.leases.hold(lease_id) or (None, None)
     if run is None or lease is None or lease.state is not LeaseState.LIVE or lease.expires_at > now:
         return
     reason = Reason.RELEASED if lease.beaten_at is None else Reason.HOST_LOST

@@ -52,6 +52,11 @@ class Board:
         need = self.shapes.known(lane.shape)
         return need is None or self.shares.held_back(lane.project, need.gpus, keep_s=self.margin_s) is None
 
+    def held_back(self, tx: Tx, run: Run, policy: ServerPolicy) -> str | None:
+        """Why the project's quota does not let the run start now, as a claim would judge it."""
+        need = self.shapes.get(tx, run.shape)
+        return self.shares.held_back(run.project, need.gpus, keep_s=policy.margin_s(run))
+
     def may_have(self, shape: Digest) -> bool:
         """False if this server knows of no waiting run of the shape that may start."""
         return self.lanes.may_have(shape, self.may_start)
@@ -106,10 +111,7 @@ class Chooser:
             if kept is not None:
                 self.board.reservations.done(kept.run_id)
             return None
-        need = self.board.shapes.get(self.tx, run.shape)
-        margin_s = self.policy.margin_s(run)
-        held_back = self.board.shares.held_back(run.project, need.gpus, keep_s=margin_s) is not None
-        return None if held_back else kept
+        return kept if self.board.held_back(self.tx, run, self.policy) is None else None
 
     def next(self) -> Choice | None:
         """The run that this host should take now, locked; None if there is none."""
@@ -376,7 +378,6 @@ class Chooser:
         left = list(self.held)
         for at, item in sorted(ends):
             left.remove(item)
-            free = HostCapacity(self.host, left)
-            if free.slots > 0 and free.holds(need):
+            if HostCapacity(self.host, left).fits(need):
                 return at
         return None

@@ -13,7 +13,6 @@ from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board, Choice, Chooser
 from corral.core.queue.free_capacity import HostCapacity
 from corral.core.queue.lanes import Candidate
-from corral.core.queue.roster import takes_work
 from corral.core.runs.dependencies import move
 from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical, digest_of
@@ -23,7 +22,7 @@ from corral.domain.ids import HostId, LeaseId, new_lease_id
 from corral.domain.leases import Lease, LeaseState
 from corral.domain.runs.queue import LeaseHolding
 from corral.domain.runs.runs import Attempt, Rank, Run
-from corral.domain.runs.states import LEASED, RankEvent, RankState, RunEvent, step_rank
+from corral.domain.runs.states import LEASED, RankEvent, RankState, RunEvent
 from corral.store.transaction import Tx
 
 SEEN_EVERY_S = 10.0
@@ -112,7 +111,7 @@ class Claim:
         return new
 
     def _grants(self, tx: Tx, host: Host, held: list[LeaseHolding], now: float) -> list[Grant]:
-        if self.ask.draining or host.capability is None or not takes_work(host, now):
+        if self.ask.draining or host.capability is None or not host.takes_work(now):
             return []
         chooser = Chooser(self.board, self.policy, tx, host, held, now, self.taken)
         self.free = chooser.free
@@ -202,9 +201,7 @@ def _claim_rank(tx: Tx, run: Run, lease_id: LeaseId, now: float) -> Rank:
         tx.attempts.close(run.id, run.attempt, now)
     number = run.attempt + 1
     tx.attempts.open(Attempt(run.id, number, now, None))
-    made = [
-        Rank(run.id, number, rank, RankState.WAITING, 0, None, None, None) for rank in range(run.world_size)
-    ]
+    made = [Rank(run.id, number, rank) for rank in range(run.world_size)]
     made[0] = _taken(made[0], run.epoch + 1, lease_id)
     for rank in made:
         tx.attempts.insert_rank(rank)
@@ -212,5 +209,4 @@ def _claim_rank(tx: Tx, run: Run, lease_id: LeaseId, now: float) -> Rank:
 
 
 def _taken(rank: Rank, epoch: int, lease_id: LeaseId) -> Rank:
-    state = step_rank(rank.state, RankEvent.CLAIM)
-    return rank._replace(state=state, epoch=epoch, lease_id=lease_id, reason=None)
+    return rank.stepped(RankEvent.CLAIM)._replace(epoch=epoch, lease_id=lease_id, reason=None)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from corral.core.hosts.faults import is_aside
 from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board
 from corral.core.queue.eligibility import (
@@ -21,11 +19,10 @@ from corral.core.queue.eligibility import (
     work_of,
 )
 from corral.core.queue.free_capacity import HostCapacity
-from corral.core.queue.roster import AGAIN_S, Roster, is_away
+from corral.core.queue.roster import AGAIN_S, Roster
 from corral.domain.hosts.capability import Requirements, preferred
 from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.policy import effective_slots, refusals
-from corral.domain.ids import HostId
 from corral.domain.runs.holds import HoldKind
 from corral.domain.runs.queue import LeaseHolding
 from corral.domain.runs.runs import Run
@@ -114,9 +111,7 @@ def standings(
     shapes: Shapes,
     roster: Roster | None = None,
 ) -> list[RunStanding]:
-    held: defaultdict[HostId, list[LeaseHolding]] = defaultdict(list)
-    for host_id, item in tx.leases.held_by_host():
-        held[host_id].append(item)
+    held = tx.leases.held_by_host()
     never = _Never(asked, shapes)
     found = [
         _standing(asked, host, held[host.id], never.of(host), now=now, policy=policy, roster=roster)
@@ -156,12 +151,12 @@ def _standing(
 def _kept_from_work(host: Host, *, now: float, policy: ServerPolicy) -> Iterable[tuple[HostStanding, str]]:
     if host.revoked_at is not None:
         yield HostStanding.REVOKED, "the host's credential is revoked"
-    if is_away(host, now, policy):
+    if host.is_away(now, policy.away_s):
         ago = "never" if host.last_seen_at is None else f"{now - host.last_seen_at:.0f} s ago"
         yield HostStanding.AWAY, f"the host is away (last seen {ago})"
     if host.draining:
         yield HostStanding.DRAINING, "the host is being drained"
-    if is_aside(host, now) and host.set_aside_until is not None:
+    if host.is_aside(now) and host.set_aside_until is not None:
         left_s = host.set_aside_until - now
         yield (
             HostStanding.SET_ASIDE,
@@ -222,10 +217,7 @@ def summary(
 
 def held_by_quota(tx: Tx, board: Board, run: Run, *, policy: ServerPolicy) -> str | None:
     """Why its project's quota keeps a queued run from starting, as a claim would judge it."""
-    if run.state is not RunState.QUEUED:
-        return None
-    need = board.shapes.get(tx, run.shape)
-    return board.shares.held_back(run.project, need.gpus, keep_s=policy.margin_s(run))
+    return board.held_back(tx, run, policy) if run.state is RunState.QUEUED else None
 
 
 def group_is_full(tx: Tx, run: Run) -> str | None:

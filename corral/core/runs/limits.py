@@ -36,10 +36,8 @@ def halt_over_hours(tx: Tx, run_id: RunId, *, now: float, policy: ServerPolicy) 
 
 def stop_stalled(tx: Tx, lease_id: LeaseId, *, now: float, policy: ServerPolicy) -> None:
     """No sign of life from the child for its stall limit: try again elsewhere, or give up."""
-    lease = tx.leases.get(lease_id)
-    run = tx.runs.lock(lease.run_id) if lease is not None else None
-    # Read again under the run's lock: since the sweeper looked it may have ended, or shown life.
-    lease = tx.leases.get(lease_id)
+    # Since the sweeper looked it may have ended, or shown life.
+    run, lease = tx.leases.hold(lease_id) or (None, None)
     if lease is None or run is None or run.state is not RunState.RUNNING or run.stall_limit_s is None:
         return
     if lease.state is not LeaseState.LIVE or lease.active_at + run.stall_limit_s > now:

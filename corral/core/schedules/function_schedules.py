@@ -135,12 +135,6 @@ def _wanted(endpoint: Endpoint, version: EndpointVersion, now: float) -> Schedul
             timezone=asked["timezone"],
             missed=MissedTimes(asked["missed"]),
             overlap=Overlap(asked["overlap"]),
-            paused=False,
-            next_at=None,
-            last_at=None,
-            last_run=None,
-            fired=0,
-            skipped=0,
             created_at=now,
             created_by=version.created_by,
         )

@@ -93,19 +93,7 @@ def replay_dead(tx: Tx, hook: Webhook, *, limit: int, now: float) -> int:
 
 def keep(tx: Tx, hook: Webhook, kind: str, notice: dict[str, Any], *, next_at: float, now: float) -> Delivery:
     body = slack_message(notice) if hook.format is WebhookFormat.SLACK else notice
-    delivery = Delivery(
-        id=new_delivery_id(),
-        webhook_id=hook.id,
-        event=kind,
-        body=canonical(body),
-        state=DeliveryState.WAITING,
-        attempts=0,
-        next_at=next_at,
-        status=None,
-        detail=None,
-        created_at=now,
-        ended_at=None,
-    )
+    delivery = Delivery(new_delivery_id(), hook.id, kind, canonical(body), next_at, created_at=now)
     tx.webhooks.insert_delivery(delivery)
     return delivery
 
