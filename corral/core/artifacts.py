@@ -10,7 +10,7 @@ from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
 from corral.core.runs.transitions import record
 from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, listing_digest
-from corral.domain.errors import BlobMissing, Conflict, InvalidInput, NotFound
+from corral.domain.errors import BlobMissing, Conflict, InvalidInput, found
 from corral.domain.ids import ArtifactId, Digest, new_artifact_id
 from corral.domain.leases import Lease, LeaseKey
 from corral.domain.paths import check_paths
@@ -102,31 +102,29 @@ def insert(
 
 def _drop_old_checkpoints(tx: Tx, run: Run) -> None:
     keep = json.loads(tx.runs.spec(run.id)).get("keep", {})
-    found = [a for a in tx.artifacts.of_run(run.id) if a.kind is ArtifactKind.CHECKPOINT]
+    made = [a for a in tx.artifacts.of_run(run.id) if a.kind is ArtifactKind.CHECKPOINT]
     for artifact in surplus(
-        found, latest=keep.get("latest", 2), best=keep.get("best", 1), lowest=keep.get("metric") != "max"
+        made, latest=keep.get("latest", 2), best=keep.get("best", 1), lowest=keep.get("metric") != "max"
     ):
         tx.artifacts.delete(artifact.id)
 
 
-def surplus(found: Sequence[Artifact], *, latest: int, best: int, lowest: bool) -> list[Artifact]:
+def surplus(made: Sequence[Artifact], *, latest: int, best: int, lowest: bool) -> list[Artifact]:
     """Checkpoints that are neither pinned nor among the newest nor among the best, by rank."""
-    kept: set[ArtifactId] = {a.id for a in found if a.pinned}
-    for rank in {a.rank for a in found}:
-        mine = [a for a in found if a.rank == rank]
+    kept: set[ArtifactId] = {a.id for a in made if a.pinned}
+    for rank in {a.rank for a in made}:
+        mine = [a for a in made if a.rank == rank]
         newest = sorted(mine, key=lambda a: (a.epoch or 0, a.step or 0, a.created_at), reverse=True)
         kept |= {a.id for a in newest[:latest]}
         scored = [(a.metric, a) for a in mine if a.metric is not None]
         scored.sort(key=lambda pair: pair[0] if lowest else -pair[0])
         kept |= {a.id for _, a in scored[:best]}
-    return [a for a in found if a.id not in kept]
+    return [a for a in made if a.id not in kept]
 
 
 def get(tx: Tx, artifact_id: ArtifactId) -> Artifact:
-    artifact = tx.artifacts.get(artifact_id)
-    if artifact is None:
-        raise NotFound(f"there is no artifact {artifact_id}", hint="List them with `corral artifacts ls`.")
-    return artifact
+    hint = "List them with `corral artifacts ls`."
+    return found(tx.artifacts.get(artifact_id), f"there is no artifact {artifact_id}", hint=hint)
 
 
 def delete(tx: Tx, artifact_id: ArtifactId) -> None:

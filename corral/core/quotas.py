@@ -1,29 +1,19 @@
-"""What projects may use: setting it, holding submits to it, stopping what would pass it; what they used."""
+"""What projects may use: setting it, holding runs and files to it, stopping what would pass it."""
 
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from corral.core.audit import Author, note
 from corral.core.leases.fence import known_s
 from corral.core.policy import ServerPolicy
 from corral.core.topics import TOPIC_QUOTA
-from corral.domain.errors import NotFound, QuotaExceeded
-from corral.domain.ids import RunId
+from corral.domain.errors import NotFound, ProjectFull, QuotaExceeded
+from corral.domain.ids import Digest, RunId
 from corral.domain.leases import Lease
-from corral.domain.quotas import Quota, month_of, month_start
+from corral.domain.quotas import Quota, QuotaUse, month_of, month_start
 from corral.store.transaction import Tx
-
-
-class QuotaUsage(NamedTuple):
-    """What a project used in a month, of ended and of live leases."""
-
-    project: str
-    slot_s: float
-    gpu_s: float
-    running: int
-    gpus: int
 
 
 def put(tx: Tx, quota: Quota, *, by: Author) -> None:
@@ -43,14 +33,8 @@ def remove(tx: Tx, project: str, *, by: Author) -> None:
     note(tx, "quota.remove", f"project:{project}", by)
 
 
-def check_room(tx: Tx, project: str, more: int) -> None:
-    """Refuse what would make more runs of the project wait than its quota allows."""
-    if (refused := no_room(tx, project, more)) is not None:
-        raise refused
-
-
 def no_room(tx: Tx, project: str, more: int, *, written: int = 0) -> QuotaExceeded | None:
-    """`written` is how many of them are in the database already."""
+    """Why so many more runs of the project may not wait; `written` of them are in the database already."""
     quota = tx.quotas.get(project)
     if quota is None or quota.max_queued is None:
         return None
@@ -68,21 +52,20 @@ def no_room(tx: Tx, project: str, more: int, *, written: int = 0) -> QuotaExceed
     return None
 
 
-def used_in(tx: Tx, month: str, now: float) -> list[QuotaUsage]:
+def used_in(tx: Tx, month: str, now: float) -> list[QuotaUse]:
     """By project, what was used in a month; for the present one with what runs."""
-    found: dict[str, QuotaUsage] = {}
+    found: dict[str, QuotaUse] = {}
     place: tuple[str, str] | None = None
     while page := tx.quotas.hours_page(place, 1000):
         for hours in page:
             if hours.month == month:
-                found[hours.project] = QuotaUsage(hours.project, hours.slot_s, hours.gpu_s, 0, 0)
+                found[hours.project] = QuotaUse(hours.project, slot_s=hours.slot_s, gpu_s=hours.gpu_s)
         place = (page[-1].project, page[-1].month)
     if month == month_of(now):
         for use in tx.leases.in_use(now=now, since=month_start(now)):
-            ended = found.get(use.project, QuotaUsage(use.project, 0.0, 0.0, 0, 0))
-            found[use.project] = QuotaUsage(
-                use.project, ended.slot_s + use.slot_s, ended.gpu_s + use.gpu_s, use.running, use.gpus
-            )
+            ended = found.get(use.project, QuotaUse(use.project))
+            slot_s, gpu_s = ended.slot_s + use.slot_s, ended.gpu_s + use.gpu_s
+            found[use.project] = use._replace(slot_s=slot_s, gpu_s=gpu_s)
     return [found[project] for project in sorted(found)]
 
 
@@ -116,3 +99,34 @@ def _held_s(lease: Lease, *, now: float, since: float) -> float:
     heard = lease.granted_at if lease.beaten_at is None else lease.beaten_at
     held_s = known_s(lease) + max(0.0, now - max(heard, since))
     return min(held_s, max(0.0, now - month_start(now)))
+
+
+def check_bytes(tx: Tx, project: str, sizes: Mapping[Digest, int]) -> None:
+    """ProjectFull if these files, as far as the project lacks them, are more than its quota allows.
+
+    Every byte is counted once, when the project gets its row: an artifact that is made of them later adds
+    nothing. In the transaction that makes the rows, nobody else's can come in between.
+    """
+    quota = tx.quotas.get(project)
+    if quota is None or quota.max_bytes is None:
+        return
+    used = tx.blobs.project_bytes(project)
+    adding = sum(size for sha, size in sizes.items() if tx.blobs.get(project, sha) is None)
+    if not adding or used + adding <= quota.max_bytes:
+        return
+    raise ProjectFull(
+        f"project {project} has {used} bytes of files, of {quota.max_bytes} (max_bytes), "
+        f"and this would add {adding}",
+        hint="Remove artifacts with `corral artifacts rm`; their bytes are free after the next collection, "
+        f"about an hour later. Or let an operator raise max_bytes of project {project}.",
+    )
+
+
+def check_file_size(tx: Tx, project: str, size: int) -> None:
+    """ProjectFull if a file of that size is more than the quota allows in all, whatever its bytes are."""
+    quota = tx.quotas.get(project)
+    if quota is not None and quota.max_bytes is not None and size > quota.max_bytes:
+        raise ProjectFull(
+            f"project {project} may have {quota.max_bytes} bytes of files (max_bytes), this one has {size}",
+            hint=f"Let an operator raise max_bytes of project {project}.",
+        )

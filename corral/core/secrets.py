@@ -9,7 +9,7 @@ from typing import Any
 from corral.core.audit import Author, note
 from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
-from corral.domain.errors import InvalidInput, NotFound, SecretExposed
+from corral.domain.errors import InvalidInput, NotFound, SecretExposed, found
 from corral.domain.leases import LeaseKey
 from corral.domain.redaction import MIN_SECRET_BYTES, SecretValues, StreamScanner
 from corral.domain.secrets import Secret
@@ -86,19 +86,17 @@ def refuse_exposed(tx: Tx, cipher: Cipher, project: str, text: str, *, what: str
     """SecretExposed if the text holds a secret's value: it would be stored and shown in clear."""
     if not tx.secrets.of_project(project):
         return
-    found = of_project(tx, cipher, project).find(text.encode())
-    if found is not None:
-        raise SecretExposed(f"{what} contains the value of the secret {found}")
+    if (name := of_project(tx, cipher, project).find(text.encode())) is not None:
+        raise SecretExposed(f"{what} contains the value of the secret {name}")
 
 
 def refuse_file(secrets: SecretValues, path: str, chunks: Iterable[bytes]) -> None:
     """SecretExposed if the file's bytes hold a secret's value. Blocks."""
     scanner = StreamScanner(secrets)
     for chunk in chunks:
-        found = scanner.feed(chunk)
-        if found is not None:
+        if (name := scanner.feed(chunk)) is not None:
             raise SecretExposed(
-                f"the file {path!r} contains the value of the secret {found}",
+                f"the file {path!r} contains the value of the secret {name}",
                 hint="Keep it out with `.corralignore`, and name the secret in `secrets` instead.",
             )
 
@@ -108,11 +106,7 @@ def for_lease(tx: Tx, cipher: Cipher, key: LeaseKey, *, now: float, policy: Serv
     _, run = fence(tx, key, now=now, policy=policy)
     values: dict[str, str] = {}
     for name in json.loads(tx.runs.spec(run.id)).get("secrets", []):
-        secret = tx.secrets.get(run.project, name)
-        if secret is None:
-            raise NotFound(
-                f"project {run.project} has no secret {name}",
-                hint=f"Set it with `corral secrets set {name}`.",
-            )
-        values[name] = _value(cipher, secret)
+        hint = f"Set it with `corral secrets set {name}`."
+        missing = f"project {run.project} has no secret {name}"
+        values[name] = _value(cipher, found(tx.secrets.get(run.project, name), missing, hint=hint))
     return values

@@ -1,7 +1,5 @@
 """Topics of announcements: a commit names one with a key, and every server hears it."""
 
-from __future__ import annotations
-
 # Key: the run's id.
 TOPIC_RUN = "run"
 TOPIC_LOG = "log"

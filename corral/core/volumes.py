@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from corral.core.artifacts import FileManifest, check_blobs, insert
 from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, listing_digest
-from corral.domain.errors import FieldError, NotFound, VolumeConflict
+from corral.domain.errors import FieldError, VolumeConflict, found
 from corral.domain.ids import ArtifactId
 from corral.domain.paths import BadPath, check_paths
 from corral.domain.volumes import VolumeRecord, VolumeVersion, merge
@@ -73,12 +73,8 @@ def newest(tx: Tx, volume: VolumeRecord) -> VolumeCommitResult:
 
 
 def get(tx: Tx, project: str, name: str) -> VolumeRecord:
-    volume = tx.volumes.get(project, name)
-    if volume is None:
-        raise NotFound(
-            f"project {project} has no volume {name!r}", hint="List them with `corral volumes ls`."
-        )
-    return volume
+    hint = "List them with `corral volumes ls`."
+    return found(tx.volumes.get(project, name), f"project {project} has no volume {name!r}", hint=hint)
 
 
 def remove(tx: Tx, project: str, name: str) -> VolumeRecord:
@@ -143,9 +139,9 @@ def _files(tx: Tx, volume: VolumeRecord, number: int) -> Files:
 
 
 def files_of(tx: Tx, artifact_id: ArtifactId) -> Files:
-    found: Files = {}
+    files: Files = {}
     after = ""
     while page := tx.artifacts.files(artifact_id, after=after, limit=_PAGE):
-        found |= {file.path: file for file in page}
+        files |= {file.path: file for file in page}
         after = page[-1].path
-    return found
+    return files

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from corral.errors import CorralError as CorralError
 from corral.errors import FieldError as FieldError
 from corral.errors import VolumeConflict as VolumeConflict
+
+T = TypeVar("T")
 
 
 class InvalidInput(CorralError):
@@ -17,6 +21,13 @@ class InvalidInput(CorralError):
 class NotFound(CorralError):
     code = "not_found"
     hint = "Check the id with `corral ls`; what belongs to another project is not shown."
+
+
+def found(record: T | None, message: str, *, hint: str = "") -> T:
+    """The record; NotFound with this message if there is none."""
+    if record is None:
+        raise NotFound(message, hint=hint)
+    return record
 
 
 class Ambiguous(CorralError):

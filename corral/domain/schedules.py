@@ -35,14 +35,14 @@ class Schedule(NamedTuple):
     timezone: str
     missed: MissedTimes
     overlap: Overlap
-    paused: bool
-    next_at: float | None
-    last_at: float | None
-    last_run: RunId | None
-    fired: int
-    skipped: int
     created_at: float
     created_by: str
+    paused: bool = False
+    next_at: float | None = None
+    last_at: float | None = None
+    last_run: RunId | None = None
+    fired: int = 0
+    skipped: int = 0
     # Why its last time made no run.
     problem: str | None = None
     # What the clock said when next_at was worked out.

@@ -9,7 +9,7 @@ from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
-from corral.core.runs.find import read_run
+from corral.core.runs.transitions import read_run
 from corral.domain.ids import RunId
 from corral.server.openapi import streamed
 from corral.server.services import Services

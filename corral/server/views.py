@@ -8,11 +8,9 @@ from functools import lru_cache
 
 from pydantic import JsonValue as Json
 
-from corral.core.hosts.faults import is_aside
 from corral.core.policy import ServerPolicy
 from corral.core.queue.claim import Grant
 from corral.core.queue.eligibility import declared_of, effective_of
-from corral.core.queue.roster import is_away
 from corral.core.queue.why import RunStanding
 from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical
@@ -168,12 +166,12 @@ def host_view(
     counts = capability
     if capability is not None and host.declared is not None:
         counts = CapabilityReport.model_validate(asdict(effective_of(host)))
-    aside = is_aside(host, now)
+    aside = host.is_aside(now)
     return HostView(
         **{
             **host._asdict(),
             "busy": busy,
-            "alive": host.revoked_at is None and not is_away(host, now, policy),
+            "alive": host.revoked_at is None and not host.is_away(now, policy.away_s),
             "credential_expires_at": credential_expires_at,
             "capability": capability,
             "declared": None if host.declared is None else json.loads(host.declared),

@@ -7,6 +7,7 @@ Use cases are plain functions over a `Tx`; the store decides when to commit. A u
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 from corral.store.transaction import Tx
@@ -51,3 +52,21 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+async def write_together(
+    store: Store, lock: Callable[[Tx], None], units: Sequence[Callable[[Tx], T]]
+) -> list[T | Exception]:
+    """Write units that share a commit and lock a run each.
+
+    `lock` locks all their runs first, in one order: another transaction may lock several of them too.
+    """
+    if len(units) < 2 or store.alone:
+        return await store.write_each(units)
+    first, *others = units
+    return await store.write_each([partial(_after, lock, first), *others])
+
+
+def _after(lock: Callable[[Tx], None], unit: Callable[[Tx], T], tx: Tx) -> T:
+    lock(tx)
+    return unit(tx)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.store.connection import Connection
+from corral.store.table import Connection
 from corral.store.tables.artifacts import SqlArtifacts
 from corral.store.tables.attempts import SqlAttempts
 from corral.store.tables.audit import SqlAudit

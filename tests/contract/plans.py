@@ -14,8 +14,7 @@ from corral.core.leases.sweep import Sweeper
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.runs.cancel import cancel
-from corral.core.runs.dependencies import let_in, settle_more, settle_waiting
-from corral.core.runs.move import move
+from corral.core.runs.dependencies import let_in, move, settle_more, settle_waiting
 from corral.core.runs.needs import RunNeeds
 from corral.core.runs.submit import Dependency, NewRun, SubmitResult, submit
 from corral.domain.artifacts import ArtifactKind

@@ -11,7 +11,7 @@ import pytest
 from contract.conftest import Database
 from contract.plans import POLICY
 from corral.core.audit import Author
-from corral.core.calls.transitions import cannot_run
+from corral.core.calls.transitions import fail
 from corral.core.endpoints import deploy as endpoints
 from corral.core.endpoints.deploy import NewVersion
 from corral.core.schedules import fire as schedules
@@ -77,7 +77,7 @@ class Deployed:
 
     def end(self, call: CallRecord) -> None:
         def unit(tx: Tx) -> None:
-            cannot_run(tx, call, "enough", now=self.now)
+            fail(tx, call, "CannotStart", "enough", now=self.now)
 
         self.db.write(unit)
 

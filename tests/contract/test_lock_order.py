@@ -21,14 +21,13 @@ from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms, Grant
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
 from corral.core.queue.lanes import Lanes
-from corral.core.runs.batch_write import write_together
 from corral.core.runs.submit import submit
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import new_host_id
 from corral.domain.quotas import Quota
 from corral.domain.runs.reasons import Reason
 from corral.store.postgres.store import PostgresStore
-from corral.store.store import Store
+from corral.store.store import Store, write_together
 from corral.store.transaction import Tx
 
 PROJECTS = ("alpha", "beta", "default")

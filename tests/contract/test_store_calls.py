@@ -13,10 +13,8 @@ from contract.samples import a_lease, a_run, an_artifact
 from contract.test_store_webhooks import a_hook
 from corral.core.calls import accept as accepting
 from corral.core.calls.accept import DEEPEST
-from corral.core.calls.cancel import cancel
-from corral.core.calls.expire import RECORD_S, expire, forget
-from corral.core.calls.retry import retry
 from corral.core.calls.settle import MOST_LOST, add_chunks, lose, settle, take_back
+from corral.core.calls.transitions import RECORD_S, cancel, expire, forget, retry
 from corral.core.endpoints import deploy as endpoints
 from corral.core.endpoints.deploy import NewVersion
 from corral.core.endpoints.scaling import EndpointLoad, desired

@@ -12,10 +12,10 @@ from corral.core import quotas
 from corral.core.audit import Author
 from corral.core.logs import MAX_NOTES, AppendPlan, LogBatch, commit
 from corral.core.policy import ServerPolicy
+from corral.core.quotas import check_bytes
 from corral.core.runs.transitions import born
 from corral.core.storage.blobs import BlobHolder, remember
 from corral.core.storage.objects import MAX_OBJECTS, put_object
-from corral.core.storage.storage_quota import check_room
 from corral.domain.artifacts import Blob, NamedObject
 from corral.domain.errors import Conflict, ProjectFull
 from corral.domain.leases import LeaseKey
@@ -51,7 +51,7 @@ def test_bytes_are_counted_once_and_freed_when_they_are_gone(db: Database) -> No
     kept = db.read(lambda tx: tx.blobs.project_bytes("p"))
     db.write(lambda tx: tx.blobs.count_bytes("p"))
     assert kept == db.read(lambda tx: tx.blobs.project_bytes("p")) == 100
-    db.write(lambda tx: check_room(tx, "other", {digest_of("x"): 1 << 50}))
+    db.write(lambda tx: check_bytes(tx, "other", {digest_of("x"): 1 << 50}))
 
 
 def test_uploads_that_race_for_the_last_room_do_not_both_get_it(pg_url: str) -> None:

@@ -13,7 +13,7 @@ from contract.samples import a_run
 from corral.adapters.cipher import FileCipher, load_key
 from corral.core import secrets
 from corral.core.audit import Author
-from corral.core.runs.move import move
+from corral.core.runs.dependencies import move
 from corral.core.runs.transitions import born
 from corral.core.webhooks.notices import PAGE, gather
 from corral.domain.ids import WebhookId, new_delivery_id, new_webhook_id
@@ -51,9 +51,7 @@ def a_hook(**fields: object) -> Webhook:
 
 
 def a_delivery(hook: Webhook, **fields: object) -> Delivery:
-    base = Delivery(
-        new_delivery_id(), hook.id, "run.failed", "{}", DeliveryState.WAITING, 0, 5.0, None, None, 1.0, None
-    )
+    base = Delivery(new_delivery_id(), hook.id, "run.failed", "{}", 5.0, 1.0)
     return base._replace(**fields)  # type: ignore[arg-type]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from corral.core.hosts.declare import declare
+from corral.core.manifests.apply import declare
 from corral.domain.hosts.policy import HostPolicy
 from corral.domain.ids import HostId
 from corral.store.transaction import Tx

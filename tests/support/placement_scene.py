@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from corral.core.hosts.declare import declare
 from corral.core.leases.beat import beat
 from corral.core.leases.fence import expire
 from corral.core.leases.outcomes import LeaseEnder, LeaseReport
+from corral.core.manifests.apply import declare
 from corral.core.policy import ServerPolicy
-from corral.core.queue import queue_notes as in_line
 from corral.core.queue.choose import Board
 from corral.core.queue.claim import Claim, ClaimResult, ClaimTerms, Grant
 from corral.core.queue.eligibility import Shapes
@@ -17,7 +16,14 @@ from corral.core.queue.fair_share import Shares
 from corral.core.queue.lanes import Lanes
 from corral.core.queue.reservations import Reservations
 from corral.core.queue.roster import Roster
-from corral.core.queue.why import HostStanding, RunStanding, WhyQuestion, standings
+from corral.core.queue.why import (
+    HostStanding,
+    RunStanding,
+    WhyQuestion,
+    held_by_quota,
+    queue_notes,
+    standings,
+)
 from corral.core.runs.submit import NewRun, submit
 from corral.core.runs.transitions import parse_ready_key
 from corral.core.topics import TOPIC_HOST, TOPIC_READY
@@ -148,12 +154,12 @@ class PlacementScene:
     def notes(self, run_id: RunId) -> list[str]:
         run = self.run(run_id)
         return self.db.now_read(
-            lambda tx: in_line.notes(tx, self.board, run, now=self.clock.now(), policy=POLICY)
+            lambda tx: queue_notes(tx, self.board, run, now=self.clock.now(), policy=POLICY)
         )
 
     def held_back(self, run_id: RunId) -> str | None:
         run = self.run(run_id)
-        return self.db.now_read(lambda tx: in_line.held_back(tx, self.board, run, policy=POLICY))
+        return self.db.now_read(lambda tx: held_by_quota(tx, self.board, run, policy=POLICY))
 
     def poll(self, name: str, *, most: int = 1) -> ClaimResult:
         self._requests += 1

@@ -66,19 +66,7 @@ def test_patterns_choose_types() -> None:
 
 
 def _delivery(**fields: Any) -> Delivery:
-    base = Delivery(
-        new_delivery_id(),
-        new_webhook_id(),
-        "run.failed",
-        "{}",
-        DeliveryState.WAITING,
-        0,
-        0.0,
-        None,
-        None,
-        0.0,
-        None,
-    )
+    base = Delivery(new_delivery_id(), new_webhook_id(), "run.failed", "{}", 0.0, 0.0)
     return base._replace(**fields)
 
 

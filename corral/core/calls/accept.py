@@ -9,7 +9,7 @@ from corral.core.calls.transitions import TOPIC_CALL_READY, ready_key
 from corral.domain.calls import CallOptions, CallRecord, CallState, Payload
 from corral.domain.canonical import digest_of
 from corral.domain.endpoints import Endpoint, PoolParams, VersionState
-from corral.domain.errors import BlobMissing, Conflict, FieldError, InvalidInput, NotFound
+from corral.domain.errors import BlobMissing, Conflict, FieldError, InvalidInput, found
 from corral.domain.ids import CallId, EndpointId, new_call_id
 from corral.store.store import Store
 from corral.store.transaction import Tx
@@ -178,9 +178,7 @@ def _identity(call: CallRecord) -> tuple[object, ...]:
 def _depth(tx: Tx, parent_id: CallId | None) -> int:
     if parent_id is None:
         return 0
-    parent = tx.calls.get(parent_id)
-    if parent is None:
-        raise NotFound(f"there is no call {parent_id}")
+    parent = found(tx.calls.get(parent_id), f"there is no call {parent_id}")
     if parent.depth + 1 >= DEEPEST:
         raise Conflict(
             f"calls within calls are {DEEPEST} deep",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from corral.domain.calls import CallPool, CallRecord, QueuedCall
@@ -44,6 +44,10 @@ class _Queue:
         place = heapq.heappop(self.heap)
         self.known.discard(place.id)
         return place
+
+
+# Of a pool that is not known: nothing waits there.
+_NO_QUEUE = _Queue(complete=True)
 
 
 @dataclass(eq=False)
@@ -147,26 +151,17 @@ class Dispatcher:
     def endpoint_changed(self, endpoint_id: EndpointId) -> None:
         """Another version may serve: whoever waits for calls of this endpoint asks again."""
         self.changes += 1
-        for pool, polls in self._polls.items():
-            if pool.endpoint_id == endpoint_id:
-                for poll in polls:
-                    poll.woken.set()
+        self._wake_all(lambda pool, _: pool.endpoint_id == endpoint_id)
 
     def close(self) -> None:
-        for polls in self._polls.values():
-            for poll in polls:
-                poll.woken.set()
+        self._wake_all(lambda pool, poll: True)
 
     def may_have_calls(self, pools: Sequence[CallPool]) -> bool:
-        return any((queue := self._queues.get(pool)) is not None and queue.may_have_calls for pool in pools)
+        return any(self._queue(pool).may_have_calls for pool in pools)
 
     def to_fill(self, pools: Sequence[CallPool]) -> list[CallPool]:
         """Pools of which nothing is left here, but perhaps in the database."""
-        return [
-            pool
-            for pool in pools
-            if (queue := self._queues.get(pool)) is not None and not queue.heap and not queue.complete
-        ]
+        return [pool for pool in pools if not self._queue(pool).heap and not self._queue(pool).complete]
 
     def fill(self, pool: CallPool, found: Sequence[QueuedCall]) -> None:
         queue = self._queues.setdefault(pool, _Queue())
@@ -180,11 +175,7 @@ class Dispatcher:
         """The next calls of these pools, in order. From now on nobody else gets them."""
         taken: list[CallId] = []
         while len(taken) < want:
-            heads = [
-                (queue.heap[0], pool)
-                for pool in pools
-                if (queue := self._queues.get(pool)) is not None and queue.heap
-            ]
+            heads = [(heap[0], pool) for pool in pools if (heap := self._queue(pool).heap)]
             if not heads:
                 break
             taken.append(self._queues[min(heads)[1]].pop().id)
@@ -277,10 +268,7 @@ class Dispatcher:
 
     def send_away(self, lease_id: LeaseId) -> None:
         self._instance(lease_id).sent_away = True
-        for polls in list(self._polls.values()):
-            for poll in polls:
-                if poll.lease_id == lease_id:
-                    poll.woken.set()
+        self._wake_all(lambda _, poll: poll.lease_id == lease_id)
 
     def is_sent_away(self, lease_id: LeaseId) -> bool:
         return self._instance(lease_id).sent_away
@@ -316,12 +304,11 @@ class Dispatcher:
 
     def depth(self, pool: CallPool) -> int:
         """How many calls wait, at least."""
-        queue = self._queues.get(pool)
-        return 0 if queue is None else len(queue.heap)
+        return len(self._queue(pool).heap)
 
     def first(self, pool: CallPool) -> QueuedCall | None:
-        queue = self._queues.get(pool)
-        return queue.heap[0] if queue is not None and queue.heap else None
+        heap = self._queue(pool).heap
+        return heap[0] if heap else None
 
     def instances(self, endpoint_id: EndpointId) -> int:
         return len(self._instances_of(endpoint_id))
@@ -333,6 +320,9 @@ class Dispatcher:
     def drop_endpoint(self, endpoint_id: EndpointId) -> None:
         for pool in [pool for pool in self._queues if pool.endpoint_id == endpoint_id]:
             del self._queues[pool]
+
+    def _queue(self, pool: CallPool) -> _Queue:
+        return self._queues.get(pool, _NO_QUEUE)
 
     def _instance(self, lease_id: LeaseId) -> _InstanceState:
         found = self._instances.get(lease_id)
@@ -353,6 +343,12 @@ class Dispatcher:
             return True
         queue.push(place)
         return self._wake(pool)
+
+    def _wake_all(self, wanted: Callable[[CallPool, InstancePoll], bool]) -> None:
+        for pool, polls in self._polls.items():
+            for poll in polls:
+                if wanted(pool, poll):
+                    poll.woken.set()
 
     def _wake(self, pool: CallPool) -> bool:
         polls = self._polls.get(pool)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from corral.core.calls.accept import pin_blob
 from corral.core.calls.transitions import TOPIC_CALL, end, fail, requeue
-from corral.core.webhooks.call_notices import tell
+from corral.core.webhooks.notices import tell_of_calls
 from corral.domain.calls import (
     CALL_FINAL,
     CallEvent,
@@ -57,7 +57,7 @@ def settle(
                 continue
             call = call._replace(lease_id=lease_id, run_id=run_id, started_at=now - outcome.ran_s)
         changed.append(_settled(tx, call, outcome, now=now))
-    tell(tx, changed, now=now)
+    tell_of_calls(tx, changed, now=now)
     return changed
 
 

@@ -1,19 +1,29 @@
-"""How a call is queued again and how it ends, and what the other servers hear of it."""
+"""How a call is queued again, cancelled, expired, retried and forgotten, and what other servers hear."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from corral.core.webhooks.call_notices import tell
-from corral.domain.calls import CallEvent, CallOptions, CallPool, CallRecord, CallState, QueuedCall
+from corral.core.webhooks.notices import tell_of_calls
+from corral.domain.calls import (
+    CALL_FINAL,
+    CallEvent,
+    CallOptions,
+    CallPool,
+    CallRecord,
+    CallState,
+    QueuedCall,
+)
 from corral.domain.canonical import canonical
-from corral.domain.errors import NotFound
+from corral.domain.errors import Conflict, found
 from corral.domain.ids import CallId, EndpointId
 from corral.store.transaction import Tx
 
 TOPIC_CALL = "call"
 TOPIC_CALL_READY = "call_ready"
+# How long the record of an ended call is kept, even without its result.
+RECORD_S = 30 * 86400.0
 
 
 def ready_key(call: CallRecord) -> str:
@@ -27,10 +37,8 @@ def parse_ready_call(key: str) -> tuple[CallPool, QueuedCall]:
 
 
 def locked(tx: Tx, call_id: CallId) -> CallRecord:
-    call = tx.calls.lock(call_id)
-    if call is None:
-        raise NotFound(f"there is no call {call_id}", hint="List them with `corral calls ls`.")
-    return call
+    hint = "List them with `corral calls ls`."
+    return found(tx.calls.lock(call_id), f"there is no call {call_id}", hint=hint)
 
 
 def requeue(tx: Tx, call: CallRecord, *, at: float) -> CallRecord:
@@ -54,7 +62,7 @@ def end(tx: Tx, call: CallRecord, event: CallEvent, *, now: float) -> CallRecord
 
 def end_and_tell(tx: Tx, call: CallRecord, event: CallEvent, *, now: float) -> CallRecord:
     call = end(tx, call, event, now=now)
-    tell(tx, [call], now=now)
+    tell_of_calls(tx, [call], now=now)
     return call
 
 
@@ -67,6 +75,61 @@ def fail(tx: Tx, call: CallRecord, kind: str, message: str, *, now: float) -> Ca
     return end_and_tell(tx, with_error(call, kind, message, [kind]), CallEvent.FAIL, now=now)
 
 
-def cannot_run(tx: Tx, call: CallRecord, why: str, *, now: float) -> CallRecord:
-    """No instance that would take the call can be started."""
-    return fail(tx, call, "CannotStart", why, now=now)
+def cancel(tx: Tx, call_id: CallId, *, now: float) -> CallRecord:
+    """At once for everybody who waits; an instance that runs it hears of it in its next exchange."""
+    call = locked(tx, call_id)
+    if call.state in CALL_FINAL:
+        raise Conflict(f"call {call_id} is {call.state} already", hint="Nothing was changed.")
+    return end_and_tell(tx, call, CallEvent.CANCEL, now=now)
+
+
+def expire(tx: Tx, call_id: CallId, *, now: float) -> None:
+    call = tx.calls.lock(call_id)
+    if call is None or call.state is not CallState.QUEUED or call.expires_at is None or call.expires_at > now:
+        return
+    why = f"it waited {call.expires_at - call.created_at:g} s, its whole time to live"
+    end_and_tell(tx, with_error(call, "Expired", why), CallEvent.EXPIRE, now=now)
+
+
+def forget(tx: Tx, call_id: CallId, *, now: float) -> None:
+    """Delete the arguments and the result of an ended call, and later its record."""
+    call = tx.calls.lock(call_id)
+    if call is None or call.forget_at is None or call.forget_at > now:
+        return
+    tx.blobs.unpin(f"call:{call_id}")
+    gone_at = (call.ended_at or now) + RECORD_S
+    if call.forgotten or gone_at <= now:
+        tx.calls.delete(call_id)
+    else:
+        tx.calls.drop_payloads(call_id, forget_at=gone_at)
+
+
+def retry(tx: Tx, call_id: CallId, *, now: float) -> CallRecord:
+    """Queue a call that ended without a result once more, under its own id."""
+    call = locked(tx, call_id)
+    if call.state not in CALL_FINAL or call.state is CallState.SUCCEEDED:
+        raise Conflict(
+            f"call {call_id} is {call.state}; only one that ended without a result can be tried again",
+            hint="Make a new call for another result.",
+        )
+    if call.forgotten:
+        raise Conflict(
+            f"the arguments of call {call_id} are not kept any more", hint="Make a new call with them."
+        )
+    options = CallOptions.read(call.options)
+    tx.calls.delete_chunks(call_id)
+    call = call.stepped(CallEvent.RETRY)._replace(
+        # Beyond every attempt that an instance may still have: its outcome must not fit the new one.
+        attempt=call.attempt + 2,
+        lost=0,
+        lease_id=None,
+        ended_at=None,
+        forget_at=None,
+        ready_at=now,
+        error=None,
+        chunks=0,
+        expires_at=None if options.ttl_s is None else now + options.ttl_s,
+    )
+    tx.calls.save(call)
+    tx.announce(TOPIC_CALL_READY, ready_key(call))
+    return call

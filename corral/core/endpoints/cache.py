@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from corral.domain.endpoints import Endpoint, ScalingRule
-from corral.domain.errors import NotFound
+from corral.domain.errors import found
 from corral.domain.ids import EndpointId
 from corral.store.transaction import Tx
 
@@ -29,19 +29,18 @@ class EndpointCache:
         self._endpoints.pop(endpoint_id, None)
 
     def name(self, endpoint_id: EndpointId) -> str:
-        found = self._endpoints.get(endpoint_id)
-        return found.name if found else endpoint_id
+        known = self._endpoints.get(endpoint_id)
+        return known.name if known else endpoint_id
 
     def rule(self, endpoint_id: EndpointId) -> ScalingRule:
         """An instance of an unknown endpoint may wait for calls without end."""
-        found = self._endpoints.get(endpoint_id)
-        return _UNKNOWN if found is None else found.rule
+        known = self._endpoints.get(endpoint_id)
+        return _UNKNOWN if known is None else known.rule
 
     def functions(self, tx: Tx, endpoint_id: EndpointId, number: int) -> Mapping[str, Any]:
-        found = self._functions.get((endpoint_id, number))
-        if found is None:
-            version = tx.endpoints.version(endpoint_id, number)
-            if version is None:
-                raise NotFound(f"endpoint {self.name(endpoint_id)} has no version {number}")
-            found = self._functions[endpoint_id, number] = json.loads(version.functions)
-        return found
+        known = self._functions.get((endpoint_id, number))
+        if known is None:
+            missing = f"endpoint {self.name(endpoint_id)} has no version {number}"
+            version = found(tx.endpoints.version(endpoint_id, number), missing)
+            known = self._functions[endpoint_id, number] = json.loads(version.functions)
+        return known

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from corral.core.schedules.function_schedules import check as check_schedule
 from corral.core.schedules.function_schedules import keep as keep_schedule
 from corral.domain.endpoints import Endpoint, EndpointVersion, VersionState
-from corral.domain.errors import Conflict, NotFound
+from corral.domain.errors import Conflict, NotFound, found
 from corral.domain.ids import ArtifactId, Digest, EndpointId, RunId, new_endpoint_id
 from corral.store.transaction import Tx
 
@@ -71,15 +71,15 @@ def _keep_code(tx: Tx, version: EndpointVersion) -> None:
 
 
 def _endpoint(tx: Tx, new: NewVersion, *, principal: str, now: float) -> Endpoint:
-    found = tx.endpoints.by_name(new.project, new.name)
-    if found is None:
+    known = tx.endpoints.by_name(new.project, new.name)
+    if known is None:
         made = Endpoint(
             new_endpoint_id(), new.project, new.name, new.live, 0, new.scaling, False, now, principal, now
         )
         if tx.endpoints.insert(made):
             return made
-        found = tx.endpoints.by_name(new.project, new.name)
-    locked = None if found is None else tx.endpoints.lock(found.id)
+        known = tx.endpoints.by_name(new.project, new.name)
+    locked = None if known is None else tx.endpoints.lock(known.id)
     if locked is None:
         raise Conflict(f"{new.name} is being deployed or removed at this moment", hint="Try again.")
     if new.live and not locked.live:
@@ -158,10 +158,8 @@ def set_scaling(tx: Tx, endpoint_id: EndpointId, scaling: str, *, now: float) ->
 
 
 def _locked(tx: Tx, endpoint_id: EndpointId) -> Endpoint:
-    endpoint = tx.endpoints.lock(endpoint_id)
-    if endpoint is None:
-        raise NotFound(f"there is no endpoint {endpoint_id}", hint="List them with `corral fn ls`.")
-    return endpoint
+    hint = "List them with `corral fn ls`."
+    return found(tx.endpoints.lock(endpoint_id), f"there is no endpoint {endpoint_id}", hint=hint)
 
 
 def _save(tx: Tx, endpoint: Endpoint) -> Endpoint:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from corral.core.calls.context import CallContext
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.free_capacity import HostCapacity
-from corral.core.queue.roster import takes_work
 from corral.domain.ids import LeaseId, RunId
 from corral.domain.runs.queue import Lane
 from corral.store.transaction import Tx
@@ -49,18 +48,15 @@ class IdleEviction:
         """Whether the lane's run could start on the lease's host if the lease ended, and cannot now."""
         lease = tx.leases.get(lease_id)
         host = None if lease is None else tx.hosts.get(lease.host_id)
-        if lease is None or host is None or not takes_work(host, now) or _must_stay(tx, lease.run_id):
+        if lease is None or host is None or not host.takes_work(now) or _must_stay(tx, lease.run_id):
             return False
         shapes = self._shapes
         if not shapes.fits(tx, lane.shape, host) or not shapes.admits(tx, lane.shape, lane.project, host):
             return False
         need = shapes.get(tx, lane.shape)
         held = tx.leases.held(host.id)
-        free = HostCapacity(host, held)
-        if free.slots > 0 and free.holds(need):
-            return False
-        without = HostCapacity(host, [one for one in held if one.lease_id != lease_id])
-        return without.slots > 0 and without.holds(need)
+        without = [one for one in held if one.lease_id != lease_id]
+        return not HostCapacity(host, held).fits(need) and HostCapacity(host, without).fits(need)
 
 
 def _must_stay(tx: Tx, run_id: RunId) -> bool:

@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from corral.core.calls.cancel import cancel
 from corral.core.calls.context import CallContext
-from corral.core.calls.expire import expire, forget
 from corral.core.calls.settle import lose
-from corral.core.calls.transitions import cannot_run
+from corral.core.calls.transitions import cancel, expire, fail, forget
 from corral.core.endpoints.deploy import LIVE_FOR_S, broke
 from corral.core.endpoints.evict_idle import IdleEviction
 from corral.core.queue.eligibility import Shapes
@@ -23,14 +21,7 @@ from corral.core.runs.cancel import cancel as cancel_run
 from corral.core.runs.submit import NewRun, submit
 from corral.core.wakeups import SCALE, wait_for
 from corral.domain.calls import CallFilter, CallPool, CallRecord, CallState
-from corral.domain.endpoints import (
-    Endpoint,
-    EndpointVersion,
-    Instance,
-    PoolParams,
-    ScalingRule,
-    VersionState,
-)
+from corral.domain.endpoints import Endpoint, EndpointVersion, Instance, PoolParams, ScalingRule, VersionState
 from corral.domain.errors import CorralError, InvalidInput, NotFound
 from corral.domain.ids import EndpointId, RunId
 from corral.domain.runs.runs import Run
@@ -197,7 +188,7 @@ class Scaler:
             places = [place for pool in pools for place in tx.calls.waiting(pool, after=None, limit=PAGE)]
             calls = [tx.calls.lock(place.id) for place in places]
             return [
-                cannot_run(tx, call, why, now=self._clock.now())
+                fail(tx, call, "CannotStart", why, now=self._clock.now())
                 for call in calls
                 if call is not None and call.state is CallState.QUEUED
             ]

@@ -11,7 +11,7 @@ from corral.core.audit import Author, note
 from corral.core.policy import ServerPolicy
 from corral.core.tokens import NewToken, make_token
 from corral.core.topics import TOPIC_TOKEN
-from corral.domain.errors import Conflict, Forbidden, InvalidInput, NotFound
+from corral.domain.errors import Conflict, Forbidden, InvalidInput, found
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId, TokenId, is_id, is_name
 from corral.domain.tokens import Scope, Token, hash_secret
@@ -56,9 +56,7 @@ def enroll(
     tx: Tx, token_id: TokenId, ask: JoinRequest, *, origin: str, now: float, policy: ServerPolicy
 ) -> Enrollment:
     """Use the token up, and make the host and its credential. A repetition gets the same host."""
-    token = tx.tokens.get(token_id)
-    if token is None:
-        raise NotFound(f"there is no token {token_id}")
+    token = found(tx.tokens.get(token_id), f"there is no token {token_id}")
     labels = tuple(json.loads(token.labels or "[]"))
     by = hash_secret(ask.request_id)
     if token.used_at is not None:
@@ -169,12 +167,10 @@ def find_host(tx: Tx, text: str) -> Host:
     host = tx.hosts.get(HostId(text)) if is_id(text, "h") else None
     if host is None and is_name(text):
         host = tx.hosts.by_name(text)
-    if host is None:
-        raise NotFound(f"there is no host {text[:80]!r}", hint="List them with `corral hosts ls`.")
-    return host
+    return found(host, f"there is no host {text[:80]!r}", hint="List them with `corral hosts ls`.")
 
 
 def lock_host(tx: Tx, text: str) -> Host:
     """The same, held against claims and others that change it."""
-    found = find_host(tx, text)
-    return tx.hosts.lock(found.id) or found
+    host = find_host(tx, text)
+    return tx.hosts.lock(host.id) or host

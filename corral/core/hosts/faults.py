@@ -80,10 +80,6 @@ def forgiven(host: Host) -> Host:
     return host._replace(strikes=0, struck_by=None, set_aside_until=None, set_aside_why=None)
 
 
-def is_aside(host: Host, now: float) -> bool:
-    return host.set_aside_until is not None and now < host.set_aside_until
-
-
 def lost_hosts(tx: Tx, run: Run) -> set[HostId]:
     leases = [
         tx.leases.get(rank.lease_id)
@@ -116,12 +112,5 @@ def _strike(tx: Tx, host: Host, strikes: Strikes, run: Run, why: str, *, now: fl
 
 def _others(tx: Tx, host: Host, *, now: float, policy: ServerPolicy) -> bool:
     """Whether another host could take work now."""
-    return any(
-        other.id != host.id
-        and not other.draining
-        and other.revoked_at is None
-        and not is_aside(other, now)
-        and other.last_seen_at is not None
-        and now - other.last_seen_at <= policy.away_s
-        for other in tx.hosts.page(None, 10_000)
-    )
+    others = (other for other in tx.hosts.page(None, 10_000) if other.id != host.id)
+    return any(other.takes_work(now) and not other.is_away(now, policy.away_s) for other in others)

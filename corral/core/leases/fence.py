@@ -8,25 +8,17 @@ from collections.abc import Collection
 from corral.core.hosts import faults
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
-from corral.core.runs.move import move
+from corral.core.runs.dependencies import move
 from corral.core.runs.retry import retry_or_fail
 from corral.core.runs.stop import settle_stop
-from corral.domain.errors import LeaseLost, NotFound
+from corral.domain.errors import LeaseLost, NotFound, found
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import LeaseId
 from corral.domain.leases import Lease, LeaseKey, LeaseState
 from corral.domain.quotas import UsageHours, by_month
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.runs import Rank, Run
-from corral.domain.runs.states import (
-    LEASED,
-    STOPPING,
-    RankEvent,
-    RankState,
-    RunEvent,
-    RunState,
-    step_rank,
-)
+from corral.domain.runs.states import LEASED, STOPPING, RankEvent, RankState, RunEvent, RunState
 from corral.store.transaction import Tx
 
 # Why the sweeper or a new boot ends a lease; what the worker itself reported is final.
@@ -44,10 +36,10 @@ def fence(tx: Tx, key: LeaseKey, *, now: float, policy: ServerPolicy) -> tuple[L
 
 def held(tx: Tx, key: LeaseKey) -> tuple[Run, Lease]:
     """The lease and its run, so that nobody closes it while we look. A host sees only its own leases."""
-    found = tx.leases.hold(key.id)
-    if found is None or found[1].host_id != key.host_id:
+    both = tx.leases.hold(key.id)
+    if both is None or both[1].host_id != key.host_id:
         raise _not_yours(key.id)
-    return found
+    return both
 
 
 def check_held(
@@ -98,31 +90,16 @@ def _reattach(tx: Tx, lease: Lease, run: Run, *, now: float, policy: ServerPolic
     )
     tx.leases.save(lease)
     # The run's reason is what was charged: a stop that the lease's end settled had one of its own.
-    run = move(
-        tx,
-        run.charged(run.reason or rank.reason, -1),
-        RunEvent.REATTACH,
-        at=now,
-        actor=f"host:{lease.host_id}",
-        data={"lease": lease.id, "epoch": lease.epoch},
-        reason=None,
-        detail=None,
-    )
-    return lease, run
+    run = run.charged(run.reason or rank.reason, -1)._replace(reason=None, detail=None)
+    actor, data = f"host:{lease.host_id}", {"lease": lease.id, "epoch": lease.epoch}
+    return lease, move(tx, run, RunEvent.REATTACH, at=now, actor=actor, data=data)
 
 
 def close_lease(
-    tx: Tx, lease: Lease, *, outcome: str, digest: str | None, answer: str | None, now: float
+    tx: Tx, lease: Lease, *, outcome: str, now: float, digest: str | None = None, answer: str | None = None
 ) -> None:
-    tx.leases.save(
-        lease._replace(
-            state=LeaseState.CLOSED,
-            closed_at=now,
-            outcome=outcome,
-            outcome_digest=digest,
-            outcome_answer=answer,
-        )
-    )
+    closed = lease._replace(state=LeaseState.CLOSED, closed_at=now)
+    tx.leases.save(closed._replace(outcome=outcome, outcome_digest=digest, outcome_answer=answer))
     tx.blobs.unpin(f"lease:{lease.id}")
 
 
@@ -156,21 +133,16 @@ def known_s(lease: Lease) -> float:
 
 
 def end_rank(tx: Tx, lease: Lease, event: RankEvent, *, reason: Reason, exit_code: int | None = None) -> Rank:
-    rank = tx.attempts.rank(lease.run_id, lease.attempt, lease.rank)
-    if rank is None:
-        raise NotFound(f"run {lease.run_id} has no rank {lease.rank} in attempt {lease.attempt}")
-    rank = rank._replace(state=step_rank(rank.state, event), reason=reason, exit_code=exit_code)
+    missing = f"run {lease.run_id} has no rank {lease.rank} in attempt {lease.attempt}"
+    rank = found(tx.attempts.rank(lease.run_id, lease.attempt, lease.rank), missing)
+    rank = rank.stepped(event)._replace(reason=reason, exit_code=exit_code)
     tx.attempts.save_rank(rank)
     return rank
 
 
 def expire(tx: Tx, lease_id: LeaseId, *, now: float, policy: ServerPolicy, shares: Shares) -> None:
     """The sweeper: the lease's time ran out. One that was never beaten is given back free of charge."""
-    lease = tx.leases.get(lease_id)
-    if lease is None:
-        return
-    run = tx.runs.lock(lease.run_id)
-    lease = tx.leases.get(lease_id)
+    run, lease = tx.leases.hold(lease_id) or (None, None)
     if run is None or lease is None or lease.state is not LeaseState.LIVE or lease.expires_at > now:
         return
     reason = Reason.RELEASED if lease.beaten_at is None else Reason.HOST_LOST
@@ -224,5 +196,5 @@ def fence_gang(tx: Tx, run: Run, ended: Lease, *, now: float) -> None:
     for other in tx.leases.live_of_run(run.id):
         if other.id != ended.id:
             end_rank(tx, other, RankEvent.STOPPED, reason=Reason.RELEASED)
-            close_lease(tx, other, outcome="fenced", digest=None, answer=None, now=now)
+            close_lease(tx, other, outcome="fenced", now=now)
     tx.attempts.close(run.id, ended.attempt, now)

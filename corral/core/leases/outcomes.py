@@ -12,7 +12,7 @@ from corral.core.leases.fence import check_held, close_lease, end_rank, fence_ga
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.queue.roster import Roster
-from corral.core.runs.move import move
+from corral.core.runs.dependencies import move
 from corral.core.runs.retry import retry_or_fail
 from corral.core.runs.stop import settle_stop
 from corral.core.runs.transitions import record
@@ -24,15 +24,7 @@ from corral.domain.leases import Lease, LeaseKey, LeaseState
 from corral.domain.redaction import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.runs import Rank, Run
-from corral.domain.runs.states import (
-    STOPPING,
-    Fold,
-    RankEvent,
-    RankState,
-    RunEvent,
-    RunState,
-    fold,
-)
+from corral.domain.runs.states import STOPPING, Fold, RankEvent, RankState, RunEvent, RunState, fold
 from corral.store.transaction import Tx
 
 
@@ -124,28 +116,13 @@ def _finish(tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float) 
     if report.metrics:
         run = run._replace(metrics=canonical({**json.loads(run.metrics), **dict(report.metrics)}))
     if fold(states, minimum=run.min_ranks, elastic=run.elastic) is not Fold.FINISHED:
-        data = {"rank": lease.rank, "lease": lease.id}
-        return record(
-            tx, run._replace(artifact_id=artifact_id), "rank_done", at=now, actor=actor, data=data
-        ), rank
+        run, done = run._replace(artifact_id=artifact_id), {"rank": lease.rank, "lease": lease.id}
+        return record(tx, run, "rank_done", at=now, actor=actor, data=done), rank
     tx.attempts.close(run.id, lease.attempt, now)
-    run = move(
-        tx,
-        run,
-        RunEvent.FINISH,
-        at=now,
-        actor=actor,
-        data={"lease": lease.id, "artifact": artifact_id},
-        ended_at=now,
-        reason=Reason.FINISHED,
-        detail=None,
-        exit_code=0,
-        signal=None,
-        artifact_id=artifact_id,
-        stop_deadline=None,
-        stop_reason=None,
-    )
-    return run, rank
+    run = run._replace(ended_at=now, reason=Reason.FINISHED, detail=None, exit_code=0, signal=None)
+    run = run._replace(artifact_id=artifact_id, stop_deadline=None, stop_reason=None)
+    data = {"lease": lease.id, "artifact": artifact_id}
+    return move(tx, run, RunEvent.FINISH, at=now, actor=actor, data=data), rank
 
 
 def _check_result(tx: Tx, lease: Lease, artifact_id: ArtifactId) -> None:

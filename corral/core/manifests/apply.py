@@ -9,20 +9,19 @@ from graphlib import TopologicalSorter
 from typing import NamedTuple
 
 from corral.core.audit import Author, note
-from corral.core.hosts.declare import declare
 from corral.core.manifests.plan import GroupNames, ManifestPlan, WantedManifest, plan
 from corral.core.policy import ServerPolicy
 from corral.core.quotas import no_room
 from corral.core.runs.cancel import cancel
-from corral.core.runs.dependencies import hold_over_limit, let_in, release, settle_waiting
-from corral.core.runs.move import move
+from corral.core.runs.dependencies import hold_over_limit, let_in, move, release, settle_waiting
 from corral.core.runs.submit import NewRun, put_run, put_shape
 from corral.core.runs.transitions import record
+from corral.core.topics import TOPIC_HOST
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import Conflict, InvalidInput, NotFound
 from corral.domain.hosts.capability import Requirements
 from corral.domain.hosts.hosts import Host
-from corral.domain.hosts.policy import read_declared
+from corral.domain.hosts.policy import HostPolicy, read_declared, render_declared
 from corral.domain.ids import Digest, GroupId, RunId, is_id, new_group_id, new_run_id
 from corral.domain.manifests import (
     PRUNED,
@@ -328,3 +327,17 @@ def delete(
     tx.manifests.delete(project, name)
     note(tx, "manifest.delete", found.key, by, revision=found.revision, pruned=len(live))
     return found
+
+
+def declare(tx: Tx, host: Host, declared: HostPolicy | None, *, by: str | None) -> Host:
+    """Save in the host's row what it may take, from its next claim on. None takes the declaration back."""
+    text = None if declared is None else render_declared(declared)
+    new = host._replace(
+        declared=text,
+        declared_digest=None if declared is None else declared.digest,
+        declared_by=None if declared is None else by,
+    )
+    if new != host:
+        tx.hosts.save(new)
+        tx.announce(TOPIC_HOST, host.id)
+    return new

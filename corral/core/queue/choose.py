@@ -13,8 +13,7 @@ from corral.core.queue.free_capacity import HostCapacity, bytes_held
 from corral.core.queue.lanes import Candidate, Lanes
 from corral.core.queue.reservations import Reservation, Reservations
 from corral.core.queue.roster import Roster
-from corral.core.runs.dependencies import wait_for_place
-from corral.core.runs.move import move
+from corral.core.runs.dependencies import move, wait_for_place
 from corral.domain.hosts.capability import Requirements
 from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.policy import refusals
@@ -52,6 +51,11 @@ class Board:
         """Whether a host should look at the lane: not if the project's quota lets nothing start."""
         need = self.shapes.known(lane.shape)
         return need is None or self.shares.held_back(lane.project, need.gpus, keep_s=self.margin_s) is None
+
+    def held_back(self, tx: Tx, run: Run, policy: ServerPolicy) -> str | None:
+        """Why the project's quota does not let the run start now, as a claim would judge it."""
+        need = self.shapes.get(tx, run.shape)
+        return self.shares.held_back(run.project, need.gpus, keep_s=policy.margin_s(run))
 
     def may_have(self, shape: Digest) -> bool:
         """False if this server knows of no waiting run of the shape that may start."""
@@ -107,10 +111,7 @@ class Chooser:
             if kept is not None:
                 self.board.reservations.done(kept.run_id)
             return None
-        need = self.board.shapes.get(self.tx, run.shape)
-        margin_s = self.policy.margin_s(run)
-        held_back = self.board.shares.held_back(run.project, need.gpus, keep_s=margin_s) is not None
-        return None if held_back else kept
+        return kept if self.board.held_back(self.tx, run, self.policy) is None else None
 
     def next(self) -> Choice | None:
         """The run that this host should take now, locked; None if there is none."""
@@ -377,7 +378,6 @@ class Chooser:
         left = list(self.held)
         for at, item in sorted(ends):
             left.remove(item)
-            free = HostCapacity(self.host, left)
-            if free.slots > 0 and free.holds(need):
+            if HostCapacity(self.host, left).fits(need):
                 return at
         return None

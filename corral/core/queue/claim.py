@@ -13,17 +13,16 @@ from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board, Choice, Chooser
 from corral.core.queue.free_capacity import HostCapacity
 from corral.core.queue.lanes import Candidate
-from corral.core.queue.roster import takes_work
-from corral.core.runs.move import move
+from corral.core.runs.dependencies import move
 from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical, digest_of
-from corral.domain.errors import Forbidden, NotFound
+from corral.domain.errors import Forbidden, NotFound, found
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId, LeaseId, new_lease_id
 from corral.domain.leases import Lease, LeaseState
 from corral.domain.runs.queue import LeaseHolding
 from corral.domain.runs.runs import Attempt, Rank, Run
-from corral.domain.runs.states import LEASED, RankEvent, RankState, RunEvent, step_rank
+from corral.domain.runs.states import LEASED, RankEvent, RankState, RunEvent
 from corral.store.transaction import Tx
 
 SEEN_EVERY_S = 10.0
@@ -92,12 +91,11 @@ class Claim:
 
     def _host(self, tx: Tx, now: float) -> Host:
         # Held against another claim of the same host, or both would count the same free slots.
-        host = tx.hosts.lock(self.ask.host_id)
-        if host is None:
-            raise NotFound(f"there is no host {self.ask.host_id}", hint="Enrol the host again.")
+        host_id, hint = self.ask.host_id, "Enrol the host again."
+        host = found(tx.hosts.lock(host_id), f"there is no host {host_id}", hint=hint)
         if host.revoked_at is not None:
             # It was let in before it was revoked, and has waited since.
-            raise Forbidden(f"host {host.name} is revoked", hint="Enrol the host again.")
+            raise Forbidden(f"host {host.name} is revoked", hint=hint)
         new = host._replace(slots=self.ask.slots, boot_id=self.ask.boot_id)
         if self.ask.capability is not None and self.ask.capability != host.capability:
             new = new._replace(
@@ -113,15 +111,15 @@ class Claim:
         return new
 
     def _grants(self, tx: Tx, host: Host, held: list[LeaseHolding], now: float) -> list[Grant]:
-        if self.ask.draining or host.capability is None or not takes_work(host, now):
+        if self.ask.draining or host.capability is None or not host.takes_work(now):
             return []
         chooser = Chooser(self.board, self.policy, tx, host, held, now, self.taken)
         self.free = chooser.free
         grants: list[Grant] = []
-        while len(grants) < self.ask.max_leases and (found := chooser.next()) is not None:
-            lease, run = self._lease(tx, host, found, now)
+        while len(grants) < self.ask.max_leases and (choice := chooser.next()) is not None:
+            lease, run = self._lease(tx, host, choice, now)
             chooser.granted(lease)
-            grants.append(Grant(lease, run, found.spec, _resume(tx, run), left_bytes(tx, run, self.policy)))
+            grants.append(Grant(lease, run, choice.spec, _resume(tx, run), left_bytes(tx, run, self.policy)))
         return grants
 
     def _lease(self, tx: Tx, host: Host, choice: Choice, now: float) -> tuple[Lease, Run]:
@@ -203,9 +201,7 @@ def _claim_rank(tx: Tx, run: Run, lease_id: LeaseId, now: float) -> Rank:
         tx.attempts.close(run.id, run.attempt, now)
     number = run.attempt + 1
     tx.attempts.open(Attempt(run.id, number, now, None))
-    made = [
-        Rank(run.id, number, rank, RankState.WAITING, 0, None, None, None) for rank in range(run.world_size)
-    ]
+    made = [Rank(run.id, number, rank) for rank in range(run.world_size)]
     made[0] = _taken(made[0], run.epoch + 1, lease_id)
     for rank in made:
         tx.attempts.insert_rank(rank)
@@ -213,5 +209,4 @@ def _claim_rank(tx: Tx, run: Run, lease_id: LeaseId, now: float) -> Rank:
 
 
 def _taken(rank: Rank, epoch: int, lease_id: LeaseId) -> Rank:
-    state = step_rank(rank.state, RankEvent.CLAIM)
-    return rank._replace(state=state, epoch=epoch, lease_id=lease_id, reason=None)
+    return rank.stepped(RankEvent.CLAIM)._replace(epoch=epoch, lease_id=lease_id, reason=None)

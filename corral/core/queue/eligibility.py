@@ -13,16 +13,10 @@ from functools import lru_cache
 from typing import Any
 
 from corral.domain.canonical import canonical
-from corral.domain.errors import NotFound
+from corral.domain.errors import found
 from corral.domain.hosts.capability import Capability, Gpu, Requirements, Verdict, judge
 from corral.domain.hosts.hosts import Host
-from corral.domain.hosts.policy import (
-    HostPolicy,
-    RequestedWork,
-    effective,
-    read_declared,
-    refusals,
-)
+from corral.domain.hosts.policy import HostPolicy, RequestedWork, effective, read_declared, refusals
 from corral.domain.ids import Digest
 from corral.domain.runs.runs import Run
 from corral.store.transaction import Tx
@@ -49,10 +43,7 @@ class Shapes:
     def get(self, tx: Tx, shape: Digest) -> Requirements:
         need = self._needs.get(shape)
         if need is None:
-            text = tx.runs.shape(shape)
-            if text is None:
-                raise NotFound(f"there is no shape {shape}")
-            need = parse_requirements(text)
+            need = parse_requirements(found(tx.runs.shape(shape), f"there is no shape {shape}"))
             self._named.update(need.hosts)
             self._needs[shape] = need
         return need
@@ -85,8 +76,8 @@ class Shapes:
 
     def _number(self, host: Host) -> tuple[int, str]:
         key = (host.capability_digest, host.declared_digest, host.name)
-        found = self._numbered.get(key)
-        if found is None:
+        known = self._numbered.get(key)
+        if known is None:
             if len(self._numbered) > _HOSTS:
                 # Numbers are not given twice: what is remembered under the old ones is never asked for again.
                 self._numbered.clear()
@@ -94,8 +85,8 @@ class Shapes:
             have = effective_of(host)
             what = _what_counts(have) if host.capability is not None else ""
             number = self._number_of.setdefault(what, next(self._next_number))
-            found = self._numbered[key] = (number, have.hostname)
-        return found
+            known = self._numbered[key] = (number, have.hostname)
+        return known
 
     def admits(self, tx: Tx, shape: Digest, project: str, host: Host) -> bool:
         """Whether the host's policy lets runs of this shape and project in, some of them at least."""

@@ -42,6 +42,10 @@ class HostCapacity:
             return False
         return len(self._usable(need)) >= need.gpus
 
+    def fits(self, need: Requirements) -> bool:
+        """Whether a slot is free, and the GPUs that it needs."""
+        return self.slots > 0 and self.holds(need)
+
     def holds_best(self, need: Requirements) -> bool:
         """Whether the GPUs that it prefers are free as well."""
         wanted = need.gpus_at_best

@@ -12,11 +12,10 @@ from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board
 from corral.core.queue.eligibility import policy_refusals
 from corral.core.queue.free_capacity import HostCapacity
-from corral.core.queue.roster import is_away, takes_work
 from corral.core.runs.stop import ask_to_yield
 from corral.domain.hosts.capability import Requirements
 from corral.domain.hosts.hosts import Host
-from corral.domain.ids import HostId, LeaseId, RunId
+from corral.domain.ids import HostId, RunId
 from corral.domain.runs.queue import Lane, LeaseHolding
 from corral.domain.runs.runs import Run
 from corral.store.transaction import Tx
@@ -83,11 +82,9 @@ class Preemptor:
         run = tx.runs.get(run_id)
         if run is None:
             return None
-        need = self.board.shapes.get(tx, lane.shape)
-        margin_s = self.policy.margin_s(run)
-        if self.board.shares.held_back(lane.project, need.gpus, keep_s=margin_s) is not None:
+        if self.board.held_back(tx, run, self.policy) is not None:
             return None
-        found = fleet.make_room(run, need)
+        found = fleet.make_room(run, self.board.shapes.get(tx, lane.shape))
         if found is None:
             # A look walks over all hosts, and a moment later it would hardly find more.
             self._asked[run_id] = now + AGAIN_S
@@ -114,13 +111,10 @@ class _Fleet:
         self._hosts = [
             host
             for host in tx.hosts.page(None, 100_000)
-            if takes_work(host, now) and not is_away(host, now, policy)
+            if host.takes_work(now) and not host.is_away(now, policy.away_s)
         ]
-        self._held: dict[HostId, list[LeaseHolding]] = defaultdict(list)
-        self._of_lease: dict[LeaseId, LeaseHolding] = {}
-        for host_id, held in tx.leases.held_by_host():
-            self._held[host_id].append(held)
-            self._of_lease[held.lease_id] = held
+        self._held = tx.leases.held_by_host()
+        self._of_lease = {item.lease_id: item for held in self._held.values() for item in held}
         self._free = {host.id: HostCapacity(host, self._held[host.id]) for host in self._hosts}
         self._victims: dict[HostId, list[Victim]] = defaultdict(list)
         for run in _all_preemptible(tx):
@@ -146,7 +140,7 @@ class _Fleet:
         for host in self._hosts:
             if not self._may_take(host, run, need):
                 continue
-            if _has_room(self._free[host.id], need):
+            if self._free[host.id].fits(need):
                 return None
             lower = sorted(victim for victim in self._victims[host.id] if victim.priority < run.priority)
             victims = fewest(host, self._held[host.id], lower, need) if lower else None
@@ -173,22 +167,14 @@ def fewest(
     """The fewest of these that free enough: the first such set, in their order; None if all do not."""
     considered = victims[:_CONSIDERED]
     every = {victim.held.lease_id for victim in considered}
-    if not _fits(host, [item for item in held if item.lease_id not in every], need):
+    if not HostCapacity(host, [item for item in held if item.lease_id not in every]).fits(need):
         return None
     for count in range(1, len(considered) + 1):
         for chosen in itertools.combinations(considered, count):
             gone = {victim.held.lease_id for victim in chosen}
-            if _fits(host, [item for item in held if item.lease_id not in gone], need):
+            if HostCapacity(host, [item for item in held if item.lease_id not in gone]).fits(need):
                 return chosen
     return None
-
-
-def _fits(host: Host, held: Iterable[LeaseHolding], need: Requirements) -> bool:
-    return _has_room(HostCapacity(host, held), need)
-
-
-def _has_room(free: HostCapacity, need: Requirements) -> bool:
-    return free.slots > 0 and free.holds(need)
 
 
 def _all_preemptible(tx: Tx) -> Iterable[Run]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-from corral.core.hosts.faults import is_aside
 from corral.core.policy import ServerPolicy
 from corral.core.queue.eligibility import Shapes, effective_of
 from corral.domain.hosts.capability import Requirements, preferred
@@ -26,15 +25,6 @@ class ReturnedRun(NamedTuple):
     at: float
     boot_id: str
     why: str
-
-
-def takes_work(host: Host, now: float) -> bool:
-    """Whether it may be given runs at all, by what is known of it."""
-    return not host.draining and host.revoked_at is None and not is_aside(host, now)
-
-
-def is_away(host: Host, now: float, policy: ServerPolicy) -> bool:
-    return host.last_seen_at is None or now - host.last_seen_at > policy.away_s
 
 
 class Roster:
@@ -60,8 +50,8 @@ class Roster:
     ) -> bool:
         """Whether a host is here, takes work, may take this, and has what it would like."""
         return any(
-            not is_away(host, now, policy)
-            and takes_work(host, now)
+            not host.is_away(now, policy.away_s)
+            and host.takes_work(now)
             and preferred(need, effective_of(host))
             and shapes.fits(tx, lane.shape, host)
             and shapes.admits(tx, lane.shape, lane.project, host)

@@ -1,15 +1,14 @@
-"""Where a run could run: each host, eligible or every reason why not, and what it waits for."""
+"""Where a run could run: each host, eligible or every reason why not, and what it waits for; for people."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from corral.core.hosts.faults import is_aside
 from corral.core.policy import ServerPolicy
+from corral.core.queue.choose import Board
 from corral.core.queue.eligibility import (
     Kind,
     Shapes,
@@ -20,11 +19,10 @@ from corral.core.queue.eligibility import (
     work_of,
 )
 from corral.core.queue.free_capacity import HostCapacity
-from corral.core.queue.roster import AGAIN_S, Roster, is_away
+from corral.core.queue.roster import AGAIN_S, Roster
 from corral.domain.hosts.capability import Requirements, preferred
 from corral.domain.hosts.hosts import Host
 from corral.domain.hosts.policy import effective_slots, refusals
-from corral.domain.ids import HostId
 from corral.domain.runs.holds import HoldKind
 from corral.domain.runs.queue import LeaseHolding
 from corral.domain.runs.runs import Run
@@ -113,9 +111,7 @@ def standings(
     shapes: Shapes,
     roster: Roster | None = None,
 ) -> list[RunStanding]:
-    held: defaultdict[HostId, list[LeaseHolding]] = defaultdict(list)
-    for host_id, item in tx.leases.held_by_host():
-        held[host_id].append(item)
+    held = tx.leases.held_by_host()
     never = _Never(asked, shapes)
     found = [
         _standing(asked, host, held[host.id], never.of(host), now=now, policy=policy, roster=roster)
@@ -155,12 +151,12 @@ def _standing(
 def _kept_from_work(host: Host, *, now: float, policy: ServerPolicy) -> Iterable[tuple[HostStanding, str]]:
     if host.revoked_at is not None:
         yield HostStanding.REVOKED, "the host's credential is revoked"
-    if is_away(host, now, policy):
+    if host.is_away(now, policy.away_s):
         ago = "never" if host.last_seen_at is None else f"{now - host.last_seen_at:.0f} s ago"
         yield HostStanding.AWAY, f"the host is away (last seen {ago})"
     if host.draining:
         yield HostStanding.DRAINING, "the host is being drained"
-    if is_aside(host, now) and host.set_aside_until is not None:
+    if host.is_aside(now) and host.set_aside_until is not None:
         left_s = host.set_aside_until - now
         yield (
             HostStanding.SET_ASIDE,
@@ -217,3 +213,45 @@ def summary(
     ready = [s for s in eligible if s.place is HostStanding.READY]
     when = "at its next poll, unless other runs go first" if ready else "once there is room"
     return f"queued: {len(eligible)} {word} of {len(hosts)} can take it {when}"
+
+
+def held_by_quota(tx: Tx, board: Board, run: Run, *, policy: ServerPolicy) -> str | None:
+    """Why its project's quota keeps a queued run from starting, as a claim would judge it."""
+    return board.held_back(tx, run, policy) if run.state is RunState.QUEUED else None
+
+
+def group_is_full(tx: Tx, run: Run) -> str | None:
+    """How full the group is whose limit holds the run."""
+    group = None if run.group_id is None else tx.groups.get(run.group_id)
+    if run.hold is not HoldKind.CONCURRENCY or group is None or group.max_running is None:
+        return None
+    placed = tx.groups.placed(group.id, but=run.id, limit=group.max_running)
+    return f"{placed} runs of group {group.name} have one, of {group.max_running} (max_running)"
+
+
+def _without_gpu(tx: Tx, board: Board, run: Run, *, policy: ServerPolicy) -> str | None:
+    """Why the quota gives no GPU to a run that prefers one and can do without."""
+    need = board.shapes.get(tx, run.shape)
+    return board.shares.held_back(run.project, need.gpus_at_best, keep_s=policy.margin_s(run))
+
+
+def queue_notes(tx: Tx, board: Board, run: Run, *, now: float, policy: ServerPolicy) -> list[str]:
+    """Sentences for a queued run: its quota, the host that is kept for it, what ageing gives it."""
+    if run.state is not RunState.QUEUED:
+        return []
+    found: list[str] = []
+    if (held := held_by_quota(tx, board, run, policy=policy)) is not None:
+        found.append(f"its quota holds it back: {held}")
+    elif (without := _without_gpu(tx, board, run, policy=policy)) is not None:
+        found.append(f"its quota leaves it no GPU, so it starts without one: {without}")
+    if (kept := board.reservations.of_run(run.id, now, policy.away_s)) is not None:
+        host = tx.hosts.get(kept.host_id)
+        name = host.name if host is not None else kept.host_id
+        found.append(
+            f"host {name} has been reserved for it for {now - kept.since:.0f} s:"
+            " until it fits there, the host takes only runs that go first or end in time"
+        )
+    if policy.ageing_s is not None:
+        points = int(max(0.0, now - run.ready_at) / policy.ageing_s)
+        found.append(f"its priority is {run.priority}, and {points} more for the time that it has waited")
+    return found

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from corral.core.policy import ServerPolicy
-from corral.core.runs.find import lock_run
-from corral.core.runs.move import move
+from corral.core.runs.dependencies import move
 from corral.core.runs.stop import ask_to_stop
+from corral.core.runs.transitions import lock_run
 from corral.domain.errors import Conflict
 from corral.domain.ids import RunId
 from corral.domain.runs.reasons import Reason

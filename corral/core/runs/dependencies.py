@@ -1,4 +1,4 @@
-"""What is not ready yet: runs that wait for their parents, or for a place in their group.
+"""Moving a run, and what follows for others: runs that wait for their parents, or for a place in their group.
 
 Whoever holds a run back says so in its row, and whatever ends that acts in its own transaction: a parent
 that ends settles its children, a run that leaves its place lets the next one in. So nothing waits for a
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from corral.core.runs.transitions import record, step
 from corral.domain.canonical import canonical
@@ -247,3 +247,23 @@ def _take_results(tx: Tx, run: Run, parents: Sequence[_Known]) -> None:
     spec["inputs"] = {**(spec.get("inputs") or {}), **results}
     tx.runs.put_spec(run.id, canonical(spec))
     tx.artifacts.use(run.id, results.values())
+
+
+def move(
+    tx: Tx,
+    run: Run,
+    event: RunEvent,
+    *,
+    at: float,
+    actor: str,
+    data: Mapping[str, object] | None = None,
+    **changes: Any,
+) -> Run:
+    """Step the run and write what changed with it. IllegalTransition if the table has no such row.
+
+    If the run ended or left its place in its group, the runs that wait for that are queued in the same
+    transaction.
+    """
+    moved = step(tx, run, event, at=at, actor=actor, data=data, **changes)
+    left(tx, run, moved, now=at)
+    return moved

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from corral.core.runs.dependencies import left, release
-from corral.core.runs.find import lock_run
-from corral.core.runs.move import move
-from corral.core.runs.transitions import record
+from corral.core.runs.dependencies import left, move, release
+from corral.core.runs.transitions import lock_run, record
 from corral.domain.errors import Conflict
 from corral.domain.ids import RunId
 from corral.domain.runs.holds import HoldKind, held_by

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.core.leases.fence import end_rank, known_s, use_time
+from corral.core.leases.fence import close_lease, end_rank, known_s, use_time
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.runs.stop import ask_to_stop, settle_stop
@@ -36,26 +36,15 @@ def halt_over_hours(tx: Tx, run_id: RunId, *, now: float, policy: ServerPolicy) 
 
 def stop_stalled(tx: Tx, lease_id: LeaseId, *, now: float, policy: ServerPolicy) -> None:
     """No sign of life from the child for its stall limit: try again elsewhere, or give up."""
-    lease = tx.leases.get(lease_id)
-    run = tx.runs.lock(lease.run_id) if lease is not None else None
-    # Read again under the run's lock: since the sweeper looked it may have ended, or shown life.
-    lease = tx.leases.get(lease_id)
+    # Since the sweeper looked it may have ended, or shown life.
+    run, lease = tx.leases.hold(lease_id) or (None, None)
     if lease is None or run is None or run.state is not RunState.RUNNING or run.stall_limit_s is None:
         return
     if lease.state is not LeaseState.LIVE or lease.active_at + run.stall_limit_s > now:
         return
-    again = run.budgets.allows(run.used, Reason.STALLED)
+    event = RunEvent.PREEMPT if run.budgets.allows(run.used, Reason.STALLED) else RunEvent.HALT
     detail = f"no output, metric or progress for {run.stall_limit_s:g} s"
-    ask_to_stop(
-        tx,
-        run,
-        RunEvent.PREEMPT if again else RunEvent.HALT,
-        Reason.STALLED,
-        detail,
-        actor="corral",
-        now=now,
-        policy=policy,
-    )
+    ask_to_stop(tx, run, event, Reason.STALLED, detail, actor="corral", now=now, policy=policy)
 
 
 def force_stop(tx: Tx, run_id: RunId, *, now: float, shares: Shares) -> None:
@@ -65,7 +54,6 @@ def force_stop(tx: Tx, run_id: RunId, *, now: float, shares: Shares) -> None:
         return
     for lease in tx.leases.live_of_run(run_id):
         end_rank(tx, lease, RankEvent.LEASE_EXPIRED, reason=run.stop_reason or Reason.UNKNOWN)
-        tx.leases.save(lease._replace(state=LeaseState.CLOSED, closed_at=now, outcome="stop_deadline"))
-        tx.blobs.unpin(f"lease:{lease.id}")
+        close_lease(tx, lease, outcome="stop_deadline", now=now)
         run = use_time(tx, run, lease, shares, known_s(lease), now=now)
     settle_stop(tx, run, RunEvent.STOP_DEADLINE, now=now, actor="corral")

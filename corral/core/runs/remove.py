@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from corral.core.audit import Author, note
-from corral.core.runs.find import lock_run
+from corral.core.runs.transitions import lock_run
 from corral.domain.errors import Conflict
 from corral.domain.ids import ArtifactId, RunId
 from corral.domain.runs.states import FINAL

@@ -6,12 +6,11 @@ import json
 from collections import deque
 from collections.abc import Mapping
 
-from corral.core.quotas import check_room
+from corral.core.quotas import no_room
 from corral.core.runs.dependencies import first_wait, next_hold, settle_waiting
-from corral.core.runs.find import lock_run
 from corral.core.runs.needs import RunNeeds, not_there
 from corral.core.runs.submit import SubmitResult, earlier_answer, used_before
-from corral.core.runs.transitions import born, record
+from corral.core.runs.transitions import born, lock_run, record
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import Conflict
 from corral.domain.ids import ArtifactId, RunId
@@ -132,7 +131,8 @@ def _again(tx: Tx, old: Run, new_of: Mapping[RunId, RunId], *, principal: str, n
     needs = RunNeeds(code, inputs, tuple(spec.get("secrets", ())), parts=spec.get("input_paths", {}))
     if missing := needs.missing(tx, old.project):
         raise not_there(missing)
-    check_room(tx, old.project, 1)
+    if (refused := no_room(tx, old.project, 1)) is not None:
+        raise refused
     new = old.born_again(submitted_by=principal, now=now)
     links = sorted(
         (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.core.runs.move import move
+from corral.core.runs.dependencies import move
 from corral.domain.runs.holds import HoldKind
 from corral.domain.runs.reasons import Reason
 from corral.domain.runs.retries import BUDGET_OF, Budget

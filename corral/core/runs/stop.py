@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corral.core.policy import ServerPolicy
-from corral.core.runs.move import move
+from corral.core.runs.dependencies import move
 from corral.core.topics import TOPIC_STOP
 from corral.domain.ids import RunId
 from corral.domain.runs.reasons import Reason
@@ -28,18 +28,8 @@ def ask_to_stop(
         rank = tx.attempts.rank(run.id, lease.attempt, lease.rank)
         if rank is not None and rank.state is RankState.RUNNING:
             tx.attempts.save_rank(rank.stepped(RankEvent.STOP))
-    deadline = now + policy.stop_s(run)
-    return move(
-        tx,
-        run,
-        event,
-        at=now,
-        actor=actor,
-        data={"reason": reason, "detail": detail},
-        stop_reason=reason,
-        stop_deadline=deadline,
-        detail=detail,
-    )
+    run = run._replace(stop_reason=reason, stop_deadline=now + policy.stop_s(run), detail=detail)
+    return move(tx, run, event, at=now, actor=actor, data={"reason": reason, "detail": detail})
 
 
 def ask_to_yield(tx: Tx, run_id: RunId, why: str, *, actor: str, now: float, policy: ServerPolicy) -> bool:
@@ -56,20 +46,10 @@ def settle_stop(
 ) -> Run:
     """A run that was told to stop has stopped: cancelled, failed or queued again, as its table says."""
     reason = run.stop_reason or Reason.UNKNOWN
-    yielding = run.state is RunState.YIELDING
-    if yielding:
-        run = run.charged(reason)
+    if run.state is RunState.YIELDING:
+        run = run.charged(reason)._replace(ended_at=None)
     else:
         tx.attempts.close(run.id, run.attempt, now)
-    return move(
-        tx,
-        run,
-        event,
-        at=now,
-        actor=actor,
-        data={**(data or {}), "reason": reason},
-        stop_deadline=None,
-        stop_reason=None,
-        reason=reason,
-        ended_at=None if yielding else now,
-    )
+        run = run._replace(ended_at=now)
+    run = run._replace(stop_deadline=None, stop_reason=None, reason=reason)
+    return move(tx, run, event, at=now, actor=actor, data={**(data or {}), "reason": reason})

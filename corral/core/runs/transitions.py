@@ -1,4 +1,4 @@
-"""A run's step along its table: the one place that saves the run, writes its event and announces both."""
+"""Looking a run up, and its step along its table: the one place that saves the run with its event."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from typing import Any
 
 from corral.core.topics import TOPIC_READY, TOPIC_RUN
 from corral.domain.canonical import canonical
+from corral.domain.errors import found
 from corral.domain.ids import Digest, RunId
 from corral.domain.runs.queue import Lane, ReadyRun
 from corral.domain.runs.runs import Event, Run
 from corral.domain.runs.states import RunEvent, RunState, step_run
 from corral.store.transaction import Tx
+
+
+def read_run(tx: Tx, run_id: RunId) -> Run:
+    return found(tx.runs.get(run_id), f"there is no run {run_id}")
+
+
+def lock_run(tx: Tx, run_id: RunId) -> Run:
+    return found(tx.runs.lock(run_id), f"there is no run {run_id}")
 
 
 def step(

@@ -7,7 +7,7 @@ from corral.core.policy import ServerPolicy
 from corral.core.runs.submit import SubmitResult
 from corral.core.schedules.cron import latest_cron, next_cron, next_period
 from corral.core.schedules.work import SubmitKey, WorkOf
-from corral.domain.errors import CorralError, NotFound, StoreUnavailable
+from corral.domain.errors import CorralError, StoreUnavailable, found
 from corral.domain.ids import ScheduleId
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
 from corral.store.transaction import Tx
@@ -103,10 +103,8 @@ def counted(schedule: Schedule, now: float) -> Schedule:
 
 
 def locked(tx: Tx, schedule_id: ScheduleId) -> Schedule:
-    schedule = tx.schedules.lock(schedule_id)
-    if schedule is None:
-        raise NotFound(f"there is no schedule {schedule_id}", hint="List them with `corral schedules ls`.")
-    return schedule
+    hint = "List them with `corral schedules ls`."
+    return found(tx.schedules.lock(schedule_id), f"there is no schedule {schedule_id}", hint=hint)
 
 
 def _skip(tx: Tx, schedule: Schedule, why: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from corral.core.audit import Author
 from corral.core.calls.accept import accept, new_call
-from corral.core.calls.cancel import cancel
+from corral.core.calls.transitions import cancel
 from corral.core.policy import ServerPolicy
 from corral.core.runs.submit import SubmitResult
 from corral.core.schedules import manage
@@ -135,12 +135,6 @@ def _wanted(endpoint: Endpoint, version: EndpointVersion, now: float) -> Schedul
             timezone=asked["timezone"],
             missed=MissedTimes(asked["missed"]),
             overlap=Overlap(asked["overlap"]),
-            paused=False,
-            next_at=None,
-            last_at=None,
-            last_run=None,
-            fired=0,
-            skipped=0,
             created_at=now,
             created_by=version.created_by,
         )

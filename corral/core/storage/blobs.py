@@ -8,7 +8,7 @@ from typing import NamedTuple
 from corral.core.artifacts import readable_by_lease
 from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
-from corral.core.storage.storage_quota import check_room
+from corral.core.quotas import check_bytes
 from corral.domain.artifacts import Blob
 from corral.domain.errors import NotFound
 from corral.domain.ids import Digest
@@ -36,7 +36,7 @@ def remember(tx: Tx, holder: BlobHolder, sizes: Mapping[Digest, int], *, now: fl
 
     False if one of them is being collected. ProjectFull if the quota does not allow them.
     """
-    check_room(tx, holder.project, sizes)
+    check_bytes(tx, holder.project, sizes)
     for sha, size in sizes.items():
         if tx.blobs.is_condemned(sha):
             return False

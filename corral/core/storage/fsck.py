@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from corral.core.logs import segment_key
 from corral.core.volumes import newest
 from corral.domain.artifacts import Blob, Segment
-from corral.domain.audit import AuditChain, AuditEntry
+from corral.domain.audit import AuditChain
 from corral.domain.canonical import canonical
 from corral.domain.ids import Digest, RunId
 from corral.domain.leases import LeaseState
@@ -58,7 +58,7 @@ class Fsck:
 
     async def _runs(self) -> AsyncIterator[FsckFinding]:
         done = 0
-        async for page in self._pages(_run_page, lambda run: run.id):
+        async for page in self._pages(lambda after, tx: tx.runs.page_by_id(after, PAGE), lambda run: run.id):
             for run in page:
                 for problem in await self._check_run(run):
                     yield FsckFinding("runs", done, problem)
@@ -83,7 +83,8 @@ class Fsck:
 
     async def _blob_rows(self) -> AsyncIterator[FsckFinding]:
         done = 0
-        async for page in self._pages(_blob_page, lambda blob: (blob.project, blob.digest)):
+        pages = self._pages(lambda after, tx: tx.blobs.page(after, PAGE), lambda b: (b.project, b.digest))
+        async for page in pages:
             for blob in page:
                 problem = await self._check_blob(blob)
                 done += 1
@@ -100,11 +101,9 @@ class Fsck:
             if blob.condemned_at is not None:
                 return None
             gone = await self.store.read(lambda tx: tx.blobs.get(blob.project, blob.digest) is None)
-            return (
-                None
-                if gone
-                else f"{name} is not in the store, or was set aside as damaged; {await self._users(blob)}"
-            )
+            if gone:
+                return None
+            return f"{name} is not in the store, or was set aside as damaged; {await self._users(blob)}"
         await self.in_thread(partial(self.blobs.set_aside, blob.digest))
         return f"{name} does not match its digest; its bytes are set aside; {await self._users(blob)}"
 
@@ -130,14 +129,11 @@ class Fsck:
 
     async def _audit(self) -> AsyncIterator[FsckFinding]:
         chain = AuditChain()
-        while page := await self._audit_page(chain.n):
+        while page := await self.store.read(lambda tx: tx.audit.after(chain.n, PAGE)):
             if not chain.follow(page):
                 yield FsckFinding("audit", chain.n, f"the audit is broken: {chain.problem}")
                 return
             yield FsckFinding("audit", chain.n, None)
-
-    async def _audit_page(self, after: int) -> list[AuditEntry]:
-        return await self.store.read(lambda tx: tx.audit.after(after, PAGE))
 
     async def _stray_bytes(self) -> AsyncIterator[FsckFinding]:
         """Bytes without a row are harmless (a crash between the two); they are counted, not a problem."""
@@ -152,14 +148,6 @@ class Fsck:
 
     async def _is_claimed(self, digest: Digest) -> bool:
         return await self.store.read(lambda tx: tx.blobs.any_project_has(digest))
-
-
-def _run_page(after: RunId | None, tx: Tx) -> list[Run]:
-    return tx.runs.page_by_id(after, PAGE)
-
-
-def _blob_page(after: tuple[str, Digest] | None, tx: Tx) -> list[Blob]:
-    return tx.blobs.page(after, PAGE)
 
 
 def _volume_page(after: tuple[str, str] | None, tx: Tx) -> list[tuple[VolumeRecord, bool]]:

@@ -8,7 +8,7 @@ import re
 from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
 from corral.domain.artifacts import NamedObject
-from corral.domain.errors import Conflict, InvalidInput, NotFound, TooLarge
+from corral.domain.errors import Conflict, InvalidInput, TooLarge, found
 from corral.domain.leases import LeaseKey
 from corral.store.transaction import Tx
 
@@ -55,10 +55,7 @@ def put_object(
 def read_object(tx: Tx, key: LeaseKey, name: str, *, now: float, policy: ServerPolicy) -> NamedObject:
     _check_name(name)
     _, run = fence(tx, key, now=now, policy=policy)
-    found = tx.objects.get(run.id, name)
-    if found is None:
-        raise NotFound(f"run {run.id} has no object {name}")
-    return found
+    return found(tx.objects.get(run.id, name), f"run {run.id} has no object {name}")
 
 
 def list_objects(

@@ -1,4 +1,4 @@
-"""Makes notices of the events of runs: none is lost, none is made twice."""
+"""Makes notices of the events of runs and of ended calls: none is lost, none is made twice."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from corral.core import secrets
 from corral.core.webhooks.slack import slack_message
+from corral.domain.calls import CALL_FINAL, CallRecord
 from corral.domain.canonical import canonical
 from corral.domain.ids import DeliveryId, WebhookId, new_delivery_id
 from corral.domain.redaction import SecretValues
@@ -37,6 +38,11 @@ _TEST_S = 60.0
 _RUN_FIELDS = (
     *("id", "project", "name", "kind", "state", "seed", "generation", "attempt", "reason", "detail"),
     *("exit_code", "signal", "created_at", "started_at", "ended_at", "artifact_id", "submitted_by"),
+)
+# Fields that a notice has from the call's record as they are.
+_CALL_FIELDS = (
+    *("id", "project", "function", "state", "attempt", "lost", "key", "created_at", "started_at", "ended_at"),
+    *("ran_s", "result_bytes", "submitted_by"),
 )
 
 
@@ -87,19 +93,7 @@ def replay_dead(tx: Tx, hook: Webhook, *, limit: int, now: float) -> int:
 
 def keep(tx: Tx, hook: Webhook, kind: str, notice: dict[str, Any], *, next_at: float, now: float) -> Delivery:
     body = slack_message(notice) if hook.format is WebhookFormat.SLACK else notice
-    delivery = Delivery(
-        id=new_delivery_id(),
-        webhook_id=hook.id,
-        event=kind,
-        body=canonical(body),
-        state=DeliveryState.WAITING,
-        attempts=0,
-        next_at=next_at,
-        status=None,
-        detail=None,
-        created_at=now,
-        ended_at=None,
-    )
+    delivery = Delivery(new_delivery_id(), hook.id, kind, canonical(body), next_at, created_at=now)
     tx.webhooks.insert_delivery(delivery)
     return delivery
 
@@ -146,3 +140,44 @@ class _Notices:
             "host": self._host(run.last_host),
             "metrics": json.loads(run.metrics),
         }
+
+
+def tell_of_calls(tx: Tx, calls: Sequence[CallRecord], *, now: float) -> None:
+    """One delivery for each call that has ended and each webhook that asks for it.
+
+    A webhook for which too many deliveries wait already gets no more.
+    """
+    ended = [call for call in calls if call.state in CALL_FINAL]
+    if not ended:
+        return
+    for hook in tx.webhooks.of_calls():
+        patterns = frozenset(json.loads(hook.events))
+        mine = [
+            call
+            for call in ended
+            if hook.project in (None, call.project) and wants(patterns, f"call.{call.state}")
+        ]
+        if mine and tx.webhooks.waiting(hook.id, MOST_WAITING) < MOST_WAITING:
+            for call in mine:
+                keep(tx, hook, f"call.{call.state}", _notice_of_call(tx, call), next_at=now, now=now)
+
+
+def _notice_of_call(tx: Tx, call: CallRecord) -> dict[str, Any]:
+    """Without arguments and result. The exception's message was redacted where it was raised."""
+    endpoint = tx.endpoints.get(call.endpoint_id)
+    error = json.loads(call.error) if call.error is not None else {}
+    return {
+        "version": VERSION,
+        "type": f"call.{call.state}",
+        "at": call.ended_at,
+        "number": call.attempt,
+        "event": {"type": "end", "actor": "corral", "data": {"state": call.state}},
+        "run": None,
+        "call": {
+            **{name: getattr(call, name) for name in _CALL_FIELDS},
+            "endpoint": endpoint.name if endpoint else None,
+            "run": call.run_id,
+            "error": error.get("type"),
+            "message": str(error["message"])[:2000] if "message" in error else None,
+        },
+    }

@@ -37,3 +37,13 @@ class Host(NamedTuple):
     def new(cls, name: str, now: float) -> Host:
         """One that nobody has heard of yet."""
         return cls(new_host_id(), name, None, None, 0, None, False, None, now)
+
+    def is_aside(self, now: float) -> bool:
+        return self.set_aside_until is not None and now < self.set_aside_until
+
+    def takes_work(self, now: float) -> bool:
+        """Whether it may be given runs at all, by what is known of it."""
+        return not self.draining and self.revoked_at is None and not self.is_aside(now)
+
+    def is_away(self, now: float, away_s: float) -> bool:
+        return self.last_seen_at is None or now - self.last_seen_at > away_s

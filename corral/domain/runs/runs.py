@@ -139,11 +139,11 @@ class Rank(NamedTuple):
     run_id: RunId
     attempt: int
     rank: int
-    state: RankState
-    epoch: int
-    lease_id: LeaseId | None
-    reason: Reason | None
-    exit_code: int | None
+    state: RankState = RankState.WAITING
+    epoch: int = 0
+    lease_id: LeaseId | None = None
+    reason: Reason | None = None
+    exit_code: int | None = None
 
     def stepped(self, event: RankEvent) -> Rank:
         return self._replace(state=step_rank(self.state, event))

@@ -53,13 +53,13 @@ class Delivery(NamedTuple):
     webhook_id: WebhookId
     event: str
     body: str
-    state: DeliveryState
-    attempts: int
     next_at: float | None
-    status: int | None
-    detail: str | None
     created_at: float
-    ended_at: float | None
+    state: DeliveryState = DeliveryState.WAITING
+    attempts: int = 0
+    status: int | None = None
+    detail: str | None = None
+    ended_at: float | None = None
 
 
 TEST = "webhook.test"

@@ -14,8 +14,8 @@ from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from corral.core.leases.fence import fence
+from corral.core.quotas import check_bytes
 from corral.core.storage.blobs import BlobHolder, check_lease_reads, pin_present, remember
-from corral.core.storage.storage_quota import check_room
 from corral.domain.errors import (
     BlobMissing,
     DigestMismatch,
@@ -111,7 +111,7 @@ async def _receive(
     _check_length(request, svc)
     announced = int(request.headers.get("content-length", "0")) + (offset or 0)
     # Before the body is read: what cannot be kept need not be sent.
-    await svc.store.read(lambda tx: check_room(tx, holder.project, {sha: announced}))
+    await svc.store.read(lambda tx: check_bytes(tx, holder.project, {sha: announced}))
     await wait_while_condemned(sha, svc)
     upload = await svc.in_thread(lambda: svc.blobs.open_upload(sha, uploader=holder.name, offset=offset))
     try:
@@ -197,7 +197,7 @@ async def _unpack(body: bytes, holder: BlobHolder, svc: Services) -> list[Stored
 async def keep_all(items: Sequence[tuple[Digest, bytes]], holder: BlobHolder, svc: Services) -> None:
     """What is in memory; all of it is durable afterwards."""
     sizes = {sha: len(data) for sha, data in items}
-    await svc.store.read(lambda tx: check_room(tx, holder.project, sizes))
+    await svc.store.read(lambda tx: check_bytes(tx, holder.project, sizes))
     for sha, _ in items:
         await wait_while_condemned(sha, svc)
     await svc.in_thread(lambda: svc.blobs.put_many(items))

@@ -10,9 +10,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from corral.core.calls import accept as core
-from corral.core.calls.cancel import cancel
 from corral.core.calls.exchange import InstanceReport
-from corral.core.calls.retry import retry
+from corral.core.calls.transitions import cancel, retry
 from corral.core.calls.why_waiting import why_waiting
 from corral.core.leases.fence import fence
 from corral.core.wakeups import wait_for

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from corral.core.runs.find import read_run
+from corral.core.runs.transitions import read_run
 from corral.core.wakeups import wait_for
 from corral.domain.ids import RunId
 from corral.domain.runs.runs import Run

@@ -14,7 +14,6 @@ from corral.core.artifacts import FileManifest, commit_from_lease
 from corral.core.leases.beat import Beat, beat
 from corral.core.leases.outcomes import LeaseOutcome, LeaseReport
 from corral.core.queue.claim import ClaimTerms
-from corral.core.runs.batch_write import write_together
 from corral.core.storage.objects import list_objects, put_object, read_object
 from corral.core.wakeups import wait_for
 from corral.domain.artifacts import ArtifactFile, ArtifactKind
@@ -29,6 +28,7 @@ from corral.server.errors import body_of
 from corral.server.openapi import RAW_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, lease_json
+from corral.store.store import write_together
 from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactView, ManifestRequest
 from corral.wire.leases import (

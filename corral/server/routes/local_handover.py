@@ -7,8 +7,8 @@ import ipaddress
 
 from fastapi import APIRouter, Request
 
+from corral.core.quotas import check_bytes, check_file_size
 from corral.core.storage.blobs import BlobHolder
-from corral.core.storage.storage_quota import check_could_fit, check_room
 from corral.domain.errors import Conflict, NotFound, TooLarge
 from corral.ports.blobs import HandedOverFile
 from corral.server.authorization import Anyone, origin_of
@@ -68,7 +68,7 @@ async def _taken(body: HandoverRequest, holder: BlobHolder, svc: Services) -> St
         # Before it is read: what cannot be kept need not be written.
         _check_size(body.size, svc)
         announced = body.size
-        await svc.store.read(lambda tx: check_could_fit(tx, holder.project, announced))
+        await svc.store.read(lambda tx: check_file_size(tx, holder.project, announced))
     try:
         taken = await svc.in_thread(lambda: svc.blobs.take(body.name))
     except KeyError:
@@ -76,7 +76,7 @@ async def _taken(body: HandoverRequest, holder: BlobHolder, svc: Services) -> St
     try:
         await _read_whole(taken, body.size, svc)
         sha, size = taken.digest, taken.size
-        await svc.store.read(lambda tx: check_room(tx, holder.project, {sha: size}))
+        await svc.store.read(lambda tx: check_bytes(tx, holder.project, {sha: size}))
         await wait_while_condemned(sha, svc)
         await svc.in_thread(taken.commit)
     finally:

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 from fastapi import APIRouter, Query, Request, Response
 
 from corral.core import logs
-from corral.core.runs.find import read_run
+from corral.core.runs.transitions import read_run
 from corral.core.wakeups import wait_for
 from corral.domain.artifacts import Segment
 from corral.domain.ids import RunId

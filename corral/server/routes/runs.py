@@ -9,15 +9,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from corral.core import secrets
-from corral.core.queue import queue_notes as in_line
-from corral.core.queue.why import WhyQuestion, standings, summary
-from corral.core.runs.batch_write import write_together
+from corral.core.queue.why import WhyQuestion, group_is_full, held_by_quota, queue_notes, standings, summary
 from corral.core.runs.cancel import cancel, check_cancel
-from corral.core.runs.find import read_run
 from corral.core.runs.hold import hold, let_go
 from corral.core.runs.remove import remove
 from corral.core.runs.requeue import check_requeue, requeue, requeue_with_children
 from corral.core.runs.submit import SubmitResult, submit
+from corral.core.runs.transitions import read_run
 from corral.domain.artifacts import ArtifactKind
 from corral.domain.canonical import digest_of
 from corral.domain.errors import CorralError, InvalidInput, NotFound, StoreUnavailable
@@ -29,6 +27,7 @@ from corral.server.cursors import parse_time_cursor, time_cursor
 from corral.server.new_runs import new_run
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, placement, run_detail, run_view
+from corral.store.store import write_together
 from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactPage
 from corral.wire.runs import (
@@ -257,14 +256,14 @@ async def why(run: str, caller: User, svc: Svc) -> Response:
         hosts = standings(
             tx, asked, now=now, policy=svc.policy, shapes=svc.board.shapes, roster=svc.board.roster
         )
-        held_back = in_line.held_back(tx, svc.board, found, policy=svc.policy)
-        group = in_line.group_is_full(tx, found)
+        held_back = held_by_quota(tx, svc.board, found, policy=svc.policy)
+        group = group_is_full(tx, found)
         answer = WhyAnswer(
             run_id=found.id,
             state=found.state,
             summary=summary(found, hosts, now=now, held_back=held_back, group=group),
             hosts=[placement(s) for s in hosts],
-            queue=in_line.notes(tx, svc.board, found, now=now, policy=svc.policy),
+            queue=queue_notes(tx, svc.board, found, now=now, policy=svc.policy),
         )
         # Rendered here and not in the event loop: with a thousand hosts it is long.
         return answer.model_dump_json()

@@ -180,12 +180,6 @@ def _schedule(body: ScheduleRequest, stored: str, actor: str, now: float) -> Sch
         timezone=when.timezone,
         missed=MissedTimes(when.missed),
         overlap=Overlap(when.overlap),
-        paused=False,
-        next_at=None,
-        last_at=None,
-        last_run=None,
-        fired=0,
-        skipped=0,
         created_at=now,
         created_by=actor,
     )

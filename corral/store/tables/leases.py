@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable
 
 from corral.domain.ids import HostId, LeaseId, RunId
@@ -44,9 +45,12 @@ class SqlLeases(Table):
     def live_of_run(self, run_id: RunId) -> list[Lease]:
         return self._all(LEASE, "lease_live_of_run", run_id=run_id)
 
-    def held_by_host(self) -> list[tuple[HostId, LeaseHolding]]:
+    def held_by_host(self) -> defaultdict[HostId, list[LeaseHolding]]:
         """What each live lease of any host holds."""
-        return [(HostId(row[0]), LeaseHolding(*row[1:])) for row in self._db.all("lease_held_by_host", {})]
+        found: defaultdict[HostId, list[LeaseHolding]] = defaultdict(list)
+        for host_id, *held in self._db.all("lease_held_by_host", {}):
+            found[host_id].append(LeaseHolding(*held))
+        return found
 
     def live_of_project(self, project: str) -> list[Lease]:
         return self._all(LEASE, "lease_live_of_project", project=project)

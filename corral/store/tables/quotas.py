@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from corral.domain.quotas import Quota, UsageHours
-from corral.store.connection import Connection
 from corral.store.rows import HOURS, QUOTA
-from corral.store.table import Table
+from corral.store.table import Connection, Table
 
 
 class SqlQuotas(Table):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from operator import itemgetter
 
-from corral.domain.errors import NotFound
+from corral.domain.errors import found
 from corral.domain.ids import Digest, LeaseId, RunId, is_id
 from corral.domain.manifests import ManifestRun
 from corral.domain.runs.queue import Lane, QueuedRun, ReadyRun, WaitingRun
@@ -68,10 +68,7 @@ class SqlRuns(Table):
         return int(row[0]) if row is not None and row[0] is not None else 0
 
     def spec(self, run_id: RunId) -> str:
-        row = self._db.one("spec_get", {"run_id": run_id})
-        if row is None:
-            raise NotFound(f"there is no run {run_id}")
-        return str(row[0])
+        return str(found(self._db.one("spec_get", {"run_id": run_id}), f"there is no run {run_id}")[0])
 
     def put_spec(self, run_id: RunId, spec: str) -> None:
         self._tell("spec_save", run_id=run_id, spec=spec)
@@ -147,8 +144,8 @@ class SqlRuns(Table):
         while row is not None:
             lane = Lane(*row[:3])
             heads.append((lane, ReadyRun(*row[3:])))
-            found = sorted(self._db.all("lane_next", lane._asdict()), key=itemgetter(0))
-            row = found[0][1:] if found else None
+            later = sorted(self._db.all("lane_next", lane._asdict()), key=itemgetter(0))
+            row = later[0][1:] if later else None
         return heads
 
     def ready(self, lane: Lane, *, after: ReadyRun | None, limit: int) -> list[ReadyRun]:
