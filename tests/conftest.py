@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from support import forked, postgres
 from support.scheduling import FileScheduling, sort_longest_first
 from support.slowest_files import pytest_runtest_logreport, pytest_terminal_summary
@@ -23,6 +24,10 @@ for _name in ("CORRAL_CHAOS_SEED", "CORRAL_FLEET_SEED", "CORRAL_MODEL_SEED"):
 
 # Two processes with two threads each fight for two cores, and are far slower; set before torch is loaded.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A busy machine may take any time for an example.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 # A shell that runs this in the background has it ignore Ctrl-C, and every child would inherit that.
 for _number in (signal.SIGINT, signal.SIGQUIT):

@@ -28,7 +28,6 @@ CHECKS = [
 ]
 BOUNDED = settings(
     max_examples=15,
-    deadline=None,
     derandomize=True,
     database=None,
     phases=[Phase.explicit, Phase.generate],

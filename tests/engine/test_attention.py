@@ -70,7 +70,7 @@ def by_lists(mask: BlockMask) -> Tensor:
 
 
 @given(packs())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 def test_the_lists_of_blocks_are_exactly_the_rule(made: Pack) -> None:
     """Every pair that sees lies in a listed block, and one listed as whole has no pair that does not."""
     layout = layout_of(made.segment, made.prefix, CPU)
@@ -79,7 +79,7 @@ def test_the_lists_of_blocks_are_exactly_the_rule(made: Pack) -> None:
 
 
 @given(packs())
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 def test_the_backward_pass_reads_the_same_blocks(made: Pack) -> None:
     layout = layout_of(made.segment, made.prefix, CPU)
     mask = _block_mask(layout.segment, layout.prefix, layout.spans)
@@ -109,7 +109,7 @@ def heads(length: int, *, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @given(packs(), st.sampled_from([1, 2, 4]))
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 def test_attention_by_spans_is_the_rule_forward_and_backward(made: Pack, kv_heads: int) -> None:
     layout = layout_of(made.segment, made.prefix, CPU)
     inputs = heads(len(made.tokens), kv_heads=kv_heads)
@@ -127,7 +127,7 @@ def test_attention_by_spans_is_the_rule_forward_and_backward(made: Pack, kv_head
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @given(packs(), st.sampled_from([1, 2, 4]))
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 def test_attention_by_blocks_equals_attention_by_spans(made: Pack, kv_heads: int) -> None:
     layout = layout_of(made.segment, made.prefix, CPU)
     q, k, v = (t.detach() for t in heads(len(made.tokens), kv_heads=kv_heads))  # flex has no backward here

@@ -199,7 +199,7 @@ WHOLE: list[Loss] = [
 
 
 @given(cuts=st.lists(st.integers(0, TOKENS), max_size=6), which=st.sampled_from(LOCAL))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_the_slices_of_a_local_loss_add_up_to_the_whole(cuts: list[int], which: Loss) -> None:
     assert which.local
     columns, example = streams()

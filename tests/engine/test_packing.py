@@ -66,7 +66,7 @@ def batches(draw: st.DrawFn) -> tuple[list[Example], int, int]:
     return examples, capacity, draw(st.sampled_from([1, 4, 16]))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(batches(), st.booleans())
 def test_every_example_is_recovered_exactly(batch: tuple[list[Example], int, int], share: bool) -> None:
     """EN-D01: packed sequences are the separate sequences."""
@@ -83,7 +83,7 @@ def test_every_example_is_recovered_exactly(batch: tuple[list[Example], int, int
             assert streams[name] == list(each.streams.get(name, [0.0] * len(tokens)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batches(), st.booleans())
 def test_no_token_sees_another_example(batch: tuple[list[Example], int, int], share: bool) -> None:
     examples, capacity, multiple = batch
@@ -98,7 +98,7 @@ def test_no_token_sees_another_example(batch: tuple[list[Example], int, int], sh
             assert sorted(one.positions[seen[t]].tolist()) == list(range(int(one.positions[t]) + 1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batches(), st.booleans())
 def test_a_pack_keeps_its_promises(batch: tuple[list[Example], int, int], share: bool) -> None:
     examples, capacity, multiple = batch

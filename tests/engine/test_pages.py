@@ -25,7 +25,7 @@ def test_pages_begin_as_zeros_and_the_spare_one_is_never_handed_out() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 7)), max_size=60))
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 def test_a_page_is_free_exactly_when_nobody_uses_it(steps: list[tuple[int, int]]) -> None:
     pages = KvCache(
         torch.zeros(1, 9, 1, PAGE, 1), torch.zeros(1, 9, 1, PAGE, 1), [0] * 9, list(range(8, 0, -1))

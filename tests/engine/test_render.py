@@ -295,7 +295,7 @@ def test_the_loss_on_everything_trains_nothing_twice_where_old_turns_are_rewritt
 texts = st.text(st.sampled_from("ab c\n<|>im_endé中1"), min_size=1, max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(texts, texts), min_size=1, max_size=4), st.sampled_from(["chatml", "llama3", "qwen3"])
 )

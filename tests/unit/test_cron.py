@@ -70,7 +70,7 @@ def oracle(cron: str, after: datetime) -> datetime:
             moment += timedelta(minutes=1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(parts=st.tuples(*field.values()), offset_s=st.integers(0, 3 * 365 * 86400))
 def test_the_next_time_is_the_oracles(parts: tuple[str, ...], offset_s: int) -> None:
     cron, after = " ".join(parts), datetime(2025, 1, 1, tzinfo=UTC) + timedelta(seconds=offset_s)

@@ -164,7 +164,7 @@ names = st.text(st.sampled_from("ab.日🦙 -"), min_size=1, max_size=4)
 relative = st.lists(names, min_size=1, max_size=3).map("/".join).filter(lambda path: why_bad(path) is None)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(contents=st.dictionaries(relative, st.binary(max_size=20), max_size=8))
 def test_any_tree_survives_the_round_trip(
     tmp_path_factory: pytest.TempPathFactory, contents: dict[str, bytes]
