@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from corral.cli import complete
+from corral.durations import parse_duration
+from corral.settings import read_settings
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsJsonLines = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
@@ -26,3 +28,15 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what the 
 def command_group(help: str | None) -> typer.Typer:
     """An app of several commands, as `corral volumes`."""
     return typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True, help=help)
+
+
+def project_or_own(given: str | None) -> str:
+    return given or read_settings().project
+
+
+def duration_s(text: str | None, option: str) -> float | None:
+    """What the option says, in seconds; BadParameter if it is no duration."""
+    try:
+        return None if text is None else parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error

@@ -14,16 +14,8 @@ from corral.cli.hosts.host_home import Home, HostHome
 from corral.cli.hosts.selftest import run_checks
 from corral.cli.hosts.service.service import install_unit
 from corral.cli.hosts.service.systemd import SYSTEM_HOME, SystemdUnit
-from corral.client.hosts.enroll import (
-    HostPreferences,
-    JoinableServer,
-    JoinToken,
-    check_free,
-    parse_join_token,
-)
-from corral.domain.errors import (
-    InvalidInput,
-)
+from corral.client.hosts.enroll import HostPreferences, JoinableServer, check_free, parse_join_token
+from corral.domain.errors import InvalidInput
 from corral.domain.ids import is_name
 from corral.settings import Settings, process_environment, read_settings
 
@@ -57,7 +49,7 @@ def enroll(
     settings = read_settings()
     host = HostHome.at(_enrolment_home(settings, home, as_service=as_service))
     preferences = HostPreferences(_name(name), slots, _labels(labels))
-    joining = _read_token(token)
+    joining = parse_join_token(sys.stdin.readline() if token == "-" else token)
     check_free(host.home, joining)
     server = JoinableServer(url, joining)
     _self_test(host.home, server, force=force)
@@ -66,7 +58,7 @@ def enroll(
     identity = server.join(host.home, preferences)
     typer.echo(f"enrolled as {identity.name} ({identity.host_id}) at {identity.url}")
     if as_service:
-        install_unit(SystemdUnit(host.home, Path(sys.executable), system=os.geteuid() == 0))
+        install_unit(SystemdUnit(host.home))
     elif foreground:
         host.exec_worker()
     elif start:
@@ -79,10 +71,6 @@ def _enrolment_home(settings: Settings, home: Path | None, *, as_service: bool) 
     if home is None and as_service and os.geteuid() == 0 and "CORRAL_HOME" not in process_environment():
         return SYSTEM_HOME
     return home or settings.home
-
-
-def _read_token(given: str) -> JoinToken:
-    return parse_join_token(sys.stdin.readline() if given == "-" else given)
 
 
 def _name(name: str | None) -> str | None:

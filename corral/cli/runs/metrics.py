@@ -47,7 +47,7 @@ def _show_metrics(points: Sequence[MetricPoint]) -> None:
             render.number(found[-1].value),
             render.number(min(p.value for p in found)),
             render.number(max(p.value for p in found)),
-            render.sparkline([p.value for p in found]),
+            curves.sparkline([p.value for p in found]),
         )
         for name, found in sorted(series.items())
     ]

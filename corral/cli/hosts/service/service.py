@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -72,5 +71,5 @@ def show_service(
 
 
 def _unit(home: Path | None, system: bool | None, root: Path) -> SystemdUnit:
-    as_system = os.geteuid() == 0 if system is None else system
-    return SystemdUnit(HostHome.at(home).home, Path(sys.executable), system=as_system, root=root.absolute())
+    unit = SystemdUnit(HostHome.at(home).home, root=root.absolute())
+    return unit if system is None else replace(unit, system=system)
