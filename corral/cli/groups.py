@@ -8,7 +8,8 @@ import typer
 
 from corral.cli import complete
 from corral.cli.connect import connect
-from corral.cli.display import reasons, render
+from corral.cli.display import render
+from corral.cli.display.runs import told
 from corral.cli.options import AsJson, Limit, OnlyProject, command_group
 from corral.wire.groups import GroupDetail
 
@@ -57,7 +58,7 @@ def show_group(group: GroupDetail, *, as_json: bool) -> None:
     )
     if group.ended_with:
         ends = [
-            (one.runs, render.state(one.state), reasons.told(one.reason), one.detail, one.example)
+            (one.runs, render.state(one.state), told(one.reason), one.detail, one.example)
             for one in group.ended_with
         ]
         typer.echo("")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,23 +30,17 @@ EXIT_PROBLEMS = 1
 EXIT_CHANGES = 2
 # More lines than these are for a program to read, which takes --json.
 _SHOWN = 50
-_SIGNS = {
-    "new": "+",
-    "again": "+",
-    "changed": "~",
-    "restored": "~",
-    "removed": "-",
-    "pruned": "-",
-    "stopped": "-",
+# The sign of a change, and what is said of it.
+_ACTIONS = {
+    "new": ("+", None),
+    "again": ("+", "again, as the next generation"),
+    "changed": ("~", None),
+    "restored": ("~", "back: released"),
+    "removed": ("-", "removed: held"),
+    "pruned": ("-", "removed: cancelled"),
+    "stopped": ("-", "removed: told to stop"),
 }
 _STYLES = {"+": "green", "~": "yellow", "-": "red", "!": "bold red"}
-_WORDS = {
-    "again": "again, as the next generation",
-    "restored": "back: released",
-    "removed": "removed: held",
-    "pruned": "removed: cancelled",
-    "stopped": "removed: told to stop",
-}
 
 File = Annotated[Path, typer.Argument(help="A manifest (TOML).")]
 Name = Annotated[str, typer.Argument(help="The manifest's name.", autocompletion=complete.manifests)]
@@ -198,9 +193,9 @@ def _show(answer: ApplyAnswer, notes: Iterable[str]) -> None:
 
 def _lines(answer: ApplyAnswer) -> Iterator[Text]:
     for change in answer.changes[:_SHOWN]:
-        sign = _SIGNS[change.action]
+        sign, words = _ACTIONS[change.action]
         line = Text(f"{sign} {change.kind:<4} {change.name}", style=_STYLES[sign])
-        for word in (change.run_id, change.state, _WORDS.get(change.action)):
+        for word in (change.run_id, change.state, words):
             line.append(f"  {word}" if word else "", style="default")
         yield line
         for field in change.fields:
@@ -216,11 +211,9 @@ def _value(value: Any) -> str:
 
 
 def _summary(answer: ApplyAnswer) -> str:
-    counts = {sign: 0 for sign in "+~-"}
-    for change in answer.changes:
-        counts[_SIGNS[change.action]] += 1
-    words = zip(counts.values(), ("new", "changed", "removed"), strict=True)
-    parts = [f"{count} {word}" for count, word in words if count]
+    counts = Counter(_ACTIONS[change.action][0] for change in answer.changes)
+    words = {"+": "new", "~": "changed", "-": "removed"}
+    parts = [f"{counts[sign]} {word}" for sign, word in words.items() if counts[sign]]
     if answer.problems:
         parts.append(render.count(len(answer.problems), "problem"))
     head = f"{answer.name}, revision {answer.revision}" if answer.applied else answer.name

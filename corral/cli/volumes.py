@@ -12,7 +12,6 @@ from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
 from corral.cli.options import AsJson, OnlyProject, command_group, project_or_own
-from corral.client.corral import Corral
 from corral.client.volumes import volumes
 from corral.domain.errors import NotFound
 from corral.wire.volumes import VolumeDetail, VolumeVersionView
@@ -70,7 +69,8 @@ def put(
     """Send a file or the files of a folder; what is there under the same names is replaced."""
     with connect() as corral, byte_bar() as bar:
         bar.step(f"sending {source}")
-        made = volumes.put(_remote(corral, project, name), source, target, progress=bar.moved)
+        remote = corral.volumes.remote(project_or_own(project), name)
+        made = volumes.put(remote, source, target, progress=bar.moved)
     _tell(made, as_json=as_json)
 
 
@@ -103,16 +103,13 @@ def remove(
     as_json: AsJson = False,
 ) -> None:
     """Remove a file or a folder from a volume, or the volume with all its versions."""
+    owner = project_or_own(project)
     with connect() as corral:
         if path is not None:
-            _tell(volumes.remove(_remote(corral, project, name), path), as_json=as_json)
+            _tell(volumes.remove(corral.volumes.remote(owner, name), path), as_json=as_json)
             return
-        corral.volumes.remove(project_or_own(project), name)
+        corral.volumes.remove(owner, name)
     typer.echo(f"{name}: removed")
-
-
-def _remote(corral: Corral, project: str | None, name: str) -> volumes.ProjectVolume:
-    return corral.volumes.remote(project_or_own(project), name)
 
 
 def _chosen(view: VolumeDetail, number: int | None) -> VolumeVersionView:

@@ -83,11 +83,8 @@ def serve(file: File) -> None:
 
 
 def _stamps(file: Path) -> dict[Path, float]:
-    return {
-        path: path.stat().st_mtime
-        for path in file.resolve().parent.rglob("*.py")
-        if ".venv" not in path.parts
-    }
+    found = file.resolve().parent.rglob("*.py")
+    return {path: path.stat().st_mtime for path in found if ".venv" not in path.parts}
 
 
 def _serve_once(file: str) -> set[tuple[str, str]]:

@@ -17,7 +17,7 @@ from corral.cli.hosts.service.systemd import SYSTEM_HOME, SystemdUnit
 from corral.client.hosts.enroll import HostPreferences, JoinableServer, check_free, parse_join_token
 from corral.domain.errors import InvalidInput
 from corral.domain.ids import is_name
-from corral.settings import Settings, process_environment, read_settings
+from corral.settings import process_environment, read_settings
 
 
 def enroll(
@@ -47,7 +47,9 @@ def enroll(
     Tests first that it can be one. Then a join token, which is good once, becomes a credential of its own.
     """
     settings = read_settings()
-    host = HostHome.at(_enrolment_home(settings, home, as_service=as_service))
+    if home is None and as_service and os.geteuid() == 0 and "CORRAL_HOME" not in process_environment():
+        home = SYSTEM_HOME
+    host = HostHome.at(home or settings.home)
     preferences = HostPreferences(_name(name), slots, _labels(labels))
     joining = parse_join_token(sys.stdin.readline() if token == "-" else token)
     check_free(host.home, joining)
@@ -65,12 +67,6 @@ def enroll(
         host.start_worker(identity)
     else:
         render.note("start it with `corral host start`")
-
-
-def _enrolment_home(settings: Settings, home: Path | None, *, as_service: bool) -> Path:
-    if home is None and as_service and os.geteuid() == 0 and "CORRAL_HOME" not in process_environment():
-        return SYSTEM_HOME
-    return home or settings.home
 
 
 def _name(name: str | None) -> str | None:

@@ -16,9 +16,8 @@ from typing import TextIO
 from pydantic import JsonValue as Json
 
 from corral.cli.display import curves
-from corral.cli.display.reasons import hint, told
 from corral.cli.display.render import note, number
-from corral.cli.display.run_values import joined_metrics, ran_s
+from corral.cli.display.runs import hint, joined_metrics, ran_s, told
 from corral.client.corral import Corral
 from corral.client.runs import RunQuery
 from corral.domain.errors import CorralError, ServerUnreachable

@@ -10,7 +10,7 @@ import typer
 from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
-from corral.cli.display.run_values import joined, ran, train_settings
+from corral.cli.display.runs import joined, ran, train_settings
 from corral.cli.options import AsJson, Limit, OnlyProject
 from corral.client.corral import Corral
 from corral.client.runs import RunQuery
@@ -28,14 +28,12 @@ def ls(
     project: OnlyProject = None,
     state: Annotated[list[RunState] | None, typer.Option(help="Only in this state; repeat.")] = None,
     group: Annotated[
-        str | None,
-        typer.Option(help="Only of this group (id or name).", autocompletion=complete.groups),
+        str | None, typer.Option(help="Only of this group (id or name).", autocompletion=complete.groups)
     ] = None,
     name: Annotated[str | None, typer.Option(help="Only with this name.")] = None,
     label: Annotated[str | None, typer.Option(help="Only with this KEY=VALUE.")] = None,
     schedule: Annotated[
-        str | None,
-        typer.Option(help="Only what this schedule made.", autocompletion=complete.schedules),
+        str | None, typer.Option(help="Only what this schedule made.", autocompletion=complete.schedules)
     ] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="All runs, however many.")] = False,
     limit: Limit = 20,

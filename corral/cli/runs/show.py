@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import typer
 
 from corral.cli.connect import connect
-from corral.cli.display import reasons, render
-from corral.cli.display.run_values import joined, joined_metrics, ran, train_settings
+from corral.cli.display import render
+from corral.cli.display.runs import hint, joined, joined_metrics, ran, told, train_settings
 from corral.cli.groups import show_group
 from corral.cli.options import AsJson, RunId
 from corral.durations import format_duration
@@ -39,9 +39,9 @@ def _show_run(run: RunDetail) -> None:
         ("project", run.project),
         ("state", render.state(run.state)),
         ("held", run.hold_reason),
-        ("reason", reasons.told(run.reason)),
+        ("reason", told(run.reason)),
         ("detail", run.detail),
-        ("hint", reasons.hint(run)),
+        ("hint", hint(run)),
         ("exit code", run.exit_code),
         ("signal", run.signal),
         ("host", run.host),
@@ -85,7 +85,7 @@ def _show_attempts(attempts: Sequence[AttemptView]) -> None:
             render.moment(attempt.opened_at),
             format_duration(attempt.closed_at - attempt.opened_at) if attempt.closed_at else None,
             rank.exit_code,
-            reasons.told(rank.reason),
+            told(rank.reason),
         )
         for attempt in attempts
         for rank in attempt.ranks

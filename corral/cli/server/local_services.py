@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
@@ -92,14 +93,11 @@ class LocalServices:
                         self._restart(role, deaths[role])
         except (KeyboardInterrupt, _StopRequested):
             typer.echo("stopping; a second Ctrl-C does not wait for running work")
-            self._bring_down_impatiently()
-
-    def _bring_down_impatiently(self) -> None:
-        try:
-            self.bring_down(60.0)
-        except KeyboardInterrupt:
-            # The first try removed their notes; they are still found by what they wrote of themselves.
-            self.bring_down(0.0)
+            try:
+                self.bring_down(60.0)
+            except KeyboardInterrupt:
+                # The first try removed their notes; they are still found by what they wrote of themselves.
+                self.bring_down(0.0)
 
     def _restart(self, role: Role, deaths: list[float]) -> None:
         now = time.monotonic()
@@ -121,17 +119,10 @@ class LocalServices:
             self.processes.adopt("server", known)
             self._wait_healthy(known)
             return
-        environ = {**self.environ, **_former_port(self.environ, self._last_url())}
+        environ = {**self.environ, **_former_port(self.environ, self.settings.home)}
         # What an earlier server wrote must not be taken for the new one's address.
         self.settings.server_file.unlink(missing_ok=True)
         self._wait_healthy(self._start("server", environ))
-
-    def _last_url(self) -> str | None:
-        try:
-            return local_url(self.settings.home)
-        except ServerUnreachable:
-            # A damaged note is about to be replaced.
-            return None
 
     def _start(self, role: Role, environ: Mapping[str, str]) -> psutil.Process:
         self.started.append(role)
@@ -186,9 +177,13 @@ class LocalServices:
             return False
 
 
-def _former_port(environ: Mapping[str, str], url: str | None) -> dict[str, str]:
+def _former_port(environ: Mapping[str, str], home: Path) -> dict[str, str]:
     """If any port will do, take the last one: a client that follows a run finds the server again."""
-    port = urlsplit(url or "").port
+    try:
+        port = urlsplit(local_url(home) or "").port
+    except ServerUnreachable:
+        # A damaged note is about to be replaced.
+        return {}
     if environ.get("CORRAL_PORT") != "0" or port is None:
         return {}
     with socket.socket() as probe:
