@@ -49,9 +49,8 @@ def list_artifacts(
     with connect() as corral:
         page = _of_run(corral, run) if run else corral.artifacts.page(project=project, limit=limit)
     columns = ("ARTIFACT", "KIND", "RUN", "STEP", "METRIC", "FILES", "SIZE", "KEPT", "AGE")
-    render.show_list(page.items, columns, map(_row, page.items), as_json=as_json, empty="no artifacts")
-    if page.next is not None and not as_json:
-        render.note(f"({len(page.items)} shown; --limit shows more)")
+    rows, more = map(_row, page.items), page.next and f"({len(page.items)} shown; --limit shows more)"
+    render.show_list(page.items, columns, rows, as_json=as_json, empty="no artifacts", footer=more)
 
 
 def _of_run(corral: Corral, run: str) -> ArtifactPage:

@@ -13,12 +13,11 @@ import typer
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import step_bar
-from corral.cli.options import command_group
+from corral.cli.options import command_group, duration_s
 from corral.client.corral import Corral
 from corral.domain.audit import AuditChain, AuditFilter
 from corral.domain.canonical import canonical
 from corral.domain.errors import CorralError
-from corral.durations import parse_duration
 from corral.wire.audit import AuditView
 
 app = command_group(__doc__)
@@ -45,7 +44,8 @@ def list_audit(
 ) -> None:
     """List what operators and users did to anything that is not a run; what happened to a run is in
     `corral events`."""
-    where = AuditFilter(target, actor, action, _since(since))
+    age_s = duration_s(since, "--since")
+    where = AuditFilter(target, actor, action, None if age_s is None else max(0.0, time.time() - age_s))
     with connect() as corral:
         found = list(itertools.islice(corral.audit.newest(where), limit))[::-1]
         if follow:
@@ -54,23 +54,13 @@ def list_audit(
                     render.show_json_line(entry)
                 else:
                     typer.echo("  ".join(str(cell) for cell in _row(entry) if cell))
-        elif as_json:
-            render.show_json(found)
-        else:
-            columns = ("N", "WHEN", "ACTOR", "FROM", "ACTION", "TARGET", "DATA")
-            render.show_table(columns, [_row(entry) for entry in found], empty="nothing was done yet")
-
-
-def _since(text: str | None) -> float | None:
-    try:
-        return None if text is None else max(0.0, time.time() - parse_duration(text))
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--since") from error
+            return
+    columns = ("N", "WHEN", "ACTOR", "FROM", "ACTION", "TARGET", "DATA")
+    render.show_list(found, columns, map(_row, found), as_json=as_json, empty="nothing was done yet")
 
 
 def _row(entry: AuditView) -> tuple[render.Cell, ...]:
     data = {key: value for key, value in entry.data.items() if value is not None}
-    shown = canonical(data) if data else None
     return (
         entry.n,
         render.moment(entry.at),
@@ -78,7 +68,7 @@ def _row(entry: AuditView) -> tuple[render.Cell, ...]:
         entry.origin or None,
         entry.action,
         entry.target,
-        shown,
+        canonical(data) if data else None,
     )
 
 

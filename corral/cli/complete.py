@@ -27,11 +27,6 @@ def _completion(find: Callable[[Corral], Iterable[Candidate]]) -> Completion:
 
 
 @_completion
-def manifests(corral: Corral) -> Iterable[Candidate]:
-    return [(item.name, f"{item.project}, {item.runs} runs") for item in corral.manifests.page().items]
-
-
-@_completion
 def runs(corral: Corral) -> Iterable[Candidate]:
     """The newest ones only."""
     found = [(run.id, f"{run.name} {run.state}") for run in corral.runs.page(limit=_SHOWN).items]
@@ -39,20 +34,10 @@ def runs(corral: Corral) -> Iterable[Candidate]:
 
 
 @_completion
-def webhooks(corral: Corral) -> Iterable[Candidate]:
-    return [(hook.name, hook.url) for hook in corral.webhooks.all()]
-
-
-@_completion
 def projects(corral: Corral) -> Iterable[Candidate]:
     """Projects that have a quota, or used something this month."""
     limited = {quota.project for quota in corral.quotas.all()}
     return [(name, "") for name in sorted(limited | {item.project for item in corral.quotas.usage().items})]
-
-
-@_completion
-def hosts(corral: Corral) -> Iterable[Candidate]:
-    return [(host.name, host.id) for host in corral.hosts.page().items]
 
 
 @_completion
@@ -68,6 +53,9 @@ def schedules(corral: Corral) -> Iterable[Candidate]:
     return [(one.name, one.cron or f"every {one.every:g} s") for one in page.items]
 
 
-@_completion
-def volumes(corral: Corral) -> Iterable[Candidate]:
-    return [(one.name, f"version {one.head}") for one in corral.volumes.all()]
+manifests = _completion(
+    lambda corral: [(one.name, f"{one.project}, {one.runs} runs") for one in corral.manifests.page().items]
+)
+webhooks = _completion(lambda corral: [(hook.name, hook.url) for hook in corral.webhooks.all()])
+hosts = _completion(lambda corral: [(host.name, host.id) for host in corral.hosts.page().items])
+volumes = _completion(lambda corral: [(one.name, f"version {one.head}") for one in corral.volumes.all()])

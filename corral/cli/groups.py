@@ -8,7 +8,8 @@ import typer
 
 from corral.cli import complete
 from corral.cli.connect import connect
-from corral.cli.display import reasons, render
+from corral.cli.display import render
+from corral.cli.display.runs import told
 from corral.cli.options import AsJson, Limit, OnlyProject, command_group
 from corral.wire.groups import GroupDetail
 
@@ -16,11 +17,7 @@ app = command_group("List and show groups of runs.")
 
 
 @app.command("ls")
-def list_groups(
-    project: OnlyProject = None,
-    limit: Limit = 20,
-    as_json: AsJson = False,
-) -> None:
+def list_groups(project: OnlyProject = None, limit: Limit = 20, as_json: AsJson = False) -> None:
     """List groups, the newest first."""
     with connect() as corral:
         page = corral.groups.page(project=project, limit=limit)
@@ -30,9 +27,8 @@ def list_groups(
     ]
     columns = ("GROUP", "NAME", "PROJECT", "RUNS", "STATES", "AGE")
     empty = "no groups; seeds and a sweep in a run file make one"
-    render.show_list(page.items, columns, rows, as_json=as_json, empty=empty)
-    if page.next is not None and not as_json:
-        render.note(f"({limit} shown; --limit shows more)")
+    more = page.next and f"({limit} shown; --limit shows more)"
+    render.show_list(page.items, columns, rows, as_json=as_json, empty=empty, footer=more)
 
 
 @app.command()
@@ -44,8 +40,7 @@ def show(
 ) -> None:
     """Show how a group stands: counts by state, why runs failed, and the best of each metric."""
     with connect() as corral:
-        found = corral.groups.get(group)
-    show_group(found, as_json=as_json)
+        show_group(corral.groups.get(group), as_json=as_json)
 
 
 def show_group(group: GroupDetail, *, as_json: bool) -> None:
@@ -53,42 +48,30 @@ def show_group(group: GroupDetail, *, as_json: bool) -> None:
         render.show_json(group)
         return
     render.show_pairs(
-        [
-            ("group", group.id),
-            ("name", group.name),
-            ("project", group.project),
-            ("submitted", render.moment(group.created_at)),
-            ("runs", group.runs),
-            ("at once", group.max_running and f"at most {group.max_running}"),
-            ("states", counts(group.states)),
-        ]
+        ("group", group.id),
+        ("name", group.name),
+        ("project", group.project),
+        ("submitted", render.moment(group.created_at)),
+        ("runs", group.runs),
+        ("at once", group.max_running and f"at most {group.max_running}"),
+        ("states", counts(group.states)),
     )
     if group.ended_with:
+        ends = [
+            (one.runs, render.state(one.state), told(one.reason), one.detail, one.example)
+            for one in group.ended_with
+        ]
         typer.echo("")
-        show_ends(group)
-    best = {one.metric: one for one in group.greatest}
+        render.show_table(("RUNS", "STATE", "REASON", "DETAIL", "FOR EXAMPLE"), ends, empty="")
+    greatest = {one.metric: (render.number(one.value), one.run_id) for one in group.greatest}
     rows = [
-        (
-            one.metric,
-            render.number(one.value),
-            one.run_id,
-            render.number(best[one.metric].value),
-            best[one.metric].run_id,
-        )
+        (one.metric, render.number(one.value), one.run_id, *greatest[one.metric])
         for one in group.least
-        if one.metric in best
+        if one.metric in greatest
     ]
     if rows:
         typer.echo("")
         render.show_table(("METRIC", "LEAST", "RUN", "GREATEST", "RUN"), rows, empty="")
-
-
-def show_ends(group: GroupDetail) -> None:
-    rows = [
-        (one.runs, render.state(one.state), reasons.told(one.reason), one.detail, one.example)
-        for one in group.ended_with
-    ]
-    render.show_table(("RUNS", "STATE", "REASON", "DETAIL", "FOR EXAMPLE"), rows, empty="")
 
 
 def counts(states: dict[str, int]) -> str:

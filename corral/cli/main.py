@@ -38,8 +38,8 @@ class _Command:
     settings: dict[str, Any] | None = None
 
 
-def _one(name: str, module: str, help: str) -> _Command:
-    return _Command(name, module, help, function=name)
+def _one(name: str, module: str, help: str, *, function: str | None = None, **settings: Any) -> _Command:
+    return _Command(name, module, help, function or name, settings)
 
 
 _COMMANDS = (
@@ -47,12 +47,8 @@ _COMMANDS = (
     _one("down", "server.down", "Stop the worker and the server of this machine."),
     _one("status", "server.status", "Say what runs on this machine."),
     # What follows the program's name is the program's: `corral run ls -la` needs no `--`.
-    _Command(
-        "run",
-        "runs.run",
-        "Run a command and follow it; exit with its code.",
-        function="run",
-        settings={"allow_interspersed_args": False},
+    _one(
+        "run", "runs.run", "Run a command and follow it; exit with its code.", allow_interspersed_args=False
     ),
     _one("submit", "runs.submit", "Submit a run file."),
     _one("ls", "runs.ls", "List runs, the newest first."),
@@ -62,7 +58,7 @@ _COMMANDS = (
     _one("events", "runs.events", "Show what happened to a run, in order."),
     _one("why", "runs.why", "Say which hosts could take a run, and why the others cannot."),
     _one("estimate", "training.estimate", "Say what a training run will need and cost, machine by machine."),
-    _Command(
+    _one(
         "eval",
         "training.eval",
         "Measure what a training run has learned: before and after.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,15 +14,14 @@ from rich.text import Text
 from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
-from corral.cli.display.bars import byte_bar
-from corral.cli.options import AsJson, command_group
+from corral.cli.options import AsJson, command_group, project_or_own
+from corral.cli.runs.submit import run_preparer
 from corral.client.corral import Corral
 from corral.client.manifests import sync as fleet
 from corral.client.manifests.apply import Also, Mode
 from corral.client.manifests.read import ParsedManifest, load
-from corral.client.submit.prepare import RunPreparer
 from corral.domain.errors import InvalidInput
-from corral.settings import process_environment, read_settings
+from corral.settings import read_settings
 from corral.wire.manifests import ApplyAnswer, ChangeView
 
 app = command_group("Declare hosts and runs in one file: plan it, apply it.")
@@ -30,23 +30,17 @@ EXIT_PROBLEMS = 1
 EXIT_CHANGES = 2
 # More lines than these are for a program to read, which takes --json.
 _SHOWN = 50
-_SIGNS = {
-    "new": "+",
-    "again": "+",
-    "changed": "~",
-    "restored": "~",
-    "removed": "-",
-    "pruned": "-",
-    "stopped": "-",
+# The sign of a change, and what is said of it.
+_ACTIONS = {
+    "new": ("+", None),
+    "again": ("+", "again, as the next generation"),
+    "changed": ("~", None),
+    "restored": ("~", "back: released"),
+    "removed": ("-", "removed: held"),
+    "pruned": ("-", "removed: cancelled"),
+    "stopped": ("-", "removed: told to stop"),
 }
 _STYLES = {"+": "green", "~": "yellow", "-": "red", "!": "bold red"}
-_WORDS = {
-    "again": "again, as the next generation",
-    "restored": "back: released",
-    "removed": "removed: held",
-    "pruned": "removed: cancelled",
-    "stopped": "removed: told to stop",
-}
 
 File = Annotated[Path, typer.Argument(help="A manifest (TOML).")]
 Name = Annotated[str, typer.Argument(help="The manifest's name.", autocompletion=complete.manifests)]
@@ -78,13 +72,8 @@ def plan_manifest(
     if offline:
         _offline(file, as_json=as_json)
         return
-    answer = _sync(
-        file, "plan", _also(prune=prune, running=running, retry_failed=retry_failed), as_json=as_json
-    )
-    _show(answer, as_json=as_json)
-    if answer.problems:
-        raise typer.Exit(EXIT_PROBLEMS)
-    if check and answer.changes:
+    also = _also(prune=prune, running=running, retry_failed=retry_failed)
+    if _sync(file, "plan", also, as_json=as_json).changes and check:
         raise typer.Exit(EXIT_CHANGES)
 
 
@@ -99,10 +88,7 @@ def apply_manifest(
 ) -> None:
     """Make it so: all of it or nothing. The same manifest again changes nothing."""
     also = _also(prune=prune, running=running, retry_failed=retry_failed)
-    answer = _sync(file, "plan" if dry else "apply", also, as_json=as_json)
-    _show(answer, as_json=as_json)
-    if answer.problems:
-        raise typer.Exit(EXIT_PROBLEMS)
+    _sync(file, "plan" if dry else "apply", also, as_json=as_json)
 
 
 @app.command("ls")
@@ -123,7 +109,7 @@ def list_manifests(as_json: AsJson = False) -> None:
 def show(name: Name, project: Project = None, as_json: AsJson = False) -> None:
     """Show a manifest: its hosts, how its runs stand, and what it no longer names."""
     with connect() as corral:
-        found = corral.manifests.get(project or read_settings().project, name)
+        found = corral.manifests.get(project_or_own(project), name)
     states = ", ".join(f"{count} {state}" for state, count in sorted(found.states.items()))
     pairs: list[tuple[str, render.Cell]] = [
         ("name", found.name),
@@ -144,7 +130,7 @@ def delete(name: Name, project: Project = None, prune: Prune = False, running: R
     """Forget a manifest and what it declares of hosts. Its runs must have ended, or are pruned with it."""
     also = _also(prune=prune, running=running, retry_failed=False)
     with connect() as corral:
-        corral.manifests.delete(project or read_settings().project, name, also)
+        corral.manifests.delete(project_or_own(project), name, also)
     render.note(f"the manifest {name} is forgotten; its runs are still listed")
 
 
@@ -156,24 +142,26 @@ def _also(*, prune: bool, running: bool, retry_failed: bool) -> list[Also]:
 
 
 def _sync(file: Path, mode: Mode, also: list[Also], *, as_json: bool) -> ApplyAnswer:
+    """What the server says to it, shown; exits if something is wrong."""
     settings = read_settings()
     loaded = load(file, project=settings.project)
     if loaded.problems:
         # Told before a server is looked for, with whatever else is wrong.
         _check(loaded, file)
-    with connect(settings) as corral, byte_bar() as bar:
-        shop = RunPreparer(corral, file.absolute().parent, process_environment(), bar)
+    with connect(settings) as corral, run_preparer(corral, file.absolute().parent) as shop:
         resolved = fleet.resolve(loaded, shop)
         answer = fleet.sync(corral, resolved, shop, mode=mode, also=also)
-    if not as_json:
-        for text in resolved.notes:
-            render.note(f"note: {text}")
+    if as_json:
+        render.show_json(answer)
+    else:
+        _show(answer, resolved.notes)
+    if answer.problems:
+        raise typer.Exit(EXIT_PROBLEMS)
     return answer
 
 
 def _offline(file: Path, *, as_json: bool) -> None:
-    settings = read_settings()
-    loaded = load(file, project=settings.project)
+    loaded = load(file, project=read_settings().project)
     for text in _check(loaded, file):
         render.note(f"note: {text}")
     runs, hosts = len(loaded.runs), len(loaded.hosts)
@@ -188,14 +176,13 @@ def _offline(file: Path, *, as_json: bool) -> None:
 
 def _check(loaded: ParsedManifest, file: Path) -> tuple[str, ...]:
     # No call is made: what needs a server is not looked at.
-    with Corral("http://127.0.0.1:9", None) as nobody, byte_bar() as bar:
-        return fleet.check(loaded, RunPreparer(nobody, file.absolute().parent, process_environment(), bar))
+    with Corral("http://127.0.0.1:9", None) as nobody, run_preparer(nobody, file.absolute().parent) as shop:
+        return fleet.check(loaded, shop)
 
 
-def _show(answer: ApplyAnswer, *, as_json: bool) -> None:
-    if as_json:
-        render.show_json(answer)
-        return
+def _show(answer: ApplyAnswer, notes: Iterable[str]) -> None:
+    for text in notes:
+        render.note(f"note: {text}")
     out = render.console()
     for line in _lines(answer):
         out.print(line)
@@ -206,9 +193,9 @@ def _show(answer: ApplyAnswer, *, as_json: bool) -> None:
 
 def _lines(answer: ApplyAnswer) -> Iterator[Text]:
     for change in answer.changes[:_SHOWN]:
-        sign = _SIGNS[change.action]
+        sign, words = _ACTIONS[change.action]
         line = Text(f"{sign} {change.kind:<4} {change.name}", style=_STYLES[sign])
-        for word in (change.run_id, change.state, _WORDS.get(change.action)):
+        for word in (change.run_id, change.state, words):
             line.append(f"  {word}" if word else "", style="default")
         yield line
         for field in change.fields:
@@ -224,11 +211,9 @@ def _value(value: Any) -> str:
 
 
 def _summary(answer: ApplyAnswer) -> str:
-    counts = {sign: 0 for sign in "+~-"}
-    for change in answer.changes:
-        counts[_SIGNS[change.action]] += 1
-    words = zip(counts.values(), ("new", "changed", "removed"), strict=True)
-    parts = [f"{count} {word}" for count, word in words if count]
+    counts = Counter(_ACTIONS[change.action][0] for change in answer.changes)
+    words = {"+": "new", "~": "changed", "-": "removed"}
+    parts = [f"{counts[sign]} {word}" for sign, word in words.items() if counts[sign]]
     if answer.problems:
         parts.append(render.count(len(answer.problems), "problem"))
     head = f"{answer.name}, revision {answer.revision}" if answer.applied else answer.name

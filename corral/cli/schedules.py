@@ -10,13 +10,12 @@ import typer
 from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
-from corral.cli.display.bars import byte_bar
 from corral.cli.options import AsJson, OnlyProject, command_group
-from corral.client.submit.prepare import RunPreparer
+from corral.cli.runs.submit import prepare
 from corral.client.submit.run_file import load
 from corral.domain.errors import FieldError, InvalidInput
 from corral.durations import format_duration
-from corral.settings import process_environment, read_settings
+from corral.settings import read_settings
 from corral.wire.schedules import ScheduleView
 
 app = command_group("Make runs by the clock: add, list, pause, remove.")
@@ -44,11 +43,7 @@ def add(
             fields=[FieldError("schedule", "is required")],
         )
     with connect(settings) as corral:
-        with byte_bar() as bar:
-            workshop = RunPreparer(corral, file.absolute().parent, process_environment(), bar)
-            prepared = workshop.prepare(run_file)
-        for text in prepared.notes:
-            render.note(f"note: {text}")
+        prepared = prepare(corral, run_file, file.absolute().parent)
         made = corral.schedules.add(
             name or run_file.name,
             run_file.schedule,

@@ -10,9 +10,8 @@ from pydantic import ValidationError
 
 from corral.cli.connect import connect
 from corral.cli.display import render
-from corral.cli.options import AsJson, command_group
+from corral.cli.options import AsJson, command_group, project_or_own
 from corral.domain.errors import InvalidInput
-from corral.settings import read_settings
 
 app = command_group("Set, list and remove secrets.")
 
@@ -30,7 +29,7 @@ def _value(name: str) -> str:
 @app.command("set")
 def set_secret(name: Name, project: Project = None) -> None:
     """Set a secret from a prompt, or from stdin: `corral secrets set HF_TOKEN < file`."""
-    owner = project or read_settings().project
+    owner = project_or_own(project)
     value = _value(name)
     try:
         with connect() as corral:
@@ -48,7 +47,7 @@ def set_secret(name: Name, project: Project = None) -> None:
 @app.command("ls")
 def list_secrets(project: Project = None, as_json: AsJson = False) -> None:
     """List secrets by name; values are never shown."""
-    owner = project or read_settings().project
+    owner = project_or_own(project)
     with connect() as corral:
         page = corral.secrets.page(owner)
     rows = [(item.name, render.age(item.updated_at), "yes" if item.redacted else "no") for item in page.items]
@@ -59,7 +58,7 @@ def list_secrets(project: Project = None, as_json: AsJson = False) -> None:
 @app.command()
 def rm(name: Name, project: Project = None) -> None:
     """Remove a secret; runs that name it fail until it is set again."""
-    owner = project or read_settings().project
+    owner = project_or_own(project)
     with connect() as corral:
         corral.secrets.delete(owner, name)
     typer.echo(f"{name} is removed from {owner}")

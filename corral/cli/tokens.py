@@ -10,9 +10,8 @@ import typer
 
 from corral.cli.connect import connect
 from corral.cli.display import render
-from corral.cli.options import AsJson, command_group
+from corral.cli.options import AsJson, command_group, duration_s
 from corral.domain.tokens import with_pin
-from corral.durations import parse_duration
 from corral.wire.base import validated
 from corral.wire.tokens import CreatedToken, TokenRequest, TokenView
 
@@ -59,21 +58,15 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a token and print it, once."""
-    given = {"scope": scope.value, "name": name, "project": project, "expires_in_s": _duration(expires)}
-    made = _create(given, as_json=as_json)
+    given = {"scope": scope.value, "name": name, "project": project}
+    made = _create(given, expires, as_json=as_json)
     if made is not None:
         render.note(f"{made.id} is made. It is not shown again; use it as CORRAL_TOKEN.")
 
 
-def _duration(text: str | None) -> float | None:
-    try:
-        return None if text is None else parse_duration(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--expires") from error
-
-
-def _create(given: Mapping[str, object], *, as_json: bool) -> CreatedToken | None:
+def _create(given: Mapping[str, object], expires: str | None, *, as_json: bool) -> CreatedToken | None:
     """Make it and print it, with the pin of the server's authority; None if it was printed as JSON."""
+    given = {**given, "expires_in_s": duration_s(expires, "--expires")}
     request = validated(TokenRequest, given, what="the token")
     with connect() as corral:
         made = corral.tokens.create(request)
@@ -96,8 +89,8 @@ def join(
     as_json: AsJson = False,
 ) -> None:
     """Create a token with which one machine becomes a host, and print it, once."""
-    given = {"scope": "join", "name": name, "expires_in_s": _duration(expires), "labels": label or []}
-    made = _create(given, as_json=as_json)
+    given = {"scope": "join", "name": name, "labels": label or []}
+    made = _create(given, expires, as_json=as_json)
     if made is not None:
         render.note(f"{made.id} is good once, for {expires}. On the machine that joins:")
         render.note("  corral host enroll URL --token TOKEN")

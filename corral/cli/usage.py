@@ -18,9 +18,6 @@ def usage(
     """Show slot and GPU hours by project, in a calendar month (UTC)."""
     with connect() as corral:
         found = corral.quotas.usage(month)
-    if as_json:
-        render.show_json(found)
-        return
     rows = [
         (
             item.project,
@@ -33,4 +30,4 @@ def usage(
         for item in found.items
     ]
     columns = ("PROJECT", "SLOT HOURS", "GPU HOURS", "LIMIT", "RUNNING", "GPUS NOW")
-    render.show_table(columns, rows, empty=f"nothing ran in {found.month}")
+    render.show_list(found, columns, rows, as_json=as_json, empty=f"nothing ran in {found.month}")

@@ -11,11 +11,9 @@ from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
-from corral.cli.options import AsJson, OnlyProject, command_group
-from corral.client.corral import Corral
+from corral.cli.options import AsJson, OnlyProject, command_group, project_or_own
 from corral.client.volumes import volumes
 from corral.domain.errors import NotFound
-from corral.settings import read_settings
 from corral.wire.volumes import VolumeDetail, VolumeVersionView
 
 app = command_group(__doc__)
@@ -43,7 +41,7 @@ def list_volumes(project: OnlyProject = None, as_json: AsJson = False) -> None:
 def show(name: Name, project: Project = None, version: Version = None, as_json: AsJson = False) -> None:
     """Show the files of a volume's newest version, and which versions are kept."""
     with connect() as corral:
-        view = corral.volumes.get(_project(project), name)
+        view = corral.volumes.get(project_or_own(project), name)
         if as_json:
             render.show_json(view)
             return
@@ -71,7 +69,8 @@ def put(
     """Send a file or the files of a folder; what is there under the same names is replaced."""
     with connect() as corral, byte_bar() as bar:
         bar.step(f"sending {source}")
-        made = volumes.put(_remote(corral, project, name), source, target, progress=bar.moved)
+        remote = corral.volumes.remote(project_or_own(project), name)
+        made = volumes.put(remote, source, target, progress=bar.moved)
     _tell(made, as_json=as_json)
 
 
@@ -87,7 +86,7 @@ def get(
 ) -> None:
     """Fetch a file or a folder; every file is checked against its digest."""
     with connect() as corral:
-        view = corral.volumes.get(_project(project), name)
+        view = corral.volumes.get(project_or_own(project), name)
         place = target or Path(path.strip("/").rpartition("/")[2] or name)
         remote = corral.volumes.remote(view.project, name)
         tree = volumes.get(remote, path, place, version=_chosen(view, version))
@@ -104,20 +103,13 @@ def remove(
     as_json: AsJson = False,
 ) -> None:
     """Remove a file or a folder from a volume, or the volume with all its versions."""
+    owner = project_or_own(project)
     with connect() as corral:
         if path is not None:
-            _tell(volumes.remove(_remote(corral, project, name), path), as_json=as_json)
+            _tell(volumes.remove(corral.volumes.remote(owner, name), path), as_json=as_json)
             return
-        corral.volumes.remove(_project(project), name)
+        corral.volumes.remove(owner, name)
     typer.echo(f"{name}: removed")
-
-
-def _project(given: str | None) -> str:
-    return given or read_settings().project
-
-
-def _remote(corral: Corral, project: str | None, name: str) -> volumes.ProjectVolume:
-    return corral.volumes.remote(_project(project), name)
 
 
 def _chosen(view: VolumeDetail, number: int | None) -> VolumeVersionView:

@@ -67,11 +67,8 @@ def add(
     request = validated(WebhookRequest, given, what="the webhook")
     with connect() as corral:
         made = corral.webhooks.add(request)
-    if as_json:
-        render.show_json(made)
-        return
-    _show_secret(made)
-    render.note(f"{made.name} sends to {made.url}; try it with `corral webhooks test {made.name}`")
+    then = f"{made.name} sends to {made.url}; try it with `corral webhooks test {made.name}`"
+    _show_secret(made, then, as_json=as_json)
 
 
 def _secret(variable: str | None) -> str | None:
@@ -155,22 +152,19 @@ def rotate(
     request = validated(RotateWebhookRequest, given, what="the rotation")
     with connect() as corral:
         made = corral.webhooks.rotate(name, request)
+    until = render.moment(made.old_secret_until)
+    both = f"they are signed with the old secret as well until {until}"
+    _show_secret(made, both if until else "the old secret no longer works", as_json=as_json)
+
+
+def _show_secret(made: CreatedWebhook, then: str, *, as_json: bool) -> None:
     if as_json:
         render.show_json(made)
         return
-    _show_secret(made)
-    until = render.moment(made.old_secret_until)
-    render.note(
-        f"they are signed with the old secret as well until {until}"
-        if until
-        else "the old secret no longer works"
-    )
-
-
-def _show_secret(made: CreatedWebhook) -> None:
     if made.secret is not None:
         typer.echo(made.secret)
         render.note("notices are signed with this secret; it is not shown again")
+    render.note(then)
 
 
 @app.command()

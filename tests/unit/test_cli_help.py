@@ -17,9 +17,10 @@ from support import forked
 from support.installation import Installation
 from typer.testing import CliRunner
 
-from corral.cli.display.render import size, sparkline
+from corral.cli.display.curves import sparkline
+from corral.cli.display.render import size
 from corral.cli.main import _COMMANDS, app
-from corral.cli.runs.exit_codes import exit_code
+from corral.cli.runs.follow import exit_code
 from corral.durations import format_duration
 from corral.wire.runs import RunView
 

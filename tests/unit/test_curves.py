@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from corral.cli.display.chart import HEIGHT, WIDTH, chart
-from corral.cli.display.curves import thousands
+from corral.cli.display.curves import HEIGHT, WIDTH, chart, thousands
 from corral.cli.runs.follow import status_line
 from corral.wire.runs import RunView
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,6 @@ from corral.durations import format_duration
 
 # Wide enough that nothing is cut where no terminal sets the width.
 _UNBOUNDED = 4096
-_BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {
     "succeeded": "green",
     "done": "green",
@@ -42,11 +40,12 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
-def show_json(value: BaseModel | Sequence[BaseModel]) -> None:
+def show_json(value: object) -> None:
+    """A model, or plain values that may hold models."""
     if isinstance(value, BaseModel):
         typer.echo(value.model_dump_json(indent=2))
     else:
-        typer.echo(json.dumps([item.model_dump(mode="json") for item in value], indent=2))
+        typer.echo(json.dumps(value, indent=2, default=lambda model: model.model_dump(mode="json")))
 
 
 def show_json_line(value: BaseModel) -> None:
@@ -76,26 +75,29 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty:
 
 
 def show_list(
-    items: Sequence[BaseModel],
+    items: object,
     columns: Sequence[str],
     rows: Iterable[Sequence[Cell]],
     *,
     as_json: bool,
     empty: str,
+    footer: str | None = None,
 ) -> None:
-    """The items as JSON if asked, or else as the rows of a table."""
+    """The items as JSON if asked, or else as the rows of a table, with a note below it."""
     if as_json:
         show_json(items)
-    else:
-        show_table(columns, rows, empty=empty)
+        return
+    show_table(columns, rows, empty=empty)
+    if footer:
+        note(footer)
 
 
-def show_one(item: BaseModel, pairs: Iterable[tuple[str, Cell]], *, as_json: bool) -> None:
+def show_one(item: object, pairs: Iterable[tuple[str, Cell]], *, as_json: bool) -> None:
     """The item as JSON if asked, or else as names and values."""
     if as_json:
         show_json(item)
     else:
-        show_pairs(pairs)
+        show_pairs(*pairs)
 
 
 def show_line(item: BaseModel, line: str, *, as_json: bool) -> None:
@@ -106,7 +108,7 @@ def show_line(item: BaseModel, line: str, *, as_json: bool) -> None:
         typer.echo(line)
 
 
-def show_pairs(pairs: Iterable[tuple[str, Cell]]) -> None:
+def show_pairs(*pairs: tuple[str, Cell]) -> None:
     """Names and values; what is not known is left out."""
     out = console()
     kept = [(name, value) for name, value in pairs if value is not None and value != ""]
@@ -151,17 +153,3 @@ def count(number: int, thing: str) -> str:
 
 def number(value: float) -> str:
     return f"{value:.6g}"
-
-
-def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """The shape of a series; each mark is the mean of its share of the points."""
-    finite = [value for value in values if value == value and abs(value) != float("inf")]
-    if not finite:
-        return ""
-    count = min(width, len(finite))
-    edges = [len(finite) * index // count for index in range(count + 1)]
-    means = [sum(finite[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-    low, high = min(means), max(means)
-    span = high - low
-    # A flat line is drawn in the middle: it is neither low nor high.
-    return "".join(_BARS[int((mean - low) / span * 7) if span > 0 else 3] for mean in means)

@@ -67,28 +67,26 @@ def show(call: CallArgument, as_json: AsJson = False) -> None:
         render.show_json(view)
         return
     render.show_pairs(
-        [
-            ("call", view.id),
-            ("endpoint", view.endpoint),
-            ("function", view.function),
-            ("state", render.state(view.state)),
-            ("waits for", view.waiting),
-            ("attempts", view.attempt),
-            ("lost instances", view.lost or None),
-            ("made", render.moment(view.created_at)),
-            ("began", render.moment(view.started_at)),
-            ("ended", render.moment(view.ended_at)),
-            ("ran", format_duration(view.ran_s) if view.ran_s else None),
-            ("instance", view.run),
-            ("host", host),
-            ("by", view.submitted_by),
-            ("within", view.parent),
-            ("key", view.key if view.key and not view.key.startswith("once:") else None),
-            ("arguments", f"{view.args_bytes} bytes"),
-            ("result", _result(view)),
-            ("chunks", view.chunks or None),
-            ("error", _why(view)),
-        ]
+        ("call", view.id),
+        ("endpoint", view.endpoint),
+        ("function", view.function),
+        ("state", render.state(view.state)),
+        ("waits for", view.waiting),
+        ("attempts", view.attempt),
+        ("lost instances", view.lost or None),
+        ("made", render.moment(view.created_at)),
+        ("began", render.moment(view.started_at)),
+        ("ended", render.moment(view.ended_at)),
+        ("ran", format_duration(view.ran_s) if view.ran_s else None),
+        ("instance", view.run),
+        ("host", host),
+        ("by", view.submitted_by),
+        ("within", view.parent),
+        ("key", view.key if view.key and not view.key.startswith("once:") else None),
+        ("arguments", f"{view.args_bytes} bytes"),
+        ("result", _result(view)),
+        ("chunks", view.chunks or None),
+        ("error", _why(view)),
     )
     if view.error is not None and view.error.get("traceback"):
         typer.echo(f"\n{str(view.error['traceback']).rstrip()}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import typer
 
 from corral.cli.connect import connect
@@ -22,16 +20,14 @@ def check_app(file: File, as_json: AsJson = False) -> None:
     found = [(member, finding) for member in members for finding in checked(member)]
     found += [(member, finding) for member in members for finding in _system_findings(member)]
     if as_json:
-        rows = [{"member": member.name, **vars(finding)} for member, finding in found]
-        typer.echo(json.dumps(rows, indent=2))
+        render.show_json([{"member": member.name, **vars(finding)} for member, finding in found])
     else:
         said: dict[CheckFinding, list[str]] = {}
         for member, finding in found:
             said.setdefault(finding, []).append(member.name)
         table = [(one.level, ", ".join(names), one.where, one.message) for one, names in said.items()]
-        render.show_table(
-            ("", "FUNCTION", "WHERE", "WHAT"), table, empty=f"{len(members)} checked: nothing is missing"
-        )
+        empty = f"{len(members)} checked: nothing is missing"
+        render.show_table(("", "FUNCTION", "WHERE", "WHAT"), table, empty=empty)
     if any(finding.level == "error" for _, finding in found):
         raise typer.Exit(1)
 
@@ -45,11 +41,8 @@ def _system_findings(member: Member) -> list[CheckFinding]:
         with connect() as corral:
             hosts = [host for host in corral.hosts.page().items if host.revoked_at is None]
     except ServerUnreachable:
-        return [
-            CheckFinding(
-                "warning", member.name, f"needs {', '.join(wanted)} on its host; no server was asked"
-            )
-        ]
+        why = f"needs {', '.join(wanted)} on its host; no server was asked"
+        return [CheckFinding("warning", member.name, why)]
     found = []
     for name in wanted:
         has = {host.name: (host.capability.system.get(name) if host.capability else None) for host in hosts}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -31,29 +32,26 @@ def deploy(
     members = members_of(file)
     if not members:
         raise InvalidInput("the app has no functions")
-    with connect() as corral:
-        backend = backend_of(corral)
-        views = [_deployed(corral, backend, member, wait) for member in members]
+    views = _deploy_all(members, wait)
     if as_json:
         render.show_json(views)
     for view in views:
         newest = view.versions[0]
         if newest.state == "broken":
+            old = view.current != newest.version
             raise CorralError(
                 f"version {newest.version} of {view.name} does not start: {newest.detail}",
-                hint=f"Version {view.current} keeps serving."
-                if view.current != newest.version
-                else "Correct it and deploy again.",
+                hint=f"Version {view.current} keeps serving." if old else "Correct it and deploy again.",
             )
         if not as_json:
-            ready = (
-                "ready"
-                if view.ready
-                else "starts with its first call"
-                if not view.scaling.min
-                else newest.state
-            )
-            typer.echo(f"{view.name} version {newest.version}: {ready}")
+            waits = newest.state if view.scaling.min else "starts with its first call"
+            typer.echo(f"{view.name} version {newest.version}: {'ready' if view.ready else waits}")
+
+
+def _deploy_all(members: Sequence[Member], wait_s: float) -> list[EndpointView]:
+    with connect() as corral:
+        backend = backend_of(corral)
+        return [_deployed(corral, backend, member, wait_s) for member in members]
 
 
 def _deployed(corral: Corral, backend: HttpBackend, member: Member, wait_s: float) -> EndpointView:
@@ -85,19 +83,13 @@ def serve(file: File) -> None:
 
 
 def _stamps(file: Path) -> dict[Path, float]:
-    return {
-        path: path.stat().st_mtime
-        for path in file.resolve().parent.rglob("*.py")
-        if ".venv" not in path.parts
-    }
+    found = file.resolve().parent.rglob("*.py")
+    return {path: path.stat().st_mtime for path in found if ".venv" not in path.parts}
 
 
 def _serve_once(file: str) -> set[tuple[str, str]]:
     try:
-        members = members_of(file)
-        with connect() as corral:
-            backend = backend_of(corral)
-            views = [_deployed(corral, backend, member, 0) for member in members]
+        views = _deploy_all(members_of(file), 0)
     except CorralError as error:
         # What served before goes on.
         render.note(f"error: {error.message}")

@@ -78,17 +78,15 @@ def show(name: Endpoint, as_json: AsJson = False) -> None:
         render.show_json(view)
         return
     render.show_pairs(
-        [
-            ("endpoint", view.name),
-            ("id", view.id),
-            ("state", "stopped" if view.stopped else "serving"),
-            ("version", view.current),
-            ("functions", ", ".join(sorted(view.functions))),
-            ("scaling", json.dumps(view.scaling.model_dump(exclude_none=True))),
-            ("instances", f"{view.instances}, {view.ready} ready"),
-            ("calls", f"{view.queued} queued, {view.running} running"),
-            ("next by schedule", render.moment(view.next_at)),
-        ]
+        ("endpoint", view.name),
+        ("id", view.id),
+        ("state", "stopped" if view.stopped else "serving"),
+        ("version", view.current),
+        ("functions", ", ".join(sorted(view.functions))),
+        ("scaling", json.dumps(view.scaling.model_dump(exclude_none=True))),
+        ("instances", f"{view.instances}, {view.ready} ready"),
+        ("calls", f"{view.queued} queued, {view.running} running"),
+        ("next by schedule", render.moment(view.next_at)),
     )
     typer.echo("")
     rows = [

@@ -127,10 +127,9 @@ def _tell_what_it_waits_for(call: Call[Any]) -> None:
         waiting = call.waiting()
         if waiting is None:
             return
-        if waiting != told and (PREPARING_WORDS in waiting or time.monotonic() - began > _PATIENCE_S):
-            render.note(
-                f"corral: it waits for {waiting}" if PREPARING_WORDS not in waiting else f"corral: {waiting}"
-            )
+        preparing = PREPARING_WORDS in waiting
+        if waiting != told and (preparing or time.monotonic() - began > _PATIENCE_S):
+            render.note(f"corral: {waiting}" if preparing else f"corral: it waits for {waiting}")
             told = waiting
         time.sleep(_WATCH_S)
 

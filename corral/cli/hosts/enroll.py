@@ -14,18 +14,10 @@ from corral.cli.hosts.host_home import Home, HostHome
 from corral.cli.hosts.selftest import run_checks
 from corral.cli.hosts.service.service import install_unit
 from corral.cli.hosts.service.systemd import SYSTEM_HOME, SystemdUnit
-from corral.client.hosts.enroll import (
-    HostPreferences,
-    JoinableServer,
-    JoinToken,
-    check_free,
-    parse_join_token,
-)
-from corral.domain.errors import (
-    InvalidInput,
-)
+from corral.client.hosts.enroll import HostPreferences, JoinableServer, check_free, parse_join_token
+from corral.domain.errors import InvalidInput
 from corral.domain.ids import is_name
-from corral.settings import Settings, process_environment, read_settings
+from corral.settings import process_environment, read_settings
 
 
 def enroll(
@@ -55,9 +47,11 @@ def enroll(
     Tests first that it can be one. Then a join token, which is good once, becomes a credential of its own.
     """
     settings = read_settings()
-    host = HostHome.at(_enrolment_home(settings, home, as_service=as_service))
+    if home is None and as_service and os.geteuid() == 0 and "CORRAL_HOME" not in process_environment():
+        home = SYSTEM_HOME
+    host = HostHome.at(home or settings.home)
     preferences = HostPreferences(_name(name), slots, _labels(labels))
-    joining = _read_token(token)
+    joining = parse_join_token(sys.stdin.readline() if token == "-" else token)
     check_free(host.home, joining)
     server = JoinableServer(url, joining)
     _self_test(host.home, server, force=force)
@@ -66,23 +60,13 @@ def enroll(
     identity = server.join(host.home, preferences)
     typer.echo(f"enrolled as {identity.name} ({identity.host_id}) at {identity.url}")
     if as_service:
-        install_unit(SystemdUnit(host.home, Path(sys.executable), system=os.geteuid() == 0))
+        install_unit(SystemdUnit(host.home))
     elif foreground:
         host.exec_worker()
     elif start:
         host.start_worker(identity)
     else:
         render.note("start it with `corral host start`")
-
-
-def _enrolment_home(settings: Settings, home: Path | None, *, as_service: bool) -> Path:
-    if home is None and as_service and os.geteuid() == 0 and "CORRAL_HOME" not in process_environment():
-        return SYSTEM_HOME
-    return home or settings.home
-
-
-def _read_token(given: str) -> JoinToken:
-    return parse_join_token(sys.stdin.readline() if given == "-" else given)
 
 
 def _name(name: str | None) -> str | None:

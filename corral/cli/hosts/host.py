@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,11 +15,7 @@ from corral.cli.hosts.service.systemd import NAME, SystemdUnit
 from corral.cli.options import AsJson, command_group
 from corral.cli.server.processes import stop
 from corral.client.hosts.identity import HostIdentity, remove_identity
-from corral.domain.errors import (
-    Forbidden,
-    ServerUnreachable,
-    Unauthenticated,
-)
+from corral.domain.errors import Forbidden, ServerUnreachable, Unauthenticated
 from corral.wire.hosts import HostView
 
 app = command_group("Make this machine a host of a server elsewhere, and run its worker.")
@@ -54,9 +47,8 @@ def _stop(host: HostHome, timeout: float) -> None:
     if worker is None:
         typer.echo("no worker is running")
         return
-    how = "stopped" if stop(worker, timeout) else f"did not end within {timeout:g} s and was killed"
-    typer.echo(f"worker (pid {worker.pid}) {how}")
-    if SystemdUnit(host.home, Path(sys.executable), system=os.geteuid() == 0).installed:
+    stop("worker", worker, timeout)
+    if SystemdUnit(host.home).installed:
         render.note(f"systemd starts it again; `systemctl stop {NAME}` stops it for good")
 
 
@@ -70,20 +62,19 @@ def status(home: Home = None, as_json: AsJson = False) -> None:
     identity = host.identity()
     worker = host.processes.find("worker")
     if not as_json:
+        until = render.moment(identity.expires_at)
         render.show_pairs(
-            [
-                ("host", f"{identity.name} ({identity.host_id})"),
-                ("server", identity.url),
-                ("home", str(host.home)),
-                ("worker", "not running" if worker is None else f"pid {worker.pid}"),
-                ("credential", _until(identity)),
-            ]
+            ("host", f"{identity.name} ({identity.host_id})"),
+            ("server", identity.url),
+            ("home", str(host.home)),
+            ("worker", "not running" if worker is None else f"pid {worker.pid}"),
+            ("credential", until and f"until {until}; the worker replaces it before"),
         )
     view = _own_view(host, identity)
     if as_json:
         render.show_json(view)
     else:
-        render.show_pairs([("state", standing(view)), ("slots", f"{view.busy} of {view.slots} busy")])
+        render.show_pairs(("state", standing(view)), ("slots", f"{view.busy} of {view.slots} busy"))
 
 
 def _own_view(host: HostHome, identity: HostIdentity) -> HostView:
@@ -95,12 +86,6 @@ def _own_view(host: HostHome, identity: HostIdentity) -> HostView:
             f"{identity.url} does not accept this host: it was revoked, or its credential ended",
             hint=f"`corral host leave` here, `corral tokens join {identity.name}` there, and enrol again.",
         ) from error
-
-
-def _until(identity: HostIdentity) -> str | None:
-    if identity.expires_at is None:
-        return None
-    return f"until {render.moment(identity.expires_at)}; the worker replaces it before"
 
 
 @app.command()

@@ -8,13 +8,21 @@ import typer
 
 from corral.cli import complete
 from corral.cli.connect import connect
-from corral.cli.display import capability, render
+from corral.cli.display import render
 from corral.cli.options import AsJson, command_group
-from corral.wire.hosts import HostView
+from corral.domain.hosts.capability import ENGINE_PACKAGES
+from corral.wire.hosts import CapabilityReport, HostView
 
 app = command_group(__doc__)
 
 Host = Annotated[str, typer.Argument(help="Host id or name.", autocompletion=complete.hosts)]
+_POLICY = (
+    ("allow", "takes only"),
+    ("deny", "never takes"),
+    ("projects", "projects"),
+    ("secrets", "secrets of"),
+    ("slots_per_gpu", "runs per GPU"),
+)
 
 
 @app.command("ls")
@@ -55,7 +63,7 @@ def _equipment(host: HostView) -> tuple[render.Cell, ...]:
     if has is None:
         return None, None, None, None
     gpus = None if has.gpus is None else ", ".join(gpu.name for gpu in has.gpus) or "none"
-    return has.cores, render.size(has.ram_bytes), gpus, capability.engine(has)
+    return has.cores, render.size(has.ram_bytes), gpus, _engine(has)
 
 
 @app.command()
@@ -89,23 +97,73 @@ def show(host: Host, as_json: AsJson = False) -> None:
         return
     has = view.capability
     slots = view.slots if view.effective_slots is None else view.effective_slots
-    aside = None if view.set_aside_until is None else render.moment(view.set_aside_until)
+    aside = render.moment(view.set_aside_until)
     render.show_pairs(
-        [
-            ("host", f"{view.name} ({view.id})"),
-            ("state", standing(view)),
-            ("slots", f"{view.busy} of {slots} busy"),
-            ("seen", render.age(view.last_seen_at)),
-            ("revoked", render.moment(view.revoked_at)),
-            ("set aside", aside and f"until {aside}: {view.set_aside_why}; `corral hosts resume` ends it"),
-            ("credential", render.moment(view.credential_expires_at)),
-            ("machine", None if has is None else f"{has.hostname}, {has.os} {has.arch}, Python {has.python}"),
-            ("corral", None if has is None else has.corral),
-            ("engine", None if has is None else capability.engine(has)),
-            ("problem", None if has is None else has.gpu_note),
-        ]
+        ("host", f"{view.name} ({view.id})"),
+        ("state", standing(view)),
+        ("slots", f"{view.busy} of {slots} busy"),
+        ("seen", render.age(view.last_seen_at)),
+        ("revoked", render.moment(view.revoked_at)),
+        ("set aside", aside and f"until {aside}: {view.set_aside_why}; `corral hosts resume` ends it"),
+        ("credential", render.moment(view.credential_expires_at)),
+        ("machine", None if has is None else f"{has.hostname}, {has.os} {has.arch}, Python {has.python}"),
+        ("corral", None if has is None else has.corral),
+        ("engine", None if has is None else _engine(has)),
+        ("problem", None if has is None else has.gpu_note),
     )
-    capability.show(view)
+    _show_equipment(view)
+
+
+def _show_equipment(host: HostView) -> None:
+    """What the host reports, what was declared for it and what counts, side by side; then the policy."""
+    has, counts = host.capability, host.effective or host.capability
+    if has is None or counts is None:
+        typer.echo("\nit has not reported what it has yet")
+        return
+    said = host.declared or {}
+    rows = [
+        ("slots", host.slots, _said(said.get("slots")), host.effective_slots),
+        ("cores", has.cores, _said(said.get("cores")), counts.cores),
+        ("memory", *_sizes(has.ram_bytes, said.get("ram_bytes"), counts.ram_bytes)),
+        ("disk", *_sizes(has.disk_bytes, said.get("disk_bytes"), counts.disk_bytes)),
+        ("GPUs", _gpus(has), _said(said.get("gpus")), _gpus(counts)),
+        ("GPU memory", _vram(has), *_sizes(said.get("vram_bytes")), _vram(counts)),
+        ("labels", ", ".join(has.labels), _said(said.get("labels")), ", ".join(counts.labels)),
+    ]
+    typer.echo()
+    render.show_table(("", "REPORTED", "DECLARED", "COUNTS"), rows, empty="")
+    policy = [(words, _said(said[key]) or "none") for key, words in _POLICY if key in said]
+    if host.declared is not None:
+        typer.echo()
+        render.show_pairs(("declared by", host.declared_by or "hand"), *policy)
+
+
+def _engine(has: CapabilityReport) -> str | None:
+    """`torch 2.13.0` where the host can train, `none` where something of the engine is missing."""
+    if has.engine is None:
+        return None
+    whole = all(has.engine.get(name) for name in ENGINE_PACKAGES)
+    return f"torch {has.engine['torch']}" if whole else "none"
+
+
+def _sizes(*values: object) -> list[str | None]:
+    return [render.size(value) if isinstance(value, int) else None for value in values]
+
+
+def _gpus(has: CapabilityReport) -> str:
+    if has.gpus is None:
+        return "unknown"
+    return ", ".join(f"{gpu.index}: {gpu.name}" for gpu in has.gpus) or "none"
+
+
+def _vram(has: CapabilityReport) -> str | None:
+    return ", ".join(render.size(gpu.memory_bytes) or "unknown" for gpu in has.gpus or ()) or None
+
+
+def _said(value: object) -> str | None:
+    if value is None:
+        return None
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 @app.command()

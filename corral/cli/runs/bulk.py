@@ -1,29 +1,71 @@
-"""Acts on several runs: asks first, shows how far it is, and says what was done."""
+"""Commands on several runs: which they act on, asking first, how far it is, and what was done."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
+from corral.cli import complete
 from corral.cli.display import render
 from corral.cli.display.bars import count_bar
-from corral.client.runs import RunsDone
 from corral.domain.errors import InvalidInput
-from corral.wire.runs import ManyAnswer, RunView
+from corral.domain.runs.states import RunState
+from corral.wire.base import validated
+from corral.wire.runs import ManyAnswer, RunSelection, RunView
 
 T = TypeVar("T")
+RunIds = Annotated[
+    list[str] | None, typer.Argument(help="Run ids or unique prefixes.", autocompletion=complete.runs)
+]
+Group = Annotated[
+    str | None,
+    typer.Option("--group", help="All of this group (id or name).", autocompletion=complete.groups),
+]
+Label = Annotated[str | None, typer.Option("--label", help="All with this KEY=VALUE.")]
+Name = Annotated[str | None, typer.Option("--name", help="All with this name.")]
+Project = Annotated[str | None, typer.Option("--project", help="All of this project.")]
+Schedule = Annotated[
+    str | None,
+    typer.Option("--schedule", help="All that this schedule made.", autocompletion=complete.schedules),
+]
+States = Annotated[list[RunState] | None, typer.Option("--state", help="Only in this state; repeat.")]
+All = Annotated[bool, typer.Option("--all", help="Every run.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
+
+
+def named(runs: Sequence[str] | None) -> Sequence[str]:
+    """The runs that were named; InvalidInput if none was."""
+    if not runs:
+        raise InvalidInput("no run is named", hint="Give one or more run ids; `corral ls` shows them.")
+    return runs
+
+
+def selection(
+    runs: Sequence[str] | None, *, states: Sequence[RunState], everything: bool, **filters: str | None
+) -> RunSelection | None:
+    """The filter that the options stand for; None where runs are named."""
+    table = {key: value for key, value in filters.items() if value is not None}
+    if not (table or states or everything):
+        named(runs)
+        return None
+    if runs:
+        raise InvalidInput(
+            "runs are named and a filter is given", hint="Give either run ids or --group, --label, ..."
+        )
+    return validated(RunSelection, {**table, "states": list(states), "all": everything}, what="the filter")
 
 
 def act_on_all(
-    act: Callable[[bool, RunsDone], ManyAnswer], *, verb: str, done: str, yes: bool, dry: bool, as_json: bool
+    act: Callable[..., ManyAnswer], *, verb: str, done: str, yes: bool, dry: bool, as_json: bool
 ) -> None:
-    """`act` is called twice: as a dry run, and after the user has agreed."""
+    """`act` is called twice, with `dry_run` and `told`: as a dry run, and after the user has agreed."""
     with count_bar("looking for runs", None) as told:
-        found = act(True, told)
+        found = act(dry_run=True, told=told)
     if dry or not found.done:
         _show_answer(found, f"would {verb}" if dry else None, as_json=as_json)
         return
@@ -33,7 +75,7 @@ def act_on_all(
         render.note(f"{runs}: {ids}")
     ask(f"{verb} {runs}", yes=yes)
     with count_bar(verb, len(found.done) + len(found.skipped)) as told:
-        answer = act(False, told)
+        answer = act(dry_run=False, told=told)
     _show_answer(answer, done, as_json=as_json)
 
 
@@ -52,8 +94,7 @@ def ask(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise InvalidInput(f"this would {question}, and nobody can be asked", hint="Say --yes.")
-    if not typer.confirm(question[0].upper() + question[1:] + "?", err=True):
-        raise typer.Abort
+    typer.confirm(question[0].upper() + question[1:] + "?", err=True, abort=True)
 
 
 def show_states(views: Sequence[RunView], *, as_json: bool) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import typer
 
 from corral.cli.connect import connect
-from corral.cli.display import reasons, render
-from corral.cli.display.run_values import plain
+from corral.cli.display import render
+from corral.cli.display.runs import plain, told
 from corral.cli.options import AsJsonLines, FollowOn, RunId
 from corral.wire.runs import EventView
 
@@ -29,4 +29,4 @@ def _line(event: EventView) -> str:
 
 
 def _said(key: str, value: object) -> str:
-    return reasons.told(value) or "" if key == "reason" and isinstance(value, str) else plain(value)
+    return told(value) or "" if key == "reason" and isinstance(value, str) else plain(value)

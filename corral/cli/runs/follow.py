@@ -1,4 +1,4 @@
-"""Follows a run: its output as it comes, and on a terminal one line about how it stands."""
+"""Follows a run: its output as it comes, on a terminal one line about how it stands, and its exit code."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ from typing import TextIO
 from pydantic import JsonValue as Json
 
 from corral.cli.display import curves
-from corral.cli.display.reasons import hint, told
 from corral.cli.display.render import note, number
-from corral.cli.display.run_values import joined_metrics, ran_s
-from corral.cli.runs.exit_codes import DETACHED, exit_code
+from corral.cli.display.runs import hint, joined_metrics, ran_s, told
 from corral.client.corral import Corral
 from corral.client.runs import RunQuery
 from corral.domain.errors import CorralError, ServerUnreachable
-from corral.domain.runs.states import FINAL
+from corral.domain.runs.reasons import Reason
+from corral.domain.runs.states import FINAL, RunState
 from corral.durations import format_duration
 from corral.wire.logs import LogLine
 from corral.wire.runs import RunView
 
 POLL_S = 1.0
+# Exit codes; docs/reference/exit-codes.md is the same in words.
+FAILED = 1
+WALL_LIMIT = 124
+DETACHED = 130
+CANCELLED = 143
+_SIGNAL_BASE = 128
 _BAR_CHARS = 10
 _CLEAR = "\r\x1b[K"
 
@@ -53,70 +58,41 @@ class RunOutput:
         return not self.quiet and self.err.isatty()
 
     def write(self, line: LogLine) -> None:
-        stream = self.out if line.stream == "stdout" else self.err
         if line.stream == "corral" and self.quiet:
             return
-        self._tell_attempt(line)
-        with self._lock:
-            self._erase()
-            stream.write(line.text if line.partial else f"{line.text}\n")
-            stream.flush()
-            self._mid_line = line.partial
-            self._draw()
-
-    def _tell_attempt(self, line: LogLine) -> None:
         if self._attempt and line.attempt != self._attempt:
             self.say(f"corral: attempt {line.attempt}")
         self._attempt = line.attempt
+        with self._drawn_around():
+            stream = self.out if line.stream == "stdout" else self.err
+            stream.write(line.text if line.partial else f"{line.text}\n")
+            stream.flush()
+            self._mid_line = line.partial
 
     def say(self, text: str) -> None:
         if self.quiet:
             return
-        with self._lock:
-            self._erase()
+        with self._drawn_around():
             self.err.write(f"{text}\n")
             self.err.flush()
-            self._draw()
 
     def status(self, text: str) -> None:
-        with self._lock:
-            self._erase()
+        with self._drawn_around():
             self._status = text
-            self._draw()
 
-    def _erase(self) -> None:
-        if self.live and self._status and not self._mid_line:
-            self.err.write(_CLEAR)
-            self.err.flush()
-
-    def _draw(self) -> None:
-        if self.live and self._status and not self._mid_line:
+    @contextmanager
+    def _drawn_around(self) -> Iterator[None]:
+        """The status line is erased, and drawn again after what is done meanwhile."""
+        with self._lock:
+            self._draw(_CLEAR)
+            yield
             # Wrapped onto a second row it could not be erased again.
-            self.err.write(self._status[: shutil.get_terminal_size().columns - 1])
+            self._draw(self._status[: shutil.get_terminal_size().columns - 1])
+
+    def _draw(self, text: str) -> None:
+        if self.live and self._status and not self._mid_line:
+            self.err.write(text)
             self.err.flush()
-
-
-class _StatusRefresher(threading.Thread):
-    """Keeps the status line true between the state changes that the stream tells."""
-
-    def __init__(self, corral: Corral, run_id: str, output: RunOutput) -> None:
-        super().__init__(name="corral-pulse", daemon=True)
-        self._corral, self._run_id, self._output = corral, run_id, output
-        self._stop = threading.Event()
-
-    def run(self) -> None:
-        while not self._stop.wait(POLL_S):
-            try:
-                view = self._corral.runs.get(self._run_id)
-            except CorralError:
-                # The stream itself says when the server is away; this line is decoration.
-                continue
-            if not self._stop.is_set():
-                self._output.status(status_line(view, time.time()))
-
-    def end(self) -> None:
-        self._stop.set()
-        self._output.status("")
 
 
 def status_line(run: RunView, now: float) -> str:
@@ -173,15 +149,29 @@ def _short(value: Json) -> str:
 
 @contextmanager
 def _live_status(corral: Corral, run_id: str, output: RunOutput) -> Iterator[None]:
-    """While it lasts, a line on the terminal says how the run stands; none where there is no terminal."""
-    refresher = _StatusRefresher(corral, run_id, output) if output.live else None
-    if refresher:
-        refresher.start()
+    """While it lasts, a line on the terminal says how the run stands; none where there is no terminal.
+
+    It is kept true between the state changes that the stream tells.
+    """
+    ended = threading.Event()
+
+    def refresh() -> None:
+        while not ended.wait(POLL_S):
+            try:
+                view = corral.runs.get(run_id)
+            except CorralError:
+                # The stream itself says when the server is away; this line is decoration.
+                continue
+            if not ended.is_set():
+                output.status(status_line(view, time.time()))
+
+    if output.live:
+        threading.Thread(target=refresh, name="corral-pulse", daemon=True).start()
     try:
         yield
     finally:
-        if refresher:
-            refresher.end()
+        ended.set()
+        output.status("")
 
 
 def follow(corral: Corral, run_id: str, *, tail: int | None = None, quiet: bool = False) -> int:
@@ -242,6 +232,20 @@ def summary(run: RunView) -> list[str]:
     if run.artifact_id:
         lines.append(f"  artifact {run.artifact_id}; fetch it with `corral artifacts get {run.artifact_id}`")
     return lines
+
+
+def exit_code(run: RunView) -> int:
+    """The code of a final run, as a shell would give it for the program itself."""
+    if run.state == RunState.SUCCEEDED:
+        return 0
+    if run.state == RunState.CANCELLED:
+        return CANCELLED
+    if run.reason == Reason.WALL_LIMIT:
+        return WALL_LIMIT
+    if run.signal:
+        return _SIGNAL_BASE + run.signal
+    # A run can fail although its program ended well, as when its output is refused.
+    return (run.exit_code or 0) & 0xFF or FAILED
 
 
 def follow_group(corral: Corral, group_id: str, count: int) -> int:

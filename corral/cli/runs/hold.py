@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from corral.cli.connect import connect
 from corral.cli.options import AsJson
-from corral.cli.runs.bulk import act_on_each, show_states
-from corral.cli.runs.selection import RunIds, named
+from corral.cli.runs.bulk import RunIds, act_on_each, named, show_states
 
 
 def hold(run: RunIds = None, as_json: AsJson = False) -> None:

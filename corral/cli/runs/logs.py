@@ -46,18 +46,16 @@ def logs(
             return
         assert run is not None
         run_id = corral.runs.resolve(run)
-        if follow_it and not as_json:
-            raise typer.Exit(follow(corral, run_id, tail=tail, quiet=quiet))
-        if follow_it:
-            for item in corral.runs.follow(run_id, tail=tail):
+        if as_json:
+            read = corral.runs.follow if follow_it else corral.runs.iter_logs
+            for item in read(run_id, tail=tail):
                 render.show_json_line(item)
             return
-        screen = RunOutput(quiet)
+        if follow_it:
+            raise typer.Exit(follow(corral, run_id, tail=tail, quiet=quiet))
+        output = RunOutput(quiet)
         for line in corral.runs.iter_logs(run_id, tail=tail):
-            if as_json:
-                render.show_json_line(line)
-            else:
-                screen.write(line)
+            output.write(line)
 
 
 def _show_group_logs(corral: Corral, group: str, *, tail: int | None, as_json: bool) -> None:

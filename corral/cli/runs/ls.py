@@ -10,27 +10,30 @@ import typer
 from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
-from corral.cli.display.run_values import joined, ran
-from corral.cli.display.sweep_params import in_order, swept_params
+from corral.cli.display.runs import joined, ran, train_settings
 from corral.cli.options import AsJson, Limit, OnlyProject
+from corral.client.corral import Corral
 from corral.client.runs import RunQuery
 from corral.domain.runs.states import RunState
 from corral.wire.runs import RunView
-from corral.wire.spec.run_file import Scalar
+from corral.wire.spec.run_file import RunSpec, Scalar
+
+# By run, the params in which the runs of a group differ.
+Params = Mapping[str, Mapping[str, Scalar]]
+# A list of runs does not hold their params; each is one call more.
+MOST_ASKED = 50
 
 
 def ls(
     project: OnlyProject = None,
     state: Annotated[list[RunState] | None, typer.Option(help="Only in this state; repeat.")] = None,
     group: Annotated[
-        str | None,
-        typer.Option(help="Only of this group (id or name).", autocompletion=complete.groups),
+        str | None, typer.Option(help="Only of this group (id or name).", autocompletion=complete.groups)
     ] = None,
     name: Annotated[str | None, typer.Option(help="Only with this name.")] = None,
     label: Annotated[str | None, typer.Option(help="Only with this KEY=VALUE.")] = None,
     schedule: Annotated[
-        str | None,
-        typer.Option(help="Only what this schedule made.", autocompletion=complete.schedules),
+        str | None, typer.Option(help="Only what this schedule made.", autocompletion=complete.schedules)
     ] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="All runs, however many.")] = False,
     limit: Limit = 20,
@@ -45,7 +48,7 @@ def ls(
         else:
             page = corral.runs.page(where, limit=limit)
             items, more = page.items, page.next is not None
-        params = swept_params(corral, items) if group and not as_json and not ids else {}
+        params = _swept_params(corral, items) if group and not as_json and not ids else {}
     if as_json:
         render.show_json(items)
         return
@@ -58,8 +61,8 @@ def ls(
         render.note(f"({limit} shown; --all shows the rest)")
 
 
-def _show_runs(runs: Sequence[RunView], params: Mapping[str, Mapping[str, Scalar]]) -> None:
-    """`params` are those in which the runs of a group differ, by run; without any there is no column."""
+def _show_runs(runs: Sequence[RunView], params: Params) -> None:
+    """Without params there is no column for them."""
     params = {run_id: found for run_id, found in params.items() if found}
     rows = [
         (
@@ -79,3 +82,41 @@ def _show_runs(runs: Sequence[RunView], params: Mapping[str, Mapping[str, Scalar
     swept = ("PARAMS",) if params else ()
     columns = ("RUN", "NAME", "STATE", "PROJECT", *swept, "SEED", "HOST", "AGE", "RAN", "REASON")
     render.show_table(columns, rows, empty="no runs; submit one with `corral run -- COMMAND`")
+
+
+def _swept_params(corral: Corral, runs: Sequence[RunView]) -> Params:
+    """Nothing for a long list."""
+    if len(runs) > MOST_ASKED:
+        return {}
+    return differing({run.id: _settings(corral.runs.get(run.id).spec) for run in runs})
+
+
+def _settings(spec: RunSpec) -> Mapping[str, Scalar]:
+    """Params, and of a training run its own settings, which can be swept too."""
+    own = train_settings(spec.train) if spec.train else {}
+    scalars = {key: value for key, value in own.items() if isinstance(value, bool | int | float | str)}
+    return {**spec.params, **scalars}
+
+
+def differing(params: Params) -> Params:
+    values: dict[str, set[object]] = {}
+    for each in params.values():
+        for key, value in each.items():
+            values.setdefault(key, set()).add((type(value), value))
+    swept = {key for key, seen in values.items() if len(seen) > 1}
+    return {run: {key: each[key] for key in each if key in swept} for run, each in params.items()}
+
+
+def in_order(runs: Sequence[RunView], params: Params) -> list[RunView]:
+    """The newest first; what was submitted at once by params, then by seed."""
+
+    def place(run: RunView) -> tuple[float, list[tuple[str, bool, float, str]], int]:
+        swept = [_rank(key, value) for key, value in params.get(run.id, {}).items()]
+        return -run.created_at, swept, run.seed or 0
+
+    return sorted(runs, key=place)
+
+
+def _rank(key: str, value: Scalar) -> tuple[str, bool, float, str]:
+    """Numbers by their size and before text."""
+    return (key, True, 0.0, value) if isinstance(value, str) else (key, False, float(value), "")

@@ -47,14 +47,13 @@ def _show_metrics(points: Sequence[MetricPoint]) -> None:
             render.number(found[-1].value),
             render.number(min(p.value for p in found)),
             render.number(max(p.value for p in found)),
-            render.sparkline([p.value for p in found]),
+            curves.sparkline([p.value for p in found]),
         )
         for name, found in sorted(series.items())
     ]
     columns = ("METRIC", "POINTS", "STEP", "LAST", "MIN", "MAX", "COURSE")
-    render.show_table(
-        columns, rows, empty="no metrics; a run writes them to the file that CORRAL_EVENTS names"
-    )
+    empty = "no metrics; a run writes them to the file that CORRAL_EVENTS names"
+    render.show_table(columns, rows, empty=empty)
 
 
 def _show_plot(corral: Corral, run: str, name: str | None) -> None:

@@ -7,8 +7,7 @@ import typer
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.options import AsJson
-from corral.cli.runs.bulk import act_on_each, ask
-from corral.cli.runs.selection import RunIds, Yes, named
+from corral.cli.runs.bulk import RunIds, Yes, act_on_each, ask, named
 
 
 def rm(run: RunIds = None, yes: Yes = False, as_json: AsJson = False) -> None:

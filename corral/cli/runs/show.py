@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import typer
 
 from corral.cli.connect import connect
-from corral.cli.display import reasons, render
-from corral.cli.display.run_values import joined, joined_metrics, ran, train_settings
+from corral.cli.display import render
+from corral.cli.display.runs import hint, joined, joined_metrics, ran, told, train_settings
 from corral.cli.groups import show_group
 from corral.cli.options import AsJson, RunId
 from corral.durations import format_duration
@@ -32,47 +32,43 @@ def show(run: RunId, as_json: AsJson = False) -> None:
 
 
 def _show_run(run: RunDetail) -> None:
+    built = run.spec.environment
     render.show_pairs(
-        [
-            ("run", run.id),
-            ("name", run.name),
-            ("project", run.project),
-            ("state", render.state(run.state)),
-            ("held", run.hold_reason),
-            ("reason", reasons.told(run.reason)),
-            ("detail", run.detail),
-            ("hint", reasons.hint(run)),
-            ("exit code", run.exit_code),
-            ("signal", run.signal),
-            ("host", run.host),
-            ("after", ", ".join(_parent(parent) for parent in run.after)),
-            ("schedule", run.schedule_id),
-            ("group", run.group and f"{run.group} ({run.group_id})"),
-            ("seed", run.seed),
-            ("generation", run.generation if run.generation > 1 else None),
-            ("priority", run.priority or None),
-            ("labels", joined(run.labels)),
-            ("submitted", f"{render.moment(run.created_at)} by {run.submitted_by or 'unknown'}"),
-            ("started", render.moment(run.started_at)),
-            ("ended", render.moment(run.ended_at)),
-            ("ran", ran(run)),
-            ("command", json.dumps(run.spec.argv, ensure_ascii=False) if run.spec.argv else None),
-            ("model", run.spec.model),
-            ("revision", run.spec.model_revision),
-            ("train", joined(train_settings(run.spec.train)) if run.spec.train else None),
-            ("params", joined(run.spec.params)),
-            ("code", run.spec.code),
-            (
-                "environment",
-                f"Python {built.python}, locked" if (built := run.spec.environment) else "the host's",
-            ),
-            ("inputs", joined(_inputs(run.spec))),
-            ("secrets", ", ".join(run.spec.secrets)),
-            ("progress", joined(run.progress)),
-            ("metrics", joined_metrics(run.metrics)),
-            ("retries", _retries(run)),
-            ("artifact", run.artifact_id),
-        ]
+        ("run", run.id),
+        ("name", run.name),
+        ("project", run.project),
+        ("state", render.state(run.state)),
+        ("held", run.hold_reason),
+        ("reason", told(run.reason)),
+        ("detail", run.detail),
+        ("hint", hint(run)),
+        ("exit code", run.exit_code),
+        ("signal", run.signal),
+        ("host", run.host),
+        ("after", ", ".join(_parent(parent) for parent in run.after)),
+        ("schedule", run.schedule_id),
+        ("group", run.group and f"{run.group} ({run.group_id})"),
+        ("seed", run.seed),
+        ("generation", run.generation if run.generation > 1 else None),
+        ("priority", run.priority or None),
+        ("labels", joined(run.labels)),
+        ("submitted", f"{render.moment(run.created_at)} by {run.submitted_by or 'unknown'}"),
+        ("started", render.moment(run.started_at)),
+        ("ended", render.moment(run.ended_at)),
+        ("ran", ran(run)),
+        ("command", json.dumps(run.spec.argv, ensure_ascii=False) if run.spec.argv else None),
+        ("model", run.spec.model),
+        ("revision", run.spec.model_revision),
+        ("train", joined(train_settings(run.spec.train)) if run.spec.train else None),
+        ("params", joined(run.spec.params)),
+        ("code", run.spec.code),
+        ("environment", f"Python {built.python}, locked" if built else "the host's"),
+        ("inputs", joined(_inputs(run.spec))),
+        ("secrets", ", ".join(run.spec.secrets)),
+        ("progress", joined(run.progress)),
+        ("metrics", joined_metrics(run.metrics)),
+        ("retries", _retries(run)),
+        ("artifact", run.artifact_id),
     )
 
 
@@ -89,7 +85,7 @@ def _show_attempts(attempts: Sequence[AttemptView]) -> None:
             render.moment(attempt.opened_at),
             format_duration(attempt.closed_at - attempt.opened_at) if attempt.closed_at else None,
             rank.exit_code,
-            reasons.told(rank.reason),
+            told(rank.reason),
         )
         for attempt in attempts
         for rank in attempt.ranks

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +17,7 @@ from corral.cli.options import AsJson, FollowIt, Quiet, RunFilePath
 from corral.cli.runs.follow import follow, follow_group
 from corral.cli.runs.why import show_placements
 from corral.client.corral import Corral
-from corral.client.submit.prepare import RunPreparer
+from corral.client.submit.prepare import PreparedRuns, RunPreparer
 from corral.client.submit.run_file import load
 from corral.domain.errors import FieldError, InvalidInput
 from corral.settings import process_environment, read_settings
@@ -63,12 +65,24 @@ def submit(
             raise typer.Exit(follow(corral, answer.ids[0], quiet=quiet))
 
 
-def submit_now(corral: Corral, run_file: RunFile, base_dir: Path) -> SubmitAnswer:
-    """Upload what the run needs and submit it; what the user should know is said on stderr."""
+@contextmanager
+def run_preparer(corral: Corral, base_dir: Path) -> Iterator[RunPreparer]:
+    """What makes runs ready to submit, with a bar that shows what it uploads."""
     with byte_bar() as bar:
-        prepared = RunPreparer(corral, base_dir, process_environment(), bar).prepare(run_file)
+        yield RunPreparer(corral, base_dir, process_environment(), bar)
+
+
+def prepare(corral: Corral, run_file: RunFile, base_dir: Path) -> PreparedRuns:
+    """Upload what the runs of a file need; what the user should know is said on stderr."""
+    with run_preparer(corral, base_dir) as preparer:
+        prepared = preparer.prepare(run_file)
     for text in prepared.notes:
         render.note(f"note: {text}")
+    return prepared
+
+
+def submit_now(corral: Corral, run_file: RunFile, base_dir: Path) -> SubmitAnswer:
+    prepared = prepare(corral, run_file, base_dir)
     answer = corral.runs.submit(prepared.specs, group=prepared.group, max_running=prepared.max_running)
     if run_file.train is not None:
         tell_if_stuck(corral, answer.ids[0])
@@ -83,8 +97,8 @@ def tell_if_stuck(corral: Corral, run_id: str) -> None:
 
 
 def _dry_run(corral: Corral, run_file: RunFile, base_dir: Path, *, as_json: bool) -> None:
-    with byte_bar() as bar:
-        prepared = RunPreparer(corral, base_dir, process_environment(), bar).plan(run_file)
+    with run_preparer(corral, base_dir) as preparer:
+        prepared = preparer.plan(run_file)
     answer = corral.runs.try_out(prepared.specs, group=prepared.group)
     specs = [spec.model_dump(mode="json", exclude_defaults=True) for spec in prepared.specs]
     if as_json:

@@ -7,10 +7,10 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
-from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -22,7 +22,6 @@ from corral.client.corral import Corral
 from corral.client.http.discovery import discover, local_server, local_url
 from corral.domain.errors import CorralError, ServerUnreachable
 from corral.settings import Settings
-from corral.wire.health import Health
 
 START_TIMEOUT_S = 60.0
 SERVER_STOP_S = 20.0
@@ -51,9 +50,8 @@ class LocalServices:
     started: list[Role] = field(default_factory=list)
 
     def running(self) -> bool:
-        return all(self.processes.find(role) is not None for role in ("server", "worker")) and (
-            self._health() is not None
-        )
+        both: tuple[Role, ...] = ("server", "worker")
+        return all(self.processes.find(role) is not None for role in both) and self._healthy()
 
     def bring_up(self) -> None:
         """Start what is missing: a worker that outlived its server goes on with its runs."""
@@ -65,36 +63,29 @@ class LocalServices:
         else:
             self.processes.adopt("worker", worker)
             render.note(f"the worker that was running goes on (pid {worker.pid})")
-        self._wait_seen(worker, began)
+        # So that the first run finds a host; but not for long.
+        self._wait("worker", worker, lambda: self._worker_seen(began), timeout_s=_SEEN_S)
 
     def bring_down(self, timeout_s: float, roles: Sequence[Role] = ("worker", "server")) -> None:
-        found = False
-        both: tuple[tuple[Role, float], ...] = (("worker", timeout_s), ("server", SERVER_STOP_S))
-        limits = [(role, limit_s) for role, limit_s in both if role in roles]
-        processes = {role: self.processes.find(role) for role, _ in limits}
+        limits: dict[Role, float] = {"worker": timeout_s, "server": SERVER_STOP_S}
+        found = {role: self.processes.find(role) for role in limits if role in roles}
         # First, so that an `up` in another terminal does not start them again.
-        for role, _ in limits:
+        for role in found:
             self.processes.forget(role)
-        for role, limit_s in limits:
-            process = processes[role]
-            if process is None:
-                continue
-            found = True
-            by_itself = stop(process, limit_s)
-            how = "stopped" if by_itself else f"did not end within {limit_s:g} s and was killed"
-            typer.echo(f"{role} (pid {process.pid}) {how}")
-        if not found:
+        for role, process in found.items():
+            if process is not None:
+                stop(role, process, limits[role])
+        if not any(found.values()):
             typer.echo("nothing is running")
 
     def watch(self) -> None:
         """Until Ctrl-C, SIGTERM, or a `corral down` elsewhere; restarts what dies."""
-        _ask_on(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, _request_stop)
         deaths: dict[Role, list[float]] = {"server": [], "worker": []}
-        roles: tuple[Role, ...] = ("server", "worker")
         try:
             while True:
                 time.sleep(_WATCH_S)
-                for role in roles:
+                for role in deaths:
                     if not self.processes.wanted(role):
                         typer.echo(f"the {role} was stopped from elsewhere")
                         return
@@ -102,14 +93,11 @@ class LocalServices:
                         self._restart(role, deaths[role])
         except (KeyboardInterrupt, _StopRequested):
             typer.echo("stopping; a second Ctrl-C does not wait for running work")
-            self._bring_down_impatiently()
-
-    def _bring_down_impatiently(self) -> None:
-        try:
-            self.bring_down(60.0)
-        except KeyboardInterrupt:
-            # The first try removed their notes; they are still found by what they wrote of themselves.
-            self.bring_down(0.0)
+            try:
+                self.bring_down(60.0)
+            except KeyboardInterrupt:
+                # The first try removed their notes; they are still found by what they wrote of themselves.
+                self.bring_down(0.0)
 
     def _restart(self, role: Role, deaths: list[float]) -> None:
         now = time.monotonic()
@@ -131,41 +119,31 @@ class LocalServices:
             self.processes.adopt("server", known)
             self._wait_healthy(known)
             return
-        environ = {**self.environ, **_former_port(self.environ, self._last_url())}
+        environ = {**self.environ, **_former_port(self.environ, self.settings.home)}
         # What an earlier server wrote must not be taken for the new one's address.
         self.settings.server_file.unlink(missing_ok=True)
         self._wait_healthy(self._start("server", environ))
-
-    def _last_url(self) -> str | None:
-        try:
-            return local_url(self.settings.home)
-        except ServerUnreachable:
-            # A damaged note is about to be replaced.
-            return None
 
     def _start(self, role: Role, environ: Mapping[str, str]) -> psutil.Process:
         self.started.append(role)
         return self.processes.start(role, environ)
 
     def _wait_healthy(self, process: psutil.Process) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        if not self._wait("server", process, self._healthy, timeout_s=START_TIMEOUT_S):
+            raise self._failed("server", f"did not answer within {START_TIMEOUT_S:g} s")
+
+    def _wait(
+        self, role: Role, process: psutil.Process, ready: Callable[[], bool], *, timeout_s: float
+    ) -> bool:
+        """Whether it is ready in time; StartFailed if its process ends before."""
+        deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if not alive(process):
-                raise self._failed("server", "ended while it started")
-            if self._health() is not None:
-                return
+                raise self._failed(role, "ended while it started")
+            if ready():
+                return True
             time.sleep(_POLL_S)
-        raise self._failed("server", f"did not answer within {START_TIMEOUT_S:g} s")
-
-    def _wait_seen(self, worker: psutil.Process, began: float) -> None:
-        """Until the server has heard from it, so that the first run finds a host; but not for long."""
-        deadline = time.monotonic() + _SEEN_S
-        while time.monotonic() < deadline:
-            if not alive(worker):
-                raise self._failed("worker", "ended while it started")
-            if self._worker_seen(began):
-                return
-            time.sleep(_POLL_S)
+        return False
 
     def _worker_seen(self, since: float) -> bool:
         try:
@@ -187,22 +165,25 @@ class LocalServices:
             hint=f"See {self.processes.log(role)}; `corral down` stops what did start.",
         )
 
-    def _health(self) -> Health | None:
+    def _healthy(self) -> bool:
         try:
             server = local_server(self.settings.home)
             if server is None:
-                return None
+                return False
             with Corral(server.url, None, tls=server.tls) as corral:
-                health = corral.health()
-                return health if health.ok else None
+                return corral.health().ok
         except CorralError:
             # Not yet: the caller asks again, and says so itself when it gives up.
-            return None
+            return False
 
 
-def _former_port(environ: Mapping[str, str], url: str | None) -> dict[str, str]:
+def _former_port(environ: Mapping[str, str], home: Path) -> dict[str, str]:
     """If any port will do, take the last one: a client that follows a run finds the server again."""
-    port = urlsplit(url or "").port
+    try:
+        port = urlsplit(local_url(home) or "").port
+    except ServerUnreachable:
+        # A damaged note is about to be replaced.
+        return {}
     if environ.get("CORRAL_PORT") != "0" or port is None:
         return {}
     with socket.socket() as probe:
@@ -214,8 +195,5 @@ def _former_port(environ: Mapping[str, str], url: str | None) -> dict[str, str]:
     return {"CORRAL_PORT": str(port)}
 
 
-def _ask_on(number: signal.Signals) -> None:
-    def ask(_number: int, _frame: FrameType | None) -> Any:
-        raise _StopRequested
-
-    signal.signal(number, ask)
+def _request_stop(_number: int, _frame: FrameType | None) -> None:
+    raise _StopRequested

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
+import typer
 
 from corral.domain.errors import CorralError
 from corral.files.atomic import write_whole
@@ -57,7 +58,7 @@ class Processes:
                 cwd=self.home,
                 start_new_session=True,
             )
-        self._write(role, process.pid, process.create_time())
+        self.adopt(role, process)
         return process
 
     def find(self, role: Role) -> psutil.Process | None:
@@ -70,7 +71,8 @@ class Processes:
 
     def adopt(self, role: Role, process: psutil.Process) -> None:
         self.note(role).parent.mkdir(exist_ok=True)
-        self._write(role, process.pid, process.create_time())
+        noted = {"pid": process.pid, "started": process.create_time()}
+        write_whole(self.note(role), json.dumps(noted))
 
     def wanted(self, role: Role) -> bool:
         return self.note(role).exists()
@@ -87,9 +89,6 @@ class Processes:
         except OSError as error:
             return f"(its log cannot be read: {error})"
         return "\n".join(lines[-15:])
-
-    def _write(self, role: Role, pid: int, started: float) -> None:
-        write_whole(self.note(role), json.dumps({"pid": pid, "started": started}))
 
     def _own_word(self, role: Role) -> Path:
         """What the process writes of itself, also when it was started by hand."""
@@ -116,18 +115,19 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def stop(process: psutil.Process, timeout_s: float) -> bool:
-    """SIGTERM, then SIGKILL after `timeout_s`; whether it went by itself."""
+def stop(role: Role, process: psutil.Process, timeout_s: float) -> None:
+    """SIGTERM, then SIGKILL after `timeout_s`; says how it went."""
+    how = "stopped"
     try:
         process.terminate()
         process.wait(timeout_s)
     except psutil.NoSuchProcess:
-        return True
+        pass
     except psutil.TimeoutExpired:
         process.kill()
         process.wait(10)
-        return False
-    return True
+        how = f"did not end within {timeout_s:g} s and was killed"
+    typer.echo(f"{role} (pid {process.pid}) {how}")
 
 
 def _read(path: Path) -> tuple[int | None, float | None]:

@@ -21,11 +21,9 @@ def status(as_json: AsJson = False) -> None:
     if not as_json:
         processes = Processes(settings.home)
         render.show_pairs(
-            [
-                ("home", str(settings.home)),
-                ("server", _described(processes.find("server"))),
-                ("worker", _described(processes.find("worker"))),
-            ]
+            ("home", str(settings.home)),
+            ("server", _described(processes.find("server"))),
+            ("worker", _described(processes.find("worker"))),
         )
     with connect(settings) as corral:
         health = corral.health()
@@ -33,16 +31,12 @@ def status(as_json: AsJson = False) -> None:
             render.show_json(health)
             return
         hosts = corral.hosts.page().items
+    said = f"{'ok' if health.ok else 'not ok'}, version {health.version} {health.detail}"
     render.show_pairs(
-        [
-            ("url", corral.url),
-            (
-                "health",
-                f"{'ok' if health.ok else 'not ok'}, version {health.version} {health.detail}".strip(),
-            ),
-            ("hosts", f"{sum(host.alive for host in hosts)} of {len(hosts)} here"),
-            ("slots", f"{sum(host.busy for host in hosts)} of {sum(host.slots for host in hosts)} busy"),
-        ]
+        ("url", corral.url),
+        ("health", said.strip()),
+        ("hosts", f"{sum(host.alive for host in hosts)} of {len(hosts)} here"),
+        ("slots", f"{sum(host.busy for host in hosts)} of {sum(host.slots for host in hosts)} busy"),
     )
     if not health.ok:
         raise typer.Exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +14,6 @@ from corral.cli.display import render
 from corral.cli.display.bars import step_bar
 from corral.cli.display.curves import thousands
 from corral.cli.options import AsJson
-from corral.client.corral import Corral
 from corral.client.submit.prepare import RunPreparer
 from corral.client.submit.run_file import load
 from corral.client.training.estimate import (
@@ -65,7 +63,7 @@ def estimate(
     found = estimate_machines(subjects, spec, known, today=datetime.now(UTC).date())
     notes = [*material.notes, *notes, *found.notes]
     if as_json:
-        typer.echo(json.dumps(_table(run_file, subjects[0], found, notes), indent=2))
+        render.show_json(_table(run_file, subjects[0], found, notes))
         return
     _show(run_file, subjects[0], found, notes, every=every)
 
@@ -87,20 +85,16 @@ def _ask(
     """The first run as it would be submitted, and what the server thinks of it, if there is one."""
     try:
         with connect(settings) as corral:
-            return *_placed(corral, run_file, folder), []
+            with step_bar() as bar:
+                prepared = RunPreparer(corral, folder, process_environment(), bar).plan(run_file)
+            placements = corral.runs.try_out(prepared.specs[:1]).hosts
+            return prepared.specs[0], FleetSnapshot(corral.hosts.all(), placements), []
     except (ServerUnreachable, Unauthenticated) as error:
         alone = run_file.resources
         if "gpus" not in alone.model_fields_set:
             alone = alone.model_copy(update={"gpus": 1})
         spec = RunSpec(model=run_file.model, train=to_table(subject.train), resources=alone)
         return spec, FleetSnapshot(), [f"no hosts are known: {error.message}"]
-
-
-def _placed(corral: Corral, run_file: RunFile, folder: Path) -> tuple[RunSpec, FleetSnapshot]:
-    with step_bar() as bar:
-        prepared = RunPreparer(corral, folder, process_environment(), bar).plan(run_file)
-    placements = corral.runs.try_out(prepared.specs[:1]).hosts
-    return prepared.specs[0], FleetSnapshot(corral.hosts.all(), placements)
 
 
 def _table(
@@ -127,18 +121,8 @@ def _show(
     fitting = [one for one in cards if one.against == (NOT_RENTED,)]
     shown = cards if every else fitting[:_CARDS_SHOWN]
     hosts = [one for one in found.machines if one.kind == "host"]
-    several = found.runs > 1
-    columns = (
-        "MACHINE",
-        "GPU",
-        "PEAK",
-        "NEEDS",
-        "STEP",
-        "TOK/S",
-        "ALL RUNS" if several else "TIME",
-        "COST",
-        "",
-    )
+    time = "ALL RUNS" if found.runs > 1 else "TIME"
+    columns = ("MACHINE", "GPU", "PEAK", "NEEDS", "STEP", "TOK/S", time, "COST", "")
     rows = [_row(one, found.taken) for one in (*hosts, *shown)]
     render.show_table(columns, rows, empty="no machine is known")
     for note in _footnotes(found, hidden=len(cards) - len(shown)):
@@ -188,8 +172,7 @@ def _footnotes(found: Estimate, *, hidden: int) -> list[str]:
         notes.append(f"whichever of {', '.join(possible)} is free first takes it")
     if hidden:
         notes.append(f"{hidden} cards more, too small or too dear, are shown by --all")
-    cards = [one for one in found.machines if one.kind == "card"]
-    if cards:
+    if any(one.kind == "card" for one in found.machines):
         notes.append(f"cards are shown to compare: {NOT_RENTED}")
         notes.append("prices are static: `corral gpus` names the source and age of each")
     return notes

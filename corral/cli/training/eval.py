@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,13 +10,11 @@ import typer
 
 from corral.cli.connect import connect
 from corral.cli.display import render
-from corral.cli.display.bars import byte_bar
 from corral.cli.options import AsJson
+from corral.cli.runs.submit import run_preparer
 from corral.cli.training.submit_and_wait import Best, TrainingRun, submit_and_wait
-from corral.client.submit.prepare import RunPreparer
 from corral.client.training.evaluate import spec_about, training_run, with_eval_data
 from corral.client.training.results import read_json
-from corral.settings import process_environment
 from corral.wire.runs import RunDetail
 from corral.wire.spec.train import EvalRequest
 
@@ -36,13 +33,12 @@ def evaluate(
         of = training_run(corral, run)
         spec = spec_about(of, EvalRequest(which="best" if best else "last", rows=rows))
         if data is not None:
-            with byte_bar() as bar:
-                shop = RunPreparer(corral, Path.cwd(), process_environment(), bar)
+            with run_preparer(corral, Path.cwd()) as shop:
                 spec = with_eval_data(spec, str(data), shop.ship(of.project, "eval_data", data))
         ended = submit_and_wait(corral, spec)
         found = read_json(corral, ended, "metrics.json")
     if as_json:
-        typer.echo(json.dumps({"run": ended.id, "of": of.id, **found}, indent=2))
+        render.show_json({"run": ended.id, "of": of.id, **found})
         return
     _show_evaluation(of, found)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -47,7 +46,7 @@ def show_report(
         records = list(itertools.islice(_records(corral, project), limit))
     found = compare(records)
     if as_json:
-        typer.echo(json.dumps(_table(found, records), indent=2))
+        render.show_json(_table(found, records))
         return
     rows = [(line.run, _UNITS[line.key], *_values(line), f"{line.error:+.1%}") for line in found.lines]
     empty = "no finished training run has recorded a forecast yet"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from datetime import UTC, date, datetime
 from typing import Any
-
-import typer
 
 from corral.cli.display import render
 from corral.cli.options import AsJson
@@ -19,9 +16,6 @@ def gpus(as_json: AsJson = False) -> None:
     """List the cards that an estimate knows, with list prices. Each says its source and age."""
     today = datetime.now(UTC).date()
     found = sorted(cards.catalogue().values(), key=lambda card: (card.memory_bytes, card.id))
-    if as_json:
-        typer.echo(json.dumps([_card(card, today) for card in found], indent=2))
-        return
     rows = [
         (
             card.id,
@@ -36,8 +30,9 @@ def gpus(as_json: AsJson = False) -> None:
         for price in [card.cheapest]
     ]
     columns = ("CARD", "NAME", "MEMORY", "BF16", "BANDWIDTH", "PRICE", "PRICE FROM")
-    render.show_table(columns, rows, empty="no cards")
-    render.note("prices are static list prices of the date shown, the cheapest of each card; --json has all")
+    footer = "prices are static list prices of the date shown, the cheapest of each card; --json has all"
+    items = [_card(card, today) for card in found]
+    render.show_list(items, columns, rows, as_json=as_json, empty="no cards", footer=footer)
 
 
 def _card(card: GpuFacts, today: date) -> dict[str, Any]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-
-import typer
 
 from corral.cli.display import render
 from corral.cli.options import AsJson
@@ -15,9 +12,6 @@ from corral.recipes import models as listed
 def models(as_json: AsJson = False) -> None:
     """List the models that are known by a short name. Any other causal model can be trained too."""
     found = list(listed.catalogue().values())
-    if as_json:
-        typer.echo(json.dumps([asdict(model) for model in found], indent=2))
-        return
     rows = [
         (
             model.id,
@@ -30,8 +24,9 @@ def models(as_json: AsJson = False) -> None:
         for model in found
     ]
     columns = ("MODEL", "PARAMETERS", "CONTEXT", "THINKING", "LICENCE", "FROM")
-    render.show_table(columns, rows, empty="no models")
-    render.note("any other causal language model: its Hugging Face id, or a folder with safetensors")
+    footer = "any other causal language model: its Hugging Face id, or a folder with safetensors"
+    items = [asdict(model) for model in found]
+    render.show_list(items, columns, rows, as_json=as_json, empty="no models", footer=footer)
 
 
 def _count(params: int) -> str:

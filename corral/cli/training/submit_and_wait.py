@@ -8,8 +8,7 @@ import typer
 
 from corral.cli import complete
 from corral.cli.display import render
-from corral.cli.runs.exit_codes import exit_code
-from corral.cli.runs.follow import attend, summary
+from corral.cli.runs.follow import attend, exit_code, summary
 from corral.cli.runs.submit import tell_if_stuck
 from corral.client.corral import Corral
 from corral.domain.runs.states import RunState

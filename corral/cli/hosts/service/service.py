@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from corral.cli.hosts.service.systemd import NAME, SystemdUnit, windows_script
 from corral.cli.options import command_group
 
 app = command_group("Start the worker with the machine.")
+_ROOT = Path("/")
 
 SystemOrUser = Annotated[
     bool | None,
@@ -26,9 +26,7 @@ SystemOrUser = Annotated[
 def install(
     home: Home = None,
     system: SystemOrUser = None,
-    root: Annotated[Path, typer.Option(help="Write the files below this folder, and start nothing.")] = Path(
-        "/"
-    ),
+    root: Annotated[Path, typer.Option(help="Write the files below this folder, and start nothing.")] = _ROOT,
 ) -> None:
     """Install the worker as a systemd service, and start it."""
     unit = _unit(home, system, root)
@@ -39,7 +37,7 @@ def install(
 def install_unit(unit: SystemdUnit) -> None:
     for path in unit.install():
         typer.echo(f"wrote {path}")
-    if unit.root == Path("/"):
+    if unit.root == _ROOT:
         typer.echo(f"{NAME} is enabled and started")
         if not unit.system:
             render.note("`loginctl enable-linger` keeps it running while you are logged out")
@@ -49,7 +47,7 @@ def install_unit(unit: SystemdUnit) -> None:
 def uninstall(
     home: Home = None,
     system: SystemOrUser = None,
-    root: Annotated[Path, typer.Option(help="Remove the files below this folder.")] = Path("/"),
+    root: Annotated[Path, typer.Option(help="Remove the files below this folder.")] = _ROOT,
 ) -> None:
     """Stop the service and remove it; the host's identity stays until `corral host leave`."""
     gone = _unit(home, system, root).uninstall()
@@ -68,9 +66,9 @@ def show_service(
     ] = False,
 ) -> None:
     """Print the unit, or the script for Windows, that would be installed."""
-    typer.echo(windows_script() if windows else _unit(home, system, Path("/")).text(), nl=False)
+    typer.echo(windows_script() if windows else _unit(home, system, _ROOT).text(), nl=False)
 
 
 def _unit(home: Path | None, system: bool | None, root: Path) -> SystemdUnit:
-    as_system = os.geteuid() == 0 if system is None else system
-    return SystemdUnit(HostHome.at(home).home, Path(sys.executable), system=as_system, root=root.absolute())
+    unit = SystemdUnit(HostHome.at(home).home, root=root.absolute())
+    return unit if system is None else replace(unit, system=system)

@@ -7,6 +7,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -34,8 +35,8 @@ class SystemdUnit:
     """
 
     home: Path
-    python: Path
-    system: bool
+    python: Path = field(default_factory=lambda: Path(sys.executable))
+    system: bool = field(default_factory=lambda: os.geteuid() == 0)
     root: Path = Path("/")
     config_home: Path = field(default_factory=lambda: Path("~/.config").expanduser())
 

@@ -1,10 +1,13 @@
-"""Why something ended, in words for people; `--json` has the reason alone."""
+"""What is said of runs: why they ended, how their settings and metrics are written, how long they ran."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
+from corral.cli.display import render
 from corral.domain.runs.reasons import Reason
+from corral.durations import format_duration
 from corral.wire.runs import RunView
 
 # Empty where the reason says it all.
@@ -37,7 +40,10 @@ _NOT_STARTED: Mapping[int, str] = {
 
 
 def told(reason: str | None) -> str | None:
-    """`released (the worker restarted ...)`; a newer server's reason stays as it is."""
+    """Why something ended, in words: `released (the worker restarted ...)`; `--json` has the reason alone.
+
+    A newer server's reason stays as it is.
+    """
     if reason is None:
         return None
     words = WORDS.get(Reason(reason)) if reason in set(Reason) else None
@@ -49,3 +55,38 @@ def hint(run: RunView) -> str | None:
     if run.reason == Reason.CODE_ERROR and (run.detail or "").startswith("cannot execute"):
         return _NOT_STARTED.get(run.exit_code or 0, run.hint)
     return run.hint
+
+
+def train_settings(table: Mapping[str, object]) -> dict[str, object]:
+    """By dotted name, without what is not set."""
+    found: dict[str, object] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            found |= {f"{key}.{name}": inner for name, inner in train_settings(value).items()}
+        elif value is not None and value != []:
+            found[key] = value
+    return found
+
+
+def plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def joined(values: Mapping[str, object]) -> str:
+    return "  ".join(f"{key}={plain(value)}" for key, value in values.items())
+
+
+def joined_metrics(metrics: Mapping[str, float]) -> str:
+    return "  ".join(f"{key}={render.number(value)}" for key, value in metrics.items())
+
+
+def ran(run: RunView) -> str | None:
+    if run.started_at is None:
+        return None
+    return format_duration(ran_s(run)) if run.ended_at else render.age(run.started_at)
+
+
+def ran_s(run: RunView) -> float:
+    """How long a run that has ended really ran: without what it waited between attempts."""
+    whole = (run.ended_at or 0.0) - (run.started_at or 0.0)
+    return min(run.ran_s, whole) if run.attempt > 1 and run.ran_s else whole
