@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.report import RESULTS, Table, plain
 
@@ -61,15 +62,33 @@ def stale(folder: Path = RESULTS) -> Table:
         if not file.exists():
             rows.append([name, "", "never measured"])
             continue
-        commit = json.loads(file.read_text()).get("commit")
-        if commit is None:
-            rows.append([name, "", "its commit is not known"])
-        elif (changed := _git("diff", "--name-only", commit.rstrip("+"), "--", *paths)) is None:
-            rows.append([name, commit, "its commit is not in this history"])
-        elif changed or commit.endswith("+"):
-            count = len(changed.splitlines())
-            rows.append([name, commit, f"{count} files of what it measures have changed"])
+        for commit in sorted(measured_at(json.loads(file.read_text())), key=str):
+            if (why := _stale(commit, paths)) is not None:
+                rows.append([name, commit or "", why])
     return Table(("table", "commit", "why"), rows)
+
+
+def measured_at(kept: Any) -> set[str | None]:
+    """The commits of a file of results: of the whole, of each part or of each record; None if one is missing.
+
+    Parts of the engine's table are measured apart and merged.
+    """
+    if isinstance(kept, list):
+        return {record.get("commit") for record in kept}
+    commit = kept.get("commit")
+    found = set(commit.values()) if isinstance(commit, dict) else {commit}
+    return found | measured_at(kept.get("sweep", []))
+
+
+def _stale(commit: str | None, paths: tuple[str, ...]) -> str | None:
+    if commit is None:
+        return "its commit is not known"
+    changed = _git("diff", "--name-only", commit.rstrip("+"), "--", *paths)
+    if changed is None:
+        return "its commit is not in this history"
+    if changed or commit.endswith("+"):
+        return f"{len(changed.splitlines())} files of what it measures have changed"
+    return None
 
 
 def show_stale() -> None:

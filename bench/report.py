@@ -6,8 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bench.machine import Machine
+if TYPE_CHECKING:
+    # Only the machine that measures needs psutil, not the one that reads or merges results.
+    from bench.machine import Machine
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -1,8 +1,9 @@
 """`python -m bench.engine [check sft decode grpo trl_sft trl_grpo sweep] [--out DIR]`, where there is a GPU.
 
 TRL, datasets and what they need must be importable for its parts. Each part adds to DIR/engine.json as it
-goes; `python -m bench.engine merge --out DIR` takes over what DIR has into bench/results, where it replaces
-what is there of the same part or setting, and `python -m bench.engine table` writes the tables from it.
+goes, with its commit; `python -m bench.engine merge --out DIR` takes over what DIR has into bench/results,
+where it replaces what is there of the same part or setting, and `python -m bench.engine table` writes the
+tables from it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 import transformers
 
+from bench.commits import current
 from bench.engine import check, ours, shapes, sweep, table
 
 RESULTS = Path("bench/results")
@@ -83,6 +85,7 @@ def main() -> None:
     said.add_argument("--out", type=Path, default=RESULTS)
     said.add_argument("--sweep-s", type=float, default=600.0)
     said.add_argument("--settings", type=int, nargs="*", help="only these of the sweep, by number")
+    said.add_argument("--commit", default=current(), help="what is measured, where there is no history")
     asked = said.parse_args()
     if asked.parts == ["table"]:
         table.write(asked.out)
@@ -90,16 +93,20 @@ def main() -> None:
     if asked.parts == ["merge"]:
         table.merge(asked.out, RESULTS)
         return
-    kept: dict[str, Any] = {"machine": machine()}
+    if asked.commit is None:
+        said.error("there is no history here: name the commit that is measured with --commit")
+    commits: dict[str, str] = {}
+    kept: dict[str, Any] = {"machine": machine(), "commit": commits}
     for part in asked.parts or [*PARTS, "sweep"]:
         began = time.monotonic()
         if part == "sweep":
             kept["sweep"] = []
             for record in sweep.run(asked.sweep_s, asked.settings):
-                kept["sweep"].append(record)
+                kept["sweep"].append(record | {"commit": asked.commit})
                 print(json.dumps(record), flush=True)
                 keep(asked.out, kept)
             continue
+        commits[part] = asked.commit
         try:
             kept[part] = PARTS[part]()
         except Exception:  # noqa: BLE001  the other parts are still worth having

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 
 def write(folder: Path) -> None:
     kept = json.loads((folder / "engine.json").read_text())
-    lines = ["# The engine and TRL on one GPU", "", _machine(kept), ""]
+    lines = ["# The engine and TRL on one GPU", "", _machine(kept), "", _commits(kept), ""]
     lines += _training(kept) + _rl(kept) + _sampling(kept) + _checks(kept)
     (folder / "engine.md").write_text("\n".join(lines) + "\n")
     if kept.get("sweep"):
@@ -20,9 +21,14 @@ def merge(source: Path, target: Path) -> None:
     """What was measured since into the results: whole parts, and of the sweep the settings that it has."""
     new, kept = (json.loads((folder / "engine.json").read_text()) for folder in (source, target))
     swept = {record["what"]: record for record in [*kept.get("sweep", []), *new.pop("sweep", [])]}
-    (target / "engine.json").write_text(
-        json.dumps(kept | new | {"sweep": [*swept.values()]}, indent=1) + "\n"
-    )
+    commit = dict.fromkeys(_parts(kept)) | kept.get("commit", {}) | new.get("commit", {})
+    merged = kept | new | {"commit": commit, "sweep": [*swept.values()]}
+    (target / "engine.json").write_text(json.dumps(merged, indent=1) + "\n")
+
+
+def _parts(kept: dict[str, Any]) -> list[str]:
+    """Each was measured at a commit of its own; of the sweep each record names one."""
+    return [name for name in kept if name not in ("machine", "commit", "sweep")]
 
 
 def _machine(kept: dict[str, Any]) -> str:
@@ -35,6 +41,17 @@ def _machine(kept: dict[str, Any]) -> str:
         " SFT of both sides was measured in one run; GRPO of each side and sampling in others,"
         " on like machines."
     )
+
+
+def _commits(kept: dict[str, Any]) -> str:
+    """Parts may have been measured at different commits, and merged."""
+    parts: defaultdict[str, list[str]] = defaultdict(list)
+    for part in _parts(kept):
+        parts[kept.get("commit", {}).get(part) or "unknown"].append(part)
+    if len(parts) == 1:
+        return f"Measured at commit {next(iter(parts))}."
+    told = [f"measured at commit {commit}: {', '.join(names)}" for commit, names in parts.items()]
+    return "By part, " + "; ".join(told) + "."
 
 
 def _training(kept: dict[str, Any]) -> list[str]:

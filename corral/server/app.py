@@ -8,25 +8,17 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from corral.core import topics
 from corral.core.calls.transitions import TOPIC_CALL, TOPIC_CALL_READY, parse_ready_call
 from corral.core.endpoints.deploy import TOPIC_ENDPOINT
 from corral.core.endpoints.scaling import Scaler
 from corral.core.runs.transitions import parse_ready_key
-from corral.core.topics import (
-    TOPIC_HOST,
-    TOPIC_LOG,
-    TOPIC_QUOTA,
-    TOPIC_READY,
-    TOPIC_RUN,
-    TOPIC_STOP,
-    TOPIC_TOKEN,
-)
 from corral.core.wakeups import SCALE
 from corral.domain.ids import CallId, EndpointId, HostId
 from corral.server import errors
 from corral.server.background import Loops
-from corral.server.instance_runs import instance_run
 from corral.server.middleware import Gate
+from corral.server.new_runs import instance_run
 from corral.server.openapi import ERRORS, declare_scopes
 from corral.server.routes import (
     artifacts,
@@ -113,8 +105,7 @@ class ControlPlane:
         self.services.store.subscribe(self._heard)
         await self.loops.reconcile()
         scaler = Scaler(self.services.calls, self.services.board.shapes, instance_run)
-        loops = [*self.loops.all(), scaler.forever()]
-        tasks = [asyncio.create_task(loop) for loop in loops]
+        tasks = [asyncio.create_task(loop) for loop in (*self.loops.all(), scaler.forever())]
         try:
             yield
         finally:
@@ -140,16 +131,16 @@ class ControlPlane:
 
     def _heard(self, topic: str, key: str) -> None:
         """What a commit announced, here or on another server."""
-        if topic == TOPIC_READY:
+        if topic == topics.TOPIC_READY:
             lane, ready = parse_ready_key(key)
             self.services.board.lanes.heard(lane, ready)
             if self.services.board.may_start(lane):
                 self.services.long_polls.ready(lane.shape)
-        elif topic == TOPIC_QUOTA:
+        elif topic == topics.TOPIC_QUOTA:
             self._soon(self.loops.look())
-        elif topic in (TOPIC_RUN, TOPIC_LOG):
+        elif topic in (topics.TOPIC_RUN, topics.TOPIC_LOG):
             self.services.hub.wake(key)
-        elif topic == TOPIC_STOP:
+        elif topic == topics.TOPIC_STOP:
             self.services.hub.wake(leases.stop_key(key))
         elif topic == TOPIC_CALL_READY:
             self._call_is_ready(key)
@@ -161,10 +152,10 @@ class ControlPlane:
             self.services.dispatch.endpoint_changed(EndpointId(key))
             self.services.hub.wake(f"endpoint:{key}")
             self.services.hub.wake(SCALE)
-        elif topic == TOPIC_HOST:
+        elif topic == topics.TOPIC_HOST:
             self.services.board.roster.changed()
             self.services.long_polls.changed(HostId(key))
-        elif topic == TOPIC_TOKEN:
+        elif topic == topics.TOPIC_TOKEN:
             self.services.token_cache.forget(key)
 
     def _call_is_ready(self, key: str) -> None:

@@ -1,19 +1,23 @@
-"""Dependencies that say who may call a route, and what of the path and query is well formed."""
+"""Who calls: tokens that were found good, and dependencies that say who may call a route, and for what."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, Query, Request
 
 from corral.core.audit import Author
-from corral.domain.errors import Ambiguous, Forbidden, NotFound, Unauthenticated
-from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId, RunId, is_id, is_name
+from corral.domain.errors import Ambiguous, Forbidden, InvalidInput, NotFound, Unauthenticated
+from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId, RunId, TokenId, is_id, is_name
 from corral.domain.ids import digest as parse_digest
 from corral.domain.leases import LeaseKey
 from corral.domain.tokens import Scope, Token
 from corral.ports.clock import Clock
 from corral.store.transaction import Tx
+
+CACHE_S = 10.0
+MOST_TOKENS = 10_000
 
 
 class Caller:
@@ -34,12 +38,64 @@ class Caller:
             raise Forbidden(f"this token is for project {self.token.project}, not {project}")
         return project
 
+    def check_one_project(self, projects: Iterable[str], *, of: str) -> None:
+        """The runs of one submission or schedule belong to one project, which the caller sees."""
+        if len({self.check_project(project) for project in projects}) > 1:
+            raise InvalidInput(f"the runs of one {of} must be of one project")
+
     def narrowed(self, project: str | None) -> str | None:
         """The project that a list is about: the one asked for, or the token's own; None is all of them."""
         return self.token.project if project is None else self.check_project(project)
 
     def sees(self, project: str) -> bool:
         return self.token.project is None or self.token.project == project
+
+
+class TokenCache:
+    """Tokens that were found good a moment ago, so that not every call reads the database for them."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._tokens: dict[TokenId, tuple[Token, float]] = {}
+        self._forgotten = 0
+
+    def forget(self, token_id: str) -> None:
+        """It was used, shortened or revoked: by a call here, or so another server says."""
+        self._forgotten += 1
+        self._tokens.pop(TokenId(token_id), None)
+
+    def forget_host(self, host_id: HostId) -> None:
+        """Called before the call that ended them is answered, so that no later call finds them here."""
+        self._forgotten += 1
+        for token_id in [t.id for t, _ in self._tokens.values() if t.host_id == host_id]:
+            del self._tokens[token_id]
+
+    @property
+    def mark(self) -> int:
+        """To be taken before a token is read from the database."""
+        return self._forgotten
+
+    def remember(self, token: Token, mark: int, now: float) -> None:
+        # One that was revoked while it was read must not be remembered as good.
+        if mark == self._forgotten:
+            if len(self._tokens) >= MOST_TOKENS:
+                self._tokens.clear()
+            self._tokens[token.id] = (token, now)
+
+    def get(self, token_id: TokenId) -> Token | None:
+        known = self._tokens.get(token_id)
+        return known[0] if known is not None and self.is_good(known[0]) else None
+
+    def was_right(self, token_id: TokenId, secret: str) -> bool:
+        """Whether this very token was read here before, however long ago."""
+        known = self._tokens.get(token_id)
+        return known is not None and known[0].matches(secret)
+
+    def is_good(self, token: Token) -> bool:
+        """Whether it is one that was read a moment ago, and has neither changed nor ended since."""
+        known = self._tokens.get(token.id)
+        now = self._now()
+        return known is not None and known[0] is token and abs(now - known[1]) < CACHE_S and token.holds(now)
 
 
 def require(token: Token | None, *scopes: Scope) -> Token:
@@ -85,31 +141,29 @@ async def joining(request: Request) -> Caller:
     return Caller(require(request.state.token, Scope.JOIN), origin_of(request))
 
 
-async def project_path(project: Annotated[str, Path()], caller: Annotated[Caller, Depends(user)]) -> str:
+async def project_path(project: str, caller: User) -> str:
     if not is_name(project):
         raise NotFound(f"there is no project {project[:80]!r}")
     return caller.check_project(project)
 
 
-async def lease_path(lease_id: Annotated[str, Path()]) -> LeaseId:
+async def lease_path(lease_id: str) -> LeaseId:
     if not is_id(lease_id, "l"):
         raise NotFound(f"not a lease id: {lease_id[:80]!r}")
     return LeaseId(lease_id)
 
 
 async def lease_key(
-    lease_id: Annotated[LeaseId, Depends(lease_path)],
-    epoch: Annotated[int, Query(ge=0, lt=2**62)],
-    host_id: Annotated[HostId, Depends(host)],
+    lease_id: Annotated[LeaseId, Depends(lease_path)], epoch: Epoch, host_id: OwnHost
 ) -> LeaseKey:
     return LeaseKey(lease_id, epoch, host_id)
 
 
-async def digest_path(sha256: Annotated[str, Path()]) -> Digest:
+async def digest_path(sha256: str) -> Digest:
     return parse_digest(sha256)
 
 
-async def artifact_path(artifact_id: Annotated[str, Path()]) -> ArtifactId:
+async def artifact_path(artifact_id: str) -> ArtifactId:
     if not is_id(artifact_id, "a"):
         raise NotFound(f"not an artifact id: {artifact_id[:80]!r}")
     return ArtifactId(artifact_id)
@@ -121,12 +175,10 @@ Anyone = Annotated[Token, Depends(anyone)]
 OwnHost = Annotated[HostId, Depends(host)]
 Joining = Annotated[Caller, Depends(joining)]
 Project = Annotated[str, Depends(project_path)]
-LeasePath = Annotated[LeaseId, Depends(lease_path)]
 OwnLease = Annotated[LeaseKey, Depends(lease_key)]
 DigestPath = Annotated[Digest, Depends(digest_path)]
 ArtifactPath = Annotated[ArtifactId, Depends(artifact_path)]
 Epoch = Annotated[int, Query(ge=0, lt=2**62)]
-Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 def find_run(tx: Tx, text: str, caller: Caller) -> RunId:

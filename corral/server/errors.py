@@ -66,13 +66,11 @@ def render(error: CorralError) -> JSONResponse:
     return JSONResponse(body_of(error).model_dump(), STATUS.get(error.code, 400), headers)
 
 
-def _corral_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, CorralError)
+def _corral_error(_: Request, error: CorralError) -> Response:
     return render(error)
 
 
-def _validation(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+def _validation(_: Request, error: RequestValidationError) -> Response:
     return refused(error.errors())
 
 
@@ -87,8 +85,7 @@ def refused(found: Iterable[Mapping[str, Any]]) -> Response:
     return render(InvalidInput(f"the request is not valid: {lines}", fields=fields[:100]))
 
 
-def _http(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _http(_: Request, error: HTTPException) -> Response:
     if isinstance(error.__cause__, CorralError):
         # Raised while the body was read, which FastAPI takes for a body that cannot be parsed.
         return render(error.__cause__)
@@ -111,7 +108,7 @@ def unexpected(method: str, path: str, error: Exception) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    app.add_exception_handler(CorralError, _corral_error)
-    app.add_exception_handler(RequestValidationError, _validation)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _unexpected)
+    app.exception_handler(CorralError)(_corral_error)
+    app.exception_handler(RequestValidationError)(_validation)
+    app.exception_handler(HTTPException)(_http)
+    app.exception_handler(Exception)(_unexpected)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 from corral.core.runs.needs import RunNeeds
 from corral.core.runs.submit import Dependency, NewRun
+from corral.domain.calls import Payload
 from corral.domain.canonical import canonical
+from corral.domain.endpoints import Endpoint, EndpointVersion, PoolParams
 from corral.domain.ids import ArtifactId, Digest, RunId
 from corral.domain.runs.runs import OnFailure, Run
+from corral.wire.payloads import payload_table
 from corral.wire.spec.identity import identity_of
-from corral.wire.spec.run_file import RunSpec
+from corral.wire.spec.run_file import RunSpec, ServiceTable
 
 
 def new_run(spec: RunSpec) -> NewRun:
@@ -53,3 +58,25 @@ def new_run(spec: RunSpec) -> NewRun:
 def _digests(spec: RunSpec) -> dict[str, str]:
     digests = {f"inputs.{name}": digest for name, digest in spec.input_digests.items()}
     return digests if spec.code_digest is None else {**digests, "code": spec.code_digest}
+
+
+def instance_run(
+    version: EndpointVersion, endpoint: Endpoint, pool: str, params: PoolParams | None
+) -> NewRun:
+    """The run of an endpoint's instance, made from the spec that was deployed."""
+    spec = RunSpec.model_validate_json(version.spec)
+    assert spec.service is not None, "a deploy without it is refused"
+    payload = None if params is None else Payload(params.format, params.params, None, len(params.params))
+    service = ServiceTable(
+        entry=spec.service.entry,
+        functions=json.loads(version.functions),
+        endpoint=endpoint.name,
+        endpoint_id=endpoint.id,
+        version=version.version,
+        pool=pool,
+        params=None if payload is None else payload_table(payload),
+        concurrency=endpoint.rule.concurrency,
+        volumes=spec.service.volumes,
+        max_memory=spec.service.max_memory,
+    )
+    return new_run(spec.model_copy(update={"name": endpoint.name, "service": service}))

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
@@ -25,9 +24,9 @@ from corral.ports.blobs import BlobStore, SegmentStore
 from corral.ports.cipher import Cipher
 from corral.ports.clock import Clock
 from corral.ports.webhook_sender import WebhookSender
+from corral.server.authorization import TokenCache
 from corral.server.prometheus import Counters
 from corral.server.tls import TlsTrust
-from corral.server.token_cache import TokenCache
 from corral.store.store import Store
 
 T = TypeVar("T")
@@ -77,7 +76,7 @@ class Services:
         self.exchange = CallExchange(self.calls)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.io, partial(work))
+        return await asyncio.get_running_loop().run_in_executor(self.io, work)
 
 
 async def services(request: Request) -> Services:

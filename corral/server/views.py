@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from pydantic import JsonValue as Json
 
@@ -20,13 +20,11 @@ from corral.domain.ids import HostId, LeaseId
 from corral.domain.runs.reasons import HINTS
 from corral.domain.runs.runs import Event, Run
 from corral.domain.runs.states import FINAL, LEASED
-from corral.domain.tokens import Token
 from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactView
 from corral.wire.hosts import CapabilityReport, HostView
 from corral.wire.runs import AttemptView, EventView, ParentView, Placement, RankView, RunDetail, RunView
 from corral.wire.spec.run_file import RunSpec
-from corral.wire.tokens import TokenView
 
 
 @lru_cache(maxsize=1024)
@@ -39,25 +37,16 @@ class NameLookup:
     """Names of hosts and groups, looked up once per answer."""
 
     def __init__(self, tx: Tx) -> None:
-        self._tx = tx
-        self._hosts: dict[HostId, str | None] = {}
-        self._groups: dict[str, str | None] = {}
+        self._hosts = cache(tx.hosts.get)
+        self._groups = cache(tx.groups.get)
 
     def host(self, host_id: HostId | None) -> str | None:
-        if host_id is None:
-            return None
-        if host_id not in self._hosts:
-            host = self._tx.hosts.get(host_id)
-            self._hosts[host_id] = host.name if host else None
-        return self._hosts[host_id]
+        host = self._hosts(host_id) if host_id else None
+        return host.name if host else None
 
     def group(self, run: Run) -> str | None:
-        if run.group_id is None:
-            return None
-        if run.group_id not in self._groups:
-            group = self._tx.groups.get(run.group_id)
-            self._groups[run.group_id] = group.name if group else None
-        return self._groups[run.group_id]
+        group = self._groups(run.group_id) if run.group_id else None
+        return group.name if group else None
 
 
 def run_view(tx: Tx, run: Run, names: NameLookup) -> RunView:
@@ -135,10 +124,7 @@ def artifact_view(artifact: Artifact, names: NameLookup) -> ArtifactView:
 
 def lease_json(grant: Grant, policy: ServerPolicy) -> str:
     """A `Lease` of the wire. What is kept as JSON goes in as it is: parsing it again would cost most."""
-    lease, run = grant.lease, grant.run
-    resume = None
-    if grant.resume is not None:
-        resume = {"artifact_id": grant.resume.id, "step": grant.resume.step}
+    lease, run, last = grant.lease, grant.run, grant.resume
     text = canonical(
         {
             "id": lease.id,
@@ -152,7 +138,7 @@ def lease_json(grant: Grant, policy: ServerPolicy) -> str:
             "lease_s": policy.lease_s,
             "wall_left_s": grant.wall_left_s,
             "log_quota_bytes": grant.log_left_bytes,
-            "resume": resume,
+            "resume": None if last is None else {"artifact_id": last.id, "step": last.step},
             "gpu_bytes": lease.gpu_bytes,
         }
     )
@@ -181,10 +167,6 @@ def host_view(
             "set_aside_why": host.set_aside_why if aside else None,
         }
     )
-
-
-def token_view(token: Token) -> TokenView:
-    return TokenView(**token._asdict())
 
 
 def placement(standing: RunStanding) -> Placement:

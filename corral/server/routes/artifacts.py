@@ -17,26 +17,22 @@ from corral.domain.errors import NotFound
 from corral.domain.ids import ArtifactId
 from corral.domain.redaction import SecretValues
 from corral.domain.tokens import Scope, Token
-from corral.server.authorization import Anyone, ArtifactPath, Caller, Limit, Project, User
-from corral.server.cursors import parse_time_cursor, time_cursor
+from corral.server.authorization import Anyone, ArtifactPath, Caller, Project, User
+from corral.server.pages import Limit, LongLimit, by_time, next_page, parse_time_cursor
 from corral.server.routes.leases import manifest
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view
 from corral.store.transaction import Tx
-from corral.wire.artifacts import (
-    ArtifactPage,
-    ArtifactView,
-    FilePage,
-    FileRecord,
-    ManifestRequest,
-    VerifyAnswer,
-)
+from corral.wire import artifacts as wire
 
 router = APIRouter(prefix="/v1", tags=["artifacts"])
+FilePath = Annotated[str, Query(max_length=4096)]
 
 
 @router.post("/projects/{project}/artifacts", status_code=201)
-async def commit_upload(project: Project, body: ManifestRequest, caller: User, svc: Svc) -> ArtifactView:
+async def commit_upload(
+    project: Project, body: wire.ManifestRequest, caller: User, svc: Svc
+) -> wire.ArtifactView:
     """Code or an input. Equal content gets the artifact that is there."""
     what = manifest(body, ArtifactKind.CODE, ArtifactKind.INPUT)
     await refuse_secrets(project, what, svc)
@@ -73,15 +69,15 @@ def _search(svc: Services, values: SecretValues, file: ArtifactFile) -> None:
 @router.get("/artifacts")
 async def list_artifacts(
     caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 50
-) -> ArtifactPage:
+) -> wire.ArtifactPage:
     """Artifacts, the newest first."""
     after = parse_time_cursor(cursor, "a", ArtifactId)
 
-    def unit(tx: Tx) -> ArtifactPage:
-        found = tx.artifacts.page(caller.narrowed(project), after=after, limit=limit)
-        more = time_cursor(found[-1].created_at, found[-1].id) if len(found) == limit else None
+    def unit(tx: Tx) -> wire.ArtifactPage:
         names = NameLookup(tx)
-        return ArtifactPage(items=[artifact_view(a, names) for a in found], next=more)
+        found = tx.artifacts.page(caller.narrowed(project), after=after, limit=limit)
+        items = [artifact_view(artifact, names) for artifact in found]
+        return wire.ArtifactPage(items=items, next=next_page(found, limit, by_time))
 
     return await svc.store.read(unit)
 
@@ -100,19 +96,15 @@ def _seen(tx: Tx, artifact_id: ArtifactId, token: Token) -> Artifact:
 
 
 @router.get("/artifacts/{artifact_id}")
-async def get_artifact(artifact_id: ArtifactPath, token: Anyone, svc: Svc) -> ArtifactView:
+async def get_artifact(artifact_id: ArtifactPath, token: Anyone, svc: Svc) -> wire.ArtifactView:
     """One artifact: what made it, its size, whether it is pinned."""
     return await svc.store.read(lambda tx: artifact_view(_seen(tx, artifact_id, token), NameLookup(tx)))
 
 
 @router.get("/artifacts/{artifact_id}/files")
 async def get_files(
-    artifact_id: ArtifactPath,
-    token: Anyone,
-    svc: Svc,
-    after: Annotated[str, Query(max_length=4096)] = "",
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-) -> FilePage:
+    artifact_id: ArtifactPath, token: Anyone, svc: Svc, after: FilePath = "", limit: LongLimit = 1000
+) -> wire.FilePage:
     """A page of the artifact's files, each with its digest and size."""
 
     def unit(tx: Tx) -> list[ArtifactFile]:
@@ -121,64 +113,59 @@ async def get_files(
 
     files = await svc.store.read(unit)
     items = [
-        FileRecord.model_construct(path=f.path, sha256=f.digest, size=f.size, mode=f.mode) for f in files
+        wire.FileRecord.model_construct(path=f.path, sha256=f.digest, size=f.size, mode=f.mode) for f in files
     ]
-    return FilePage(items=items, next=files[-1].path if len(files) == limit else None)
+    return wire.FilePage(items=items, next=next_page(files, limit, lambda last: last.path))
 
 
 @router.post("/artifacts/{artifact_id}/verify")
-async def verify(artifact_id: ArtifactPath, caller: User, svc: Svc) -> VerifyAnswer:
+async def verify(artifact_id: ArtifactPath, caller: User, svc: Svc) -> wire.VerifyAnswer:
     """Read every byte of every file again and compare with its digest."""
     artifact = await svc.store.read(lambda tx: _seen(tx, artifact_id, caller.token))
     problems: list[str] = []
     files = size = 0
     after = ""
-    while True:
-        page = await _file_page(svc, artifact_id, after)
+    while page := await svc.store.read(partial(_some_files, artifact_id, after)):
         for file in page:
             files += 1
             size += file.size
-            problem = await svc.in_thread(partial(_check_file, svc, file))
-            if problem:
-                problems.append(problem)
-        if len(page) < 1000:
-            break
+            problems += await svc.in_thread(partial(_problems, svc, file))
         after = page[-1].path
     if (files, size) != (artifact.files, artifact.bytes):
         problems.append(f"the manifest has {files} files of {size} bytes, not as recorded")
-    return VerifyAnswer(artifact_id=artifact_id, files=files, bytes=size, problems=problems)
+    return wire.VerifyAnswer(artifact_id=artifact_id, files=files, bytes=size, problems=problems)
 
 
-async def _file_page(svc: Services, artifact_id: ArtifactId, after: str) -> list[ArtifactFile]:
-    return await svc.store.read(lambda tx: tx.artifacts.files(artifact_id, after=after, limit=1000))
+def _some_files(artifact_id: ArtifactId, after: str, tx: Tx) -> list[ArtifactFile]:
+    return tx.artifacts.files(artifact_id, after=after, limit=1000)
 
 
-def _check_file(svc: Services, file: ArtifactFile) -> str | None:
+def _problems(svc: Services, file: ArtifactFile) -> list[str]:
     try:
-        if svc.blobs.size(file.digest) != file.size or not svc.blobs.verify(file.digest):
-            svc.blobs.set_aside(file.digest)
-            return f"{file.path}: the stored bytes do not match {file.digest} and are set aside"
+        if svc.blobs.size(file.digest) == file.size and svc.blobs.verify(file.digest):
+            return []
+        svc.blobs.set_aside(file.digest)
+        return [f"{file.path}: the stored bytes do not match {file.digest} and are set aside"]
     except KeyError:
-        return f"{file.path}: the bytes of {file.digest} are missing"
-    return None
+        return [f"{file.path}: the bytes of {file.digest} are missing"]
 
 
 @router.post("/artifacts/{artifact_id}/pin")
-async def pin(artifact_id: ArtifactPath, caller: User, svc: Svc) -> ArtifactView:
+async def pin(artifact_id: ArtifactPath, caller: User, svc: Svc) -> wire.ArtifactView:
     """Keep the artifact whatever the retention rules say."""
     return await _set_pinned(artifact_id, caller, svc, pinned=True)
 
 
 @router.post("/artifacts/{artifact_id}/unpin")
-async def unpin(artifact_id: ArtifactPath, caller: User, svc: Svc) -> ArtifactView:
+async def unpin(artifact_id: ArtifactPath, caller: User, svc: Svc) -> wire.ArtifactView:
     """Leave the artifact to the retention rules again."""
     return await _set_pinned(artifact_id, caller, svc, pinned=False)
 
 
 async def _set_pinned(
     artifact_id: ArtifactId, caller: Caller, svc: Services, *, pinned: bool
-) -> ArtifactView:
-    def unit(tx: Tx) -> ArtifactView:
+) -> wire.ArtifactView:
+    def unit(tx: Tx) -> wire.ArtifactView:
         found = _seen(tx, artifact_id, caller.token)
         tx.artifacts.set_pinned(artifact_id, pinned)
         _note(tx, "artifact.pin" if pinned else "artifact.unpin", found, caller, svc)

@@ -8,7 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from corral.domain.audit import AuditEntry, AuditFilter
-from corral.server.authorization import Limit, Operator
+from corral.server.authorization import Operator
+from corral.server.pages import Limit, next_page
 from corral.server.services import Svc
 from corral.store.transaction import Tx
 from corral.wire.audit import AuditPage, AuditView
@@ -40,9 +41,5 @@ async def list_audit(
         return tx.audit.before(_NEWEST if cursor is None else cursor, limit, where)
 
     found = await svc.store.read(unit)
-    more = found[-1].n if len(found) == limit else None
-    return AuditPage(items=[_view(entry) for entry in found], next=more)
-
-
-def _view(entry: AuditEntry) -> AuditView:
-    return AuditView(**{**entry._asdict(), "data": json.loads(entry.data)})
+    items = [AuditView(**{**entry._asdict(), "data": json.loads(entry.data)}) for entry in found]
+    return AuditPage(items=items, next=next_page(found, limit, lambda last: last.n))

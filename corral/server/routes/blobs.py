@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -28,10 +27,9 @@ from corral.domain.ids import Digest, LeaseId, digest, is_id
 from corral.domain.leases import LeaseKey
 from corral.domain.tokens import Scope, Token
 from corral.ports.blobs import Upload
-from corral.server.authorization import Anyone, Caller, DigestPath, OwnLease, Project, User
+from corral.server.authorization import Anyone, Caller, DigestPath, Epoch, OwnLease, Project, User
 from corral.server.openapi import PARTIAL_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
-from corral.store.transaction import Tx
 from corral.wire.blobs import BlobAnswer, BlobQuery, StoredBlob
 
 router = APIRouter(prefix="/v1", tags=["blobs"])
@@ -44,7 +42,7 @@ _DIGITS = re.compile(r"[0-9]{1,18}")
 Offset = Annotated[int | None, Query(ge=0, lt=2**62)]
 
 
-async def _user_holder(project: Project, caller: User, svc: Svc) -> BlobHolder:
+async def user_holder(project: Project, caller: User, svc: Svc) -> BlobHolder:
     return BlobHolder(project, f"user:{caller.token.id}", svc.clock.now() + svc.policy.user_pin_s)
 
 
@@ -54,7 +52,7 @@ async def _lease_holder(key: OwnLease, svc: Svc) -> BlobHolder:
     return BlobHolder(lease.project, f"lease:{lease.id}", None)
 
 
-ForUser = Annotated[BlobHolder, Depends(_user_holder)]
+ForUser = Annotated[BlobHolder, Depends(user_holder)]
 ForLease = Annotated[BlobHolder, Depends(_lease_holder)]
 
 
@@ -74,18 +72,12 @@ async def _query(body: BlobQuery, holder: BlobHolder, svc: Services) -> BlobAnsw
     wanted = [Digest(sha) for sha in dict.fromkeys(body.blobs)]
     missing = await svc.store.write(lambda tx: pin_present(tx, holder, wanted))
     # A row whose file was lost is no reason to keep the bytes that would heal it.
-    missing += await svc.in_thread(partial(_lost, svc, set(wanted) - set(missing)))
-    offsets = await svc.in_thread(partial(_offsets, svc, missing, holder))
-    return BlobAnswer(missing=list(missing), offsets=offsets)
-
-
-def _lost(svc: Services, expected: set[Digest]) -> list[Digest]:
-    return [sha for sha in expected if not svc.blobs.has(sha)]
-
-
-def _offsets(svc: Services, missing: list[Digest], holder: BlobHolder) -> dict[str, int]:
-    sizes = {sha: svc.blobs.partial_size(sha, uploader=holder.name) for sha in missing}
-    return {sha: size for sha, size in sizes.items() if size}
+    there = set(wanted) - set(missing)
+    missing += await svc.in_thread(lambda: [sha for sha in there if not svc.blobs.has(sha)])
+    sizes = await svc.in_thread(
+        lambda: {sha: svc.blobs.partial_size(sha, uploader=holder.name) for sha in missing}
+    )
+    return BlobAnswer(missing=list(missing), offsets={sha: size for sha, size in sizes.items() if size})
 
 
 @router.put("/projects/{project}/blobs/{sha256}", status_code=201, openapi_extra=RAW_BODY)
@@ -108,8 +100,7 @@ async def _receive(
     sha: Digest, holder: BlobHolder, svc: Services, request: Request, offset: int | None
 ) -> StoredBlob:
     """Stream to a partial file; the answer goes out when bytes and row are durable."""
-    _check_length(request, svc)
-    announced = int(request.headers.get("content-length", "0")) + (offset or 0)
+    announced = _announced_size(request, svc) + (offset or 0)
     # Before the body is read: what cannot be kept need not be sent.
     await svc.store.read(lambda tx: check_bytes(tx, holder.project, {sha: announced}))
     await wait_while_condemned(sha, svc)
@@ -125,10 +116,15 @@ async def _receive(
     return StoredBlob(sha256=sha, size=size, existed=False)
 
 
-def _check_length(request: Request, svc: Services) -> None:
+def _announced_size(request: Request, svc: Services) -> int:
     length = request.headers.get("content-length", "0")
     if not length.isdigit() or int(length) > svc.limits.max_blob_bytes:
-        raise TooLarge(f"a blob may have {svc.limits.max_blob_bytes} bytes at most")
+        raise _too_large(svc)
+    return int(length)
+
+
+def _too_large(svc: Services) -> TooLarge:
+    return TooLarge(f"a blob may have {svc.limits.max_blob_bytes} bytes at most")
 
 
 async def _pour(request: Request, upload: Upload, svc: Services) -> None:
@@ -143,7 +139,7 @@ async def _pour(request: Request, upload: Upload, svc: Services) -> None:
             held += len(part)
             total += len(part)
             if total > svc.limits.max_blob_bytes:
-                raise TooLarge(f"a blob may have {svc.limits.max_blob_bytes} bytes at most")
+                raise _too_large(svc)
             if held >= CHUNK:
                 if writing is not None:
                     await writing
@@ -229,7 +225,7 @@ async def _readable(
     svc: Svc,
     project: str | None = None,
     lease: str | None = None,
-    epoch: Annotated[int, Query(ge=0, lt=2**62)] = 0,
+    epoch: Epoch = 0,
 ) -> Digest:
     if token.scope is Scope.HOST:
         await _check_lease_reads(sha256, token, svc, lease, epoch)
@@ -282,8 +278,6 @@ async def _check_lease_reads(sha: Digest, token: Token, svc: Services, lease: st
         raise InvalidInput("a host reads blobs for a lease: give `lease` and `epoch`")
     key = LeaseKey(LeaseId(lease), epoch, host_id)
     given = [call.args_blob for call in svc.dispatch.recent_of(key.id)]
-
-    def unit(tx: Tx) -> None:
-        check_lease_reads(tx, key, sha, arguments=given, now=svc.clock.now(), policy=svc.policy)
-
-    await svc.store.write(unit)
+    await svc.store.write(
+        lambda tx: check_lease_reads(tx, key, sha, arguments=given, now=svc.clock.now(), policy=svc.policy)
+    )

@@ -15,43 +15,26 @@ from corral.core.calls.transitions import cancel, retry
 from corral.core.calls.why_waiting import why_waiting
 from corral.core.leases.fence import fence
 from corral.core.wakeups import wait_for
-from corral.domain.calls import (
-    CALL_FINAL,
-    CallFilter,
-    CallOptions,
-    CallRecord,
-    CallState,
-    Payload,
-)
+from corral.domain.calls import CALL_FINAL, CallFilter, CallOptions, CallRecord, CallState, Payload
 from corral.domain.endpoints import Endpoint
 from corral.domain.errors import Forbidden, NotFound
 from corral.domain.ids import CallId, HostId, LeaseId, is_id
 from corral.domain.leases import LeaseKey
 from corral.domain.runs.runs import Run
 from corral.domain.tokens import Token
-from corral.server.authorization import Caller, Epoch, LeasePath, Limit, OwnHost, User
-from corral.server.cursors import parse_time_cursor, time_cursor
+from corral.server.authorization import Caller, OwnLease, User
+from corral.server.pages import Limit, by_time, next_page, parse_time_cursor
 from corral.server.routes.endpoints import find_endpoint
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
-from corral.wire.calls import (
-    CallPage,
-    CallsAnswer,
-    CallsRequest,
-    CallView,
-    ChunkPage,
-    ChunkView,
-    CollectRequest,
-    LeaseCallsAnswer,
-    LeaseCallsRequest,
-    NestedAnswer,
-    NestedRequest,
-)
+from corral.wire import calls as wire
 from corral.wire.endpoints import FunctionTable
 from corral.wire.payloads import PayloadBody, payload_table
 
 router = APIRouter(prefix="/v1", tags=["functions"])
 
+WaitSeconds = Annotated[float, Query(ge=0, le=60)]
+ChunkNumber = Annotated[int, Query(ge=0)]
 Gone = Callable[[], Awaitable[bool]]
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 # Fields that a `CallView` has from the record as they are.
@@ -61,8 +44,8 @@ _SAME_IN_VIEW = (
 )
 
 
-@router.post("/calls", status_code=202, response_model=CallsAnswer)
-async def make_calls(body: CallsRequest, caller: User, svc: Svc) -> Response:
+@router.post("/calls", status_code=202, response_model=wire.CallsAnswer)
+async def make_calls(body: wire.CallsRequest, caller: User, svc: Svc) -> Response:
     """Accept calls, all or none, durably. With `wait_s`, the answer comes when all have ended."""
     text = as_json(await accept(body, caller, svc), svc)
     return Response(text, status_code=202, media_type="application/json")
@@ -73,7 +56,7 @@ def as_json(calls: Iterable[CallRecord], svc: Services) -> str:
     return _dumps({"calls": [_table(call, svc) for call in calls]})
 
 
-async def accept(body: CallsRequest, caller: Caller, svc: Services) -> list[CallRecord]:
+async def accept(body: wire.CallsRequest, caller: Caller, svc: Services) -> list[CallRecord]:
     caller.check_project(body.project)
     calls, params = _new_calls(body, caller)
 
@@ -90,7 +73,7 @@ async def accept(body: CallsRequest, caller: Caller, svc: Services) -> list[Call
     return await svc.results.wait_all(accepted, body.wait_s, fresh=True)
 
 
-def _new_calls(body: CallsRequest, caller: Caller) -> tuple[list[CallRecord], dict[str, Payload]]:
+def _new_calls(body: wire.CallsRequest, caller: Caller) -> tuple[list[CallRecord], dict[str, Payload]]:
     """The calls, and the parameters of the pools they are for."""
     calls: list[CallRecord] = []
     pools: dict[str, Payload] = {}
@@ -114,13 +97,13 @@ def _new_calls(body: CallsRequest, caller: Caller) -> tuple[list[CallRecord], di
     return calls, pools
 
 
-@router.post("/calls/collect", response_model=CallsAnswer)
-async def collect(body: CollectRequest, caller: User, svc: Svc) -> Response:
+@router.post("/calls/collect", response_model=wire.CallsAnswer)
+async def collect(body: wire.CollectRequest, caller: User, svc: Svc) -> Response:
     """The calls that have ended, with their results; with `wait_s` as soon as there is one."""
     return Response(as_json(await ended_calls(body, caller, svc), svc), media_type="application/json")
 
 
-async def ended_calls(body: CollectRequest, caller: Caller, svc: Services) -> list[CallRecord]:
+async def ended_calls(body: wire.CollectRequest, caller: Caller, svc: Services) -> list[CallRecord]:
     found = await svc.results.wait_any([CallId(one) for one in body.ids], body.wait_s, fresh=False)
     return [call for call in found if caller.sees(call.project)]
 
@@ -135,36 +118,26 @@ async def list_calls(
     function: str | None = None,
     cursor: str | None = None,
     limit: Limit = 50,
-) -> CallPage:
+) -> wire.CallPage:
     """Newest first, without arguments and results. `dead` are calls that failed or expired."""
-    if project is not None:
-        caller.check_project(project)
+    within = caller.narrowed(project) or None
     after = parse_time_cursor(cursor, "c", CallId)
+    dead = state == "dead"
 
-    def unit(tx: Tx) -> CallPage:
-        within = project or caller.token.project
+    def unit(tx: Tx) -> wire.CallPage:
         found = None if endpoint is None else tx.endpoints.by_name(within or "default", endpoint)
         if endpoint is not None and found is None:
             raise NotFound(f"there is no endpoint {endpoint!r}", hint="List them with `corral fn ls`.")
         endpoint_id = found.id if found else None
-        if state == "dead":
-            where = CallFilter(within, endpoint_id, None, function, dead=True)
-        else:
-            where = CallFilter(within, endpoint_id, state, function)
-        last = None if after is None else (after[0], CallId(after[1]))
-        page = tx.calls.page(where, after=last, limit=limit)
-        return CallPage(
-            items=[_view(call, svc) for call in page],
-            next=time_cursor(page[-1].created_at, page[-1].id) if len(page) == limit else None,
-        )
+        where = CallFilter(within, endpoint_id, None if dead else state, function, dead or None)
+        page = tx.calls.page(where, after=after, limit=limit)
+        return wire.CallPage(items=[_view(call, svc) for call in page], next=next_page(page, limit, by_time))
 
     return await svc.store.read(unit)
 
 
 @router.get("/calls/{call_id}")
-async def get_call(
-    call_id: str, caller: User, svc: Svc, wait_s: Annotated[float, Query(ge=0, le=60)] = 0
-) -> CallView:
+async def get_call(call_id: str, caller: User, svc: Svc, wait_s: WaitSeconds = 0) -> wire.CallView:
     """A call; with `wait_s` when it has ended or the time is over."""
     call = await svc.store.read(lambda tx: _find_call(tx, call_id, caller))
     if wait_s and call.state not in CALL_FINAL:
@@ -172,7 +145,7 @@ async def get_call(
     if call.state in CALL_FINAL:
         return _view(call, svc)
 
-    def unit(tx: Tx) -> CallView:
+    def unit(tx: Tx) -> wire.CallView:
         # It may have begun meanwhile.
         now = tx.calls.get(call.id) or call
         return _view(now, svc).model_copy(update={"waiting": why_waiting(tx, now, svc.clock.now())})
@@ -182,22 +155,17 @@ async def get_call(
 
 @router.get("/calls/{call_id}/chunks")
 async def get_chunks(
-    call_id: str,
-    caller: User,
-    svc: Svc,
-    after: Annotated[int, Query(ge=0)] = 0,
-    wait_s: Annotated[float, Query(ge=0, le=60)] = 0,
-    limit: Limit = 100,
-) -> ChunkPage:
+    call_id: str, caller: User, svc: Svc, after: ChunkNumber = 0, wait_s: WaitSeconds = 0, limit: Limit = 100
+) -> wire.ChunkPage:
     """What a generator gave after number `after`; read on from the last number after any break."""
 
-    def unit(tx: Tx) -> ChunkPage:
+    def unit(tx: Tx) -> wire.ChunkPage:
         call = _find_call(tx, call_id, caller)
         found = tx.calls.chunks(call.id, after=after, limit=limit)
         last = found[-1].n if found else after
-        return ChunkPage(
+        return wire.ChunkPage(
             chunks=[
-                ChunkView(n=c.n, payload=PayloadBody(**payload_table(Payload(c.format, c.body, c.blob))))
+                wire.ChunkView(n=c.n, payload=PayloadBody(**payload_table(Payload(c.format, c.body, c.blob))))
                 for c in found
             ],
             state=call.state,
@@ -210,9 +178,8 @@ async def get_chunks(
         with svc.hub.watch(f"call:{call_id}") as news:
             page = await svc.store.read(unit)
             left = deadline - svc.clock.monotonic()
-            if page.chunks or page.ended or left <= 0 or svc.hub.closing:
-                return page
-            if not await wait_for(news, left):
+            settled = page.chunks or page.ended or left <= 0 or svc.hub.closing
+            if settled or not await wait_for(news, left):
                 return page
 
 
@@ -224,7 +191,7 @@ def _chunk_error(call: CallRecord, last: int) -> dict[str, Any] | None:
 
 
 @router.post("/calls/{call_id}/cancel")
-async def cancel_call(call_id: str, caller: User, svc: Svc) -> CallView:
+async def cancel_call(call_id: str, caller: User, svc: Svc) -> wire.CallView:
     """Whoever waits is told at once; an instance that runs it hears of it in its next exchange."""
     now = svc.clock.now()
     call = await svc.store.write(lambda tx: cancel(tx, _find_call(tx, call_id, caller).id, now=now))
@@ -232,7 +199,7 @@ async def cancel_call(call_id: str, caller: User, svc: Svc) -> CallView:
 
 
 @router.post("/calls/{call_id}/retry")
-async def retry_call(call_id: str, caller: User, svc: Svc) -> CallView:
+async def retry_call(call_id: str, caller: User, svc: Svc) -> wire.CallView:
     """Queue a call that ended without a result once more, under its own id."""
     now = svc.clock.now()
     call = await svc.store.write(lambda tx: retry(tx, _find_call(tx, call_id, caller).id, now=now))
@@ -247,8 +214,8 @@ def _find_call(tx: Tx, text: str, caller: Caller) -> CallRecord:
     return call
 
 
-def _view(call: CallRecord, svc: Services) -> CallView:
-    return CallView.model_validate(_table(call, svc))
+def _view(call: CallRecord, svc: Services) -> wire.CallView:
+    return wire.CallView.model_validate(_table(call, svc))
 
 
 def _table(call: CallRecord, svc: Services) -> dict[str, Any]:
@@ -269,17 +236,16 @@ def _error(call: CallRecord) -> dict[str, Any] | None:
     return None if call.error is None else json.loads(call.error)
 
 
-@router.post("/leases/{lease_id}/calls", response_model=LeaseCallsAnswer)
-async def lease_calls(
-    lease_id: LeasePath, epoch: Epoch, body: LeaseCallsRequest, host_id: OwnHost, svc: Svc, request: Request
-) -> Response:
+@router.post("/leases/{lease_id}/calls", response_model=wire.LeaseCallsAnswer)
+async def lease_calls(key: OwnLease, body: wire.LeaseCallsRequest, svc: Svc, request: Request) -> Response:
     """Outcomes in, calls out: at once, or within `wait_s`."""
-    text = await exchange_as_json(lease_id, epoch, body, host_id, svc, request.is_disconnected)
+    gone = request.is_disconnected
+    text = await exchange_as_json(key.id, key.epoch, body, key.host_id, svc, gone)
     return Response(text, media_type="application/json")
 
 
 async def exchange_as_json(
-    lease_id: LeaseId, epoch: int, body: LeaseCallsRequest, host_id: HostId, svc: Services, gone: Gone
+    lease_id: LeaseId, epoch: int, body: wire.LeaseCallsRequest, host_id: HostId, svc: Services, gone: Gone
 ) -> str:
     """A `LeaseCallsAnswer`."""
     report = InstanceReport(
@@ -310,17 +276,15 @@ def _assigned_table(call: CallRecord) -> dict[str, Any]:
 
 
 @router.post("/leases/{lease_id}/nested")
-async def nested_calls(
-    lease_id: LeasePath, epoch: Epoch, body: NestedRequest, host_id: OwnHost, svc: Svc
-) -> NestedAnswer:
+async def nested_calls(key: OwnLease, body: wire.NestedRequest, svc: Svc) -> wire.NestedAnswer:
     """Calls from within a call: with the rights of the instance's run, within its project, and no others."""
-    run, own = await svc.store.write(lambda tx: _own_run(tx, lease_id, epoch, host_id=host_id, svc=svc))
+    run, own = await svc.store.write(lambda tx: _own_run(tx, key, svc))
     caller = Caller(Token.of_run(run.id, run.project))
     match body.what:
         case "find":
             return await svc.store.read(lambda tx: _sibling(tx, own, body.endpoint or "", svc))
         case "make":
-            request = CallsRequest(
+            request = wire.CallsRequest(
                 project=run.project,
                 endpoint=body.endpoint or "",
                 version=body.version,
@@ -328,23 +292,21 @@ async def nested_calls(
                 parent=body.parent,
                 wait_s=body.wait_s,
             )
-            return NestedAnswer(calls=[_view(call, svc) for call in await accept(request, caller, svc)])
+            return wire.NestedAnswer(calls=[_view(call, svc) for call in await accept(request, caller, svc)])
         case "collect":
-            found = await ended_calls(CollectRequest(ids=body.ids, wait_s=body.wait_s), caller, svc)
-            return NestedAnswer(calls=[_view(call, svc) for call in found])
+            found = await ended_calls(wire.CollectRequest(ids=body.ids, wait_s=body.wait_s), caller, svc)
+            return wire.NestedAnswer(calls=[_view(call, svc) for call in found])
         case "get":
-            return NestedAnswer(call=await get_call(body.id or "", caller, svc, body.wait_s))
+            return wire.NestedAnswer(call=await get_call(body.id or "", caller, svc, body.wait_s))
         case "chunks":
             page = await get_chunks(body.id or "", caller, svc, body.after, body.wait_s)
-            return NestedAnswer(chunks=page.chunks, ended=page.ended, error=page.error)
+            return wire.NestedAnswer(chunks=page.chunks, ended=page.ended, error=page.error)
         case "cancel":
-            return NestedAnswer(call=await cancel_call(body.id or "", caller, svc))
+            return wire.NestedAnswer(call=await cancel_call(body.id or "", caller, svc))
 
 
-def _own_run(
-    tx: Tx, lease_id: LeaseId, epoch: int, *, host_id: HostId, svc: Services
-) -> tuple[Run, Endpoint]:
-    _, run = fence(tx, LeaseKey(lease_id, epoch, host_id), now=svc.clock.now(), policy=svc.policy)
+def _own_run(tx: Tx, key: LeaseKey, svc: Services) -> tuple[Run, Endpoint]:
+    _, run = fence(tx, key, now=svc.clock.now(), policy=svc.policy)
     instance = tx.endpoints.instance(run.id)
     endpoint = None if instance is None else tx.endpoints.get(instance.endpoint_id)
     if endpoint is None:
@@ -352,13 +314,13 @@ def _own_run(
     return run, endpoint
 
 
-def _sibling(tx: Tx, own: Endpoint, name: str, svc: Services) -> NestedAnswer:
+def _sibling(tx: Tx, own: Endpoint, name: str, svc: Services) -> wire.NestedAnswer:
     """Another member of the app: of the running program if this one is live, else of the deployed app."""
     for candidate in [f"live.{name}", name] if own.live else [name]:
         found = tx.endpoints.by_name(own.project, candidate)
         if found is not None and found.current:
             tables = svc.calls.endpoints.functions(tx, found.id, found.current)
-            return NestedAnswer(
+            return wire.NestedAnswer(
                 project=own.project,
                 endpoint=candidate,
                 version=found.current if own.live else 0,

@@ -19,15 +19,11 @@ from corral.domain.canonical import digest_of
 from corral.domain.endpoints import Endpoint, VersionState
 from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.ids import EndpointId, is_id, is_name
-from corral.server.authorization import Caller, Limit, User
+from corral.server.authorization import Caller, User
+from corral.server.pages import Limit, next_page, not_a_cursor
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
-from corral.wire.endpoints import (
-    DeployRequest,
-    EndpointPage,
-    EndpointView,
-    Scaling,
-)
+from corral.wire.endpoints import DeployRequest, EndpointPage, EndpointView, Scaling
 
 router = APIRouter(prefix="/v1", tags=["functions"])
 
@@ -40,15 +36,8 @@ async def deploy_endpoint(body: DeployRequest, caller: User, svc: Svc) -> Endpoi
         raise InvalidInput("the spec must be of kind service and of the endpoint's project")
     functions = {name: table.model_dump(mode="json") for name, table in body.functions.items()}
     spec = body.spec.model_dump_json()
-    new = NewVersion(
-        body.project,
-        body.name,
-        body.live,
-        digest_of([json.loads(spec), functions]),
-        spec,
-        json.dumps(functions),
-        body.scaling.model_dump_json(),
-    )
+    digest, scaling = digest_of([json.loads(spec), functions]), body.scaling.model_dump_json()
+    new = NewVersion(body.project, body.name, body.live, digest, spec, json.dumps(functions), scaling)
 
     def unit(tx: Tx) -> tuple[Endpoint, int]:
         secrets.refuse_exposed(tx, svc.cipher, body.project, spec, what="the endpoint")
@@ -85,16 +74,15 @@ async def list_endpoints(
     caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 100
 ) -> EndpointPage:
     """Endpoints, with how many instances each has and how many calls wait."""
-    if project is not None:
-        caller.check_project(project)
+    within = caller.narrowed(project) or None
     if cursor is not None and not is_id(cursor, "e"):
-        raise InvalidInput(f"not a cursor: {cursor[:60]!r}", hint="Use the `next` of an earlier page.")
+        raise not_a_cursor(cursor)
+    after = None if cursor is None else EndpointId(cursor)
 
     def unit(tx: Tx) -> EndpointPage:
-        after = None if cursor is None else EndpointId(cursor)
-        found = tx.endpoints.page(project or caller.token.project, after=after, limit=limit)
+        found = tx.endpoints.page(within, after=after, limit=limit)
         items = [_view(tx, endpoint, svc) for endpoint in found]
-        return EndpointPage(items=items, next=found[-1].id if len(found) == limit else None)
+        return EndpointPage(items=items, next=next_page(found, limit, lambda last: last.id))
 
     return await svc.store.read(unit)
 
@@ -120,11 +108,7 @@ async def stop(project: str, name: str, caller: User, svc: Svc) -> EndpointView:
 
 @router.post("/endpoints/{project}/{name}/rollback")
 async def rollback(
-    project: str,
-    name: str,
-    caller: User,
-    svc: Svc,
-    to: Annotated[int | None, Query(ge=1, lt=2**31)] = None,
+    project: str, name: str, caller: User, svc: Svc, to: Annotated[int | None, Query(ge=1, lt=2**31)] = None
 ) -> EndpointView:
     """Let an earlier version serve again; without `to` the one before."""
     change = partial(core.rollback, to=to)

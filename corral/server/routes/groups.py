@@ -11,8 +11,8 @@ from fastapi import APIRouter
 from corral.domain.errors import Ambiguous, NotFound
 from corral.domain.ids import GroupId
 from corral.domain.runs.runs import Group
-from corral.server.authorization import Caller, Limit, User
-from corral.server.cursors import parse_time_cursor, time_cursor
+from corral.server.authorization import Caller, User
+from corral.server.pages import Limit, by_time, next_page, parse_time_cursor
 from corral.server.services import Svc
 from corral.store.transaction import Tx
 from corral.wire.groups import BestRun, EndCount, GroupDetail, GroupPage, GroupView
@@ -32,8 +32,8 @@ async def list_groups(
 
     def unit(tx: Tx) -> GroupPage:
         found = tx.groups.page(caller.narrowed(project), after=after, limit=limit)
-        more = time_cursor(found[-1].created_at, found[-1].id) if len(found) == limit else None
-        return GroupPage(items=[group_view(tx, group) for group in found], next=more)
+        items = [_view(tx, group) for group in found]
+        return GroupPage(items=items, next=next_page(found, limit, by_time))
 
     return await svc.store.read(unit)
 
@@ -41,15 +41,12 @@ async def list_groups(
 @router.get("/groups/{group}")
 async def get_group(group: str, caller: User, svc: Svc) -> GroupDetail:
     """One group by its id or name; of several with the name, the newest."""
-    return await svc.store.read(lambda tx: _detail(tx, find_group(tx, group, caller)))
+    return await svc.store.read(lambda tx: _detail(tx, _find(tx, group, caller)))
 
 
-def find_group(tx: Tx, text: str, caller: Caller) -> Group:
-    found = [
-        group
-        for group_id in tx.groups.find(text, caller.token.project)
-        if (group := tx.groups.get(group_id)) is not None
-    ]
+def _find(tx: Tx, text: str, caller: Caller) -> Group:
+    ids = tx.groups.find(text, caller.token.project)
+    found = [group for group_id in ids if (group := tx.groups.get(group_id)) is not None]
     if not found:
         raise NotFound(f"there is no group {text[:80]!r}", hint="List them with `corral groups ls`.")
     if len({group.project for group in found}) > 1:
@@ -60,7 +57,7 @@ def find_group(tx: Tx, text: str, caller: Caller) -> Group:
     return max(found, key=lambda group: (group.created_at, group.id))
 
 
-def group_view(tx: Tx, group: Group) -> GroupView:
+def _view(tx: Tx, group: Group) -> GroupView:
     states = tx.groups.states(group.id)
     return GroupView(**group._asdict(), runs=sum(states.values()), states=states)
 
@@ -73,7 +70,7 @@ def _detail(tx: Tx, group: Group) -> GroupDetail:
                 values[name].append(BestRun.model_construct(metric=name, value=value, run_id=run_id))
     shown = [values[name] for name in sorted(values)[:_METRICS]]
     return GroupDetail(
-        **group_view(tx, group).model_dump(),
+        **_view(tx, group).model_dump(),
         ended_with=[
             EndCount(**{**end._asdict(), "detail": end.detail and end.detail[:500]})
             for end in tx.groups.ends(group.id, _REASONS)

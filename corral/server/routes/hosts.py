@@ -12,41 +12,34 @@ from corral.core.topics import TOPIC_HOST
 from corral.domain.errors import NotFound
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId
-from corral.server.authorization import Caller, Joining, Limit, Operator, OwnHost, User, origin_of
-from corral.server.cursors import id_cursor
+from corral.server.authorization import Caller, Joining, Operator, OwnHost, User, origin_of
+from corral.server.pages import Limit, next_page, parse_id_cursor
 from corral.server.services import Services, Svc
 from corral.server.views import host_view
 from corral.store.transaction import Tx
-from corral.wire.hosts import (
-    CaAnswer,
-    EnrollAnswer,
-    EnrollRequest,
-    HostCredential,
-    HostPage,
-    HostView,
-    RotateCredentialRequest,
-)
+from corral.wire import hosts as wire
+from corral.wire.hosts import HostPage, HostView
 
 router = APIRouter(prefix="/v1", tags=["hosts"])
 
 
 @router.get("/ca")
-async def authority(svc: Svc) -> CaAnswer:
+async def authority(svc: Svc) -> wire.CaAnswer:
     """The certificate of the authority that a caller may trust once it has checked it against a pin."""
-    return CaAnswer(ca=svc.trust.ca_pem)
+    return wire.CaAnswer(ca=svc.trust.ca_pem)
 
 
 @router.post("/hosts/enroll", status_code=201)
-async def enroll(body: EnrollRequest, joining: Joining, svc: Svc) -> EnrollAnswer:
+async def enroll(body: wire.EnrollRequest, joining: Joining, svc: Svc) -> wire.EnrollAnswer:
     """Use a join token up, and become a host with a credential of its own."""
     ask = JoinRequest(body.request_id, body.name, body.hostname)
     lifetime_s = svc.policy.host_token_s
 
-    def unit(tx: Tx) -> EnrollAnswer:
+    def unit(tx: Tx) -> wire.EnrollAnswer:
         now = svc.clock.now()
         done = enrol.enroll(tx, joining.token.id, ask, origin=joining.origin, now=now, policy=svc.policy)
         signed = svc.trust.sign(body.certificate_request, done.host.id, now=now, lifetime_s=lifetime_s)
-        return EnrollAnswer(
+        return wire.EnrollAnswer(
             host_id=done.host.id,
             name=done.host.name,
             labels=list(done.labels),
@@ -69,17 +62,17 @@ async def own_host(host_id: OwnHost, svc: Svc) -> HostView:
 
 @router.post("/hosts/self/rotate", status_code=201)
 async def rotate(
-    body: RotateCredentialRequest, host_id: OwnHost, request: Request, svc: Svc
-) -> HostCredential:
+    body: wire.RotateCredentialRequest, host_id: OwnHost, request: Request, svc: Svc
+) -> wire.HostCredential:
     """Another credential for the host that calls; the present one holds on until `settle`."""
     origin = origin_of(request)
     lifetime_s = svc.policy.host_token_s
 
-    def unit(tx: Tx) -> HostCredential:
+    def unit(tx: Tx) -> wire.HostCredential:
         now = svc.clock.now()
         made = enrol.rotate(tx, host_id, origin=origin, now=now, policy=svc.policy)
         signed = svc.trust.sign(body.certificate_request, host_id, now=now, lifetime_s=lifetime_s)
-        return HostCredential(token=made.text, expires_in_s=lifetime_s, certificate=signed)
+        return wire.HostCredential(token=made.text, expires_in_s=lifetime_s, certificate=signed)
 
     return await svc.store.write(unit)
 
@@ -100,8 +93,7 @@ async def leave(host_id: OwnHost, request: Request, svc: Svc) -> None:
     def unit(tx: Tx) -> None:
         now = svc.clock.now()
         host = enrol.revoke_host(tx, lock_host(tx, host_id), now=now)
-        author = Author(f"host:{host.name}", origin, now)
-        note(tx, "host.leave", f"host:{host.name}", author, host=host.id)
+        _note(tx, "host.leave", host, Author(f"host:{host.name}", origin, now))
 
     await svc.store.write(unit)
     svc.token_cache.forget_host(host_id)
@@ -110,14 +102,14 @@ async def leave(host_id: OwnHost, request: Request, svc: Svc) -> None:
 @router.get("/hosts")
 async def list_hosts(caller: User, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> HostPage:
     """Hosts: what they have, whether they are here, and how many of their slots are busy."""
-    place = id_cursor(cursor, "h")
+    after = parse_id_cursor(cursor, "h", HostId)
 
     def unit(tx: Tx) -> HostPage:
         busy = dict(tx.hosts.busy())
-        hosts = tx.hosts.page(HostId(place) if place else None, limit)
+        hosts = tx.hosts.page(after, limit)
         now = svc.clock.now()
         items = [host_view(h, busy.get(h.id, 0), now=now, policy=svc.policy) for h in hosts]
-        return HostPage(items=items, next=hosts[-1].id if len(hosts) == limit else None)
+        return HostPage(items=items, next=next_page(hosts, limit, lambda last: last.id))
 
     return await svc.store.read(unit)
 
@@ -133,15 +125,15 @@ async def drain(host_id: str, caller: Operator, svc: Svc, stop: DrainStop = Drai
     """No new runs. What runs there goes on, but for what `stop` names: those write a checkpoint and go on
     elsewhere, at no cost to their retries."""
     done = await _set_draining(host_id, caller, svc, draining=True)
+
+    def unit(tx: Tx) -> None:
+        host, by = find_host(tx, done.id), caller.by(svc.clock)
+        asked = empty(tx, host, stop, actor=by.actor, now=by.now, policy=svc.policy)
+        _note(tx, "host.empty", host, by, stop=stop, asked=asked)
+
     if stop is not DrainStop.NONE:
-        await svc.store.write(lambda tx: _empty(tx, done, stop, caller, svc))
+        await svc.store.write(unit)
     return done
-
-
-def _empty(tx: Tx, view: HostView, stop: DrainStop, caller: Caller, svc: Services) -> None:
-    host = find_host(tx, view.id)
-    asked = empty(tx, host, stop, actor=caller.actor, now=svc.clock.now(), policy=svc.policy)
-    _note(tx, "host.empty", host, caller, svc, stop=stop, asked=asked)
 
 
 @router.post("/hosts/{host_id}/resume")
@@ -164,19 +156,19 @@ async def revoke(host_id: str, caller: Operator, svc: Svc) -> HostView:
     """Its credentials are worth nothing from the next call on; its leases run out by themselves."""
 
     def unit(tx: Tx) -> HostView:
-        host = lock_host(tx, host_id)
+        host, by = lock_host(tx, host_id), caller.by(svc.clock)
         if host.revoked_at is None:
-            _note(tx, "host.revoke", host, caller, svc)
+            _note(tx, "host.revoke", host, by)
             tx.announce(TOPIC_HOST, host.id)
-        return _detail(tx, enrol.revoke_host(tx, host, now=svc.clock.now()), svc)
+        return _detail(tx, enrol.revoke_host(tx, host, now=by.now), svc)
 
     done = await svc.store.write(unit)
     svc.token_cache.forget_host(HostId(done.id))
     return done
 
 
-def _note(tx: Tx, action: str, host: Host, caller: Caller, svc: Services, **data: object) -> None:
-    note(tx, action, f"host:{host.name}", caller.by(svc.clock), host=host.id, **data)
+def _note(tx: Tx, action: str, host: Host, by: Author, **data: object) -> None:
+    note(tx, action, f"host:{host.name}", by, host=host.id, **data)
 
 
 def _own(tx: Tx, host_id: HostId) -> Host:

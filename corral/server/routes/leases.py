@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Annotated
 
@@ -23,44 +23,34 @@ from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId
 from corral.domain.leases import LeaseKey
 from corral.domain.redaction import SecretValues
 from corral.domain.runs.reasons import Reason
-from corral.server.authorization import Limit, OwnHost, OwnLease
+from corral.server.authorization import OwnHost, OwnLease
 from corral.server.errors import body_of
 from corral.server.openapi import RAW_ANSWER, RAW_BODY
+from corral.server.pages import Limit, next_page
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, lease_json
 from corral.store.store import write_together
 from corral.store.transaction import Tx
-from corral.wire.artifacts import ArtifactView, ManifestRequest
-from corral.wire.leases import (
-    BeatAnswer,
-    BeatRequest,
-    ClaimAnswer,
-    ClaimRequest,
-    FailRequest,
-    FinishRequest,
-    ObjectAnswer,
-    ObjectList,
-    OutcomeAnswer,
-    OutcomeReport,
-    OutcomesAnswer,
-    OutcomesRequest,
-    StoppedRequest,
-)
-from corral.wire.logs import EventAnswer, EventBatch, LogRecord
+from corral.wire import leases as wire
+from corral.wire.artifacts import ArtifactView, FileRecord, ManifestRequest
+from corral.wire.logs import EventAnswer, EventBatch
 from corral.wire.secrets import SecretsAnswer
 
 router = APIRouter(prefix="/v1", tags=["worker"])
+Etag = Annotated[str | None, Header()]
+ObjectKey = Annotated[str, Query(max_length=512)]
+LeaseEnd = wire.FinishRequest | wire.FailRequest | wire.StoppedRequest
 
 
-@router.post("/claims", response_model=ClaimAnswer)
-async def claim(body: ClaimRequest, host_id: OwnHost, svc: Svc, request: Request) -> Response:
+@router.post("/claims", response_model=wire.ClaimAnswer)
+async def claim(body: wire.ClaimRequest, host_id: OwnHost, svc: Svc, request: Request) -> Response:
     """Leases on runs that fit, at once or within `wait_s`."""
     text = await claim_as_json(body, host_id, svc, request.is_disconnected)
     return Response(text, media_type="application/json")
 
 
 async def claim_as_json(
-    body: ClaimRequest, host_id: HostId, svc: Services, gone: Callable[[], Awaitable[bool]]
+    body: wire.ClaimRequest, host_id: HostId, svc: Services, gone: Callable[[], Awaitable[bool]]
 ) -> str:
     """A `ClaimAnswer`."""
     terms = ClaimTerms(
@@ -80,7 +70,7 @@ async def claim_as_json(
 
 
 @router.post("/leases/{lease_id}/beat")
-async def beat_lease(key: OwnLease, body: BeatRequest, svc: Svc) -> BeatAnswer:
+async def beat_lease(key: OwnLease, body: wire.BeatRequest, svc: Svc) -> wire.BeatAnswer:
     """Renew the lease. With `wait_s`, the answer comes when a stop is wanted or the time is over."""
     progress, sample = _small_json(body.progress), _small_json(body.sample)
 
@@ -102,7 +92,7 @@ async def beat_lease(key: OwnLease, body: BeatRequest, svc: Svc) -> BeatAnswer:
         done = await svc.store.write(unit)
         if done.action == "continue" and body.wait_s and await wait_for(wanted, body.wait_s):
             done = await svc.store.write(unit)
-    return BeatAnswer.model_validate({**done._asdict(), "lease_s": svc.policy.lease_s})
+    return wire.BeatAnswer.model_validate({**done._asdict(), "lease_s": svc.policy.lease_s})
 
 
 def stop_key(lease_id: str) -> str:
@@ -138,9 +128,9 @@ def _values(tx: Tx, lease_id: LeaseId, svc: Services) -> SecretValues | None:
 
 def _batch(body: EventBatch, values: SecretValues | None) -> logs.LogBatch:
     clean: Callable[[str], str] = str if values is None else values.redact_text
-    log_lines = [
-        json.dumps([r.at, r.stream, r.partial, clean(r.text), *_of_call(r)]) + "\n" for r in body.logs
-    ]
+    records = [[r.at, r.stream, r.partial, clean(r.text), r.call] for r in body.logs]
+    # Only the line of a call has a fifth item.
+    log_lines = [json.dumps(one[:4] if one[4] is None else one) + "\n" for one in records]
     metric_lines = [json.dumps([m.at, clean(m.name), m.value, m.step]) + "\n" for m in body.metrics]
     progress = _small_json(body.progress)
     if values is not None:
@@ -157,8 +147,8 @@ def _batch(body: EventBatch, values: SecretValues | None) -> logs.LogBatch:
     )
 
 
-def _of_call(record: LogRecord) -> list[str]:
-    return [] if record.call is None else [record.call]
+def files_of(records: Iterable[FileRecord]) -> list[ArtifactFile]:
+    return [ArtifactFile(file.path, Digest(file.sha256), file.size, file.mode) for file in records]
 
 
 def manifest(body: ManifestRequest, *kinds: ArtifactKind) -> FileManifest:
@@ -167,7 +157,7 @@ def manifest(body: ManifestRequest, *kinds: ArtifactKind) -> FileManifest:
         raise InvalidInput(f"a manifest of kind {kind} does not belong here")
     return FileManifest(
         kind=kind,
-        files=tuple(ArtifactFile(f.path, Digest(f.sha256), f.size, f.mode) for f in body.files),
+        files=tuple(files_of(body.files)),
         step=body.step,
         metric=body.metric,
         meta=canonical(body.meta),
@@ -191,24 +181,22 @@ async def _commit(key: LeaseKey, what: FileManifest, svc: Services) -> ArtifactV
     return await svc.store.write(lambda tx: artifact_view(commit(tx), NameLookup(tx)))
 
 
-@router.post("/outcomes", response_model=OutcomesAnswer)
-async def outcomes(body: OutcomesRequest, host_id: OwnHost, svc: Svc) -> Response:
+@router.post("/outcomes", response_model=wire.OutcomesAnswer)
+async def outcomes(body: wire.OutcomesRequest, host_id: OwnHost, svc: Svc) -> Response:
     """End several leases. Each report is answered as its own call would be; they share a commit."""
     return Response(await outcomes_as_json(body, host_id, svc), media_type="application/json")
 
 
-async def outcomes_as_json(body: OutcomesRequest, host_id: HostId, svc: Services) -> str:
+async def outcomes_as_json(body: wire.OutcomesRequest, host_id: HostId, svc: Services) -> str:
     """An `OutcomesAnswer`."""
-    units = [
-        _unit(LeaseKey(LeaseId(report.lease_id), report.epoch, host_id), _as_report(report), svc)
-        for report in body.reports
-    ]
-    leases = [LeaseId(report.lease_id) for report in body.reports]
-    answers = await write_together(svc.store, lambda tx: tx.leases.lock_runs(leases), units)
+    keys = [LeaseKey(LeaseId(report.lease_id), report.epoch, host_id) for report in body.reports]
+    ends = [report.finish or report.fail or report.stopped for report in body.reports]
+    units = [_unit(key, end, svc) for key, end in zip(keys, ends, strict=True) if end is not None]
+    answers = await write_together(svc.store, lambda tx: tx.leases.lock_runs(key.id for key in keys), units)
     return canonical({"results": [_result(*pair) for pair in zip(body.reports, answers, strict=True)]})
 
 
-def _result(report: OutcomeReport, done: LeaseOutcome | Exception) -> dict[str, object]:
+def _result(report: wire.OutcomeReport, done: LeaseOutcome | Exception) -> dict[str, object]:
     if isinstance(done, CorralError):
         return {"lease_id": report.lease_id, "outcome": None, "error": body_of(done).model_dump()}
     if isinstance(done, Exception):
@@ -216,64 +204,49 @@ def _result(report: OutcomeReport, done: LeaseOutcome | Exception) -> dict[str, 
     return {"lease_id": report.lease_id, "outcome": done._asdict(), "error": None}
 
 
-def _as_report(report: OutcomeReport) -> LeaseReport:
-    if report.finish is not None:
-        return _as_finish(report.finish)
-    if report.fail is not None:
-        return LeaseReport("fail", **report.fail.model_dump())
-    assert report.stopped is not None
-    return LeaseReport("stopped", **report.stopped.model_dump())
-
-
-def _as_finish(body: FinishRequest) -> LeaseReport:
-    return LeaseReport(
-        "finish",
-        Reason.FINISHED,
-        artifact_id=None if body.artifact_id is None else ArtifactId(body.artifact_id),
-        metrics=tuple(body.metrics.items()),
-        ran_s=body.ran_s,
-    )
+def _unit(key: LeaseKey, end: LeaseEnd, svc: Services) -> Callable[[Tx], LeaseOutcome]:
+    if isinstance(end, wire.FinishRequest):
+        artifact_id = None if end.artifact_id is None else ArtifactId(end.artifact_id)
+        metrics = tuple(end.metrics.items())
+        report = LeaseReport(
+            "finish", Reason.FINISHED, artifact_id=artifact_id, metrics=metrics, ran_s=end.ran_s
+        )
+    else:
+        kind = "fail" if isinstance(end, wire.FailRequest) else "stopped"
+        report = LeaseReport(kind, **end.model_dump())
+    return lambda tx: svc.ender.end(tx, key, report, now=svc.clock.now())
 
 
 @router.post("/leases/{lease_id}/finish")
-async def finish(key: OwnLease, body: FinishRequest, svc: Svc) -> OutcomeAnswer:
+async def finish(key: OwnLease, body: wire.FinishRequest, svc: Svc) -> wire.OutcomeAnswer:
     """End the lease: the program ended well."""
-    return OutcomeAnswer(**(await end_well(key, body, svc))._asdict())
+    return await _end(key, body, svc)
 
 
-async def end_well(key: LeaseKey, body: FinishRequest, svc: Services) -> LeaseOutcome:
-    return await svc.store.write(_unit(key, _as_finish(body), svc))
+async def end_well(key: LeaseKey, body: wire.FinishRequest, svc: Services) -> LeaseOutcome:
+    return await svc.store.write(_unit(key, body, svc))
 
 
 @router.post("/leases/{lease_id}/fail")
-async def fail(key: OwnLease, body: FailRequest, svc: Svc) -> OutcomeAnswer:
+async def fail(key: OwnLease, body: wire.FailRequest, svc: Svc) -> wire.OutcomeAnswer:
     """End the lease: the program failed, or could not be started."""
-    return await _end(key, LeaseReport("fail", **body.model_dump()), svc)
+    return await _end(key, body, svc)
 
 
 @router.post("/leases/{lease_id}/stopped")
-async def stopped(key: OwnLease, body: StoppedRequest, svc: Svc) -> OutcomeAnswer:
+async def stopped(key: OwnLease, body: wire.StoppedRequest, svc: Svc) -> wire.OutcomeAnswer:
     """End the lease: the program was stopped as asked, or its worker gives the run back."""
-    return await _end(key, LeaseReport("stopped", **body.model_dump()), svc)
+    return await _end(key, body, svc)
 
 
-async def _end(key: LeaseKey, report: LeaseReport, svc: Services) -> OutcomeAnswer:
-    return OutcomeAnswer(**(await svc.store.write(_unit(key, report, svc)))._asdict())
-
-
-def _unit(key: LeaseKey, report: LeaseReport, svc: Services) -> Callable[[Tx], LeaseOutcome]:
-    return lambda tx: svc.ender.end(tx, key, report, now=svc.clock.now())
+async def _end(key: LeaseKey, end: LeaseEnd, svc: Services) -> wire.OutcomeAnswer:
+    return wire.OutcomeAnswer(**(await svc.store.write(_unit(key, end, svc)))._asdict())
 
 
 @router.put("/leases/{lease_id}/objects/{key:path}", openapi_extra=RAW_BODY)
 async def write_object(
-    lease: OwnLease,
-    key: str,
-    svc: Svc,
-    request: Request,
-    if_match: Annotated[str | None, Header()] = None,
-    if_none_match: Annotated[str | None, Header()] = None,
-) -> ObjectAnswer:
+    lease: OwnLease, key: str, svc: Svc, request: Request, if_match: Etag = None, if_none_match: Etag = None
+) -> wire.ObjectAnswer:
     """A small named object of the run; `If-None-Match: *` creates, `If-Match: ETAG` replaces that version."""
     body = await request.body()
 
@@ -281,7 +254,7 @@ async def write_object(
         when, now = {"if_match": if_match, "if_none_match": if_none_match}, svc.clock.now()
         return put_object(tx, lease, key, body, **when, now=now, policy=svc.policy)
 
-    return ObjectAnswer(key=key, etag=await svc.store.write(unit))
+    return wire.ObjectAnswer(key=key, etag=await svc.store.write(unit))
 
 
 @router.get("/leases/{lease_id}/objects/{key:path}", response_class=Response, responses=RAW_ANSWER)
@@ -295,12 +268,8 @@ async def get_object(lease: OwnLease, key: str, svc: Svc) -> Response:
 
 @router.get("/leases/{lease_id}/objects")
 async def get_objects(
-    lease: OwnLease,
-    svc: Svc,
-    prefix: Annotated[str, Query(max_length=512)] = "",
-    after: Annotated[str, Query(max_length=512)] = "",
-    limit: Limit = 1000,
-) -> ObjectList:
+    lease: OwnLease, svc: Svc, prefix: ObjectKey = "", after: ObjectKey = "", limit: Limit = 1000
+) -> wire.ObjectList:
     """List the small named objects of the run."""
 
     def unit(tx: Tx) -> list[str]:
@@ -309,4 +278,4 @@ async def get_objects(
 
     # A fenced read may take a lease up again, which is a write.
     keys = await svc.store.write(unit)
-    return ObjectList(keys=keys, next=keys[-1] if len(keys) == limit else None)
+    return wire.ObjectList(keys=keys, next=next_page(keys, limit, str))

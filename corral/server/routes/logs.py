@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Query, Request, Response
 
 from corral.core import logs
 from corral.core.runs.transitions import read_run
-from corral.core.wakeups import wait_for
 from corral.domain.artifacts import Segment
 from corral.domain.ids import RunId
 from corral.domain.runs.runs import Run
 from corral.domain.runs.states import FINAL
 from corral.server.authorization import User, find_run
+from corral.server.pages import LongLimit
+from corral.server.routes.events import EVENTS, PAGE, Follow, StreamPage, event, stream, view_of
 from corral.server.services import Services, Svc
-from corral.server.sse import EVENTS, KEEPALIVE_S, STILL_HERE, Follow, event, is_followed, sse, view_of
 from corral.wire.logs import LogLine, LogPage, MetricPage, MetricPoint
 from corral.wire.runs import RunView
 
 router = APIRouter(prefix="/v1", tags=["streams"])
-PAGE = 1000
 Cursor = Annotated[str | None, Query(max_length=80)]
+MetricName = Annotated[str | None, Query(max_length=128)]
 
 
 class StreamSlice(NamedTuple):
@@ -30,7 +29,6 @@ class StreamSlice(NamedTuple):
     after: logs.Cursor
     # The run was final before the segments were read, so nothing can come behind them.
     ended: bool
-    run: Run
 
 
 @router.get("/runs/{run}/logs", response_model=LogPage, responses=EVENTS)
@@ -40,7 +38,7 @@ async def get_logs(
     svc: Svc,
     request: Request,
     cursor: Cursor = None,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    limit: LongLimit = 1000,
     tail: Annotated[int | None, Query(ge=0, le=100_000)] = None,
     follow: Follow = False,
 ) -> LogPage | Response:
@@ -49,22 +47,28 @@ async def get_logs(
     start = logs.parse_cursor(cursor)
     if tail is not None:
         start = await _tail_start(svc, run_id, tail)
-    if follow:
-        return sse(_follow_logs(svc, run_id, start, request))
-    found = await _slice(svc, run_id, logs.LOG, start, limit)
-    return LogPage(
-        items=[_log_line(line) for line in found.lines], next=found.after.render(), ended=found.ended
-    )
+    if not follow:
+        found = await _slice(svc, run_id, logs.LOG, start, limit)
+        items = [_log_line(line) for line in found.lines]
+        return LogPage(items=items, next=found.after.render(), ended=found.ended)
+    shown: RunView | None = None
+
+    async def look() -> StreamPage:
+        nonlocal start, shown
+        found = await _slice(svc, run_id, logs.LOG, start, PAGE)
+        start = found.after
+        events = [event("log", _log_line(line), line.after.render()) for line in found.lines]
+        if not found.ended and (view := await view_of(svc, run_id)) != shown:
+            shown = view
+            events.insert(0, event("state", view))
+        return StreamPage(events, found.ended)
+
+    return stream(svc, run_id, request, look)
 
 
 @router.get("/runs/{run}/metrics")
 async def get_metrics(
-    run: str,
-    caller: User,
-    svc: Svc,
-    cursor: Cursor = None,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-    name: Annotated[str | None, Query(max_length=128)] = None,
+    run: str, caller: User, svc: Svc, cursor: Cursor = None, limit: LongLimit = 1000, name: MetricName = None
 ) -> MetricPage:
     """A page of metric points, in the order in which they were written."""
     run_id = await svc.store.read(lambda tx: find_run(tx, run, caller))
@@ -94,15 +98,15 @@ def _metric_point(line: logs.StoredLine) -> MetricPoint:
     )
 
 
-async def _segments(svc: Services, run_id: RunId, stream: str) -> tuple[Run, list[Segment]]:
-    return await svc.store.read(lambda tx: (read_run(tx, run_id), tx.logs.segments(run_id, stream)))
+async def _segments(svc: Services, run_id: RunId, kind: str) -> tuple[Run, list[Segment]]:
+    return await svc.store.read(lambda tx: (read_run(tx, run_id), tx.logs.segments(run_id, kind)))
 
 
-async def _slice(svc: Services, run_id: RunId, stream: str, start: logs.Cursor, limit: int) -> StreamSlice:
-    run, segments = await _segments(svc, run_id, stream)
+async def _slice(svc: Services, run_id: RunId, kind: str, start: logs.Cursor, limit: int) -> StreamSlice:
+    run, segments = await _segments(svc, run_id, kind)
     lines = await svc.in_thread(lambda: list(logs.read_lines(segments, svc.segments, start, limit=limit)))
     after = lines[-1].after if lines else max(start, logs.position(segments))
-    return StreamSlice(lines, after, run.state in FINAL and len(lines) < limit, run)
+    return StreamSlice(lines, after, run.state in FINAL and len(lines) < limit)
 
 
 async def _tail_start(svc: Services, run_id: RunId, count: int) -> logs.Cursor:
@@ -115,26 +119,3 @@ async def _tail_start(svc: Services, run_id: RunId, count: int) -> logs.Cursor:
         lambda: [line.after for line in logs.read_lines(segments, svc.segments, start, limit=10_000_000)]
     )
     return lines[-count - 1] if len(lines) > count else start
-
-
-async def _follow_logs(
-    svc: Services, run_id: RunId, start: logs.Cursor, request: Request
-) -> AsyncIterator[str]:
-    shown: RunView | None = None
-    with svc.hub.watch(run_id) as changed:
-        while await is_followed(svc, request):
-            # Cleared before looking: what changes after the look ends the wait below at once.
-            changed.clear()
-            found = await _slice(svc, run_id, logs.LOG, start, PAGE)
-            view = await view_of(svc, run_id)
-            if view != shown and not found.ended:
-                shown = view
-                yield event("state", view)
-            for line in found.lines:
-                yield event("log", _log_line(line), line.after.render())
-            start = found.after
-            if found.ended:
-                yield event("end", view)
-                return
-            if len(found.lines) < PAGE and not await wait_for(changed, KEEPALIVE_S):
-                yield STILL_HERE

@@ -20,31 +20,23 @@ from corral.domain.ids import Digest, is_name
 from corral.domain.manifests import ApplyOptions, Manifest, ManifestChange, ManifestEntry
 from corral.domain.runs.holds import HoldKind, hold_kind
 from corral.domain.runs.states import FINAL
-from corral.server.authorization import Limit, Operator, User
-from corral.server.cursors import name_cursor
+from corral.server.authorization import Operator, User
 from corral.server.new_runs import new_run
+from corral.server.pages import Limit, NameCursor, next_page, parse_name_cursor
 from corral.server.services import Svc
 from corral.store.transaction import Tx
+from corral.wire import manifests as wire
 from corral.wire.base import explain
 from corral.wire.errors import ErrorField
-from corral.wire.manifests import (
-    ApplyAnswer,
-    ApplyRequest,
-    ChangeView,
-    DifferenceView,
-    ManifestDetail,
-    ManifestPage,
-    ManifestPolicy,
-    ManifestView,
-)
 from corral.wire.spec.identity import identity_of
 from corral.wire.spec.run_file import RunSpec
 
 router = APIRouter(prefix="/v1", tags=["manifests"])
+AlsoOptions = Annotated[list[ApplyOptions] | None, Query(max_length=3)]
 
 
 @router.post("/manifests")
-async def apply_manifest(body: ApplyRequest, caller: Operator, svc: Svc) -> ApplyAnswer:
+async def apply_manifest(body: wire.ApplyRequest, caller: Operator, svc: Svc) -> wire.ApplyAnswer:
     """Say what a manifest would change, or make it so: all of it or nothing."""
     caller.check_project(body.project)
     asked = ManifestQuery(body)
@@ -69,8 +61,8 @@ async def apply_manifest(body: ApplyRequest, caller: Operator, svc: Svc) -> Appl
 class ManifestQuery:
     """A request in the core's words."""
 
-    def __init__(self, body: ApplyRequest) -> None:
-        policies = [ManifestPolicy(table) for table in body.policies]
+    def __init__(self, body: wire.ApplyRequest) -> None:
+        policies = [wire.ManifestPolicy(table) for table in body.policies]
         if any(entry.policy >= len(policies) for entry in body.runs):
             raise InvalidInput("`runs` name a policy that `policies` does not have")
         self._policies = {policy.digest: policy for policy in policies}
@@ -96,7 +88,7 @@ class ManifestQuery:
         except ValidationError as error:
             raise explain(RunSpec, error, what=f"the run {entry.name}") from None
 
-    def _fresh(self, body: ApplyRequest) -> dict[Digest, NewRun]:
+    def _fresh(self, body: wire.ApplyRequest) -> dict[Digest, NewRun]:
         environments = {environment.digest: environment for environment in body.environments}
         made: dict[Digest, NewRun] = {}
         for given in body.specs:
@@ -131,9 +123,9 @@ def _answer(
     *,
     needs: Iterable[Digest] = (),
     manifest: Manifest | None = None,
-) -> ApplyAnswer:
+) -> wire.ApplyAnswer:
     lacking = list(needs)
-    return ApplyAnswer(
+    return wire.ApplyAnswer(
         project=wanted.project,
         name=wanted.name,
         applied=manifest is not None,
@@ -148,34 +140,34 @@ def _answer(
     )
 
 
-def _change(change: ManifestChange) -> ChangeView:
+def _change(change: ManifestChange) -> wire.ChangeView:
     # Built without validation: there may be ten thousand, and all of it is ours.
-    fields = [DifferenceView.model_construct(**d._asdict()) for d in change.differences]
+    fields = [wire.DifferenceView.model_construct(**d._asdict()) for d in change.differences]
     shown = {**change._asdict(), "action": change.action.value, "fields": fields}
     del shown["differences"]
-    return ChangeView.model_construct(**shown)
+    return wire.ChangeView.model_construct(**shown)
 
 
 @router.get("/manifests")
 async def list_manifests(
-    caller: User, svc: Svc, cursor: Annotated[str | None, Query(max_length=200)] = None, limit: Limit = 100
-) -> ManifestPage:
+    caller: User, svc: Svc, cursor: NameCursor = None, limit: Limit = 100
+) -> wire.ManifestPage:
     """Manifests as they were last applied."""
-    after = name_cursor(cursor)
+    after = parse_name_cursor(cursor)
 
-    def unit(tx: Tx) -> ManifestPage:
+    def unit(tx: Tx) -> wire.ManifestPage:
         found = tx.manifests.page(after, limit)
         items = [_view(m) for m in found if m.revision and caller.sees(m.project)]
-        return ManifestPage(items=items, next=found[-1].key if len(found) == limit else None)
+        return wire.ManifestPage(items=items, next=next_page(found, limit, lambda last: last.key))
 
     return await svc.store.read(unit)
 
 
 @router.get("/manifests/{project}/{name}")
-async def get_manifest(project: str, name: str, caller: User, svc: Svc) -> ManifestDetail:
+async def get_manifest(project: str, name: str, caller: User, svc: Svc) -> wire.ManifestDetail:
     """One manifest: its hosts, how its runs stand, and which are held because it no longer names them."""
 
-    def unit(tx: Tx) -> ManifestDetail:
+    def unit(tx: Tx) -> wire.ManifestDetail:
         found = tx.manifests.get(project, name) if is_name(project) and is_name(name) else None
         if found is None or not found.revision or not caller.sees(project):
             raise _absent(project, name)
@@ -183,22 +175,18 @@ async def get_manifest(project: str, name: str, caller: User, svc: Svc) -> Manif
         named = json.loads(found.body)["runs"]
         states = Counter(str(run.state) for run in runs if run.identity in named)
         gone = [
-            ChangeView(**run._asdict(), action="removed", kind="run", run_id=run.id)
+            wire.ChangeView(**run._asdict(), action="removed", kind="run", run_id=run.id)
             for run in runs
             if hold_kind(run.hold_reason) is HoldKind.REMOVED and run.state not in FINAL
         ]
-        return ManifestDetail(**_view(found).model_dump(), states=states, gone=gone)
+        return wire.ManifestDetail(**_view(found).model_dump(), states=states, gone=gone)
 
     return await svc.store.read(unit)
 
 
 @router.delete("/manifests/{project}/{name}", status_code=204)
 async def delete_manifest(
-    project: str,
-    name: str,
-    caller: Operator,
-    svc: Svc,
-    also: Annotated[list[ApplyOptions] | None, Query(max_length=3)] = None,
+    project: str, name: str, caller: Operator, svc: Svc, also: AlsoOptions = None
 ) -> None:
     """Forget a manifest. Its runs that wait or run must be pruned with it."""
     if not is_name(project) or not is_name(name):
@@ -209,9 +197,9 @@ async def delete_manifest(
     await svc.store.write(lambda tx: delete(tx, project, name, also=wanted, by=by, policy=svc.policy))
 
 
-def _view(found: Manifest) -> ManifestView:
+def _view(found: Manifest) -> wire.ManifestView:
     body = json.loads(found.body)
-    return ManifestView(**found._asdict(), runs=len(body["runs"]), hosts=sorted(body["hosts"]))
+    return wire.ManifestView(**found._asdict(), runs=len(body["runs"]), hosts=sorted(body["hosts"]))
 
 
 def _absent(project: str, name: str) -> NotFound:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -11,7 +12,7 @@ from corral.domain.errors import NotFound
 from corral.domain.ids import is_name
 from corral.domain.quotas import Quota, month_of
 from corral.server.authorization import Operator, User
-from corral.server.services import Svc
+from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
 from corral.wire.quotas import QuotaPage, QuotaRequest, QuotaView, UsageAnswer, UsageView
 
@@ -23,7 +24,8 @@ ProjectName = Annotated[str, Path(max_length=64)]
 async def list_quotas(caller: User, svc: Svc) -> QuotaPage:
     """The quotas of the projects that the caller sees; a project without one has no limits and weight 1."""
     found = await svc.store.read(lambda tx: tx.quotas.all())
-    return QuotaPage(items=[_view(quota) for quota in found if caller.sees(quota.project)])
+    items = [QuotaView(**quota._asdict()) for quota in found if caller.sees(quota.project)]
+    return QuotaPage(items=items)
 
 
 @router.get("/quotas/{project}")
@@ -31,8 +33,8 @@ async def get_quota(project: ProjectName, caller: User, svc: Svc) -> QuotaView:
     """The quota of one project."""
     found = await svc.store.read(lambda tx: tx.quotas.get(project)) if is_name(project) else None
     if found is None or not caller.sees(project):
-        raise NotFound(f"project {project!r} has no quota", hint="List them with `corral quotas ls`.")
-    return _view(found)
+        raise _no_quota(project)
+    return QuotaView(**found._asdict())
 
 
 @router.put("/quotas/{project}")
@@ -45,28 +47,31 @@ async def put_quota(project: ProjectName, body: QuotaRequest, caller: Operator, 
         )
     by = caller.by(svc.clock)
     quota = Quota(project, **body.model_dump(), updated_at=by.now, updated_by=by.actor)
-
-    def unit(tx: Tx) -> list[Quota]:
-        put(tx, quota, by=by)
-        return tx.quotas.all()
-
-    svc.board.shares.set_quotas(await svc.store.write(unit))
-    svc.long_polls.ready_all(svc.board.lanes.shapes())
-    return _view(quota)
+    await _change(svc, lambda tx: put(tx, quota, by=by))
+    return QuotaView(**quota._asdict())
 
 
 @router.delete("/quotas/{project}", status_code=204)
 async def delete_quota(project: ProjectName, caller: Operator, svc: Svc) -> None:
     """Remove a project's quota: no limits, weight 1."""
+    if not is_name(project):
+        raise _no_quota(project)
+    await _change(svc, lambda tx: remove(tx, project, by=caller.by(svc.clock)))
+
+
+async def _change(svc: Services, change: Callable[[Tx], None]) -> None:
+    """Change a quota; hosts that wait are asked again whether something may start now."""
 
     def unit(tx: Tx) -> list[Quota]:
-        remove(tx, project, by=caller.by(svc.clock))
+        change(tx)
         return tx.quotas.all()
 
-    if not is_name(project):
-        raise NotFound(f"project {project!r} has no quota", hint="List them with `corral quotas ls`.")
     svc.board.shares.set_quotas(await svc.store.write(unit))
     svc.long_polls.ready_all(svc.board.lanes.shapes())
+
+
+def _no_quota(project: str) -> NotFound:
+    return NotFound(f"project {project!r} has no quota", hint="List them with `corral quotas ls`.")
 
 
 @router.get("/usage")
@@ -94,7 +99,3 @@ async def usage(
         return UsageAnswer(month=wanted, items=items)
 
     return await svc.store.read(unit)
-
-
-def _view(quota: Quota) -> QuotaView:
-    return QuotaView(**quota._asdict())

@@ -18,57 +18,39 @@ from corral.core.runs.submit import SubmitResult, submit
 from corral.core.runs.transitions import read_run
 from corral.domain.artifacts import ArtifactKind
 from corral.domain.canonical import digest_of
-from corral.domain.errors import CorralError, InvalidInput, NotFound, StoreUnavailable
+from corral.domain.errors import CorralError, NotFound, StoreUnavailable
 from corral.domain.ids import RunId
 from corral.domain.runs.runs import Run, RunFilter
 from corral.domain.runs.states import FINAL, RunState
-from corral.server.authorization import Caller, Limit, User, find_run
-from corral.server.cursors import parse_time_cursor, time_cursor
+from corral.server.authorization import Caller, User, find_run
 from corral.server.new_runs import new_run
+from corral.server.pages import Limit, by_time, next_page, parse_time_cursor
 from corral.server.services import Services, Svc
 from corral.server.views import NameLookup, artifact_view, placement, run_detail, run_view
 from corral.store.store import write_together
 from corral.store.transaction import Tx
+from corral.wire import runs as wire
 from corral.wire.artifacts import ArtifactPage
-from corral.wire.runs import (
-    ActionRefusal,
-    ActionResult,
-    CancelManyRequest,
-    CancelRequest,
-    ManyAnswer,
-    ManyRequest,
-    RemovedRun,
-    RequeueManyRequest,
-    RequeueRequest,
-    RunDetail,
-    RunPage,
-    RunSelection,
-    RunView,
-    SubmitAnswer,
-    SubmitRequest,
-    WhyAnswer,
-)
 from corral.wire.spec.run_file import RunSpec
 
 router = APIRouter(prefix="/v1", tags=["runs"])
 _LIVE = tuple(state for state in RunState if state not in FINAL)
 _ENDED_BADLY = (RunState.FAILED, RunState.CANCELLED)
-Act = Callable[[Tx, Run], ActionResult]
+Act = Callable[[Tx, Run], wire.ActionResult]
 
 
-@router.post("/runs", status_code=201, responses={200: {"model": SubmitAnswer}})
-async def submit_runs(body: SubmitRequest, caller: User, svc: Svc, response: Response) -> SubmitAnswer:
+@router.post("/runs", status_code=201, responses={200: {"model": wire.SubmitAnswer}})
+async def submit_runs(
+    body: wire.SubmitRequest, caller: User, svc: Svc, response: Response
+) -> wire.SubmitAnswer:
     """Accept one run or a group, all or none. A dry run stores nothing and says where it could run."""
     if body.dry_run:
         response.status_code = 200
     return await submit_or_try(body, caller, svc)
 
 
-async def submit_or_try(body: SubmitRequest, caller: Caller, svc: Services) -> SubmitAnswer:
-    for spec in body.runs:
-        caller.check_project(spec.project)
-    if len({spec.project for spec in body.runs}) > 1:
-        raise InvalidInput("the runs of one submission must be of one project")
+async def submit_or_try(body: wire.SubmitRequest, caller: Caller, svc: Services) -> wire.SubmitAnswer:
+    caller.check_one_project([spec.project for spec in body.runs], of="submission")
     runs = [new_run(spec) for spec in body.runs]
     # All of what is stored of the request.
     text = "\n".join([*(run.spec for run in runs), body.group or "", body.request_id])
@@ -88,14 +70,14 @@ async def submit_or_try(body: SubmitRequest, caller: Caller, svc: Services) -> S
         )
 
     done = await svc.store.write(unit)
-    return SubmitAnswer(ids=list(done.ids), group_id=done.group_id)
+    return wire.SubmitAnswer(ids=list(done.ids), group_id=done.group_id)
 
 
-def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec], text: str) -> SubmitAnswer:
+def _dry_run(tx: Tx, svc: Services, specs: list[RunSpec], text: str) -> wire.SubmitAnswer:
     secrets.refuse_exposed(tx, svc.cipher, specs[0].project, text, what="the run")
     asked = WhyQuestion(specs[0].requirements(), specs[0].project, specs[0].name)
     found = standings(tx, asked, now=svc.clock.now(), policy=svc.policy, shapes=svc.board.shapes)
-    return SubmitAnswer(ids=[], hosts=[placement(s) for s in found])
+    return wire.SubmitAnswer(ids=[], hosts=[placement(s) for s in found])
 
 
 @router.get("/runs")
@@ -110,50 +92,48 @@ async def list_runs(
     schedule: str | None = None,
     cursor: str | None = None,
     limit: Limit = 50,
-) -> RunPage:
+) -> wire.RunPage:
     """Newest first."""
     where = RunFilter(
         project=caller.narrowed(project),
         states=tuple(state or ()),
         group=group,
         name=name,
-        label=None if label is None else (label.split("=", 1)[0], label.split("=", 1)[1]),
+        label=_label(label),
         schedule=schedule,
     )
     after = parse_time_cursor(cursor, "r", RunId)
 
-    def unit(tx: Tx) -> RunPage:
+    def unit(tx: Tx) -> wire.RunPage:
         names = NameLookup(tx)
         runs = tx.runs.page(where, after=after, limit=limit)
-        more = time_cursor(runs[-1].created_at, runs[-1].id) if len(runs) == limit else None
-        return RunPage(items=[run_view(tx, run, names) for run in runs], next=more)
+        items = [run_view(tx, run, names) for run in runs]
+        return wire.RunPage(items=items, next=next_page(runs, limit, by_time))
 
     return await svc.store.read(unit)
 
 
 @router.post("/runs/cancel")
-async def cancel_runs(body: CancelManyRequest, caller: User, svc: Svc) -> ManyAnswer:
+async def cancel_runs(body: wire.CancelManyRequest, caller: User, svc: Svc) -> wire.ManyAnswer:
     """Cancel every run that the filter finds; those that have ended are left out."""
 
-    def act(tx: Tx, run: Run) -> ActionResult:
+    def act(tx: Tx, run: Run) -> wire.ActionResult:
         check_cancel(run)
         if not body.dry_run:
-            secrets.refuse_exposed(tx, svc.cipher, run.project, body.reason, what="the reason")
-            now = svc.clock.now()
-            run = cancel(tx, run.id, reason=body.reason, actor=caller.actor, now=now, policy=svc.policy)
-        return ActionResult(id=run.id, name=run.name, state=run.state)
+            run = _cancel(tx, run, body.reason, caller, svc)
+        return wire.ActionResult(id=run.id, name=run.name, state=run.state)
 
     return await _each(svc, caller, body, _LIVE, act)
 
 
 @router.post("/runs/requeue")
-async def requeue_runs(body: RequeueManyRequest, caller: User, svc: Svc) -> ManyAnswer:
+async def requeue_runs(body: wire.RequeueManyRequest, caller: User, svc: Svc) -> wire.ManyAnswer:
     """Queue every run that the filter finds again, with those that ended because of it.
 
     Without states, those that failed or were cancelled. One that has a next generation is left alone.
     """
 
-    def act(tx: Tx, run: Run) -> ActionResult:
+    def act(tx: Tx, run: Run) -> wire.ActionResult:
         request_id = digest_of([body.request_id, run.id])[:32]
         if body.dry_run or tx.runs.submission(caller.actor, request_id) is None:
             check_requeue(tx, run)
@@ -161,68 +141,69 @@ async def requeue_runs(body: RequeueManyRequest, caller: User, svc: Svc) -> Many
         if not body.dry_run:
             now, actor = svc.clock.now(), caller.actor
             new = requeue_with_children(tx, run.id, request_id=request_id, principal=actor, now=now).ids
-        return ActionResult(id=run.id, name=run.name, state=run.state, new=list(new))
+        return wire.ActionResult(id=run.id, name=run.name, state=run.state, new=list(new))
 
     return await _each(svc, caller, body, _ENDED_BADLY, act)
 
 
 async def _each(
-    svc: Services, caller: Caller, body: ManyRequest, states: tuple[RunState, ...], act: Act
-) -> ManyAnswer:
-    where = run_filter(caller, body.which, states)
+    svc: Services, caller: Caller, body: wire.ManyRequest, states: tuple[RunState, ...], act: Act
+) -> wire.ManyAnswer:
+    which = body.which
+    where = RunFilter(
+        project=caller.narrowed(which.project),
+        states=tuple(which.states) or states,
+        group=which.group,
+        name=which.name,
+        label=_label(which.label),
+        schedule=which.schedule,
+    )
     after = parse_time_cursor(body.cursor, "r", RunId)
     runs = await svc.store.read(lambda tx: tx.runs.page(where, after=after, limit=body.limit))
-    results: Sequence[ActionResult | Exception]
+    results: Sequence[wire.ActionResult | Exception]
     if body.dry_run:
         results = await svc.store.read(lambda tx: [_tried(act, tx, run) for run in runs])
     else:
         units = [partial(_locked, act, run.id) for run in runs]
         results = await write_together(svc.store, lambda tx: tx.runs.lock_all(run.id for run in runs), units)
     done = [_answered(run, result) for run, result in zip(runs, results, strict=True)]
-    return ManyAnswer(
-        done=[one for one in done if isinstance(one, ActionResult)],
-        skipped=[one for one in done if isinstance(one, ActionRefusal)],
-        next=time_cursor(runs[-1].created_at, runs[-1].id) if len(runs) == body.limit else None,
+    return wire.ManyAnswer(
+        done=[one for one in done if isinstance(one, wire.ActionResult)],
+        skipped=[one for one in done if isinstance(one, wire.ActionRefusal)],
+        next=next_page(runs, body.limit, by_time),
     )
 
 
-def run_filter(caller: Caller, which: RunSelection, states: tuple[RunState, ...]) -> RunFilter:
-    label = None if which.label is None else which.label.split("=", 1)
-    return RunFilter(
-        project=caller.narrowed(which.project),
-        states=tuple(which.states) or states,
-        group=which.group,
-        name=which.name,
-        label=None if label is None else (label[0], label[1]),
-        schedule=which.schedule,
-    )
+def _label(text: str | None) -> tuple[str, str] | None:
+    name, _, value = (text or "").partition("=")
+    return None if text is None else (name, value)
 
 
-def _locked(act: Act, run_id: RunId, tx: Tx) -> ActionResult:
+def _locked(act: Act, run_id: RunId, tx: Tx) -> wire.ActionResult:
     run = tx.runs.lock(run_id)
     if run is None:
         raise NotFound("was removed meanwhile")
     return act(tx, run)
 
 
-def _tried(act: Act, tx: Tx, run: Run) -> ActionResult | CorralError:
+def _tried(act: Act, tx: Tx, run: Run) -> wire.ActionResult | CorralError:
     try:
         return act(tx, run)
     except CorralError as error:
         return error
 
 
-def _answered(run: Run, result: ActionResult | Exception) -> ActionResult | ActionRefusal:
+def _answered(run: Run, result: wire.ActionResult | Exception) -> wire.ActionResult | wire.ActionRefusal:
     """A run that refuses says why, and keeps no other from its turn."""
     if isinstance(result, CorralError) and not isinstance(result, StoreUnavailable):
-        return ActionRefusal(id=run.id, why=result.message)
+        return wire.ActionRefusal(id=run.id, why=result.message)
     if isinstance(result, Exception):
         raise result
     return result
 
 
 @router.get("/runs/{run}")
-async def get_run(run: str, caller: User, svc: Svc) -> RunDetail:
+async def get_run(run: str, caller: User, svc: Svc) -> wire.RunDetail:
     """One run: its spec, its attempts, how it stands and why it ended."""
     return await svc.store.read(lambda tx: run_detail(tx, read_run(tx, find_run(tx, run, caller))))
 
@@ -245,7 +226,7 @@ def _artifacts(tx: Tx, text: str, caller: Caller, kind: ArtifactKind | None) -> 
     return ArtifactPage(items=[artifact_view(a, names) for a in found if kind in (None, a.kind)])
 
 
-@router.get("/runs/{run}/why", response_model=WhyAnswer)
+@router.get("/runs/{run}/why", response_model=wire.WhyAnswer)
 async def why(run: str, caller: User, svc: Svc) -> Response:
     """For each host: eligible, or every reason why not."""
 
@@ -258,7 +239,7 @@ async def why(run: str, caller: User, svc: Svc) -> Response:
         )
         held_back = held_by_quota(tx, svc.board, found, policy=svc.policy)
         group = group_is_full(tx, found)
-        answer = WhyAnswer(
+        answer = wire.WhyAnswer(
             run_id=found.id,
             state=found.state,
             summary=summary(found, hosts, now=now, held_back=held_back, group=group),
@@ -272,50 +253,46 @@ async def why(run: str, caller: User, svc: Svc) -> Response:
 
 
 @router.post("/runs/{run}/cancel")
-async def cancel_run(run: str, body: CancelRequest, caller: User, svc: Svc) -> RunView:
+async def cancel_run(run: str, body: wire.CancelRequest, caller: User, svc: Svc) -> wire.RunView:
     """Cancel a run: at once if it waits, otherwise its worker is told to stop it."""
 
-    def unit(tx: Tx) -> RunView:
-        run_id = find_run(tx, run, caller)
-        secrets.refuse_exposed(tx, svc.cipher, read_run(tx, run_id).project, body.reason, what="the reason")
-        now = svc.clock.now()
-        done = cancel(tx, run_id, reason=body.reason, actor=caller.actor, now=now, policy=svc.policy)
-        return run_view(tx, done, NameLookup(tx))
+    def unit(tx: Tx) -> wire.RunView:
+        found = read_run(tx, find_run(tx, run, caller))
+        return run_view(tx, _cancel(tx, found, body.reason, caller, svc), NameLookup(tx))
 
     return await svc.store.write(unit)
 
 
+def _cancel(tx: Tx, run: Run, reason: str, caller: Caller, svc: Services) -> Run:
+    secrets.refuse_exposed(tx, svc.cipher, run.project, reason, what="the reason")
+    return cancel(tx, run.id, reason=reason, actor=caller.actor, now=svc.clock.now(), policy=svc.policy)
+
+
 @router.post("/runs/{run}/requeue", status_code=201)
-async def requeue_run(run: str, body: RequeueRequest, caller: User, svc: Svc) -> SubmitAnswer:
+async def requeue_run(run: str, body: wire.RequeueRequest, caller: User, svc: Svc) -> wire.SubmitAnswer:
     """A final run again, as the next generation with a new id."""
     again = requeue_with_children if body.with_children else requeue
-
-    def unit(tx: Tx) -> SubmitResult:
-        return again(
-            tx,
-            find_run(tx, run, caller),
-            request_id=body.request_id,
-            principal=caller.actor,
-            now=svc.clock.now(),
-        )
-
-    return SubmitAnswer(ids=list((await svc.store.write(unit)).ids))
+    terms = {"request_id": body.request_id, "principal": caller.actor}
+    done = await svc.store.write(
+        lambda tx: again(tx, find_run(tx, run, caller), **terms, now=svc.clock.now())
+    )
+    return wire.SubmitAnswer(ids=list(done.ids))
 
 
 @router.post("/runs/{run}/hold")
-async def hold_run(run: str, caller: User, svc: Svc) -> RunView:
+async def hold_run(run: str, caller: User, svc: Svc) -> wire.RunView:
     """Keep a run that waits from starting until it is released."""
     return await _act(hold, run, caller, svc)
 
 
 @router.post("/runs/{run}/release")
-async def release_run(run: str, caller: User, svc: Svc) -> RunView:
+async def release_run(run: str, caller: User, svc: Svc) -> wire.RunView:
     """Let a run go that somebody held; it is queued unless something else holds it."""
     return await _act(let_go, run, caller, svc)
 
 
-async def _act(act: Callable[..., Run], text: str, caller: Caller, svc: Services) -> RunView:
-    def unit(tx: Tx) -> RunView:
+async def _act(act: Callable[..., Run], text: str, caller: Caller, svc: Services) -> wire.RunView:
+    def unit(tx: Tx) -> wire.RunView:
         done = act(tx, find_run(tx, text, caller), actor=caller.actor, now=svc.clock.now())
         return run_view(tx, done, NameLookup(tx))
 
@@ -323,12 +300,9 @@ async def _act(act: Callable[..., Run], text: str, caller: Caller, svc: Services
 
 
 @router.delete("/runs/{run}")
-async def remove_run(run: str, caller: User, svc: Svc) -> RemovedRun:
+async def remove_run(run: str, caller: User, svc: Svc) -> wire.RemovedRun:
     """Remove a run that has ended, with its logs and the artifacts that nobody else uses."""
 
-    def unit(tx: Tx) -> RemovedRun:
-        run_id = find_run(tx, run, caller)
-        done = remove(tx, run_id, by=caller.by(svc.clock))
-        return RemovedRun(id=done.run_id, artifacts=done.artifacts, kept=list(done.kept))
-
-    return await svc.store.write(unit)
+    by = caller.by(svc.clock)
+    done = await svc.store.write(lambda tx: remove(tx, find_run(tx, run, caller), by=by))
+    return wire.RemovedRun(id=done.run_id, artifacts=done.artifacts, kept=list(done.kept))

@@ -1,24 +1,25 @@
-"""Routes: manage."""
+"""Routes: schedules, which make runs or calls again and again."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from pydantic import ValidationError
 
 from corral.core import secrets
+from corral.core.audit import Author
 from corral.core.schedules import manage
 from corral.core.schedules.fire import following, run_now
 from corral.core.schedules.function_schedules import CallOrder
 from corral.core.schedules.work import ScheduledRuns, ScheduledWork
-from corral.domain.errors import Ambiguous, InvalidInput, NotFound
+from corral.domain.errors import Ambiguous, NotFound
 from corral.domain.ids import ScheduleId, new_schedule_id
 from corral.domain.schedules import MissedTimes, Overlap, Schedule
-from corral.server.authorization import Caller, Limit, User
-from corral.server.cursors import id_cursor
+from corral.server.authorization import Caller, User
 from corral.server.new_runs import new_run
+from corral.server.pages import Limit, next_page, parse_id_cursor
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
 from corral.wire.base import explain
@@ -28,24 +29,23 @@ from corral.wire.spec.run_file import RunSpec
 
 router = APIRouter(prefix="/v1", tags=["schedules"])
 _TIMES_SHOWN = 5
+# Where the schedule is given by a name that several projects may have.
+InProject = str | None
 
 
 @router.post("/schedules", status_code=201)
 async def add_schedule(body: ScheduleRequest, caller: User, svc: Svc) -> ScheduleView:
     """Make the runs again and again, at the schedule's times."""
-    for spec in body.runs:
-        caller.check_project(spec.project)
-    if len({spec.project for spec in body.runs}) > 1:
-        raise InvalidInput("the runs of one schedule must be of one project")
+    caller.check_one_project([spec.project for spec in body.runs], of="schedule")
     stored = body.model_dump_json(include={"runs", "group", "max_running"})
     order = work_of(stored)
     put = manage.replace if body.replace else manage.add
 
     def unit(tx: Tx) -> ScheduleView:
-        now = svc.clock.now()
-        made = _schedule(body, stored, caller.actor, now)
+        by = caller.by(svc.clock)
+        made = _schedule(body, stored, by)
         secrets.refuse_exposed(tx, svc.cipher, made.project, stored + body.name, what="the schedule")
-        return schedule_view(put(tx, made, order, by=caller.by(svc.clock)))
+        return _view(put(tx, made, order, by=by))
 
     return await svc.store.write(unit)
 
@@ -55,74 +55,55 @@ async def list_schedules(
     caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 50
 ) -> SchedulePage:
     """All schedules that the caller sees."""
-    place = id_cursor(cursor, "s")
-
-    def unit(tx: Tx) -> SchedulePage:
-        after = ScheduleId(place) if place else None
-        found = tx.schedules.page(caller.narrowed(project), after, limit)
-        more = found[-1].id if len(found) == limit else None
-        return SchedulePage(items=[schedule_view(one) for one in found], next=more)
-
-    return await svc.store.read(unit)
+    after = parse_id_cursor(cursor, "s", ScheduleId)
+    found = await svc.store.read(lambda tx: tx.schedules.page(caller.narrowed(project), after, limit))
+    items = [_view(schedule) for schedule in found]
+    return SchedulePage(items=items, next=next_page(found, limit, lambda last: last.id))
 
 
 @router.get("/schedules/{schedule}")
-async def get_schedule(
-    schedule: str, caller: User, svc: Svc, project: str | None = Query(None)
-) -> ScheduleDetail:
+async def get_schedule(schedule: str, caller: User, svc: Svc, project: InProject = None) -> ScheduleDetail:
     """One schedule by its id or name, with what it submits and its next times."""
-
-    def unit(tx: Tx) -> ScheduleDetail:
-        found = find_schedule(tx, schedule, project, caller)
-        stored = json.loads(found.spec)
-        return ScheduleDetail(
-            **schedule_view(found).model_dump(),
-            runs=stored.get("runs", []),
-            function=stored["call"]["function"] if "call" in stored else None,
-            group=stored.get("group"),
-            max_running=stored.get("max_running"),
-            times=_times(found),
-        )
-
-    return await svc.store.read(unit)
+    found = await svc.store.read(lambda tx: _find(tx, schedule, project, caller))
+    stored = json.loads(found.spec)
+    return ScheduleDetail(
+        **_view(found).model_dump(),
+        runs=stored.get("runs", []),
+        function=stored["call"]["function"] if "call" in stored else None,
+        group=stored.get("group"),
+        max_running=stored.get("max_running"),
+        times=_times(found),
+    )
 
 
 @router.post("/schedules/{schedule}/pause")
-async def pause_schedule(
-    schedule: str, caller: User, svc: Svc, project: str | None = Query(None)
-) -> ScheduleView:
+async def pause_schedule(schedule: str, caller: User, svc: Svc, project: InProject = None) -> ScheduleView:
     """No more runs until it is resumed."""
     return await _act(manage.pause, schedule, project, caller, svc)
 
 
 @router.post("/schedules/{schedule}/resume")
-async def resume_schedule(
-    schedule: str, caller: User, svc: Svc, project: str | None = Query(None)
-) -> ScheduleView:
+async def resume_schedule(schedule: str, caller: User, svc: Svc, project: InProject = None) -> ScheduleView:
     """Go on from its next time."""
     return await _act(manage.resume, schedule, project, caller, svc)
 
 
 @router.post("/schedules/{schedule}/run", status_code=201)
 async def run_schedule_now(
-    schedule: str, body: RunNowRequest, caller: User, svc: Svc, project: str | None = Query(None)
+    schedule: str, body: RunNowRequest, caller: User, svc: Svc, project: InProject = None
 ) -> SubmitAnswer:
     """Make its runs now, beside its times."""
 
     def unit(tx: Tx) -> SubmitAnswer:
-        found = find_schedule(tx, schedule, project, caller)
-        done = run_now(
-            tx, found.id, lambda one: work_of(one.spec), request_id=body.request_id, by=caller.by(svc.clock)
-        )
+        found, by = _find(tx, schedule, project, caller), caller.by(svc.clock)
+        done = run_now(tx, found.id, lambda one: work_of(one.spec), request_id=body.request_id, by=by)
         return SubmitAnswer(ids=list(done.ids), group_id=done.group_id)
 
     return await svc.store.write(unit)
 
 
 @router.delete("/schedules/{schedule}")
-async def remove_schedule(
-    schedule: str, caller: User, svc: Svc, project: str | None = Query(None)
-) -> ScheduleView:
+async def remove_schedule(schedule: str, caller: User, svc: Svc, project: InProject = None) -> ScheduleView:
     """Make no more runs; those that it made stay."""
     return await _act(manage.remove, schedule, project, caller, svc)
 
@@ -130,11 +111,8 @@ async def remove_schedule(
 async def _act(
     act: Callable[..., Schedule], text: str, project: str | None, caller: Caller, svc: Services
 ) -> ScheduleView:
-    def unit(tx: Tx) -> ScheduleView:
-        found = find_schedule(tx, text, project, caller)
-        return schedule_view(act(tx, found.id, by=caller.by(svc.clock)))
-
-    return await svc.store.write(unit)
+    by = caller.by(svc.clock)
+    return _view(await svc.store.write(lambda tx: act(tx, _find(tx, text, project, caller).id, by=by)))
 
 
 def work_of(stored: str) -> ScheduledWork:
@@ -150,7 +128,7 @@ def work_of(stored: str) -> ScheduledWork:
     return ScheduledRuns([new_run(spec) for spec in specs], table.get("group"), table.get("max_running"))
 
 
-def find_schedule(tx: Tx, text: str, project: str | None, caller: Caller) -> Schedule:
+def _find(tx: Tx, text: str, project: str | None, caller: Caller) -> Schedule:
     ids = tx.schedules.find(text, caller.narrowed(project), 3)
     found = [one for schedule_id in ids if (one := tx.schedules.get(schedule_id)) is not None]
     if not found:
@@ -163,12 +141,12 @@ def find_schedule(tx: Tx, text: str, project: str | None, caller: Caller) -> Sch
     return found[0]
 
 
-def schedule_view(schedule: Schedule) -> ScheduleView:
+def _view(schedule: Schedule) -> ScheduleView:
     table = schedule._asdict()
     return ScheduleView(**{**table, "every": table.pop("every_s")})
 
 
-def _schedule(body: ScheduleRequest, stored: str, actor: str, now: float) -> Schedule:
+def _schedule(body: ScheduleRequest, stored: str, by: Author) -> Schedule:
     when = body.schedule
     return Schedule(
         id=new_schedule_id(),
@@ -180,8 +158,8 @@ def _schedule(body: ScheduleRequest, stored: str, actor: str, now: float) -> Sch
         timezone=when.timezone,
         missed=MissedTimes(when.missed),
         overlap=Overlap(when.overlap),
-        created_at=now,
-        created_by=actor,
+        created_at=by.now,
+        created_by=by.actor,
     )
 
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from corral.core import secrets as core_secrets
+from corral.core import secrets as core
+from corral.domain.secrets import Secret
 from corral.server.authorization import Project, User
 from corral.server.services import Svc
 from corral.wire.secrets import SecretPage, SecretValue, SecretView
@@ -18,10 +19,8 @@ SecretName = Annotated[str, Path(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length
 @router.get("/projects/{project}/secrets")
 async def list_secrets(project: Project, svc: Svc) -> SecretPage:
     """Names only; a value is never shown."""
-    found = await svc.store.read(lambda tx: core_secrets.listed(tx, svc.cipher, project))
-    return SecretPage(
-        items=[SecretView(name=s.name, updated_at=s.updated_at, redacted=hidden) for s, hidden in found]
-    )
+    found = await svc.store.read(lambda tx: core.listed(tx, svc.cipher, project))
+    return SecretPage(items=[_view(secret, redacted=hidden) for secret, hidden in found])
 
 
 @router.put("/projects/{project}/secrets/{name}")
@@ -30,14 +29,15 @@ async def put_secret(
 ) -> SecretView:
     """Set a secret of the project, or replace it."""
     by = caller.by(svc.clock)
-    done = await svc.store.write(
-        lambda tx: core_secrets.put(tx, svc.cipher, project, name, body.value, by=by)
-    )
-    hidden = core_secrets.is_redacted(body.value)
-    return SecretView(name=done.name, updated_at=done.updated_at, redacted=hidden)
+    done = await svc.store.write(lambda tx: core.put(tx, svc.cipher, project, name, body.value, by=by))
+    return _view(done, redacted=core.is_redacted(body.value))
 
 
 @router.delete("/projects/{project}/secrets/{name}", status_code=204)
 async def delete_secret(project: Project, name: SecretName, caller: User, svc: Svc) -> None:
     """Remove a secret of the project."""
-    await svc.store.write(lambda tx: core_secrets.remove(tx, project, name, by=caller.by(svc.clock)))
+    await svc.store.write(lambda tx: core.remove(tx, project, name, by=caller.by(svc.clock)))
+
+
+def _view(secret: Secret, *, redacted: bool) -> SecretView:
+    return SecretView(name=secret.name, updated_at=secret.updated_at, redacted=redacted)

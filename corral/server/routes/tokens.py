@@ -10,12 +10,11 @@ from corral.core.tokens import NewToken, make_host, make_token, revoke
 from corral.domain.errors import NotFound
 from corral.domain.ids import TokenId, is_id
 from corral.domain.tokens import Scope
-from corral.server.authorization import Limit, Operator
-from corral.server.cursors import id_cursor
+from corral.server.authorization import Operator
+from corral.server.pages import Limit, next_page, parse_id_cursor
 from corral.server.services import Svc
-from corral.server.views import token_view
 from corral.store.transaction import Tx
-from corral.wire.tokens import JOIN_DEFAULT_S, CreatedToken, TokenPage, TokenRequest
+from corral.wire.tokens import JOIN_DEFAULT_S, CreatedToken, TokenPage, TokenRequest, TokenView
 
 router = APIRouter(prefix="/v1", tags=["admin"])
 
@@ -23,9 +22,10 @@ router = APIRouter(prefix="/v1", tags=["admin"])
 @router.get("/tokens")
 async def list_tokens(caller: Operator, svc: Svc, cursor: str | None = None, limit: Limit = 100) -> TokenPage:
     """Tokens without their text."""
-    after = id_cursor(cursor, "t")
-    found = await svc.store.read(lambda tx: tx.tokens.page(TokenId(after) if after else None, limit))
-    return TokenPage(items=[token_view(t) for t in found], next=found[-1].id if len(found) == limit else None)
+    after = parse_id_cursor(cursor, "t", TokenId)
+    found = await svc.store.read(lambda tx: tx.tokens.page(after, limit))
+    items = [TokenView(**token._asdict()) for token in found]
+    return TokenPage(items=items, next=next_page(found, limit, lambda last: last.id))
 
 
 @router.post("/tokens", status_code=201)
@@ -35,17 +35,10 @@ async def create_token(body: TokenRequest, caller: Operator, svc: Svc) -> Create
     def unit(tx: Tx) -> CreatedToken:
         by = caller.by(svc.clock)
         made = _make(tx, body, by.now)
-        note(
-            tx,
-            "token.create",
-            f"token:{made.token.id}",
-            by,
-            name=made.token.name,
-            scope=body.scope,
-            project=body.project,
-            expires_at=made.token.expires_at,
-        )
-        return CreatedToken(**token_view(made.token).model_dump(), token=made.text, ca_pin=svc.trust.pin)
+        token, expires_at = made.token, made.token.expires_at
+        about = {"name": token.name, "scope": body.scope, "project": body.project, "expires_at": expires_at}
+        note(tx, "token.create", f"token:{token.id}", by, **about)
+        return CreatedToken(**token._asdict(), token=made.text, ca_pin=svc.trust.pin)
 
     return await svc.store.write(unit)
 

@@ -6,22 +6,23 @@ import json
 from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Depends
 
 from corral.core import volumes as core
 from corral.core.artifacts import FileManifest
 from corral.core.audit import note
 from corral.core.leases.fence import fence
 from corral.core.volumes import VolumeChange, VolumeCommitResult
-from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind
+from corral.domain.artifacts import Artifact, ArtifactKind
 from corral.domain.errors import NotFound
-from corral.domain.ids import Digest, is_name
+from corral.domain.ids import is_name
 from corral.domain.leases import LeaseKey
 from corral.domain.runs.runs import Run
 from corral.domain.volumes import VolumeRecord, VolumeVersion
-from corral.server.authorization import Limit, OwnLease, Project, User
-from corral.server.cursors import name_cursor
+from corral.server.authorization import OwnLease, Project, User
+from corral.server.pages import Limit, NameCursor, next_page, parse_name_cursor
 from corral.server.routes.artifacts import refuse_secrets
+from corral.server.routes.leases import files_of
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
 from corral.wire.volumes import VolumeCommit, VolumeDetail, VolumePage, VolumeVersionView, VolumeView
@@ -29,7 +30,7 @@ from corral.wire.volumes import VolumeCommit, VolumeDetail, VolumePage, VolumeVe
 router = APIRouter(prefix="/v1", tags=["volumes"])
 
 
-async def volume_path(volume: Annotated[str, Path()]) -> str:
+async def volume_path(volume: str) -> str:
     if not is_name(volume):
         raise NotFound(f"there is no volume {volume[:80]!r}")
     return volume
@@ -40,18 +41,14 @@ VolumePath = Annotated[str, Depends(volume_path)]
 
 @router.get("/volumes")
 async def list_volumes(
-    caller: User,
-    svc: Svc,
-    project: str | None = None,
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
-    limit: Limit = 100,
+    caller: User, svc: Svc, project: str | None = None, cursor: NameCursor = None, limit: Limit = 100
 ) -> VolumePage:
     """Volumes by project and name."""
-    after = name_cursor(cursor)
+    after = parse_name_cursor(cursor)
 
     def unit(tx: Tx) -> VolumePage:
         found = tx.volumes.page(caller.narrowed(project), after=after, limit=limit)
-        more = f"{found[-1].project}/{found[-1].name}" if len(found) == limit else None
+        more = next_page(found, limit, lambda last: f"{last.project}/{last.name}")
         return VolumePage(items=[_volume(tx, one) for one in found], next=more)
 
     return await svc.store.read(unit)
@@ -149,9 +146,7 @@ def _readable(tx: Tx, run: Run, volume: str, done: VolumeCommitResult) -> Volume
 
 
 def _change(body: VolumeCommit) -> VolumeChange:
-    return VolumeChange(
-        body.base, [ArtifactFile(f.path, Digest(f.sha256), f.size, f.mode) for f in body.files]
-    )
+    return VolumeChange(body.base, files_of(body.files))
 
 
 def _answer(project: str, volume: str, done: VolumeCommitResult) -> VolumeVersionView:
@@ -161,16 +156,16 @@ def _answer(project: str, volume: str, done: VolumeCommitResult) -> VolumeVersio
 
 
 def _version(version: VolumeVersion, artifact: Artifact | None) -> VolumeVersionView:
-    sizes = {} if artifact is None else _sizes(artifact)
-    return VolumeVersionView(**version._asdict(), volume=version.name, **sizes)
+    return VolumeVersionView(**version._asdict(), volume=version.name, **_sizes(artifact))
 
 
 def _volume(tx: Tx, volume: VolumeRecord) -> VolumeView:
     version, artifact = core.newest(tx, volume)
     changed_at = volume.created_at if version is None else version.created_at
-    sizes = {} if artifact is None else _sizes(artifact)
-    return VolumeView(**volume._asdict(), **sizes, changed_at=changed_at)
+    return VolumeView(**volume._asdict(), **_sizes(artifact), changed_at=changed_at)
 
 
-def _sizes(artifact: Artifact) -> dict[str, Any]:
+def _sizes(artifact: Artifact | None) -> dict[str, Any]:
+    if artifact is None:
+        return {}
     return {"digest": artifact.digest, "files": artifact.files, "bytes": artifact.bytes}

@@ -13,12 +13,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from corral.core.calls.accept import accept, new_call, write_accepted
-from corral.core.storage.blobs import BlobHolder
 from corral.domain.calls import CALL_FINAL, INLINE_BYTES, CallRecord, CallState, Payload
 from corral.domain.errors import CorralError, NotFound
 from corral.domain.ids import Digest
 from corral.server.authorization import Caller, User
-from corral.server.routes.blobs import keep_all
+from corral.server.routes.blobs import keep_all, user_holder
 from corral.server.routes.calls import get_chunks
 from corral.server.routes.endpoints import find_endpoint
 from corral.server.services import Services, Svc
@@ -83,8 +82,7 @@ async def _payload(asked: dict[str, Any], project: str, name: str, caller: Calle
     # Nothing is kept for an endpoint that cannot be called.
     await svc.store.read(lambda tx: find_endpoint(tx, project, name, caller))
     sha, data = await svc.in_thread(lambda: _hashed(asked))
-    holder = BlobHolder(project, f"user:{caller.token.id}", svc.clock.now() + svc.policy.user_pin_s)
-    await keep_all([(sha, data)], holder, svc)
+    await keep_all([(sha, data)], await user_holder(project, caller, svc), svc)
     return Payload(WEB, None, sha, len(data))
 
 

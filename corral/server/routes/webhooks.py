@@ -13,56 +13,43 @@ from corral.domain.ids import DeliveryId, WebhookId, is_id, is_name
 from corral.domain.webhooks.addresses import parse_url
 from corral.domain.webhooks.deliveries import Delivery, DeliveryState, Webhook, WebhookFormat
 from corral.domain.webhooks.signing import key_of, new_key
-from corral.server.authorization import Limit, Operator
-from corral.server.cursors import parse_time_cursor, time_cursor
+from corral.server.authorization import Operator
+from corral.server.pages import Limit, by_time, next_page, parse_time_cursor
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
-from corral.wire.webhooks import (
-    REPLAY_AT_ONCE,
-    CreatedWebhook,
-    DeliveryDetail,
-    DeliveryPage,
-    DeliveryView,
-    ReplayAnswer,
-    ReplayRequest,
-    ResumeRequest,
-    RotateWebhookRequest,
-    WebhookPage,
-    WebhookRequest,
-    WebhookView,
-)
+from corral.wire import webhooks as wire
 
 router = APIRouter(prefix="/v1", tags=["webhooks"])
 
 
 @router.post("/webhooks", status_code=201)
-async def add_webhook(body: WebhookRequest, caller: Operator, svc: Svc) -> CreatedWebhook:
+async def add_webhook(body: wire.WebhookRequest, caller: Operator, svc: Svc) -> wire.CreatedWebhook:
     """Notices of what happens from now on. The secret is in this answer alone."""
     target = parse_url(body.url)
     key = body.secret or new_key()
     key_of(key)
     await svc.sender.check(target)
+    events = list(dict.fromkeys(body.events))
+    new = NewWebhook(body.name, body.project, body.url, WebhookFormat(body.format), events, key)
     by = caller.by(svc.clock)
 
-    def unit(tx: Tx) -> CreatedWebhook:
-        events = list(dict.fromkeys(body.events))
-        new = NewWebhook(body.name, body.project, body.url, WebhookFormat(body.format), events, key)
+    def unit(tx: Tx) -> wire.CreatedWebhook:
         hook = add(tx, svc.cipher, new, by=by)
-        return CreatedWebhook(**_view(tx, hook, svc).model_dump(), secret=None if body.secret else key)
+        return wire.CreatedWebhook(**_view(tx, hook, svc).model_dump(), secret=None if body.secret else key)
 
     return await svc.store.write(unit)
 
 
 @router.get("/webhooks")
-async def list_webhooks(caller: Operator, svc: Svc) -> WebhookPage:
+async def list_webhooks(caller: Operator, svc: Svc) -> wire.WebhookPage:
     """All of them, by name; there are 1,000 at most."""
     return await svc.store.read(
-        lambda tx: WebhookPage(items=[_view(tx, hook, svc) for hook in tx.webhooks.all()])
+        lambda tx: wire.WebhookPage(items=[_view(tx, hook, svc) for hook in tx.webhooks.all()])
     )
 
 
 @router.get("/webhooks/{webhook}")
-async def get_webhook(webhook: str, caller: Operator, svc: Svc) -> WebhookView:
+async def get_webhook(webhook: str, caller: Operator, svc: Svc) -> wire.WebhookView:
     """One, by name or id."""
     return await svc.store.read(lambda tx: _view(tx, _find(tx, webhook), svc))
 
@@ -80,21 +67,19 @@ async def remove_webhook(webhook: str, caller: Operator, svc: Svc) -> None:
 
 
 @router.post("/webhooks/{webhook}/pause")
-async def pause_webhook(webhook: str, caller: Operator, svc: Svc) -> WebhookView:
+async def pause_webhook(webhook: str, caller: Operator, svc: Svc) -> wire.WebhookView:
     """Send nothing; what happens meanwhile is sent after it is resumed."""
-
-    def unit(tx: Tx) -> WebhookView:
-        hook = _find(tx, webhook)
-        return _view(tx, set_paused(tx, hook, True, by=caller.by(svc.clock)), svc)
-
-    return await svc.store.write(unit)
+    by = caller.by(svc.clock)
+    return await svc.store.write(lambda tx: _view(tx, set_paused(tx, _find(tx, webhook), True, by=by), svc))
 
 
 @router.post("/webhooks/{webhook}/resume")
-async def resume_webhook(webhook: str, body: ResumeRequest, caller: Operator, svc: Svc) -> WebhookView:
+async def resume_webhook(
+    webhook: str, body: wire.ResumeRequest, caller: Operator, svc: Svc
+) -> wire.WebhookView:
     """Send again, with or without what happened meanwhile."""
 
-    def unit(tx: Tx) -> WebhookView:
+    def unit(tx: Tx) -> wire.WebhookView:
         hook = _find(tx, webhook)
         if body.skip:
             tx.webhooks.advance(hook.id, before=hook.cursor, after=tx.events.feed_end())
@@ -105,22 +90,22 @@ async def resume_webhook(webhook: str, body: ResumeRequest, caller: Operator, sv
 
 @router.post("/webhooks/{webhook}/rotate")
 async def rotate_webhook(
-    webhook: str, body: RotateWebhookRequest, caller: Operator, svc: Svc
-) -> CreatedWebhook:
+    webhook: str, body: wire.RotateWebhookRequest, caller: Operator, svc: Svc
+) -> wire.CreatedWebhook:
     """Sign with a new secret, and for a while with the old one as well. It is in this answer alone."""
     key = body.secret or new_key()
     key_of(key)
 
-    def unit(tx: Tx) -> CreatedWebhook:
+    def unit(tx: Tx) -> wire.CreatedWebhook:
         by = caller.by(svc.clock)
         hook = rotate(tx, svc.cipher, _find(tx, webhook), key, keep_s=body.keep_s, by=by)
-        return CreatedWebhook(**_view(tx, hook, svc).model_dump(), secret=None if body.secret else key)
+        return wire.CreatedWebhook(**_view(tx, hook, svc).model_dump(), secret=None if body.secret else key)
 
     return await svc.store.write(unit)
 
 
 @router.post("/webhooks/{webhook}/test")
-async def test_webhook(webhook: str, caller: Operator, svc: Svc) -> DeliveryView:
+async def test_webhook(webhook: str, caller: Operator, svc: Svc) -> wire.DeliveryView:
     """Send a notice that says nothing, now, and tell what came of it. It is not tried again."""
     now = svc.clock.now()
 
@@ -129,8 +114,8 @@ async def test_webhook(webhook: str, caller: Operator, svc: Svc) -> DeliveryView
         note_change(tx, "webhook.test", hook, caller.by(svc.clock))
         return hook, make_test(tx, hook, actor=caller.actor, now=now)
 
-    hook, delivery = await svc.store.write(unit)
-    return _delivery(await svc.notifier.deliver(hook, delivery))
+    delivered = await svc.notifier.deliver(*await svc.store.write(unit))
+    return wire.DeliveryView(**delivered._asdict())
 
 
 @router.get("/webhooks/{webhook}/deliveries")
@@ -141,7 +126,7 @@ async def list_deliveries(
     state: DeliveryState | None = None,
     cursor: str | None = None,
     limit: Limit = 50,
-) -> DeliveryPage:
+) -> wire.DeliveryPage:
     """What was and is to be sent, the newest first; what ended is kept for 30 days."""
     after = parse_time_cursor(cursor, "d", DeliveryId)
 
@@ -149,12 +134,12 @@ async def list_deliveries(
         return tx.webhooks.deliveries(_find(tx, webhook).id, after=after, limit=limit, state=state)
 
     found = await svc.store.read(unit)
-    more = time_cursor(found[-1].created_at, found[-1].id) if len(found) == limit else None
-    return DeliveryPage(items=[_delivery(d) for d in found], next=more)
+    items = [wire.DeliveryView(**delivery._asdict()) for delivery in found]
+    return wire.DeliveryPage(items=items, next=next_page(found, limit, by_time))
 
 
 @router.get("/webhooks/{webhook}/deliveries/{delivery_id}")
-async def get_delivery(webhook: str, delivery_id: str, caller: Operator, svc: Svc) -> DeliveryDetail:
+async def get_delivery(webhook: str, delivery_id: str, caller: Operator, svc: Svc) -> wire.DeliveryDetail:
     """One, with the body that is sent."""
 
     def unit(tx: Tx) -> Delivery:
@@ -168,11 +153,13 @@ async def get_delivery(webhook: str, delivery_id: str, caller: Operator, svc: Sv
         return found
 
     found = await svc.store.read(unit)
-    return DeliveryDetail(**_delivery(found).model_dump(), body=json.loads(found.body))
+    return wire.DeliveryDetail(**{**found._asdict(), "body": json.loads(found.body)})
 
 
 @router.post("/webhooks/{webhook}/replay")
-async def replay_deliveries(webhook: str, body: ReplayRequest, caller: Operator, svc: Svc) -> ReplayAnswer:
+async def replay_deliveries(
+    webhook: str, body: wire.ReplayRequest, caller: Operator, svc: Svc
+) -> wire.ReplayAnswer:
     """Send deliveries once more, under their old ids: those that are named, or all that were given up."""
     unknown = [text for text in body.deliveries if not is_id(text, "d")]
     if unknown or bool(body.deliveries) == body.dead:
@@ -185,14 +172,14 @@ async def replay_deliveries(webhook: str, body: ReplayRequest, caller: Operator,
         hook = _find(tx, webhook)
         now = svc.clock.now()
         if body.dead:
-            done = replay_dead(tx, hook, limit=REPLAY_AT_ONCE, now=now)
+            done = replay_dead(tx, hook, limit=wire.REPLAY_AT_ONCE, now=now)
         else:
             done = replay(tx, hook, [DeliveryId(text) for text in body.deliveries], now=now)
         if done:
             note_change(tx, "webhook.replay", hook, caller.by(svc.clock), count=done)
         return done
 
-    return ReplayAnswer(count=await svc.store.write(unit))
+    return wire.ReplayAnswer(count=await svc.store.write(unit))
 
 
 def _find(tx: Tx, text: str) -> Webhook:
@@ -204,9 +191,9 @@ def _find(tx: Tx, text: str) -> Webhook:
     return found
 
 
-def _view(tx: Tx, hook: Webhook, svc: Services) -> WebhookView:
+def _view(tx: Tx, hook: Webhook, svc: Services) -> wire.WebhookView:
     url = svc.cipher.decrypt(hook.url, context=url_context(hook.id))
-    return WebhookView(
+    return wire.WebhookView(
         **{
             **hook._asdict(),
             "url": parse_url(url).shown,
@@ -215,7 +202,3 @@ def _view(tx: Tx, hook: Webhook, svc: Services) -> WebhookView:
             "old_secret_until": hook.old_secret_until if len(hook.secrets(svc.clock.now())) > 1 else None,
         }
     )
-
-
-def _delivery(delivery: Delivery) -> DeliveryView:
-    return DeliveryView(**delivery._asdict())
