@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import shutil
 import sys
 import tempfile
 import threading
@@ -16,14 +18,15 @@ from corral.client.environments.lock_cache import LockCache, LockRequest
 from corral.client.files.tree import scan
 from corral.client.files.upload import upload
 from corral.client.http.discovery import discover
+from corral.client.volumes import volumes
+from corral.client.volumes.folder import VolumeFolder
 from corral.domain.calls import INLINE_BYTES
 from corral.domain.errors import BlobMissing, DigestMismatch, NotFound
-from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, Payload
+from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, Payload, VolumeFile
 from corral.functions.codec import Pieces, as_text, from_text, whole
 from corral.functions.errors import EndpointGone, ResultLost
 from corral.functions.member import Member
 from corral.functions.packaging import Package, pack
-from corral.functions.volume_folders import LocalVolumes
 from corral.settings import process_environment, read_settings
 from corral.wire.calls import CallView
 from corral.wire.endpoints import DeployRequest, FunctionTable, Scaling
@@ -258,3 +261,41 @@ class HttpBackend:
 
 def _inline(form: str, data: bytes) -> dict[str, Any]:
     return {"format": form, "body": as_text(data), "size": len(data)}
+
+
+class LocalVolumes:
+    """Volumes of a program: on the server, and as folders that go when the process ends."""
+
+    def __init__(self) -> None:
+        self._folders: dict[tuple[str, str], VolumeFolder] = {}
+        self._lock = threading.Lock()
+
+    def do(self, corral: Corral, project: str, name: str, what: str, given: dict[str, Any]) -> dict[str, Any]:
+        remote = corral.volumes.remote(project, name)
+        match what:
+            case "put":
+                made = volumes.put(remote, Path(given["source"]).expanduser(), given["target"])
+                return {"version": made.version}
+            case "get":
+                volumes.get(remote, given["path"], Path(given["target"]).expanduser())
+                return {}
+            case "rm":
+                return {"version": volumes.remove(remote, given["path"]).version}
+            case "ls":
+                found = volumes.below(remote.tree(remote.head()), given["path"])
+                return {"files": [VolumeFile(one.path, one.size, one.digest) for one in found.files]}
+        folder = self._folder(remote, project, name)
+        if what == "path":
+            return {"path": str(folder.root)}
+        return {"version": folder.commit() if what == "commit" else folder.reload(discard=given["discard"])}
+
+    def _folder(self, remote: volumes.RemoteVolume, project: str, name: str) -> VolumeFolder:
+        with self._lock:
+            found = self._folders.get((project, name))
+            if found is None:
+                scratch = tempfile.mkdtemp(prefix="corral-volume-")
+                atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+                found = VolumeFolder(Path(scratch, name), remote)
+                found.fill()
+                self._folders[project, name] = found
+            return found

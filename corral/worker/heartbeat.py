@@ -13,7 +13,7 @@ import psutil
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.wire.leases import BeatRequest, LeaseView
 from corral.worker.host.probe import gpu_sample
-from corral.worker.lease_control import LeaseControl
+from corral.worker.lease import LeaseControl
 from corral.worker.server_link import Pauses, ServerLink
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from corral.worker.child.process import Child, Exit
 from corral.worker.child.verdict import ChildEnd
 from corral.worker.heartbeat import Vitals
 from corral.worker.instance.server import InstanceServer
-from corral.worker.lease_control import LeaseControl, StopOrder
+from corral.worker.lease import LeaseControl, StopOrder
 from corral.worker.prepare.preparation import PreparedCommand
 from corral.worker.prepare.workspace import Workspace
 from corral.worker.report.checkpoint_uploader import CheckpointUploader

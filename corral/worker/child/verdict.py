@@ -11,7 +11,7 @@ from corral.domain.redaction import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.wire.leases import FailRequest, FinishRequest, StoppedRequest
 from corral.worker.child.process import Exit
-from corral.worker.lease_control import StopOrder
+from corral.worker.lease import StopOrder
 from corral.worker.prepare.workspace import JobOutcome
 
 # Raised by what the program itself does; anybody may send the others.

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import logging
 import os
 import platform
 import shutil
 import socket
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
 import psutil
 
 from corral.domain.hosts.capability import ENGINE_PACKAGES, Capability
-from corral.worker.host.build import build
+from corral.version import __version__
 from corral.worker.host.cgroup import cpu_quota, memory_left, memory_limit
 from corral.worker.host.gpus import GpuProbe, GpuSurvey
 
@@ -27,6 +30,7 @@ _ROOT = Path("/")
 _NOTHING_SET: Mapping[str, str] = MappingProxyType({})
 _GPUS = GpuProbe()
 _SYSTEMS = {"Linux": "linux", "Darwin": "darwin", "Windows": "windows"}
+_GIT_LIMIT_S = 5.0
 _ARCHES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
 
@@ -172,3 +176,37 @@ def _existing(path: Path) -> Path:
     """The folder, or the nearest above that is there: it decides on the file system."""
     absolute = path.absolute()
     return next((folder for folder in (absolute, *absolute.parents) if folder.exists()), absolute)
+
+
+@cache
+def build() -> str:
+    """Which Corral this is: `0.1.0`, or `0.1.0+1a2b3c4d5e6f`. Never raises; asked once."""
+    commit = _installed_commit() or _checkout_commit()
+    return f"{__version__}+{commit[:12]}" if commit else __version__
+
+
+def _installed_commit() -> str | None:
+    """As pip notes it for `pip install git+https://...`."""
+    try:
+        said = importlib.metadata.distribution("corral").read_text("direct_url.json")
+        found = json.loads(said or "{}").get("vcs_info", {}).get("commit_id")
+    except (importlib.metadata.PackageNotFoundError, ValueError, AttributeError, OSError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _checkout_commit() -> str | None:
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_LIMIT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout.strip() or None

@@ -15,7 +15,7 @@ from corral.domain.calls import INLINE_BYTES
 from corral.runner.channel import INLINE_MAX
 from corral.wire.blobs import StoredBlob
 from corral.wire.payloads import PayloadBody
-from corral.worker.lease_session import LeaseSession
+from corral.worker.lease import LeaseSession
 from corral.worker.server_link import PASSING, Pauses
 
 

@@ -20,13 +20,12 @@ from corral.domain.errors import CorralError, TooLarge
 from corral.domain.redaction import SecretValues
 from corral.worker.instance.calls import InstanceCalls
 from corral.worker.instance.channel import InstanceChannel
-from corral.worker.instance.feed import CallFeed
+from corral.worker.instance.exchange import CallFeed, OutcomeMailer
 from corral.worker.instance.live_calls import LiveCalls
-from corral.worker.instance.mailer import OutcomeMailer
 from corral.worker.instance.nested_calls import NestedCalls
 from corral.worker.instance.payloads import InstancePayloads
 from corral.worker.instance.watchdog import Watchdog
-from corral.worker.lease_session import LeaseSession
+from corral.worker.lease import LeaseSession
 from corral.worker.prepare.volumes import VolumeMounts
 from corral.worker.report.recorder import Recorder
 

@@ -24,7 +24,7 @@ from corral.worker.child.process import Command
 from corral.worker.child.variables import child_environment
 from corral.worker.context import WorkerContext
 from corral.worker.instance.server import InstanceServer
-from corral.worker.lease_session import LeaseSession
+from corral.worker.lease import LeaseSession
 from corral.worker.prepare.environments import Environments
 from corral.worker.prepare.volumes import VolumeMounts
 from corral.worker.prepare.workspace import Workspace, make_read_only

@@ -13,7 +13,7 @@ from corral.client.files.upload import upload
 from corral.domain.errors import BlobMissing, DigestMismatch, OffsetMismatch
 from corral.domain.redaction import SecretValues
 from corral.wire.artifacts import ArtifactView
-from corral.worker.lease_session import LeaseSession
+from corral.worker.lease import LeaseSession
 
 # The files or the server changed under us: scanning again helps, or nothing does.
 _AGAIN = (BlobMissing, DigestMismatch, OffsetMismatch, FileChanged)
