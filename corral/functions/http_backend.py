@@ -41,7 +41,7 @@ class HttpBackend:
     def __init__(self, corral: Corral, project: str, *, locks: LockCache | None = None) -> None:
         self.corral = corral
         self._project = project
-        self._found: dict[int, tuple[Member, EndpointTarget]] = {}
+        self._found: dict[Member, EndpointTarget] = {}
         self._lock = threading.Lock()
         self._local = LocalVolumes()
         self._locks: dict[str, Lock] = {}
@@ -57,11 +57,11 @@ class HttpBackend:
 
     def find(self, member: Member) -> EndpointTarget:
         with self._lock:
-            if id(member) not in self._found:
+            if member not in self._found:
                 # All of the app's: one may call another, and finds it there then.
-                for one in {id(member): member, **{id(m): m for m in member.app.members.values()}}.values():
-                    self._found[id(one)] = (one, self._made_ready(one))
-            return self._found[id(member)][1]
+                for one in dict.fromkeys([member, *member.app.members.values()]):
+                    self._found[one] = self._made_ready(one)
+            return self._found[member]
 
     def look_up(self, project: str | None, name: str) -> tuple[EndpointTarget, dict[str, Any], str]:
         project = project or self._project
@@ -92,11 +92,7 @@ class HttpBackend:
             project=project,
             kind="service",
             service=ServiceTable.model_validate(
-                {
-                    "entry": package.entry,
-                    "volumes": dict(settings.volumes),
-                    "max_memory": settings.max_memory,
-                }
+                {"entry": package.entry, "volumes": dict(settings.volumes), "max_memory": settings.max_memory}
             ),
             code=code,
             code_digest=digest,
@@ -168,7 +164,7 @@ class HttpBackend:
     def forget(self, target: EndpointTarget) -> None:
         """It is gone: nobody called it for long. The next call makes it ready again."""
         with self._lock:
-            self._found = {key: one for key, one in self._found.items() if one[1] != target}
+            self._found = {member: one for member, one in self._found.items() if one != target}
 
     def make(self, target: EndpointTarget, asks: Sequence[OutgoingCall], wait_s: float) -> list[CallStatus]:
         request = {

@@ -26,11 +26,10 @@ from corral.worker.instance.server import InstanceServer
 from corral.worker.lease import LeaseControl, LeaseSession, StopOrder
 from corral.worker.prepare.preparation import Preparation, PreparationFailed, PreparedCommand
 from corral.worker.prepare.workspace import JobOutcome, JobPhase, JobRecord, Workspace
-from corral.worker.report.checkpoint_uploader import CheckpointUploader
 from corral.worker.report.outbox import deliver
 from corral.worker.report.recorder import Recorder
 from corral.worker.report.spool import BatchSender, Spool
-from corral.worker.report.uploads import TRIES, Uploads
+from corral.worker.report.uploads import TRIES, CheckpointUploader, Uploads
 from corral.worker.server_link import ServerLink, WaitAbandoned
 
 logger = logging.getLogger(__name__)
@@ -94,8 +93,9 @@ class LeaseJob:
             self._deliver_plainly(failed(Reason.ENVIRONMENT, f"this host cannot run it: {error}"))
         except Exception as error:
             logger.exception("the job of %s failed in the worker", self.lease.id)
-            broken = failed(Reason.UNKNOWN, f"the worker failed: {type(error).__name__}: {error}")
-            self._deliver_plainly(broken)
+            self._deliver_plainly(
+                failed(Reason.UNKNOWN, f"the worker failed: {type(error).__name__}: {error}")
+            )
         finally:
             self._beater.end()
             self._workspace.remove()
@@ -150,7 +150,7 @@ class LeaseJob:
         return Recorder(spool), sender
 
     def _checkpoints(self, recorder: Recorder) -> CheckpointUploader:
-        return CheckpointUploader(self._workspace, self._uploads, recorder, secrets=self._secrets)
+        return CheckpointUploader(self._workspace, self._uploads, recorder, self._secrets)
 
     def _serving(self, recorder: Recorder) -> InstanceServer | None:
         if self.lease.spec.service is None:

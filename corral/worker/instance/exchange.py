@@ -43,12 +43,11 @@ class CallFeed:
             request, wait_for_answer = asked
             try:
                 answer = wait_for_answer()
-            except (LeaseLost, NotFound) as error:
-                self._asked(request, None)
-                self._session.control.lose(error.message)
-                return
             except CorralError as error:
                 self._asked(request, None)
+                if isinstance(error, LeaseLost | NotFound):
+                    self._session.control.lose(error.message)
+                    return
                 if isinstance(error, PASSING):
                     self._session.link.look_again()
                 else:

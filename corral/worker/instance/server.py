@@ -44,12 +44,7 @@ class InstanceServer:
     """`command` and `environment` start the instance; `start` before it does, `end` when it is gone."""
 
     def __init__(
-        self,
-        session: LeaseSession,
-        folder: Path,
-        *,
-        recorder: Recorder,
-        memory: Callable[[], int],
+        self, session: LeaseSession, folder: Path, *, recorder: Recorder, memory: Callable[[], int]
     ) -> None:
         service, control = session.lease.spec.service, session.control
         assert service is not None, "only an instance is served"
@@ -91,7 +86,8 @@ class InstanceServer:
             # Its Python may have none of its own.
             "cloudpickle": os.path.dirname(cloudpickle.__file__),
         }
-        return {"CORRAL_INSTANCE": json.dumps(config)}
+        volumes = {} if self.mounts is None else self.mounts.environment()
+        return {"CORRAL_INSTANCE": json.dumps(config), **volumes}
 
     def start(self) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
