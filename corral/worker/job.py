@@ -93,9 +93,8 @@ class LeaseJob:
             self._deliver_plainly(failed(Reason.ENVIRONMENT, f"this host cannot run it: {error}"))
         except Exception as error:
             logger.exception("the job of %s failed in the worker", self.lease.id)
-            self._deliver_plainly(
-                failed(Reason.UNKNOWN, f"the worker failed: {type(error).__name__}: {error}")
-            )
+            why = f"the worker failed: {type(error).__name__}: {error}"
+            self._deliver_plainly(failed(Reason.UNKNOWN, why))
         finally:
             self._beater.end()
             self._workspace.remove()
