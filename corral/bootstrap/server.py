@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import socket
-import ssl
 from collections.abc import Callable
 from pathlib import Path
 
@@ -155,8 +154,7 @@ def give_certificate(settings: Settings, authority: OwnAuthority, now: float) ->
 
 def _first_operator(tx: Tx, now: float) -> NewToken:
     made = make_token(tx, Scope.OPERATOR, "operator", now=now)
-    target = f"token:{made.token.id}"
-    note(tx, "token.create", target, by_corral(now), name="operator", scope="operator")
+    note(tx, "token.create", f"token:{made.token.id}", by_corral(now), name="operator", scope="operator")
     return made
 
 
@@ -200,6 +198,7 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 async def _serve(settings: Settings) -> None:
     store = open_store(settings)
     transport = build_transport(settings, SystemClock().now)
+    tls = transport.tls
     services = build_services(settings, store, transport.trust)
     await ensure_identities(settings, store, services.clock.now())
     if transport.authority is not None and transport.trust.hosts_need_certificates:
@@ -221,17 +220,13 @@ async def _serve(settings: Settings) -> None:
         server_header=False,
         # No route looks at who forwarded a request, and each layer costs time.
         proxy_headers=False,
-        ssl_context_factory=None if transport.tls is None else _the(transport.tls.context),
+        ssl_context_factory=None if tls is None else lambda *_: tls.context,
     )
     server = _Announcing(config, settings, transport, before_end=control_plane.close_waits)
     _stop_on_signals(server)
-    keeper = asyncio.create_task(_keep_fresh(transport.tls, settings))
+    keeper = asyncio.create_task(_keep_fresh(tls, settings))
     await server.serve(sockets=[listener])
     keeper.cancel()
-
-
-def _the(context: ssl.SSLContext) -> Callable[..., ssl.SSLContext]:
-    return lambda *_: context
 
 
 async def _keep_fresh(tls: ServerTls | None, settings: Settings) -> None:
@@ -301,6 +296,3 @@ class _Announcing(uvicorn.Server):
         self._settings.server_file.unlink(missing_ok=True)
         self._before_end()
         await super().shutdown(sockets)
-
-    def install_signal_handlers(self) -> None:
-        """Ours are installed already."""

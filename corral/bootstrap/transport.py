@@ -77,14 +77,13 @@ def _wants_tls(settings: Settings) -> bool:
 
 
 def _given_chain(settings: Settings) -> GivenChain | None:
-    if (settings.tls_cert is None) != (settings.tls_key is None):
+    certificate, key = settings.tls_cert, settings.tls_key
+    if (certificate is None) != (key is None):
         raise InvalidInput(
             "CORRAL_TLS_CERT and CORRAL_TLS_KEY go together, and one of them is not set",
             hint="Set both, or neither: then the server makes a certificate itself.",
         )
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    return GivenChain(settings.tls_cert, settings.tls_key)
+    return None if certificate is None or key is None else GivenChain(certificate, key)
 
 
 def _given_name(settings: Settings) -> str | None:
@@ -110,7 +109,7 @@ def _names(settings: Settings) -> list[str]:
     names = ["localhost", "127.0.0.1", "::1", *_listed(settings.tls_names)]
     if not is_loopback(settings.host):
         names += [socket.gethostname()]
-        names += _addresses() if _is_any(settings.host) else [settings.host]
+        names += _addresses() if settings.host in ("0.0.0.0", "::", "") else [settings.host]
     # No certificate can name what is not ASCII.
     return list(dict.fromkeys(name for name in names if name and name.isascii()))
 
@@ -121,10 +120,6 @@ def _addresses() -> list[str]:
     texts = {each.address.partition("%")[0] for each in found if each.family in families}
     # Those of one link alone cannot be written into an address without naming the link.
     return sorted(text for text in texts if not ipaddress.ip_address(text).is_link_local)
-
-
-def _is_any(host: str) -> bool:
-    return host in ("0.0.0.0", "::", "")
 
 
 def _listed(text: str) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, Unpack, dataclass_transform, overload
 
 from corral.functions.classes import class_member, parameter
 from corral.functions.decorator_options import ClassOptions, FunctionOptions, settings_of
 from corral.functions.function import AsyncFunction, Function, Generator, handle_of
-from corral.functions.member import AppMembers, Member
+from corral.functions.member import AppMembers, Callee, Member, check_scheduled, is_async, kind_of
 from corral.functions.options import Environment, FunctionResources, FunctionSettings, as_names
 
 P = ParamSpec("P")
@@ -97,19 +98,18 @@ class App(AppMembers):
         self, options: FunctionOptions, path: str | None = None, method: str | None = None
     ) -> FunctionDecorator:
         settings = settings_of(self._settings, options, known=FunctionOptions.__optional_keys__)
-        name, batch = options.get("name"), options.get("batch")
-        return FunctionDecorator(
-            lambda fn: Member.of_function(
-                self, fn, settings=settings, name=name, batch=batch, path=path, method=method
-            )
-        )
+        return FunctionDecorator(self, settings, options, path, method)
 
 
+@dataclass(frozen=True)
 class FunctionDecorator:
     """What `@app.function(...)` gives; its overloads keep the function's own signature for type checkers."""
 
-    def __init__(self, declare: Callable[[Callable[..., Any]], Member]) -> None:
-        self._declare = declare
+    app: App
+    settings: FunctionSettings
+    options: FunctionOptions
+    path: str | None
+    method: str | None
 
     @overload
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]]) -> AsyncFunction[P, R]: ...
@@ -127,6 +127,19 @@ class FunctionDecorator:
             raise TypeError(f"{fn.__name__} is a class; decorate it with @app.cls()")
         if not callable(fn):
             raise TypeError(f"@app.function() decorates functions, not {fn!r}")
-        member = self._declare(fn)
-        member.app.add(member)
+        batch = self.options.get("batch")
+        if self.settings.schedule is not None:
+            check_scheduled(fn, batch)
+        plain = getattr(fn, "__name__", "function")
+        called, name = ("function", "lambda") if plain == "<lambda>" else (plain, plain)
+        member = Member(
+            self.app,
+            self.options.get("name") or name,
+            fn,
+            getattr(fn, "__module__", "__main__"),
+            getattr(fn, "__qualname__", type(fn).__qualname__),
+            self.settings,
+            {called: Callee(called, kind_of(fn), is_async(fn), batch, self.path, self.method)},
+        )
+        self.app.add(member)
         return handle_of(fn)(member, fn)

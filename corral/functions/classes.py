@@ -5,16 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
-from typing import (
-    Any,
-    Concatenate,
-    Generic,
-    ParamSpec,
-    Self,
-    TypeVar,
-    dataclass_transform,
-    overload,
-)
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, dataclass_transform, overload
 
 from corral.functions import codec
 from corral.functions.function import AsyncFunction, Function, Generator, handle_of
@@ -70,22 +61,17 @@ def _hook(kind: str) -> Callable[[Callable[[Any], R]], Callable[[Any], R]]:
     return decorate
 
 
+@dataclass(eq=False, repr=False)
 class Method(Generic[H]):
     """A method that can be called on the fleet; of a made instance it is a Function."""
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        *,
-        batch: Batch | None,
-        timeout: float | str | None,
-        retries: Retries | int | None,
-    ) -> None:
-        self.fn = fn
-        self.batch = batch
-        self.timeout = timeout
-        self.retries = as_retries(retries)
-        functools.update_wrapper(self, fn)  # type: ignore[arg-type]
+    fn: Callable[..., Any]
+    batch: Batch | None
+    timeout: float | str | None
+    retries: Retries | None
+
+    def __post_init__(self) -> None:
+        functools.update_wrapper(self, self.fn)  # type: ignore[arg-type]
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -163,14 +149,11 @@ def method(
     *, batch: None = None, timeout: float | str | None = None, retries: Retries | int | None = None
 ) -> _Decorator: ...
 def method(
-    *,
-    batch: Batch | None = None,
-    timeout: float | str | None = None,
-    retries: Retries | int | None = None,
+    *, batch: Batch | None = None, timeout: float | str | None = None, retries: Retries | int | None = None
 ) -> _Decorator:
     """Make a method one that can be called on the fleet. With `batch` it gets and gives lists."""
     kind = _Decorator if batch is None else _BatchDecorator
-    return kind(batch=batch, timeout=timeout, retries=retries)
+    return kind(batch=batch, timeout=timeout, retries=as_retries(retries))
 
 
 def class_member(target: Any, app: AppMembers, settings: FunctionSettings, *, name: str | None) -> Member:
@@ -233,9 +216,10 @@ def _initialiser(target: type, params: dict[str, Parameter]) -> Callable[..., No
 
 def hooks(instance: Any, kind: str) -> list[Callable[[], Any]]:
     """The instance's enter or exit hooks, base classes first."""
-    found: dict[str, Callable[[], Any]] = {}
-    for base in reversed(type(instance).__mro__):
-        for name, value in vars(base).items():
-            if getattr(value, _HOOK, None) == kind:
-                found[name] = getattr(instance, name)
-    return list(found.values())
+    names = {
+        key: None
+        for base in reversed(type(instance).__mro__)
+        for key, value in vars(base).items()
+        if getattr(value, _HOOK, None) == kind
+    }
+    return [getattr(instance, name) for name in names]

@@ -104,6 +104,7 @@ def describe(error: BaseException, *, hide: int = 1) -> dict[str, Any]:
     for _ in range(hide):
         frames = frames.tb_next if frames is not None and frames.tb_next is not None else frames
     text = "".join(traceback.format_exception(kind, error, frames))
+    code = error.code if isinstance(error, SystemExit) else None
     names = [base.__name__ for base in kind.__mro__ if base is not object]
     dotted = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__ if base is not object]
     return {
@@ -114,9 +115,7 @@ def describe(error: BaseException, *, hide: int = 1) -> dict[str, Any]:
         "traceback": text[-_LONGEST_TRACEBACK:],
         "args": _plain(error.args),
         "state": _plain({k: v for k, v in vars(error).items() if not k.startswith("__")}),
-        "exit_code": error.code
-        if isinstance(error, SystemExit) and isinstance(error.code, int | None)
-        else None,
+        "exit_code": code if isinstance(code, int) else None,
     }
 
 

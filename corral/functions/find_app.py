@@ -32,23 +32,20 @@ def load_file(path: Path) -> ModuleType:
     return module
 
 
-def apps_of(module: ModuleType) -> list[App]:
-    return list({id(one): one for one in vars(module).values() if isinstance(one, App)}.values())
-
-
 def find_app(text: str) -> tuple[list[App], Member | None]:
     """`file.py` or `file.py::member`."""
     file, _, name = text.partition("::")
-    apps = apps_of(load_file(Path(file)))
+    found = vars(load_file(Path(file))).values()
+    apps = list({id(one): one for one in found if isinstance(one, App)}.values())
     if not apps:
         raise FunctionError(f'{file} has no app; write `app = corral.App("name")` into it')
     if not name:
         return apps, None
-    members = {key: member for app in apps for key, member in app.members.items()}
+    members = {key: one for app in apps for key, one in app.members.items()}
     own, _, method = name.partition(".")
-    found = members.get(name) or members.get(own)
-    if found is None:
+    member = members.get(name) or members.get(own)
+    if member is None:
         raise FunctionError(f"{file} has no {name}; it has: {', '.join(sorted(members)) or 'nothing'}")
-    if method and method not in found.callees:
-        raise FunctionError(f"{own} has no method {method}; it has: {', '.join(sorted(found.callees))}")
-    return apps, found
+    if method and method not in member.callees:
+        raise FunctionError(f"{own} has no method {method}; it has: {', '.join(sorted(member.callees))}")
+    return apps, member

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import shutil
 import sys
 import tempfile
 import threading
@@ -16,14 +18,15 @@ from corral.client.environments.lock_cache import LockCache, LockRequest
 from corral.client.files.tree import scan
 from corral.client.files.upload import upload
 from corral.client.http.discovery import discover
+from corral.client.volumes import volumes
+from corral.client.volumes.folder import VolumeFolder
 from corral.domain.calls import INLINE_BYTES
 from corral.domain.errors import BlobMissing, DigestMismatch, NotFound
-from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, Payload
+from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, Payload, VolumeFile
 from corral.functions.codec import Pieces, as_text, from_text, whole
 from corral.functions.errors import EndpointGone, ResultLost
 from corral.functions.member import Member
 from corral.functions.packaging import Package, pack
-from corral.functions.volume_folders import LocalVolumes
 from corral.settings import process_environment, read_settings
 from corral.wire.calls import CallView
 from corral.wire.endpoints import DeployRequest, FunctionTable, Scaling
@@ -38,7 +41,7 @@ class HttpBackend:
     def __init__(self, corral: Corral, project: str, *, locks: LockCache | None = None) -> None:
         self.corral = corral
         self._project = project
-        self._found: dict[int, tuple[Member, EndpointTarget]] = {}
+        self._found: dict[Member, EndpointTarget] = {}
         self._lock = threading.Lock()
         self._local = LocalVolumes()
         self._locks: dict[str, Lock] = {}
@@ -54,11 +57,11 @@ class HttpBackend:
 
     def find(self, member: Member) -> EndpointTarget:
         with self._lock:
-            if id(member) not in self._found:
+            if member not in self._found:
                 # All of the app's: one may call another, and finds it there then.
-                for one in {id(member): member, **{id(m): m for m in member.app.members.values()}}.values():
-                    self._found[id(one)] = (one, self._made_ready(one))
-            return self._found[id(member)][1]
+                for one in dict.fromkeys([member, *member.app.members.values()]):
+                    self._found[one] = self._made_ready(one)
+            return self._found[member]
 
     def look_up(self, project: str | None, name: str) -> tuple[EndpointTarget, dict[str, Any], str]:
         project = project or self._project
@@ -89,11 +92,7 @@ class HttpBackend:
             project=project,
             kind="service",
             service=ServiceTable.model_validate(
-                {
-                    "entry": package.entry,
-                    "volumes": dict(settings.volumes),
-                    "max_memory": settings.max_memory,
-                }
+                {"entry": package.entry, "volumes": dict(settings.volumes), "max_memory": settings.max_memory}
             ),
             code=code,
             code_digest=digest,
@@ -165,7 +164,7 @@ class HttpBackend:
     def forget(self, target: EndpointTarget) -> None:
         """It is gone: nobody called it for long. The next call makes it ready again."""
         with self._lock:
-            self._found = {key: one for key, one in self._found.items() if one[1] != target}
+            self._found = {member: one for member, one in self._found.items() if one != target}
 
     def make(self, target: EndpointTarget, asks: Sequence[OutgoingCall], wait_s: float) -> list[CallStatus]:
         request = {
@@ -258,3 +257,41 @@ class HttpBackend:
 
 def _inline(form: str, data: bytes) -> dict[str, Any]:
     return {"format": form, "body": as_text(data), "size": len(data)}
+
+
+class LocalVolumes:
+    """Volumes of a program: on the server, and as folders that go when the process ends."""
+
+    def __init__(self) -> None:
+        self._folders: dict[tuple[str, str], VolumeFolder] = {}
+        self._lock = threading.Lock()
+
+    def do(self, corral: Corral, project: str, name: str, what: str, given: dict[str, Any]) -> dict[str, Any]:
+        remote = corral.volumes.remote(project, name)
+        match what:
+            case "put":
+                made = volumes.put(remote, Path(given["source"]).expanduser(), given["target"])
+                return {"version": made.version}
+            case "get":
+                volumes.get(remote, given["path"], Path(given["target"]).expanduser())
+                return {}
+            case "rm":
+                return {"version": volumes.remove(remote, given["path"]).version}
+            case "ls":
+                found = volumes.below(remote.tree(remote.head()), given["path"])
+                return {"files": [VolumeFile(one.path, one.size, one.digest) for one in found.files]}
+        folder = self._folder(remote, project, name)
+        if what == "path":
+            return {"path": str(folder.root)}
+        return {"version": folder.commit() if what == "commit" else folder.reload(discard=given["discard"])}
+
+    def _folder(self, remote: volumes.RemoteVolume, project: str, name: str) -> VolumeFolder:
+        with self._lock:
+            found = self._folders.get((project, name))
+            if found is None:
+                scratch = tempfile.mkdtemp(prefix="corral-volume-")
+                atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+                found = VolumeFolder(Path(scratch, name), remote)
+                found.fill()
+                self._folders[project, name] = found
+            return found

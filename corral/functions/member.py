@@ -54,29 +54,6 @@ class Member:
     callees: dict[str, Callee] = field(default_factory=dict)
     is_class: bool = False
 
-    @classmethod
-    def of_function(
-        cls,
-        app: AppMembers,
-        fn: Callable[..., Any],
-        *,
-        settings: FunctionSettings,
-        name: str | None,
-        batch: Batch | None,
-        path: str | None,
-        method: str | None,
-    ) -> Member:
-        if settings.schedule is not None:
-            check_scheduled(fn, batch)
-        qualname = getattr(fn, "__qualname__", type(fn).__qualname__)
-        plain = getattr(fn, "__name__", "function")
-        is_lambda = plain == "<lambda>"
-        called = "function" if is_lambda else plain
-        callee = Callee(called, kind_of(fn), is_async(fn), batch, path, method)
-        module = getattr(fn, "__module__", "__main__")
-        own = name or ("lambda" if is_lambda else plain)
-        return cls(app, own, fn, module, qualname, settings, {called: callee})
-
     @property
     def endpoint(self) -> str:
         return f"{self.app.name}.{self.name}"[:64].rstrip("._-")

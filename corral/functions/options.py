@@ -94,8 +94,7 @@ class Cron:
         _check_rules(self.missed, self.overlap)
 
     def table(self) -> dict[str, Any]:
-        times = {"cron": self.line, "timezone": self.timezone}
-        return {**times, "missed": self.missed, "overlap": self.overlap}
+        return {"cron": self.line, "timezone": self.timezone, "missed": self.missed, "overlap": self.overlap}
 
 
 @dataclass(frozen=True)

@@ -137,12 +137,8 @@ def _closure(home: _Home) -> Iterator[tuple[str, Path]]:
         seen.add(file)
         yield file.relative_to(root).as_posix(), file
         # A package is imported from its top.
-        for parent, package in _packages_of(name, file, root):
-            todo.append((parent, package, root))
-        for imported in imports_of(file, name):
-            found = find_local(imported, root)
-            if found is not None:
-                todo.append(found)
+        todo += [(parent, package, root) for parent, package in _packages_of(name, file, root)]
+        todo += [found for one in imports_of(file, name) if (found := find_local(one, root)) is not None]
 
 
 def _packages_of(name: str, file: Path, root: Path) -> Iterator[tuple[str, Path]]:

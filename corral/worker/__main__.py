@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from functools import partial
-from pathlib import Path
 from types import FrameType
 
 import psutil
@@ -24,7 +23,7 @@ from corral.worker.child.strays import become_subreaper
 from corral.worker.child.variables import base_environment, engine_environment
 from corral.worker.context import WorkerContext
 from corral.worker.credential import CredentialRotation, WorkerCredential, wait_for_identity
-from corral.worker.host.probe import probe, snapshot
+from corral.worker.host.probe import HostProbe
 from corral.worker.prepare.input_cache import InputCache
 from corral.worker.report.outbox import Outbox
 from corral.worker.server_link import ServerLink
@@ -34,20 +33,18 @@ BEAT_TIMEOUT_S = 10.0
 logger = logging.getLogger("corral.worker")
 
 
-class Signals:
-    """The first signal asks for a drain; the second ends at once, and the shims kill the children."""
+def listen_to_signals() -> threading.Event:
+    """Set by the first signal, to ask for a drain; the second ends at once, and shims kill the children."""
+    asked = threading.Event()
 
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-
-    def install(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._heard)
-
-    def _heard(self, number: int, _: FrameType | None) -> None:
-        if self.asked.is_set():
+    def heard(number: int, _: FrameType | None) -> None:
+        if asked.is_set():
             os._exit(128 + number)
-        self.asked.set()
+        asked.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, heard)
+    return asked
 
 
 def main() -> int:
@@ -71,7 +68,9 @@ def run(settings: Settings) -> int:
             logger.error("another worker runs on %s already; `corral down` ends it", home)
             return 1
         pid_file = home / "worker.pid"
-        _write_pid(pid_file)
+        # With its start time, so that nobody takes a later process of the same number for this one.
+        described = {"pid": os.getpid(), "create_time": psutil.Process().create_time()}
+        write_whole(pid_file, json.dumps(described))
         try:
             return work(settings)
         finally:
@@ -79,19 +78,18 @@ def run(settings: Settings) -> int:
 
 
 def work(settings: Settings) -> int:
-    signals = Signals()
-    signals.install()
+    drain_asked = listen_to_signals()
     own_labels = _labels(settings.worker_labels)
     become_subreaper()
-    identity = wait_for_identity(settings.worker_home, signals.asked.wait)
+    identity = wait_for_identity(settings.worker_home, drain_asked.wait)
     if identity is None:
         return 0
     credential = WorkerCredential(settings.home, identity, url=settings.url)
     link = partial(ServerLink, credential)
     labels = sorted({*own_labels, *identity.labels})
     environ = process_environment()
-    look = partial(probe, settings.worker_home, labels, environ=environ)
-    capability = look()
+    machine = HostProbe(settings.worker_home, labels, environ)
+    capability = machine.capability()
     slots = settings.worker_slots or identity.slots or default_slots(capability)
     host = WorkerContext(
         home=settings.worker_home,
@@ -101,7 +99,7 @@ def work(settings: Settings) -> int:
         base_env=base_environment(environ),
         # If it is not known whether there are GPUs, a child that was granted none must see none.
         has_gpus=capability.gpus != (),
-        snapshot=partial(snapshot, settings.worker_home, labels, environ=environ),
+        snapshot=machine.snapshot,
         engine_env=engine_environment(environ),
     )
     agent = Agent(
@@ -110,22 +108,16 @@ def work(settings: Settings) -> int:
         beats=link(timeout_s=BEAT_TIMEOUT_S),
         slots=slots,
         capability=capability,
-        probe=look,
+        probe=machine.capability,
     )
     logger.info("worker of host %s (%s) with %d slots", identity.name, identity.host_id, slots)
     CredentialRotation(credential).start()
     agent.start()
-    signals.asked.wait()
+    drain_asked.wait()
     logger.info("draining; a second signal ends at once")
     agent.drain()
     logger.info("drained")
     return 0
-
-
-def _write_pid(path: Path) -> None:
-    """With its start time, so that nobody takes a later process of the same number for this one."""
-    described = {"pid": os.getpid(), "create_time": psutil.Process().create_time()}
-    write_whole(path, json.dumps(described))
 
 
 def _labels(text: str) -> list[str]:

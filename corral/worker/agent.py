@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from functools import partial
 
 from corral.client.environments.lock import Lock
@@ -42,40 +42,32 @@ def default_slots(capability: Capability) -> int:
     return max(1, capability.cores or 1, len(capability.gpus or ()))
 
 
+@dataclass(eq=False)
 class Agent:
     """`start`, then `drain` once. Its threads are daemons: what they leave is on disk."""
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        *,
-        claims: ServerLink,
-        beats: ServerLink,
-        slots: int,
-        capability: Capability,
-        probe: Callable[[], Capability],
-    ) -> None:
-        self._context = context
-        # Connections of their own: no upload can take them, and a waiting claim can be broken off.
-        self._claims = claims
-        self._beats = beats
-        self._slots = slots
-        self._probe = probe
-        self._capability = capability
-        self._known_capability: Capability | None = None
-        self._boot_id = secrets.token_hex(16)
-        self._holding: list[str] | None = []
-        self._changed = threading.Condition()
-        self._running: dict[str, LeaseJob] = {}
-        self._draining = threading.Event()
-        self._claimer = threading.Thread(target=self._claim_for_ever, name="corral-claims", daemon=True)
+    context: WorkerContext
+    _: KW_ONLY
+    # Connections of their own: no upload can take them, and a waiting claim can be broken off.
+    claims: ServerLink
+    beats: ServerLink
+    slots: int
+    capability: Capability
+    probe: Callable[[], Capability]
+    _known_capability: Capability | None = None
+    _boot_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    _holding: list[str] | None = field(default_factory=list)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _running: dict[str, LeaseJob] = field(default_factory=dict)
+    _draining: threading.Event = field(default_factory=threading.Event)
+    _claimer: threading.Thread = field(init=False)
 
     def start(self) -> None:
         """Sweep what an earlier worker left, take up what it could not report, then claim."""
-        strays = sweep((), data_dir=self._context.home)
+        strays = sweep((), data_dir=self.context.home)
         if strays:
             logger.warning("killed %d processes that an earlier worker left", len(strays))
-        for workspace in workspaces(self._context.home):
+        for workspace in workspaces(self.context.home):
             record = workspace.load()
             if record is None or record.phase is JobPhase.RUNNING or record.outcome is None:
                 logger.info("%s died with an earlier worker", workspace.lease_id)
@@ -83,6 +75,7 @@ class Agent:
             else:
                 self._resume(record)
         self._holding = list(self._running)
+        self._claimer = threading.Thread(target=self._claim_for_ever, name="corral-claims", daemon=True)
         self._claimer.start()
         threading.Thread(target=self._upkeep, name="corral-upkeep", daemon=True).start()
 
@@ -92,7 +85,7 @@ class Agent:
             self._draining.set()
             self._changed.notify_all()
         # First of all: a claim that still waits would be granted the runs that are given back.
-        self._claims.hang_up()
+        self.claims.hang_up()
         self._claimer.join(HANG_UP_LIMIT_S)
         with self._changed:
             for job in self._running.values():
@@ -104,7 +97,7 @@ class Agent:
 
     def _only_the_server_is_missing(self) -> bool:
         ended = all(job.child_ended for job in self._running.values())
-        return ended and self._context.link.away_s > DRAIN_AWAY_S
+        return ended and self.context.link.away_s > DRAIN_AWAY_S
 
     def _claim_for_ever(self) -> None:
         pauses = Pauses()
@@ -117,26 +110,26 @@ class Agent:
                 request = self._request(free)
             self._let_leases_beat()
             try:
-                answer = self._claims.corral.leases.claim(request)
+                answer = self.claims.corral.leases.claim(request)
             except (ServerUnreachable, StoreUnavailable) as error:
                 # The same request is sent again: if only its answer was lost, the server repeats it.
-                self._log_failure(error)
-                self._claims.look_again()
-                self._draining.wait(pauses.next_s())
+                level = logging.DEBUG if self.claims.away_s else logging.WARNING
+                logger.log(level, "waiting for the server: %s", error)
+                self.claims.look_again()
             except CorralError as error:
                 logger.error("the server refuses to give work: %s %s", error, error.hint)
                 # The host may have been given another token by now.
-                self._claims.look_again()
+                self.claims.look_again()
                 request = None
-                self._draining.wait(pauses.next_s())
             except Exception:
                 logger.exception("a claim failed in the worker")
                 request = None
-                self._draining.wait(pauses.next_s())
             else:
                 pauses.reset()
                 self._take(request, answer)
                 request = None
+                continue
+            self._draining.wait(pauses.next_s())
 
     def _let_leases_beat(self) -> None:
         """After a sleep, a partition or a restart, leases beat first: else the host would claim them anew."""
@@ -145,24 +138,20 @@ class Agent:
             if self._draining.wait(0.02):
                 return
 
-    def _log_failure(self, error: CorralError) -> None:
-        level = logging.DEBUG if self._claims.away_s else logging.WARNING
-        logger.log(level, "waiting for the server: %s", error)
-
     def _wait_for_slot(self) -> int:
         """How many slots are free, once one is; 0 after a while, so that the host still shows itself."""
         with self._changed:
-            if len(self._running) >= self._slots:
+            if len(self._running) >= self.slots:
                 self._changed.wait(PROBE_EVERY_S)
-            return min(MAX_LEASES, max(0, self._slots - len(self._running)))
+            return min(MAX_LEASES, max(0, self.slots - len(self._running)))
 
     def _request(self, free: int) -> ClaimRequest:
-        capability = replace(self._capability, system=self._context.system.known())
+        capability = replace(self.capability, system=self.context.system.known())
         news = capability != self._known_capability
         return ClaimRequest(
             request_id=secrets.token_hex(16),
             boot_id=self._boot_id,
-            slots=self._slots,
+            slots=self.slots,
             max_leases=free,
             wait_s=CLAIM_WAIT_S if free else 0,
             capability=CapabilityReport.model_validate(asdict(capability)) if news else None,
@@ -172,18 +161,17 @@ class Agent:
     def _report_system_packages(self) -> None:
         """Report newly looked-up system packages at once: the claim that waits did not carry them."""
         told = self._known_capability
-        if told is None or told.system == self._context.system.known():
+        if told is None or told.system == self.context.system.known():
             return
-        request = self._request(0)
         try:
-            self._beats.corral.leases.claim(request)
+            self.beats.corral.leases.claim(self._request(0))
         except CorralError as error:
             logger.debug("the next claim tells it: %s", error)
 
     def _take(self, request: ClaimRequest, answer: ClaimAnswer) -> None:
-        if self._claims.away_s:
+        if self.claims.away_s:
             logger.info("the server is back")
-        self._claims.answered()
+        self.claims.answered()
         if request.capability is not None:
             self._known_capability = request.capability.capability()
         self._holding = None
@@ -191,7 +179,7 @@ class Agent:
             self._begin(lease)
 
     def _begin(self, lease: LeaseView) -> None:
-        job = LeaseJob(self._context, self._beats, lease, claimed_with=self._known_capability)
+        job = LeaseJob(self.context, self.beats, lease, claimed_with=self._known_capability)
         with self._changed:
             if lease.id in self._running:
                 return
@@ -201,16 +189,15 @@ class Agent:
 
     def _resume(self, record: JobRecord) -> None:
         logger.info("%s ended under an earlier worker; reporting it", record.lease.id)
-        job = LeaseJob(self._context, self._beats, record.lease)
+        job = LeaseJob(self.context, self.beats, record.lease)
         with self._changed:
             self._launch(job, partial(job.resume, record))
 
     def _launch(self, job: LeaseJob, work: Callable[[], None]) -> None:
-        thread = threading.Thread(
-            target=self._run_job, args=(job, work), name=f"corral-job-{job.lease.id}", daemon=True
-        )
         self._running[job.lease.id] = job
-        thread.start()
+        threading.Thread(
+            target=self._run_job, args=(job, work), name=f"corral-job-{job.lease.id}", daemon=True
+        ).start()
 
     def _run_job(self, job: LeaseJob, work: Callable[[], None]) -> None:
         try:
@@ -229,9 +216,9 @@ class Agent:
         while not self._draining.wait(PROBE_EVERY_S):
             rounds += 1
             try:
-                self._capability = self._probe()
-                self._context.system.look_again()
-                self._context.cache.trim()
+                self.capability = self.probe()
+                self.context.system.look_again()
+                self.context.cache.trim()
                 if not any(job.building for job in self._jobs()):
                     reap_orphans()
                 if rounds % COLLECT_EVERY == 0:
@@ -240,7 +227,7 @@ class Agent:
                 logger.exception("the upkeep failed in the worker")
 
     def _collect_environments(self) -> None:
-        environments = Environments(self._context.home / "environments", self._context.base_env)
+        environments = Environments(self.context.home / "environments", self.context.base_env)
         built = [job.lease.spec.environment for job in self._jobs()]
         in_use = [environments.key(Lock(each.lock, each.python)) for each in built if each is not None]
         for gone in environments.collect(

@@ -10,11 +10,11 @@ from pathlib import Path
 # Imported to see that all of the worker loads here.
 import corral.worker.__main__  # noqa: F401
 from corral.worker.agent import default_slots
-from corral.worker.host.probe import probe
+from corral.worker.host.probe import HostProbe
 
 
 def main() -> int:
-    capability = probe(Path(sys.argv[1]), [])
+    capability = HostProbe(Path(sys.argv[1]), []).capability()
     sys.stdout.write(
         json.dumps({"capability": asdict(capability), "slots": default_slots(capability)}) + "\n"
     )

@@ -12,14 +12,7 @@ from pathlib import Path
 
 from corral.client.corral import Corral
 from corral.client.hosts.enroll import make_key
-from corral.client.hosts.identity import (
-    CA,
-    CLIENT,
-    TOKEN,
-    HostIdentity,
-    read_identity,
-    write_rotated,
-)
+from corral.client.hosts.identity import CA, CLIENT, TOKEN, HostIdentity, read_identity, write_rotated
 from corral.client.http.discovery import local_server, tls_for
 from corral.client.http.transport import Backoff
 from corral.client.http.trust import read_ca
@@ -96,11 +89,10 @@ class CredentialRotation:
 
     def __init__(self, credential: WorkerCredential) -> None:
         self._credential = credential
-        self._thread = threading.Thread(target=self._run, name="corral-rotation", daemon=True)
 
     def start(self) -> None:
         if self._credential.identity.expires_at is not None:
-            self._thread.start()
+            threading.Thread(target=self._run, name="corral-rotation", daemon=True).start()
 
     def _run(self) -> None:
         while True:

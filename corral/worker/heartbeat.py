@@ -13,7 +13,7 @@ import psutil
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.wire.leases import BeatRequest, LeaseView
 from corral.worker.host.probe import gpu_sample
-from corral.worker.lease_control import LeaseControl
+from corral.worker.lease import LeaseControl
 from corral.worker.server_link import Pauses, ServerLink
 
 logger = logging.getLogger(__name__)
@@ -34,9 +34,7 @@ class Vitals:
         self.active_at: Callable[[], float] | None = None
 
     def request(self, wait_s: float) -> BeatRequest:
-        active_s_ago = None
-        if self.active_at is not None:
-            active_s_ago = max(0.0, time.monotonic() - self.active_at())
+        active_s_ago = None if self.active_at is None else max(0.0, time.monotonic() - self.active_at())
         return BeatRequest(sample=self._sample(), active_s_ago=active_s_ago, wait_s=wait_s)
 
     def memory(self) -> int:

@@ -16,7 +16,6 @@ from corral.domain.paths import BadPath
 from corral.domain.redaction import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.wire.leases import FinishRequest, LeaseView
-from corral.wire.logs import EventAnswer, EventBatch
 from corral.worker.child.process import Exit
 from corral.worker.child.supervise import Supervision
 from corral.worker.child.verdict import ENGINE_CODES, failed, stopped, verdict, without_secrets
@@ -24,16 +23,13 @@ from corral.worker.context import WorkerContext
 from corral.worker.heartbeat import Heartbeat, Vitals
 from corral.worker.host.recheck import NoLongerFits, recheck
 from corral.worker.instance.server import InstanceServer
-from corral.worker.lease_control import LeaseControl, StopOrder
-from corral.worker.lease_session import LeaseSession
+from corral.worker.lease import LeaseControl, LeaseSession, StopOrder
 from corral.worker.prepare.preparation import Preparation, PreparationFailed, PreparedCommand
 from corral.worker.prepare.workspace import JobOutcome, JobPhase, JobRecord, Workspace
-from corral.worker.report.batch_sender import BatchSender
-from corral.worker.report.checkpoint_uploader import CheckpointUploader
 from corral.worker.report.outbox import deliver
 from corral.worker.report.recorder import Recorder
-from corral.worker.report.spool import Spool
-from corral.worker.report.uploads import TRIES, Uploads
+from corral.worker.report.spool import BatchSender, Spool
+from corral.worker.report.uploads import TRIES, CheckpointUploader, Uploads
 from corral.worker.server_link import ServerLink, WaitAbandoned
 
 logger = logging.getLogger(__name__)
@@ -97,8 +93,8 @@ class LeaseJob:
             self._deliver_plainly(failed(Reason.ENVIRONMENT, f"this host cannot run it: {error}"))
         except Exception as error:
             logger.exception("the job of %s failed in the worker", self.lease.id)
-            broken = failed(Reason.UNKNOWN, f"the worker failed: {type(error).__name__}: {error}")
-            self._deliver_plainly(broken)
+            why = f"the worker failed: {type(error).__name__}: {error}"
+            self._deliver_plainly(failed(Reason.UNKNOWN, why))
         finally:
             self._beater.end()
             self._workspace.remove()
@@ -148,33 +144,18 @@ class LeaseJob:
 
     def _record(self) -> tuple[Recorder, BatchSender]:
         spool = Spool(self._workspace.spool)
-        sender = BatchSender(
-            spool,
-            self._send_events,
-            lost=self.control.lose,
-            given_up=self.control.given_up,
-            look_again=self._context.link.look_again,
-        )
+        sender = BatchSender(spool, self._session)
         sender.start()
         return Recorder(spool), sender
 
-    def _send_events(self, batch: EventBatch) -> EventAnswer:
-        answer = self._context.link.corral.leases.send_events(self.lease.id, self.lease.epoch, batch)
-        self._context.link.answered()
-        return answer
-
     def _checkpoints(self, recorder: Recorder) -> CheckpointUploader:
-        return CheckpointUploader(self._workspace, self._uploads, recorder, secrets=self._secrets)
+        return CheckpointUploader(self._workspace, self._uploads, recorder, self._secrets)
 
     def _serving(self, recorder: Recorder) -> InstanceServer | None:
         if self.lease.spec.service is None:
             return None
-        return InstanceServer(
-            self._session,
-            self._workspace.root / "calls",
-            recorder=recorder,
-            memory=self._vitals.memory,
-        )
+        folder = self._workspace.root / "calls"
+        return InstanceServer(self._session, folder, recorder=recorder, memory=self._vitals.memory)
 
     def _supervised(
         self,

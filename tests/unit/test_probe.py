@@ -16,7 +16,7 @@ from corral.domain.hosts.capability import Requirements, judge
 from corral.worker.host.cgroup import cpu_quota, memory_left, memory_limit
 from corral.worker.host.gpus import GpuProbe, GpuSurvey
 from corral.worker.host.nvml import survey
-from corral.worker.host.probe import gpu_sample, probe, snapshot, usable_cores
+from corral.worker.host.probe import HostProbe, gpu_sample, usable_cores
 
 GIB = 1 << 30
 
@@ -199,9 +199,9 @@ def test_a_container_with_limits_reports_them(tmp_path: Path) -> None:
         },
     )
 
-    assert probe(tmp_path, [], gpus=NO_GPU, root=root).cores == 1
-    assert probe(tmp_path, [], gpus=NO_GPU, root=root).ram_bytes == 64 << 20
-    assert snapshot(tmp_path, [], gpus=NO_GPU, root=root).free.ram_bytes == 4 << 20
+    assert HostProbe(tmp_path, [], gpus=NO_GPU, root=root).capability().cores == 1
+    assert HostProbe(tmp_path, [], gpus=NO_GPU, root=root).capability().ram_bytes == 64 << 20
+    assert HostProbe(tmp_path, [], gpus=NO_GPU, root=root).snapshot().free.ram_bytes == 4 << 20
 
 
 V1 = Path("/sys/fs/cgroup")
@@ -235,8 +235,8 @@ def test_the_limits_of_a_real_control_group_are_reported(real_groups: list[Path]
     (memory / "memory.limit_in_bytes").write_text(str(1 << 30))
     program = (
         "import os, sys; [open(f'{g}/cgroup.procs', 'w').write(str(os.getpid())) for g in sys.argv[1:]];"
-        "from pathlib import Path; from corral.worker.host.probe import probe; have = probe(Path('.'), []);"
-        "print(have.cores, have.ram_bytes)"
+        "from pathlib import Path; from corral.worker.host.probe import HostProbe;"
+        "have = HostProbe(Path('.'), []).capability(); print(have.cores, have.ram_bytes)"
     )
     command = [sys.executable, "-c", program, str(cpu), str(memory)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -245,7 +245,7 @@ def test_the_limits_of_a_real_control_group_are_reported(real_groups: list[Path]
 
 def test_the_worker_says_which_corral_it_is(tmp_path: Path) -> None:
     """FL-C06: its version, with the commit where that is known; and why GPUs are unknown."""
-    have = probe(tmp_path, [], gpus=answering({"error": "driver not loaded"}))
+    have = HostProbe(tmp_path, [], gpus=answering({"error": "driver not loaded"})).capability()
     assert (have.corral or "").startswith(__version__)
     assert have.gpu_note == "driver not loaded"
     (reason,) = judge(Requirements(gpus=1), have, host="h").shortfalls
@@ -256,8 +256,9 @@ def test_the_worker_says_which_corral_it_is(tmp_path: Path) -> None:
 def test_a_worker_bound_to_one_cpu_reports_one_core() -> None:
     """FL-D27."""
     program = (
-        "import os; from pathlib import Path; from corral.worker.host.probe import probe;"
-        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(probe(Path('.'), []).cores)"
+        "import os; from pathlib import Path; from corral.worker.host.probe import HostProbe;"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
+        "print(HostProbe(Path('.'), []).capability().cores)"
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout == "1\n"
@@ -265,8 +266,8 @@ def test_a_worker_bound_to_one_cpu_reports_one_core() -> None:
 
 def test_this_machine_is_probed_for_real(tmp_path: Path) -> None:
     """FL-C06, FL-D25 to FL-D27: totals, and nothing is zero."""
-    have = probe(tmp_path / "not" / "made" / "yet", ["lab", "fast"])
-    now = snapshot(tmp_path, []).free
+    have = HostProbe(tmp_path / "not" / "made" / "yet", ["lab", "fast"]).capability()
+    now = HostProbe(tmp_path, []).snapshot().free
 
     assert have.os in {"linux", "darwin", "windows"}
     assert have.arch in {"x86_64", "aarch64"}
@@ -283,8 +284,8 @@ def test_this_machine_is_probed_for_real(tmp_path: Path) -> None:
 def test_the_worker_itself_never_loads_the_driver() -> None:
     """FL-D27: the probe runs in a child, so no context is held."""
     program = (
-        "import sys; from pathlib import Path; from corral.worker.host.probe import probe;"
-        "probe(Path('.'), []); print('pynvml' in sys.modules)"
+        "import sys; from pathlib import Path; from corral.worker.host.probe import HostProbe;"
+        "HostProbe(Path('.'), []).capability(); print('pynvml' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout == "False\n"
@@ -292,7 +293,7 @@ def test_the_worker_itself_never_loads_the_driver() -> None:
 
 def test_gpus_are_reported_with_what_a_run_may_require(tmp_path: Path) -> None:
     """FL-D24, FL-D27, FL-D28: count, model, memory, driver and compute capability are gated."""
-    have = probe(tmp_path, [], gpus=found(gpu(0), gpu(1)))
+    have = HostProbe(tmp_path, [], gpus=found(gpu(0), gpu(1))).capability()
 
     assert have.gpus is not None
     assert [one.memory_bytes for one in have.gpus] == [140 * GIB, 140 * GIB]
@@ -307,14 +308,14 @@ def test_free_gpu_memory_is_no_part_of_the_capability(tmp_path: Path) -> None:
     """FL-D25: a busy GPU stays eligible; what is free is asked again at the start."""
     busy, idle = found(gpu(0, free_bytes=0)), found(gpu(0))
 
-    assert probe(tmp_path, [], gpus=busy) == probe(tmp_path, [], gpus=idle)
-    assert snapshot(tmp_path, [], gpus=busy).free.gpu_bytes == {0: 0}
-    assert snapshot(tmp_path, [], gpus=found(gpu(0, free_bytes=None))).free.gpu_bytes == {0: None}
+    assert HostProbe(tmp_path, [], gpus=busy).capability() == HostProbe(tmp_path, [], gpus=idle).capability()
+    assert HostProbe(tmp_path, [], gpus=busy).snapshot().free.gpu_bytes == {0: 0}
+    assert HostProbe(tmp_path, [], gpus=found(gpu(0, free_bytes=None))).snapshot().free.gpu_bytes == {0: None}
 
 
 def test_no_nvidia_library_means_surely_no_gpu(tmp_path: Path) -> None:
-    assert probe(tmp_path, [], gpus=NO_GPU).gpus == ()
-    assert snapshot(tmp_path, [], gpus=NO_GPU).free.gpu_bytes == {}
+    assert HostProbe(tmp_path, [], gpus=NO_GPU).capability().gpus == ()
+    assert HostProbe(tmp_path, [], gpus=NO_GPU).snapshot().free.gpu_bytes == {}
     assert gpu_sample([0], gpus=NO_GPU) == {}
 
 
@@ -335,12 +336,12 @@ def test_a_driver_that_fails_makes_the_gpus_unknown_and_not_none(
     tmp_path: Path, command: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """FL-D26: unknown is not zero, and detection never raises."""
-    have = probe(tmp_path, [], gpus=GpuProbe(command))
+    have = HostProbe(tmp_path, [], gpus=GpuProbe(command)).capability()
 
     assert have.gpus is None
     assert len(caplog.records) == 1
     assert not judge(Requirements(gpus=1), have, host="h").eligible
-    assert snapshot(tmp_path, [], gpus=GpuProbe(command)).free.gpu_bytes is None
+    assert HostProbe(tmp_path, [], gpus=GpuProbe(command)).snapshot().free.gpu_bytes is None
 
 
 def test_a_driver_that_hangs_does_not_hang_the_worker() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from corral.domain.errors import InvalidInput, LeaseLost, SequenceGap, ServerUnreachable
 from corral.wire.logs import EventAnswer, EventBatch
-from corral.worker.report.batch_sender import BatchSender
-from corral.worker.report.spool import HELD_MAX_BYTES, Spool
+from corral.worker.lease import LeaseSession
+from corral.worker.report.spool import HELD_MAX_BYTES, BatchSender, Spool
 
 
 class Server:
@@ -21,7 +23,7 @@ class Server:
         self.batches: list[EventBatch] = []
         self.before: Callable[[EventBatch], None] = lambda _: None
 
-    def take(self, batch: EventBatch) -> EventAnswer:
+    def send_events(self, _: str, __: int, batch: EventBatch) -> EventAnswer:
         self.before(batch)
         wanted = len(self.batches) + 1
         if batch.seq > wanted:
@@ -41,16 +43,18 @@ class Losses:
         self.why: list[str] = []
         self.given_up = threading.Event()
 
-    def lost(self, why: str) -> None:
+    def lose(self, why: str) -> None:
         self.why.append(why)
         self.given_up.set()
 
 
 def sender(spool: Spool, server: Server, losses: Losses | None = None) -> BatchSender:
-    losses = losses or Losses()
-    made = BatchSender(
-        spool, server.take, lost=losses.lost, given_up=losses.given_up, look_again=lambda: None
+    link: Any = SimpleNamespace(
+        corral=SimpleNamespace(leases=server), answered=lambda: None, look_again=lambda: None
     )
+    lease: Any = SimpleNamespace(id="l-1", epoch=1)
+    control: Any = losses or Losses()
+    made = BatchSender(spool, LeaseSession(link, lease, control))
     made.start()
     return made
 

@@ -13,7 +13,7 @@ from corral.core.runs.submit import _shape
 from corral.domain.hosts.capability import ENGINE_PACKAGES, Capability, Requirements, judge
 from corral.wire.hosts import CapabilityReport
 from corral.worker.child.variables import base_environment, engine_environment
-from corral.worker.host.probe import engine_versions, probe
+from corral.worker.host.probe import HostProbe, engine_versions
 
 WHOLE = {"torch": "2.13.0", "transformers": "5.22.2", "peft": "0.21.2", "safetensors": "0.6.0"}
 
@@ -61,7 +61,7 @@ def test_versions_are_found_without_importing_anything(tmp_path: Path) -> None:
 
 
 def test_the_probe_reports_the_engine_and_it_survives_the_wire(tmp_path: Path) -> None:
-    found = probe(tmp_path, [])
+    found = HostProbe(tmp_path, []).capability()
 
     assert found.engine is not None
     assert set(found.engine) == set(ENGINE_PACKAGES)

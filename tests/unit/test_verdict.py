@@ -18,7 +18,7 @@ from corral.worker.child.verdict import (
     verdict,
     without_secrets,
 )
-from corral.worker.lease_control import StopOrder
+from corral.worker.lease import StopOrder
 
 
 def failure(found: Exit) -> FailRequest:

@@ -24,6 +24,7 @@ CA_LIFETIME = timedelta(days=3650)
 BACKDATED = timedelta(days=1)
 MIN_RSA_BITS = 2048
 
+PublicKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey
 WritePrivate = Callable[[Path, str], None]
 
 
@@ -43,57 +44,46 @@ class OwnAuthority:
 
     def sign_host(self, request_pem: str, host_id: HostId, *, now: float, lifetime_s: float) -> str:
         key = _sound_key(request_pem)
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host_id)])
-        usage = ExtendedKeyUsageOID.CLIENT_AUTH
-        return _pem(self._sign(self._draft(name, key, usage, now=now, lifetime_s=lifetime_s)))
+        return self._sign(host_id, key, ExtendedKeyUsageOID.CLIENT_AUTH, now=now, lifetime_s=lifetime_s)
 
     def make_leaf(self, names: Sequence[str], *, now: float, lifetime_s: float) -> str:
         """A fresh key with a server's certificate for these names and addresses, in one PEM."""
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "corral server")])
         usage = ExtendedKeyUsageOID.SERVER_AUTH
-        draft = self._draft(subject, key.public_key(), usage, now=now, lifetime_s=lifetime_s)
-        draft = draft.add_extension(
-            x509.SubjectAlternativeName([_general(name) for name in names]), critical=False
+        return _key_pem(key) + self._sign(
+            "corral server", key.public_key(), usage, names=names, now=now, lifetime_s=lifetime_s
         )
-        return _key_pem(key) + _pem(self._sign(draft))
 
     def make_client(self, host_id: HostId, *, now: float, lifetime_s: float) -> str:
         """A key and a client certificate in one PEM, for the worker beside this server."""
         key = ec.generate_private_key(ec.SECP256R1())
-        request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
-        pem = request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
-        return _key_pem(key) + self.sign_host(pem, host_id, now=now, lifetime_s=lifetime_s)
+        usage = ExtendedKeyUsageOID.CLIENT_AUTH
+        return _key_pem(key) + self._sign(host_id, key.public_key(), usage, now=now, lifetime_s=lifetime_s)
 
-    def _draft(
+    def _sign(
         self,
-        subject: x509.Name,
-        key: ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey,
+        subject: str,
+        key: PublicKey,
         usage: x509.ObjectIdentifier,
         *,
+        names: Sequence[str] = (),
         now: float,
         lifetime_s: float,
-    ) -> x509.CertificateBuilder:
+    ) -> str:
         at = datetime.fromtimestamp(now, UTC)
         ends = min(at + timedelta(seconds=lifetime_s), self.certificate.not_valid_after_utc)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self.certificate.subject)
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(at - BACKDATED)
-            .not_valid_after(ends)
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        draft = (
+            _draft(_name(subject), self.certificate.subject, key, begins=at, ends=ends)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(digital_signature=True), critical=True)
             .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
-            )
+            .add_extension(issuer, critical=False)
         )
-
-    def _sign(self, draft: x509.CertificateBuilder) -> x509.Certificate:
-        return draft.sign(self._key, hashes.SHA256())
+        if names:
+            general = x509.SubjectAlternativeName([_general(name) for name in names])
+            draft = draft.add_extension(general, critical=False)
+        return _pem(draft.sign(self._key, hashes.SHA256()))
 
 
 def load_or_make(folder: Path, *, now: float, write_private: WritePrivate) -> OwnAuthority:
@@ -125,16 +115,10 @@ def _load(path: Path) -> OwnAuthority:
 
 def _make(now: float) -> str:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "corral authority")])
+    name = _name("corral authority")
     at = datetime.fromtimestamp(now, UTC)
     certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(at - BACKDATED)
-        .not_valid_after(at + CA_LIFETIME)
+        _draft(name, name, key.public_key(), begins=at, ends=at + CA_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -143,7 +127,25 @@ def _make(now: float) -> str:
     return _key_pem(key) + _pem(certificate)
 
 
-def _sound_key(pem: str) -> ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey:
+def _draft(
+    subject: x509.Name, issuer: x509.Name, key: PublicKey, *, begins: datetime, ends: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins - BACKDATED)
+        .not_valid_after(ends)
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _sound_key(pem: str) -> PublicKey:
     hint = "Update corral on that host: its worker makes the request itself."
     try:
         request = x509.load_pem_x509_csr(pem.encode())

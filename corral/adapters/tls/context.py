@@ -52,15 +52,12 @@ class OwnChain:
     def refresh(self, context: ssl.SSLContext) -> bool:
         if not self._is_due():
             return False
-        self._renew()
-        context.load_cert_chain(self.path)
-        return True
-
-    def _renew(self) -> None:
         names = self.names()
         leaf = self.authority.make_leaf(names, now=self.now(), lifetime_s=self.lifetime_s)
         self.write_private(self.path, leaf)
         log.info("made a certificate for %s", ", ".join(names))
+        context.load_cert_chain(self.path)
+        return True
 
     def _is_due(self) -> bool:
         try:
@@ -94,17 +91,14 @@ class GivenChain:
         try:
             if self._look() == self._seen:
                 return False
-            self._try()
+            # First into a context that nobody uses: a certificate without its key would spoil the one in use.
+            self.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
             self.load(context)
         except BadCertificate as error:
             # Half written, perhaps; the certificate of before serves on.
             log.warning("the new certificate is not taken yet: %s", error.message)
             return False
         return True
-
-    def _try(self) -> None:
-        """In a context that nobody uses: a certificate without its key would spoil the one in use."""
-        self.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
 
     def _look(self) -> tuple[int, ...]:
         try:

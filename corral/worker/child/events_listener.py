@@ -5,17 +5,9 @@ from __future__ import annotations
 import threading
 from typing import assert_never
 
-from corral.worker.child.events_file import (
-    BadEvent,
-    CheckpointEvent,
-    Event,
-    EventsFile,
-    MetricEvent,
-    NoteEvent,
-    ProgressEvent,
-)
-from corral.worker.report.checkpoint_uploader import CheckpointUploader
+from corral.worker.child import events_file as events
 from corral.worker.report.recorder import Recorder
+from corral.worker.report.uploads import CheckpointUploader
 
 EVERY_S = 0.1
 MAX_LAST_METRICS = 1_024
@@ -24,7 +16,7 @@ MAX_LAST_METRICS = 1_024
 class EventsListener:
     """A thread that looks at the file ten times a second, until it is ended."""
 
-    def __init__(self, file: EventsFile, recorder: Recorder, *, checkpoints: CheckpointUploader) -> None:
+    def __init__(self, file: events.EventsFile, recorder: Recorder, checkpoints: CheckpointUploader) -> None:
         self._file = file
         self._recorder = recorder
         self._checkpoints = checkpoints
@@ -52,22 +44,22 @@ class EventsListener:
                 self._take(event)
             self._recorder.tick()
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: events.Event) -> None:
         self._recorder.active()
         match event:
-            case ProgressEvent(values):
+            case events.ProgressEvent(values):
                 self._recorder.progress(values)
-            case MetricEvent(name, value, step):
+            case events.MetricEvent(name, value, step):
                 if name in self.last_metrics or len(self.last_metrics) < MAX_LAST_METRICS:
                     self.last_metrics[name] = value
                 self._recorder.metric(name, value, step)
-            case NoteEvent(text):
+            case events.NoteEvent(text):
                 self._recorder.note(text)
-            case CheckpointEvent():
+            case events.CheckpointEvent():
                 # A run that resumes here does not tell its earlier metrics again: they go first.
                 self._recorder.flush()
                 self._checkpoints.announce(event)
-            case BadEvent(why):
+            case events.BadEvent(why):
                 self._bad += 1
                 if self._bad == 1:
                     self._recorder.say(f"an entry in CORRAL_EVENTS was not understood: {why}")

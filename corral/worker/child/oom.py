@@ -4,36 +4,10 @@ import sys
 import threading
 from pathlib import Path
 
+from corral.worker.host.cgroup import own_memory_events, read_counter
+
 _watches: "set[OomWatch]" = set()
 _lock = threading.Lock()
-
-
-def read_counter(file: Path, name: str) -> int | None:
-    """The value beside a name in a file of `name value` lines; None if it cannot be read."""
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        key, _, value = line.partition(" ")
-        if key == name:
-            return int(value)
-    return None
-
-
-def own_memory_events() -> Path | None:
-    """memory.events of this process's control group, which its children share; None without cgroup v2."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("0::"):
-            for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
-                events = Path(root + line.removeprefix("0::")) / "memory.events"
-                if events.is_file():
-                    return events
-    return None
 
 
 class OomWatch:
@@ -78,4 +52,4 @@ class OomWatch:
 
 def watch() -> OomWatch | None:
     """None where the system keeps no such counters."""
-    return OomWatch(own_memory_events(), Path("/proc/vmstat")) if sys.platform == "linux" else None
+    return OomWatch(own_memory_events(Path("/")), Path("/proc/vmstat")) if sys.platform == "linux" else None

@@ -10,7 +10,7 @@ import re
 import selectors
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from corral.domain.redaction import SecretValues, StreamRedactor
@@ -192,19 +192,16 @@ class OutputPump:
         return IDLE_S if due_s is None else due_s
 
     def _sort(self, source: _Source, data: bytes) -> None:
-        """The output of an instance is divided among its calls."""
-        if source.marks is None:
-            self._take(source, data)
-            return
-        for call, part in source.marks.feed(data):
-            self._switch(source, call)
-            self._take(source, part)
+        self._take_parts(source, [(None, data)] if source.marks is None else source.marks.feed(data))
 
-    def _switch(self, source: _Source, call: str | None) -> None:
-        if call != source.call:
-            # An unfinished line belongs to the call that left it.
-            self._record(source, source.cutter.end())
-            source.call = call
+    def _take_parts(self, source: _Source, parts: Iterable[tuple[str | None, bytes]]) -> None:
+        """The output of an instance is divided among its calls."""
+        for call, part in parts:
+            if call != source.call:
+                # An unfinished line belongs to the call that left it.
+                self._record(source, source.cutter.end())
+                source.call = call
+            self._take(source, part)
 
     def _take(self, source: _Source, data: bytes) -> None:
         self._recorder.active()
@@ -244,12 +241,10 @@ class OutputPump:
         self._recorder.flush()
 
     def _take_rest(self, source: _Source) -> None:
-        rest = source.redactor.flush()
-        if rest:
+        if rest := source.redactor.flush():
             self._sort(source, rest)
-        for call, part in source.marks.end() if source.marks is not None else ():
-            self._switch(source, call)
-            self._take(source, part)
+        if source.marks is not None:
+            self._take_parts(source, source.marks.end())
         self._record(source, source.cutter.end())
 
     def _show_tail(self, source: _Source) -> None:

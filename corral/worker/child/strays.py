@@ -12,9 +12,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from corral.worker.child.shim import PR_SET_CHILD_SUBREAPER, prctl, processes
@@ -23,20 +22,12 @@ LEASE_VARIABLE = "CORRAL_LEASE_ID"
 DATA_DIR_VARIABLE = "CORRAL_DATA_DIR"
 KILL_LIMIT_S = 5.0
 _PAUSE_S = 0.005
+_ZOMBIE = b"Z"
 
 logger = logging.getLogger(__name__)
 
 _supervisors: set[int] = set()
 _starting = threading.Lock()
-
-
-@dataclass(frozen=True)
-class _Process:
-    pid: int
-    parent: int
-    group: int
-    session: int
-    zombie: bool
 
 
 def become_subreaper() -> bool:
@@ -66,10 +57,10 @@ def reap_orphans() -> list[int]:
     """
     reaped = []
     with _starting:
-        for process in _adopted():
+        for pid, _, _ in _adopted():
             with suppress(ChildProcessError):
-                if os.waitpid(process.pid, os.WNOHANG)[0]:
-                    reaped.append(process.pid)
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    reaped.append(pid)
     return reaped
 
 
@@ -109,33 +100,32 @@ def _until_none(kill_round: Callable[[], list[int]]) -> list[int]:
 
 def _kill_adopted() -> list[int]:
     with _starting:
-        living = [process for process in _adopted() if not process.zombie]
-        for process in living:
+        living = [(pid, group) for pid, state, group in _adopted() if state != _ZOMBIE]
+        for _, group in living:
             with suppress(ProcessLookupError, PermissionError):
                 # The group is of the run's own session; as one act it also stops a chain of forks.
-                os.killpg(process.group, signal.SIGKILL)
-    return [process.pid for process in living]
+                os.killpg(group, signal.SIGKILL)
+    return [pid for pid, _ in living]
 
 
 def _kill_marked(data_dir: Path, wanted: Callable[[str], bool]) -> list[int]:
-    living = list(_processes())
-    spared = _lineage(living)
+    found = processes()
+    spared = _lineage({pid: parent for pid, _, parent, _, _ in found})
     killed = []
-    for process in living:
-        if process.pid in spared or process.zombie:
+    for pid, state, *_ in found:
+        if pid in spared or state == _ZOMBIE:
             continue
-        mark = _mark(process.pid)
+        mark = _mark(pid)
         if mark is None or mark[1] != os.fsencode(data_dir) or not wanted(os.fsdecode(mark[0])):
             continue
         with suppress(ProcessLookupError, PermissionError):
-            os.kill(process.pid, signal.SIGKILL)
-            killed.append(process.pid)
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
     return killed
 
 
-def _lineage(living: Collection[_Process]) -> set[int]:
+def _lineage(parents: Mapping[int, int]) -> set[int]:
     """This process and its ancestors, which carry a lease's mark when a run starts a worker itself."""
-    parents = {process.pid: process.parent for process in living}
     lineage = set()
     pid: int | None = os.getpid()
     while pid is not None and pid not in lineage:
@@ -144,19 +134,15 @@ def _lineage(living: Collection[_Process]) -> set[int]:
     return lineage
 
 
-def _adopted() -> list[_Process]:
+def _adopted() -> list[tuple[int, bytes, int]]:
+    """Pid, state and group of each."""
     me = os.getpid()
-    session = os.getsid(0) if hasattr(os, "getsid") else 0
+    own_session = os.getsid(0) if hasattr(os, "getsid") else 0
     return [
-        process
-        for process in _processes()
-        if process.parent == me and process.session != session and process.pid not in _supervisors
+        (pid, state, group)
+        for pid, state, parent, group, session in processes()
+        if parent == me and session != own_session and pid not in _supervisors
     ]
-
-
-def _processes() -> Iterator[_Process]:
-    for pid, state, parent, group, session in processes():
-        yield _Process(pid=pid, parent=parent, group=group, session=session, zombie=state == b"Z")
 
 
 def _mark(pid: int) -> tuple[bytes, bytes] | None:

@@ -12,11 +12,11 @@ from corral.worker.child.process import Child, Exit
 from corral.worker.child.verdict import ChildEnd
 from corral.worker.heartbeat import Vitals
 from corral.worker.instance.server import InstanceServer
-from corral.worker.lease_control import LeaseControl, StopOrder
+from corral.worker.lease import LeaseControl, StopOrder
 from corral.worker.prepare.preparation import PreparedCommand
 from corral.worker.prepare.workspace import Workspace
-from corral.worker.report.checkpoint_uploader import CheckpointUploader
 from corral.worker.report.recorder import Recorder
+from corral.worker.report.uploads import CheckpointUploader
 
 LOOK_UP_S = 0.2
 # Everything of the child is gone by then, so its pipes end at once, unless something escaped.
@@ -77,7 +77,7 @@ class Supervision:
                 mark=None if self.serving is None else self.serving.mark,
             )
             file = EventsFile(self.workspace.events, secrets.redact_text)
-            listener = EventsListener(file, self.recorder, checkpoints=self.checkpoints)
+            listener = EventsListener(file, self.recorder, self.checkpoints)
             self.vitals.active_at = lambda: self.recorder.active_at
             pump.start()
             listener.start()

@@ -6,12 +6,13 @@ import errno
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from corral.domain.redaction import SecretValues
 from corral.domain.runs.reasons import Reason
 from corral.wire.leases import FailRequest, FinishRequest, StoppedRequest
 from corral.worker.child.process import Exit
-from corral.worker.lease_control import StopOrder
+from corral.worker.lease import StopOrder
 from corral.worker.prepare.workspace import JobOutcome
 
 # Raised by what the program itself does; anybody may send the others.
@@ -63,27 +64,16 @@ def _shell_code(found: Exit) -> int | None:
 
 
 def stopped(order: StopOrder, found: Exit | None, ran_s: float) -> JobOutcome:
-    return JobOutcome(
-        StoppedRequest(
-            reason=order.reason,
-            detail=order.detail,
-            exit_code=found and found.code,
-            signal=found and found.signal,
-            ran_s=ran_s,
-        )
-    )
+    return JobOutcome(StoppedRequest(reason=order.reason, detail=order.detail, **_ended(found, ran_s)))
 
 
 def failed(reason: Reason, detail: str, found: Exit | None = None, ran_s: float = 0) -> JobOutcome:
-    return JobOutcome(
-        FailRequest(
-            reason=reason,
-            detail=detail.encode("utf-8", "replace").decode()[:_DETAIL_CHARS],
-            exit_code=found and found.code,
-            signal=found and found.signal,
-            ran_s=ran_s,
-        )
-    )
+    text = detail.encode("utf-8", "replace").decode()[:_DETAIL_CHARS]
+    return JobOutcome(FailRequest(reason=reason, detail=text, **_ended(found, ran_s)))
+
+
+def _ended(found: Exit | None, ran_s: float) -> dict[str, Any]:
+    return {"exit_code": found and found.code, "signal": found and found.signal, "ran_s": ran_s}
 
 
 def without_secrets(outcome: JobOutcome, secrets: SecretValues) -> JobOutcome:

@@ -27,6 +27,19 @@ def memory_left(root: Path) -> int | None:
     return max(0, min(rooms)) if rooms else None
 
 
+def own_memory_events(root: Path) -> Path | None:
+    """memory.events of this process's own group, which its children share; None without cgroup v2."""
+    paths = [path.lstrip("/") for controllers, path in _memberships(root) if controllers == ""]
+    files = (mount / path / "memory.events" for path in paths for mount in _mounts_v2(root))
+    return next((file for file in files if file.is_file()), None)
+
+
+def read_counter(file: Path, name: str) -> int | None:
+    """The value beside a name in a file of `name value` lines; None if it cannot be read."""
+    found = (line.partition(" ") for line in _lines(file))
+    return next((int(value) for key, _, value in found if key == name), None)
+
+
 def _memory(root: Path) -> Iterator[tuple[int, int | None]]:
     """Limit and use of each group around this process that has a limit."""
     for group in _groups_v2(root):
@@ -41,10 +54,7 @@ def _memory(root: Path) -> Iterator[tuple[int, int | None]]:
 
 def _used(group: Path, usage: str, droppable: str) -> int | None:
     used = _number(group / usage)
-    if used is None:
-        return None
-    cached = [line.split()[1] for line in _lines(group / "memory.stat") if line.startswith(f"{droppable} ")]
-    return used - (int(cached[0]) if cached else 0)
+    return None if used is None else used - (read_counter(group / "memory.stat", droppable) or 0)
 
 
 def _quota_v2(group: Path) -> float | None:
@@ -61,11 +71,14 @@ def _quota_v1(group: Path) -> float | None:
 
 
 def _groups_v2(root: Path) -> Iterator[Path]:
-    mounts = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
     for controllers, path in _memberships(root):
         if controllers == "":
-            for mount in mounts:
+            for mount in _mounts_v2(root):
                 yield from _with_parents(mount, path)
+
+
+def _mounts_v2(root: Path) -> tuple[Path, Path]:
+    return root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"
 
 
 def _groups_v1(root: Path, controller: str) -> Iterator[Path]:

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import logging
 import os
 import platform
 import shutil
 import socket
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 
 import psutil
 
 from corral.domain.hosts.capability import ENGINE_PACKAGES, Capability
-from corral.worker.host.build import build
+from corral.version import __version__
 from corral.worker.host.cgroup import cpu_quota, memory_left, memory_limit
 from corral.worker.host.gpus import GpuProbe, GpuSurvey
 
 log = logging.getLogger(__name__)
 
 _ROOT = Path("/")
-_NOTHING_SET: Mapping[str, str] = MappingProxyType({})
 _GPUS = GpuProbe()
 _SYSTEMS = {"Linux": "linux", "Darwin": "darwin", "Windows": "windows"}
+_GIT_LIMIT_S = 5.0
 _ARCHES = {"amd64": "x86_64", "x64": "x86_64", "arm64": "aarch64"}
 
 
@@ -48,57 +50,59 @@ class HostSnapshot:
     free: FreeResources
 
 
-def probe(
-    data_dir: Path,
-    labels: Sequence[str],
-    *,
-    environ: Mapping[str, str] = _NOTHING_SET,
-    gpus: GpuProbe = _GPUS,
-    root: Path = _ROOT,
-) -> Capability:
-    """Totals, within the limits of the container. Takes as long as a hanging driver's timeout at most.
+@dataclass(frozen=True)
+class HostProbe:
+    """Looks at this machine, within the limits of its container.
 
     `environ` is asked for CUDA_VISIBLE_DEVICES; `root` is where `proc` and `sys` are.
     """
-    found = gpus.survey(environ)
-    if found.note:
-        log.warning("%s", found.note)
-    return _capability(found, data_dir, labels, root)
 
+    data_dir: Path
+    labels: Sequence[str]
+    environ: Mapping[str, str] = field(default_factory=dict)
+    gpus: GpuProbe = _GPUS
+    root: Path = _ROOT
 
-def snapshot(
-    data_dir: Path,
-    labels: Sequence[str],
-    *,
-    environ: Mapping[str, str] = _NOTHING_SET,
-    gpus: GpuProbe = _GPUS,
-    root: Path = _ROOT,
-) -> HostSnapshot:
-    """For the check before a start: the driver is asked once for both."""
-    found = gpus.survey(environ)
-    return HostSnapshot(_capability(found, data_dir, labels, root), _free(found, data_dir, root))
+    def capability(self) -> Capability:
+        """Totals. Takes as long as a hanging driver's timeout at most."""
+        found = self.gpus.survey(self.environ)
+        if found.note:
+            log.warning("%s", found.note)
+        return self._capability(found)
 
+    def snapshot(self) -> HostSnapshot:
+        """For the check before a start: the driver is asked once for both."""
+        found = self.gpus.survey(self.environ)
+        return HostSnapshot(self._capability(found), self._free(found))
 
-def _capability(found: GpuSurvey, data_dir: Path, labels: Sequence[str], root: Path) -> Capability:
-    machine = platform.machine().lower()
-    return Capability(
-        hostname=socket.gethostname(),
-        os=_SYSTEMS.get(platform.system(), platform.system().lower()),
-        arch=_ARCHES.get(machine, machine),
-        cores=usable_cores(
-            physical=_known(lambda: psutil.cpu_count(logical=False)) or None,
-            affinity=_known(_affinity),
-            quota=cpu_quota(root),
-        ),
-        ram_bytes=_least(_known(lambda: psutil.virtual_memory().total) or None, memory_limit(root)),
-        disk_bytes=_known(lambda: shutil.disk_usage(_existing(data_dir)).total) or None,
-        gpus=None if found.gpus is None else tuple(state.gpu for state in found.gpus),
-        python=platform.python_version(),
-        labels=tuple(labels),
-        engine=engine_versions(),
-        corral=build(),
-        gpu_note=found.note,
-    )
+    def _capability(self, found: GpuSurvey) -> Capability:
+        machine = platform.machine().lower()
+        return Capability(
+            hostname=socket.gethostname(),
+            os=_SYSTEMS.get(platform.system(), platform.system().lower()),
+            arch=_ARCHES.get(machine, machine),
+            cores=usable_cores(
+                physical=_known(lambda: psutil.cpu_count(logical=False)) or None,
+                affinity=_known(_affinity),
+                quota=cpu_quota(self.root),
+            ),
+            ram_bytes=_least(_known(lambda: psutil.virtual_memory().total) or None, memory_limit(self.root)),
+            disk_bytes=_known(lambda: shutil.disk_usage(_existing(self.data_dir)).total) or None,
+            gpus=None if found.gpus is None else tuple(state.gpu for state in found.gpus),
+            python=platform.python_version(),
+            labels=tuple(self.labels),
+            engine=engine_versions(),
+            corral=build(),
+            gpu_note=found.note,
+        )
+
+    def _free(self, found: GpuSurvey) -> FreeResources:
+        states = found.gpus
+        return FreeResources(
+            ram_bytes=_least(_known(lambda: psutil.virtual_memory().available), memory_left(self.root)),
+            disk_bytes=_known(lambda: shutil.disk_usage(_existing(self.data_dir)).free),
+            gpu_bytes=None if states is None else {state.gpu.index: state.free_bytes for state in states},
+        )
 
 
 def engine_versions() -> dict[str, str | None]:
@@ -116,15 +120,6 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _free(found: GpuSurvey, data_dir: Path, root: Path) -> FreeResources:
-    states = found.gpus
-    return FreeResources(
-        ram_bytes=_least(_known(lambda: psutil.virtual_memory().available), memory_left(root)),
-        disk_bytes=_known(lambda: shutil.disk_usage(_existing(data_dir)).free),
-        gpu_bytes=None if states is None else {state.gpu.index: state.free_bytes for state in states},
-    )
-
-
 def gpu_sample(indexes: Sequence[int], *, gpus: GpuProbe = _GPUS) -> dict[str, float]:
     """For a beat: `gpu0_utilisation` (0 to 1) and `gpu0_memory_used_bytes` of each; unknowns are left out.
 
@@ -133,7 +128,7 @@ def gpu_sample(indexes: Sequence[int], *, gpus: GpuProbe = _GPUS) -> dict[str, f
     if not indexes:
         return {}
     sample: dict[str, float] = {}
-    for state in gpus.survey(_NOTHING_SET).gpus or ():
+    for state in gpus.survey({}).gpus or ():
         if state.gpu.index in indexes:
             if state.utilisation is not None:
                 sample[f"gpu{state.gpu.index}_utilisation"] = state.utilisation
@@ -172,3 +167,37 @@ def _existing(path: Path) -> Path:
     """The folder, or the nearest above that is there: it decides on the file system."""
     absolute = path.absolute()
     return next((folder for folder in (absolute, *absolute.parents) if folder.exists()), absolute)
+
+
+@cache
+def build() -> str:
+    """Which Corral this is: `0.1.0`, or `0.1.0+1a2b3c4d5e6f`. Never raises; asked once."""
+    commit = _installed_commit() or _checkout_commit()
+    return f"{__version__}+{commit[:12]}" if commit else __version__
+
+
+def _installed_commit() -> str | None:
+    """As pip notes it for `pip install git+https://...`."""
+    try:
+        said = importlib.metadata.distribution("corral").read_text("direct_url.json")
+        found = json.loads(said or "{}").get("vcs_info", {}).get("commit_id")
+    except (importlib.metadata.PackageNotFoundError, ValueError, AttributeError, OSError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _checkout_commit() -> str | None:
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_LIMIT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return None
+    return done.stdout.strip() or None

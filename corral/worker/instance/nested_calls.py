@@ -10,7 +10,7 @@ from corral.domain.errors import CorralError
 from corral.domain.redaction import SecretValues
 from corral.wire.calls import NestedRequest
 from corral.worker.instance.payloads import InstancePayloads
-from corral.worker.lease_session import LeaseSession
+from corral.worker.lease import LeaseSession
 from corral.worker.prepare.volumes import VolumeMounts
 from corral.worker.server_link import WaitAbandoned
 

@@ -15,7 +15,7 @@ from corral.domain.calls import INLINE_BYTES
 from corral.runner.channel import INLINE_MAX
 from corral.wire.blobs import StoredBlob
 from corral.wire.payloads import PayloadBody
-from corral.worker.lease_session import LeaseSession
+from corral.worker.lease import LeaseSession
 from corral.worker.server_link import PASSING, Pauses
 
 
@@ -66,10 +66,8 @@ class InstancePayloads:
     def _upload(self, form: str, body: bytes | Path) -> PayloadBody:
         sink = self._session.sink()
         growing = self._growing.pop(body, None) if isinstance(body, Path) else None
-        if growing is not None:
-            stored = growing.result()
-        else:
-            stored = sink.hand_over(body if isinstance(body, Path) else [body])
+        whole = body if isinstance(body, Path) else [body]
+        stored = sink.hand_over(whole) if growing is None else growing.result()
         if stored is not None:
             return PayloadBody(format=form, blob=stored.sha256, size=stored.size)
         data = body.read_bytes() if isinstance(body, Path) else body
@@ -86,8 +84,8 @@ class InstancePayloads:
         pauses = Pauses()
         while not self._given_up():
             try:
-                return work()
+                work()
+                return
             except PASSING:
                 self._session.link.look_again()
                 time.sleep(pauses.next_s())
-        return None

@@ -20,13 +20,12 @@ from corral.domain.errors import CorralError, TooLarge
 from corral.domain.redaction import SecretValues
 from corral.worker.instance.calls import InstanceCalls
 from corral.worker.instance.channel import InstanceChannel
-from corral.worker.instance.feed import CallFeed
+from corral.worker.instance.exchange import CallFeed, OutcomeMailer
 from corral.worker.instance.live_calls import LiveCalls
-from corral.worker.instance.mailer import OutcomeMailer
 from corral.worker.instance.nested_calls import NestedCalls
 from corral.worker.instance.payloads import InstancePayloads
 from corral.worker.instance.watchdog import Watchdog
-from corral.worker.lease_session import LeaseSession
+from corral.worker.lease import LeaseSession
 from corral.worker.prepare.volumes import VolumeMounts
 from corral.worker.report.recorder import Recorder
 
@@ -45,12 +44,7 @@ class InstanceServer:
     """`command` and `environment` start the instance; `start` before it does, `end` when it is gone."""
 
     def __init__(
-        self,
-        session: LeaseSession,
-        folder: Path,
-        *,
-        recorder: Recorder,
-        memory: Callable[[], int],
+        self, session: LeaseSession, folder: Path, *, recorder: Recorder, memory: Callable[[], int]
     ) -> None:
         service, control = session.lease.spec.service, session.control
         assert service is not None, "only an instance is served"
@@ -92,7 +86,8 @@ class InstanceServer:
             # Its Python may have none of its own.
             "cloudpickle": os.path.dirname(cloudpickle.__file__),
         }
-        return {"CORRAL_INSTANCE": json.dumps(config)}
+        volumes = {} if self.mounts is None else self.mounts.environment()
+        return {"CORRAL_INSTANCE": json.dumps(config), **volumes}
 
     def start(self) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from corral.worker.instance.live_calls import LiveCalls
-from corral.worker.lease_control import LeaseControl
+from corral.worker.lease import LeaseControl
 from corral.worker.report.recorder import Recorder
 
 LOOK_S = 0.05

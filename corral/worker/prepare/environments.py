@@ -6,6 +6,7 @@ An environment is made in a folder of its own and renamed into place when whole,
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -17,15 +18,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from corral.client.environments.installer import (
-    Installer,
-    InstallerStopped,
-    Progress,
-    never,
-    silent,
-)
+from corral.client.environments.installer import Installer, InstallerStopped, Progress, never, silent
 from corral.client.environments.lock import Lock
 from corral.domain.errors import CorralError
 from corral.files.locks import exclusive, exclusive_when_free, shared, shared_when_free
@@ -71,13 +65,6 @@ class RemovedEnvironment:
     size_bytes: int
 
 
-@dataclass(frozen=True)
-class _Idle:
-    key: str
-    path: Path
-    used_at: float
-
-
 class Environments:
     """A host's environments under one folder, safe to share between threads and processes."""
 
@@ -88,7 +75,6 @@ class Environments:
         *,
         find_links: Sequence[Path] = (),
         no_index: bool = False,
-        python_downloads: Literal["never", "automatic"] = "never",
         uv: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -96,19 +82,18 @@ class Environments:
         self._find_links = tuple(find_links)
         self._no_index = no_index
         self._clock = clock
-        self._uv = Installer(_uv_env(env, self._root, python_downloads), uv)
-        for name in ("envs", "building", "locks", "trash"):
-            self._place(name).mkdir(parents=True, exist_ok=True)
+        self._uv = Installer(_uv_env(env, self._root), uv)
+        self._envs = self._root / "envs"
+        self._building = self._root / "building"
+        self._locks = self._root / "locks"
+        self._trash = self._root / "trash"
+        for folder in (self._envs, self._building, self._locks, self._trash):
+            folder.mkdir(parents=True, exist_ok=True)
 
     def key(self, lock: Lock) -> str:
         return f"py{lock.python}-{sysconfig.get_platform()}-{lock.digest[:32]}"
 
-    def build(
-        self,
-        lock: Lock,
-        progress: Progress = silent,
-        should_stop: Callable[[], bool] = never,
-    ) -> Path:
+    def build(self, lock: Lock, progress: Progress = silent, should_stop: Callable[[], bool] = never) -> Path:
         """The Python of the lock's environment, built now unless the host has it already.
 
         Raises InstallerStopped soon after `should_stop` says so, also while another builder is awaited.
@@ -129,19 +114,8 @@ class Environments:
             self._touch(key)
             return self._python(key)
 
-    def use(self, key: str) -> bool:
-        """Mark as used now; False if the host no longer has it.
-
-        A worker that shares the folder with others calls it more often than START_GRACE_S.
-        """
-        return self._ready(key) is not None
-
     def collect(
-        self,
-        *,
-        in_use: Collection[str],
-        max_bytes: int | None = None,
-        older_than_s: float | None = None,
+        self, *, in_use: Collection[str], max_bytes: int | None = None, older_than_s: float | None = None
     ) -> list[RemovedEnvironment]:
         """Remove environments unused for `older_than_s`, then the longest unused until `max_bytes` hold all.
 
@@ -150,16 +124,16 @@ class Environments:
         """
         self._sweep_leftovers()
         idle = self._idle(in_use)
-        limit = self._clock() - older_than_s if older_than_s is not None else None
-        aged = [one for one in idle if limit is not None and one.used_at < limit]
-        removed = [gone for one in aged if (gone := self._remove(one))]
+        limit = -math.inf if older_than_s is None else self._clock() - older_than_s
+        aged = [path for path, used_at in idle.items() if used_at < limit]
+        removed = [gone for path in aged if (gone := self._remove(path))]
         if removed or self._over(max_bytes):
             # While the cache holds links to the same files, removing an environment frees nothing.
             self._drop_cache()
-        for one in idle:
+        for path in idle:
             if not self._over(max_bytes):
                 break
-            if one not in aged and (gone := self._remove(one)):
+            if path not in aged and (gone := self._remove(path)):
                 removed.append(gone)
         return removed
 
@@ -167,14 +141,14 @@ class Environments:
         self._sweep_building(key)
         progress(f"building environment {key}")
         began = time.monotonic()
-        part = self._place("building") / f"{key}.{secrets.token_hex(4)}"
+        part = self._building / f"{key}.{secrets.token_hex(4)}"
         try:
-            with shared_when_free(self._place("locks") / "cache.lock"):
+            with shared_when_free(self._locks / "cache.lock"):
                 self._fill(part, lock, progress, should_stop)
             # After a power cut the final name must not hold files without their content.
             os.sync()
-            self._discard(self._place("envs") / key)
-            part.rename(self._place("envs") / key)
+            self._discard(self._envs / key)
+            part.rename(self._envs / key)
         finally:
             shutil.rmtree(part, ignore_errors=True)
         progress(f"environment {key} is ready after {time.monotonic() - began:.1f} s")
@@ -229,62 +203,60 @@ class Environments:
 
     def _touch(self, key: str) -> None:
         now = self._clock()
-        os.utime(self._place("envs") / key, (now, now))
+        os.utime(self._envs / key, (now, now))
 
-    def _idle(self, in_use: Collection[str]) -> list[_Idle]:
-        found = [path for path in self._place("envs").iterdir() if path.name not in in_use]
-        dated = [_Idle(path.name, path, at) for path in found if (at := _used_at(path)) is not None]
-        return sorted(dated, key=lambda one: one.used_at)
+    def _idle(self, in_use: Collection[str]) -> dict[Path, float]:
+        """When each was last used, the longest unused first."""
+        found = [path for path in self._envs.iterdir() if path.name not in in_use]
+        dated = {path: at for path in found if (at := _used_at(path)) is not None}
+        return dict(sorted(dated.items(), key=lambda one: one[1]))
 
-    def _remove(self, one: _Idle) -> RemovedEnvironment | None:
-        with exclusive(self._lock_file(one.key)) as held:
+    def _remove(self, path: Path) -> RemovedEnvironment | None:
+        with exclusive(self._lock_file(path.name)) as held:
             # Looked at again under the lock: it may have been used since the list was made.
-            used_at = _used_at(one.path)
+            used_at = _used_at(path)
             if not held or used_at is None or used_at > self._clock() - START_GRACE_S:
                 return None
-            size = _bytes_under(one.path)
-            self._discard(one.path)
-        return RemovedEnvironment(one.key, size)
+            size = _bytes_under(path)
+            self._discard(path)
+        return RemovedEnvironment(path.name, size)
 
     def _over(self, max_bytes: int | None) -> bool:
         return max_bytes is not None and _bytes_under(self._root) > max_bytes
 
     def _drop_cache(self) -> None:
         # Not while anyone builds: uv would lose files that it has just unpacked.
-        with exclusive(self._place("locks") / "cache.lock") as held:
+        with exclusive(self._locks / "cache.lock") as held:
             if held:
                 self._discard(self._root / "cache")
 
     def _sweep_leftovers(self) -> None:
-        for part in self._place("building").iterdir():
+        for part in self._building.iterdir():
             key = part.name.rpartition(".")[0]
             with exclusive(self._lock_file(key)) as held:
                 if held:
                     self._sweep_building(key)
-        for path in self._place("trash").iterdir():
+        for path in self._trash.iterdir():
             shutil.rmtree(path, ignore_errors=True)
 
     def _sweep_building(self, key: str) -> None:
         """What a killed builder left; the caller holds the key's lock. Its uv may still write there."""
-        for part in self._place("building").glob(f"{key}.*"):
+        for part in self._building.glob(f"{key}.*"):
             shutil.rmtree(part, ignore_errors=True)
 
     def _discard(self, path: Path) -> None:
         if not path.exists():
             return
         # Renamed first: no one ever finds an environment with half of its files.
-        trash = self._place("trash") / f"{path.name}.{secrets.token_hex(4)}"
+        trash = self._trash / f"{path.name}.{secrets.token_hex(4)}"
         path.rename(trash)
         shutil.rmtree(trash, ignore_errors=True)
 
-    def _place(self, name: str) -> Path:
-        return self._root / name
-
     def _python(self, key: str) -> Path:
-        return self._place("envs") / key / "bin" / "python"
+        return self._envs / key / "bin" / "python"
 
     def _lock_file(self, key: str) -> Path:
-        return self._place("locks") / f"{key}.lock"
+        return self._locks / f"{key}.lock"
 
 
 def activate_env(python: Path, base: Mapping[str, str]) -> dict[str, str]:
@@ -294,7 +266,7 @@ def activate_env(python: Path, base: Mapping[str, str]) -> dict[str, str]:
     return env | {"VIRTUAL_ENV": str(python.parent.parent), "PATH": os.pathsep.join(path)}
 
 
-def _uv_env(env: Mapping[str, str], root: Path, downloads: str) -> dict[str, str]:
+def _uv_env(env: Mapping[str, str], root: Path) -> dict[str, str]:
     kept = {name: value for name, value in env.items() if name not in _WORKERS_OWN}
     # The worker's own Python surely works, and may not be on PATH, as in a unit of systemd.
     path = [env.get("PATH", os.defpath), str(Path(sys.base_prefix) / "bin")]
@@ -303,7 +275,7 @@ def _uv_env(env: Mapping[str, str], root: Path, downloads: str) -> dict[str, str
         # On the same disk as the environments, so that files are linked, not copied.
         "UV_CACHE_DIR": str(root / "cache"),
         "UV_PYTHON_INSTALL_DIR": str(root / "pythons"),
-        "UV_PYTHON_DOWNLOADS": downloads,
+        "UV_PYTHON_DOWNLOADS": "never",
     }
 
 

@@ -19,12 +19,12 @@ from corral.domain.hosts.capability import ENGINE_PACKAGES
 from corral.domain.paths import printable
 from corral.domain.redaction import SecretValues
 from corral.domain.runs.reasons import Reason
-from corral.wire.spec.run_file import BuiltEnvironment, render_argv
+from corral.wire.spec.run_file import render_argv
 from corral.worker.child.process import Command
 from corral.worker.child.variables import child_environment
 from corral.worker.context import WorkerContext
 from corral.worker.instance.server import InstanceServer
-from corral.worker.lease_session import LeaseSession
+from corral.worker.lease import LeaseSession
 from corral.worker.prepare.environments import Environments
 from corral.worker.prepare.volumes import VolumeMounts
 from corral.worker.prepare.workspace import Workspace, make_read_only
@@ -89,8 +89,6 @@ class Preparation:
         )
         if self.serving is not None:
             env |= self.serving.environment()
-            if self.serving.mounts is not None:
-                env |= self.serving.mounts.environment()
         return PreparedCommand(Command(self._argv(python), workspace.work, env), SecretValues(values))
 
     def _base_env(self) -> Mapping[str, str]:
@@ -150,14 +148,10 @@ class Preparation:
         with _environment_failure(lambda error: f"{what} cannot be fetched: {error.message}"):
             try:
                 self.session.keep_trying(lambda corral: self._fetch_once(corral, artifact_id, target, part))
-            except ContentMismatch as error:
-                raise PreparationFailed(
-                    Reason.BAD_DATA, f"{what} ({artifact_id}): {error.message}"
-                ) from error
-            except NotFound as error:
-                raise PreparationFailed(
-                    Reason.BAD_DATA, f"{what} ({artifact_id}) is not on the server: {error.message}"
-                ) from error
+            except (ContentMismatch, NotFound) as error:
+                missing = " is not on the server" if isinstance(error, NotFound) else ""
+                detail = f"{what} ({artifact_id}){missing}: {error.message}"
+                raise PreparationFailed(Reason.BAD_DATA, detail) from error
 
     def _fetch_once(self, corral: Corral, artifact_id: str, target: Path, part: str | None) -> None:
         # A run that is told to stop during a long outage stops between two tries.
@@ -169,33 +163,27 @@ class Preparation:
             try:
                 tree = tree.part(part)
             except KeyError:
-                message = (
-                    f"{printable(target.name)}: the artifact {artifact_id} has no file or folder {part!r}"
-                )
-                raise PreparationFailed(Reason.BAD_DATA, f"input {message}") from None
+                lacks = f"the artifact {artifact_id} has no file or folder {part!r}"
+                raise PreparationFailed(Reason.BAD_DATA, f"input {printable(target.name)}: {lacks}") from None
         self.context.cache.unpack(tree, source.read, target)
 
     def _python(self) -> Path | None:
         built = self.session.lease.spec.environment
         if built is None:
             return None
+        environments = Environments(
+            self.context.home / "environments",
+            self.context.base_env,
+            find_links=[Path(built.find_links)] if built.find_links else [],
+            no_index=built.no_index,
+        )
+        lock, control = Lock(built.lock, built.python), self.session.control
         try:
-            return self._environments(built).build(
-                Lock(built.lock, built.python), self._progress, lambda: self.session.control.stopping
-            )
+            return environments.build(lock, self._progress, lambda: control.stopping)
         except InstallerStopped as error:
             raise WaitAbandoned from error
         except CorralError as error:
             raise PreparationFailed(Reason.ENVIRONMENT, f"{error.message}\n{error.hint}") from error
-
-    def _environments(self, built: BuiltEnvironment) -> Environments:
-        links = [Path(built.find_links)] if built.find_links else []
-        return Environments(
-            self.context.home / "environments",
-            self.context.base_env,
-            find_links=links,
-            no_index=built.no_index,
-        )
 
     def _progress(self, line: str) -> None:
         self.recorder.say(line)

@@ -11,7 +11,7 @@ from corral.client.volumes.folder import VolumeFolder
 from corral.client.volumes.volumes import LeaseVolume
 from corral.domain.errors import InvalidInput
 from corral.domain.redaction import SecretValues
-from corral.worker.lease_session import LeaseSession
+from corral.worker.lease import LeaseSession
 from corral.worker.prepare.input_cache import InputCache
 
 VARIABLE = "CORRAL_VOLUME_DIR"

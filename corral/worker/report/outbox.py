@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 
 from corral.client.corral import Corral
 from corral.domain.errors import AlreadyFinal, BlobMissing, CorralError, LeaseLost, NotFound
 from corral.domain.runs.reasons import Reason
 from corral.wire.leases import FailRequest, OutcomeAnswer, OutcomeReport
 from corral.worker.child.verdict import failed
-from corral.worker.lease_session import LeaseSession
+from corral.worker.lease import LeaseSession
 from corral.worker.prepare.workspace import JobOutcome
 
 MAX_AT_ONCE = 500
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(eq=False)
-class _Letter:
-    report: OutcomeReport
-    done: threading.Event = field(default_factory=threading.Event)
-    answer: OutcomeAnswer | None = None
-    error: CorralError | None = None
+# A report, and what its sender waits for.
+_Letter = tuple[OutcomeReport, Future[OutcomeAnswer]]
 
 
 class Outbox:
@@ -37,18 +32,14 @@ class Outbox:
 
     def send(self, corral: Corral, report: OutcomeReport) -> OutcomeAnswer:
         """Raise what the report's own call would have raised."""
-        letter = _Letter(report)
+        answer: Future[OutcomeAnswer] = Future()
         with self._lock:
-            self._waiting.append(letter)
+            self._waiting.append((report, answer))
             mine = not self._sending
             self._sending = True
         if mine:
             self._send_all(corral)
-        letter.done.wait()
-        if letter.error is not None:
-            raise letter.error
-        assert letter.answer is not None
-        return letter.answer
+        return answer.result()
 
     def _send_all(self, corral: Corral) -> None:
         while True:
@@ -62,18 +53,20 @@ class Outbox:
 
 def _post(corral: Corral, batch: list[_Letter]) -> None:
     try:
-        answers = corral.leases.outcomes([letter.report for letter in batch])
-        for letter, (answer, error) in zip(batch, answers, strict=True):
-            letter.answer, letter.error = answer, error
+        answers = corral.leases.outcomes([report for report, _ in batch])
+        for (_, future), (answer, error) in zip(batch, answers, strict=True):
+            if error is not None:
+                future.set_exception(error)
+            elif answer is not None:
+                future.set_result(answer)
     except CorralError as error:
-        for letter in batch:
+        for _, future in batch:
             # Each thread gets an exception of its own: raising one adds to its traceback.
-            letter.error = type(error)(error.message, hint=error.hint)
+            future.set_exception(type(error)(error.message, hint=error.hint))
     finally:
-        for letter in batch:
-            if letter.answer is None and letter.error is None:
-                letter.error = CorralError("the outcome was not sent")
-            letter.done.set()
+        for _, future in batch:
+            if not future.done():
+                future.set_exception(CorralError("the outcome was not sent"))
 
 
 def deliver(outbox: Outbox, session: LeaseSession, outcome: JobOutcome) -> None:

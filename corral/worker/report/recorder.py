@@ -51,8 +51,7 @@ class Recorder:
         with self._lock:
             for text, partial in pieces:
                 self._logs.append(LogRecord(at=at, stream=stream, text=text, partial=partial, call=call))
-                self._bytes += len(text) + RECORD_COST_BYTES
-                self._seal_if_large()
+                self._grow(len(text))
 
     def say(self, text: str) -> None:
         """A remark of Corral's own, in the run's log."""
@@ -63,8 +62,7 @@ class Recorder:
             self._metrics_seen += 1
             if self._metrics_seen <= MAX_METRICS:
                 self._metrics.append(MetricRecord(at=self._now(), name=name, value=value, step=step))
-                self._bytes += RECORD_COST_BYTES + len(name)
-                self._seal_if_large()
+                self._grow(len(name))
         if self._metrics_seen == MAX_METRICS + 1:
             self.say(f"the run has sent {MAX_METRICS} metric values; no more are kept")
 
@@ -73,8 +71,7 @@ class Recorder:
             self._notes_seen += 1
             if self._notes_seen <= MAX_NOTES:
                 self._notes.append(text[:10_000])
-                self._bytes += RECORD_COST_BYTES + len(text)
-                self._seal_if_large()
+                self._grow(len(text))
         if self._notes_seen == MAX_NOTES + 1:
             self.say(f"the run has sent {MAX_NOTES} notes; no more are kept")
 
@@ -110,7 +107,8 @@ class Recorder:
             if self._bytes:
                 self._seal()
 
-    def _seal_if_large(self) -> None:
+    def _grow(self, text_bytes: int) -> None:
+        self._bytes += RECORD_COST_BYTES + text_bytes
         if self._bytes >= SEAL_BYTES or len(self._logs) + len(self._metrics) >= SEAL_RECORDS:
             self._seal()
 

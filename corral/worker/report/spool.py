@@ -1,7 +1,8 @@
-"""Batches of a lease's records on disk, numbered from 1, until the server has accepted them."""
+"""Batches of a lease's records on disk, numbered from 1, and sent until the server has accepted them."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,11 +10,17 @@ from pathlib import Path
 
 from pydantic import JsonValue as Json
 
+from corral.domain.errors import CorralError, LeaseLost, NotFound, SequenceGap
 from corral.files.atomic import write_whole
 from corral.wire.logs import EventBatch, LogRecord, MetricRecord
+from corral.worker.lease import LeaseSession
+from corral.worker.server_link import PASSING, Pauses
 
+_LOOK_UP_S = 30.0
 # While the disk is full, this much is kept in memory before the run has to fail.
 HELD_MAX_BYTES = 4 << 20
+
+logger = logging.getLogger(__name__)
 
 
 class Spool:
@@ -28,15 +35,11 @@ class Spool:
         folder.mkdir(parents=True, exist_ok=True)
         numbers = [int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()]
         self._changed = threading.Condition()
-        self._first = min(numbers, default=1)
+        # The oldest number that may still have to be sent.
+        self.first = min(numbers, default=1)
         self._last = max(numbers, default=0)
-        self._closed = False
+        self.closed = False
         self._held: dict[int, bytes] = {}
-
-    @property
-    def first(self) -> int:
-        """The oldest number that may still have to be sent."""
-        return self._first
 
     def append(
         self,
@@ -80,28 +83,24 @@ class Spool:
     def accepted(self, seq: int) -> None:
         """The server has this batch and all before it."""
         with self._changed:
-            for number in range(self._first, min(seq, self._last - 1) + 1):
+            for number in range(self.first, min(seq, self._last - 1) + 1):
                 self._held.pop(number, None)
                 with suppress(OSError):
                     self._path(number).unlink()
             # The server may know more numbers than a disk that lost its newest files.
             self._last = max(self._last, seq)
-            self._first = max(self._first, min(seq + 1, self._last))
+            self.first = max(self.first, min(seq + 1, self._last))
 
     def wait_for(self, seq: int, timeout_s: float) -> bool:
         """Whether the batch is there, after at most this long; at once when the spool is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._last >= seq or self._closed, timeout_s)
+            self._changed.wait_for(lambda: self._last >= seq or self.closed, timeout_s)
             return self._last >= seq
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     def close(self) -> None:
         """No batch will be appended any more."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._changed.notify_all()
 
     def _path(self, seq: int) -> Path:
@@ -115,3 +114,65 @@ class Spool:
             if sum(map(len, self._held.values())) + len(data) > HELD_MAX_BYTES:
                 raise
             self._held[seq] = data
+
+
+class BatchSender:
+    """A thread that sends a lease's batches in order, for as long as it takes."""
+
+    def __init__(self, spool: Spool, session: LeaseSession) -> None:
+        self._spool = spool
+        self._session = session
+        self._next = spool.first
+        self._replaced: EventBatch | None = None
+        self._thread = threading.Thread(target=self._run, name="corral-sender", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def drain(self) -> None:
+        """Return when everything was accepted, or the lease is lost. Closes the spool."""
+        self._spool.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        pauses, control = Pauses(), self._session.control
+        while not control.given_up.is_set():
+            if not self._spool.wait_for(self._next, _LOOK_UP_S):
+                if self._spool.closed:
+                    return
+                continue
+            try:
+                self._step()
+                pauses.reset()
+            except (LeaseLost, NotFound) as error:
+                control.lose(error.message)
+                return
+            except CorralError as error:
+                logger.debug("batch %d waits: %s", self._next, error)
+                self._session.link.look_again()
+                control.given_up.wait(pauses.next_s())
+
+    def _step(self) -> None:
+        batch = self._replaced or self._spool.get(self._next)
+        if batch is None:
+            return
+        link, lease = self._session.link, self._session.lease
+        try:
+            answer = link.corral.leases.send_events(lease.id, lease.epoch, batch)
+        except SequenceGap:
+            # The server lost some. Sent a batch that it has seen, it names the one it wants.
+            self._next, self._replaced = 1, None
+            return
+        except (*PASSING, LeaseLost, NotFound):
+            raise
+        except CorralError as error:
+            if self._replaced is not None:
+                raise
+            # It is refused for good. A note takes its place, or nothing after it would ever arrive.
+            logger.error("batch %d was refused: %s", batch.seq, error)
+            self._replaced = self._spool.lost(batch.seq, f"the server refused it: {error.message[:500]}")
+            return
+        link.answered()
+        self._replaced = None
+        self._spool.accepted(answer.next_seq - 1)
+        self._next = answer.next_seq

@@ -1,23 +1,35 @@
-"""Brings a folder of a lease to the server, however long the server is away."""
+"""Brings the output and the checkpoints of a lease to the server, however long the server is away."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import os
+import shutil
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from corral.client.corral import Corral
 from corral.client.files.digest import FileChanged
 from corral.client.files.tree import Tree, scan
 from corral.client.files.upload import upload
-from corral.domain.errors import BlobMissing, DigestMismatch, OffsetMismatch
+from corral.domain.errors import BlobMissing, CorralError, DigestMismatch, LeaseLost, NotFound, OffsetMismatch
 from corral.domain.redaction import SecretValues
 from corral.wire.artifacts import ArtifactView
-from corral.worker.lease_session import LeaseSession
+from corral.worker.child.events_file import CheckpointEvent
+from corral.worker.lease import LeaseSession
+from corral.worker.prepare.workspace import Workspace, remove_tree
+from corral.worker.report.recorder import Recorder
+from corral.worker.server_link import WaitAbandoned
 
 # The files or the server changed under us: scanning again helps, or nothing does.
 _AGAIN = (BlobMissing, DigestMismatch, OffsetMismatch, FileChanged)
 TRIES = 3
+
+logger = logging.getLogger(__name__)
 
 Commit = Callable[[Corral, Tree], ArtifactView]
 
@@ -29,10 +41,9 @@ class Uploads:
     def output(self, root: Path, secrets: SecretValues) -> str | None:
         """Upload and commit the result; its artifact's id, or None if the folder is empty."""
         lease = self.session.lease
-        view = self._send(
+        return self._send(
             root, secrets, lambda corral, tree: corral.leases.commit_artifact(lease.id, lease.epoch, tree)
         )
-        return None if view is None else view.id
 
     def checkpoint(
         self,
@@ -50,10 +61,9 @@ class Uploads:
             check()
             return corral.leases.commit_checkpoint(lease.id, lease.epoch, tree, step=step, metric=metric)
 
-        view = self._send(root, secrets, commit)
-        return None if view is None else view.id
+        return self._send(root, secrets, commit)
 
-    def _send(self, root: Path, secrets: SecretValues, commit: Commit) -> ArtifactView | None:
+    def _send(self, root: Path, secrets: SecretValues, commit: Commit) -> str | None:
         for _ in range(TRIES - 1):
             try:
                 return self._send_once(root, secrets, commit)
@@ -61,9 +71,186 @@ class Uploads:
                 continue
         return self._send_once(root, secrets, commit)
 
-    def _send_once(self, root: Path, secrets: SecretValues, commit: Commit) -> ArtifactView | None:
+    def _send_once(self, root: Path, secrets: SecretValues, commit: Commit) -> str | None:
         tree = scan(root, ignore=None, secrets=secrets)
         if not tree.files:
             return None
         self.session.keep_trying(lambda _: upload(tree, root, self.session.sink()))
-        return self.session.keep_trying(lambda corral: commit(corral, tree))
+        return self.session.keep_trying(lambda corral: commit(corral, tree)).id
+
+
+class NotACheckpoint(CorralError):
+    code = "not_a_checkpoint"
+    hint = "Write checkpoints under CORRAL_CHECKPOINT_DIR and announce them when they are complete."
+
+
+@dataclass(frozen=True)
+class _StagedCheckpoint:
+    folder: Path
+    step: int | None
+    metric: float | None
+    stamp: str
+
+    @property
+    def files(self) -> Path:
+        return self.folder / "files"
+
+    @property
+    def label(self) -> str:
+        return "the checkpoint" if self.step is None else f"the checkpoint of step {self.step}"
+
+
+@dataclass(eq=False)
+class CheckpointUploader:
+    """Keeps what a child says is a checkpoint, newest first.
+
+    `announce` links; a thread uploads, one at a time. What waits is replaced by what is newer.
+    """
+
+    workspace: Workspace
+    uploads: Uploads
+    recorder: Recorder
+    secrets: SecretValues
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _waiting: _StagedCheckpoint | None = None
+    _closed: bool = False
+    _count: int = 0
+    _thread: threading.Thread | None = None
+
+    def announce(self, done: CheckpointEvent) -> None:
+        """Take hold of the files now: the child may rotate them as soon as it has said so."""
+        try:
+            staged = self._stage(done)
+        except (OSError, NotACheckpoint) as error:
+            self._note(f"a checkpoint was not kept: {error}")
+            return
+        self._enqueue(staged)
+
+    def recover(self) -> None:
+        """Take up what an earlier worker had linked but not uploaded."""
+        for folder in sorted(self.workspace.staging.glob("[0-9]*")):
+            try:
+                said = json.loads((folder / "checkpoint.json").read_bytes())
+                self._enqueue(_StagedCheckpoint(folder, said["step"], said["metric"], said["stamp"]))
+            except (OSError, ValueError, KeyError):
+                remove_tree(folder)
+
+    def drain(self) -> None:
+        """Return when nothing is left to upload. Nothing may be announced after this."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _stage(self, done: CheckpointEvent) -> _StagedCheckpoint:
+        source = self._locate(done.path)
+        self._count += 1
+        folder = self.workspace.staging / f"{self._count:06d}"
+        files = folder / "files"
+        files.mkdir(parents=True)
+        try:
+            if source.is_dir():
+                _link_tree(source, files)
+            else:
+                _link(str(source), str(files / source.name))
+            staged = _StagedCheckpoint(folder, done.step, done.metric, _stamp(files))
+            # Written last: only a whole checkpoint is taken up again after a crash.
+            said = json.dumps({"step": staged.step, "metric": staged.metric, "stamp": staged.stamp})
+            (folder / "checkpoint.json").write_text(said, encoding="utf-8")
+        except OSError:
+            remove_tree(folder)
+            raise
+        return staged
+
+    def _locate(self, path: str) -> Path:
+        base = Path(os.path.realpath(self.workspace.checkpoints))
+        try:
+            real = Path(os.path.realpath(base / path, strict=True))
+        except (OSError, ValueError) as error:
+            raise NotACheckpoint(f"{path[:200]!r} does not exist: {error}") from error
+        if real == base or not real.is_relative_to(base):
+            raise NotACheckpoint(f"{path[:200]!r} is not inside CORRAL_CHECKPOINT_DIR")
+        return real
+
+    def _enqueue(self, staged: _StagedCheckpoint) -> None:
+        with self._changed:
+            passed_over, self._waiting = self._waiting, staged
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="corral-checkpoints", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        if passed_over is not None:
+            self.recorder.say(
+                f"{passed_over.label} was passed over: a newer one came before its upload began"
+            )
+            remove_tree(passed_over.folder)
+
+    def _run(self) -> None:
+        while (staged := self._next()) is not None:
+            try:
+                self._upload(staged)
+            except WaitAbandoned:
+                return
+            except (LeaseLost, NotFound) as error:
+                self.uploads.session.control.lose(error.message)
+                return
+            except (CorralError, OSError) as error:
+                self._note(f"{staged.label} was not kept: {error}")
+            remove_tree(staged.folder)
+
+    def _next(self) -> _StagedCheckpoint | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is not None or self._closed)
+            staged, self._waiting = self._waiting, None
+            return staged
+
+    def _upload(self, staged: _StagedCheckpoint) -> None:
+        def check() -> None:
+            # A link shares the file: a child that writes into it in place changes what was announced.
+            if _stamp(staged.files) != staged.stamp:
+                raise NotACheckpoint("its files were written to after it was announced")
+
+        check()
+        kept = self.uploads.checkpoint(
+            staged.files, self.secrets, step=staged.step, metric=staged.metric, check=check
+        )
+        if kept is None:
+            raise NotACheckpoint("it holds no files")
+        logger.info("%s is kept as %s", staged.label, kept)
+
+    def _note(self, text: str) -> None:
+        self.recorder.note(self.secrets.redact_text(text))
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    for parent, folders, names in os.walk(source):
+        inside = target / os.path.relpath(parent, source)
+        for name in folders:
+            if os.path.islink(os.path.join(parent, name)):
+                os.symlink(os.readlink(os.path.join(parent, name)), inside / name)
+            else:
+                (inside / name).mkdir()
+        for name in names:
+            _link(os.path.join(parent, name), os.path.join(inside, name))
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        # Another device below the folder, or a file system without links.
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _stamp(root: Path) -> str:
+    """Changes when any file below is written to or replaced."""
+    found = []
+    for parent, _, names in os.walk(root):
+        for name in names:
+            path = os.path.join(parent, name)
+            status = os.lstat(path)
+            found.append((path, status.st_ino, status.st_size, status.st_mtime_ns))
+    return hashlib.sha256(repr(sorted(found)).encode("utf-8", "surrogateescape")).hexdigest()

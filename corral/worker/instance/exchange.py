@@ -1,17 +1,18 @@
-"""Fetches calls for an instance while it has room for them, and brings their arguments."""
+"""What an instance exchanges with the server: calls that it has room for, and their outcomes."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from corral.domain.errors import CorralError, LeaseLost, NotFound
 from corral.wire.calls import AssignedCall, LeaseCallsAnswer, LeaseCallsRequest
-from corral.worker.instance.calls import SHORT_S
+from corral.worker.instance.calls import LOOK_S, SHORT_S
 from corral.worker.instance.live_calls import LiveCalls
 from corral.worker.instance.payloads import InstancePayloads
-from corral.worker.lease_session import LeaseSession
+from corral.worker.lease import LeaseSession
 from corral.worker.server_link import PASSING, Pauses
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,10 @@ Asked = tuple[LeaseCallsRequest, Callable[[], LeaseCallsAnswer]]
 
 
 class CallFeed:
-    """`run` in a thread of its own, until the instance takes no more calls."""
+    """Fetches calls while there is room for them, and brings their arguments.
+
+    `run` in a thread of its own, until the instance takes no more calls.
+    """
 
     def __init__(self, session: LeaseSession, calls: LiveCalls, payloads: InstancePayloads) -> None:
         self._session = session
@@ -39,12 +43,11 @@ class CallFeed:
             request, wait_for_answer = asked
             try:
                 answer = wait_for_answer()
-            except (LeaseLost, NotFound) as error:
-                self._asked(request, None)
-                self._session.control.lose(error.message)
-                return
             except CorralError as error:
                 self._asked(request, None)
+                if isinstance(error, LeaseLost | NotFound):
+                    self._session.control.lose(error.message)
+                    return
                 if isinstance(error, PASSING):
                     self._session.link.look_again()
                 else:
@@ -131,3 +134,54 @@ class CallFeed:
         call.path = None if path is None else str(path)
         if not self._calls.queue(call) and path is not None:
             path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class OutcomeMailer:
+    """Tells outcomes that no request for calls takes along, and hears of calls to be cancelled.
+
+    `run` in a thread of its own until the instance is gone, then `send_rest`.
+    """
+
+    session: LeaseSession
+    calls: LiveCalls
+
+    def run(self) -> None:
+        calls, state = self.calls, self.calls.state
+        looked_at = time.monotonic()
+        while True:
+            with calls.lock:
+                while not state.is_gone and (wait_s := state.tell_in_s(looked_at, time.monotonic())):
+                    calls.mailer_wakes.wait(wait_s)
+                if state.is_gone:
+                    return
+                request = state.request(time.monotonic())
+            self._send(request)
+            looked_at = time.monotonic()
+
+    def send_rest(self) -> None:
+        """Nothing is held any more; what is left to tell is told once."""
+        with self.calls.lock:
+            if not self.calls.state.has_news:
+                return
+            request = self.calls.state.request(time.monotonic())
+        self._send(request.model_copy(update={"holding": []}))
+
+    def _send(self, request: LeaseCallsRequest) -> None:
+        calls = self.calls
+        try:
+            answer = self.session.begin_exchange(request)()
+        except (LeaseLost, NotFound) as error:
+            self.session.control.lose(error.message)
+            return
+        except CorralError:
+            with calls.lock:
+                calls.state.unanswered(request, time.monotonic())
+            self.session.link.look_again()
+            time.sleep(LOOK_S)
+            return
+        with calls.lock:
+            calls.state.answered(request, len(answer.calls))
+        self.session.link.answered()
+        for call_id in answer.cancelled:
+            calls.cancel(call_id)
