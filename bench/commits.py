@@ -20,7 +20,7 @@ _SERVER = (
     "corral/bootstrap/server.py",
 )
 _CLIENT = ("corral/client", "corral/wire", "corral/domain")
-_INSTANCE = ("corral/worker", "corral/runner")
+_INSTANCE = ("corral/worker", "corral/instance")
 # The code that each table is about; its script under bench/ counts too.
 MEASURED: Mapping[str, tuple[str, ...]] = {
     "cycles": (*_SERVER, "bench/cycles.py"),
@@ -29,7 +29,7 @@ MEASURED: Mapping[str, tuple[str, ...]] = {
         *_SERVER,
         *_CLIENT,
         "corral/worker",
-        "corral/runner",
+        "corral/instance",
         "corral/functions",
         "bench/functions",
     ),

@@ -31,7 +31,7 @@ from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares, add_usage
 from corral.core.queue.lanes import Lanes
 from corral.core.queue.long_polls import LongPoll, LongPolls
-from corral.core.queue.preempt import Preemptor
+from corral.core.queue.preemption import Preemptor
 from corral.core.queue.reservations import Reservations
 from corral.core.runs.submit import submit
 from corral.core.runs.transitions import parse_ready_key

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import uvicorn
 
-from corral.adapters.blobs.directory import DirectoryBlobs
+from corral.adapters.blobs.folder import DirectoryBlobs
 from corral.adapters.blobs.segments import DirectorySegments
-from corral.adapters.cipher import FileCipher, load_key
 from corral.adapters.clock import SystemClock
+from corral.adapters.secrets import FileCipher, load_key
 from corral.adapters.tls.authority import CA_LIFETIME, OwnAuthority
 from corral.adapters.tls.context import ServerTls
 from corral.adapters.webhook_sender import HttpSender

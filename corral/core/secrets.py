@@ -13,7 +13,7 @@ from corral.domain.errors import InvalidInput, NotFound, SecretExposed, found
 from corral.domain.leases import LeaseKey
 from corral.domain.redaction import MIN_SECRET_BYTES, SecretValues, StreamScanner
 from corral.domain.secrets import Secret
-from corral.ports.cipher import Cipher
+from corral.ports.secrets import Cipher
 from corral.store.transaction import Tx
 
 

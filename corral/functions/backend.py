@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from corral.errors import FunctionError
-from corral.functions.codec import Pieces
 from corral.functions.member import Member
 from corral.functions.pickle_names import pickle_as
+from corral.functions.serialize import Pieces
 
 # A value as it travels: its format, and its bytes.
 Payload: TypeAlias = tuple[str, bytes | memoryview]

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
-from corral.functions import codec
+from corral.functions import serialize as codec
 from corral.functions.backend import CallStatus, backend
 from corral.functions.errors import CallCancelled, CallExpired, NotFinished, rebuild
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from corral.functions import codec
+from corral.functions import serialize as codec
 from corral.functions.member import Member
 from corral.functions.packaging import Package, find_local, imports_of, pack
 

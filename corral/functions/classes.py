@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, dataclass_transform, overload
 
-from corral.functions import codec
+from corral.functions import serialize as codec
 from corral.functions.function import AsyncFunction, Function, Generator, handle_of
 from corral.functions.member import AppMembers, Callee, Member, is_async, kind_of
 from corral.functions.options import Batch, FunctionSettings, Retries, as_retries

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from corral.errors import FunctionError
-from corral.functions import codec
+from corral.functions import serialize as codec
 from corral.functions.app import App
 from corral.functions.backend import EndpointTarget, backend
 from corral.functions.function import Function, Generator

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from corral.errors import FunctionError, VolumeConflict
-from corral.functions import codec
+from corral.functions import serialize as codec
 
 _LONGEST_TRACEBACK = 20_000
 _LONGEST_MESSAGE = 10_000

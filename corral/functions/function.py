@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from corral.errors import FunctionError
-from corral.functions import codec
+from corral.functions import serialize as codec
 from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, backend
 from corral.functions.calls import Call, tell_of_pickle
 from corral.functions.errors import EndpointGone, rebuild

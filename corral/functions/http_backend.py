@@ -23,10 +23,10 @@ from corral.client.volumes.folder import VolumeFolder
 from corral.domain.calls import INLINE_BYTES
 from corral.domain.errors import BlobMissing, DigestMismatch, NotFound
 from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, Payload, VolumeFile
-from corral.functions.codec import Pieces, as_text, from_text, whole
 from corral.functions.errors import EndpointGone, ResultLost
 from corral.functions.member import Member
 from corral.functions.packaging import Package, pack
+from corral.functions.serialize import Pieces, as_text, from_text, whole
 from corral.settings import process_environment, read_settings
 from corral.wire.calls import CallView
 from corral.wire.endpoints import DeployRequest, FunctionTable, Scaling

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from corral.functions import codec
+from corral.functions import serialize as codec
 from corral.functions.options import Batch, FunctionSettings
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from corral.functions import codec
+from corral.functions import serialize as codec
 from corral.functions.member import Member
 
 PICKLE_FILE = "corral_function.pkl"

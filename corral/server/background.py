@@ -7,9 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 
-from corral.core.leases.sweep import Sweeper
+from corral.core.leases.expire import Sweeper
 from corral.core.queue.fair_share import add_usage
-from corral.core.queue.preempt import Preemptor
+from corral.core.queue.preemption import Preemptor
 from corral.core.schedules.fire import count_anew, fire
 from corral.core.storage.gc import GarbageCollector
 from corral.domain.calls import CallPool

@@ -19,13 +19,13 @@ from corral.core.queue.choose import Board
 from corral.core.queue.long_polls import ClaimDesk, LongPolls
 from corral.core.secrets import SecretRedactor
 from corral.core.wakeups import Wakeups
-from corral.core.webhooks.send import Notifier
+from corral.core.webhooks.delivery import Notifier
 from corral.ports.blobs import BlobStore, SegmentStore
-from corral.ports.cipher import Cipher
 from corral.ports.clock import Clock
+from corral.ports.secrets import Cipher
 from corral.ports.webhook_sender import WebhookSender
 from corral.server.authorization import TokenCache
-from corral.server.prometheus import Counters
+from corral.server.metrics import Counters
 from corral.server.tls import TlsTrust
 from corral.store.store import Store
 

@@ -17,9 +17,10 @@ from support.waiting import eventually
 import corral
 from calls import functions_for_tests as pier
 from calls.conftest import Scene
-from corral.functions import backend, codec
+from corral.functions import backend
+from corral.functions import serialize as codec
 from corral.functions.packaging import pack
-from corral.runner.load import CannotLoad, load
+from corral.instance.load import CannotLoad, load
 
 pytestmark = pytest.mark.timeout(170)
 

@@ -104,7 +104,7 @@ def test_broken_code_leaves_the_old_version_serving(app: Harness) -> None:
     """RF-D21, RF-D53: the command fails, with what the new version said."""
     app.deploy("return 1")
     assert app.says.remote() == 1
-    app.write("return 2\nif 'corral.runner.main' in __import__('sys').modules: import lost_at_sea")
+    app.write("return 2\nif 'corral.instance.main' in __import__('sys').modules: import lost_at_sea")
 
     done = app.corral("fn", "deploy", str(app.file))
 

@@ -25,7 +25,7 @@ from corral.client.corral import Corral
 from corral.client.files.blobs import BlobSink, BlobSource
 from corral.domain.errors import TooLarge
 from corral.files import large
-from corral.functions import codec
+from corral.functions import serialize as codec
 
 
 @pytest.fixture(scope="module")

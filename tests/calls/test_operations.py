@@ -16,7 +16,8 @@ from support.waiting import eventually
 import corral
 from calls import functions_for_tests as pier
 from calls.conftest import Scene
-from corral.functions import backend, codec
+from corral.functions import backend
+from corral.functions import serialize as codec
 from corral.wire.tokens import TokenRequest
 
 pytestmark = pytest.mark.timeout(170)

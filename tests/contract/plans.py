@@ -10,7 +10,7 @@ from support.clock import ManualClock
 
 from contract.conftest import Database
 from contract.samples import a_run, an_artifact, digest_of
-from corral.core.leases.sweep import Sweeper
+from corral.core.leases.expire import Sweeper
 from corral.core.policy import ServerPolicy
 from corral.core.queue.fair_share import Shares
 from corral.core.runs.cancel import cancel

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from corral.adapters.blobs.directory import DirectoryBlobs
+from corral.adapters.blobs.folder import DirectoryBlobs
 from corral.domain.errors import Conflict, DigestMismatch, InvalidInput, OffsetMismatch, StoreUnavailable
 from corral.domain.ids import Digest
 from corral.files import large

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from corral.adapters.blobs.directory import DirectoryBlobs
 from corral.adapters.blobs.disk import translated
+from corral.adapters.blobs.folder import DirectoryBlobs
 from corral.adapters.blobs.segments import DirectorySegments
 from corral.domain.errors import Conflict, DiskFull, StoreUnavailable
 from corral.domain.ids import Digest

@@ -44,7 +44,7 @@ def tune_carelessly(raw):
 sqlite.tune_writer = tune_carelessly
 """
 CARELESS_BLOBS = """
-import corral.adapters.blobs.directory as blobs, corral.adapters.blobs.upload as upload
+import corral.adapters.blobs.folder as blobs, corral.adapters.blobs.upload as upload
 blobs.sync_file = upload.sync_file = blobs.sync_folder = lambda _: None
 """
 CARELESS_LOGS = """

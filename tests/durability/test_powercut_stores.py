@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from powercut import PowerCutDisk
 
-from corral.adapters.blobs.directory import DirectoryBlobs
+from corral.adapters.blobs.folder import DirectoryBlobs
 from corral.adapters.blobs.segments import DirectorySegments
 from corral.domain.ids import Digest
 
 PRELUDE = """
 import hashlib
 from pathlib import Path
-from corral.adapters.blobs.directory import DirectoryBlobs
+from corral.adapters.blobs.folder import DirectoryBlobs
 from corral.adapters.blobs.segments import DirectorySegments
 
 blobs = DirectoryBlobs(Path("a/b/store").absolute())

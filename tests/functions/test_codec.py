@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from corral.files.large import MappedFile
-from corral.functions import codec
+from corral.functions import serialize as codec
 
 SCALARS = (
     st.none()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import corral
-from corral.functions import codec
+from corral.functions import serialize as codec
 from corral.functions.backend import CallStatus, EndpointTarget, VolumeFile
 from corral.functions.options import FunctionResources, FunctionSettings
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from support.clock import ManualClock
 from support.postgres import PrivatePostgres
 
-from corral.adapters.blobs.directory import DirectoryBlobs
+from corral.adapters.blobs.folder import DirectoryBlobs
 from corral.adapters.blobs.segments import DirectorySegments
-from corral.adapters.cipher import FileCipher, load_key
+from corral.adapters.secrets import FileCipher, load_key
 from corral.adapters.webhook_sender import HttpSender
 from corral.core.policy import ServerPolicy
 from corral.core.tokens import make_token

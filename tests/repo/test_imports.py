@@ -66,7 +66,7 @@ READERS = (
     "corral.settings",
     "corral.engine.__main__",
     "corral.engine.environments.worker",
-    "corral.runner.main",
+    "corral.instance.main",
 )
 
 

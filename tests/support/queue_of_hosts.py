@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from corral.core.leases.beat import beat
+from corral.core.leases.expire import Sweeper
 from corral.core.leases.outcomes import LeaseEnder, LeaseOutcome, LeaseReport
-from corral.core.leases.sweep import Sweeper
 from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board
 from corral.core.queue.claim import Claim, ClaimTerms, Grant
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.fair_share import Shares
 from corral.core.queue.lanes import Lanes
-from corral.core.queue.preempt import PreemptionPlan, Preemptor
+from corral.core.queue.preemption import PreemptionPlan, Preemptor
 from corral.core.queue.reservations import Reservations
 from corral.core.runs.cancel import cancel
 from corral.core.runs.submit import NewRun, submit

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support.waiting import eventually
 
-from corral.runner.channel import Channel
-from corral.runner.listener import MessageListener
+from corral.instance.channel import Channel
+from corral.instance.listener import MessageListener
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from corral.domain.errors import Conflict
 from corral.domain.ids import WebhookId, new_webhook_id
 from corral.domain.webhooks.addresses import parse_url
 from corral.domain.webhooks.deliveries import Webhook, WebhookFormat
-from corral.ports.cipher import Cipher
+from corral.ports.secrets import Cipher
 from corral.store.transaction import Tx
 
 MOST = 1000

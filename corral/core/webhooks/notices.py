@@ -25,7 +25,7 @@ from corral.domain.webhooks.deliveries import (
     type_of,
     wants,
 )
-from corral.ports.cipher import Cipher
+from corral.ports.secrets import Cipher
 from corral.store.transaction import Tx
 
 VERSION = 1

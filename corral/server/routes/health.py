@@ -14,8 +14,8 @@ from corral.core.audit import note
 from corral.core.storage.fsck import Fsck
 from corral.domain.errors import CorralError
 from corral.server.authorization import Operator
+from corral.server.metrics import Snapshot
 from corral.server.openapi import streamed
-from corral.server.prometheus import Snapshot
 from corral.server.services import Services, Svc
 from corral.server.views import host_view
 from corral.store.transaction import Tx

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from corral.runner.channel import Channel
+from corral.instance.channel import Channel
 
 logger = logging.getLogger(__name__)
 

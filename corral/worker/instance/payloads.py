@@ -12,7 +12,7 @@ from pathlib import Path
 
 from corral.client.files.blobs import beside
 from corral.domain.calls import INLINE_BYTES
-from corral.runner.channel import INLINE_MAX
+from corral.instance.channel import INLINE_MAX
 from corral.wire.blobs import StoredBlob
 from corral.wire.payloads import PayloadBody
 from corral.worker.lease import LeaseSession

@@ -36,7 +36,7 @@ _BOOT = (
     "import importlib.util as u, sys; d = sys.argv.pop(1); "
     "s = u.spec_from_file_location('corral', d + '/__init__.py', submodule_search_locations=[d]); "
     "m = u.module_from_spec(s); sys.modules['corral'] = m; s.loader.exec_module(m); "
-    "from corral.runner.main import main; sys.exit(main())"
+    "from corral.instance.main import main; sys.exit(main())"
 )
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from corral.functions import codec
-from corral.functions.codec import Pieces
-from corral.runner.web_functions import WEB, answer, arguments, piece
+from corral.functions import serialize as codec
+from corral.functions.serialize import Pieces
+from corral.instance.web_functions import WEB, answer, arguments, piece
 
 Encoded = tuple[str, bytes | Pieces]
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from corral.runner.channel import Channel
+from corral.instance.channel import Channel
 
 # After this long in a call another thread stands in for the main one.
 TICK_S = 0.005

@@ -7,10 +7,10 @@ import secrets as random
 from typing import Any
 
 from corral.files import large
-from corral.functions import codec
-from corral.functions.codec import Pieces
-from corral.runner.calls import RunnerCall
-from corral.runner.channel import INLINE_MAX, Channel
+from corral.functions import serialize as codec
+from corral.functions.serialize import Pieces
+from corral.instance.calls import RunnerCall
+from corral.instance.channel import INLINE_MAX, Channel
 
 
 class Reporter:

@@ -12,8 +12,8 @@ from corral.domain.ids import WebhookId
 from corral.domain.webhooks.addresses import parse_url
 from corral.domain.webhooks.deliveries import Delivery, Webhook, settled
 from corral.domain.webhooks.signing import signed_headers
-from corral.ports.cipher import Cipher
 from corral.ports.clock import Clock
+from corral.ports.secrets import Cipher
 from corral.ports.webhook_sender import WebhookSender
 from corral.store.store import Store
 

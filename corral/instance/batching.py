@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from corral.functions import codec
-from corral.runner.calls import Encoded, RunnerCall, encoded
+from corral.functions import serialize as codec
+from corral.instance.calls import Encoded, RunnerCall, encoded
 
 
 class Batcher:

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 from corral.errors import FunctionError
 from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, Payload
-from corral.functions.codec import as_text, from_text, whole
 from corral.functions.errors import problem_of
 from corral.functions.member import Member
-from corral.runner.channel import Channel
-from corral.runner.listener import MessageListener
-from corral.runner.output import current
+from corral.functions.serialize import as_text, from_text, whole
+from corral.instance.channel import Channel
+from corral.instance.listener import MessageListener
+from corral.instance.output import current
 
 
 class InstanceBackend:

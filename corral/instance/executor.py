@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal
 
-from corral.functions import codec
+from corral.functions import serialize as codec
 from corral.functions.errors import describe
-from corral.runner.batching import Batcher, run_batch
-from corral.runner.calls import RunnerCall
-from corral.runner.listener import MessageListener
-from corral.runner.load import LoadedCode
-from corral.runner.output import OutputMarks, output_of
-from corral.runner.reporter import Reporter
-from corral.runner.web_functions import WEB, BadRequest, refusal
+from corral.instance.batching import Batcher, run_batch
+from corral.instance.calls import RunnerCall
+from corral.instance.listener import MessageListener
+from corral.instance.load import LoadedCode
+from corral.instance.output import OutputMarks, output_of
+from corral.instance.reporter import Reporter
+from corral.instance.web_functions import WEB, BadRequest, refusal
 
 # Tells the worker how a call ended, once its output is complete.
 Report = Callable[[], None]

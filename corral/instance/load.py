@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from corral.functions import codec
+from corral.functions import serialize as codec
 from corral.functions.classes import hooks
 from corral.functions.function import Function
 

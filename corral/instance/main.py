@@ -12,17 +12,17 @@ from typing import Any
 
 from corral.files.large import MappedFile
 from corral.functions import backend as backends
-from corral.functions import codec
+from corral.functions import serialize as codec
 from corral.functions.errors import describe
-from corral.runner.calls import RunnerCall
-from corral.runner.channel import Channel
-from corral.runner.executor import Executor
-from corral.runner.listener import MessageListener
-from corral.runner.load import CannotLoad, LoadedCode, load
-from corral.runner.nested_calls import InstanceBackend
-from corral.runner.output import OutputMarks, share
-from corral.runner.package_lender import lend_package
-from corral.runner.reporter import Reporter
+from corral.instance.calls import RunnerCall
+from corral.instance.channel import Channel
+from corral.instance.executor import Executor
+from corral.instance.listener import MessageListener
+from corral.instance.load import CannotLoad, LoadedCode, load
+from corral.instance.nested_calls import InstanceBackend
+from corral.instance.output import OutputMarks, share
+from corral.instance.package_lender import lend_package
+from corral.instance.reporter import Reporter
 
 
 def main() -> int:
