@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,13 @@ _LISTS = tuple(
     for side in ("kv", "q")
     for what in ("num_blocks", "indices")
 )
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function compiled for packs: they have one length, so the compiler may take shapes as fixed."""
+    # A process that goes on to other lengths or models may compile again, more often than torch thinks wise.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    return torch.compile(function, dynamic=False, fullgraph=True)
 
 
 @dataclass(frozen=True)
