@@ -24,7 +24,7 @@ from corral.engine.sampling.sampler import Sampler
 from corral.engine.training.cuda_graphs import GraphedPasses
 from corral.engine.training.losses import Loss, Sums, add_sums
 from corral.engine.training.optimizer import Optimizer
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 _OPTIMIZER = "optimizer.safetensors"
 # Tokens whose logits are computed together. On a GPU all chunks have this length, for the compiler's sake.

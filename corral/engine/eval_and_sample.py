@@ -18,7 +18,7 @@ from corral.engine.spec import InvalidSpec, JobSpec, with_defaults
 from corral.engine.training import sft
 from corral.engine.training.evaluation import Evaluation, change
 from corral.engine.training.stop_signal import StopSignal
-from corral.recipes.train import Train
+from corral.recipes.train_tables import Train
 
 EVAL: Mapping[str, Any] = {"which": "last", "rows": 256, "data": None}
 SAMPLE: Mapping[str, Any] = {

@@ -51,7 +51,8 @@ from corral.engine.training.throughput import ThroughputMeter, peak_memory_bytes
 from corral.engine.training.training_run import OutOfMemory, TrainingRun
 from corral.recipes.forecast import Forecast
 from corral.recipes.models import UnknownModel
-from corral.recipes.train import DataFacts, Train, TrainError, effective_learning_rate, parse, to_table
+from corral.recipes.train import TrainError, effective_learning_rate, parse, to_table
+from corral.recipes.train_tables import DataFacts, Train
 
 # What was asked for is wrong; a guard ended it; memory does not suffice. 1 is a fault of the engine.
 REFUSED, GUARD, MEMORY = 2, 3, 4

@@ -110,18 +110,12 @@ def _environment_params(asked: RequestedRun) -> Found:
         yield "environment_params", "there is no `environment` to give them to", "name one or take them out"
 
 
-def evaluates(train: Train) -> bool:
-    """Whether anything is evaluated during the run."""
-    held_out = train.eval_data is not None or train.eval_fraction > 0
-    return train.recipe == "grpo" or held_out or train.environment is not None
-
-
 @_rule("recipe", "eval_data", "eval_fraction", "environment", "eval_every", "eval_rows")
 def _evaluation(asked: RequestedRun) -> Found:
     train = asked.train
     if train.eval_data is not None and train.eval_fraction > 0:
         yield "eval_fraction", "both `eval_data` and `eval_fraction` are given", "keep the one you mean"
-    if evaluates(train):
+    if train.evaluates:
         return
     for name, default in (("eval_every", None), ("eval_rows", 64)):
         if getattr(train, name) != default:
@@ -131,8 +125,7 @@ def _evaluation(asked: RequestedRun) -> Found:
 @_rule("recipe", "eval_data", "eval_fraction", "environment", "metric")
 def _metric(asked: RequestedRun) -> Found:
     train = asked.train
-    held_out = train.eval_data is not None or train.eval_fraction > 0
-    if train.metric == "eval_loss" and not (train.recipe == "sft" and held_out):
+    if train.metric == "eval_loss" and not (train.recipe == "sft" and train.holds_out):
         hint = "set `eval_data` or `eval_fraction`" if train.recipe == "sft" else "take 'eval_reward'"
         yield "metric", "no held-out loss is measured in this run", hint
     if train.metric == "eval_reward" and train.environment is None:

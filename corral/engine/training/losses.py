@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from corral.recipes.train import Grpo, Train
+    from corral.recipes.train_tables import Grpo, Train
 
 Kind = Literal["grpo", "dapo", "dr_grpo", "bnpo", "gspo", "cispo", "ppo", "importance_sampling"]
 Anchor = Literal["old", "self"]

@@ -30,7 +30,7 @@ from corral.engine.training.losses import Loss
 from corral.engine.training.rollout_journal import RolloutJournal
 from corral.engine.training.stop_signal import StopSignal
 from corral.engine.training.throughput import ThroughputMeter
-from corral.recipes.train import Train
+from corral.recipes.train_tables import Train
 
 # Rollouts that took longer than this are worth an upload: another machine may have to resume from them.
 ANNOUNCE_AFTER_S = 30.0
