@@ -24,7 +24,6 @@ from corral.engine.eval_and_sample import (
     TrainedModel,
     before_and_after,
     evaluate,
-    loss_evaluator,
     sample,
     task_options,
 )
@@ -54,6 +53,7 @@ from corral.recipes.models import UnknownModel
 from corral.recipes.train import TrainError, effective_learning_rate, parse, to_table
 from corral.recipes.train_tables import DataFacts, Train
 
+Evaluator = Callable[[int], list[Evaluation]]
 # What was asked for is wrong; a guard ended it; memory does not suffice. 1 is a fault of the engine.
 REFUSED, GUARD, MEMORY = 2, 3, 4
 
@@ -160,7 +160,7 @@ class EngineJob:
             train, engine, total=total, longest=longest, data=examples.facts, digests=digests
         )
         notes = [*data.notes, *_left_out(examples.counts)]
-        evaluators = [loss_evaluator(engine, held_out)] if held_out else []
+        evaluators = _loss_evaluators(engine, held_out)
         if process is not None:
             environment = self.measure_prompts(process, loaded, train)
             source = self.rollout_source(environment, engine, train, rows=len(environment.eval_tasks))
@@ -209,7 +209,7 @@ class EngineJob:
             )
         engine = make_engine(train, loaded, self.places, None, seed=self.spec.seed, which=ask["which"])
         made = TrainedModel(engine, train, self.events, self.stop)
-        evaluators = [loss_evaluator(engine, held_out)] if held_out else []
+        evaluators = _loss_evaluators(engine, held_out)
         samples: list[report.Row] = list(before_and_after(made, held_out))
         if process is not None:
             environment = self.measure_prompts(process, loaded, train)
@@ -365,7 +365,7 @@ class EngineJob:
 
 def _scorer(
     environment: RunEnvironment, source: grpo.RolloutSource, keep: Callable[[list[report.Row]], None]
-) -> Callable[[int], list[Evaluation]]:
+) -> Evaluator:
     """The environment's score of the present weights; `keep` is given what was said."""
 
     def score(step: int) -> list[Evaluation]:
@@ -376,7 +376,11 @@ def _scorer(
     return score
 
 
-def _all(evaluators: Sequence[Callable[[int], list[Evaluation]]]) -> Callable[[int], list[Evaluation]]:
+def _loss_evaluators(engine: Engine, rows: list[MaskedSequence]) -> list[Evaluator]:
+    return [lambda step: [sft.held_out_loss(engine, rows, step)]] if rows else []
+
+
+def _all(evaluators: Sequence[Evaluator]) -> Evaluator:
     return lambda step: [found for evaluator in evaluators for found in evaluator(step)]
 
 

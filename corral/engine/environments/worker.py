@@ -37,15 +37,8 @@ _KEPT = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
-        *(
-            "HTTP_PROXY",
-            "HTTPS_PROXY",
-            "ALL_PROXY",
-            "NO_PROXY",
-            "VIRTUAL_ENV",
-            "PYTHONPATH",
-            "OMP_NUM_THREADS",
-        ),
+        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+        *("VIRTUAL_ENV", "PYTHONPATH", "OMP_NUM_THREADS"),
         *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HF_HUB_OFFLINE", "HF_HOME"),
         # By the last two a worker finds what a run has left behind.
         *("CORRAL_RUN_ID", "CORRAL_ATTEMPT", "CORRAL_INPUT_DIR", "CORRAL_LEASE_ID", "CORRAL_DATA_DIR"),
