@@ -13,7 +13,7 @@ from torch import Tensor
 from corral.engine.data.packing import UNWEIGHTED, Pack, pack
 from corral.engine.data.sequences import Completion, Example, SamplingParams, SamplingRequest
 from corral.engine.device import send
-from corral.engine.model import adapters, generic_backbone, head
+from corral.engine.model import adapters, head
 from corral.engine.model import load as models
 from corral.engine.model.attention import Layout, layout_of
 from corral.engine.model.backbone import Backbone
@@ -73,7 +73,7 @@ class Engine:
         full = not any(".lora_" in name for name in names)
         self._backbone: Backbone | GenericBackbone
         self._decoder: Decoder | GenericBackbone
-        if fits(loaded.model) is None and not generic_backbone.needed(loaded.model, trained=full):
+        if fits(loaded.model, trained=full) is None:
             self._decoder = Decoder(loaded.model, trained=full)
             self._backbone = Backbone(self._decoder)
         else:
