@@ -227,7 +227,7 @@ class _Layout:
     def build(self, examples: Sequence[Example]) -> list[Pack]:
         if not self.packs:
             return []
-        _, begin, lengths, example, segment, prefix = torch.tensor(self.pieces).unbind(1)
+        _, begin, lengths, example, segment, prefix = map(torch.tensor, zip(*self.pieces, strict=True))
         ends = lengths.cumsum(0)
 
         def spread(values: Tensor) -> Tensor:
@@ -261,7 +261,7 @@ class _Layout:
 
     def _tokens(self, examples: Sequence[Example]) -> Tensor:
         flat: list[int] = []
-        for source, begin, length, *_ in self.pieces:
+        for source, begin, length, _, _, _ in self.pieces:
             if source < 0:
                 flat.extend(repeat(0, length))
             else:
@@ -280,7 +280,7 @@ class _Layout:
 
     def _stream(self, name: str, examples: Sequence[Example], last: Tensor) -> Tensor:
         flat: list[float] = []
-        for source, begin, length, example, *_ in self.pieces:
+        for source, begin, length, example, _, _ in self.pieces:
             values = None if example < 0 else examples[source].streams.get(name)
             flat.extend(repeat(0.0, length) if values is None else values[begin : begin + length])
         shifted = torch.zeros(self.total)
