@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from corral.engine.data.packing import UNWEIGHTED, Pack, pack
+from corral.engine.data.packing import UNWEIGHTED, Pack
 from corral.engine.data.sequences import Completion, Example, SamplingParams, SamplingRequest
 from corral.engine.device import send
 from corral.engine.model import adapters, head
@@ -115,7 +115,7 @@ class Engine:
     @property
     def notes(self) -> list[str]:
         """What a person should know of how this model is run; empty where it is run at its best."""
-        return self._backbone.notes if isinstance(self._backbone, GenericBackbone) else []
+        return self._backbone.notes
 
     # -- training -------------------------------------------------------------------------------------
 
@@ -157,14 +157,10 @@ class Engine:
         return found
 
     def _packs(self, examples: Sequence[Example], *, share: bool | None = None) -> list[Pack]:
-        on_gpu = self.device.type == "cuda"
-        packing = self._backbone.packed if isinstance(self._backbone, GenericBackbone) else pack
-        return packing(
-            examples,
-            self.options.micro_tokens,
-            share_prefix=self.options.share_prefix if share is None else share,
-            multiple=self.options.micro_tokens if on_gpu else 1,
-        )
+        micro_tokens = self.options.micro_tokens
+        share_prefix = self.options.share_prefix if share is None else share
+        multiple = micro_tokens if self.device.type == "cuda" else 1
+        return self._backbone.packed(examples, micro_tokens, share_prefix=share_prefix, multiple=multiple)
 
     def _inputs(self, part: Pack) -> tuple[Tensor, Tensor, Layout]:
         layout = layout_of(part.segment, part.prefix, self.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from corral.recipes.models import FAMILIES, ModelFacts
 from corral.recipes.schema import SettingProblem, fields_of, nested
@@ -22,19 +23,21 @@ class RequestedRun:
     facts: ModelFacts | None
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+Find = Callable[[RequestedRun], Found]
+
+
+class Rule(NamedTuple):
     reads: tuple[str, ...]
-    find: Callable[[RequestedRun], Found]
+    find: Find
 
 
 RULES: list[Rule] = []
 
 
-def _rule(*reads: str) -> Callable[[Callable[[RequestedRun], Found]], Callable[[RequestedRun], Found]]:
+def _rule(*reads: str) -> Callable[[Find], Find]:
     """Add a function to the rules; `reads` are the settings without which it says nothing."""
 
-    def add(find: Callable[[RequestedRun], Found]) -> Callable[[RequestedRun], Found]:
+    def add(find: Find) -> Find:
         RULES.append(Rule(reads, find))
         return find
 
@@ -44,9 +47,9 @@ def _rule(*reads: str) -> Callable[[Callable[[RequestedRun], Found]], Callable[[
 def problems(asked: RequestedRun, bad: Set[str]) -> list[SettingProblem]:
     """Everything that the rules find, except where a setting that a rule reads is wrong by itself."""
     found = []
-    for rule in RULES:
-        if bad.isdisjoint(rule.reads):
-            found += [SettingProblem(_path(where), what, hint) for where, what, hint in rule.find(asked)]
+    for reads, find in RULES:
+        if bad.isdisjoint(reads):
+            found += [SettingProblem(_path(where), what, hint) for where, what, hint in find(asked)]
     return found
 
 

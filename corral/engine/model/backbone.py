@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 
+from corral.engine.data.packing import pack
 from corral.engine.model.attention import Layout, by_blocks, by_spans, compiled
 from corral.engine.model.decoder import Decoder, Dims, Layer, LayerAdapters, rms_norm, run_layer
 
@@ -36,6 +38,9 @@ def _trained(x: Tensor, layer: Layer, cos: Tensor, sin: Tensor, dims: Dims, mask
 
 class Backbone:
     """Runs the layers of a decoder. On a GPU a layer is compiled once, for all layers and packs alike."""
+
+    notes: ClassVar[list[str]] = []
+    packed = staticmethod(pack)
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder

@@ -17,13 +17,7 @@ from corral.engine.engine import Engine, Step
 from corral.engine.errors import EngineError
 from corral.engine.reports.events import EventWriter
 from corral.engine.reports.report import RunRecord
-from corral.engine.training.checkpoints import (
-    JOURNAL,
-    Checkpoint,
-    CheckpointWriter,
-    link,
-    link_tree,
-)
+from corral.engine.training.checkpoints import JOURNAL, Checkpoint, CheckpointWriter, link, link_tree
 from corral.engine.training.evaluation import Evaluation, better
 from corral.engine.training.guards import GuardFinding, GuardMonitor, GuardStop
 from corral.engine.training.losses import Loss
