@@ -12,8 +12,8 @@ from corral.engine.model.load import LoadedModel
 from corral.engine.model.load import load as load_model
 from corral.engine.sampling.rollouts import Episode, Rollouts
 from corral.engine.training import advantages, losses
-from corral.recipes.train import Grpo, Lora, Train
 from corral.recipes.train import parse as parse_train
+from corral.recipes.train_tables import Grpo, Lora, Train
 
 __all__ = [
     "Completion",

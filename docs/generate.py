@@ -27,7 +27,8 @@ from corral.errors import FunctionError
 from corral.functions import decorator_options
 from corral.functions.decorator_options import ClassOptions, FunctionOptions
 from corral.recipes.schema import fields_of, nested
-from corral.recipes.train import Train, json_schema
+from corral.recipes.train import json_schema
+from corral.recipes.train_tables import Train
 from corral.server.app import ControlPlane
 from corral.server.errors import STATUS
 from corral.settings import Settings

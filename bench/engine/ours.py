@@ -17,7 +17,7 @@ from corral.engine.model.backbone import Backbone
 from corral.engine.model.decoder import Decoder
 from corral.engine.model.load import LoadedModel
 from corral.engine.training import losses
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 GIB = 1 << 30
 

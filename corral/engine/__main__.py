@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -107,9 +108,13 @@ def main(argv: Sequence[str]) -> int:
     is_task = argv[:1] in (["eval"], ["sample"])
     said = parse_task(argv) if is_task else parse(argv)
     where = task_places(argv[0], said) if is_task else places(said, os.environ)
-    # Loaded here: torch takes seconds, and --help or a spec that is missing should not wait for it.
+    # Loaded here: torch takes seconds, and --help or a spec that is missing should not wait for it. Without
+    # the garbage collector, which would look through a million objects many times and free none of them.
+    gc.disable()
     from corral.engine import job  # noqa: PLC0415
 
+    gc.freeze()
+    gc.enable()
     again = not is_task and said.resume
     return job.main(where, os.environ, again=again, debug=said.debug, began=_BEGAN)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from corral.engine.data.packing import UNWEIGHTED, Pack, pack
+from corral.engine.data.packing import UNWEIGHTED, Pack
 from corral.engine.data.sequences import Completion, Example, SamplingParams, SamplingRequest
 from corral.engine.device import send
-from corral.engine.model import adapters, generic_backbone, head
+from corral.engine.model import adapters, head
 from corral.engine.model import load as models
 from corral.engine.model.attention import Layout, layout_of
 from corral.engine.model.backbone import Backbone
@@ -24,7 +24,7 @@ from corral.engine.sampling.sampler import Sampler
 from corral.engine.training.cuda_graphs import GraphedPasses
 from corral.engine.training.losses import Loss, Sums, add_sums
 from corral.engine.training.optimizer import Optimizer
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 _OPTIMIZER = "optimizer.safetensors"
 # Tokens whose logits are computed together. On a GPU all chunks have this length, for the compiler's sake.
@@ -73,7 +73,7 @@ class Engine:
         full = not any(".lora_" in name for name in names)
         self._backbone: Backbone | GenericBackbone
         self._decoder: Decoder | GenericBackbone
-        if fits(loaded.model) is None and not generic_backbone.needed(loaded.model, trained=full):
+        if fits(loaded.model, trained=full) is None:
             self._decoder = Decoder(loaded.model, trained=full)
             self._backbone = Backbone(self._decoder)
         else:
@@ -115,7 +115,7 @@ class Engine:
     @property
     def notes(self) -> list[str]:
         """What a person should know of how this model is run; empty where it is run at its best."""
-        return self._backbone.notes if isinstance(self._backbone, GenericBackbone) else []
+        return self._backbone.notes
 
     # -- training -------------------------------------------------------------------------------------
 
@@ -157,14 +157,10 @@ class Engine:
         return found
 
     def _packs(self, examples: Sequence[Example], *, share: bool | None = None) -> list[Pack]:
-        on_gpu = self.device.type == "cuda"
-        packing = self._backbone.packed if isinstance(self._backbone, GenericBackbone) else pack
-        return packing(
-            examples,
-            self.options.micro_tokens,
-            share_prefix=self.options.share_prefix if share is None else share,
-            multiple=self.options.micro_tokens if on_gpu else 1,
-        )
+        micro_tokens = self.options.micro_tokens
+        share_prefix = self.options.share_prefix if share is None else share
+        multiple = micro_tokens if self.device.type == "cuda" else 1
+        return self._backbone.packed(examples, micro_tokens, share_prefix=share_prefix, multiple=multiple)
 
     def _inputs(self, part: Pack) -> tuple[Tensor, Tensor, Layout]:
         layout = layout_of(part.segment, part.prefix, self.device)

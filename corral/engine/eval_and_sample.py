@@ -11,14 +11,14 @@ from corral.engine.data import sft_dataset
 from corral.engine.data.render import Renderer
 from corral.engine.data.sequences import SamplingParams
 from corral.engine.engine import Engine
+from corral.engine.environments.protocol import with_system
 from corral.engine.model.adapters import is_adapted
 from corral.engine.reports import report
 from corral.engine.reports.events import EventWriter
 from corral.engine.spec import InvalidSpec, JobSpec, with_defaults
-from corral.engine.training import sft
 from corral.engine.training.evaluation import Evaluation, change
 from corral.engine.training.stop_signal import StopSignal
-from corral.recipes.train import Train
+from corral.recipes.train_tables import Train
 
 EVAL: Mapping[str, Any] = {"which": "last", "rows": 256, "data": None}
 SAMPLE: Mapping[str, Any] = {
@@ -96,9 +96,7 @@ def evaluate(
 def sample(trained: TrainedModel, ask: Mapping[str, Any]) -> list[dict[str, Any]]:
     """`n` answers of each phase to the same messages with the same seeds: `samples.jsonl` of the task."""
     tokenizer = trained.engine.loaded.tokenizer
-    messages = list(ask["messages"])
-    if trained.train.system is not None and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": trained.train.system})
+    messages = with_system(ask["messages"], trained.train.system)
     prompt = Renderer(tokenizer, thinking=trained.train.thinking).prompt(messages)
     rows = []
     for phase, around in trained.phases():
@@ -172,9 +170,3 @@ def before_and_after(
             asked, wanted = tokenizer.decode(tokens[:begin]), tokenizer.decode(tokens[begin:])
             said.append({"phase": phase, "prompt": asked, "wanted": wanted, **one})
     return said
-
-
-def loss_evaluator(
-    engine: Engine, rows: Sequence[sft_dataset.MaskedSequence]
-) -> Callable[[int], list[Evaluation]]:
-    return lambda step: [sft.held_out_loss(engine, rows, step)]

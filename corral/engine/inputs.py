@@ -22,7 +22,8 @@ from corral.recipes.forecast import Forecast, forecast
 from corral.recipes.forecast_case import Device, ForecastCase
 from corral.recipes.gpus import GpuFacts
 from corral.recipes.models import ModelFacts
-from corral.recipes.train import DataFacts, Train, TrainError, check_model
+from corral.recipes.train import TrainError, check_model
+from corral.recipes.train_tables import DataFacts, Train
 
 ADAPTER = "adapter_config.json"
 # Parameters of a model that one thread runs best.

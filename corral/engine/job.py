@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from corral.engine import eval_and_sample, inputs
 from corral.engine.data.row_order import RowOrder
 from corral.engine.data.rows import RowSet
 from corral.engine.data.sft_dataset import MaskedSequence, RowCounts, SftDataset, build_dataset
@@ -20,27 +21,11 @@ from corral.engine.engine import Engine
 from corral.engine.environments.process import EnvironmentProcess
 from corral.engine.environments.run_environment import RunEnvironment, measure_prompts, open_environment
 from corral.engine.errors import EngineError
-from corral.engine.eval_and_sample import (
-    TrainedModel,
-    before_and_after,
-    evaluate,
-    loss_evaluator,
-    sample,
-    task_options,
-)
-from corral.engine.inputs import (
-    TrainingData,
-    flops,
-    forecast_run,
-    load_model,
-    make_engine,
-    read_data,
-    thinking_markers,
-)
+from corral.engine.eval_and_sample import TrainedModel
+from corral.engine.inputs import TrainingData
 from corral.engine.model.load import LoadedModel
 from corral.engine.reports import output, report
 from corral.engine.reports.events import EventWriter, TerminalOutput
-from corral.engine.sampling.rollouts import Rollouts
 from corral.engine.spec import InvalidSpec, JobPaths, JobSpec, read
 from corral.engine.training import checkpoints, grpo, sft
 from corral.engine.training.checkpoints import CheckpointWriter
@@ -51,8 +36,10 @@ from corral.engine.training.throughput import ThroughputMeter, peak_memory_bytes
 from corral.engine.training.training_run import OutOfMemory, TrainingRun
 from corral.recipes.forecast import Forecast
 from corral.recipes.models import UnknownModel
-from corral.recipes.train import DataFacts, Train, TrainError, effective_learning_rate, parse, to_table
+from corral.recipes.train import TrainError, effective_learning_rate, parse, to_table
+from corral.recipes.train_tables import DataFacts, Train
 
+Evaluator = Callable[[int], list[Evaluation]]
 # What was asked for is wrong; a guard ended it; memory does not suffice. 1 is a fault of the engine.
 REFUSED, GUARD, MEMORY = 2, 3, 4
 
@@ -120,9 +107,9 @@ class EngineJob:
         train = parse(self.spec.model, self.spec.table)
         with ExitStack() as stack:
             if self.spec.task == "sample":
-                self._sample(train, task_options(self.spec))
+                self._sample(train, eval_and_sample.task_options(self.spec))
             elif self.spec.task == "eval":
-                self._evaluate(train, task_options(self.spec), stack)
+                self._evaluate(train, eval_and_sample.task_options(self.spec), stack)
             else:
                 self._check_places()
                 (self._sft if train.recipe == "sft" else self._grpo)(train, stack)
@@ -145,21 +132,21 @@ class EngineJob:
 
     def _sft(self, train: Train, stack: ExitStack) -> None:
         self.events.phase("reading the data")
-        data = read_data(train, self.places)
+        data = inputs.read_data(train, self.places)
         process = self.environment(train, stack) if train.environment else None
         loaded = self.load(train)
         examples = self.tokens_of(data.train, loaded, train)
         held_out = self.held_out(data, loaded, train)
         order = RowOrder(len(examples), self.spec.seed)
         total = train.steps or order.steps(train.batch_size, train.epochs or 1.0)
-        forecast = forecast_run(train, loaded, examples.facts)
-        engine = make_engine(train, loaded, self.places, forecast, seed=self.spec.seed)
+        forecast = inputs.forecast_run(train, loaded, examples.facts)
+        engine = inputs.make_engine(train, loaded, self.places, forecast, seed=self.spec.seed)
         longest, digests = max(examples.lengths), {"data": data.digest}
         training = self.training_run(
             train, engine, total=total, longest=longest, data=examples.facts, digests=digests
         )
         notes = [*data.notes, *_left_out(examples.counts)]
-        evaluators = [loss_evaluator(engine, held_out)] if held_out else []
+        evaluators = _loss_evaluators(engine, held_out)
         if process is not None:
             environment = self.measure_prompts(process, loaded, train)
             source = self.rollout_source(environment, engine, train, rows=len(environment.eval_tasks))
@@ -168,14 +155,15 @@ class EngineJob:
         training.evaluate_with = _all(evaluators) if evaluators else None
         self.finish(training, lambda: sft.run(training, examples, order), forecast, notes=notes)
         made = TrainedModel(engine, train, self.events, self.stop)
-        self.leave(training, forecast, data=data.digest, samples=before_and_after(made, held_out))
+        samples = eval_and_sample.before_and_after(made, held_out)
+        self.leave(training, forecast, data=data.digest, samples=samples)
 
     def _grpo(self, train: Train, stack: ExitStack) -> None:
         process = self.environment(train, stack)
         loaded = self.load(train)
         environment = self.measure_prompts(process, loaded, train)
-        forecast = forecast_run(train, loaded, environment.facts)
-        engine = make_engine(train, loaded, self.places, forecast, seed=self.spec.seed)
+        forecast = inputs.forecast_run(train, loaded, environment.facts)
+        engine = inputs.make_engine(train, loaded, self.places, forecast, seed=self.spec.seed)
         digests = {"environment": process.description.fingerprint}
         training = self.training_run(
             train,
@@ -199,35 +187,35 @@ class EngineJob:
             train = replace(train, eval_data=ask["data"], eval_fraction=0.0)
         train = replace(train, eval_rows=ask["rows"] or train.eval_rows)
         process = self.environment(train, stack) if train.environment else None
-        data = read_data(train, self.places) if train.recipe == "sft" else None
+        data = inputs.read_data(train, self.places) if train.recipe == "sft" else None
         loaded = self.load(train)
         held_out = self.held_out(data, loaded, train) if data else []
         if not held_out and process is None:
             raise InvalidSpec(
                 "the run held nothing out to evaluate on", "Name rows to evaluate on: `--data`."
             )
-        engine = make_engine(train, loaded, self.places, None, seed=self.spec.seed, which=ask["which"])
+        engine = inputs.make_engine(train, loaded, self.places, None, seed=self.spec.seed, which=ask["which"])
         made = TrainedModel(engine, train, self.events, self.stop)
-        evaluators = [loss_evaluator(engine, held_out)] if held_out else []
-        samples: list[report.Row] = list(before_and_after(made, held_out))
+        evaluators = _loss_evaluators(engine, held_out)
+        samples: list[report.Row] = list(eval_and_sample.before_and_after(made, held_out))
         if process is not None:
             environment = self.measure_prompts(process, loaded, train)
             source = self.rollout_source(
                 environment, engine, train, rows=min(len(environment.eval_tasks), 64)
             )
             evaluators.append(_scorer(environment, source, samples.extend))
-        said = evaluate(made, _all(evaluators), ask)
+        said = eval_and_sample.evaluate(made, _all(evaluators), ask)
         self.places.output.mkdir(parents=True, exist_ok=True)
         report.write_json(self.places.output / "metrics.json", said)
         report.write_lines(self.places.output / "samples.jsonl", samples)
 
     def _sample(self, train: Train, ask: Mapping[str, Any]) -> None:
         loaded = self.load(train)
-        engine = make_engine(train, loaded, self.places, None, seed=self.spec.seed, which=ask["which"])
+        engine = inputs.make_engine(train, loaded, self.places, None, seed=self.spec.seed, which=ask["which"])
         usual = train.grpo.temperature if train.recipe == "grpo" else ask["temperature"]
         if self.spec.ask.get("temperature") is None:
             ask = {**ask, "temperature": usual}
-        rows = sample(TrainedModel(engine, train, self.events, self.stop), ask)
+        rows = eval_and_sample.sample(TrainedModel(engine, train, self.events, self.stop), ask)
         self.places.output.mkdir(parents=True, exist_ok=True)
         report.write_lines(self.places.output / "samples.jsonl", rows)
 
@@ -241,7 +229,7 @@ class EngineJob:
     def load(self, train: Train) -> LoadedModel:
         self.events.phase(f"loading {self.spec.model}")
         with self.stop.interruptible():
-            return load_model(train, self.spec, self.places)
+            return inputs.load_model(train, self.spec, self.places)
 
     def measure_prompts(
         self, process: EnvironmentProcess, loaded: LoadedModel, train: Train
@@ -263,11 +251,13 @@ class EngineJob:
     def rollout_source(
         self, environment: RunEnvironment, engine: Engine, train: Train, *, rows: int
     ) -> grpo.RolloutSource:
-        def rollouts(rows: int) -> Rollouts:
-            return environment.rollouts(engine, train, seed=self.spec.seed, rows=rows)
-
+        seed, markers = self.spec.seed, inputs.thinking_markers(train, engine.loaded)
         return grpo.RolloutSource(
-            rollouts, rows, environment.tasks, self.spec.seed, thinking_markers(train, engine.loaded)
+            lambda rows: environment.rollouts(engine, train, seed=seed, rows=rows),
+            rows,
+            environment.tasks,
+            seed,
+            markers,
         )
 
     def training_run(
@@ -296,7 +286,7 @@ class EngineJob:
             events=self.events,
             checkpoints=CheckpointWriter(self.places.checkpoints, config, self.events),
             guards=GuardMonitor(train.guards, mismatch_limit=train.grpo.mismatch_limit),
-            meter=ThroughputMeter(*flops(train, facts, data)),
+            meter=ThroughputMeter(*inputs.flops(train, facts, data)),
             stop=self.stop,
             work=self.places.checkpoints / "work",
             headline="loss" if train.recipe == "sft" else "reward",
@@ -364,7 +354,7 @@ class EngineJob:
 
 def _scorer(
     environment: RunEnvironment, source: grpo.RolloutSource, keep: Callable[[list[report.Row]], None]
-) -> Callable[[int], list[Evaluation]]:
+) -> Evaluator:
     """The environment's score of the present weights; `keep` is given what was said."""
 
     def score(step: int) -> list[Evaluation]:
@@ -375,7 +365,11 @@ def _scorer(
     return score
 
 
-def _all(evaluators: Sequence[Callable[[int], list[Evaluation]]]) -> Callable[[int], list[Evaluation]]:
+def _loss_evaluators(engine: Engine, rows: list[MaskedSequence]) -> list[Evaluator]:
+    return [lambda step: [sft.held_out_loss(engine, rows, step)]] if rows else []
+
+
+def _all(evaluators: Sequence[Evaluator]) -> Evaluator:
     return lambda step: [found for evaluator in evaluators for found in evaluator(step)]
 
 

@@ -11,7 +11,7 @@ from corral.recipes.forecast_case import Device, ForecastCase, MemoryPlan, Recom
 from corral.recipes.gpus import UNKNOWN, GpuFacts
 from corral.recipes.memory_plan import budget_bytes, choose, smallest
 from corral.recipes.models import FAMILIES, ModelFacts
-from corral.recipes.train import evaluates, steps_total
+from corral.recipes.train import steps_total
 from corral.recipes.train_tables import DataFacts, Train
 
 # Rows that are assumed where they have not been counted.
@@ -137,7 +137,7 @@ def _between_s(case: ForecastCase, plan: MemoryPlan, steps: int) -> float:
     """Checkpoints and evaluations: one before the first step and one whenever they are due."""
     train = case.train
     seconds = case.constants.save_s * -(-steps // train.save_every)
-    if evaluates(train):
+    if train.evaluates:
         every = train.eval_every or train.save_every
         seconds += (1 + -(-steps // every)) * speed.evaluation_s(case, plan)
     return seconds

@@ -38,6 +38,11 @@ class ForecastCase:
             return self.train.precision
         return "fp32" if self.device.gpu is None else "bf16"
 
+    @property
+    def width(self) -> int:
+        """Bytes of a weight or an activation."""
+        return 2 if self.precision == "bf16" else 4
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:

@@ -67,7 +67,7 @@ def peak_phase(case: ForecastCase, plan: MemoryPlan) -> MemoryPhase:
 def phases(case: ForecastCase, plan: MemoryPlan) -> dict[str, MemoryPhase]:
     """The moments at which the peak may be: at the head, in a layer's backward pass, in the optimiser's step,
     and while prompts are read."""
-    facts, constants, width = case.facts, case.constants, _width(case)
+    facts, constants, width = case.facts, case.constants, case.width
     on_gpu = case.device.gpu is not None
     always, saved = _always(case, plan), _saved(case, plan)
     tokens, kept = plan.micro_tokens, facts.layers
@@ -99,14 +99,9 @@ def phases(case: ForecastCase, plan: MemoryPlan) -> dict[str, MemoryPhase]:
     return found
 
 
-def _width(case: ForecastCase) -> int:
-    """Bytes of a weight or an activation."""
-    return 2 if case.precision == "bf16" else 4
-
-
 def _always(case: ForecastCase, plan: MemoryPlan) -> MemoryPhase:
     """Weights, optimiser and cache: what is there at every moment."""
-    facts, lora, width = case.facts, case.train.lora, _width(case)
+    facts, lora, width = case.facts, case.train.lora, case.width
     on_gpu, full = case.device.gpu is not None, case.train.method == "full"
     fixed = {"weights": float(facts.params * width)}
     below = 0 if full else facts.layers * stacked_elements(facts, lora.rank, lora.targets)
@@ -123,7 +118,8 @@ def _always(case: ForecastCase, plan: MemoryPlan) -> MemoryPhase:
             whole = facts.layers * fused_elements(facts, lora.rank, lora.targets)
             fixed["sampler"] = float((whole - below) * width)
         if on_gpu:
-            terms["graph_logit_bytes"] = graph_logits(facts, plan.rows)
+            # Of the largest batch: the graphs of smaller ones use the same memory.
+            terms["graph_logit_bytes"] = float(plan.rows * facts.vocab)
     return MemoryPhase(fixed, terms)
 
 
@@ -132,7 +128,7 @@ def _saved(case: ForecastCase, plan: MemoryPlan) -> MemoryPhase:
     facts, lora, constants = case.facts, case.train.lora, case.constants
     more = constants.saved_full if case.train.method == "full" else 1.0
     more *= 1.0 if case.device.gpu is not None else constants.cpu_saved
-    per_unit = plan.micro_tokens * _width(case) * more
+    per_unit = plan.micro_tokens * case.width * more
     terms = {
         "saved_hidden": per_unit * facts.hidden,
         "saved_attention": per_unit * (facts.query_width + 2 * facts.kv_width),
@@ -145,7 +141,7 @@ def _saved(case: ForecastCase, plan: MemoryPlan) -> MemoryPhase:
             name for name in facts.linear_shapes if lora.targets == "all-linear" or name in lora.targets
         ]
         narrow = plan.micro_tokens * lora.rank * len(targets)
-        adapter = float((fused_elements(facts, lora.rank, lora.targets) + narrow) * _width(case))
+        adapter = float((fused_elements(facts, lora.rank, lora.targets) + narrow) * case.width)
     return MemoryPhase({"adapter": adapter}, terms)
 
 
@@ -167,7 +163,7 @@ def cache_bytes(case: ForecastCase, plan: MemoryPlan) -> int:
     """Keys and values of all rows at their longest, in whole pages."""
     page = int(case.constants.page_tokens)
     pages = plan.rows * math.ceil(plan.context / page) + 1
-    return pages * page * 2 * case.facts.layers * case.facts.kv_width * _width(case)
+    return pages * page * 2 * case.facts.layers * case.facts.kv_width * case.width
 
 
 def fused_elements(facts: ModelFacts, rank: int, targets: str | tuple[str, ...]) -> int:
@@ -186,8 +182,3 @@ def _adapted(facts: ModelFacts, targets: str | tuple[str, ...]) -> Iterator[tupl
     for group in _GROUPS:
         chosen = [name for name in group if targets == "all-linear" or name in targets]
         yield len(chosen), shapes[group[0]][0], sum(shapes[name][1] for name in group)
-
-
-def graph_logits(facts: ModelFacts, rows: int) -> float:
-    """Logits of the largest batch: the graphs of smaller ones use the same memory."""
-    return float(rows * facts.vocab)

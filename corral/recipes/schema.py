@@ -257,13 +257,7 @@ def _convert_list(value: object, item: Any, limits: Mapping[str, Any]) -> tuple[
     low, high = limits.get("min_items", 0), limits.get("max_items", 10_000)
     if not low <= len(value) <= high:
         raise _Wrong(f"expected {low} to {high} items, got {len(value)}")
-    items = []
-    for index, one in enumerate(value):
-        try:
-            items.append(_convert(one, item, limits))
-        except _Wrong as wrong:
-            raise _Wrong(wrong.message, path=f"[{index}]{wrong.path}", hint=wrong.hint) from None
-    return tuple(items)
+    return tuple(_convert_item(one, item, limits, at=f"[{index}]") for index, one in enumerate(value))
 
 
 def _convert_map(value: object, item: Any, limits: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,11 +269,15 @@ def _convert_map(value: object, item: Any, limits: Mapping[str, Any]) -> dict[st
     for key, one in value.items():
         if not isinstance(key, str) or not key.isidentifier():
             raise _Wrong(f"keys are names such as `difficulty`, got {shown(key)}")
-        try:
-            items[key] = _convert(one, item, limits)
-        except _Wrong as wrong:
-            raise _Wrong(wrong.message, path=f".{key}{wrong.path}", hint=wrong.hint) from None
+        items[key] = _convert_item(one, item, limits, at=f".{key}")
     return items
+
+
+def _convert_item(value: object, tp: Any, limits: Mapping[str, Any], *, at: str) -> Any:
+    try:
+        return _convert(value, tp, limits)
+    except _Wrong as wrong:
+        raise _Wrong(wrong.message, path=at + wrong.path, hint=wrong.hint) from None
 
 
 def _convert_text(value: object, limits: Mapping[str, Any]) -> str:

@@ -106,9 +106,7 @@ def training_s(case: ForecastCase, plan: MemoryPlan, load: StepLoad) -> float:
     # Packs on a GPU are filled up to their size, so that one compiled program serves all. Products are work;
     # everything between them waits for memory.
     work = each * plan.micro_tokens / (gpu.flops * constants.train_efficiency)
-    moved = (
-        plan.micro_tokens * computed_per_token(facts) * facts.layers * (2 if case.precision == "bf16" else 4)
-    )
+    moved = plan.micro_tokens * computed_per_token(facts) * facts.layers * case.width
     work += moved * constants.moved_times * (forwards + 1) / 2 / gpu.bytes_per_s
     host = facts.layers * constants.layer_launch_s * (forwards + 1) / 2
     if case.train.method == "lora" and replayed(facts, plan.micro_tokens, constants):
@@ -152,7 +150,7 @@ def decode_step_s(case: ForecastCase, rows: float, length: float) -> float:
     weights = block_params(facts) + facts.vocab * facts.hidden
     cache = 2 * facts.layers * facts.kv_width * rows * length
     # Logits are written once, and read to draw and to score.
-    moved = (weights + cache) * (2 if case.precision == "bf16" else 4) + rows * facts.vocab * 6
+    moved = (weights + cache) * case.width + rows * facts.vocab * 6
     if gpu is None:
         work = 2 * weights * rows / (constants.cpu_flops * case.device.cores)
         rest = facts.layers * constants.cpu_layer_s + constants.cpu_decode_s

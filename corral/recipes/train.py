@@ -12,26 +12,7 @@ from corral.recipes import models
 from corral.recipes import train_rules as rules
 from corral.recipes.models import ModelFacts
 from corral.recipes.schema import SettingProblem, check_fields, fields_of, setting, to_plain
-from corral.recipes.train_tables import CLIPS, DataFacts, Grpo, Guards, Lora, Train
-
-__all__ = [
-    "DataFacts",
-    "Grpo",
-    "Guards",
-    "Lora",
-    "SettingProblem",
-    "Train",
-    "TrainError",
-    "check_model",
-    "effective_learning_rate",
-    "evaluates",
-    "json_schema",
-    "parse",
-    "steps_total",
-    "to_table",
-]
-
-evaluates = rules.evaluates
+from corral.recipes.train_tables import CLIPS, DataFacts, Train
 
 # Full fine-tuning's best rate at width 2000, and how many times that an adapter wants.
 FULL_RATE = 5e-5
@@ -107,8 +88,7 @@ def _filled_in(train: Train, given: Set[str], facts: ModelFacts | None) -> Train
     if train.recipe == "sft" and train.steps is None and train.epochs is None:
         changes["epochs"] = 1.0
     if train.metric is None:
-        held_out = train.eval_data is not None or train.eval_fraction > 0
-        if train.recipe == "sft" and held_out:
+        if train.recipe == "sft" and train.holds_out:
             changes["metric"] = "eval_loss"
         elif train.environment is not None:
             changes["metric"] = "eval_reward"

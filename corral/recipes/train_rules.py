@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from corral.recipes.models import FAMILIES, ModelFacts
 from corral.recipes.schema import SettingProblem, fields_of, nested
@@ -22,19 +23,21 @@ class RequestedRun:
     facts: ModelFacts | None
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+Find = Callable[[RequestedRun], Found]
+
+
+class Rule(NamedTuple):
     reads: tuple[str, ...]
-    find: Callable[[RequestedRun], Found]
+    find: Find
 
 
 RULES: list[Rule] = []
 
 
-def _rule(*reads: str) -> Callable[[Callable[[RequestedRun], Found]], Callable[[RequestedRun], Found]]:
+def _rule(*reads: str) -> Callable[[Find], Find]:
     """Add a function to the rules; `reads` are the settings without which it says nothing."""
 
-    def add(find: Callable[[RequestedRun], Found]) -> Callable[[RequestedRun], Found]:
+    def add(find: Find) -> Find:
         RULES.append(Rule(reads, find))
         return find
 
@@ -44,9 +47,9 @@ def _rule(*reads: str) -> Callable[[Callable[[RequestedRun], Found]], Callable[[
 def problems(asked: RequestedRun, bad: Set[str]) -> list[SettingProblem]:
     """Everything that the rules find, except where a setting that a rule reads is wrong by itself."""
     found = []
-    for rule in RULES:
-        if bad.isdisjoint(rule.reads):
-            found += [SettingProblem(_path(where), what, hint) for where, what, hint in rule.find(asked)]
+    for reads, find in RULES:
+        if bad.isdisjoint(reads):
+            found += [SettingProblem(_path(where), what, hint) for where, what, hint in find(asked)]
     return found
 
 
@@ -110,18 +113,12 @@ def _environment_params(asked: RequestedRun) -> Found:
         yield "environment_params", "there is no `environment` to give them to", "name one or take them out"
 
 
-def evaluates(train: Train) -> bool:
-    """Whether anything is evaluated during the run."""
-    held_out = train.eval_data is not None or train.eval_fraction > 0
-    return train.recipe == "grpo" or held_out or train.environment is not None
-
-
 @_rule("recipe", "eval_data", "eval_fraction", "environment", "eval_every", "eval_rows")
 def _evaluation(asked: RequestedRun) -> Found:
     train = asked.train
     if train.eval_data is not None and train.eval_fraction > 0:
         yield "eval_fraction", "both `eval_data` and `eval_fraction` are given", "keep the one you mean"
-    if evaluates(train):
+    if train.evaluates:
         return
     for name, default in (("eval_every", None), ("eval_rows", 64)):
         if getattr(train, name) != default:
@@ -131,8 +128,7 @@ def _evaluation(asked: RequestedRun) -> Found:
 @_rule("recipe", "eval_data", "eval_fraction", "environment", "metric")
 def _metric(asked: RequestedRun) -> Found:
     train = asked.train
-    held_out = train.eval_data is not None or train.eval_fraction > 0
-    if train.metric == "eval_loss" and not (train.recipe == "sft" and held_out):
+    if train.metric == "eval_loss" and not (train.recipe == "sft" and train.holds_out):
         hint = "set `eval_data` or `eval_fraction`" if train.recipe == "sft" else "take 'eval_reward'"
         yield "metric", "no held-out loss is measured in this run", hint
     if train.metric == "eval_reward" and train.environment is None:

@@ -329,6 +329,16 @@ class Train:
         "wall_limit": "it stands at the top of the run file",
     }
 
+    @property
+    def holds_out(self) -> bool:
+        """Whether rows are kept for evaluation."""
+        return self.eval_data is not None or self.eval_fraction > 0
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether anything is evaluated during the run."""
+        return self.recipe == "grpo" or self.holds_out or self.environment is not None
+
 
 @dataclass(frozen=True, slots=True)
 class DataFacts:

@@ -20,7 +20,8 @@ from corral.engine.training.losses import Loss
 from corral.engine.training.stop_signal import StopSignal
 from corral.engine.training.throughput import ThroughputMeter
 from corral.engine.training.training_run import TrainingRun
-from corral.recipes.train import Train, parse
+from corral.recipes.train import parse
+from corral.recipes.train_tables import Train
 
 SUMS = [f"{a}+{b}={a + b}\n" for a in range(6) for b in range(6)]
 

@@ -27,7 +27,7 @@ from corral.engine.engine import Engine, Options, gradients
 from corral.engine.model import adapters, bytes_tokenizer
 from corral.engine.model.load import LoadedModel
 from corral.engine.training import losses
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 # Tests share the machine, and models this small gain nothing from a second thread.
 torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from corral.engine.engine import Options
 from corral.engine.model import adapters
 from corral.engine.model.generic_backbone import GenericBackbone
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,

@@ -17,7 +17,7 @@ from corral.engine.errors import ModelProblem
 from corral.engine.model import adapters, seeded_random
 from corral.engine.model import load as models
 from corral.recipes import models as listed
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 LORA = Lora(rank=4)
 TOKENS = torch.tensor([[257, 49, 43, 50, 61, 258, 10]])

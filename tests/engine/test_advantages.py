@@ -17,7 +17,7 @@ from corral.engine.environments.transcript import SampledSequence
 from corral.engine.sampling.rollouts import Episode
 from corral.engine.training import advantages
 from corral.engine.training.advantages import ThinkingMarkers
-from corral.recipes.train import Grpo
+from corral.recipes.train_tables import Grpo
 
 THINK = ThinkingMarkers(opening=(7,), closing=(8,))
 KINDS: tuple[Any, ...] = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "gspo")

@@ -14,7 +14,7 @@ from corral.engine.model import adapters
 from corral.engine.model import load as models
 from corral.engine.reports import model_card
 from corral.engine.reports.model_card import ModelCard
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 ABOUT = ModelCard(
     name="sums",

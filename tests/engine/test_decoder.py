@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from corral.engine.model import adapters
 from corral.engine.model.decoder import Decoder, fits, fuse, rms_norm, stack_layer
 from corral.engine.training import losses
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 SFT = losses.cross_entropy()
 # Lengths on both sides of the borders of llama3's rope bands; one sequence of a single prediction.

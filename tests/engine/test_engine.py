@@ -22,7 +22,7 @@ from corral.engine.data.packing import PackingError
 from corral.engine.data.sequences import Example
 from corral.engine.engine import Options, gradients
 from corral.engine.training import losses
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 SFT = losses.cross_entropy()
 LOSSES: dict[str, losses.Loss] = {

@@ -12,7 +12,7 @@ from torch import Tensor
 from corral.engine.engine import Engine
 from corral.engine.training import losses
 from corral.engine.training.optimizer import Optimizer
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 SFT = losses.cross_entropy()
 

@@ -22,7 +22,7 @@ from corral.engine.model.attention import layout_of
 from corral.engine.model.decoder import Decoder
 from corral.engine.model.generic_backbone import GenericBackbone
 from corral.engine.training import losses
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 # What peft says of the layers of gpt2 and of experts; it does what is right.
 pytestmark = pytest.mark.filterwarnings(

@@ -13,7 +13,7 @@ from models_for_tests import ALONE, KINDS, greedy, pair, plainly
 from corral.engine.data.sequences import Completion, Example, SamplingParams, SamplingRequest
 from corral.engine.sampling.generic_sampler import GenericSampler
 from corral.engine.training import losses
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:fan_in_fan_out is set to False", "ignore:The following .*_pattern keys did not match"

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from corral.engine.data.sequences import Completion, SamplingParams, SamplingRequest
 from corral.engine.engine import Engine
 from corral.engine.sampling.sampler import Sampler
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 # Around the borders of the cache's pages, which hold 64 tokens.
 LENGTHS = (1, 63, 64, 65, 128)

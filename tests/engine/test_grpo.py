@@ -21,7 +21,8 @@ from corral.engine.sampling.rollouts import Episode
 from corral.engine.training import advantages, grpo, losses
 from corral.engine.training.guards import GuardStop
 from corral.engine.training.training_run import OutOfMemory
-from corral.recipes.train import Grpo, Train, parse
+from corral.recipes.train import parse
+from corral.recipes.train_tables import Grpo, Train
 
 
 def output(folder: Path) -> Any:

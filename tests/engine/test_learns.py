@@ -15,7 +15,7 @@ from corral.engine.data.sequences import Example
 from corral.engine.engine import Engine, Options
 from corral.engine.training import advantages, losses
 from corral.engine.training.sft import held_out_loss
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 # One seed shows that it learns; `make soak` shows that the seed was not luck.
 SEEDS = [0, 1, 2] if os.environ.get("CORRAL_MODEL_PROFILE") == "long" else [0]

@@ -16,7 +16,8 @@ from corral.engine.data.rows import BadRows, RowSet, read
 from corral.engine.data.sequences import Example
 from corral.engine.data.sft_dataset import SftDataset, build_dataset, split
 from corral.engine.errors import DataError
-from corral.recipes.train import Train, parse
+from corral.recipes.train import parse
+from corral.recipes.train_tables import Train
 
 Load = Callable[..., RowSet]
 

@@ -23,7 +23,7 @@ from trl_oracle import (
 from corral.engine.environments.transcript import SampledSequence
 from corral.engine.sampling.rollouts import Episode
 from corral.engine.training import advantages, losses
-from corral.recipes.train import Grpo
+from corral.recipes.train_tables import Grpo
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and its libraries'
 

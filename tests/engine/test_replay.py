@@ -13,7 +13,7 @@ from corral.engine.model.attention import Layout, _block_mask, copy_layout, layo
 from corral.engine.model.backbone import Backbone
 from corral.engine.training.cuda_graphs import GraphedPass, GraphedPasses
 from corral.recipes import calibration, models, speed
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 LORA = Lora(rank=2)
 

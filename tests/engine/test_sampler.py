@@ -18,7 +18,7 @@ from corral.engine.sampling.kv_cache import SPARE, KvCache
 from corral.engine.sampling.next_token import draw
 from corral.engine.sampling.sampler import Sampler
 from corral.engine.training import losses
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 CONTEXT = 320
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from corral.engine.model import adapters, bytes_tokenizer, seeded_random, tiny
 from corral.engine.model import load as models
 from corral.recipes import models as listed
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 TALK: list[dict[str, Any]] = [

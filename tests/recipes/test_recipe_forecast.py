@@ -22,7 +22,8 @@ from corral.recipes.forecast import Forecast, forecast, forecast_plan  # noqa: E
 from corral.recipes.forecast_case import Device, ForecastCase, MemoryPlan  # noqa: E402
 from corral.recipes.gpus import GpuFacts  # noqa: E402
 from corral.recipes.models import ModelFacts, block_params  # noqa: E402
-from corral.recipes.train import DataFacts, parse  # noqa: E402
+from corral.recipes.train import parse  # noqa: E402
+from corral.recipes.train_tables import DataFacts  # noqa: E402
 
 GIB = 1 << 30
 SFT: dict[str, Any] = {"recipe": "sft", "data": "x.jsonl"}

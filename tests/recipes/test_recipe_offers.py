@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from corral.recipes import gpus, models
 from corral.recipes.gpus import GpuFacts
 from corral.recipes.models import ModelFacts
-from corral.recipes.offers import Machine, MachineRequirements, Offer, offers
-from corral.recipes.train import DataFacts, parse
+from corral.recipes.offers import Machine, Offer, offers
+from corral.recipes.train import parse
+from corral.recipes.train_tables import DataFacts
 
 GIB = 1 << 30
 SFT: dict[str, Any] = {"recipe": "sft", "data": "x.jsonl"}
@@ -31,13 +30,8 @@ def shape(name: str) -> ModelFacts:
     return found
 
 
-def ranked(
-    model: str,
-    machines: list[Machine],
-    table: dict[str, Any] | None = None,
-    wish: MachineRequirements | None = None,
-) -> list[Offer]:
-    return offers(parse(model, table or SFT), shape(model), CHAT, machines, wish=wish)
+def ranked(model: str, machines: list[Machine], table: dict[str, Any] | None = None) -> list[Offer]:
+    return offers(parse(model, table or SFT), shape(model), CHAT, machines)
 
 
 def rent(name: str, per_hour: float, **more: Any) -> Machine:
@@ -84,18 +78,12 @@ def test_every_machine_is_listed_and_every_reason_against_it_is_said() -> None:
         Machine("old", replace(card("h100"), id="v100", name="V100", capability=(7, 0))),
         replace(rent("h100", 3.0), name="dear", price_per_hour=None),
     ]
-    wish = MachineRequirements(only="h200", deadline_s=24 * 3600, most_cost=100)
-    found = {offer.machine.name: offer for offer in ranked("qwen3-8b", machines, wish=wish)}
+    found = {offer.machine.name: offer for offer in ranked("qwen3-8b", machines)}
     assert found["h200"].possible
-    assert found["l4"].against[:2] == (
-        "RunPod was not asked: no key",
-        "it is not h200, which the run asks for",
-    )
+    assert found["l4"].against[0] == "RunPod was not asked: no key"
     assert any("GiB of memory, has 8.0" in reason for reason in found["laptop"].against)
-    assert any("h are allowed" in reason for reason in found["laptop"].against)
     assert "V100 has no bf16" in found["old"].against
-    assert any("price is not known" in reason for reason in found["dear"].against)
-    assert ranked("qwen3-8b", machines, wish=wish)[0].machine.name == "h200"
+    assert ranked("qwen3-8b", machines)[0].machine.name == "h200"
 
 
 def test_a_provider_that_could_not_be_asked_is_in_the_plan_mt_d20() -> None:
@@ -103,16 +91,6 @@ def test_a_provider_that_could_not_be_asked_is_in_the_plan_mt_d20() -> None:
     found = ranked("qwen3-4b", [silent, rent("a40", 0.44)])
     assert found[0].machine.name == "a40"
     assert found[1].against == ("Lambda did not answer within 10 s",)
-
-
-def test_after_running_out_of_memory_a_floor_keeps_smaller_cards_away_mt_d18() -> None:
-    machines = [rent("a40", 0.44), rent("a100-pcie", 1.35)]
-    assert ranked("qwen3-0.6b", machines, {**SFT, "steps": 50})[0].machine.name == "a40"
-    found = ranked(
-        "qwen3-0.6b", machines, {**SFT, "steps": 50}, MachineRequirements(least_memory_bytes=60 * GIB)
-    )
-    assert found[0].machine.name == "a100-pcie"
-    assert "are asked for" in found[1].against[0]
 
 
 def test_a_run_that_fits_nowhere_is_told_why_for_each_machine() -> None:
@@ -165,11 +143,3 @@ def test_every_card_is_first_choice_for_some_run_or_marked_mt_d19() -> None:
                 first.add(offer.machine.gpu.id)
     unmarked = {name for name, one in gpus.catalogue().items() if not one.never_first}
     assert unmarked <= first
-
-
-@pytest.mark.parametrize("name", ["h200", "H200", "NVIDIA H200", "rig"])
-def test_a_card_or_a_machine_can_be_asked_for_by_name(name: str) -> None:
-    machines = [Machine("rig", card("h200")), Machine("other", card("h100"))]
-    found = ranked("qwen3-0.6b", machines, wish=MachineRequirements(only=name))
-    assert [offer.possible for offer in found] == [True, False]
-    assert found[0].machine.name == "rig"

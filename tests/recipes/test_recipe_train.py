@@ -13,11 +13,6 @@ import pytest
 from corral.recipes import models
 from corral.recipes.schema import fields_of, nested
 from corral.recipes.train import (
-    DataFacts,
-    Grpo,
-    Guards,
-    Lora,
-    Train,
     TrainError,
     effective_learning_rate,
     json_schema,
@@ -25,6 +20,7 @@ from corral.recipes.train import (
     steps_total,
     to_table,
 )
+from corral.recipes.train_tables import DataFacts, Grpo, Guards, Lora, Train
 
 SFT: dict[str, Any] = {"recipe": "sft", "data": "chat.jsonl"}
 GRPO: dict[str, Any] = {"recipe": "grpo", "environment": "arithmetic"}

@@ -27,7 +27,8 @@ from corral.domain.hosts.capability import ENGINE_PACKAGES, Requirements, judge
 from corral.recipes import models
 from corral.recipes.forecast import forecast
 from corral.recipes.gpus import catalogue
-from corral.recipes.train import DataFacts, parse, to_table
+from corral.recipes.train import parse, to_table
+from corral.recipes.train_tables import DataFacts
 from corral.wire.hosts import HostView
 from corral.wire.runs import Placement
 from corral.wire.spec.run_file import RunSpec

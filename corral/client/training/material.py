@@ -23,7 +23,7 @@ from corral.domain.ids import is_id
 from corral.domain.paths import printable
 from corral.recipes import models
 from corral.recipes.models import ModelFacts, UnknownModel
-from corral.recipes.train import Train
+from corral.recipes.train_tables import Train
 from corral.wire.base import explain
 from corral.wire.spec.run_file import RunFile
 from corral.wire.spec.tables import InputFrom

@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, repeat
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -178,71 +179,68 @@ def _check_group(examples: Sequence[Example], members: list[int]) -> None:
                 )
 
 
+class _Piece(NamedTuple):
+    """A stretch of an example, as it lies in a pack; `example`, `segment` and `prefix` are `Pack`'s."""
+
+    source: int  # the example it is cut from; -1 is padding
+    begin: int  # where in the example it begins, which is its position
+    length: int
+    example: int
+    segment: int
+    prefix: int
+
+
 @dataclass(slots=True)
 class _Layout:
-    """Pieces of examples in the order in which they lie, over all packs; one entry per piece in each list."""
+    """Pieces of examples in the order in which they lie, over all packs."""
 
-    source: list[int] = field(default_factory=list)  # the example it is cut from; -1 is padding
-    begin: list[int] = field(default_factory=list)  # where in the example it begins, which is its position
-    length: list[int] = field(default_factory=list)
-    example: list[int] = field(default_factory=list)
-    segment: list[int] = field(default_factory=list)
-    prefix: list[int] = field(default_factory=list)
+    pieces: list[_Piece] = field(default_factory=list)
     links: list[tuple[int, int]] = field(default_factory=list)  # (last of a prefix, first of a branch)
     packs: list[tuple[list[int], list[tuple[int, int]], int, int]] = field(default_factory=list)
     total: int = 0
 
     def add(self, units: Sequence[_Unit], examples: Sequence[Example], multiple: int) -> None:
-        start, pieces = self.total, len(self.source)
+        start, first = self.total, len(self.pieces)
         index: list[int] = []
         spans: list[tuple[int, int]] = []
         for unit in units:
             parent = -1
             if unit.shared:
-                parent = len(self.source) - pieces
-                self._piece(unit.members[0], 0, unit.shared, (-1, parent, -1))
+                parent = len(self.pieces) - first
+                self._add(_Piece(unit.members[0], 0, unit.shared, -1, parent, -1))
                 self.links.append((self.total - 1, self.total))
             for member in unit.members:
                 own = len(examples[member].tokens) - unit.shared
                 spans.append((self.total - start, self.total - start + own - 1))
-                self._piece(member, unit.shared, own, (len(index), len(self.source) - pieces, parent))
+                self._add(_Piece(member, unit.shared, own, len(index), len(self.pieces) - first, parent))
                 index.append(member)
         real = self.total - start
         padding = -real % multiple
         if padding:
-            self._piece(-1, 0, padding, (-1, len(self.source) - pieces, -1))
+            self._add(_Piece(-1, 0, padding, -1, len(self.pieces) - first, -1))
         self.packs.append((index, spans, real, self.total - start))
 
-    def _piece(self, source: int, begin: int, length: int, marks: tuple[int, int, int]) -> None:
-        self.source.append(source)
-        self.begin.append(begin)
-        self.length.append(length)
-        example, segment, prefix = marks
-        self.example.append(example)
-        self.segment.append(segment)
-        self.prefix.append(prefix)
-        self.total += length
+    def _add(self, piece: _Piece) -> None:
+        self.pieces.append(piece)
+        self.total += piece.length
 
     def build(self, examples: Sequence[Example]) -> list[Pack]:
         if not self.packs:
             return []
-        lengths = torch.tensor(self.length)
+        _, begin, lengths, example, segment, prefix = map(torch.tensor, zip(*self.pieces, strict=True))
         ends = lengths.cumsum(0)
 
-        def spread(values: list[int], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype).repeat_interleave(lengths, output_size=self.total)
+        def spread(values: Tensor) -> Tensor:
+            return values.repeat_interleave(lengths, output_size=self.total)
 
-        offset = (torch.tensor(self.begin) - (ends - lengths)).repeat_interleave(
-            lengths, output_size=self.total
-        )
         tokens = self._tokens(examples)
         columns: dict[str, Tensor] = {
             "tokens": tokens,
             "targets": self._targets(tokens, ends - 1),
-            "positions": torch.arange(self.total) + offset,
-            "example": spread(self.example, torch.int32),
-            "segment": spread(self.segment, torch.int32),
-            "prefix": spread(self.prefix, torch.int32),
+            "positions": torch.arange(self.total) + spread(begin - (ends - lengths)),
+            "example": spread(example.int()),
+            "segment": spread(segment.int()),
+            "prefix": spread(prefix.int()),
         }
         streams = {name: self._stream(name, examples, ends - 1) for name in _names(examples)}
         return self._cut(columns, streams)
@@ -263,7 +261,7 @@ class _Layout:
 
     def _tokens(self, examples: Sequence[Example]) -> Tensor:
         flat: list[int] = []
-        for source, begin, length in zip(self.source, self.begin, self.length, strict=True):
+        for source, begin, length, _, _, _ in self.pieces:
             if source < 0:
                 flat.extend(repeat(0, length))
             else:
@@ -282,8 +280,7 @@ class _Layout:
 
     def _stream(self, name: str, examples: Sequence[Example], last: Tensor) -> Tensor:
         flat: list[float] = []
-        pieces = zip(self.source, self.begin, self.length, self.example, strict=True)
-        for source, begin, length, example in pieces:
+        for source, begin, length, example, _, _ in self.pieces:
             values = None if example < 0 else examples[source].streams.get(name)
             flat.extend(repeat(0.0, length) if values is None else values[begin : begin + length])
         shifted = torch.zeros(self.total)

@@ -7,6 +7,7 @@ can be trained on, and a broken line is named before anything else is done.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import re
 import tempfile
@@ -18,9 +19,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Literal
 
-from corral.engine.data import parquet
 from corral.engine.data.formats import Row, RowFormat, RowLocation, parse
 from corral.engine.data.messages import RowError
 from corral.engine.errors import DataError
@@ -29,6 +30,8 @@ SUFFIXES = frozenset({".jsonl", ".ndjson", ".json", ".parquet", ""})
 # As many as a person reads.
 KEPT_PROBLEMS = 10
 BOM = b"\xef\xbb\xbf"
+_PARQUET = b"PAR1"
+_PARQUET_BATCH = 1024
 _HELD_OUT = re.compile(r"(test|val|valid|validation|eval|dev|heldout)([-_.0-9]|$)", re.IGNORECASE)
 
 
@@ -270,9 +273,9 @@ def _value(raw: bytes) -> object:
 def _read_file(path: Path, name: str, check: _Check) -> _File:
     handle = path.open("rb", buffering=1 << 20)
     head = handle.read(4)
-    if head == parquet.MAGIC or path.suffix.lower() == ".parquet":
+    if head == _PARQUET or path.suffix.lower() == ".parquet":
         handle.close()
-        return _spooled(name, parquet.rows(path), check)
+        return _spooled(name, _parquet_rows(path), check)
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         handle.close()
         raise DataError(f"{name} is UTF-16", "Save it as UTF-8.")
@@ -337,3 +340,37 @@ def _spooled(name: str, values: Iterable[object], check: _Check) -> _File:
 def _plain(value: object) -> str:
     # Parquet writers often leave text marked as bytes. Bytes that are no text are refused as text.
     return value.decode(errors="surrogateescape") if isinstance(value, bytes) else str(value)
+
+
+def _parquet_rows(path: Path) -> Iterator[object]:
+    """Every row as it would be in JSON, a few at a time.
+
+    A column that some rows do not have is null there, at any depth; such nulls are left out.
+    """
+    module = _pyarrow(path)
+    try:
+        with module.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=_PARQUET_BATCH):
+                for row in batch.to_pylist():
+                    yield _without_nulls(row)
+    except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
+        raise DataError(f"{path} cannot be read as Parquet: {error}", "Write the file again.") from None
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def _pyarrow(path: Path) -> ModuleType:
+    """pyarrow is needed for nothing else, and may not be installed."""
+    try:
+        return importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError:
+        raise DataError(
+            f"{path} is a Parquet file, and pyarrow is not installed here",
+            "Install it with `pip install pyarrow`, or convert the file to JSONL.",
+        ) from None

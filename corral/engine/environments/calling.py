@@ -18,8 +18,17 @@ _LONGEST = 500
 
 async def call(function: Callable[..., Any], offered: Mapping[str, Any]) -> Any:
     """The result, awaited if it has to be. A function with `**anything` is given all that is offered."""
-    result = function(**chosen(function, offered))
-    return await result if inspect.isawaitable(result) else result
+    return await awaited(function(**chosen(function, offered)))
+
+
+async def awaited(value: Any) -> Any:
+    """The value, awaited if it has to be."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def attribute(given: object, name: str) -> Any:
+    """What a dict or an object has by this name; None if it has not."""
+    return given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
 
 
 def chosen(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,6 +90,10 @@ def last_line(error: BaseException) -> str:
     """The last line of a traceback, which says what was raised."""
     text = "".join(traceback.format_exception_only(error)).strip().splitlines()
     return text[-1] if text else type(error).__name__
+
+
+def name_of(function: object) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def names(function: Callable[..., Any]) -> list[str]:

@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import threading
 import traceback
 from collections import OrderedDict
@@ -224,7 +223,3 @@ def _read(source: Any, loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[dic
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -7,22 +7,23 @@ they exist. Credit per turn is not taken over: an episode has one reward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from corral.engine.environments import calling, rewards
+from corral.engine.environments.calling import awaited
 from corral.engine.environments.protocol import (
-    EnvironmentDescription,
     EnvironmentProblem,
     Opening,
     Score,
-    Split,
     StepReply,
+    conversation,
+    with_system,
 )
 from corral.engine.environments.rows import TaskRows
-from corral.engine.environments.sessions import Session, conversation
+from corral.engine.environments.sessions import EnvironmentAdapter, Session
 
 _DATA_FILES = ("datasets/train.jsonl", "datasets/train.json", "train.jsonl", "train.json")
 _CONTRACT = "TRAINING_CONTRACT.md"
@@ -32,24 +33,22 @@ def is_one(given: object) -> bool:
     return hasattr(given, "build_prompt_messages") or hasattr(given, "start_episode")
 
 
-class FlashEnvironment:
+class FlashEnvironment(EnvironmentAdapter):
     def __init__(self, given: Any, *, name: str, folder: Path) -> None:
         self._given = given
         self._multi = hasattr(given, "step_episode")
-        self._rows: dict[Split, TaskRows] = {
-            "train": TaskRows(_dataset(given, folder), what="dataset", folder=folder),
-            "eval": TaskRows(getattr(given, "eval_dataset", None) or [], what="eval_dataset", folder=folder),
-        }
+        super().__init__(
+            TaskRows(_dataset(given, folder), what="dataset", folder=folder),
+            TaskRows(getattr(given, "eval_dataset", None) or [], what="eval_dataset", folder=folder),
+        )
         if not len(self._rows["train"]):
             raise EnvironmentProblem("the environment's dataset is empty: there is nothing to train on")
         contract = folder / _CONTRACT
         self._contract = contract.read_text(encoding="utf-8") if contract.is_file() else ""
         self._scorer, self._plural = self._find_scorer()
         hooks = ("start_episode", "step_episode", "build_prompt_messages")
-        self.description = EnvironmentDescription(
+        self.description = self._described(
             name=name,
-            train=len(self._rows["train"]),
-            eval=len(self._rows["eval"]),
             multi_turn=self._multi,
             asynchronous=any(calling.awaits(getattr(given, hook, None)) for hook in hooks)
             or calling.awaits(self._scorer),
@@ -63,24 +62,20 @@ class FlashEnvironment:
                 return found, bool(plural)
         raise EnvironmentProblem(f"the environment has neither {names[0]}() nor {names[1]}()")
 
-    def row(self, split: Split, index: int) -> Mapping[str, Any]:
-        return self._rows[split][index]
-
     async def start(self, session: Session) -> Opening:
         task = _example(session)
         first = self._given.start_episode if self._multi else self._given.build_prompt_messages
-        opening = conversation(await _awaited(first(task, self._contract)), first.__name__ + "()")
-        if self._contract and opening[0]["role"] != "system":
-            opening = [{"role": "system", "content": self._contract}, *opening]
+        opening = conversation(await awaited(first(task, self._contract)), first.__name__ + "()")
         session.state = SimpleNamespace(task=task, final=None)
         turns = getattr(self._given, "max_episode_turns", None) if self._multi else None
-        return Opening(opening, None if turns is None else int(await _awaited(turns(task))))
+        limit = None if turns is None else int(await awaited(turns(task)))
+        return Opening(with_system(opening, self._contract), limit)
 
     async def step(self, session: Session) -> StepReply:
         said = session.answers[-1]
         # The step parses what the model wrote; only the scorer is spared the thinking.
         raw = str(said.get("raw", said["content"]))
-        result = await _awaited(self._given.step_episode(session.state.task, list(session.messages), raw))
+        result = await awaited(self._given.step_episode(session.state.task, list(session.messages), raw))
         if getattr(result, "final_response_text", None) is not None:
             session.state.final = str(result.final_response_text)
         return StepReply(
@@ -97,13 +92,10 @@ class FlashEnvironment:
                 SimpleNamespace(**{"role": m["role"], "content": m["content"]}) for m in session.messages
             ]
             episode = SimpleNamespace(messages=session.messages, turns=turns, response_text=text, metadata={})
-        result = await _awaited(self._scorer(session.state.task, [episode] if self._plural else episode))
+        result = await awaited(self._scorer(session.state.task, [episode] if self._plural else episode))
         if self._plural:
             result = next(iter(result))
         return rewards.score(result, {}, name=f"{self._scorer.__name__}()")
-
-    async def group(self, sessions: Sequence[Session]) -> list[Score]:
-        return [Score(0.0) for _ in sessions]
 
 
 def _dataset(given: Any, folder: Path) -> object:
@@ -129,7 +121,3 @@ def _example(session: Session) -> SimpleNamespace:
         metadata=row.get("metadata") or {},
         record=row,
     )
-
-
-async def _awaited(value: Any) -> Any:
-    return await value if hasattr(value, "__await__") else value

@@ -53,11 +53,12 @@ from corral.engine.environments.protocol import (
     Message,
     Opening,
     Score,
-    Split,
     StepReply,
+    conversation,
+    with_system,
 )
-from corral.engine.environments.rows import TaskRows, prompt_of
-from corral.engine.environments.sessions import Session, conversation
+from corral.engine.environments.rows import PROMPTS, TaskRows, prompt_of
+from corral.engine.environments.sessions import EnvironmentAdapter, Session
 
 _KNOWN = (
     *("rows", "eval_rows", "reward", "rewards", "score", "weights", "group_reward", "tools", "start", "step"),
@@ -71,7 +72,7 @@ _OF_ATTEMPT = (
 _OF_GROUP = (*_PLURALS, "task", "prompt", "answer", "info")
 
 
-class NativeEnvironment:
+class NativeEnvironment(EnvironmentAdapter):
     """What `load_environment` returned, made into what the engine asks for."""
 
     def __init__(self, given: object, *, name: str, folder: Path) -> None:
@@ -82,26 +83,25 @@ class NativeEnvironment:
                 f"{calling.nearest(str(unknown[0]), _KNOWN)}",
                 hint=f"An environment can have: {', '.join(_KNOWN)}.",
             )
-        self._rows: dict[Split, TaskRows] = {"train": self._read_rows("rows", folder)}
-        held_out = self._get("eval_rows")
-        self._rows["eval"] = TaskRows(
-            held_out if held_out is not None else [], what="eval_rows", folder=folder
+        train, held_out = self._read_rows("rows", folder), self._get("eval_rows")
+        super().__init__(
+            train, TaskRows([] if held_out is None else held_out, what="eval_rows", folder=folder)
         )
         self._system = self._get("system")
         self._weights = {
             str(k): rewards.number(v, f"weights[{k!r}]") for k, v in (self._get("weights") or {}).items()
         }
         self._single, self._grouped = self._reward_functions()
-        self._tools = {getattr(one, "__name__", type(one).__name__): one for one in self._get("tools") or ()}
+        self._tools = {calling.name_of(one): one for one in self._get("tools") or ()}
         self._schemas = [tools.schema(one) for one in self._tools.values()]
         self._start, self._step = self._function("start"), self._function("step")
         self._check()
-        self.description = self._described(name)
+        self.description = self._describe(name)
 
     # -- what the user gave ---------------------------------------------------------------------------
 
     def _get(self, name: str) -> Any:
-        return self._given.get(name) if isinstance(self._given, Mapping) else getattr(self._given, name, None)
+        return calling.attribute(self._given, name)
 
     def _function(self, name: str) -> Callable[..., Any] | None:
         found = self._get(name)
@@ -158,7 +158,7 @@ class NativeEnvironment:
     def _functions(self) -> list[tuple[str, Callable[..., Any] | None]]:
         return [*self._single.items(), *self._grouped.items(), ("start", self._start), ("step", self._step)]
 
-    def _described(self, name: str) -> EnvironmentDescription:
+    def _describe(self, name: str) -> EnvironmentDescription:
         limits = {}
         for limit in ("max_turns", "deadline_s"):
             value = self._get(limit)
@@ -166,10 +166,8 @@ class NativeEnvironment:
                 raise EnvironmentProblem(f"`{limit}` is {value!r}, not a number above 0")
             limits[limit] = value
         functions = [*self._tools.values(), *(function for _, function in self._functions())]
-        return EnvironmentDescription(
+        return self._described(
             name=str(self._get("name") or name),
-            train=len(self._rows["train"]),
-            eval=len(self._rows["eval"]),
             multi_turn=bool(self._step or self._start or self._tools),
             group=bool(self._grouped),
             asynchronous=any(calling.awaits(function) for function in functions),
@@ -182,9 +180,6 @@ class NativeEnvironment:
 
     # -- an attempt -----------------------------------------------------------------------------------
 
-    def row(self, split: Split, index: int) -> Mapping[str, Any]:
-        return self._rows[split][index]
-
     async def start(self, session: Session) -> Opening:
         session.state = {"task": session.row}
         if self._tools:
@@ -196,9 +191,7 @@ class NativeEnvironment:
             if isinstance(session.state, str | list | None):
                 session.state = {"task": session.row}
         opening = conversation(messages, "start()") if messages is not None else prompt_of(session.row)
-        if self._system and opening[0]["role"] != "system":
-            opening = [{"role": "system", "content": self._system}, *opening]
-        return Opening(opening, self.description.max_turns)
+        return Opening(with_system(opening, self._system), self.description.max_turns)
 
     async def step(self, session: Session) -> StepReply:
         calls = tools.calls(session.completion) if self._tools else []
@@ -222,11 +215,8 @@ class NativeEnvironment:
             name, function = single[0]
             value = await calling.call(function, offered)
             # Within a dict of functions, its one name is a part like any other.
-            parts = (
-                value
-                if name in ("reward", "score", "rewards") or isinstance(value, Mapping)
-                else {name: value}
-            )
+            whole = name in ("reward", "score", "rewards") or isinstance(value, Mapping)
+            parts = value if whole else {name: value}
             scored = rewards.score(parts, self._weights, name=f"{name}()")
         else:
             parts = {name: await calling.call(function, offered) for name, function in single}
@@ -259,9 +249,7 @@ class NativeEnvironment:
             **{str(column): value for column, value in row.items()},
             "completion": session.completion,
             "thinking": str(answers[-1].get("reasoning_content") or "") if answers else "",
-            "prompt": next(
-                (row[name] for name in ("prompt", "messages", "question", "input") if name in row), None
-            ),
+            "prompt": next((row[name] for name in PROMPTS if name in row), None),
             "answer": row.get("answer"),
             "info": row.get("info") or {},
             "task": row,
@@ -290,9 +278,7 @@ def reply(value: object) -> StepReply:
 
 
 def _messages_of(state: object) -> object:
-    if isinstance(state, str | list):
-        return state
-    return state.get("messages") if isinstance(state, Mapping) else getattr(state, "messages", None)
+    return state if isinstance(state, str | list) else calling.attribute(state, "messages")
 
 
 def _one_each(values: object, count: int, name: str) -> list[Any]:

@@ -99,3 +99,28 @@ class EnvironmentProblem(EngineError):
 
 class UnstableRows(EnvironmentProblem):
     """Two processes were given different rows by the same code."""
+
+
+def conversation(value: object, what: str) -> list[Message]:
+    """Messages out of a text, a message or a list of messages."""
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if isinstance(value, Mapping):
+        return [_message(value, what)]
+    if isinstance(value, Sequence):
+        return [_message(one, what) for one in value]
+    raise ValueError(f"{what} is {type(value).__name__}, not a text or a list of messages")
+
+
+def _message(value: object, what: str) -> Message:
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        raise ValueError(
+            f'{what} has a message that is not {{"role": ..., "content": ...}}: {str(value)[:100]}'
+        )
+    return {**value, "content": "" if value.get("content") is None else value["content"]}
+
+
+def with_system(messages: Sequence[Message], system: str | None) -> list[Message]:
+    """The messages after a system message, unless they begin with one."""
+    first = [{"role": "system", "content": system}] if system and messages[0]["role"] != "system" else []
+    return [*first, *messages]

@@ -9,8 +9,7 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from corral.engine.environments.protocol import EnvironmentProblem, Message
-from corral.engine.environments.sessions import conversation
+from corral.engine.environments.protocol import EnvironmentProblem, Message, conversation
 
 PROMPTS = ("prompt", "messages", "question", "input")
 _LOOKED_AT = 64

@@ -25,7 +25,7 @@ from corral.engine.inputs import locate_input
 from corral.engine.sampling.deterministic import DeterministicEnvironment, DeterministicSampler
 from corral.engine.sampling.rollouts import Rollouts
 from corral.engine.spec import InvalidSpec, JobPaths
-from corral.recipes.train import DataFacts, Train
+from corral.recipes.train_tables import DataFacts, Train
 
 # Tasks whose rewards are tried out; one that fails may be odd, several that fail are a broken reward.
 _TRIED = 3

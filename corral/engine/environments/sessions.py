@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from corral.engine.environments.protocol import (
-    EnvironmentDescription,
-    Message,
-    Opening,
-    Score,
-    Split,
-    StepReply,
-)
+from corral.engine.environments import protocol
+from corral.engine.environments.protocol import Message, Opening, Score, Split, StepReply
+from corral.engine.environments.rows import TaskRows
 
 
 @dataclass(slots=True)
@@ -45,43 +40,33 @@ class Session:
         self.metrics[metric] = self.metrics.get(metric, 0.0) + by
 
 
-class EnvironmentAdapter(Protocol):
+class EnvironmentAdapter:
     """What the engine asks of an environment. Whatever a method raises costs the attempt that it was for."""
 
-    @property
-    def description(self) -> EnvironmentDescription: ...
+    description: protocol.EnvironmentDescription
 
-    def row(self, split: Split, index: int) -> Mapping[str, Any]: ...
+    def __init__(self, train: TaskRows, held_out: TaskRows) -> None:
+        self._rows: Mapping[Split, TaskRows] = {"train": train, "eval": held_out}
+
+    def row(self, split: Split, index: int) -> Mapping[str, Any]:
+        return self._rows[split][index]
+
+    def _described(self, **more: Any) -> protocol.EnvironmentDescription:
+        return protocol.EnvironmentDescription(
+            train=len(self._rows["train"]), eval=len(self._rows["eval"]), **more
+        )
 
     async def start(self, session: Session) -> Opening:
         """Make the session's state and say how the conversation begins."""
-        ...
+        raise NotImplementedError
 
     async def step(self, session: Session) -> StepReply:
         """Answer the model's last message, which is already in the session."""
-        ...
+        raise NotImplementedError
 
-    async def score(self, session: Session) -> Score: ...
+    async def score(self, session: Session) -> Score:
+        raise NotImplementedError
 
     async def group(self, sessions: Sequence[Session]) -> list[Score]:
         """What the attempts at one task earn by being compared, on top of their own scores."""
-        ...
-
-
-def conversation(value: object, what: str) -> list[Message]:
-    """Messages out of a text, a message or a list of messages."""
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    if isinstance(value, Mapping):
-        return [_message(value, what)]
-    if isinstance(value, Sequence):
-        return [_message(one, what) for one in value]
-    raise ValueError(f"{what} is {type(value).__name__}, not a text or a list of messages")
-
-
-def _message(value: object, what: str) -> Message:
-    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
-        raise ValueError(
-            f'{what} has a message that is not {{"role": ..., "content": ...}}: {str(value)[:100]}'
-        )
-    return {**value, "content": "" if value.get("content") is None else value["content"]}
+        return [Score(0.0) for _ in sessions]

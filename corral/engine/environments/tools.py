@@ -34,7 +34,7 @@ class ToolCall:
 
 def schema(function: Callable[..., Any]) -> dict[str, Any]:
     """The function as chat templates expect it: OpenAI's form."""
-    name = getattr(function, "__name__", type(function).__name__)
+    name = calling.name_of(function)
     try:
         hints = typing.get_type_hints(function)
     except NameError as error:
@@ -88,8 +88,7 @@ async def answer(
             name: value for name, value in given.items() if name in inspect.signature(function).parameters
         }
         inspect.signature(function).bind(**call.arguments, **hidden)
-        result = function(**call.arguments, **hidden)
-        result = await result if inspect.isawaitable(result) else result
+        result = await calling.awaited(function(**call.arguments, **hidden))
     except Exception as error:  # noqa: BLE001 - whatever a tool raises is an answer to the model
         said = str(error) if isinstance(error, LookupError | TypeError) else calling.described(error)
         return {"role": "tool", "name": call.name, "content": f"Error: {said}"}, False

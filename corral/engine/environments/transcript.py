@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from corral.engine.data.render import Renderer
 from corral.engine.data.sequences import Completion
 from corral.engine.environments import tools as tool_texts
-from corral.engine.environments.protocol import EnvironmentDescription, Message
+from corral.engine.environments.protocol import EnvironmentDescription, Message, with_system
 from corral.recipes.train_tables import Train
 
 _OPEN, _CLOSE = "<think>", "</think>"
@@ -61,8 +61,7 @@ class PromptWriter:
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The tokens that ask for the next answer. RefusedRow if the template cannot write that."""
-        if self._system and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": self._system}, *messages]
+        messages = with_system(messages, self._system)
         if not self._tools:
             return self._renderer.prompt(messages)
         tokens = self._renderer.prompt(messages, self._tools)

@@ -18,17 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from corral.engine.environments import calling, rewards, tools
+from corral.engine.environments.calling import attribute, name_of
 from corral.engine.environments.protocol import (
-    EnvironmentDescription,
     EnvironmentProblem,
     Message,
     Opening,
     Score,
-    Split,
     StepReply,
+    conversation,
+    with_system,
 )
 from corral.engine.environments.rows import TaskRows, prompt_of
-from corral.engine.environments.sessions import Session, conversation
+from corral.engine.environments.sessions import EnvironmentAdapter, Session
 
 _PLURALS = {"states": "state", "prompts": "prompt", "completions": "completion", "answers": "answer"}
 _PLURALS |= {"tasks": "task", "infos": "info"}
@@ -39,32 +40,28 @@ def is_one(given: object) -> bool:
 
 
 def is_trl(given: object) -> bool:
-    return _attribute(given, "reward_funcs") is not None
+    return attribute(given, "reward_funcs") is not None
 
 
-class VerifiersEnvironment:
+class VerifiersEnvironment(EnvironmentAdapter):
     def __init__(self, given: Any, *, name: str, folder: Path) -> None:
         self._given = given
         self._functions = _rubric_functions(given.rubric)
         if not self._functions:
             raise EnvironmentProblem("the environment's rubric has no reward functions")
         dataset = getattr(given, "dataset", None)
-        self._rows: dict[Split, TaskRows] = {
-            "train": TaskRows(
-                given.get_dataset() if dataset is None else dataset, what="dataset", folder=folder
-            ),
-            "eval": TaskRows(getattr(given, "eval_dataset", None) or [], what="eval_dataset", folder=folder),
-        }
+        super().__init__(
+            TaskRows(given.get_dataset() if dataset is None else dataset, what="dataset", folder=folder),
+            TaskRows(getattr(given, "eval_dataset", None) or [], what="eval_dataset", folder=folder),
+        )
         self._rows["train"].check(prompt_of)
         self._multi = (
             callable(getattr(given, "env_response", None)) and type(given).__name__ != "SingleTurnEnv"
         )
         limit = getattr(given, "max_turns", None)
         functions = [f for f, _, _ in self._functions]
-        self.description = EnvironmentDescription(
+        self.description = self._described(
             name=name,
-            train=len(self._rows["train"]),
-            eval=len(self._rows["eval"]),
             multi_turn=self._multi,
             group=any(_is_grouped(f) for f in functions),
             asynchronous=self._multi or any(calling.awaits(f) for f in functions),
@@ -73,14 +70,8 @@ class VerifiersEnvironment:
             fingerprint=self._rows["train"].fingerprint(),
         )
 
-    def row(self, split: Split, index: int) -> Mapping[str, Any]:
-        return self._rows[split][index]
-
     async def start(self, session: Session) -> Opening:
-        opening = prompt_of(session.row)
-        system = getattr(self._given, "system_prompt", None)
-        if system and opening[0]["role"] != "system":
-            opening = [{"role": "system", "content": system}, *opening]
+        opening = with_system(prompt_of(session.row), getattr(self._given, "system_prompt", None))
         session.state = _state(session, opening)
         if self.description.tools:
             session.metrics = {"tool_calls": 0.0}
@@ -131,7 +122,7 @@ class VerifiersEnvironment:
         weights: dict[str, float] = {}
         for function, weight, objects in self._functions:
             if not _is_grouped(function):
-                name = getattr(function, "__name__", type(function).__name__)
+                name = name_of(function)
                 parts[name] = await calling.call(function, {**objects, **offered})
                 weights[name] = weight
         scored = rewards.score(parts, weights) if parts else Score(0.0)
@@ -147,26 +138,25 @@ class VerifiersEnvironment:
         weights: dict[str, float] = {}
         for function, weight, objects in self._functions:
             if _is_grouped(function):
-                name = getattr(function, "__name__", type(function).__name__)
+                name = name_of(function)
                 weights[name] = weight
-                for part, value in zip(
-                    parts, await calling.call(function, {**objects, **offered}), strict=True
-                ):
+                values = await calling.call(function, {**objects, **offered})
+                for part, value in zip(parts, values, strict=True):
                     part[name] = value
         return [rewards.score(part, weights) for part in parts]
 
 
 def of_trl(given: object) -> dict[str, Any]:
     """TRL's functions as a native environment: each one is a group's."""
-    functions = _attribute(given, "reward_funcs")
+    functions = attribute(given, "reward_funcs")
     listed: list[Callable[..., Any]] = list(functions) if isinstance(functions, list | tuple) else [functions]
-    dataset = _attribute(given, "dataset")
-    rows = _attribute(given, "train_dataset") if dataset is None else dataset
+    dataset = attribute(given, "dataset")
+    rows = attribute(given, "train_dataset") if dataset is None else dataset
     names = [getattr(function, "__name__", f"reward_{i}") for i, function in enumerate(listed)]
-    weights = _attribute(given, "reward_weights") or [1.0] * len(names)
+    weights = attribute(given, "reward_weights") or [1.0] * len(names)
     return {
         "rows": rows,
-        "eval_rows": _attribute(given, "eval_dataset"),
+        "eval_rows": attribute(given, "eval_dataset"),
         "reward": {name: _trl_call(function) for name, function in zip(names, listed, strict=True)},
         "weights": dict(zip(names, weights, strict=True)),
     }
@@ -225,7 +215,3 @@ def _stop_methods(given: object) -> list[Callable[..., Any]]:
         return []
     found = (getattr(given, name, None) for name in dir(given) if not name.startswith("__"))
     return [method for method in found if callable(method) and getattr(method, "stop", False) is True]
-
-
-def _attribute(given: object, name: str) -> Any:
-    return given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)

@@ -37,15 +37,8 @@ _KEPT = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
-        *(
-            "HTTP_PROXY",
-            "HTTPS_PROXY",
-            "ALL_PROXY",
-            "NO_PROXY",
-            "VIRTUAL_ENV",
-            "PYTHONPATH",
-            "OMP_NUM_THREADS",
-        ),
+        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+        *("VIRTUAL_ENV", "PYTHONPATH", "OMP_NUM_THREADS"),
         *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HF_HUB_OFFLINE", "HF_HOME"),
         # By the last two a worker finds what a run has left behind.
         *("CORRAL_RUN_ID", "CORRAL_ATTEMPT", "CORRAL_INPUT_DIR", "CORRAL_LEASE_ID", "CORRAL_DATA_DIR"),
@@ -164,21 +157,26 @@ class EnvironmentWorker:
         await self._start()
         self._write({"source": self.setup.source, "params": dict(self.setup.params)})
         try:
-            answer = await asyncio.wait_for(self._next(), self.setup.load_s)
-        except TimeoutError:
+            answer = await self._loaded()
+        except EnvironmentProblem:
             self.kill()
-            raise EnvironmentProblem(
-                f"{self.setup.source}: load_environment() did not return within {self.setup.load_s:g} s"
-            ) from None
-        if answer is None:
-            status = self._status()
-            self.kill()
-            raise EnvironmentProblem(f"{self.setup.source}: the process {_ending(status)} while loading")
-        if "problem" in answer:
-            self.kill()
-            raise EnvironmentProblem(answer["problem"], answer.get("hint", ""))
+            raise
         self.alive = True
         return EnvironmentDescription(**answer["value"])
+
+    async def _loaded(self) -> dict[str, Any]:
+        try:
+            answer = await asyncio.wait_for(self._next(), self.setup.load_s)
+        except TimeoutError:
+            said = f"load_environment() did not return within {self.setup.load_s:g} s"
+            raise EnvironmentProblem(f"{self.setup.source}: {said}") from None
+        if answer is None:
+            raise EnvironmentProblem(
+                f"{self.setup.source}: the process {_ending(self._status())} while loading"
+            )
+        if "problem" in answer:
+            raise EnvironmentProblem(answer["problem"], answer.get("hint", ""))
+        return answer
 
     async def serve_once(self) -> None:
         """Take answers until the process ends; then tell the pool what it had."""
@@ -304,8 +302,6 @@ def environment_of(own: Mapping[str, str], given: Mapping[str, str]) -> dict[str
 def _ending(status: int | None) -> str:
     if status is None:
         return "closed its pipe"
-    return (
-        f"was ended by signal {signal.Signals(-status).name}"
-        if status < 0
-        else f"exited with status {status}"
-    )
+    if status < 0:
+        return f"was ended by signal {signal.Signals(-status).name}"
+    return f"exited with status {status}"

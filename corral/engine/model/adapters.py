@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from corral.engine.errors import ModelProblem
 from corral.engine.model import seeded_random
 from corral.recipes import models as listed
-from corral.recipes.train import Lora
+from corral.recipes.train_tables import Lora
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # peft's own name for the model inside the one that it wraps; what it saves begins so.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from corral.engine.device import send
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-_BLOCK = 128
+# May the query see the key: (batch, head, query, key), each an index or a tensor of them.
+Rule = Callable[[Any, Any, Any, Any], Tensor]
+BLOCK = 128
 # The tensors of a block mask: counts and numbers of blocks, by rows for the forward pass and by columns for
 # the backward pass.
 _LISTS = tuple(
@@ -26,6 +29,13 @@ _LISTS = tuple(
     for side in ("kv", "q")
     for what in ("num_blocks", "indices")
 )
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function compiled for packs: they have one length, so the compiler may take shapes as fixed."""
+    # A process that goes on to other lengths or models may compile again, more often than torch thinks wise.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    return torch.compile(function, dynamic=False, fullgraph=True)
 
 
 @dataclass(frozen=True)
@@ -87,23 +97,29 @@ def _block_mask(segment: Tensor, prefix: Tensor, spans: tuple[Span, ...]) -> Blo
     Made from the spans: torch's own way looks at every pair of tokens, and compiles for minutes to do so.
     """
 
-    def sees(_b: Tensor, _h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        there = segment[kv]
-        return (q >= kv) & ((segment[q] == there) | (prefix[q] == there))
-
     length = segment.shape[0]
-    some, whole = _blocks(spans, -(-length // _BLOCK))
-    count, order = (send(t, segment.device) for t in _listed(some & ~whole))
-    whole_count, whole_order = (send(t, segment.device) for t in _listed(whole))
+    some, whole = _blocks(spans, -(-length // BLOCK))
+    count, order = (send(t, segment.device) for t in listed(some & ~whole))
+    whole_count, whole_order = (send(t, segment.device) for t in listed(whole))
     return BlockMask.from_kv_blocks(
         count,
         order,
         whole_count,
         whole_order,
-        BLOCK_SIZE=_BLOCK,
-        mask_mod=sees,
+        BLOCK_SIZE=BLOCK,
+        mask_mod=rule_of(segment, prefix),
         seq_lengths=(length, length),
     )
+
+
+def rule_of(segment: Tensor, prefix: Tensor) -> Rule:
+    """The rule of a pack, as a function of places in it."""
+
+    def sees(_b: Tensor, _h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        there = segment[kv]
+        return (q >= kv) & ((segment[q] == there) | (prefix[q] == there))
+
+    return sees
 
 
 def _blocks(spans: tuple[Span, ...], count: int) -> tuple[Tensor, Tensor]:
@@ -111,16 +127,16 @@ def _blocks(spans: tuple[Span, ...], count: int) -> tuple[Tensor, Tensor]:
     some = torch.zeros(count, count, dtype=torch.bool)
     whole = torch.zeros(count, count, dtype=torch.bool)
     for span in spans:
-        rows = slice(span.start // _BLOCK, -(-span.end // _BLOCK))
-        inner = slice(-(-span.start // _BLOCK), span.end // _BLOCK)
+        rows = slice(span.start // BLOCK, -(-span.end // BLOCK))
+        inner = slice(-(-span.start // BLOCK), span.end // BLOCK)
         for start, end in ((span.start, span.end), (span.prefix_start, span.prefix_end)):
             if end > start:
-                some[rows, start // _BLOCK : -(-end // _BLOCK)] = True
-                whole[inner, -(-start // _BLOCK) : end // _BLOCK] = True
+                some[rows, start // BLOCK : -(-end // BLOCK)] = True
+                whole[inner, -(-start // BLOCK) : end // BLOCK] = True
     return some.tril(), whole.tril(-1)
 
 
-def _listed(kind: Tensor) -> tuple[Tensor, Tensor]:
+def listed(kind: Tensor) -> tuple[Tensor, Tensor]:
     """How many blocks of keys each row reads, and which, those first."""
     order = kind.int().argsort(dim=-1, descending=True, stable=True)
     return kind.sum(-1).int()[None, None], order.int()[None, None]
@@ -154,12 +170,16 @@ def by_spans(spans: tuple[Span, ...], scale: float) -> Attend:
 def _attend_span(q: Tensor, k: Tensor, v: Tensor, span: Span, *, scale: float, gqa: bool) -> Tensor:
     own = slice(span.start, span.end)
     q, own_k, own_v = q[:, :, own], k[:, :, own], v[:, :, own]
-    before = span.prefix_end - span.prefix_start
-    if not before:
+    if span.prefix_end == span.prefix_start:
         return F.scaled_dot_product_attention(q, own_k, own_v, is_causal=True, scale=scale, enable_gqa=gqa)
     shared = slice(span.prefix_start, span.prefix_end)
     own_k = torch.cat((k[:, :, shared], own_k), dim=2)
     own_v = torch.cat((v[:, :, shared], own_v), dim=2)
-    length = q.shape[2]
-    sees = torch.ones(length, before + length, dtype=torch.bool, device=q.device).tril(before)
+    sees = causal_mask(span, q.device)
     return F.scaled_dot_product_attention(q, own_k, own_v, attn_mask=sees, scale=scale, enable_gqa=gqa)
+
+
+def causal_mask(span: Span, device: torch.device) -> Tensor:
+    """[queries, keys] of a span: the keys are those of the shared prefix and then its own."""
+    length, before = span.end - span.start, span.prefix_end - span.prefix_start
+    return torch.ones(length, before + length, dtype=torch.bool, device=device).tril(before)

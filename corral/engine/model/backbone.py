@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 
-from corral.engine.model.attention import Layout, by_blocks, by_spans
+from corral.engine.data.packing import pack
+from corral.engine.model.attention import Layout, by_blocks, by_spans, compiled
 from corral.engine.model.decoder import Decoder, Dims, Layer, LayerAdapters, rms_norm, run_layer
 
 # Takes the keys and values of a layer: (layer's number, keys, values).
@@ -37,14 +39,15 @@ def _trained(x: Tensor, layer: Layer, cos: Tensor, sin: Tensor, dims: Dims, mask
 class Backbone:
     """Runs the layers of a decoder. On a GPU a layer is compiled once, for all layers and packs alike."""
 
+    notes: ClassVar[list[str]] = []
+    packed = staticmethod(pack)
+
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        self._on_gpu = decoder.device.type == "cuda"
-        # Packs have one length, so shapes are fixed, and the compiler may use them. A process that goes on to
-        # other lengths or models may compile again, more often than torch thinks is wise.
-        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-        self._train = torch.compile(_trained, dynamic=False, fullgraph=True)
-        self._prefill = torch.compile(_by_blocks, dynamic=False, fullgraph=True)
+        self._train, self._prefill = _trained, _by_blocks
+        # Not on a CPU, which calls neither: loading the compiler alone takes a second.
+        if decoder.device.type == "cuda":
+            self._train, self._prefill = compiled(_trained), compiled(_by_blocks)
 
     def train(self, tokens: Tensor, positions: Tensor, layout: Layout, *, recompute: bool) -> Tensor:
         """Hidden states [T, hidden] after the last norm, with gradient."""

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from corral.engine.model.attention import Attend
 from corral.engine.model.lora import adapted, stacked
+from corral.recipes.models import FAMILIES
 
 # Rows: a product of bf16 numbers is fast only if what it writes begins at a multiple of 16 bytes.
 _ALIGNED = 16
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
 class Dims(NamedTuple):
@@ -75,8 +75,8 @@ class FusedAdapter(NamedTuple):
 LayerAdapters = tuple[FusedAdapter | None, FusedAdapter | None, FusedAdapter | None, FusedAdapter | None]
 
 
-def fits(model: Any) -> str | None:
-    """Why this model cannot be run by this decoder; None if it can."""
+def fits(model: Any, *, trained: bool = False) -> str | None:
+    """Why this model cannot be run by this decoder; None if it can. `trained`: its own weights train."""
     config = model.config
     if config.model_type not in FAMILIES:
         return f"architecture {config.model_type!r} is not one of {', '.join(sorted(FAMILIES))}"
@@ -92,6 +92,8 @@ def fits(model: Any) -> str | None:
         # Only peft's own layer would run such an adapter.
         if any(part.endswith(name) and hasattr(layer, "base_layer") for part, layer in model.named_modules()):
             return f"{name} has an adapter"
+    if trained and any(name.endswith("_proj.bias") for name, _ in model.named_parameters()):
+        return "full training of projections with biases is not supported"
     return None
 
 
@@ -121,12 +123,7 @@ def fuse(linear: Linear, dtype: torch.dtype) -> FusedAdapter | None:
 
 
 def fuse_layer(layer: Layer, dtype: torch.dtype) -> LayerAdapters:
-    return (
-        fuse(layer.qkv, dtype),
-        fuse(layer.out, dtype),
-        fuse(layer.gate_up, dtype),
-        fuse(layer.down, dtype),
-    )
+    return fuse(layer.qkv, dtype), fuse(layer.out, dtype), fuse(layer.gate_up, dtype), fuse(layer.down, dtype)
 
 
 @torch.no_grad()
@@ -207,7 +204,7 @@ class Decoder:
 
     def __init__(self, model: Any, *, trained: bool) -> None:
         """`model` is a transformers causal LM, perhaps with adapters. `trained`: its own weights are too."""
-        if why := fits(model):
+        if why := fits(model, trained=trained):
             raise ValueError(why)
         config = model.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -266,8 +263,6 @@ class Decoder:
             weights = (whole[: sum(sizes)],)
         biases = [module.bias for module in plain]
         bias = None if biases[0] is None else torch.cat([b.detach() for b in biases])
-        if self.trained and bias is not None:
-            raise ValueError("full training of projections with biases is not supported")
         return Linear(weights, bias, sizes, adapter, None if adapter is None else whole)
 
 

@@ -22,12 +22,19 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function
 
-from corral.engine.model.attention import Layout, Span, by_spans
+from corral.engine.model.attention import (
+    BLOCK,
+    Layout,
+    Rule,
+    Span,
+    by_spans,
+    causal_mask,
+    compiled,
+    listed,
+    rule_of,
+)
 
 NAME = "corral"
-_BLOCK = 128
-# May the query see the key: (batch, head, query, key), each an index or a tensor of them.
-Rule = Callable[[Any, Any, Any, Any], Tensor]
 _CAUSAL: Any = causal_mask_function
 _FLEX: Callable[..., Any] = flex_attention
 
@@ -82,25 +89,19 @@ def _span_mask(span: Span, positions: Tensor, rule: Rule) -> Tensor:
 
 def _narrowed(layout: Layout, positions: Tensor, rule: Rule, local_size: int | None) -> BlockMask:
     """The layout's mask where the rule allows it too. Blocks that are too far away are not read at all."""
-    segment, prefix = layout.segment, layout.prefix
     assert layout.mask is not None
+    ours = rule_of(layout.segment, layout.prefix)
 
     def sees(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        there = segment[kv]
-        ours = (q >= kv) & ((segment[q] == there) | (prefix[q] == there))
-        return ours & rule(b, h, positions[q], positions[kv])
+        return ours(b, h, q, kv) & rule(b, h, positions[q], positions[kv])
 
     some = layout.mask.to_dense()[0, 0] > 0
     if local_size is not None:
         # At least this far apart are any two of the tokens of two blocks.
-        lines = torch.cat((positions, positions[-1:].expand(-len(positions) % _BLOCK))).view(-1, _BLOCK)
+        lines = torch.cat((positions, positions[-1:].expand(-len(positions) % BLOCK))).view(-1, BLOCK)
         some = some & (lines.amin(1).unsqueeze(1) - lines.amax(1).unsqueeze(0) < local_size)
-    counts = some.sum(-1).int()[None, None]
-    first = some.int().argsort(dim=-1, descending=True, stable=True).int()[None, None]
-    length = len(positions)
-    return BlockMask.from_kv_blocks(
-        counts, first, BLOCK_SIZE=_BLOCK, mask_mod=sees, seq_lengths=(length, length)
-    )
+    size = (len(positions), len(positions))
+    return BlockMask.from_kv_blocks(*listed(some), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=size)
 
 
 def _attend(
@@ -128,14 +129,9 @@ def _attend(
     for number, span in enumerate(sees.layout.spans):
         own, shared = slice(span.start, span.end), slice(span.prefix_start, span.prefix_end)
         k, v = (torch.cat((t[:, :, shared], t[:, :, own]), dim=2) for t in (key, value))
-        mask = _causal(span, query.device) if sees.causal else sees.spans[number]
+        mask = causal_mask(span, query.device) if sees.causal else sees.spans[number]
         parts.append(_plainly(query[:, :, own], k, v, mask, scale, softcap, s_aux))
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
-
-
-def _causal(span: Span, device: torch.device) -> Tensor:
-    length, before = span.end - span.start, span.prefix_end - span.prefix_start
-    return torch.ones(length, before + length, dtype=torch.bool, device=device).tril(before)
 
 
 def _plainly(
@@ -166,9 +162,7 @@ def _capped(softcap: float) -> Callable[..., Tensor]:
 
 @lru_cache(maxsize=1)
 def _compiled() -> Callable[..., Any]:
-    # Packs have one length, so shapes are fixed. They change when memory runs out, and then all at once.
-    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-    return torch.compile(_FLEX, dynamic=False, fullgraph=True)
+    return compiled(_FLEX)
 
 
 def _by_blocks(

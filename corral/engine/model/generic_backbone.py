@@ -41,11 +41,6 @@ FAULTS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, Asse
 _BIAS_COLUMNS = 8
 
 
-def needed(model: nn.Module, *, trained: bool) -> bool:
-    """Whether a model of the decoder's family needs it: all weights train, and projections have biases."""
-    return trained and any(name.endswith("_proj.bias") for name, _ in model.named_parameters())
-
-
 class PackingSupport(NamedTuple):
     """Whether sequences may share a pack, and a group its prefix; `note` says why not."""
 

@@ -20,7 +20,8 @@ from corral.engine.spec import JobPaths, JobSpec
 from corral.engine.training.throughput import ThroughputMeter
 from corral.engine.training.training_run import TrainingRun
 from corral.recipes.forecast import Forecast
-from corral.recipes.train import Train, to_table
+from corral.recipes.train import to_table
+from corral.recipes.train_tables import Train
 
 _PACKAGES = ("corral", "torch", "transformers", "peft", "safetensors")
 

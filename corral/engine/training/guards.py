@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from corral.engine.errors import EngineError
@@ -51,6 +51,19 @@ class RolloutStats:
     mismatch: float | None = None
 
 
+@dataclass
+class _Counts:
+    """What the guards count over the run; its fields are those of a checkpoint."""
+
+    flat: int = 0
+    varied: bool = False
+    best: float | None = None
+    thin: dict[str, int] = field(default_factory=lambda: {"entropy": 0, "length": 0})
+    skips: int = 0
+    moved: bool = False
+    said: list[str] = field(default_factory=list)
+
+
 class GuardMonitor:
     """Counts over the run; `state` and `restore` carry the counts through a checkpoint.
 
@@ -60,43 +73,27 @@ class GuardMonitor:
 
     def __init__(self, guards: Guards, *, mismatch_limit: float = 0.0) -> None:
         self._guards, self._mismatch_limit = guards, mismatch_limit
-        self._flat = 0
-        self._varied = False
-        self._best = -math.inf
-        self._thin = {"entropy": 0, "length": 0}
-        self._skips = 0
-        self._moved = False
-        self._said: set[str] = set()
+        self._counts = _Counts()
 
     def state(self) -> dict[str, Any]:
-        return {
-            "flat": self._flat,
-            "varied": self._varied,
-            "best": self._best if math.isfinite(self._best) else None,
-            "thin": dict(self._thin),
-            "skips": self._skips,
-            "moved": self._moved,
-            "said": sorted(self._said),
-        }
+        return asdict(self._counts)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._flat, self._varied = int(state["flat"]), bool(state["varied"])
-        self._best = -math.inf if state["best"] is None else float(state["best"])
-        self._thin, self._skips = dict(state["thin"]), int(state["skips"])
-        self._moved, self._said = bool(state["moved"]), set(state["said"])
+        self._counts = _Counts(**{**state, "thin": dict(state["thin"])})
 
     def gradients(self, step: int, *, loss: float, grad_norm: float, expected: bool) -> GuardFinding | None:
         """After the backward pass and before the weights change. `expected`: some token has weight."""
+        counts = self._counts
         if math.isfinite(loss) and math.isfinite(grad_norm):
-            self._skips = 0
+            counts.skips = 0
             if expected and grad_norm == 0.0:
-                return _zero_gradients(step, moved=self._moved)
-            self._moved = self._moved or grad_norm > 0.0
+                return _zero_gradients(step, moved=counts.moved)
+            counts.moved = counts.moved or grad_norm > 0.0
             return None
-        self._skips += 1
+        counts.skips += 1
         what = "loss" if not math.isfinite(loss) else "gradient"
-        policy: Policy = "stop" if self._skips > SKIPS_MAX else self._guards.nan
-        again = f" It is the {self._skips}th step in a row that was skipped." if self._skips > 1 else ""
+        policy: Policy = "stop" if counts.skips > SKIPS_MAX else self._guards.nan
+        again = f" It is the {counts.skips}th step in a row that was skipped." if counts.skips > 1 else ""
         return GuardFinding(
             "nan",
             policy,
@@ -117,15 +114,16 @@ class GuardMonitor:
         return [finding for finding in found if finding is not None]
 
     def _reward(self, step: int, seen: RolloutStats) -> GuardFinding | None:
-        steps = self._guards.dead_reward_steps
+        steps, counts = self._guards.dead_reward_steps, self._counts
+        best = -math.inf if counts.best is None else counts.best
         if seen.spread > 0:
-            self._flat, self._varied = 0, True
-            self._best = max(self._best, seen.reward)
+            counts.flat, counts.varied = 0, True
+            counts.best = max(best, seen.reward)
             return None
-        self._flat += 1
-        if not steps or self._flat < steps:
+        counts.flat += 1
+        if not steps or counts.flat < steps:
             return None
-        if self._varied and seen.reward >= self._best - _SOLVED_SLACK:
+        if counts.varied and seen.reward >= best - _SOLVED_SLACK:
             return self._once(
                 GuardFinding(
                     "solved",
@@ -138,7 +136,7 @@ class GuardMonitor:
         finding = GuardFinding(
             "dead_reward",
             self._guards.dead_reward,
-            f"For {self._flat} steps, up to step {step}, all completions of each prompt earned "
+            f"For {counts.flat} steps, up to step {step}, all completions of each prompt earned "
             f"the same reward (mean {seen.reward:.4g}): advantages are 0 and nothing is learned.",
             "Look at samples.jsonl; give easier tasks or a reward with partial credit, train with sft first, "
             "raise group_size or temperature, or raise guards.dead_reward_steps.",
@@ -148,18 +146,19 @@ class GuardMonitor:
     def _collapse(
         self, name: str, step: int, value: float | None, least: float, policy: Policy
     ) -> GuardFinding | None:
+        thin = self._counts.thin
         if value is None or least <= 0 or value >= least:
-            self._thin[name] = 0
+            thin[name] = 0
             return None
-        self._thin[name] += 1
-        if self._thin[name] < COLLAPSE_STEPS:
+        thin[name] += 1
+        if thin[name] < COLLAPSE_STEPS:
             return None
         unit = "nats" if name == "entropy" else "tokens"
         finding = GuardFinding(
             f"{name}_collapse",
             policy,
             f"The mean {name} of the completions is {value:.4g} {unit} at step {step}, "
-            f"for {self._thin[name]} steps below the limit of {least:.4g}.",
+            f"for {thin[name]} steps below the limit of {least:.4g}.",
             _COLLAPSE_HINTS[name],
         )
         return finding if policy == "stop" else self._once(finding)
@@ -178,9 +177,9 @@ class GuardMonitor:
         )
 
     def _once(self, finding: GuardFinding) -> GuardFinding | None:
-        if finding.name in self._said:
+        if finding.name in self._counts.said:
             return None
-        self._said.add(finding.name)
+        self._counts.said = sorted([*self._counts.said, finding.name])
         return finding
 
 

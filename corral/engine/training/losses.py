@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from corral.recipes.train import Grpo, Train
+    from corral.recipes.train_tables import Grpo, Train
 
 Kind = Literal["grpo", "dapo", "dr_grpo", "bnpo", "gspo", "cispo", "ppo", "importance_sampling"]
 Anchor = Literal["old", "self"]
@@ -220,16 +220,10 @@ def policy(
     *,
     clip_low: float = 0.2,
     clip_high: float | None = None,
-    delta: float | None = None,
-    beta: float = 0.0,
-    kl: Kl = "k3_corrected",
-    entropy_coef: float = 0.0,
-    anchor: Anchor = "old",
-    correct: Correct | None = None,
-    correct_low: float = 0.0,
-    correct_high: float = 3.0,
+    **settings: Any,
 ) -> PolicyLoss:
-    """The loss of one member of the family, with TRL's meaning of every number.
+    """The loss of one member of the family, with TRL's meaning of every number; `settings` are the other
+    fields of `PolicyLoss`.
 
     grpo, dapo, dr_grpo and bnpo are one loss: they differ in the weights (`advantages.weights`). The ratio is
     held within 1 - clip_low and 1 + clip_high (clip_low when None). cispo holds it below clip_high itself
@@ -245,19 +239,7 @@ def policy(
         low, high = -math.inf, math.inf
     else:
         low, high = 1 - clip_low, 1 + (clip_low if clip_high is None else clip_high)
-    return PolicyLoss(
-        kind=kind,
-        low=low,
-        high=high,
-        delta=delta,
-        beta=beta,
-        kl=kl,
-        entropy_coef=entropy_coef,
-        anchor=anchor,
-        correct=correct,
-        correct_low=correct_low,
-        correct_high=correct_high,
-    )
+    return PolicyLoss(kind, low, high, **settings)
 
 
 def together(*parts: Loss) -> Loss:

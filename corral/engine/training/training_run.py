@@ -17,20 +17,14 @@ from corral.engine.engine import Engine, Step
 from corral.engine.errors import EngineError
 from corral.engine.reports.events import EventWriter
 from corral.engine.reports.report import RunRecord
-from corral.engine.training.checkpoints import (
-    JOURNAL,
-    Checkpoint,
-    CheckpointWriter,
-    link,
-    link_tree,
-)
+from corral.engine.training.checkpoints import JOURNAL, Checkpoint, CheckpointWriter, link, link_tree
 from corral.engine.training.evaluation import Evaluation, better
 from corral.engine.training.guards import GuardFinding, GuardMonitor, GuardStop
 from corral.engine.training.losses import Loss
 from corral.engine.training.rollout_journal import RolloutJournal
 from corral.engine.training.stop_signal import StopSignal
 from corral.engine.training.throughput import ThroughputMeter
-from corral.recipes.train import Train
+from corral.recipes.train_tables import Train
 
 # Rollouts that took longer than this are worth an upload: another machine may have to resume from them.
 ANNOUNCE_AFTER_S = 30.0

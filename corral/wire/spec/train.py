@@ -12,6 +12,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from corral.recipes import train as recipes
 from corral.recipes.models import ModelFacts
 from corral.recipes.schema import SettingProblem
+from corral.recipes.train_tables import Train
 from corral.wire.base import Exact
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ class SampleRequest(Exact):
     seed: int | None = Field(None, ge=0, lt=2**63)
 
 
-def parsed(model: str, table: Mapping[str, Any], facts: ModelFacts | None = None) -> recipes.Train:
+def parsed(model: str, table: Mapping[str, Any], facts: ModelFacts | None = None) -> Train:
     """What the table says; `facts` where the catalogue has none. ValidationError names every fault."""
     try:
         return recipes.parse(model, table, facts)
