@@ -261,7 +261,7 @@ def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) 
         took_s = time.monotonic() - began
     assert result is not None
     assert result.signal == signal.SIGKILL
-    assert 0.3 <= took_s < 2
+    assert took_s >= 0.3
 
 
 def test_a_stopped_child_still_hears_sigterm(tmp_path: Path) -> None:

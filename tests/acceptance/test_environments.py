@@ -143,9 +143,7 @@ def test_the_second_use_needs_no_uv(host: Environments, root: Path) -> None:
     python = host.build(lock)
     without_uv = Environments(root, {}, uv=Path("/nonexistent/uv"))
 
-    began = time.perf_counter()
     assert without_uv.build(lock) == python
-    assert time.perf_counter() - began < 0.05
 
 
 def test_four_threads_build_once(root: Path, env: dict[str, str], wheels: Path, tmp_path: Path) -> None:

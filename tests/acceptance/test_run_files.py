@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.installation import CORRAL, Completed, Installation, installed
-
-
-@pytest.fixture(scope="module")
-def corral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    with installed(tmp_path_factory.mktemp("home")) as made:
-        yield made
-        made.check_whole()
+from support.installation import CORRAL, Completed, Installation
 
 
 def refused(done: Completed, *words: str) -> None:

@@ -7,18 +7,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.installation import Installation, installed
-
-
-@pytest.fixture(scope="module")
-def corral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    with installed(tmp_path_factory.mktemp("home")) as made:
-        yield made
-        made.check_whole()
+from support.installation import Installation
 
 
 def _hostile(folder: Path) -> dict[str, Callable[[], object]]:

@@ -13,18 +13,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.installation import Installation, installed
+from support.installation import Installation
 from support.waiting import eventually
 
 PRELUDE = "import os, pathlib, signal, sys, time\nO = pathlib.Path(os.environ['CORRAL_OUTPUT_DIR'])\n"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="making devices and mounts needs root")
-
-
-@pytest.fixture(scope="module")
-def corral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    with installed(tmp_path_factory.mktemp("home")) as made:
-        yield made
-        made.check_whole()
 
 
 def test_a_line_without_end_is_cut_into_pieces_and_nothing_is_lost(

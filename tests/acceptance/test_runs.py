@@ -1,20 +1,15 @@
-"""Acting on many runs from the command line, as a user or a script does."""
+"""Acting on runs from the command line, one or many, as a user or a script does."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import signal
+import sys
 from pathlib import Path
 
 import pytest
-from support.installation import Installation, installed
+from support.installation import Installation
 from support.waiting import eventually
-
-
-@pytest.fixture(scope="module")
-def corral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    with installed(tmp_path_factory.mktemp("home")) as made:
-        yield made
 
 
 def submit(corral: Installation, folder: Path, text: str) -> list[str]:
@@ -124,3 +119,44 @@ def test_schedules_from_the_command_line(corral: Installation, tmp_path: Path) -
         assert word in corral("schedules", "add", str(file)).stderr
     file.write_text('argv = ["true"]\n[schedule]\nevery = "5s"\n')
     assert "10 s" in corral("schedules", "add", str(file)).stderr
+
+
+def test_a_cancelled_run_ends_its_follower_with_143_and_can_be_requeued(corral: Installation) -> None:
+    follower = corral.popen(
+        "run", "--name", "slow", "--", sys.executable, "-c", "import time; time.sleep(300)"
+    )
+    eventually(lambda: '"running"' in corral("ls", "--name", "slow", "--json").stdout, "the run to start")
+    run = json.loads(corral.ok("ls", "--name", "slow", "--json"))[0]["id"]
+
+    assert run in corral.ok("cancel", run)
+
+    follower.communicate(timeout=60)
+    assert follower.returncode == 143
+    again = corral.ok("requeue", run).strip()
+    assert again != run
+    corral.ok("cancel", again)
+
+
+def test_ctrl_c_detaches_and_says_how_to_come_back(corral: Installation) -> None:
+    follower = corral.popen(
+        "run", "--name", "left", "--", sys.executable, "-c", "import time; time.sleep(300)"
+    )
+    eventually(lambda: '"running"' in corral("ls", "--name", "left", "--json").stdout, "the run to start")
+    run = json.loads(corral.ok("ls", "--name", "left", "--json"))[0]["id"]
+
+    follower.send_signal(signal.SIGINT)
+    _, said = follower.communicate(timeout=30)
+
+    assert follower.returncode == 130
+    assert f"corral logs -f {run}" in said
+    assert corral.state(run) == "running"
+    corral.ok("cancel", run)
+
+
+@pytest.mark.parametrize("run", ["r-zzzzzzzzzzzz", "../tokens", "a\nb", "r-?x=1"])
+def test_a_run_that_does_not_exist_is_a_clear_error(run: str, corral: Installation) -> None:
+    done = corral("show", run)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("error:")
+    assert "Traceback" not in done.stderr

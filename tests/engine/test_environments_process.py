@@ -307,28 +307,32 @@ def test_what_lies_beside_the_file_can_be_imported(tmp_path: Path) -> None:
 WAITING = """
     import asyncio, os, time
 
+    at_once = 0
+
     def load_environment():
         return {"rows": [{"prompt": "a"}], "reward": reward, "deadline_s": 1.0}
 
     async def reward(completion):
+        global at_once
+        at_once += 1
+        most = at_once
         if completion == "crash":
             os._exit(3)
         if completion == "block":
             time.sleep(1000)
         await asyncio.sleep(1000 if completion == "forever" else 0.2)
-        return 1.0
+        at_once -= 1
+        return float(most)
 """
 
 
 def test_calls_that_await_are_worked_on_together(tmp_path: Path) -> None:
     with EnvironmentProcess(written(tmp_path, WAITING), workers=1) as environment:
         score(environment, "warm")
-        began = time.monotonic()
         found = score(environment, *["x"] * 40, "forever")
-        took_s = time.monotonic() - began
 
     assert [one.kind for one in found] == [None] * 40 + ["deadline"]
-    assert took_s < 5.0
+    assert max(one.value["reward"] for one in found if one.value) > 20
 
 
 def test_of_calls_worked_on_together_only_the_one_that_crashes_pays(tmp_path: Path) -> None:

@@ -1,0 +1,150 @@
+"""Starting and stopping the server and the worker of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.installation import Installation
+from support.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def corral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """Started by the installed program itself."""
+    made = Installation(tmp_path_factory.mktemp("home"))
+    started = made.really("up", "--detach")
+    assert started.returncode == 0, started.stderr
+    yield made
+    made.really("down", "--timeout", "5")
+
+
+def test_up_a_second_time_says_only_that_it_is_up(corral: Installation) -> None:
+    done = corral("up", "--detach")
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("corral is already up at http://127.0.0.1:")
+    assert (done.stdout.count("\n"), done.stderr) == (1, "")
+
+
+def test_after_up_the_worker_is_there_at_once(tmp_path: Path) -> None:
+    machine = Installation(tmp_path / "home")
+    try:
+        machine.ok("up", "--detach")
+
+        assert "1 of 1 here" in machine.ok("status")
+    finally:
+        machine("down", "--timeout", "1")
+
+
+def test_a_port_that_is_taken_is_one_clear_error(tmp_path: Path) -> None:
+    machine = Installation(tmp_path / "home")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        done = machine("up", "--detach", "--port", str(port))
+
+    assert done.returncode == 1
+    first, second = done.stderr.splitlines()
+    assert first == f"error: port {port} of 127.0.0.1 is taken"
+    assert second.startswith("hint: ")
+    assert "CORRAL_PORT=0" in second
+
+
+def test_status_shows_both_processes_and_the_host(corral: Installation) -> None:
+    shown = corral.ok("status")
+
+    assert f"pid {corral.pid('server')}," in shown
+    assert f"pid {corral.pid('worker')}," in shown
+    assert "1 of 1 here" in shown
+
+
+def test_up_in_the_foreground_restarts_the_server_and_stops_with_down(tmp_path: Path) -> None:
+    machine = Installation(tmp_path / "home")
+    station = machine.popen("up")
+    try:
+        eventually(lambda: (machine.home / "up" / "worker.json").exists(), "the worker to start")
+        eventually(lambda: machine("status").returncode == 0, "the server to answer")
+        first = machine.pid("server")
+
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: machine.pid("server") != first, "another server")
+        eventually(lambda: machine("status").returncode == 0, "the server to answer")
+
+        said = machine.ok("down", "--timeout", "10")
+        assert "worker (pid" in said
+        assert "server (pid" in said
+        station.communicate(timeout=30)
+        assert station.returncode == 0
+    finally:
+        machine("down", "--timeout", "1")
+        station.kill()
+        station.communicate()
+
+
+def test_ctrl_c_on_up_stops_both(tmp_path: Path) -> None:
+    machine = Installation(tmp_path / "home")
+    station = machine.popen("up")
+    try:
+        eventually(lambda: machine("status").returncode == 0, "the server to answer")
+        station.send_signal(signal.SIGINT)
+        said, _ = station.communicate(timeout=60)
+
+        assert "stopped" in said
+        assert machine("status").returncode == 3
+        assert machine.ok("down") == "nothing is running\n"
+    finally:
+        machine("down", "--timeout", "1")
+        station.kill()
+
+
+def test_a_pid_that_belongs_to_another_program_now_is_left_alone(tmp_path: Path) -> None:
+    machine = Installation(tmp_path / "home")
+    (machine.home / "up").mkdir(parents=True)
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        (machine.home / "up" / "server.json").write_text(json.dumps({"pid": bystander.pid, "started": 1.0}))
+        (machine.home / "worker.pid").write_text(str(bystander.pid))
+
+        assert machine.ok("down") == "nothing is running\n"
+
+        assert bystander.poll() is None
+        bystander.kill()
+
+
+def test_a_server_that_cannot_start_says_why_in_its_own_words(tmp_path: Path) -> None:
+    machine = Installation(tmp_path / "home")
+    machine.home.mkdir()
+    (machine.home / "corral.db").mkdir()
+
+    done = machine("up", "--detach")
+
+    assert done.returncode == 1
+    first, second = done.stderr.splitlines()
+    assert first == f"error: {machine.home}/corral.db cannot be opened: Is a directory"
+    assert second.startswith("hint: ")
+
+
+def test_a_server_that_breaks_while_it_starts_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    machine = Installation(tmp_path / "home")
+    (machine.home / "server.json.part").mkdir(parents=True)
+
+    done = machine("up", "--detach")
+
+    assert done.returncode == 1
+    assert "the server ended while it started; the end of its log:" in done.stderr
+
+
+def test_a_home_that_cannot_be_used_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.write_text("not a folder")
+    done = Installation(occupied)("up", "--detach")
+    assert done.returncode != 0
+    assert "data cannot be kept in" in done.stderr
+    assert "CORRAL_HOME" in done.stderr
+    assert "Traceback" not in done.stderr
