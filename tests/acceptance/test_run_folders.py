@@ -106,11 +106,11 @@ def test_names_in_other_scripts_come_through_both_ways(corral: Installation, tmp
     assert all((tmp_path / "got" / name).read_text() == name for name in NAMES)
 
 
-def test_a_folder_of_twenty_thousand_files_goes_out_and_comes_back(
+def test_a_folder_of_thousands_of_files_goes_out_and_comes_back(
     corral: Installation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = tmp_path / "code"
-    for number in range(200):
+    for number in range(50):
         folder = code / f"d{number}"
         folder.mkdir(parents=True)
         for inner in range(100):
@@ -122,6 +122,6 @@ def test_a_folder_of_twenty_thousand_files_goes_out_and_comes_back(
 
     assert done.returncode == 0, done.stderr
     listed = json.loads(corral.ok("artifacts", "ls", "--json", "-n", "1"))[0]
-    assert listed["files"] == 20_000
+    assert listed["files"] == 5_000
     with capsys.disabled():
-        print(f"\n20,000 files as code and as output: {time.monotonic() - began:.1f} s")
+        print(f"\n5,000 files as code and as output: {time.monotonic() - began:.1f} s")

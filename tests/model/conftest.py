@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "model-ci",
-    max_examples=40,
+    max_examples=24,
     stateful_step_count=50,
     deadline=None,
     print_blob=True,
