@@ -69,7 +69,7 @@ class CannotListen(CorralError):
 
 def open_store(settings: Settings) -> Store:
     if settings.database is None:
-        return SqliteStore(settings.home / "corral.db", roomy=True)
+        return SqliteStore(settings.home / "corral.db")
     try:
         from corral.store.postgres.store import PostgresStore  # noqa: PLC0415 - an extra; most have no psycopg
     except ImportError:

@@ -21,11 +21,10 @@ class Store(Protocol):
         """Whether this is the only server that writes to the database."""
         ...
 
-    async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
+    async def write(self, unit: Callable[[Tx], T]) -> T:
         """Run the unit and return after its commit is durable, or raise and keep nothing of it.
 
-        StoreUnavailable if the database cannot be written now. The commit of a `patient` unit may wait some
-        milliseconds for other units to share it with.
+        StoreUnavailable if the database cannot be written now.
         """
         ...
 

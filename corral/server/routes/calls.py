@@ -67,7 +67,7 @@ async def accept(body: wire.CallsRequest, caller: Caller, svc: Services) -> list
         return core.accept(tx, endpoint, calls, params=params, now=svc.clock.now(), early=svc.store.alone)
 
     # A caller that waits for the outcome need not hear of the acceptance before.
-    accepted = await core.write_accepted(svc.store, svc.dispatch, unit, patient=body.wait_s > 0)
+    accepted = await core.write_accepted(svc.store, svc.dispatch, unit)
     if not body.wait_s:
         return accepted
     return await svc.results.wait_all(accepted, body.wait_s, fresh=True)

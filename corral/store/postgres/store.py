@@ -72,7 +72,7 @@ class PostgresStore:
         self._own_backends: set[int] = set()
         self._closed = False
 
-    async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
+    async def write(self, unit: Callable[[Tx], T]) -> T:
         return await self._run(self._writers, self._write_in_thread, unit)
 
     async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
