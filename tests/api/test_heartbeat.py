@@ -26,6 +26,7 @@ def test_a_lease_that_was_silent_is_confirmed_before_the_server_holds_a_beat(liv
 
         beater.resume()
 
+        eventually(lambda: beater.silent_s < math.inf, "an answer", within_s=lease.lease_s / 6)
         beater.end()
         corral.transport.hang_up()
     assert not control.lost
