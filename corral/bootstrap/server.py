@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import json
 import logging
@@ -11,6 +10,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
@@ -22,6 +22,7 @@ from corral.adapters.secrets import FileCipher, load_key
 from corral.adapters.tls.authority import CA_LIFETIME, OwnAuthority
 from corral.adapters.tls.context import ServerTls
 from corral.adapters.webhook_sender import HttpSender
+from corral.bootstrap.sockets import listen, loop_factory, open_files, raise_open_files
 from corral.bootstrap.transport import ServerTransport, build_transport
 from corral.client.hosts.identity import (
     CLIENT,
@@ -60,13 +61,6 @@ class PostgresMissing(CorralError):
     hint = "Install it with `pip install 'corral[postgres]'`."
 
 
-class CannotListen(CorralError):
-    """The server's address cannot be taken."""
-
-    code = "cannot_listen"
-    hint = "Choose another port with `--port`, or let CORRAL_PORT=0 pick a free one."
-
-
 def open_store(settings: Settings) -> Store:
     if settings.database is None:
         return SqliteStore(settings.home / "corral.db")
@@ -92,11 +86,16 @@ def build_services(settings: Settings, store: Store, trust: TlsTrust | None = No
         clock=SystemClock(),
         policy=policy,
         sender=HttpSender(parse_networks(settings.webhook_allow)),
-        limits=RequestLimits(
-            **{name: value for name, value in settings if name in RequestLimits.__dataclass_fields__}
-        ),
+        limits=request_limits(settings),
         trust=trust or TlsTrust(),
     )
+
+
+def request_limits(settings: Settings) -> RequestLimits:
+    same = {name: value for name, value in settings if name in RequestLimits.__dataclass_fields__}
+    limits = RequestLimits(**same)
+    # However few files may be open, one address cannot take them all.
+    return replace(limits, waiting_per_address=min(limits.waiting_per_address, max(1, open_files() // 4)))
 
 
 async def ensure_identities(settings: Settings, store: Store, now: float) -> None:
@@ -183,16 +182,9 @@ def run_server(settings: Settings) -> None:
                 f"a server on {settings.home} is running already",
                 hint="Use that one, or set CORRAL_HOME to another folder.",
             )
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        raise_open_files()
+        with asyncio.Runner(loop_factory=loop_factory(settings.head_s)) as runner:
             runner.run(_serve(settings))
-
-
-def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop  # noqa: PLC0415 - not on Windows
-    except ImportError:
-        return None
-    return uvloop.Loop
 
 
 async def _serve(settings: Settings) -> None:
@@ -203,7 +195,7 @@ async def _serve(settings: Settings) -> None:
     await ensure_identities(settings, store, services.clock.now())
     if transport.authority is not None and transport.trust.hosts_need_certificates:
         give_certificate(settings, transport.authority, services.clock.now())
-    listener = _listen(settings.host, settings.port)
+    listener = listen(settings.host, settings.port)
     control_plane = ControlPlane(services)
     # Everything made so far lives as long as the server: the collector need not look at it again.
     gc.collect()
@@ -214,6 +206,8 @@ async def _serve(settings: Settings) -> None:
         log_level="warning",
         access_log=False,
         http=FastHttpProtocol,
+        # No route takes one, and its protocol has none of the limits of ours.
+        ws="none",
         lifespan="on",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
@@ -236,22 +230,6 @@ async def _keep_fresh(tls: ServerTls | None, settings: Settings) -> None:
             tls.refresh()
         except Exception:
             log.exception("the certificate could not be renewed; it is tried again")
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        both = host == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise CannotListen(f"port {port} of {host} is taken") from error
-        # Python adds the address once more in brackets.
-        why = str(error.strerror).partition(" (while")[0]
-        raise CannotListen(
-            f"cannot listen on port {port} of {host}: {why}",
-            hint="Check CORRAL_HOST and CORRAL_PORT; ports below 1024 are often reserved.",
-        ) from error
 
 
 def _stop_on_signals(server: uvicorn.Server) -> None:
