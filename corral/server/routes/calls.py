@@ -265,13 +265,15 @@ async def exchange_as_json(
 
 def _assigned_table(call: CallRecord) -> dict[str, Any]:
     """The fields of an `AssignedCall`."""
+    options = CallOptions.read(call.options)
     return {
         "id": call.id,
         "function": call.function,
         "attempt": call.attempt + 1,
         "args": payload_table(call.arguments),
-        "timeout_s": CallOptions.read(call.options).timeout_s,
+        "timeout_s": options.timeout_s,
         "depth": call.depth,
+        "reads": options.reads,
     }
 
 
