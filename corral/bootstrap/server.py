@@ -41,6 +41,7 @@ from corral.domain.tokens import Scope
 from corral.domain.webhooks.addresses import parse_networks
 from corral.files.atomic import write_private, write_whole
 from corral.files.locks import exclusive
+from corral.files.private import keep_files_private, private_folder
 from corral.server.app import ControlPlane
 from corral.server.http_protocol import FastHttpProtocol
 from corral.server.services import RequestLimits, Services
@@ -127,7 +128,7 @@ async def _own_worker(settings: Settings, store: Store, now: float) -> None:
     if identity is None:
         log.warning("host %s is revoked; `corral tokens create %s --scope host` lets it in again", name, name)
         return
-    settings.worker_home.mkdir(parents=True, exist_ok=True)
+    private_folder(settings.worker_home)
     write_identity(settings.worker_home, identity, client_pem=None)
 
 
@@ -175,6 +176,7 @@ def _read_if_there(path: Path) -> str:
 
 def run_server(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. One server per home: a second is refused."""
+    keep_files_private()
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     with exclusive(settings.home / "server.lock") as held:
         if not held:

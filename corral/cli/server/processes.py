@@ -45,7 +45,7 @@ class Processes:
         """In a session of its own: it outlives this terminal, and Ctrl-C does not reach it."""
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.log(role).parent, self.note(role).parent):
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
         with self.log(role).open("ab") as log:
             process = psutil.Popen(
                 # -P: what lies in the working folder must not be imported in place of a module.
@@ -70,7 +70,7 @@ class Processes:
         return None
 
     def adopt(self, role: Role, process: psutil.Process) -> None:
-        self.note(role).parent.mkdir(exist_ok=True)
+        self.note(role).parent.mkdir(mode=0o700, exist_ok=True)
         noted = {"pid": process.pid, "started": process.create_time()}
         write_whole(self.note(role), json.dumps(noted))
 
