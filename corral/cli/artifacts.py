@@ -92,7 +92,7 @@ def get(
                 corral.artifacts, artifact_id, corral.source(found.project), folder, progress=bar.moved
             )
     what = f"{render.count(len(tree.files), 'file')}, {render.size(tree.total_bytes)}"
-    typer.echo(f"{folder}{os.sep}: {what}; every file matches its digest")
+    render.say(f"{folder}{os.sep}: {what}; every file matches its digest")
 
 
 @app.command()
@@ -104,11 +104,11 @@ def verify(artifact: Artifact, as_json: AsJson = False) -> None:
         render.show_json(answer)
     else:
         for problem in answer.problems:
-            typer.echo(problem)
+            render.say(problem)
         bad = render.count(len(answer.problems), "problem")
         verdict = bad if answer.problems else "all match their digests"
         files = render.count(answer.files, "file")
-        typer.echo(f"{answer.artifact_id}: {files}, {render.size(answer.bytes)}: {verdict}")
+        render.say(f"{answer.artifact_id}: {files}, {render.size(answer.bytes)}: {verdict}")
     if answer.problems:
         raise typer.Exit(1)
 
@@ -117,14 +117,14 @@ def verify(artifact: Artifact, as_json: AsJson = False) -> None:
 def pin(artifact: Artifact) -> None:
     """Keep an artifact whatever the retention rules say."""
     with connect() as corral:
-        typer.echo(f"{corral.artifacts.pin(_find(corral, artifact)[0]).id} is pinned")
+        render.say(f"{corral.artifacts.pin(_find(corral, artifact)[0]).id} is pinned")
 
 
 @app.command()
 def unpin(artifact: Artifact) -> None:
     """Leave an artifact to the retention rules again."""
     with connect() as corral:
-        typer.echo(f"{corral.artifacts.unpin(_find(corral, artifact)[0]).id} is no longer pinned")
+        render.say(f"{corral.artifacts.unpin(_find(corral, artifact)[0]).id} is no longer pinned")
 
 
 @app.command()
@@ -132,4 +132,4 @@ def rm(artifact: Annotated[str, typer.Argument(help="Artifact id.")]) -> None:
     """Remove an artifact; files that nothing else names are deleted later."""
     with connect() as corral:
         corral.artifacts.delete(artifact)
-    typer.echo(f"{artifact} is removed")
+    render.say(f"{artifact} is removed")

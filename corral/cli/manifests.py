@@ -166,12 +166,12 @@ def _offline(file: Path, *, as_json: bool) -> None:
         render.note(f"note: {text}")
     runs, hosts = len(loaded.runs), len(loaded.hosts)
     if as_json:
-        typer.echo(
-            json.dumps({"name": loaded.name, "project": loaded.project, "tables": runs, "hosts": hosts})
+        render.show_json_line(
+            {"name": loaded.name, "project": loaded.project, "tables": runs, "hosts": hosts}
         )
         return
     declared = f"{render.count(runs, 'table')} of runs and {render.count(hosts, 'host')}"
-    typer.echo(f"{loaded.name}: {declared}, no problem found")
+    render.say(f"{loaded.name}: {declared}, no problem found")
 
 
 def _check(loaded: ParsedManifest, file: Path) -> tuple[str, ...]:
@@ -183,10 +183,7 @@ def _check(loaded: ParsedManifest, file: Path) -> tuple[str, ...]:
 def _show(answer: ApplyAnswer, notes: Iterable[str]) -> None:
     for text in notes:
         render.note(f"note: {text}")
-    out = render.console()
-    for line in _lines(answer):
-        out.print(line)
-    out.print(_summary(answer))
+    render.show_lines([*_lines(answer), Text(_summary(answer))])
     for text in _notes(answer):
         render.note(f"note: {text}")
 

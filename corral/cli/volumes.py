@@ -53,7 +53,7 @@ def show(name: Name, project: Project = None, version: Version = None, as_json: 
     ]
     render.show_table(("VERSION", "FILES", "SIZE", "MADE", "BY"), rows, empty="nothing was committed yet")
     if tree.files:
-        typer.echo("")
+        render.say()
         files = [(file.path, render.size(file.size), file.digest[:12]) for file in tree.files]
         render.show_table(("FILE", "SIZE", "SHA-256"), files, empty="")
 
@@ -90,7 +90,7 @@ def get(
         place = target or Path(path.strip("/").rpartition("/")[2] or name)
         remote = corral.volumes.remote(view.project, name)
         tree = volumes.get(remote, path, place, version=_chosen(view, version))
-    typer.echo(f"{place}: {render.count(len(tree.files), 'file')}, {render.size(tree.total_bytes)}")
+    render.say(f"{place}: {render.count(len(tree.files), 'file')}, {render.size(tree.total_bytes)}")
 
 
 @app.command("rm")
@@ -109,7 +109,7 @@ def remove(
             _tell(volumes.remove(corral.volumes.remote(owner, name), path), as_json=as_json)
             return
         corral.volumes.remove(owner, name)
-    typer.echo(f"{name}: removed")
+    render.say(f"{name}: removed")
 
 
 def _chosen(view: VolumeDetail, number: int | None) -> VolumeVersionView:

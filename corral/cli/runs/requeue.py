@@ -67,7 +67,7 @@ def requeue(
         if as_json:
             render.show_json(answers[0] if len(answers) == 1 else answers)
         elif not follow_it:
-            typer.echo("\n".join(run_id for answer in answers for run_id in answer.ids))
+            render.say("\n".join(run_id for answer in answers for run_id in answer.ids))
         if follow_it:
             raise typer.Exit(follow(corral, answers[0].ids[0]))
 

@@ -10,8 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from corral.cli.connect import connect
+from corral.cli.display import render
 from corral.cli.options import Quiet
-from corral.cli.runs.follow import follow, follow_group
+from corral.cli.runs.follow import follow
+from corral.cli.runs.follow_group import follow_group
 from corral.cli.runs.submit import submit_now
 from corral.client.submit.run_file import build
 from corral.domain.errors import FieldError, InvalidInput
@@ -59,10 +61,10 @@ def run(
     with connect(settings) as corral:
         answer = submit_now(corral, run_file, Path.cwd())
         if detach:
-            typer.echo("\n".join(answer.ids))
+            render.say("\n".join(answer.ids))
             return
         if answer.group_id:
-            raise typer.Exit(follow_group(corral, answer.group_id, len(answer.ids)))
+            raise typer.Exit(follow_group(corral, answer.group_id, len(answer.ids), quiet=quiet))
         raise typer.Exit(follow(corral, answer.ids[0], quiet=quiet))
 
 

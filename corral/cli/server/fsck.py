@@ -38,7 +38,7 @@ def fsck(
             if as_json:
                 render.show_json_line(line)
             elif line.problem is not None:
-                typer.echo(f"{line.check}: {line.problem}")
+                render.say(f"{line.check}: {line.problem}")
             if not line.done:
                 bar.step(f"checking {line.check}: {line.checked}")
     if not done:
@@ -46,7 +46,7 @@ def fsck(
     if not as_json:
         counts = ", ".join(_counted(check, count) for check, count in checked.items() if count)
         found = render.count(problems, "problem") if problems else "no problems"
-        typer.echo(f"checked {counts or 'nothing'}: {found}")
+        render.say(f"checked {counts or 'nothing'}: {found}")
     if problems:
         raise typer.Exit(1)
 

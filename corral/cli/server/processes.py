@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
-import typer
 
+from corral.cli.display import render
 from corral.domain.errors import CorralError
 from corral.files.atomic import write_whole
 
@@ -127,7 +127,7 @@ def stop(role: Role, process: psutil.Process, timeout_s: float) -> None:
         process.kill()
         process.wait(10)
         how = f"did not end within {timeout_s:g} s and was killed"
-    typer.echo(f"{role} (pid {process.pid}) {how}")
+    render.say(f"{role} (pid {process.pid}) {how}")
 
 
 def _read(path: Path) -> tuple[int | None, float | None]:
