@@ -186,10 +186,10 @@ class RunPreparer:
         found: T = self.memory[key]
         return found
 
-    def ship(self, project: str, name: str, path: Path) -> str:
+    def ship(self, project: str, name: str, path: Path, *, recipe: str) -> str:
         """The artifact of one file or folder of training data, looked at first."""
         path = self._path(str(path))
-        look(path, place=name, skip_bad=False)
+        look(path, place=name, recipe=recipe, skip_bad=False)
         return self._commit(project, "input", self._scan_input(name, str(path), None))
 
     def _material(
