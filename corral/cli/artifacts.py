@@ -13,7 +13,7 @@ from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
 from corral.cli.options import AsJson, Limit, OnlyProject, command_group
 from corral.client.corral import Corral
-from corral.client.files.download import download
+from corral.client.files.download import download, mark_fetched
 from corral.domain.errors import Conflict
 from corral.domain.ids import is_id
 from corral.wire.artifacts import ArtifactPage, ArtifactView
@@ -81,7 +81,10 @@ def get(
         typer.Argument(help="New or empty folder; ./NAME-RUN by default, ./ARTIFACT for an artifact's id."),
     ] = None,
 ) -> None:
-    """Fetch an artifact into a folder; every file is checked against its digest."""
+    """Fetch an artifact into a folder; every file is checked against its digest.
+
+    The folder is marked, so that the next submit does not ship it as code.
+    """
     with connect() as corral:
         artifact_id, usual = _find(corral, artifact)
         found = corral.artifacts.get(artifact_id)
@@ -91,6 +94,7 @@ def get(
             tree = download(
                 corral.artifacts, artifact_id, corral.source(found.project), folder, progress=bar.moved
             )
+        mark_fetched(folder, artifact_id)
     what = f"{render.count(len(tree.files), 'file')}, {render.size(tree.total_bytes)}"
     render.say(f"{folder}{os.sep}: {what}; every file matches its digest")
 

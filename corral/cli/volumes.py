@@ -12,6 +12,7 @@ from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
 from corral.cli.options import AsJson, OnlyProject, command_group, project_or_own
+from corral.client.files.download import mark_fetched
 from corral.client.volumes import volumes
 from corral.domain.errors import NotFound
 from corral.wire.volumes import VolumeDetail, VolumeVersionView
@@ -90,6 +91,8 @@ def get(
         place = target or Path(path.strip("/").rpartition("/")[2] or name)
         remote = corral.volumes.remote(view.project, name)
         tree = volumes.get(remote, path, place, version=_chosen(view, version))
+        if place.is_dir():
+            mark_fetched(place, name)
     render.say(f"{place}: {render.count(len(tree.files), 'file')}, {render.size(tree.total_bytes)}")
 
 
