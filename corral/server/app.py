@@ -86,7 +86,8 @@ class ControlPlane:
         api = FastAPI(
             title="Corral",
             version=__version__,
-            openapi_url="/v1/openapi.json",
+            # Served by `routes/health.py`, which renders it once.
+            openapi_url=None,
             docs_url=None,
             redoc_url=None,
             lifespan=self._lifespan,

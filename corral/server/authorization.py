@@ -86,11 +86,6 @@ class TokenCache:
         known = self._tokens.get(token_id)
         return known[0] if known is not None and self.is_good(known[0]) else None
 
-    def was_right(self, token_id: TokenId, secret: str) -> bool:
-        """Whether this very token was read here before, however long ago."""
-        known = self._tokens.get(token_id)
-        return known is not None and known[0].matches(secret)
-
     def is_good(self, token: Token) -> bool:
         """Whether it is one that was read a moment ago, and has neither changed nor ended since."""
         known = self._tokens.get(token.id)

@@ -33,6 +33,7 @@ class Gate:
         limits = services.limits
         self._rates = RateLimits(limits.rate, limits.rate_burst)
         self._wrong = RateLimits(limits.wrong_token_rate, max(1, round(60 * limits.wrong_token_rate)))
+        self._open = RateLimits(limits.open_rate, max(1, round(10 * limits.open_rate)))
         self.waiting = WaitingConnections(head_s=limits.head_s, most_per_origin=limits.waiting_per_address)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,6 +110,9 @@ class Gate:
 
     async def _authenticate(self, scope: Scope) -> Token | None:
         if scope["path"] in OPEN:
+            wait_s = self._open.take(_origin(scope), self._services.clock.monotonic())
+            if wait_s:
+                raise _too_many("too many calls without a token came from this address", wait_s)
             return None
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         if (known := self.known(header)) is not None:
@@ -116,29 +120,18 @@ class Gate:
         text = _bearer(header)
         if not text:
             raise Unauthenticated("the request has no token")
-        self._check_origin(scope, text)
         now = self._services.clock.now()
         mark = self._services.token_cache.mark
         try:
             token = await self._services.store.read(lambda tx: authenticate(tx, text, now=now))
         except Unauthenticated:
-            self._wrong.take(_origin(scope), self._services.clock.monotonic())
+            # Only who is wrong waits: a neighbour behind the same address cannot lock anybody out.
+            wait_s = self._wrong.take(_origin(scope), self._services.clock.monotonic())
+            if wait_s:
+                raise _too_many("too many wrong tokens came from this address", wait_s) from None
             raise
         self._services.token_cache.remember(token, mark, now)
         return token
-
-    def _check_origin(self, scope: Scope, text: str) -> None:
-        """An address that shows wrong tokens waits before the next one is looked up.
-
-        A token that was right a while ago is always looked up: a neighbour behind the same address must not
-        lock a host out.
-        """
-        wait_s = self._wrong.wait_s(_origin(scope), self._services.clock.monotonic())
-        if not wait_s:
-            return
-        parsed = parse_token(text)
-        if parsed is None or not self._services.token_cache.was_right(*parsed):
-            raise _too_many("too many wrong tokens came from this address", wait_s)
 
 
 def _origin(scope: Scope) -> str:

@@ -41,6 +41,10 @@ class RequestLimits:
     rate_burst: int = 1
     # Wrong tokens per second and address.
     wrong_token_rate: float = 0.0
+    # Calls that need no token per second and address.
+    open_rate: float = 0.0
+    # The server is not well while its disk has less than this.
+    min_free_bytes: int = 0
     # How long a request's head may take, and how many connections of an address may wait to send one.
     head_s: float = 10.0
     waiting_per_address: int = 1000

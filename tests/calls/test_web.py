@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -108,3 +112,51 @@ def test_a_large_request_goes_through_the_store(web: httpx.Client) -> None:
 def test_nobody_without_a_token(web: httpx.Client) -> None:
     """RF-D62."""
     assert httpx.get(f"{web.base_url}quay.find/crates?number=3").status_code == 401
+
+
+@pytest.mark.parametrize("status", [100, 101, 150])
+def test_a_status_that_ends_no_answer_is_not_passed_on(status: int, web: httpx.Client) -> None:
+    """SEC-05: with status 100 and a length, what followed was taken for the next caller's answer."""
+    answer = web.get(f"quay.flag/boats?wanted={status}")
+
+    assert (answer.status_code, answer.json()["code"]) == (502, "bad_gateway")
+    assert f"status {status}" in answer.json()["message"]
+    assert web.get("quay.find/crates?number=3").json() == [3, False]
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_an_answer_without_a_body_has_none(status: int, web: httpx.Client) -> None:
+    """SEC-05."""
+    answer = web.get(f"quay.flag/boats?wanted={status}")
+
+    assert (answer.status_code, answer.content) == (status, b"")
+    assert web.get("quay.find/crates?number=3").json() == [3, False]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="the peak of memory is in /proc")
+@pytest.mark.parametrize("name", ["huge", "huge_bits"])
+def test_large_answers_do_not_fill_the_memory(name: str, web: httpx.Client, one_host: Scene) -> None:
+    """SEC-12: four requests for an answer of 200 MiB took the server from 213 to 1,878 MiB."""
+    mebibytes = 48
+    path = f"quay.{name}/boats?mebibytes={mebibytes}"
+    assert one_host.stack.server is not None
+    before = _peak_bytes(one_host.stack.server.pid, anew=True)
+
+    with web.stream("GET", path) as answer:
+        whole = hashlib.sha256()
+        for piece in answer.iter_bytes():
+            whole.update(piece)
+
+    assert answer.status_code == 200
+    assert whole.hexdigest() == hashlib.sha256(b"boat" * (mebibytes << 18)).hexdigest()
+    # Of the answer alone, base64 and all, it was more than four times as much.
+    assert _peak_bytes(one_host.stack.server.pid) - before < mebibytes << 20
+
+
+def _peak_bytes(pid: int, *, anew: bool = False) -> int:
+    process = Path(f"/proc/{pid}")
+    if anew:
+        (process / "clear_refs").write_text("5")
+    found = re.search(r"VmHWM:\s+(\d+) kB", (process / "status").read_text())
+    assert found is not None
+    return int(found[1]) << 10

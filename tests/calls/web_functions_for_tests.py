@@ -68,3 +68,13 @@ def flag(wanted: int) -> tuple[int, bytes]:
 @app.web("/boats", method="GET")
 def large() -> list[str]:
     return ["boat"] * 50_000
+
+
+@app.web("/boats", method="GET")
+def huge(mebibytes: int) -> bytes:
+    return b"boat" * (mebibytes << 18)
+
+
+@app.web("/boats", method="GET")
+def huge_bits(mebibytes: int) -> Iterator[bytes]:
+    yield b"boat" * (mebibytes << 18)

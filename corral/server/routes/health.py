@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from fastapi import APIRouter, Response
-from fastapi.responses import PlainTextResponse, StreamingResponse
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
@@ -13,6 +13,7 @@ from corral import __version__
 from corral.core.audit import note
 from corral.core.storage.fsck import Fsck
 from corral.domain.errors import CorralError
+from corral.domain.ids import TokenId
 from corral.server.authorization import Operator
 from corral.server.metrics import Snapshot
 from corral.server.openapi import streamed
@@ -22,18 +23,37 @@ from corral.store.transaction import Tx
 from corral.wire.health import FsckLine, Health
 
 router = APIRouter(prefix="/v1", tags=["admin"])
+_NO_TOKEN = TokenId("")
 LINES = streamed("application/x-ndjson", "Lines of JSON, each a FsckLine.")
 
 
 @router.get("/health", responses={503: {"model": Health}})
 async def health(svc: Svc, response: Response) -> Health:
-    """Whether the server can read its database; needs no token."""
+    """Whether the server can read its database and has room on its disk; needs no token."""
     try:
-        await svc.store.read(lambda tx: tx.runs.lanes())
+        # One row by its key: whoever may ask without a token must not cost more than that.
+        await svc.store.read(lambda tx: tx.tokens.get(_NO_TOKEN))
     except CorralError as error:
         response.status_code = 503
         return Health(ok=False, version=__version__, detail=error.message)
-    return Health(ok=True, version=__version__, now=svc.clock.now())
+    detail = _disk_problem(await svc.in_thread(svc.blobs.free_bytes), svc.limits.min_free_bytes)
+    # Not 503: runs go on, and whoever keeps requests from such a server would end them.
+    return Health(ok=not detail, version=__version__, detail=detail, now=svc.clock.now())
+
+
+def _disk_problem(free: int | None, needed: int) -> str:
+    if free is None or free >= max(1, needed):
+        return ""
+    return f"the server's disk is full: it has {free} bytes free, and {needed} are to be kept"
+
+
+@router.get("/openapi.json", include_in_schema=False)
+async def openapi(request: Request) -> Response:
+    """Rendered once: it is large, and needs no token."""
+    state = request.app.state
+    if not hasattr(state, "openapi"):
+        state.openapi = JSONResponse(request.app.openapi()).body
+    return Response(state.openapi, media_type="application/json")
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

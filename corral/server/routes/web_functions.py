@@ -6,21 +6,23 @@ import base64
 import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.concurrency import iterate_in_threadpool
 
 from corral.core.calls.accept import accept, new_call, write_accepted
 from corral.domain.calls import CALL_FINAL, INLINE_BYTES, CallRecord, CallState, Payload
 from corral.domain.errors import CorralError, NotFound
 from corral.domain.ids import Digest
+from corral.server import web_answers
 from corral.server.authorization import Caller, User
 from corral.server.routes.blobs import keep_all, user_holder
 from corral.server.routes.calls import get_chunks
 from corral.server.routes.endpoints import find_endpoint
 from corral.server.services import Services, Svc
+from corral.server.web_answers import BadGateway
 from corral.store.transaction import Tx
 from corral.wire.calls import ChunkPage
 from corral.wire.endpoints import FunctionTable
@@ -29,6 +31,7 @@ router = APIRouter(prefix="/v1", tags=["functions"])
 # A format that only the instance and this gateway understand.
 WEB = "web1"
 WAIT_S = 60.0
+_BYTES = "application/octet-stream"
 # Headers that are for this server, not for the function.
 _OURS = frozenset({"authorization", "host", "connection", "content-length", "transfer-encoding", "cookie"})
 
@@ -38,12 +41,6 @@ class GatewayTimeout(CorralError):
 
     code = "gateway_timeout"
     hint = "The call goes on; see `corral calls show`."
-
-
-class BadGateway(CorralError):
-    """The function failed."""
-
-    code = "bad_gateway"
 
 
 @router.api_route(
@@ -68,10 +65,7 @@ async def web(project: str, name: str, path: str, request: Request, caller: User
     if table.kind == "web" and table.streams:
         return await _streamed(call, caller, svc)
     (call,) = await svc.results.wait_all([call], min(timeout_s + 5.0, 3600.0), fresh=True)
-    result = call.result
-    if call.outcome is not None and call.result_blob is not None:
-        result = await svc.in_thread(partial(_bytes, svc, call.outcome))
-    return _answer(call, result)
+    return await _answer(call, svc)
 
 
 async def _payload(asked: dict[str, Any], project: str, name: str, caller: Caller, svc: Services) -> Payload:
@@ -122,10 +116,12 @@ def _routed(functions: Mapping[str, Any], method: str, path: str, name: str) -> 
     raise NotFound(f"{name} serves no {path}", hint=f"It serves: {paths}.")
 
 
-def _answer(call: CallRecord, result: bytes | None) -> Response:
+async def _answer(call: CallRecord, svc: Services) -> Response:
     if call.state not in CALL_FINAL:
         raise GatewayTimeout(f"call {call.id} is {call.state} still")
-    if call.state is not CallState.SUCCEEDED or result is None:
+    payload = call.outcome
+    kept = payload is not None and (payload.body is not None or payload.blob is not None)
+    if call.state is not CallState.SUCCEEDED or payload is None or not kept:
         error = json.loads(call.error or "{}")
         if error.get("type") == "CallTimeout":
             raise GatewayTimeout(f"call {call.id}: {error.get('message')}")
@@ -133,15 +129,42 @@ def _answer(call: CallRecord, result: bytes | None) -> Response:
             f"call {call.id} {call.state}: {error.get('type', '')} {error.get('message', '')}".strip(),
             hint=f"See `corral calls show {call.id}`.",
         )
-    if call.result_format != WEB:
-        return Response(result, media_type="application/octet-stream")
-    answer = json.loads(result)
-    headers = {str(key): str(value) for key, value in answer.get("headers", {}).items()}
-    return Response(base64.b64decode(answer["body"]), status_code=int(answer["status"]), headers=headers)
+    is_web = call.result_format == WEB
+    if payload.blob is not None:
+        return await (_stored_web_answer if is_web else _stored_bytes)(payload.blob, svc)
+    if not is_web:
+        return Response(payload.body or b"", media_type=_BYTES)
+    head, body = web_answers.read_whole(payload.body or b"")
+    return Response(body if head.has_body else None, head.status, head.headers)
+
+
+async def _stored_web_answer(blob: Digest, svc: Services) -> Response:
+    """Bit by bit: it may be larger than the server's memory."""
+    head, place = await svc.in_thread(lambda: _find_body(blob, svc))
+    if not head.has_body:
+        return Response(None, head.status, head.headers)
+    pieces = svc.blobs.read(blob, start=place.start, length=place.end - place.start)
+    headers = {**head.headers, "Content-Length": str(place.size)}
+    return StreamingResponse(iterate_in_threadpool(web_answers.decoded(pieces)), head.status, headers)
+
+
+def _find_body(blob: Digest, svc: Services) -> tuple[web_answers.WebHead, web_answers.BodyPlace]:
+    _check_blob(blob, svc)
+    size = svc.blobs.size(blob)
+    first = b"".join(svc.blobs.read(blob, length=min(size, web_answers.HEAD_BYTES)))
+    last = b"".join(svc.blobs.read(blob, start=max(0, size - web_answers.TAIL_BYTES)))
+    return web_answers.find_body(first, last, size)
+
+
+async def _stored_bytes(blob: Digest, svc: Services) -> Response:
+    await svc.in_thread(lambda: _check_blob(blob, svc))
+    size = await svc.in_thread(lambda: svc.blobs.size(blob))
+    pieces = iterate_in_threadpool(svc.blobs.read(blob))
+    return StreamingResponse(pieces, headers={"Content-Length": str(size)}, media_type=_BYTES)
 
 
 _KINDS = {
-    "web1.bytes": "application/octet-stream",
+    "web1.bytes": _BYTES,
     "web1.text": "text/plain",
     "web1.lines": "application/jsonl",
 }
@@ -153,8 +176,8 @@ async def _streamed(call: CallRecord, caller: Caller, svc: Services) -> Response
     if not page.chunks:
         seen = await svc.store.read(lambda tx: tx.calls.get(call.id)) or call
         whole = seen.state is CallState.SUCCEEDED and seen.result_format != WEB
-        return Response() if whole else _answer(seen, seen.result)
-    kind = _KINDS.get(page.chunks[0].payload.format, "application/octet-stream")
+        return Response() if whole else await _answer(seen, svc)
+    kind = _KINDS.get(page.chunks[0].payload.format, _BYTES)
     return StreamingResponse(_pieces(call.id, page, caller, svc), media_type=kind)
 
 
@@ -163,7 +186,8 @@ async def _pieces(call_id: str, page: ChunkPage, caller: Caller, svc: Services) 
     while True:
         for chunk in page.chunks:
             after = chunk.n
-            yield await svc.in_thread(partial(_bytes, svc, chunk.payload.payload()))
+            async for piece in _chunk_bytes(chunk.payload.payload(), svc):
+                yield piece
         if page.error is not None:
             # The answer breaks off, so that nobody takes it for the whole.
             raise BadGateway(f"call {call_id} failed: {page.error.get('type')} {page.error.get('message')}")
@@ -172,13 +196,21 @@ async def _pieces(call_id: str, page: ChunkPage, caller: Caller, svc: Services) 
         page = await get_chunks(call_id, caller, svc, after, 30.0, 100)
 
 
-def _bytes(svc: Services, payload: Payload) -> bytes:
+async def _chunk_bytes(payload: Payload, svc: Services) -> AsyncIterator[bytes]:
     if payload.blob is None:
-        return payload.body or b""
+        yield payload.body or b""
+        return
+    blob = payload.blob
+    await svc.in_thread(lambda: _check_blob(blob, svc))
+    async for piece in iterate_in_threadpool(svc.blobs.read(blob)):
+        yield piece
+
+
+def _check_blob(blob: Digest, svc: Services) -> None:
+    """Before its first byte goes out: what is damaged has a status of its own."""
     try:
-        data = b"".join(svc.blobs.read(payload.blob))
+        whole = svc.blobs.verify(blob)
     except KeyError:
-        data = b""
-    if hashlib.sha256(data).hexdigest() != payload.blob:
+        whole = False
+    if not whole:
         raise BadGateway("the answer is missing or damaged", hint="Run `corral fsck` on the server.")
-    return data
