@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from corral.core.calls.dispatch import Dispatcher
@@ -9,8 +10,10 @@ from corral.core.calls.results import CallResults
 from corral.core.endpoints.cache import EndpointCache
 from corral.core.policy import ServerPolicy
 from corral.core.wakeups import Wakeups
+from corral.domain.redaction import SecretValues
 from corral.ports.clock import Clock
 from corral.store.store import Store
+from corral.store.transaction import Tx
 
 
 @dataclass
@@ -19,6 +22,8 @@ class CallContext:
     clock: Clock
     policy: ServerPolicy
     wakeups: Wakeups
+    # The secrets of a project, to be taken out of what is kept; None if it has none.
+    secrets_of: Callable[[Tx, str], SecretValues | None] = lambda tx, project: None
     endpoints: EndpointCache = field(default_factory=EndpointCache)
 
     def __post_init__(self) -> None:

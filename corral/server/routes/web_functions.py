@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from corral.core.calls.accept import accept, new_call, write_accepted
+from corral.core.storage.blobs import check_project_reads
 from corral.domain.calls import CALL_FINAL, INLINE_BYTES, CallRecord, CallState, Payload
 from corral.domain.errors import CorralError, NotFound
 from corral.domain.ids import Digest
@@ -70,7 +71,7 @@ async def web(project: str, name: str, path: str, request: Request, caller: User
     (call,) = await svc.results.wait_all([call], min(timeout_s + 5.0, 3600.0), fresh=True)
     result = call.result
     if call.outcome is not None and call.result_blob is not None:
-        result = await svc.in_thread(partial(_bytes, svc, call.outcome))
+        result = await _read(call.project, call.outcome, svc)
     return _answer(call, result)
 
 
@@ -155,21 +156,29 @@ async def _streamed(call: CallRecord, caller: Caller, svc: Services) -> Response
         whole = seen.state is CallState.SUCCEEDED and seen.result_format != WEB
         return Response() if whole else _answer(seen, seen.result)
     kind = _KINDS.get(page.chunks[0].payload.format, "application/octet-stream")
-    return StreamingResponse(_pieces(call.id, page, caller, svc), media_type=kind)
+    return StreamingResponse(_pieces(call, page, caller, svc), media_type=kind)
 
 
-async def _pieces(call_id: str, page: ChunkPage, caller: Caller, svc: Services) -> AsyncIterator[bytes]:
-    after = 0
+async def _pieces(call: CallRecord, page: ChunkPage, caller: Caller, svc: Services) -> AsyncIterator[bytes]:
+    call_id, project, after = call.id, call.project, 0
     while True:
         for chunk in page.chunks:
             after = chunk.n
-            yield await svc.in_thread(partial(_bytes, svc, chunk.payload.payload()))
+            yield await _read(project, chunk.payload.payload(), svc)
         if page.error is not None:
             # The answer breaks off, so that nobody takes it for the whole.
             raise BadGateway(f"call {call_id} failed: {page.error.get('type')} {page.error.get('message')}")
         if page.ended:
             return
         page = await get_chunks(call_id, caller, svc, after, 30.0, 100)
+
+
+async def _read(project: str, payload: Payload, svc: Services) -> bytes:
+    """What a call gave; bytes that its project does not have are not given out, whatever the call names."""
+    blob = payload.blob
+    if blob is not None:
+        await svc.store.read(lambda tx: check_project_reads(tx, project, blob))
+    return await svc.in_thread(partial(_bytes, svc, payload))
 
 
 def _bytes(svc: Services, payload: Payload) -> bytes:
