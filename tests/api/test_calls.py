@@ -9,8 +9,9 @@ from support.live_server import FakeHost, LiveServer
 from support.waiting import eventually
 
 from corral.core.endpoints.scaling import Scaler
+from corral.core.leases.fence import expire
 from corral.domain.calls import CallState
-from corral.domain.ids import CallId
+from corral.domain.ids import CallId, LeaseId
 from corral.server.new_runs import instance_run
 from corral.store.transaction import Tx
 
@@ -67,3 +68,38 @@ def test_no_instance_is_made_for_a_call_that_was_cancelled(live: LiveServer, wor
         scale(live)
 
     assert len(endpoint.runs()) == 1
+
+
+def test_a_host_that_was_cut_off_keeps_the_calls_that_nobody_took(live: LiveServer, worker: FakeHost) -> None:
+    """STO-08: as a run keeps its work. A second instance, or the same one, is not given them again."""
+    endpoint = deploy(live, worker, scaling={"concurrency": 4})
+    endpoint.call(b"1", b"2")
+    instance = endpoint.instance()
+    instance.lease.ok("POST", "beat", {})
+    held = [instance.next_call(), instance.next_call()]
+    holding = [call["id"] for call in held]
+    eventually(
+        lambda: all(live.ok("GET", f"/v1/calls/{one}")["state"] == "assigned" for one in holding),
+        "the assignments to be written",
+    )
+    lose(live, instance.lease.about["id"])
+    eventually(
+        lambda: all(live.ok("GET", f"/v1/calls/{one}")["lost"] == 1 for one in holding), "them to be lost"
+    )
+    instance.lease.ok("POST", "beat", {})
+
+    back = instance.exchange(want=2, holding=holding)
+
+    assert (back["calls"], back["cancelled"]) == ([], [])
+    for call_id in holding:
+        seen = live.ok("GET", f"/v1/calls/{call_id}")
+        assert (seen["state"], seen["attempt"], seen["lost"]) == ("assigned", 1, 0)
+    instance.exchange(outcomes=[outcome(call) for call in held])
+    assert [live.ok("GET", f"/v1/calls/{one}")["state"] for one in holding] == ["succeeded"] * 2
+
+
+def lose(live: LiveServer, lease_id: str) -> None:
+    """Let the lease run out, as the sweeper does."""
+    policy, shares = live.services.policy, live.services.board.shares
+    late = live.clock.now() + 1000
+    live.write(lambda tx: expire(tx, LeaseId(lease_id), now=late, policy=policy, shares=shares))

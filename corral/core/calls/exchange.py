@@ -10,7 +10,14 @@ from typing import NamedTuple
 
 from corral.core.calls.context import CallContext
 from corral.core.calls.dispatch import REFILL, InstancePoll
-from corral.core.calls.settle import KeptReports, ReportingInstance, add_chunks, settle, take_back
+from corral.core.calls.settle import (
+    KeptReports,
+    ReportingInstance,
+    add_chunks,
+    keep_held,
+    settle,
+    take_back,
+)
 from corral.core.endpoints.deploy import became_ready
 from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
@@ -157,6 +164,7 @@ class CallExchange:
         dispatch.drop_unwritten(settled)
         instance, kept, cancelled = await self._context.store.write(lambda tx: self._keep(tx, report))
         dispatch.serves(lease_id, instance.pools[0])
+        dispatch.keep(lease_id, instance.run_id, kept.held)
         dispatch.settled(lease_id, (one for one in settled if one not in kept.late))
         ended = [call for call in kept.changed if call.state in CALL_FINAL]
         self._context.results.ended(ended)
@@ -190,17 +198,22 @@ class CallExchange:
             changed += take_back(tx, lease_id, held, before=now - LOST_AFTER_S, now=now)
         if instance.state is VersionState.ROLLING:
             became_ready(tx, instance.endpoint_id, instance.version, now=now)
-        over = self._over(tx, lease_id, report.holding) if report.holding else []
-        return instance, KeptReports(changed, {**streamed.late, **settled.late}), over
+        over, held = self._over(tx, lease_id, report.holding) if report.holding else ([], [])
+        return instance, KeptReports(changed, {**streamed.late, **settled.late}, held), over
 
-    def _over(self, tx: Tx, lease_id: LeaseId, holding: Sequence[str]) -> list[str]:
-        """Calls that have ended; and, where calls begin early, those whose acceptance failed."""
+    def _over(self, tx: Tx, lease_id: LeaseId, holding: Sequence[str]) -> tuple[list[str], list[CallId]]:
+        """Calls that have ended, or, where calls begin early, whose acceptance failed; and those that were
+        lost with the lease, which keeps them."""
+        ids = [CallId(one) for one in self._dispatch.doubtful(lease_id, holding)]
+        found = tx.calls.many(ids) if ids else []
+        lost = [one.id for one in found if (one.state, one.lease_id) == (CallState.QUEUED, lease_id)]
+        held = keep_held(
+            tx, lease_id, [one for one in lost if not self._dispatch.is_taken(one, but=lease_id)]
+        )
         if not self._context.store.alone:
-            return [call.id for call in tx.calls.ended([CallId(one) for one in holding])]
-        ids = self._dispatch.doubtful(lease_id, holding)
-        found = tx.calls.many([CallId(one) for one in ids]) if ids else []
+            return [call.id for call in tx.calls.ended([CallId(one) for one in holding])], held
         states = {str(call.id): call.state for call in found}
-        return [one for one in ids if one not in states or states[one] in CALL_FINAL]
+        return [one for one in ids if one not in states or states[one] in CALL_FINAL], held
 
     def _may_end(self, lease_id: LeaseId, instance: ServingVersion) -> bool:
         """Whether it was idle for long enough, and is not one of those that are always there."""

@@ -51,6 +51,8 @@ class KeptReports(NamedTuple):
 
     changed: list[CallRecord]
     late: dict[CallId, str]
+    # Calls that were lost with the lease, which has come back with them.
+    held: Sequence[CallId] = ()
 
 
 def settle(tx: Tx, by: ReportingInstance, outcomes: Sequence[CallOutcome], *, now: float) -> KeptReports:
@@ -147,8 +149,22 @@ def lose(tx: Tx, call_id: CallId, *, now: float) -> CallRecord | None:
         return None
     call = call._replace(lost=call.lost + 1)
     if call.lost < MOST_LOST:
-        return requeue(tx, call, at=now)
+        return requeue(tx, call, at=now, lost_by=call.lease_id)
     return fail(tx, call, _LOST_TYPE, f"it lost {call.lost} instances", now=now)
+
+
+def keep_held(tx: Tx, lease_id: LeaseId, call_ids: Sequence[CallId]) -> list[CallId]:
+    """Calls that were lost with the lease, which has come back and still runs them: nobody else took them.
+
+    They are the lease's again, as the same attempt, and the loss does not count.
+    """
+    kept: list[CallId] = []
+    for call_id in call_ids:
+        call = tx.calls.lock(call_id)
+        if call is not None and (call.state, call.lease_id) == (CallState.QUEUED, lease_id):
+            tx.calls.save(call.stepped(CallEvent.ASSIGN)._replace(lost=max(0, call.lost - 1)))
+            kept.append(call_id)
+    return kept
 
 
 def take_back(
