@@ -198,8 +198,8 @@ class CallExchange:
             changed += take_back(tx, lease_id, held, before=now - LOST_AFTER_S, now=now)
         if instance.state is VersionState.ROLLING:
             became_ready(tx, instance.endpoint_id, instance.version, now=now)
-        over, held = self._over(tx, lease_id, report.holding) if report.holding else ([], [])
-        return instance, KeptReports(changed, {**streamed.late, **settled.late}, held), over
+        over, kept = self._over(tx, lease_id, report.holding) if report.holding else ([], [])
+        return instance, KeptReports(changed, {**streamed.late, **settled.late}, kept), over
 
     def _over(self, tx: Tx, lease_id: LeaseId, holding: Sequence[str]) -> tuple[list[str], list[CallId]]:
         """Calls that have ended, or, where calls begin early, whose acceptance failed; and those that were
