@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from support.fake_instance import deploy, outcome
-from support.live_server import FakeHost, LiveServer
+from support.fake_instance import deploy, inline, outcome
+from support.live_server import FakeHost, Json, LiveServer
 from support.waiting import eventually
 
-from corral.core.endpoints.scaling import Scaler
+from corral.core.endpoints.scaling import MOST_FAILED, Scaler
 from corral.core.leases.fence import expire
 from corral.domain.calls import CallState
 from corral.domain.ids import CallId, LeaseId
@@ -103,3 +103,30 @@ def lose(live: LiveServer, lease_id: str) -> None:
     policy, shares = live.services.policy, live.services.board.shares
     late = live.clock.now() + 1000
     live.write(lambda tx: expire(tx, LeaseId(lease_id), now=late, policy=policy, shares=shares))
+
+
+def test_an_instance_that_cannot_begin_is_tried_with_pauses_and_then_its_calls_fail(
+    live: LiveServer, worker: FakeHost
+) -> None:
+    """FNX-03: for one set of parameters, once its version has served; it was restarted for ever."""
+    endpoint = deploy(live, worker, scaling={"max": 4})
+    endpoint.call(params=inline(b"good"))
+    serving = endpoint.instance()
+    serving.exchange(outcomes=[outcome(serving.next_call())])
+    (call,) = endpoint.call(params=inline(b"bad"))
+    failed = {"reason": "code_error", "detail": "RuntimeError: no such berth\nTraceback ...", "ran_s": 0.1}
+
+    def seen() -> Json:
+        return dict(live.ok("GET", f"/v1/calls/{call}"))
+
+    for times in range(1, MOST_FAILED):
+        endpoint.instance().lease.ok("POST", "fail", failed)
+        why = f"its instance, which failed to start {times} times: RuntimeError: no such berth"
+        eventually(lambda: seen()["waiting"] == why, why)  # noqa: B023
+    endpoint.instance().lease.ok("POST", "fail", failed)
+    eventually(lambda: seen()["state"] == "failed", "the call to fail")
+
+    assert seen()["error"]["type"] == "CannotStart"
+    assert "RuntimeError: no such berth" in seen()["error"]["message"]
+    (good,) = endpoint.call(params=inline(b"good"))
+    assert serving.next_call()["id"] == good

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from corral.core.calls.dispatch import Dispatcher
 from corral.core.calls.results import CallResults
 from corral.core.endpoints.cache import EndpointCache
+from corral.core.endpoints.failed_starts import FailedStarts
 from corral.core.policy import ServerPolicy
 from corral.core.wakeups import Wakeups
 from corral.domain.redaction import SecretValues
@@ -28,4 +29,5 @@ class CallContext:
 
     def __post_init__(self) -> None:
         self.dispatch = Dispatcher(self.clock)
+        self.starts = FailedStarts(self.clock)
         self.results = CallResults(self.store, self.clock)

@@ -165,7 +165,8 @@ async def get_call(call_id: str, caller: User, svc: Svc, wait_s: WaitSeconds = 0
     def unit(tx: Tx) -> wire.CallView:
         # It may have begun meanwhile.
         now = tx.calls.get(call.id) or call
-        return _view(now, svc).model_copy(update={"waiting": why_waiting(tx, now, svc.clock.now())})
+        why = why_waiting(tx, now, svc.clock.now(), svc.calls.starts)
+        return _view(now, svc).model_copy(update={"waiting": why})
 
     return await svc.store.read(unit)
 
