@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
 from corral.core.runs.transitions import record
+from corral.core.storage.blobs import NamedBlob, check_of_lease
 from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, listing_digest
 from corral.domain.errors import BlobMissing, Conflict, InvalidInput, found
 from corral.domain.ids import ArtifactId, Digest, new_artifact_id
@@ -40,6 +41,7 @@ def commit_from_lease(
         if made_by == (lease.epoch, manifest.kind, digest, manifest.step):
             return known
     check_blobs(tx, run.project, manifest.files)
+    check_of_lease(tx, lease, [NamedBlob(file.digest, file.size) for file in manifest.files])
     artifact = insert(
         tx, manifest, digest, project=run.project, lease=lease, by=f"host:{key.host_id}", now=now
     )
@@ -146,8 +148,3 @@ def delete(tx: Tx, artifact_id: ArtifactId) -> None:
         if run is not None and run.state not in FINAL:
             raise Conflict(f"run {run.id} is {run.state} and may resume from {artifact_id}")
     tx.artifacts.delete(artifact_id)
-
-
-def readable_by_lease(tx: Tx, lease: Lease) -> list[ArtifactId]:
-    """What a lease may read: the run's code and inputs, and what the run itself made."""
-    return [*tx.artifacts.used_by(lease.run_id), *(a.id for a in tx.artifacts.of_run(lease.run_id))]

@@ -106,13 +106,17 @@ class CallOptions:
     def allows_retry(self, error: Mapping[str, Any], attempt: int) -> bool:
         if attempt > self.retries:
             return False
-        names = {str(name) for name in error.get("bases", ())}
+        bases = error.get("bases")
+        names = {str(name) for name in bases} if isinstance(bases, list | tuple) else set()
         return not self.retry_on or bool(names & set(self.retry_on))
 
     def pause_s(self, call_id: CallId, attempt: int) -> float:
         """Between half and all of the delay. The call's id spreads it, because a unit may run twice and must
         give the same both times."""
-        whole = min(self.max_delay_s, self.delay_s * self.backoff ** (attempt - 1))
+        try:
+            whole = min(self.max_delay_s, self.delay_s * self.backoff ** (attempt - 1))
+        except OverflowError:
+            whole = self.max_delay_s if self.delay_s else 0.0
         spread = zlib.crc32(f"{call_id}:{attempt}".encode()) % 1000 / 1000
         return whole * (0.5 + 0.5 * spread)
 
@@ -198,6 +202,10 @@ class CallOutcome(NamedTuple):
     cancelled: bool = False
     # Of a generator: how many values it gave in this attempt.
     chunks: int | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        return self.error is None and not self.gave_back and not self.cancelled
 
 
 class ChunkBatch(NamedTuple):

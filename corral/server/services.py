@@ -77,7 +77,7 @@ class Services:
             self.store, self.segments, self.redactor, self.clock, self.policy, self.in_thread
         )
         self.ender = LeaseEnder(self.policy, self.board.shares, self.board.roster, self.redactor.of)
-        self.calls = CallContext(self.store, self.clock, self.policy, self.hub)
+        self.calls = CallContext(self.store, self.clock, self.policy, self.hub, self.redactor.of)
         self.dispatch = self.calls.dispatch
         self.results = self.calls.results
         self.exchange = CallExchange(self.calls)

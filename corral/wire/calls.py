@@ -95,13 +95,15 @@ class OutcomeBody(Exact):
     """How one call ended on an instance: a `CallOutcome` as JSON."""
 
     call_id: CallIdText
-    attempt: int = Field(ge=1)
+    attempt: int = Field(ge=1, lt=2**31)
     result: PayloadBody | None = None
     error: dict[str, Any] | None = None
-    ran_s: float = Field(0, ge=0)
+    ran_s: float = Field(0, ge=0, lt=2**40)
     gave_back: bool = False
     cancelled: bool = False
-    chunks: int | None = Field(None, ge=0, description="Of a generator: how many it gave in this try.")
+    chunks: int | None = Field(
+        None, ge=0, lt=2**62, description="Of a generator: how many it gave in this try."
+    )
 
     def outcome(self) -> CallOutcome:
         result = None if self.result is None else self.result.payload("result")
@@ -110,8 +112,8 @@ class OutcomeBody(Exact):
 
 class ChunksBody(Exact):
     call_id: CallIdText
-    attempt: int = Field(ge=1)
-    first: int = Field(ge=1)
+    attempt: int = Field(ge=1, lt=2**31)
+    first: int = Field(ge=1, lt=2**62)
     chunks: list[PayloadBody] = Field(min_length=1, max_length=1000)
 
     def batch(self) -> ChunkBatch:
@@ -140,7 +142,7 @@ class NestedRequest(Exact):
     parent: CallIdText | None = None
     ids: list[CallIdText] = Field(default=[], max_length=MOST_CALLS)
     id: CallIdText | None = None
-    after: int = Field(0, ge=0)
+    after: int = Field(0, ge=0, lt=2**62)
     wait_s: float = Field(0, ge=0, le=60)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from support.fake_instance import deploy, outcome
-from support.live_server import FakeHost, LiveServer
+from support.fake_instance import deploy, inline, outcome
+from support.live_server import FakeHost, Json, LiveServer
 from support.waiting import eventually
 
-from corral.core.endpoints.scaling import Scaler
+from corral.core.endpoints.scaling import MOST_FAILED, Scaler
+from corral.core.leases.fence import expire
 from corral.domain.calls import CallState
-from corral.domain.ids import CallId
+from corral.domain.ids import CallId, LeaseId
 from corral.server.new_runs import instance_run
 from corral.store.transaction import Tx
 
@@ -67,3 +68,65 @@ def test_no_instance_is_made_for_a_call_that_was_cancelled(live: LiveServer, wor
         scale(live)
 
     assert len(endpoint.runs()) == 1
+
+
+def test_a_host_that_was_cut_off_keeps_the_calls_that_nobody_took(live: LiveServer, worker: FakeHost) -> None:
+    """STO-08: as a run keeps its work. A second instance, or the same one, is not given them again."""
+    endpoint = deploy(live, worker, scaling={"concurrency": 4})
+    endpoint.call(b"1", b"2")
+    instance = endpoint.instance()
+    instance.lease.ok("POST", "beat", {})
+    held = [instance.next_call(), instance.next_call()]
+    holding = [call["id"] for call in held]
+    eventually(
+        lambda: all(live.ok("GET", f"/v1/calls/{one}")["state"] == "assigned" for one in holding),
+        "the assignments to be written",
+    )
+    lose(live, instance.lease.about["id"])
+    eventually(
+        lambda: all(live.ok("GET", f"/v1/calls/{one}")["lost"] == 1 for one in holding), "them to be lost"
+    )
+    instance.lease.ok("POST", "beat", {})
+
+    back = instance.exchange(want=2, holding=holding)
+
+    assert (back["calls"], back["cancelled"]) == ([], [])
+    for call_id in holding:
+        seen = live.ok("GET", f"/v1/calls/{call_id}")
+        assert (seen["state"], seen["attempt"], seen["lost"]) == ("assigned", 1, 0)
+    instance.exchange(outcomes=[outcome(call) for call in held])
+    assert [live.ok("GET", f"/v1/calls/{one}")["state"] for one in holding] == ["succeeded"] * 2
+
+
+def lose(live: LiveServer, lease_id: str) -> None:
+    """Let the lease run out, as the sweeper does."""
+    policy, shares = live.services.policy, live.services.board.shares
+    late = live.clock.now() + 1000
+    live.write(lambda tx: expire(tx, LeaseId(lease_id), now=late, policy=policy, shares=shares))
+
+
+def test_an_instance_that_cannot_begin_is_tried_with_pauses_and_then_its_calls_fail(
+    live: LiveServer, worker: FakeHost
+) -> None:
+    """FNX-03: for one set of parameters, once its version has served; it was restarted for ever."""
+    endpoint = deploy(live, worker, scaling={"max": 4})
+    endpoint.call(params=inline(b"good"))
+    serving = endpoint.instance()
+    serving.exchange(outcomes=[outcome(serving.next_call())])
+    (call,) = endpoint.call(params=inline(b"bad"))
+    failed = {"reason": "code_error", "detail": "RuntimeError: no such berth\nTraceback ...", "ran_s": 0.1}
+
+    def seen() -> Json:
+        return dict(live.ok("GET", f"/v1/calls/{call}"))
+
+    for times in range(1, MOST_FAILED):
+        endpoint.instance().lease.ok("POST", "fail", failed)
+        why = f"its instance, which failed to start {times} times: RuntimeError: no such berth"
+        eventually(lambda: seen()["waiting"] == why, why)  # noqa: B023
+    endpoint.instance().lease.ok("POST", "fail", failed)
+    eventually(lambda: seen()["state"] == "failed", "the call to fail")
+
+    assert seen()["error"]["type"] == "CannotStart"
+    assert "RuntimeError: no such berth" in seen()["error"]["message"]
+    (good,) = endpoint.call(params=inline(b"good"))
+    assert serving.next_call()["id"] == good

@@ -162,9 +162,9 @@ def test_an_artifact_comes_back_with_its_files_in_order(db: Database) -> None:
     assert db.read(lambda tx: tx.artifacts.get(artifact.id)) == artifact
     assert db.read(lambda tx: tx.artifacts.files(artifact.id, after="", limit=3)) == files[:3]
     assert db.read(lambda tx: tx.artifacts.files(artifact.id, after=files[2].path, limit=3)) == files[3:]
-    assert db.read(lambda tx: tx.artifacts.names_blob([artifact.id], files[0].digest))
-    assert not db.read(lambda tx: tx.artifacts.names_blob([an_artifact().id], files[0].digest))
-    assert not db.read(lambda tx: tx.artifacts.names_blob([], files[0].digest))
+    assert db.read(lambda tx: tx.artifacts.named([artifact.id], [files[0].digest]))
+    assert not db.read(lambda tx: tx.artifacts.named([an_artifact().id], [files[0].digest]))
+    assert not db.read(lambda tx: tx.artifacts.named([], [files[0].digest]))
     assert db.read(lambda tx: tx.artifacts.of_run(run.id)) == [artifact]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,8 +13,9 @@ from contract.conftest import Database
 from contract.samples import a_lease, a_run, an_artifact
 from contract.test_store_webhooks import a_hook
 from corral.core.calls import accept as accepting
+from corral.core.calls import settle as settling
 from corral.core.calls.accept import DEEPEST
-from corral.core.calls.settle import MOST_LOST, add_chunks, lose, settle, take_back
+from corral.core.calls.settle import MOST_LOST, ReportingInstance, lose, take_back
 from corral.core.calls.transitions import RECORD_S, cancel, expire, forget, retry
 from corral.core.endpoints import deploy as endpoints
 from corral.core.endpoints.deploy import NewVersion
@@ -30,8 +32,8 @@ from corral.domain.calls import (
     Payload,
 )
 from corral.domain.endpoints import Endpoint, ScalingRule, VersionState
-from corral.domain.errors import Conflict, InvalidInput
-from corral.domain.ids import Digest, LeaseId, RunId, new_lease_id
+from corral.domain.errors import Conflict
+from corral.domain.ids import Digest, EndpointId, LeaseId, RunId, new_lease_id
 from corral.domain.leases import Lease, LeaseState
 from corral.store.transaction import Tx
 
@@ -61,6 +63,19 @@ def save_lease(lease: Lease, tx: Tx) -> None:
     tx.leases.save(lease)
 
 
+def settle(
+    tx: Tx,
+    lease_id: LeaseId,
+    run_id: RunId,
+    endpoint_id: EndpointId,
+    outcomes: Sequence[CallOutcome],
+    *,
+    now: float,
+) -> list[CallRecord]:
+    by = ReportingInstance(lease_id, run_id, endpoint_id)
+    return settling.settle(tx, by, outcomes, now=now).changed
+
+
 def settled(told: CallOutcome, tx: Tx) -> list[CallRecord]:
     call = tx.calls.get(told.call_id)
     assert call is not None
@@ -84,7 +99,9 @@ def error(call: CallRecord, *, attempt: int = 1, kind: str = "ValueError") -> Ca
 
 def gave(call: CallRecord, first: int, *values: bytes, attempt: int, tx: Tx) -> CallRecord | None:
     parts = [Payload("plain1", value) for value in values]
-    return add_chunks(tx, ChunkBatch(call.id, attempt, first, parts), LEASE, now=104.0)
+    by = ReportingInstance(LEASE, RUN, call.endpoint_id)
+    kept = settling.add_chunks(tx, by, [ChunkBatch(call.id, attempt, first, parts)], now=104.0)
+    return kept.changed[0] if kept.changed else None
 
 
 def state(db: Database, call: CallRecord) -> CallState:
@@ -238,8 +255,9 @@ def test_an_end_that_overtakes_its_chunks_is_told_again(db: Database) -> None:
     """It is refused and not kept: with it kept the last chunks would be dropped as late."""
     (call,) = db.write(lambda tx: assigned(tx, new_call()))
     told = result(call)._replace(chunks=1)
-    with pytest.raises(InvalidInput, match="chunk 1"):
-        db.write(lambda tx: settle(tx, LEASE, RUN, call.endpoint_id, [told], now=107.0))
+    by = ReportingInstance(LEASE, RUN, call.endpoint_id)
+    kept = db.write(lambda tx: settling.settle(tx, by, [told], now=107.0))
+    assert (kept.changed, list(kept.late)) == ([], [call.id])
 
     db.write(lambda tx: gave(call, 1, b"a", attempt=1, tx=tx))
 

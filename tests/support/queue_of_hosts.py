@@ -80,6 +80,7 @@ class QueueOfHosts:
         lost: int = 3,
         code: int = 0,
         grace_s: float = 5.0,
+        kind: str = "command",
     ) -> RunId:
         run = a_queued_run(project=project, priority=priority)._replace(
             name=name,
@@ -89,7 +90,7 @@ class QueueOfHosts:
             grace_s=grace_s,
             preemptible=preemptible,
         )
-        new = NewRun(run, "{}", Requirements(gpus=gpus))
+        new = NewRun(run._replace(kind=kind), "{}", Requirements(gpus=gpus, kind=kind))
         # Of two runs the one that was submitted first is older.
         self.clock.advance(0.001)
         self._requests += 1

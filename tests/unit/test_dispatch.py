@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from support.clock import JumpingClock
+from support.clock import JumpingClock, ManualClock
 
 from corral.core.calls.dispatch import Dispatcher, InstancePoll
+from corral.core.endpoints.failed_starts import FailedStarts
 from corral.domain.calls import CallPool, QueuedCall
 from corral.domain.ids import CallId, EndpointId, LeaseId
 
@@ -47,3 +48,20 @@ def test_those_who_wait_are_woken_in_turn_one_for_each_call() -> None:
         assert push(dispatch, POOLS[0], f"c-{n}")
 
     assert [poll.woken.is_set() for poll in polls] == [True, True, False]
+
+
+def test_each_failed_start_is_followed_by_a_longer_pause() -> None:
+    """FNX-03."""
+    clock = ManualClock()
+    starts, place = FailedStarts(clock), POOLS[0]
+    pauses = []
+    for times in range(1, 12):
+        assert starts.may_try(place)
+        assert starts.failed(place, "RuntimeError: no") == times
+        before = clock.monotonic()
+        while not starts.may_try(place):
+            clock.advance(0.5)
+        pauses.append(clock.monotonic() - before)
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60]
+    starts.started(place)
+    assert starts.last(place) is None

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.memory_database import MemoryDatabase
+from support.queue_of_hosts import QueueOfHosts
 from support.queued_runs import QueuedRuns
 
 from corral.core.queue.fair_share import HALF_LIFE_S, RUNNING_WEIGHT_S, Shares, add_usage, decayed
@@ -114,3 +115,20 @@ def test_more_ends_than_claims_do_not_make_a_project_weigh_less_than_nothing() -
     shares.closed("alpha", 0.0)
     shares.closed("alpha", 0.0)
     assert shares.weight("alpha", 0.0) == 0.0
+
+
+def test_an_instance_that_callers_wait_for_goes_first_within_the_share_of_its_project() -> None:
+    """STO-13: instances queued behind a hundred runs after a storm. Another project's share stays its own."""
+    yard = QueueOfHosts()
+    host = yard.host("one", slots=10)
+    runs = [yard.submit(project="alpha") for _ in range(3)]
+    others = [yard.submit(project="beta") for _ in range(2)]
+    urgent = yard.submit(project="alpha", priority=1)
+    instance = yard.submit(project="alpha", kind="service")
+
+    assert yard.claimed(host) == [urgent]
+    # By now alpha has one run running, and then beta has as well.
+    assert yard.claimed(host) == [others[0]]
+    assert yard.claimed(host) == [instance]
+    assert yard.claimed(host, max_leases=4) == [others[1], *runs]
+    yard.db.end()

@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from corral.core.calls.dispatch import Dispatcher
 from corral.core.calls.transitions import TOPIC_CALL_READY, ready_key
+from corral.core.storage.blobs import NamedBlob, check_of_project
 from corral.domain.calls import CallOptions, CallRecord, CallState, Payload
 from corral.domain.canonical import digest_of
 from corral.domain.endpoints import Endpoint, PoolParams, VersionState
-from corral.domain.errors import BlobMissing, Conflict, FieldError, InvalidInput, found
+from corral.domain.errors import Conflict, FieldError, InvalidInput, NotFound
 from corral.domain.ids import CallId, EndpointId, new_call_id
 from corral.store.store import Store
 from corral.store.transaction import Tx
@@ -89,8 +90,8 @@ def accept(
     there never was a call, and its outcome changes nothing.
     """
     _check_serves(tx, endpoint, calls[0].version or endpoint.current)
-    depth = _depth(tx, calls[0].parent_id)
-    _check_blobs(tx, endpoint.project, calls)
+    depth = _depth(tx, endpoint.project, calls[0].parent_id)
+    check_of_project(tx, endpoint.project, named_blobs(calls))
     for pool, payload in params.items():
         tx.endpoints.put_pool(PoolParams(endpoint.id, pool, payload.format, payload.body or b"", now))
     accepted = []
@@ -175,10 +176,12 @@ def _identity(call: CallRecord) -> tuple[object, ...]:
     return call.function, call.pool, call.args, call.args_blob
 
 
-def _depth(tx: Tx, parent_id: CallId | None) -> int:
+def _depth(tx: Tx, project: str, parent_id: CallId | None) -> int:
+    parent = None if parent_id is None else tx.calls.get(parent_id)
     if parent_id is None:
         return 0
-    parent = found(tx.calls.get(parent_id), f"there is no call {parent_id}")
+    if parent is None or parent.project != project:
+        raise NotFound(f"project {project} has no call {parent_id}, within which these are made")
     if parent.depth + 1 >= DEEPEST:
         raise Conflict(
             f"calls within calls are {DEEPEST} deep",
@@ -187,12 +190,6 @@ def _depth(tx: Tx, parent_id: CallId | None) -> int:
     return parent.depth + 1
 
 
-def _check_blobs(tx: Tx, project: str, calls: Sequence[CallRecord]) -> None:
-    wanted = {call.args_blob: call.args_bytes for call in calls if call.args_blob is not None}
-    if not wanted:
-        return
-    present = tx.blobs.present(project, list(wanted))
-    if missing := [blob for blob, size in wanted.items() if present.get(blob) != size]:
-        raise BlobMissing(
-            f"the arguments {', '.join(missing)} are not on the server", hint="Upload them first."
-        )
+def named_blobs(calls: Sequence[CallRecord]) -> list[NamedBlob]:
+    """The arguments that are blobs."""
+    return [NamedBlob(call.args_blob, call.args_bytes) for call in calls if call.args_blob is not None]

@@ -7,11 +7,11 @@ queues are read from the database again. A call may then be assigned twice, but 
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from corral.core.calls.call_queue import CallQueue
 from corral.domain.calls import CallPool, CallRecord, QueuedCall
 from corral.domain.ids import CallId, EndpointId, LeaseId, RunId
 from corral.ports.clock import Clock
@@ -20,46 +20,11 @@ REFILL = 512
 MOST_WAITING = 20_000
 KEEP_BYTES = 64 << 20
 KEEP_CALLS = 20_000
-# A queue is cleared of calls that have ended when it holds more of them than of others, and more than this.
-_MOST_ENDED = 64
 _NO_POOL = CallPool(EndpointId(""), 0, "")
 
 
-@dataclass
-class _Queue:
-    """The first calls of a pool, in the order of service; `complete` if the database has no others.
-
-    `known` are those that wait. The heap may also hold places of calls that have ended: they are skipped.
-    """
-
-    heap: list[QueuedCall] = field(default_factory=list)
-    known: set[CallId] = field(default_factory=set)
-    complete: bool = False
-
-    @property
-    def may_have_calls(self) -> bool:
-        return bool(self.known) or not self.complete
-
-    def push(self, place: QueuedCall) -> None:
-        if place.id not in self.known:
-            self.known.add(place.id)
-            heapq.heappush(self.heap, place)
-
-    def first(self) -> QueuedCall | None:
-        while self.heap and self.heap[0].id not in self.known:
-            heapq.heappop(self.heap)
-        return self.heap[0] if self.heap else None
-
-    def drop(self, call_id: CallId) -> None:
-        """It does not wait any more."""
-        self.known.discard(call_id)
-        if len(self.heap) > 2 * len(self.known) + _MOST_ENDED:
-            self.heap = [place for place in self.heap if place.id in self.known]
-            heapq.heapify(self.heap)
-
-
 # Of a pool that is not known: nothing waits there.
-_NO_QUEUE = _Queue(complete=True)
+_NO_QUEUE = CallQueue(complete=True)
 
 
 @dataclass(eq=False)
@@ -89,9 +54,9 @@ class Dispatcher:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._queues: dict[CallPool, _Queue] = {}
+        self._queues: dict[CallPool, CallQueue] = {}
         # The queue that each waiting call is in.
-        self._queue_of: dict[CallId, _Queue] = {}
+        self._queue_of: dict[CallId, CallQueue] = {}
         # In the order in which they came; each is there once, however often it joins.
         self._polls: dict[CallPool, dict[InstancePoll, None]] = {}
         self._recent: OrderedDict[CallId, CallRecord] = OrderedDict()
@@ -151,7 +116,7 @@ class Dispatcher:
     def reconcile(self, pools: Iterable[CallPool]) -> None:
         """Every pool of the database is known, and its queue is read again."""
         for pool in pools:
-            self._queues.setdefault(pool, _Queue()).complete = False
+            self._queues.setdefault(pool, CallQueue()).complete = False
             self._wake(pool)
 
     def read_again(self, pools: Iterable[CallPool]) -> None:
@@ -159,7 +124,7 @@ class Dispatcher:
         for pool in pools:
             if (queue := self._queues.get(pool)) is not None:
                 self._forget_queue(queue)
-                self._queues[pool] = _Queue()
+                self._queues[pool] = CallQueue()
 
     def join(self, poll: InstancePoll) -> None:
         poll.woken.clear()
@@ -189,7 +154,7 @@ class Dispatcher:
         return [pool for pool in pools if not self._queue(pool).known and not self._queue(pool).complete]
 
     def fill(self, pool: CallPool, found: Sequence[QueuedCall]) -> None:
-        queue = self._queues.setdefault(pool, _Queue())
+        queue = self._queues.setdefault(pool, CallQueue())
         queue.complete = len(found) < REFILL
         for place in found:
             # A call that was assigned a moment ago may still look queued.
@@ -215,6 +180,17 @@ class Dispatcher:
         self._holder.update(dict.fromkeys(call_ids, lease_id))
         if not written:
             self._unwritten.update(dict.fromkeys(call_ids, (lease_id, run_id)))
+
+    def keep(self, lease_id: LeaseId, run_id: RunId, call_ids: Sequence[CallId]) -> None:
+        """Calls that were queued again while the lease was lost, and that it still has."""
+        for call_id in call_ids:
+            self.forget(call_id)
+            self._drop(call_id)
+        self.assign(lease_id, run_id, call_ids, written=True)
+
+    def is_taken(self, call_id: CallId, *, but: LeaseId) -> bool:
+        """Whether another lease has it."""
+        return self._holder.get(call_id, but) != but
 
     def unwritten(self) -> dict[tuple[LeaseId, RunId], list[CallId]]:
         """Assignments that are to be written down."""
@@ -346,7 +322,7 @@ class Dispatcher:
         for pool in [pool for pool in self._queues if pool.endpoint_id == endpoint_id]:
             self._forget_queue(self._queues.pop(pool))
 
-    def _forget_queue(self, queue: _Queue) -> None:
+    def _forget_queue(self, queue: CallQueue) -> None:
         for call_id in queue.known:
             self._queue_of.pop(call_id, None)
 
@@ -354,7 +330,7 @@ class Dispatcher:
         if (queue := self._queue_of.pop(call_id, None)) is not None:
             queue.drop(call_id)
 
-    def _queue(self, pool: CallPool) -> _Queue:
+    def _queue(self, pool: CallPool) -> CallQueue:
         return self._queues.get(pool, _NO_QUEUE)
 
     def _instance(self, lease_id: LeaseId) -> _InstanceState:
@@ -369,7 +345,7 @@ class Dispatcher:
     def _push(self, pool: CallPool, place: QueuedCall) -> bool:
         queue = self._queues.get(pool)
         if queue is None:
-            queue = self._queues[pool] = _Queue()
+            queue = self._queues[pool] = CallQueue()
         if place.id in self._holder or len(queue.known) >= MOST_WAITING:
             # An instance still has it, or the queue is full: it is read from the database later.
             queue.complete = False

@@ -10,7 +10,14 @@ from typing import NamedTuple
 
 from corral.core.calls.context import CallContext
 from corral.core.calls.dispatch import REFILL, InstancePoll
-from corral.core.calls.settle import add_chunks, settle, take_back
+from corral.core.calls.settle import (
+    KeptReports,
+    ReportingInstance,
+    add_chunks,
+    keep_held,
+    settle,
+    take_back,
+)
 from corral.core.endpoints.deploy import became_ready
 from corral.core.leases.fence import fence
 from corral.core.policy import ServerPolicy
@@ -25,7 +32,7 @@ from corral.domain.calls import (
     QueuedCall,
 )
 from corral.domain.endpoints import ServingVersion, VersionState
-from corral.domain.errors import LeaseLost
+from corral.domain.errors import InvalidInput, LeaseLost
 from corral.domain.ids import CallId, HostId, LeaseId, RunId
 from corral.domain.leases import LeaseKey, LeaseState
 from corral.store.transaction import Tx
@@ -153,17 +160,19 @@ class CallExchange:
         """Keep what the instance reports, and assign it calls: at once, or within `wait_s`."""
         dispatch, lease_id = self._dispatch, report.lease_id
         changes = dispatch.changes
-        changed: list[CallRecord] = []
         settled = [outcome.call_id for outcome in report.outcomes]
         dispatch.drop_unwritten(settled)
-        instance, cancelled = await self._context.store.write(lambda tx: self._keep(tx, report, changed))
+        instance, kept, cancelled = await self._context.store.write(lambda tx: self._keep(tx, report))
         dispatch.serves(lease_id, instance.pools[0])
-        dispatch.settled(lease_id, settled)
-        ended = [call for call in changed if call.state in CALL_FINAL]
+        dispatch.keep(lease_id, instance.run_id, kept.held)
+        dispatch.settled(lease_id, (one for one in settled if one not in kept.late))
+        ended = [call for call in kept.changed if call.state in CALL_FINAL]
         self._context.results.ended(ended)
         for call in ended:
             dispatch.forget(call.id)
-        dispatch.queue_again(call for call in changed if call.state is CallState.QUEUED)
+        dispatch.queue_again(call for call in kept.changed if call.state is CallState.QUEUED)
+        for why in kept.late.values():
+            raise InvalidInput(why, hint="Report it again; what else was reported is kept.")
         if ended:
             # Whoever waits for them comes first.
             await asyncio.sleep(0)
@@ -175,30 +184,36 @@ class CallExchange:
         )
         return InstanceOrders(calls, cancelled, stop)
 
-    def _keep(
-        self, tx: Tx, report: InstanceReport, changed: list[CallRecord]
-    ) -> tuple[ServingVersion, list[str]]:
-        """`changed` are the calls that ended or are queued again; the second answer are those to cancel."""
+    def _keep(self, tx: Tx, report: InstanceReport) -> tuple[ServingVersion, KeptReports, list[str]]:
+        """The last are calls that the instance need not finish."""
         now, lease_id = self._context.clock.now(), report.lease_id
         instance = check_lease(tx, report, now=now, policy=self._context.policy)
-        streamed = [add_chunks(tx, batch, lease_id, now=now) for batch in report.chunks]
-        changed[:] = [call for call in streamed if call is not None and call.state in CALL_FINAL]
-        changed += settle(tx, lease_id, instance.run_id, instance.endpoint_id, report.outcomes, now=now)
+        by = ReportingInstance(lease_id, instance.run_id, instance.endpoint_id, self._context.secrets_of)
+        streamed = add_chunks(tx, by, report.chunks, now=now)
+        changed = [call for call in streamed.changed if call.state in CALL_FINAL]
+        settled = settle(tx, by, report.outcomes, now=now)
+        changed += settled.changed
         if report.want and self._dispatch.is_time_to_compare(lease_id, LOST_AFTER_S / 10):
             held = {*report.holding, *(outcome.call_id for outcome in report.outcomes)}
             changed += take_back(tx, lease_id, held, before=now - LOST_AFTER_S, now=now)
         if instance.state is VersionState.ROLLING:
             became_ready(tx, instance.endpoint_id, instance.version, now=now)
-        return instance, self._over(tx, lease_id, report.holding) if report.holding else []
+        over, kept = self._over(tx, lease_id, report.holding) if report.holding else ([], [])
+        return instance, KeptReports(changed, {**streamed.late, **settled.late}, kept), over
 
-    def _over(self, tx: Tx, lease_id: LeaseId, holding: Sequence[str]) -> list[str]:
-        """Calls that have ended; and, where calls begin early, those whose acceptance failed."""
+    def _over(self, tx: Tx, lease_id: LeaseId, holding: Sequence[str]) -> tuple[list[str], list[CallId]]:
+        """Calls that have ended, or, where calls begin early, whose acceptance failed; and those that were
+        lost with the lease, which keeps them."""
+        ids = [CallId(one) for one in self._dispatch.doubtful(lease_id, holding)]
+        found = tx.calls.many(ids) if ids else []
+        lost = [one.id for one in found if (one.state, one.lease_id) == (CallState.QUEUED, lease_id)]
+        held = keep_held(
+            tx, lease_id, [one for one in lost if not self._dispatch.is_taken(one, but=lease_id)]
+        )
         if not self._context.store.alone:
-            return [call.id for call in tx.calls.ended([CallId(one) for one in holding])]
-        ids = self._dispatch.doubtful(lease_id, holding)
-        found = tx.calls.many([CallId(one) for one in ids]) if ids else []
+            return [call.id for call in tx.calls.ended([CallId(one) for one in holding])], held
         states = {str(call.id): call.state for call in found}
-        return [one for one in ids if one not in states or states[one] in CALL_FINAL]
+        return [one for one in ids if one not in states or states[one] in CALL_FINAL], held
 
     def _may_end(self, lease_id: LeaseId, instance: ServingVersion) -> bool:
         """Whether it was idle for long enough, and is not one of those that are always there."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from corral.core.calls.accept import pin_blob
+from corral.core.calls.reported_errors import kept_error
 from corral.core.calls.transitions import TOPIC_CALL, end, fail, requeue
+from corral.core.storage.blobs import NamedBlob, check_of_lease
 from corral.core.webhooks.notices import tell_of_calls
 from corral.domain.calls import (
     CALL_FINAL,
@@ -18,47 +21,69 @@ from corral.domain.calls import (
     ChunkBatch,
     Payload,
 )
-from corral.domain.canonical import canonical
-from corral.domain.errors import InvalidInput
+from corral.domain.errors import BlobMissing
 from corral.domain.ids import CallId, EndpointId, LeaseId, RunId
+from corral.domain.redaction import SecretValues
 from corral.store.transaction import Tx
 
 # A call that killed this many instances is not given to another.
 MOST_LOST = 3
 _LOST_TYPE = "InstanceLost"
+_NOT_KEPT_TYPE = "ResultLost"
 
 
-def settle(
-    tx: Tx,
-    lease_id: LeaseId,
-    run_id: RunId,
-    endpoint_id: EndpointId,
-    outcomes: Sequence[CallOutcome],
-    *,
-    now: float,
-) -> list[CallRecord]:
-    """Keep the outcomes of calls that this lease had; return those that ended or are queued again.
+class ReportingInstance(NamedTuple):
+    """Who reports: the instance's lease and run, and the endpoint that it serves."""
 
-    A stale or repeated outcome changes nothing.
+    lease_id: LeaseId
+    run_id: RunId
+    endpoint_id: EndpointId
+    # The secrets of a project, to be taken out of errors; None if it has none.
+    secrets_of: Callable[[Tx, str], SecretValues | None] = lambda tx, project: None
+
+
+class KeptReports(NamedTuple):
+    """`changed` are calls that ended or are queued again.
+
+    `late` are calls of which chunks are missing: they come in another request, which this one overtook. The
+    instance is to report those again; the others are kept all the same.
     """
-    changed = []
+
+    changed: list[CallRecord]
+    late: dict[CallId, str]
+    # Calls that were lost with the lease, which has come back with them.
+    held: Sequence[CallId] = ()
+
+
+def settle(tx: Tx, by: ReportingInstance, outcomes: Sequence[CallOutcome], *, now: float) -> KeptReports:
+    """Keep the outcomes of calls that the instance had. A stale or repeated outcome changes nothing."""
+    kept = KeptReports([], {})
     for outcome in outcomes:
-        call = tx.calls.lock(outcome.call_id)
-        if call is None or call.endpoint_id != endpoint_id or call.state in CALL_FINAL:
+        call = _reported(tx, by, outcome.call_id, outcome.attempt)
+        if call is None:
             continue
-        if not _is_of_lease(call, lease_id, outcome.attempt):
+        if outcome.succeeded and (outcome.chunks or 0) > call.chunks:
+            kept.late[call.id] = _missing(call)
             continue
         if call.state is CallState.QUEUED:
             if outcome.gave_back:
                 # Its assignment was not written down, or it is queued again already.
-                changed.append(call)
+                kept.changed.append(call)
                 continue
             if outcome.cancelled:
                 continue
-            call = call._replace(lease_id=lease_id, run_id=run_id, started_at=now - outcome.ran_s)
-        changed.append(_settled(tx, call, outcome, now=now))
-    tell_of_calls(tx, changed, now=now)
-    return changed
+            call = call._replace(lease_id=by.lease_id, run_id=by.run_id, started_at=now - outcome.ran_s)
+        kept.changed.append(_settled(tx, by, call, outcome, now=now))
+    tell_of_calls(tx, kept.changed, now=now)
+    return kept
+
+
+def _reported(tx: Tx, by: ReportingInstance, call_id: CallId, attempt: int) -> CallRecord | None:
+    """The call, locked, if it is one of the endpoint that the instance may report now."""
+    call = tx.calls.lock(call_id)
+    if call is None or call.endpoint_id != by.endpoint_id or call.state in CALL_FINAL:
+        return None
+    return call if _is_of_lease(call, by.lease_id, attempt) else None
 
 
 def _is_of_lease(call: CallRecord, lease_id: LeaseId, attempt: int) -> bool:
@@ -68,27 +93,27 @@ def _is_of_lease(call: CallRecord, lease_id: LeaseId, attempt: int) -> bool:
     return attempt in (call.attempt, call.attempt + 1)
 
 
-def _settled(tx: Tx, call: CallRecord, outcome: CallOutcome, *, now: float) -> CallRecord:
+def _settled(
+    tx: Tx, by: ReportingInstance, call: CallRecord, outcome: CallOutcome, *, now: float
+) -> CallRecord:
     if outcome.gave_back:
         # It keeps its old place in the queue, and the attempt does not count.
         return requeue(tx, call._replace(attempt=outcome.attempt - 1), at=call.ready_at)
     call = call._replace(attempt=outcome.attempt, ran_s=call.ran_s + outcome.ran_s)
     if outcome.cancelled:
         return end(tx, call, CallEvent.CANCEL, now=now)
-    if outcome.error is None:
+    error = outcome.error or _not_kept(tx, by, call, outcome.result)
+    if error is None:
         return _succeeded(tx, call, outcome, now=now)
     options = CallOptions.read(call.options)
-    call = call._replace(error=canonical(dict(outcome.error)))
+    call = call._replace(error=kept_error(error, by.secrets_of(tx, call.project)))
     # An attempt that was lost with its instance is not one of the function's.
-    if options.allows_retry(outcome.error, outcome.attempt - call.lost):
+    if options.allows_retry(error, outcome.attempt - call.lost):
         return requeue(tx, call, at=now + options.pause_s(call.id, outcome.attempt))
     return end(tx, call, CallEvent.FAIL, now=now)
 
 
 def _succeeded(tx: Tx, call: CallRecord, outcome: CallOutcome, *, now: float) -> CallRecord:
-    if outcome.chunks is not None and outcome.chunks > call.chunks:
-        # The chunks come in another request, which this one overtook; the instance reports it again later.
-        raise InvalidInput(f"chunk {call.chunks + 1} of call {call.id} is missing")
     if outcome.chunks is not None and outcome.chunks < call.chunks:
         return _gave_other_chunks(tx, call, outcome.chunks + 1, now=now)
     result = outcome.result or Payload("none")
@@ -103,6 +128,20 @@ def _succeeded(tx: Tx, call: CallRecord, outcome: CallOutcome, *, now: float) ->
     return end(tx, call, CallEvent.SUCCEED, now=now)
 
 
+def _not_kept(
+    tx: Tx, by: ReportingInstance, call: CallRecord, payload: Payload | None
+) -> Mapping[str, Any] | None:
+    """Why what a call gave cannot be kept, as an error of this call alone."""
+    lease = tx.leases.get(by.lease_id) if payload is not None and payload.blob is not None else None
+    if payload is None or payload.blob is None or lease is None:
+        return None
+    try:
+        check_of_lease(tx, lease, [NamedBlob(payload.blob, payload.size)])
+    except BlobMissing as error:
+        return {"type": _NOT_KEPT_TYPE, "message": error.message, "bases": [_NOT_KEPT_TYPE]}
+    return None
+
+
 def lose(tx: Tx, call_id: CallId, *, now: float) -> CallRecord | None:
     """The instance that ran it is gone: another gets it, unless it has cost too many."""
     call = tx.calls.lock(call_id)
@@ -110,8 +149,22 @@ def lose(tx: Tx, call_id: CallId, *, now: float) -> CallRecord | None:
         return None
     call = call._replace(lost=call.lost + 1)
     if call.lost < MOST_LOST:
-        return requeue(tx, call, at=now)
+        return requeue(tx, call, at=now, lost_by=call.lease_id)
     return fail(tx, call, _LOST_TYPE, f"it lost {call.lost} instances", now=now)
+
+
+def keep_held(tx: Tx, lease_id: LeaseId, call_ids: Sequence[CallId]) -> list[CallId]:
+    """Calls that were lost with the lease, which has come back and still runs them: nobody else took them.
+
+    They are the lease's again, as the same attempt, and the loss does not count.
+    """
+    kept: list[CallId] = []
+    for call_id in call_ids:
+        call = tx.calls.lock(call_id)
+        if call is not None and (call.state, call.lease_id) == (CallState.QUEUED, lease_id):
+            tx.calls.save(call.stepped(CallEvent.ASSIGN)._replace(lost=max(0, call.lost - 1)))
+            kept.append(call_id)
+    return kept
 
 
 def take_back(
@@ -125,18 +178,32 @@ def take_back(
     ]
 
 
-def add_chunks(tx: Tx, batch: ChunkBatch, lease_id: LeaseId, *, now: float) -> CallRecord | None:
-    """Append what a generator gave. Repeated chunks are dropped.
+def add_chunks(tx: Tx, by: ReportingInstance, batches: Sequence[ChunkBatch], *, now: float) -> KeptReports:
+    """Append what generators gave. Repeated chunks are dropped.
 
     A generator that was interrupted gives everything again. If a chunk differs from the one before, the call
     ends: a reader must not get half of each.
     """
-    call = tx.calls.lock(batch.call_id)
-    if call is None or call.state in CALL_FINAL or not _is_of_lease(call, lease_id, batch.attempt):
-        return None
+    kept = KeptReports([], {})
+    for batch in batches:
+        call = _reported(tx, by, batch.call_id, batch.attempt)
+        if call is None:
+            continue
+        if batch.first > call.chunks + 1:
+            kept.late[call.id] = _missing(call)
+            continue
+        kept.changed.append(_add_batch(tx, by, call, batch, now=now))
+    return kept
+
+
+def _missing(call: CallRecord) -> str:
+    return f"chunk {call.chunks + 1} of call {call.id} is missing"
+
+
+def _add_batch(
+    tx: Tx, by: ReportingInstance, call: CallRecord, batch: ChunkBatch, *, now: float
+) -> CallRecord:
     first, parts = batch.first, batch.parts
-    if first > call.chunks + 1:
-        raise InvalidInput(f"chunk {call.chunks + 1} of call {call.id} is missing")
     repeated = tx.calls.chunks(call.id, after=first - 1, limit=len(parts)) if first <= call.chunks else []
     earlier = {chunk.n: chunk for chunk in repeated}
     for n, part in enumerate(parts, start=first):
@@ -144,6 +211,8 @@ def add_chunks(tx: Tx, batch: ChunkBatch, lease_id: LeaseId, *, now: float) -> C
             if (old.format, old.body, old.blob) != (part.format, part.body, part.blob):
                 return _gave_other_chunks(tx, call, n, now=now)
         elif n > call.chunks:
+            if (error := _not_kept(tx, by, call, part)) is not None:
+                return fail(tx, call, _NOT_KEPT_TYPE, error["message"], now=now)
             tx.calls.insert_chunk(Chunk(call.id, n, part.format, part.body, part.blob))
             pin_blob(tx, call, part)
             call = call._replace(chunks=n)

@@ -17,7 +17,7 @@ from corral.domain.calls import (
 )
 from corral.domain.canonical import canonical
 from corral.domain.errors import Conflict, found
-from corral.domain.ids import CallId, EndpointId
+from corral.domain.ids import CallId, EndpointId, LeaseId
 from corral.store.transaction import Tx
 
 TOPIC_CALL = "call"
@@ -41,10 +41,11 @@ def locked(tx: Tx, call_id: CallId) -> CallRecord:
     return found(tx.calls.lock(call_id), f"there is no call {call_id}", hint=hint)
 
 
-def requeue(tx: Tx, call: CallRecord, *, at: float) -> CallRecord:
+def requeue(tx: Tx, call: CallRecord, *, at: float, lost_by: LeaseId | None = None) -> CallRecord:
+    """`lost_by` is a lease that ran out with it: if its host comes back first, it keeps the call."""
     if call.state is not CallState.QUEUED:
         call = call.stepped(CallEvent.REQUEUE)
-    call = call._replace(lease_id=None, ready_at=at)
+    call = call._replace(lease_id=lost_by, ready_at=at)
     tx.calls.save(call)
     tx.announce(TOPIC_CALL_READY, ready_key(call))
     return call

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 
-from corral.domain.calls import PREPARING, CallRecord, CallState
+from corral.core.endpoints.failed_starts import FailedStarts
+from corral.domain.calls import PREPARING, CallPool, CallRecord, CallState
 from corral.domain.endpoints import Instance
 from corral.domain.runs.states import RunState
 from corral.store.transaction import Tx
 
 
-def why_waiting(tx: Tx, call: CallRecord, now: float) -> str | None:
+def why_waiting(tx: Tx, call: CallRecord, now: float, starts: FailedStarts) -> str | None:
     """None for a call that has begun or ended."""
     if call.state is not CallState.QUEUED:
         return None
@@ -24,6 +25,9 @@ def why_waiting(tx: Tx, call: CallRecord, now: float) -> str | None:
     mine = [one for one in instances if (one.version, one.pool) == place]
     if any(one.ready_at is not None for one in mine):
         return "an instance that is free"
+    failed = starts.last(CallPool(endpoint.id, *place))
+    if failed is not None:
+        return f"its instance, which failed to start {failed.times} times: {failed.why.splitlines()[0]}"
     found = (text for one in mine if (text := _state_of(tx, one)) is not None)
     return next(found, "an instance, which is about to be made")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,6 +35,9 @@ ACTOR = "corral"
 SURE_AFTER_S = 2.0
 # A version is broken when this many of its instances ended before they were ready.
 MOST_BROKEN = 2
+# Calls fail when so many instances in a row could not begin for them, though their version has served.
+MOST_FAILED = 3
+_OF_CODE = ("code_error", "bad_data")
 
 # The run of a new instance: of which version and endpoint, and the pool it serves.
 InstanceRun = Callable[[EndpointVersion, Endpoint, str, PoolParams | None], NewRun]
@@ -81,7 +83,6 @@ class Scaler:
         self._clock = context.clock
         self._dispatch = context.dispatch
         self._instance_run = instance_run
-        self._failed: Counter[tuple[EndpointId, int]] = Counter()
         self._was_ready: set[tuple[EndpointId, int]] = set()
         self._eviction = IdleEviction(context, shapes)
 
@@ -158,7 +159,9 @@ class Scaler:
             return [(one, tx.runs.get(one.run_id)) for one in tx.endpoints.instances(endpoint.id)]
 
         found = await self._store.read(unit)
-        self._was_ready |= {(endpoint.id, one.version) for one, _ in found if one.ready_at is not None}
+        for one in (one for one, _ in found if one.ready_at is not None):
+            self._was_ready.add((endpoint.id, one.version))
+            self._context.starts.started(CallPool(endpoint.id, one.version, one.pool))
         living = []
         for instance, run in found:
             if run is not None and run.state not in FINAL:
@@ -170,16 +173,21 @@ class Scaler:
         return living
 
     async def _blame(self, endpoint: Endpoint, instance: Instance, run: Run) -> None:
-        key = (endpoint.id, instance.version)
-        if key in self._was_ready:
-            # The version has served before, so the host is at fault and another is tried.
-            return
-        self._failed[key] += 1
-        if self._failed[key] < MOST_BROKEN and run.reason not in ("code_error", "environment", "bad_data"):
-            return
+        """The next try waits. Where the code itself fails again and again, the calls that wait fail."""
+        place = CallPool(endpoint.id, instance.version, instance.pool)
         why = f"{run.id}: {run.reason}: {run.detail or ''}".strip()
-        await self._store.write(lambda tx: broke(tx, endpoint.id, instance.version, why))
+        times = self._context.starts.failed(place, run.detail or str(run.reason))
+        if (endpoint.id, instance.version) in self._was_ready:
+            # The version has served before, so where its code is not to blame the host is: another is tried.
+            if run.reason not in _OF_CODE or times < MOST_FAILED:
+                return
+        elif times < MOST_BROKEN and run.reason not in (*_OF_CODE, "environment"):
+            return
+        elif not instance.pool:
+            await self._store.write(lambda tx: broke(tx, endpoint.id, instance.version, why))
+        # Other parameters of the class may be good.
         await self._fail_waiting(_pools_of(endpoint, InstancePlace(instance.version, instance.pool)), why)
+        self._context.starts.try_at_once(place)
 
     async def _fail_waiting(self, pools: list[CallPool], why: str) -> None:
         """No instance will ever take these calls."""
@@ -202,6 +210,8 @@ class Scaler:
         for place in sorted(self._places(tx, endpoint)):
             version = tx.endpoints.version(endpoint.id, place.version)
             if version is None or version.state is VersionState.BROKEN:
+                continue
+            if not self._context.starts.may_try(CallPool(endpoint.id, *place)):
                 continue
             mine = [one for one in instances if (one.version, one.pool) == place]
             load = self._load(endpoint, place, mine)
@@ -357,6 +367,7 @@ class Scaler:
             self._context.results.ended(ended)
         if await self._store.write(remove):
             self._was_ready = {key for key in self._was_ready if key[0] != endpoint.id}
+            self._context.starts.forget(endpoint.id)
             self._dispatch.drop_endpoint(endpoint.id)
             self._context.endpoints.forget(endpoint.id)
 

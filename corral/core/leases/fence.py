@@ -23,6 +23,8 @@ from corral.store.transaction import Tx
 
 # Why the sweeper or a new boot ends a lease; what the worker itself reported is final.
 _MAY_RETURN = frozenset({Reason.HOST_LOST, Reason.RELEASED})
+# So long what a lease uploaded stays after the lease ran out.
+_MAY_RETURN_S = 86400.0
 
 
 def fence(tx: Tx, key: LeaseKey, *, now: float, policy: ServerPolicy) -> tuple[Lease, Run]:
@@ -89,6 +91,7 @@ def _reattach(tx: Tx, lease: Lease, run: Run, *, now: float, policy: ServerPolic
         state=LeaseState.LIVE, closed_at=None, beaten_at=now, expires_at=now + policy.lease_s
     )
     tx.leases.save(lease)
+    tx.blobs.keep(f"lease:{lease.id}")
     # The run's reason is what was charged: a stop that the lease's end settled had one of its own.
     run = run.charged(run.reason or rank.reason, -1)._replace(reason=None, detail=None)
     actor, data = f"host:{lease.host_id}", {"lease": lease.id, "epoch": lease.epoch}
@@ -174,7 +177,8 @@ def _take_away(
 ) -> Run:
     end_rank(tx, lease, RankEvent.LEASE_EXPIRED, reason=reason)
     tx.leases.save(lease._replace(state=LeaseState.EXPIRED, closed_at=now))
-    tx.blobs.unpin(f"lease:{lease.id}")
+    # The host may come back, and names then what it uploaded before.
+    tx.blobs.let_go(f"lease:{lease.id}", at=now + _MAY_RETURN_S)
     run = use_time(tx, run, lease, shares, known_s(lease), now=now)
     fence_gang(tx, run, lease, now=now)
     if run.state in STOPPING:

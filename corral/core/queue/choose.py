@@ -226,7 +226,15 @@ class Chooser:
             points=None if ageing_s is None else self._points,
             may=self._may,
             instead=self._instead,
+            first=self._is_waited_for,
         )
+
+    def _is_waited_for(self, shape: Digest) -> bool:
+        """Instances are made when callers wait for them, who would wait for the whole queue otherwise.
+
+        They go first within the share of their project alone, which pays for them.
+        """
+        return self.board.shapes.get(self.tx, shape).kind == "service"
 
     def _fits(self, shape: Digest) -> bool:
         return self.board.shapes.fits(self.tx, shape, self.host)

@@ -146,8 +146,11 @@ class Lanes:
         points: Callable[[ReadyRun], int] | None = None,
         may: Callable[[Candidate], bool] | None = None,
         instead: Mapping[Lane, ReadyRun | None] = MappingProxyType({}),
+        first: Callable[[Digest], bool] = lambda shape: False,
     ) -> Candidate | None:
         """The next run of a shape that fits: by priority, then the project that used least, then age.
+
+        Within a project, runs of the shapes that come `first` do not wait for older ones.
 
         What fits is remembered under `key`. `points` are added to a priority for the time waited. `may` is
         asked for one candidate after the other, in their order; the first that it lets pass is taken.
@@ -155,7 +158,7 @@ class Lanes:
         """
         with self._lock:
             usage: dict[str, float] = {}
-            heads: list[tuple[int, float, ReadyRun, Lane]] = []
+            heads: list[tuple[int, float, bool, ReadyRun, Lane]] = []
             for shape in self._fits(key, fits):
                 if not self._shapes[shape]:
                     continue
@@ -167,10 +170,10 @@ class Lanes:
                     if project not in usage:
                         usage[project] = used(project)
                     priority = lane.priority if points is None else lane.priority + points(head)
-                    heads.append((-priority, usage[project], head, lane))
+                    heads.append((-priority, usage[project], not first(shape), head, lane))
             heapify(heads)
             while heads:
-                _, _, head, lane = heappop(heads)
+                *_, head, lane = heappop(heads)
                 if may is None or may(Candidate(lane, head)):
                     self._shapes[lane.shape][lane].remove(head)
                     return Candidate(lane, head)

@@ -163,7 +163,7 @@ def tell_of_calls(tx: Tx, calls: Sequence[CallRecord], *, now: float) -> None:
 
 
 def _notice_of_call(tx: Tx, call: CallRecord) -> dict[str, Any]:
-    """Without arguments and result. The exception's message was redacted where it was raised."""
+    """Without arguments and result. Secrets were taken out of the error before it was kept."""
     endpoint = tx.endpoints.get(call.endpoint_id)
     error = json.loads(call.error) if call.error is not None else {}
     return {

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Query
 
 from corral.core import artifacts as core
 from corral.core import secrets
-from corral.core.artifacts import readable_by_lease
 from corral.core.audit import note
+from corral.core.storage.blobs import readable_by_lease
 from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, listing_digest
 from corral.domain.errors import NotFound
 from corral.domain.ids import ArtifactId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -14,12 +14,18 @@ from starlette.requests import ClientDisconnect
 
 from corral.core.leases.fence import fence
 from corral.core.quotas import check_bytes
-from corral.core.storage.blobs import BlobHolder, check_lease_reads, pin_present, remember
+from corral.core.storage.blobs import (
+    BlobHolder,
+    check_lease_reads,
+    check_project_reads,
+    pin_of_lease,
+    pin_present,
+    remember,
+)
 from corral.domain.errors import (
     BlobMissing,
     DigestMismatch,
     InvalidInput,
-    NotFound,
     StoreUnavailable,
     TooLarge,
 )
@@ -30,6 +36,7 @@ from corral.ports.blobs import Upload
 from corral.server.authorization import Anyone, Caller, DigestPath, Epoch, OwnLease, Project, User
 from corral.server.openapi import PARTIAL_ANSWER, RAW_BODY
 from corral.server.services import Services, Svc
+from corral.store.transaction import Tx
 from corral.wire.blobs import BlobAnswer, BlobQuery, StoredBlob
 
 router = APIRouter(prefix="/v1", tags=["blobs"])
@@ -52,6 +59,8 @@ async def _lease_holder(key: OwnLease, svc: Svc) -> BlobHolder:
     return BlobHolder(lease.project, f"lease:{lease.id}", None)
 
 
+# Pins what is there, and says what is missing.
+PinPresent = Callable[[Tx, Sequence[Digest]], list[Digest]]
 ForUser = Annotated[BlobHolder, Depends(user_holder)]
 ForLease = Annotated[BlobHolder, Depends(_lease_holder)]
 
@@ -59,18 +68,29 @@ ForLease = Annotated[BlobHolder, Depends(_lease_holder)]
 @router.post("/projects/{project}/blobs/query")
 async def query_user(body: BlobQuery, holder: ForUser, svc: Svc) -> BlobAnswer:
     """Which of these files the project lacks, and so must be uploaded."""
-    return await _query(body, holder, svc)
+    return await _query(body, holder, svc, lambda tx, wanted: pin_present(tx, holder, wanted))
 
 
 @router.post("/leases/{lease_id}/blobs/query")
-async def query_lease(body: BlobQuery, holder: ForLease, svc: Svc) -> BlobAnswer:
-    """Which of these files the lease's project lacks, and so must be uploaded."""
-    return await _query(body, holder, svc)
+async def query_lease(body: BlobQuery, key: OwnLease, holder: ForLease, svc: Svc) -> BlobAnswer:
+    """Which of these files must be uploaded: all that the lease neither uploaded nor was given."""
+    given = _given(key.id, svc)
+
+    def pin(tx: Tx, wanted: Sequence[Digest]) -> list[Digest]:
+        lease, _ = fence(tx, key, now=svc.clock.now(), policy=svc.policy)
+        return pin_of_lease(tx, holder, lease, wanted, arguments=given)
+
+    return await _query(body, holder, svc, pin)
 
 
-async def _query(body: BlobQuery, holder: BlobHolder, svc: Services) -> BlobAnswer:
+def _given(lease_id: LeaseId, svc: Services) -> list[str | None]:
+    """Arguments of calls that the instance has; the assignment may not be written yet."""
+    return [call.args_blob for call in svc.dispatch.recent_of(lease_id)]
+
+
+async def _query(body: BlobQuery, holder: BlobHolder, svc: Services, pin: PinPresent) -> BlobAnswer:
     wanted = [Digest(sha) for sha in dict.fromkeys(body.blobs)]
-    missing = await svc.store.write(lambda tx: pin_present(tx, holder, wanted))
+    missing = await svc.store.write(lambda tx: pin(tx, wanted))
     # A row whose file was lost is no reason to keep the bytes that would heal it.
     there = set(wanted) - set(missing)
     missing += await svc.in_thread(lambda: [sha for sha in there if not svc.blobs.has(sha)])
@@ -268,8 +288,7 @@ def _range_start(request: Request, size: int) -> int:
 
 async def _check_project_reads(sha: Digest, caller: Caller, svc: Services, project: str | None) -> None:
     name = caller.check_project(project or caller.token.project or "default")
-    if await svc.store.read(lambda tx: tx.blobs.get(name, sha)) is None:
-        raise NotFound(f"project {name} has no blob {sha}")
+    await svc.store.read(lambda tx: check_project_reads(tx, name, sha))
 
 
 async def _check_lease_reads(sha: Digest, token: Token, svc: Services, lease: str | None, epoch: int) -> None:
@@ -277,7 +296,7 @@ async def _check_lease_reads(sha: Digest, token: Token, svc: Services, lease: st
     if lease is None or not is_id(lease, "l") or host_id is None:
         raise InvalidInput("a host reads blobs for a lease: give `lease` and `epoch`")
     key = LeaseKey(LeaseId(lease), epoch, host_id)
-    given = [call.args_blob for call in svc.dispatch.recent_of(key.id)]
+    given = _given(key.id, svc)
     await svc.store.write(
         lambda tx: check_lease_reads(tx, key, sha, arguments=given, now=svc.clock.now(), policy=svc.policy)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -14,6 +14,7 @@ from corral.core.calls.exchange import InstanceReport
 from corral.core.calls.transitions import cancel, retry
 from corral.core.calls.why_waiting import why_waiting
 from corral.core.leases.fence import fence
+from corral.core.storage.blobs import check_of_lease
 from corral.core.wakeups import wait_for
 from corral.domain.calls import CALL_FINAL, CallFilter, CallOptions, CallRecord, CallState, Payload
 from corral.domain.endpoints import Endpoint
@@ -34,7 +35,7 @@ from corral.wire.payloads import PayloadBody, payload_table
 router = APIRouter(prefix="/v1", tags=["functions"])
 
 WaitSeconds = Annotated[float, Query(ge=0, le=60)]
-ChunkNumber = Annotated[int, Query(ge=0)]
+ChunkNumber = Annotated[int, Query(ge=0, lt=2**62)]
 Gone = Callable[[], Awaitable[bool]]
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 # Fields that a `CallView` has from the record as they are.
@@ -56,12 +57,17 @@ def as_json(calls: Iterable[CallRecord], svc: Services) -> str:
     return _dumps({"calls": [_table(call, svc) for call in calls]})
 
 
-async def accept(body: wire.CallsRequest, caller: Caller, svc: Services) -> list[CallRecord]:
+async def accept(
+    body: wire.CallsRequest, caller: Caller, svc: Services, maker: LeaseKey | None = None
+) -> list[CallRecord]:
+    """`maker` is the lease of the instance that makes them, if one does."""
     caller.check_project(body.project)
     calls, params = _new_calls(body, caller)
 
     def unit(tx: Tx) -> list[CallRecord]:
         endpoint = find_endpoint(tx, body.project, body.endpoint, caller)
+        if maker is not None:
+            _check_maker(tx, maker, calls, svc)
         known = svc.calls.endpoints.functions(tx, endpoint.id, body.version or endpoint.current)
         core.check_functions(endpoint, known, calls)
         return core.accept(tx, endpoint, calls, params=params, now=svc.clock.now(), early=svc.store.alone)
@@ -71,6 +77,17 @@ async def accept(body: wire.CallsRequest, caller: Caller, svc: Services) -> list
     if not body.wait_s:
         return accepted
     return await svc.results.wait_all(accepted, body.wait_s, fresh=True)
+
+
+def _check_maker(tx: Tx, maker: LeaseKey, calls: Sequence[CallRecord], svc: Services) -> None:
+    """An instance makes calls with bytes that it has, from within calls of its own endpoint."""
+    lease, _ = fence(tx, maker, now=svc.clock.now(), policy=svc.policy)
+    given = [call.args_blob for call in svc.dispatch.recent_of(maker.id)]
+    check_of_lease(tx, lease, core.named_blobs(calls), arguments=given)
+    parent = None if calls[0].parent_id is None else tx.calls.get(calls[0].parent_id)
+    instance = tx.endpoints.instance(lease.run_id)
+    if parent is not None and (instance is None or parent.endpoint_id != instance.endpoint_id):
+        raise NotFound(f"the instance has no call {parent.id}, within which these are made")
 
 
 def _new_calls(body: wire.CallsRequest, caller: Caller) -> tuple[list[CallRecord], dict[str, Payload]]:
@@ -148,7 +165,8 @@ async def get_call(call_id: str, caller: User, svc: Svc, wait_s: WaitSeconds = 0
     def unit(tx: Tx) -> wire.CallView:
         # It may have begun meanwhile.
         now = tx.calls.get(call.id) or call
-        return _view(now, svc).model_copy(update={"waiting": why_waiting(tx, now, svc.clock.now())})
+        why = why_waiting(tx, now, svc.clock.now(), svc.calls.starts)
+        return _view(now, svc).model_copy(update={"waiting": why})
 
     return await svc.store.read(unit)
 
@@ -294,7 +312,9 @@ async def nested_calls(key: OwnLease, body: wire.NestedRequest, svc: Svc) -> wir
                 parent=body.parent,
                 wait_s=body.wait_s,
             )
-            return wire.NestedAnswer(calls=[_view(call, svc) for call in await accept(request, caller, svc)])
+            return wire.NestedAnswer(
+                calls=[_view(call, svc) for call in await accept(request, caller, svc, key)]
+            )
         case "collect":
             found = await ended_calls(wire.CollectRequest(ids=body.ids, wait_s=body.wait_s), caller, svc)
             return wire.NestedAnswer(calls=[_view(call, svc) for call in found])

@@ -12,11 +12,12 @@ from corral.core import volumes as core
 from corral.core.artifacts import FileManifest
 from corral.core.audit import note
 from corral.core.leases.fence import fence
+from corral.core.storage.blobs import NamedBlob, check_of_lease
 from corral.core.volumes import VolumeChange, VolumeCommitResult
 from corral.domain.artifacts import Artifact, ArtifactKind
 from corral.domain.errors import NotFound
 from corral.domain.ids import is_name
-from corral.domain.leases import LeaseKey
+from corral.domain.leases import Lease, LeaseKey
 from corral.domain.runs.runs import Run
 from corral.domain.volumes import VolumeRecord, VolumeVersion
 from corral.server.authorization import OwnLease, Project, User
@@ -97,7 +98,7 @@ async def get_mounted(key: OwnLease, volume: VolumePath, svc: Svc) -> VolumeVers
     """The newest version of a volume that the lease's run mounts; the lease may read its files then."""
 
     def unit(tx: Tx) -> VolumeVersionView:
-        run = _mounting(tx, key, volume, svc)
+        _, run = _mounting(tx, key, volume, svc)
         found = tx.volumes.get(run.project, volume)
         done = VolumeCommitResult(None, None) if found is None else core.newest(tx, found)
         return _readable(tx, run, volume, done)
@@ -111,11 +112,13 @@ async def commit_mounted(
 ) -> VolumeVersionView:
     """Commit a change of a volume that the lease's run mounts."""
     change = _change(body)
-    project = await svc.store.write(lambda tx: _mounting(tx, key, volume, svc).project)
+    project = await svc.store.write(lambda tx: _mounting(tx, key, volume, svc)[1].project)
     await _refuse_secrets(project, volume, change, svc)
 
     def unit(tx: Tx) -> VolumeVersionView:
-        run = _mounting(tx, key, volume, svc)
+        lease, run = _mounting(tx, key, volume, svc)
+        new = core.unseen(tx, run.project, volume, change.files)
+        check_of_lease(tx, lease, [NamedBlob(file.digest, file.size) for file in new])
         done = core.commit(tx, run.project, volume, change, by=f"run:{run.id}", now=svc.clock.now())
         return _readable(tx, run, volume, done)
 
@@ -127,16 +130,16 @@ async def _refuse_secrets(project: str, volume: str, change: VolumeChange, svc: 
     await refuse_secrets(project, FileManifest(ArtifactKind.VOLUME, tuple(new)), svc)
 
 
-def _mounting(tx: Tx, key: LeaseKey, volume: str, svc: Services) -> Run:
-    """The lease's run, if it mounts the volume: a host gets at no other through it."""
-    _, run = fence(tx, key, now=svc.clock.now(), policy=svc.policy)
+def _mounting(tx: Tx, key: LeaseKey, volume: str, svc: Services) -> tuple[Lease, Run]:
+    """The lease and its run, if it mounts the volume: a host gets at no other through it."""
+    lease, run = fence(tx, key, now=svc.clock.now(), policy=svc.policy)
     service = json.loads(tx.runs.spec(run.id)).get("service") or {}
     if volume not in (service.get("volumes") or {}).values():
         raise NotFound(
             f"run {run.id} does not mount a volume {volume!r}",
             hint="Name it in the decorator: volumes={'data': corral.Volume(...)}.",
         )
-    return run
+    return lease, run
 
 
 def _readable(tx: Tx, run: Run, volume: str, done: VolumeCommitResult) -> VolumeVersionView:

@@ -13,6 +13,7 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import iterate_in_threadpool
 
 from corral.core.calls.accept import accept, new_call, write_accepted
+from corral.core.storage.blobs import check_project_reads
 from corral.domain.calls import CALL_FINAL, INLINE_BYTES, CallRecord, CallState, Payload
 from corral.domain.errors import CorralError, NotFound
 from corral.domain.ids import Digest
@@ -131,6 +132,7 @@ async def _answer(call: CallRecord, svc: Services) -> Response:
         )
     is_web = call.result_format == WEB
     if payload.blob is not None:
+        await _check_readable(call.project, payload.blob, svc)
         return await (_stored_web_answer if is_web else _stored_bytes)(payload.blob, svc)
     if not is_web:
         return Response(payload.body or b"", media_type=_BYTES)
@@ -178,15 +180,15 @@ async def _streamed(call: CallRecord, caller: Caller, svc: Services) -> Response
         whole = seen.state is CallState.SUCCEEDED and seen.result_format != WEB
         return Response() if whole else await _answer(seen, svc)
     kind = _KINDS.get(page.chunks[0].payload.format, _BYTES)
-    return StreamingResponse(_pieces(call.id, page, caller, svc), media_type=kind)
+    return StreamingResponse(_pieces(call, page, caller, svc), media_type=kind)
 
 
-async def _pieces(call_id: str, page: ChunkPage, caller: Caller, svc: Services) -> AsyncIterator[bytes]:
-    after = 0
+async def _pieces(call: CallRecord, page: ChunkPage, caller: Caller, svc: Services) -> AsyncIterator[bytes]:
+    call_id, project, after = call.id, call.project, 0
     while True:
         for chunk in page.chunks:
             after = chunk.n
-            async for piece in _chunk_bytes(chunk.payload.payload(), svc):
+            async for piece in _chunk_bytes(project, chunk.payload.payload(), svc):
                 yield piece
         if page.error is not None:
             # The answer breaks off, so that nobody takes it for the whole.
@@ -196,14 +198,20 @@ async def _pieces(call_id: str, page: ChunkPage, caller: Caller, svc: Services) 
         page = await get_chunks(call_id, caller, svc, after, 30.0, 100)
 
 
-async def _chunk_bytes(payload: Payload, svc: Services) -> AsyncIterator[bytes]:
+async def _chunk_bytes(project: str, payload: Payload, svc: Services) -> AsyncIterator[bytes]:
     if payload.blob is None:
         yield payload.body or b""
         return
     blob = payload.blob
+    await _check_readable(project, blob, svc)
     await svc.in_thread(lambda: _check_blob(blob, svc))
     async for piece in iterate_in_threadpool(svc.blobs.read(blob)):
         yield piece
+
+
+async def _check_readable(project: str, blob: Digest, svc: Services) -> None:
+    """Bytes that the call's project does not have are not given out, whatever the call names."""
+    await svc.store.read(lambda tx: check_project_reads(tx, project, blob))
 
 
 def _check_blob(blob: Digest, svc: Services) -> None:

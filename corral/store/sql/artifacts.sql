@@ -39,8 +39,9 @@ WHERE (created_at, id) < (:after_created_at, :after_id)
     /*if project AND project = :project */
 ORDER BY created_at DESC, id DESC LIMIT :limit;
 
--- name: artifact_names_blob
-SELECT 1 FROM artifact_files WHERE digest = :digest AND artifact_id IN (<list artifact_ids>) LIMIT 1;
+-- name: artifact_named
+SELECT DISTINCT digest FROM artifact_files
+WHERE digest IN (<list digests>) AND artifact_id IN (<list artifact_ids>);
 
 -- name: artifact_naming
 SELECT f.artifact_id, f.path, a.run_id FROM artifact_files AS f JOIN artifacts AS a ON a.id = f.artifact_id

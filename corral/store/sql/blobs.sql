@@ -24,6 +24,12 @@ ON CONFLICT (project, digest, holder) DO UPDATE SET expires_at = CASE
 -- name: pin_of_holder
 SELECT project, digest FROM pins WHERE holder = :holder;
 
+-- name: pin_of_these
+SELECT digest FROM pins WHERE holder = :holder AND project = :project AND digest IN (<list digests>);
+
+-- name: pins_until
+UPDATE pins SET expires_at = /*sqlite :at *//*pg CAST(:at AS DOUBLE PRECISION) */ WHERE holder = :holder;
+
 -- name: unpin
 DELETE FROM pins WHERE holder = :holder;
 

@@ -46,9 +46,10 @@ class SqlArtifacts(Table):
         scope = given(project=project)
         return self._all(ARTIFACT, "artifact_page", after_created_at=at, after_id=last, limit=limit, **scope)
 
-    def names_blob(self, artifact_ids: Sequence[ArtifactId], digest: Digest) -> bool:
-        """Whether one of these artifacts has a file with these bytes."""
-        return self._exists("artifact_names_blob", artifact_ids=json.dumps([*artifact_ids]), digest=digest)
+    def named(self, artifact_ids: Sequence[ArtifactId], digests: Sequence[Digest]) -> set[Digest]:
+        """Those of the blobs that a file of one of these artifacts has."""
+        ids, wanted = json.dumps([*artifact_ids]), json.dumps([*digests])
+        return set(self._column("artifact_named", artifact_ids=ids, digests=wanted))
 
     def with_blob(
         self, project: str, digest: Digest, limit: int

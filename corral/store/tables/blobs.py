@@ -39,6 +39,19 @@ class SqlBlobs(Table):
         named = json.dumps([*digests])
         self._tell("blob_pin", project=project, digests=named, holder=holder, expires_at=expires_at)
 
+    def pinned_by(self, holder: str, project: str, digests: Sequence[Digest]) -> set[Digest]:
+        """Those of the blobs that the holder pins."""
+        params = {"holder": holder, "project": project, "digests": json.dumps([*digests])}
+        return {Digest(row[0]) for row in self._db.all("pin_of_these", params)}
+
+    def let_go(self, holder: str, *, at: float) -> None:
+        """Its pins end then, unless it comes back and keeps them."""
+        self._tell("pins_until", holder=holder, at=at)
+
+    def keep(self, holder: str) -> None:
+        """Its pins stay until they are unpinned."""
+        self._tell("pins_until", holder=holder, at=None)
+
     def unpin(self, holder: str) -> None:
         pinned = self._db.all("pin_of_holder", {"holder": holder})
         if pinned:

@@ -182,7 +182,7 @@ class InstanceServer:
     def _redacted(self, error: dict[str, Any]) -> dict[str, Any]:
         """No secret leaves the host in what an exception says, or keeps."""
         kept = {
-            key: self.secrets.redact_text(value) if isinstance(value, str) else value
+            key: self.secrets.redact_text(_whole(value)) if isinstance(value, str) else value
             for key, value in error.items()
             if key not in ("args", "state")
         }
@@ -190,6 +190,11 @@ class InstanceServer:
             data = base64.b64decode(error.get(key) or "")
             kept[key] = error.get(key) if self.secrets.redact(data) == data else None
         return kept
+
+
+def _whole(text: str) -> str:
+    """Names of files may hold halves of characters, with which no outcome could be sent."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _not_stored(error: Exception) -> dict[str, Any]:
