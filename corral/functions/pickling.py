@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import pickletools
 import sys
 import threading
 import types
@@ -95,6 +94,8 @@ def load_cloudpickle() -> Any:
 
 def types_in(data: bytes | memoryview) -> list[str]:
     """The first types that a pickle names; it is looked at, and nothing of it is run."""
+    import pickletools  # noqa: PLC0415 - only where a result is refused
+
     found: dict[str, None] = {}
     texts: list[str] = []
     try:

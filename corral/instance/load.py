@@ -13,6 +13,7 @@ from typing import Any
 from corral.functions import serialize as codec
 from corral.functions.classes import hooks
 from corral.functions.function import Function
+from corral.functions.importing import CallWhileImporting, importing
 
 
 class CannotLoad(Exception):
@@ -49,8 +50,13 @@ def load(entry: dict[str, Any], params: tuple[str, bytes] | None) -> LoadedCode:
     # The folder that the command starts in holds the user's code.
     sys.path.insert(0, os.getcwd())
     given = None if params is None else codec.decode(*params)
-    if entry["kind"] == "pickle":
-        return LoadedCode(_unpickled(entry), is_class=entry.get("is_class", False), params=given)
+    # The instance is not ready for calls yet, and a file that calls as it is imported would never end.
+    with importing():
+        found = _unpickled(entry) if entry["kind"] == "pickle" else _imported(entry)
+    return LoadedCode(found, is_class=entry.get("is_class", False), params=given)
+
+
+def _imported(entry: dict[str, Any]) -> Any:
     try:
         found: Any = importlib.import_module(entry["module"])
     except ModuleNotFoundError as error:
@@ -58,6 +64,8 @@ def load(entry: dict[str, Any], params: tuple[str, bytes] | None) -> LoadedCode:
             f"importing {entry['module']} needs {error.name}, which is not here: ship it with the code, "
             f"or name it in the requirements of the app"
         ) from error
+    except CallWhileImporting as error:
+        raise CannotLoad(str(error)) from error
     if entry.get("main"):
         _stand_for_main(found)
     for part in entry["qualname"].split("."):
@@ -65,7 +73,7 @@ def load(entry: dict[str, Any], params: tuple[str, bytes] | None) -> LoadedCode:
             found = getattr(found, part)
         except AttributeError:
             raise CannotLoad(f"{entry['module']} has no {entry['qualname']}") from None
-    return LoadedCode(found, is_class=entry.get("is_class", False), params=given)
+    return found
 
 
 def _stand_for_main(module: ModuleType) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import forked
 from support.local_cluster import CLEAN, LocalCluster, local_cluster
 
 ROOT = str(Path(__file__).parents[2])
@@ -204,3 +205,67 @@ def test_a_host_runs_no_code_in_the_program_that_calls_it(stack: LocalCluster, t
     allowed = run(stack, tmp_path, "pickles.py", "--allow")
     assert allowed.stdout == "[0]\n", allowed.stderr
     assert (tmp_path / "crawled").exists()
+
+
+BARE = """
+import asyncio
+import corral
+
+app = corral.App("bare")
+
+
+@app.function()
+def double(x):
+    return 2 * x
+
+
+{calls}
+"""
+
+
+@pytest.mark.parametrize(
+    ("calls", "line"),
+    [
+        ("print(double.remote(21))", 13),
+        ("for n in range(3):\n    double.spawn(n)", 14),
+        ("asyncio.run(double.aio.remote(21))", 13),
+    ],
+    ids=["plain", "loop", "async"],
+)
+def test_a_call_without_a_guard_is_refused_before_anything_is_sent(
+    stack: LocalCluster, tmp_path: Path, calls: str, line: int
+) -> None:
+    """NEW-02, FNX-04: the error names the line and the guard."""
+    (tmp_path / "bare.py").write_text(BARE.format(calls=calls))
+
+    done = run(stack, tmp_path, "bare.py")
+
+    assert f"bare.py, line {line}, makes a call" in done.stderr
+    assert '`if __name__ == "__main__":`' in done.stderr
+    assert done.returncode == 1
+    assert not [one for one in stack.client().endpoints.all() if ".bare." in one.name]
+
+
+def test_an_instance_that_imports_a_file_never_calls_back(stack: LocalCluster, tmp_path: Path) -> None:
+    """NEW-02: a condition may hold here and there; then the instance says which line it is."""
+    calls = "if len(app.name) == 4:\n    print(double.remote(21))"
+    (tmp_path / "bare.py").write_text(BARE.format(calls=calls))
+
+    done = run(stack, tmp_path, "bare.py")
+
+    assert "CannotStart" in done.stderr
+    assert "bare.py, line 14, makes a call" in done.stderr
+    made = stack.client().calls.page(endpoint="live.bare.double").items
+    assert [one.parent for one in made] == [None], "there was this call and no other"
+
+
+def test_checking_a_file_makes_no_calls(stack: LocalCluster, tmp_path: Path) -> None:
+    """NEW-02."""
+    (tmp_path / "bare.py").write_text(BARE.format(calls="double.remote(21)").replace('"bare"', '"checked"'))
+    env = {**CLEAN, "CORRAL_HOME": str(stack.home)}
+
+    done = forked.run(["fn", "check", "bare.py"], env, cwd=tmp_path)
+
+    assert done.returncode == 1
+    assert "bare.py, line 13, makes a call" in done.stderr
+    assert not [one for one in stack.client().endpoints.all() if ".checked." in one.name]
