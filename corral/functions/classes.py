@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, dataclass_transform, overload
@@ -18,6 +19,8 @@ T = TypeVar("T")
 H = TypeVar("H", covariant=True)
 _MISSING: Any = object()
 _HOOK = "_corral_hook"
+# Marks a constructor that passes on what it is given.
+_CONSTRUCTOR = "_corral_constructor"
 
 
 @dataclass(frozen=True)
@@ -179,8 +182,11 @@ def class_member(target: Any, app: AppMembers, settings: FunctionSettings, *, na
         is_class=True,
     )
     target._corral_member = member  # type: ignore[attr-defined]
-    if "__init__" not in vars(target):
+    own = target.__init__  # type: ignore[misc]
+    if params or own is object.__init__:
         target.__init__ = _initialiser(target, params)  # type: ignore[misc]
+    elif not hasattr(own, _CONSTRUCTOR):
+        target.__init__ = passed_on(own)  # type: ignore[misc]
     return member
 
 
@@ -195,7 +201,11 @@ def _attributes(target: type, kind: type[T]) -> dict[str, T]:
 
 
 def _initialiser(target: type, params: dict[str, Parameter]) -> Callable[..., None]:
-    def __init__(self: Any, **given: Any) -> None:
+    def __init__(self: Any, *unnamed: Any, **given: Any) -> None:
+        if unnamed:
+            written = ", ".join(f"{name}=..." for name in params)
+            takes = f"takes its parameters by name: {target.__name__}({written})" if params else "takes none"
+            raise TypeError(f"{target.__name__}() was given {unnamed[0]!r} without a name; it {takes}")
         if unknown := sorted(set(given) - set(params)):
             known = ", ".join(params) or "none"
             raise TypeError(f"{target.__name__}() has no parameter {', '.join(unknown)}; it has: {known}")
@@ -211,7 +221,57 @@ def _initialiser(target: type, params: dict[str, Parameter]) -> Callable[..., No
             setattr(self, key, value)
         self._corral_params = (form, data) if params else None
 
+    setattr(__init__, _CONSTRUCTOR, True)
     return __init__
+
+
+def passed_on(own: Callable[..., None]) -> Callable[..., None]:
+    """The class's own constructor; what it is given here is given to the instances on the fleet too."""
+
+    @functools.wraps(own)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        # Not of a constructor that one of a derived class calls.
+        if "_corral_params" not in vars(self):
+            vars(self)["_corral_params"] = functools.partial(_arguments, own, (self, *args), kwargs)
+        own(self, *args, **kwargs)
+
+    setattr(__init__, _CONSTRUCTOR, True)
+    return __init__
+
+
+def _by_name(
+    name: str, constructor: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """What a constructor was given, beside `self`, and is not its default. TypeError if it has no name."""
+    found: dict[str, Any] = {}
+    try:
+        bound = inspect.signature(constructor).bind(*args, **kwargs)
+    except ValueError:
+        # One that is not written in Python has no signature.
+        bound = inspect.signature(lambda self, /, *args, **kwargs: None).bind(*args, **kwargs)
+    for key, value in list(bound.arguments.items())[1:]:
+        parameter = bound.signature.parameters[key]
+        match parameter.kind:
+            case parameter.VAR_KEYWORD:
+                found |= value
+            case parameter.POSITIONAL_ONLY | parameter.VAR_POSITIONAL:
+                raise TypeError(
+                    f"{name}() was given {key} by place only, and instances on the fleet are made by name; "
+                    f"write its __init__ with named parameters"
+                )
+            case _ if value is not parameter.default:
+                found[key] = value
+    return found
+
+
+def _arguments(
+    constructor: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, bytes] | None:
+    """In the order of names, so that equal arguments are equal bytes; None if there are none."""
+    name = type(args[0]).__name__
+    given = _by_name(name, constructor, args, kwargs)
+    ordered = {key: given[key] for key in sorted(given)}
+    return codec.encode(ordered, what=f"an argument of {name}()") if given else None
 
 
 def hooks(instance: Any, kind: str) -> list[Callable[[], Any]]:

@@ -35,7 +35,7 @@ class Function(Generic[P, R]):
         fn: Callable[P, Any],
         *,
         function: str | None = None,
-        params: tuple[str, bytes] | None = None,
+        params: tuple[str, bytes] | Callable[[], tuple[str, bytes] | None] | None = None,
         changes: dict[str, Any] | None = None,
     ) -> None:
         self.member = member
@@ -203,7 +203,7 @@ class Function(Generic[P, R]):
             self._function,
             form,
             data,
-            self._params,
+            self._params() if callable(self._params) else self._params,
             # A key of its own makes a call that may be sent again without being made again.
             self._changes.get("key") or f"once:{secrets.token_hex(12)}",
             self._changes.get("priority", 0),

@@ -24,7 +24,7 @@ class LoadedCode:
     """The function or class that an instance serves, with its hooks for the first call and the last."""
 
     def __init__(self, target: Any, *, is_class: bool, params: dict[str, Any] | None) -> None:
-        self._exits: list[Callable[[], Any]] = []
+        self.exits: list[Callable[[], Any]] = []
         self.enters: list[Callable[[], Any]] = []
         if not is_class:
             self._only = target
@@ -32,7 +32,7 @@ class LoadedCode:
             return
         self._instance = target(**(params or {}))
         self.enters = hooks(self._instance, "enter")
-        self._exits = hooks(self._instance, "exit")
+        self.exits = hooks(self._instance, "exit")
 
     def find(self, name: str) -> Callable[..., Any]:
         if self._instance is None:
@@ -40,10 +40,6 @@ class LoadedCode:
             return found.local if isinstance(found, Function) else found
         method = type(self._instance).__dict__.get(name) or getattr(type(self._instance), name)
         return method.fn.__get__(self._instance, type(self._instance))  # type: ignore[no-any-return]
-
-    def exit(self) -> None:
-        for hook in self._exits:
-            hook()
 
 
 def load(entry: dict[str, Any], params: tuple[str, bytes] | None) -> LoadedCode:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support import forked
 from support.local_cluster import CLEAN, LocalCluster, local_cluster
+from support.waiting import eventually
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -269,3 +270,111 @@ def test_checking_a_file_makes_no_calls(stack: LocalCluster, tmp_path: Path) -> 
     assert done.returncode == 1
     assert "bare.py, line 13, makes a call" in done.stderr
     assert not [one for one in stack.client().endpoints.all() if ".checked." in one.name]
+
+
+CLASSES = """
+import asyncio
+import sys
+import corral
+
+app = corral.App("classes")
+
+
+@app.cls(idle="1s")
+class Room:
+    def __init__(self, size=3, name="no name", *, colours=(), **more):
+        self.known = [size, name, list(colours), sorted(more.items())]
+
+    @corral.method()
+    def show(self):
+        return self.known
+
+
+@app.cls()
+class Suite(Room):
+    def __init__(self, rooms):
+        super().__init__(rooms * 2)
+
+    @corral.method()
+    def show(self):
+        return self.known
+
+
+@app.cls()
+class Odd:
+    def __init__(self, *sizes):
+        self.sizes = sizes
+
+    @corral.method()
+    def show(self):
+        return self.sizes
+
+
+@app.cls(idle="1s")
+class Later:
+    log: str = corral.parameter()
+
+    @corral.enter()
+    async def open(self):
+        await asyncio.sleep(0)
+        self.loop = asyncio.get_running_loop()
+        self.lock = asyncio.Lock()
+
+    @corral.method()
+    async def one(self):
+        async with self.lock:
+            return self.loop is asyncio.get_running_loop()
+
+    @corral.method(batch=corral.Batch(4, "1ms"))
+    async def many(self, items):
+        async with self.lock:
+            return [self.loop is asyncio.get_running_loop() for _ in items]
+
+    @corral.exit()
+    async def close(self):
+        await asyncio.sleep(0)
+        with open(self.log, "w") as file:
+            file.write("closed")
+
+
+if __name__ == "__main__":
+    print(Room(5, "mine").show.remote(), Room(5, name="mine").known)
+    print(Room(colours=("red",), floor=2).show.remote(), Room().show.remote())
+    print(Suite(4).show.remote())
+    print(Odd().show.remote())
+    try:
+        print(Odd(1, 2).sizes)
+        Odd(1, 2).show.remote()
+    except TypeError as error:
+        print(error)
+    try:
+        Later("log")
+    except TypeError as error:
+        print(error)
+    later = Later(log=sys.argv[1])
+    print(later.one.remote(), later.many.remote(1))
+"""
+
+
+def test_a_class_gets_what_it_is_given_and_its_async_hooks_are_awaited(
+    stack: LocalCluster, tmp_path: Path
+) -> None:
+    """FNX-08, FNX-09: constructor arguments are passed on, or refused by name."""
+    (tmp_path / "classes.py").write_text(CLASSES)
+    log = tmp_path / "log"
+
+    done = run(stack, tmp_path, "classes.py", str(log))
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "[5, 'mine', [], []] [5, 'mine', [], []]",
+        "[3, 'no name', ['red'], [('floor', 2)]] [3, 'no name', [], []]",
+        "[8, 'no name', [], []]",
+        "()",
+        "(1, 2)",
+        "Odd() was given sizes by place only, and instances on the fleet are made by name; "
+        "write its __init__ with named parameters",
+        "Later() was given 'log' without a name; it takes its parameters by name: Later(log=...)",
+        "True True",
+    ]
+    eventually(lambda: log.exists() and log.read_text() == "closed", "its exit hook")
