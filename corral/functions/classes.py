@@ -6,12 +6,23 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, dataclass_transform, overload
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    Self,
+    TypeVar,
+    dataclass_transform,
+    overload,
+)
 
 from corral.functions import serialize as codec
 from corral.functions.function import AsyncFunction, Function, Generator, handle_of
 from corral.functions.member import AppMembers, Callee, Member, is_async, kind_of
 from corral.functions.options import Batch, FunctionSettings, Retries, as_retries
+from corral.functions.pickling import culprit_among
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,6 +30,8 @@ T = TypeVar("T")
 H = TypeVar("H", covariant=True)
 _MISSING: Any = object()
 _HOOK = "_corral_hook"
+# What a method has once there is an object, and not before.
+_OF_OBJECTS = ("remote", "spawn", "map", "starmap", "for_each", "stream", "aio", "local", "with_options")
 # Marks a constructor that passes on what it is given.
 _CONSTRUCTOR = "_corral_constructor"
 
@@ -77,7 +90,15 @@ class Method(Generic[H]):
         functools.update_wrapper(self, self.fn)  # type: ignore[arg-type]
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+        self.name, self.owner = name, owner.__name__
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name not in _OF_OBJECTS or "owner" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(
+            f"{self.owner}.{self.name} is of an object of the class; make one first: "
+            f"{self.owner}(...).{self.name}.{name}"
+        )
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -213,13 +234,9 @@ def _initialiser(target: type, params: dict[str, Parameter]) -> Callable[..., No
         if missing:
             raise TypeError(f"{target.__name__}() needs {', '.join(missing)}")
         values = {key: given.get(key, one.default) for key, one in params.items()}
-        form, data = codec.encode(values, what=f"a parameter of {target.__name__}")
-        # Sorted by name, so that equal parameters are equal bytes.
-        if form == codec.PLAIN:
-            data = codec.encode_plain({key: values[key] for key in sorted(values)})
         for key, value in values.items():
             setattr(self, key, value)
-        self._corral_params = (form, data) if params else None
+        self._corral_params = encoded_parameters(values, f"a parameter of {target.__name__}")
 
     setattr(__init__, _CONSTRUCTOR, True)
     return __init__
@@ -267,11 +284,19 @@ def _by_name(
 def _arguments(
     constructor: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[str, bytes] | None:
-    """In the order of names, so that equal arguments are equal bytes; None if there are none."""
     name = type(args[0]).__name__
     given = _by_name(name, constructor, args, kwargs)
-    ordered = {key: given[key] for key in sorted(given)}
-    return codec.encode(ordered, what=f"an argument of {name}()") if given else None
+    return encoded_parameters(given, f"an argument of {name}()")
+
+
+def encoded_parameters(given: dict[str, Any], what: str) -> tuple[str, bytes] | None:
+    """In the order of names, so that equal ones are equal bytes; None if there are none."""
+    if not given:
+        return None
+    try:
+        return codec.encode({key: given[key] for key in sorted(given)}, what=what)
+    except codec.CannotEncode as error:
+        raise codec.CannotEncode(f"{what} cannot be pickled: {culprit_among(given.items())}") from error
 
 
 def hooks(instance: Any, kind: str) -> list[Callable[[], Any]]:

@@ -19,7 +19,7 @@ from corral.functions.map import RemoteMap
 from corral.functions.member import Member, kind_of
 from corral.functions.options import options_of
 from corral.functions.pickle_names import pickle_as
-from corral.functions.pickling import pickled_by_name, pickled_whole
+from corral.functions.pickling import culprit_among, pickled_by_name, pickled_whole
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -195,9 +195,12 @@ class Function(Generic[P, R]):
 
     def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OutgoingCall:
         self.check(args, kwargs)
-        form, data = codec.encode_pieces(
-            [list(args), kwargs], what=f"an argument of {self._function}()", pickle=self._pickled
-        )
+        what = f"an argument of {self._function}()"
+        try:
+            form, data = codec.encode_pieces([list(args), kwargs], what=what, pickle=self._pickled)
+        except codec.CannotEncode as error:
+            why = culprit_among(self._named(args, kwargs))
+            raise codec.CannotEncode(f"{what} cannot be pickled: {why}" if why else str(error)) from error
         reads = {} if self.member.app.allow_pickle else {"reads": codec.NAMED}
         return OutgoingCall(
             self._function,
@@ -213,6 +216,12 @@ class Function(Generic[P, R]):
     def _pickled(self, value: Any, what: str) -> bytes:
         """By the names of classes where the instance can import them, so that they are the same there."""
         return (pickled_whole if self.member.home() is None else pickled_by_name)(value, what)
+
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+        """The arguments by the names that the function has for them."""
+        if self._signature is None:
+            return [*((f"number {place}", one) for place, one in enumerate(args, start=1)), *kwargs.items()]
+        return self._signature.bind(*args, **kwargs).arguments.items()
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Wrong arguments are told before anything is sent."""

@@ -7,7 +7,7 @@ import io
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -119,6 +119,11 @@ def culprit(value: Any) -> str:
         parts = [(f"[{index}]", item) for index, item in enumerate(value)]
     elif hasattr(value, "__dict__"):
         parts = [(f".{name}", item) for name, item in vars(value).items()]
+    return culprit_among(parts)
+
+
+def culprit_among(parts: Iterable[tuple[str, Any]]) -> str:
+    """The same, of parts that have names already."""
     for place, part in parts:
         try:
             load_cloudpickle().dumps(part, protocol=5)
