@@ -97,7 +97,11 @@ class HttpBackend:
             project=project,
             kind="service",
             service=ServiceTable.model_validate(
-                {"entry": package.entry, "volumes": dict(settings.volumes), "max_memory": settings.max_memory}
+                {
+                    "entry": {**package.entry, "app": member.app.name},
+                    "volumes": dict(settings.volumes),
+                    "max_memory": settings.max_memory,
+                }
             ),
             code=code,
             code_digest=digest,

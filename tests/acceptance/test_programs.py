@@ -378,3 +378,34 @@ def test_a_class_gets_what_it_is_given_and_its_async_hooks_are_awaited(
         "True True",
     ]
     eventually(lambda: log.exists() and log.read_text() == "closed", "its exit hook")
+
+
+def test_a_deploy_is_the_whole_app(stack: LocalCluster, tmp_path: Path) -> None:
+    """DEF-03: what is gone from the file is stopped, and said; other apps and members are left alone."""
+    function = "@app.function()\ndef {0}(): ...\n"
+    head = "import corral\napp = corral.App('{0}')\n"
+
+    def deploy(app: str, *names: str, only: str = "") -> str:
+        text = head.format(app) + "".join(function.format(name) for name in names)
+        (tmp_path / "whole.py").write_text(text)
+        env = {**CLEAN, "CORRAL_HOME": str(stack.home)}
+        done = forked.run(["fn", "deploy", f"whole.py{only}"], env, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def serving() -> set[str]:
+        found = stack.client().endpoints.all()
+        return {one.name for one in found if one.name.startswith("whole.") and not one.stopped}
+
+    deploy("whole.other", "kept")
+    deploy("whole", "one", "two", "three")
+    deploy("whole", "one", only="::one")
+    assert serving() == {"whole.one", "whole.two", "whole.three", "whole.other.kept"}
+
+    said = deploy("whole", "one", "four")
+
+    assert "whole.two: stopped; whole.py has it no more\n" in said
+    assert "whole.three: stopped; whole.py has it no more\n" in said
+    assert serving() == {"whole.one", "whole.four", "whole.other.kept"}
+    assert "stopped" not in deploy("whole", "one", "four", "two")
+    assert serving() == {"whole.one", "whole.two", "whole.four", "whole.other.kept"}
