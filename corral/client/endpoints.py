@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from corral.client.api import Api
-from corral.client.http.transport import POLL_SLACK_S
-from corral.wire.endpoints import DeployRequest, EndpointPage, EndpointView, Scaling
+from corral.client.http.transport import POLL_SLACK_S, quoted
+from corral.wire.endpoints import (
+    AppAnswer,
+    AppRequest,
+    DeployRequest,
+    EndpointPage,
+    EndpointView,
+    Scaling,
+)
 
 
 class Endpoints(Api):
@@ -17,6 +24,12 @@ class Endpoints(Api):
         return self._transport.repeat(
             "POST", self.root, EndpointView, body=request, timeout_s=request.wait_s + POLL_SLACK_S
         )
+
+    def set_app(self, project: str, app: str, endpoints: Sequence[str]) -> list[str]:
+        """Say of which endpoints a deployed app consists; gives the names of those that were stopped."""
+        body = AppRequest(endpoints=list(endpoints))
+        path = f"/v1/apps/{quoted(project)}/{quoted(app)}"
+        return self._transport.repeat("PUT", path, AppAnswer, body=body).stopped
 
     def get(self, project: str, name: str) -> EndpointView:
         return self._transport.get(self._path(project, name), EndpointView)

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, dataclass_transform, overload
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    Self,
+    TypeVar,
+    dataclass_transform,
+    overload,
+)
 
 from corral.functions import serialize as codec
 from corral.functions.function import AsyncFunction, Function, Generator, handle_of
 from corral.functions.member import AppMembers, Callee, Member, is_async, kind_of
 from corral.functions.options import Batch, FunctionSettings, Retries, as_retries
+from corral.functions.pickling import culprit_among
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -18,6 +30,10 @@ T = TypeVar("T")
 H = TypeVar("H", covariant=True)
 _MISSING: Any = object()
 _HOOK = "_corral_hook"
+# What a method has once there is an object, and not before.
+_OF_OBJECTS = ("remote", "spawn", "map", "starmap", "for_each", "stream", "aio", "local", "with_options")
+# Marks a constructor that passes on what it is given.
+_CONSTRUCTOR = "_corral_constructor"
 
 
 @dataclass(frozen=True)
@@ -74,7 +90,15 @@ class Method(Generic[H]):
         functools.update_wrapper(self, self.fn)  # type: ignore[arg-type]
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+        self.name, self.owner = name, owner.__name__
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name not in _OF_OBJECTS or "owner" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(
+            f"{self.owner}.{self.name} is of an object of the class; make one first: "
+            f"{self.owner}(...).{self.name}.{name}"
+        )
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -179,8 +203,11 @@ def class_member(target: Any, app: AppMembers, settings: FunctionSettings, *, na
         is_class=True,
     )
     target._corral_member = member  # type: ignore[attr-defined]
-    if "__init__" not in vars(target):
+    own = target.__init__  # type: ignore[misc]
+    if params or own is object.__init__:
         target.__init__ = _initialiser(target, params)  # type: ignore[misc]
+    elif not hasattr(own, _CONSTRUCTOR):
+        target.__init__ = passed_on(own)  # type: ignore[misc]
     return member
 
 
@@ -195,7 +222,11 @@ def _attributes(target: type, kind: type[T]) -> dict[str, T]:
 
 
 def _initialiser(target: type, params: dict[str, Parameter]) -> Callable[..., None]:
-    def __init__(self: Any, **given: Any) -> None:
+    def __init__(self: Any, *unnamed: Any, **given: Any) -> None:
+        if unnamed:
+            written = ", ".join(f"{name}=..." for name in params)
+            takes = f"takes its parameters by name: {target.__name__}({written})" if params else "takes none"
+            raise TypeError(f"{target.__name__}() was given {unnamed[0]!r} without a name; it {takes}")
         if unknown := sorted(set(given) - set(params)):
             known = ", ".join(params) or "none"
             raise TypeError(f"{target.__name__}() has no parameter {', '.join(unknown)}; it has: {known}")
@@ -203,15 +234,69 @@ def _initialiser(target: type, params: dict[str, Parameter]) -> Callable[..., No
         if missing:
             raise TypeError(f"{target.__name__}() needs {', '.join(missing)}")
         values = {key: given.get(key, one.default) for key, one in params.items()}
-        form, data = codec.encode(values, what=f"a parameter of {target.__name__}")
-        # Sorted by name, so that equal parameters are equal bytes.
-        if form == codec.PLAIN:
-            data = codec.encode_plain({key: values[key] for key in sorted(values)})
         for key, value in values.items():
             setattr(self, key, value)
-        self._corral_params = (form, data) if params else None
+        self._corral_params = encoded_parameters(values, f"a parameter of {target.__name__}")
 
+    setattr(__init__, _CONSTRUCTOR, True)
     return __init__
+
+
+def passed_on(own: Callable[..., None]) -> Callable[..., None]:
+    """The class's own constructor; what it is given here is given to the instances on the fleet too."""
+
+    @functools.wraps(own)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        # Not of a constructor that one of a derived class calls.
+        if "_corral_params" not in vars(self):
+            vars(self)["_corral_params"] = functools.partial(_arguments, own, (self, *args), kwargs)
+        own(self, *args, **kwargs)
+
+    setattr(__init__, _CONSTRUCTOR, True)
+    return __init__
+
+
+def _by_name(
+    name: str, constructor: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """What a constructor was given, beside `self`, and is not its default. TypeError if it has no name."""
+    found: dict[str, Any] = {}
+    try:
+        bound = inspect.signature(constructor).bind(*args, **kwargs)
+    except ValueError:
+        # One that is not written in Python has no signature.
+        bound = inspect.signature(lambda self, /, *args, **kwargs: None).bind(*args, **kwargs)
+    for key, value in list(bound.arguments.items())[1:]:
+        parameter = bound.signature.parameters[key]
+        match parameter.kind:
+            case parameter.VAR_KEYWORD:
+                found |= value
+            case parameter.POSITIONAL_ONLY | parameter.VAR_POSITIONAL:
+                raise TypeError(
+                    f"{name}() was given {key} by place only, and instances on the fleet are made by name; "
+                    f"write its __init__ with named parameters"
+                )
+            case _ if value is not parameter.default:
+                found[key] = value
+    return found
+
+
+def _arguments(
+    constructor: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[str, bytes] | None:
+    name = type(args[0]).__name__
+    given = _by_name(name, constructor, args, kwargs)
+    return encoded_parameters(given, f"an argument of {name}()")
+
+
+def encoded_parameters(given: dict[str, Any], what: str) -> tuple[str, bytes] | None:
+    """In the order of names, so that equal ones are equal bytes; None if there are none."""
+    if not given:
+        return None
+    try:
+        return codec.encode({key: given[key] for key in sorted(given)}, what=what)
+    except codec.CannotEncode as error:
+        raise codec.CannotEncode(f"{what} cannot be pickled: {culprit_among(given.items())}") from error
 
 
 def hooks(instance: Any, kind: str) -> list[Callable[[], Any]]:

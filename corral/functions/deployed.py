@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from corral.errors import FunctionError
-from corral.functions import serialize as codec
 from corral.functions.app import App
 from corral.functions.backend import EndpointTarget, backend
+from corral.functions.classes import encoded_parameters
 from corral.functions.function import Function, Generator
 from corral.functions.member import Callee, Member
 from corral.functions.options import FunctionSettings
@@ -61,9 +61,7 @@ def function(
     app, _, member_name = target.endpoint.partition(".")
     own_app = App(app, allow_pickle=allow_pickle)
     member = Member(own_app, member_name, nowhere, "", called, FunctionSettings(), {called: callee})
-    packed = None
-    if params:
-        packed = codec.encode({key: params[key] for key in sorted(params)}, what=f"a parameter of {name}")
+    packed = encoded_parameters(params, f"a parameter of {name}")
     kind = DeployedGenerator if table["kind"] == "generator" else DeployedFunction
     made = kind(member, nowhere, function=called, params=packed, changes={"options": table["options"]})
     made.target = target

@@ -9,11 +9,13 @@ from types import ModuleType
 
 from corral.errors import FunctionError
 from corral.functions.app import App
+from corral.functions.importing import importing
 from corral.functions.member import Member
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a file by its own name, as an instance will. What it raises is the caller's to show."""
+    """Import a file by its own name, as an instance will: no call is made by it, CallWhileImporting refuses
+    that. What it raises is the caller's to show."""
     path = path.resolve()
     if not path.is_file():
         raise FunctionError(f"{path} is not a file")
@@ -28,7 +30,8 @@ def load_file(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
+    with importing():
+        spec.loader.exec_module(module)
     return module
 
 

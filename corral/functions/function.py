@@ -19,7 +19,7 @@ from corral.functions.map import RemoteMap
 from corral.functions.member import Member, kind_of
 from corral.functions.options import options_of
 from corral.functions.pickle_names import pickle_as
-from corral.functions.pickling import pickled_by_name, pickled_whole
+from corral.functions.pickling import culprit_among, pickled_by_name, pickled_whole
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,7 +35,7 @@ class Function(Generic[P, R]):
         fn: Callable[P, Any],
         *,
         function: str | None = None,
-        params: tuple[str, bytes] | None = None,
+        params: tuple[str, bytes] | Callable[[], tuple[str, bytes] | None] | None = None,
         changes: dict[str, Any] | None = None,
     ) -> None:
         self.member = member
@@ -195,15 +195,18 @@ class Function(Generic[P, R]):
 
     def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OutgoingCall:
         self.check(args, kwargs)
-        form, data = codec.encode_pieces(
-            [list(args), kwargs], what=f"an argument of {self._function}()", pickle=self._pickled
-        )
+        what = f"an argument of {self._function}()"
+        try:
+            form, data = codec.encode_pieces([list(args), kwargs], what=what, pickle=self._pickled)
+        except codec.CannotEncode as error:
+            why = culprit_among(self._named(args, kwargs))
+            raise codec.CannotEncode(f"{what} cannot be pickled: {why}" if why else str(error)) from error
         reads = {} if self.member.app.allow_pickle else {"reads": codec.NAMED}
         return OutgoingCall(
             self._function,
             form,
             data,
-            self._params,
+            self._params() if callable(self._params) else self._params,
             # A key of its own makes a call that may be sent again without being made again.
             self._changes.get("key") or f"once:{secrets.token_hex(12)}",
             self._changes.get("priority", 0),
@@ -213,6 +216,12 @@ class Function(Generic[P, R]):
     def _pickled(self, value: Any, what: str) -> bytes:
         """By the names of classes where the instance can import them, so that they are the same there."""
         return (pickled_whole if self.member.home() is None else pickled_by_name)(value, what)
+
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+        """The arguments by the names that the function has for them."""
+        if self._signature is None:
+            return [*((f"number {place}", one) for place, one in enumerate(args, start=1)), *kwargs.items()]
+        return self._signature.bind(*args, **kwargs).arguments.items()
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Wrong arguments are told before anything is sent."""

@@ -24,6 +24,7 @@ from corral.domain.calls import INLINE_BYTES
 from corral.domain.errors import BlobMissing, DigestMismatch, NotFound
 from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, Payload, VolumeFile
 from corral.functions.errors import EndpointGone, ResultLost
+from corral.functions.importing import refuse_unguarded
 from corral.functions.member import Member
 from corral.functions.packaging import Package, pack
 from corral.functions.program import share_main
@@ -61,6 +62,7 @@ class HttpBackend:
     def find(self, member: Member) -> EndpointTarget:
         with self._lock:
             if member not in self._found:
+                refuse_unguarded(member)
                 # All of the app's: one may call another, and finds it there then.
                 for one in dict.fromkeys([member, *member.app.members.values()]):
                     self._found[one] = self._made_ready(one)
@@ -95,7 +97,11 @@ class HttpBackend:
             project=project,
             kind="service",
             service=ServiceTable.model_validate(
-                {"entry": package.entry, "volumes": dict(settings.volumes), "max_memory": settings.max_memory}
+                {
+                    "entry": {**package.entry, "app": member.app.name},
+                    "volumes": dict(settings.volumes),
+                    "max_memory": settings.max_memory,
+                }
             ),
             code=code,
             code_digest=digest,

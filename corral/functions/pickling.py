@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 import io
-import pickletools
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,6 +94,8 @@ def load_cloudpickle() -> Any:
 
 def types_in(data: bytes | memoryview) -> list[str]:
     """The first types that a pickle names; it is looked at, and nothing of it is run."""
+    import pickletools  # noqa: PLC0415 - only where a result is refused
+
     found: dict[str, None] = {}
     texts: list[str] = []
     try:
@@ -118,6 +119,11 @@ def culprit(value: Any) -> str:
         parts = [(f"[{index}]", item) for index, item in enumerate(value)]
     elif hasattr(value, "__dict__"):
         parts = [(f".{name}", item) for name, item in vars(value).items()]
+    return culprit_among(parts)
+
+
+def culprit_among(parts: Iterable[tuple[str, Any]]) -> str:
+    """The same, of parts that have names already."""
     for place, part in parts:
         try:
             load_cloudpickle().dumps(part, protocol=5)

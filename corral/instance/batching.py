@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import inspect
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from corral.functions import serialize as codec
@@ -44,11 +43,16 @@ class Batcher:
                 contextvars.copy_context().run(self._run, batch)
 
 
-def run_batch(fn: Callable[..., Any], name: str, batch: Sequence[RunnerCall]) -> list[Encoded]:
-    """One call of the function for all of them: a result for each."""
+def run_batch(
+    fn: Callable[..., Any],
+    name: str,
+    batch: Sequence[RunnerCall],
+    awaited: Callable[[Awaitable[Any]], Any],
+) -> list[Encoded]:
+    """One call of the function for all of them: a result for each. `awaited` waits for an async one."""
     value = fn([_only_argument(call) for call in batch])
-    if inspect.iscoroutine(value):
-        value = asyncio.run(value)
+    if inspect.isawaitable(value):
+        value = awaited(value)
     values = list(value)
     if len(values) != len(batch):
         raise ValueError(f"{name}() got {len(batch)} items and gave {len(values)}")

@@ -9,7 +9,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -187,11 +187,28 @@ class Executor:
             # The disk is full, say. If the worker is gone instead, this reaches nobody either.
             self._reporter.error(call, describe(error, hide=1))
 
+    def run_hook(self, hook: Callable[[], Any]) -> None:
+        """An async one is awaited in the loop that async calls run in: what it opens is for them."""
+        value = hook()
+        if inspect.isawaitable(value):
+            self._awaited(value)
+
+    def _awaited(self, value: Awaitable[Any]) -> Any:
+        async def until_it_ends() -> Any:
+            return await value
+
+        return asyncio.run_coroutine_threadsafe(until_it_ends(), self._own_loop()).result()
+
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
+        """One for all calls of the instance, in a thread of its own."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="corral-loop", daemon=True).start()
+            return self._loop
+
     def _on_loop(self, call: RunnerCall) -> None:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="corral-loop", daemon=True).start()
-        asyncio.run_coroutine_threadsafe(self._start_task(call), self._loop)
+        asyncio.run_coroutine_threadsafe(self._start_task(call), self._own_loop())
 
     async def _start_task(self, call: RunnerCall) -> None:
         call.task = asyncio.current_task()
@@ -231,7 +248,7 @@ class Executor:
         reports: list[Report]
         try:
             with output_of(batch[0].id, self._marks, overlapping=True):
-                results = run_batch(self._code.find(name), name, batch)
+                results = run_batch(self._code.find(name), name, batch, self._awaited)
             reports = [
                 partial(self._reporter.result, call, *result)
                 for call, result in zip(batch, results, strict=True)

@@ -13,6 +13,7 @@ from typing import Any
 from corral.functions import serialize as codec
 from corral.functions.classes import hooks
 from corral.functions.function import Function
+from corral.functions.importing import CallWhileImporting, importing
 
 
 class CannotLoad(Exception):
@@ -23,7 +24,7 @@ class LoadedCode:
     """The function or class that an instance serves, with its hooks for the first call and the last."""
 
     def __init__(self, target: Any, *, is_class: bool, params: dict[str, Any] | None) -> None:
-        self._exits: list[Callable[[], Any]] = []
+        self.exits: list[Callable[[], Any]] = []
         self.enters: list[Callable[[], Any]] = []
         if not is_class:
             self._only = target
@@ -31,7 +32,7 @@ class LoadedCode:
             return
         self._instance = target(**(params or {}))
         self.enters = hooks(self._instance, "enter")
-        self._exits = hooks(self._instance, "exit")
+        self.exits = hooks(self._instance, "exit")
 
     def find(self, name: str) -> Callable[..., Any]:
         if self._instance is None:
@@ -40,17 +41,18 @@ class LoadedCode:
         method = type(self._instance).__dict__.get(name) or getattr(type(self._instance), name)
         return method.fn.__get__(self._instance, type(self._instance))  # type: ignore[no-any-return]
 
-    def exit(self) -> None:
-        for hook in self._exits:
-            hook()
-
 
 def load(entry: dict[str, Any], params: tuple[str, bytes] | None) -> LoadedCode:
     # The folder that the command starts in holds the user's code.
     sys.path.insert(0, os.getcwd())
     given = None if params is None else codec.decode(*params)
-    if entry["kind"] == "pickle":
-        return LoadedCode(_unpickled(entry), is_class=entry.get("is_class", False), params=given)
+    # The instance is not ready for calls yet, and a file that calls as it is imported would never end.
+    with importing():
+        found = _unpickled(entry) if entry["kind"] == "pickle" else _imported(entry)
+    return LoadedCode(found, is_class=entry.get("is_class", False), params=given)
+
+
+def _imported(entry: dict[str, Any]) -> Any:
     try:
         found: Any = importlib.import_module(entry["module"])
     except ModuleNotFoundError as error:
@@ -58,6 +60,8 @@ def load(entry: dict[str, Any], params: tuple[str, bytes] | None) -> LoadedCode:
             f"importing {entry['module']} needs {error.name}, which is not here: ship it with the code, "
             f"or name it in the requirements of the app"
         ) from error
+    except CallWhileImporting as error:
+        raise CannotLoad(str(error)) from error
     if entry.get("main"):
         _stand_for_main(found)
     for part in entry["qualname"].split("."):
@@ -65,7 +69,7 @@ def load(entry: dict[str, Any], params: tuple[str, bytes] | None) -> LoadedCode:
             found = getattr(found, part)
         except AttributeError:
             raise CannotLoad(f"{entry['module']} has no {entry['qualname']}") from None
-    return LoadedCode(found, is_class=entry.get("is_class", False), params=given)
+    return found
 
 
 def _stand_for_main(module: ModuleType) -> None:

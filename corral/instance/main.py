@@ -52,13 +52,14 @@ def main() -> int:
     listener.start(partial(_take, executor, tables), executor.listen_again)
     # Code that is being loaded may make calls already.
     listener.away()
-    code = _load(config, channel)
+    code = _load(config, channel, executor)
     if code is None:
         return 1
     listener.back()
     executor.serve(code)
     try:
-        code.exit()
+        for hook in code.exits:
+            executor.run_hook(hook)
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -78,13 +79,13 @@ def _connect(folder: str) -> socket.socket:
     return sock
 
 
-def _load(config: dict[str, Any], channel: Channel) -> LoadedCode | None:
+def _load(config: dict[str, Any], channel: Channel, executor: Executor) -> LoadedCode | None:
     params = config.get("params")
     given = None if params is None else (params["format"], codec.from_text(params["body"]))
     try:
         code = load(config["entry"], given)
         for hook in code.enters:
-            hook()
+            executor.run_hook(hook)
     except CannotLoad as error:
         channel.send({"t": "broken", "error": {"type": "CannotLoad", "message": str(error)}})
         return None

@@ -89,6 +89,16 @@ class DeployRequest(Exact):
     wait_s: float = Field(0, ge=0, le=60, description="How long to wait for its first instance.")
 
 
+class AppRequest(Exact):
+    """`endpoints` are all that the app consists of."""
+
+    endpoints: list[Name] = Field(min_length=1, max_length=10_000)
+
+
+class AppAnswer(Answer):
+    stopped: list[str] = Field([], description="Endpoints that are no part of it any more.")
+
+
 class VersionView(Answer):
     version: int
     state: str
@@ -112,7 +122,7 @@ class EndpointView(Answer):
     queued: int = 0
     running: int = 0
     created_at: float
-    called_at: float
+    called_at: float = Field(description="When it was called last, to a second; 0 if never.")
     next_at: float | None = Field(None, description="When its schedule calls it next.")
     module: str | None = Field(None, description="The module that its instances import.")
     versions: list[VersionView] = []

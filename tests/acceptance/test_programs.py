@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import forked
 from support.local_cluster import CLEAN, LocalCluster, local_cluster
+from support.waiting import eventually
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -204,3 +206,206 @@ def test_a_host_runs_no_code_in_the_program_that_calls_it(stack: LocalCluster, t
     allowed = run(stack, tmp_path, "pickles.py", "--allow")
     assert allowed.stdout == "[0]\n", allowed.stderr
     assert (tmp_path / "crawled").exists()
+
+
+BARE = """
+import asyncio
+import corral
+
+app = corral.App("bare")
+
+
+@app.function()
+def double(x):
+    return 2 * x
+
+
+{calls}
+"""
+
+
+@pytest.mark.parametrize(
+    ("calls", "line"),
+    [
+        ("print(double.remote(21))", 13),
+        ("for n in range(3):\n    double.spawn(n)", 14),
+        ("asyncio.run(double.aio.remote(21))", 13),
+    ],
+    ids=["plain", "loop", "async"],
+)
+def test_a_call_without_a_guard_is_refused_before_anything_is_sent(
+    stack: LocalCluster, tmp_path: Path, calls: str, line: int
+) -> None:
+    """NEW-02, FNX-04: the error names the line and the guard."""
+    (tmp_path / "bare.py").write_text(BARE.format(calls=calls))
+
+    done = run(stack, tmp_path, "bare.py")
+
+    assert f"bare.py, line {line}, makes a call" in done.stderr
+    assert '`if __name__ == "__main__":`' in done.stderr
+    assert done.returncode == 1
+    assert not [one for one in stack.client().endpoints.all() if ".bare." in one.name]
+
+
+def test_an_instance_that_imports_a_file_never_calls_back(stack: LocalCluster, tmp_path: Path) -> None:
+    """NEW-02: a condition may hold here and there; then the instance says which line it is."""
+    calls = "if len(app.name) == 4:\n    print(double.remote(21))"
+    (tmp_path / "bare.py").write_text(BARE.format(calls=calls))
+
+    done = run(stack, tmp_path, "bare.py")
+
+    assert "CannotStart" in done.stderr
+    assert "bare.py, line 14, makes a call" in done.stderr
+    made = stack.client().calls.page(endpoint="live.bare.double").items
+    assert [one.parent for one in made] == [None], "there was this call and no other"
+
+
+def test_checking_a_file_makes_no_calls(stack: LocalCluster, tmp_path: Path) -> None:
+    """NEW-02."""
+    (tmp_path / "bare.py").write_text(BARE.format(calls="double.remote(21)").replace('"bare"', '"checked"'))
+    env = {**CLEAN, "CORRAL_HOME": str(stack.home)}
+
+    done = forked.run(["fn", "check", "bare.py"], env, cwd=tmp_path)
+
+    assert done.returncode == 1
+    assert "bare.py, line 13, makes a call" in done.stderr
+    assert not [one for one in stack.client().endpoints.all() if ".checked." in one.name]
+
+
+CLASSES = """
+import asyncio
+import sys
+import corral
+
+app = corral.App("classes")
+
+
+@app.cls(idle="1s")
+class Room:
+    def __init__(self, size=3, name="no name", *, colours=(), **more):
+        self.known = [size, name, list(colours), sorted(more.items())]
+
+    @corral.method()
+    def show(self):
+        return self.known
+
+
+@app.cls()
+class Suite(Room):
+    def __init__(self, rooms):
+        super().__init__(rooms * 2)
+
+    @corral.method()
+    def show(self):
+        return self.known
+
+
+@app.cls()
+class Odd:
+    def __init__(self, *sizes):
+        self.sizes = sizes
+
+    @corral.method()
+    def show(self):
+        return self.sizes
+
+
+@app.cls(idle="1s")
+class Later:
+    log: str = corral.parameter()
+
+    @corral.enter()
+    async def open(self):
+        await asyncio.sleep(0)
+        self.loop = asyncio.get_running_loop()
+        self.lock = asyncio.Lock()
+
+    @corral.method()
+    async def one(self):
+        async with self.lock:
+            return self.loop is asyncio.get_running_loop()
+
+    @corral.method(batch=corral.Batch(4, "1ms"))
+    async def many(self, items):
+        async with self.lock:
+            return [self.loop is asyncio.get_running_loop() for _ in items]
+
+    @corral.exit()
+    async def close(self):
+        await asyncio.sleep(0)
+        with open(self.log, "w") as file:
+            file.write("closed")
+
+
+if __name__ == "__main__":
+    print(Room(5, "mine").show.remote(), Room(5, name="mine").known)
+    print(Room(colours=("red",), floor=2).show.remote(), Room().show.remote())
+    print(Suite(4).show.remote())
+    print(Odd().show.remote())
+    try:
+        print(Odd(1, 2).sizes)
+        Odd(1, 2).show.remote()
+    except TypeError as error:
+        print(error)
+    try:
+        Later("log")
+    except TypeError as error:
+        print(error)
+    later = Later(log=sys.argv[1])
+    print(later.one.remote(), later.many.remote(1))
+"""
+
+
+def test_a_class_gets_what_it_is_given_and_its_async_hooks_are_awaited(
+    stack: LocalCluster, tmp_path: Path
+) -> None:
+    """FNX-08, FNX-09: constructor arguments are passed on, or refused by name."""
+    (tmp_path / "classes.py").write_text(CLASSES)
+    log = tmp_path / "log"
+
+    done = run(stack, tmp_path, "classes.py", str(log))
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "[5, 'mine', [], []] [5, 'mine', [], []]",
+        "[3, 'no name', ['red'], [('floor', 2)]] [3, 'no name', [], []]",
+        "[8, 'no name', [], []]",
+        "()",
+        "(1, 2)",
+        "Odd() was given sizes by place only, and instances on the fleet are made by name; "
+        "write its __init__ with named parameters",
+        "Later() was given 'log' without a name; it takes its parameters by name: Later(log=...)",
+        "True True",
+    ]
+    eventually(lambda: log.exists() and log.read_text() == "closed", "its exit hook")
+
+
+def test_a_deploy_is_the_whole_app(stack: LocalCluster, tmp_path: Path) -> None:
+    """DEF-03: what is gone from the file is stopped, and said; other apps and members are left alone."""
+    function = "@app.function()\ndef {0}(): ...\n"
+    head = "import corral\napp = corral.App('{0}')\n"
+
+    def deploy(app: str, *names: str, only: str = "") -> str:
+        text = head.format(app) + "".join(function.format(name) for name in names)
+        (tmp_path / "whole.py").write_text(text)
+        env = {**CLEAN, "CORRAL_HOME": str(stack.home)}
+        done = forked.run(["fn", "deploy", f"whole.py{only}"], env, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def serving() -> set[str]:
+        found = stack.client().endpoints.all()
+        return {one.name for one in found if one.name.startswith("whole.") and not one.stopped}
+
+    deploy("whole.other", "kept")
+    deploy("whole", "one", "two", "three")
+    deploy("whole", "one", only="::one")
+    assert serving() == {"whole.one", "whole.two", "whole.three", "whole.other.kept"}
+
+    said = deploy("whole", "one", "four")
+
+    assert "whole.two: stopped; whole.py has it no more\n" in said
+    assert "whole.three: stopped; whole.py has it no more\n" in said
+    assert serving() == {"whole.one", "whole.four", "whole.other.kept"}
+    assert "stopped" not in deploy("whole", "one", "four", "two")
+    assert serving() == {"whole.one", "whole.two", "whole.four", "whole.other.kept"}

@@ -11,13 +11,14 @@ import pytest
 from contract.conftest import Database
 from contract.plans import POLICY
 from corral.core.audit import Author
+from corral.core.calls.accept import accept, new_call
 from corral.core.calls.transitions import fail
 from corral.core.endpoints import deploy as endpoints
 from corral.core.endpoints.deploy import NewVersion
 from corral.core.schedules import fire as schedules
 from corral.core.schedules import function_schedules, manage
 from corral.core.schedules.work import ScheduledRuns
-from corral.domain.calls import CallFilter, CallRecord, CallState
+from corral.domain.calls import CallFilter, CallOptions, CallRecord, CallState, Payload
 from corral.domain.endpoints import Endpoint, EndpointVersion
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import Digest
@@ -100,6 +101,27 @@ def test_a_deployed_function_is_called_at_its_times_with_its_options(fn: Deploye
     assert json.loads(call.options)["retries"] == 2
     # The same time again, as by a second server, makes no second call.
     assert len(fn.tick(NOON + 302)) == 1
+
+
+def test_the_last_call_is_known_whoever_made_it(fn: Deployed) -> None:
+    """NEW-31: a deploy is no call, and one by the schedule is."""
+    endpoint, _ = fn.deploy(every=600.0)
+    assert _last_call_at(fn) == 0.0
+
+    call = new_call("tick", Payload("plain1", b"", None, 0), CallOptions(), submitted_by="user:ada")
+    fn.db.write(lambda tx: accept(tx, endpoint, [call], now=NOON + 60))
+    assert _last_call_at(fn) == NOON + 60
+    fn.now = NOON + 120
+    fn.deploy(every=600.0, overlap="queue")
+    assert _last_call_at(fn) == NOON + 60
+
+    fn.tick(NOON + 720)
+    assert _last_call_at(fn) == NOON + 720
+
+
+def _last_call_at(fn: Deployed) -> float:
+    endpoint = fn.endpoint
+    return fn.db.read(lambda tx: endpoints.last_call_at(tx, endpoint))
 
 
 def test_missed_and_overlapping_times_are_as_for_runs(fn: Deployed) -> None:

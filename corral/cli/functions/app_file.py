@@ -14,6 +14,7 @@ from corral.errors import FunctionError
 from corral.functions.app import App
 from corral.functions.find_app import find_app
 from corral.functions.http_backend import HttpBackend
+from corral.functions.importing import CallWhileImporting
 from corral.functions.member import Member
 from corral.settings import read_settings
 
@@ -28,6 +29,8 @@ def backend_of(corral: Corral) -> HttpBackend:
 def load_app(text: str) -> tuple[list[App], Member | None]:
     try:
         return find_app(text)
+    except CallWhileImporting as error:
+        raise InvalidInput(error.message, hint="What it is to do as a program goes there.") from None
     except FunctionError as error:
         raise InvalidInput(str(error), hint="Name a Python file that makes an app.") from None
     except CorralError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +10,11 @@ import typer
 
 from corral.cli.connect import connect
 from corral.cli.display import render
-from corral.cli.functions.app_file import File, backend_of, members_of
+from corral.cli.functions.app_file import File, backend_of, load_app
 from corral.cli.options import AsJson
 from corral.client.corral import Corral
 from corral.domain.errors import CorralError, InvalidInput
+from corral.functions.app import App
 from corral.functions.http_backend import HttpBackend
 from corral.functions.member import Member
 from corral.settings import read_settings
@@ -28,30 +28,59 @@ def deploy(
     wait: Annotated[float, typer.Option(help="Seconds to wait for the first instance; 0 does not.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Deploy an app, or one member of it. The version before serves until the new one is ready."""
-    members = members_of(file)
-    if not members:
-        raise InvalidInput("the app has no functions")
-    views = _deploy_all(members, wait)
+    """Deploy an app, or one member of it. The version before serves until the new one is ready.
+
+    What is deployed of the app and is not in the file any more is stopped; a single member leaves the others
+    as they are.
+    """
+    views, gone = _deploy_all(file, wait)
     if as_json:
         render.show_json(views)
     for view in views:
-        newest = view.versions[0]
-        if newest.state == "broken":
-            old = view.current != newest.version
-            raise CorralError(
-                f"version {newest.version} of {view.name} does not start: {newest.detail}",
-                hint=f"Version {view.current} keeps serving." if old else "Correct it and deploy again.",
-            )
+        _check_started(view)
         if not as_json:
+            newest = view.versions[0]
             waits = newest.state if view.scaling.min else "starts with its first call"
             render.say(f"{view.name} version {newest.version}: {'ready' if view.ready else waits}")
+    for name in gone:
+        (render.note if as_json else render.say)(f"{name}: stopped; {_name(file)} has it no more")
 
 
-def _deploy_all(members: Sequence[Member], wait_s: float) -> list[EndpointView]:
+def _name(file: str) -> str:
+    return Path(file.partition("::")[0]).name
+
+
+def _deploy_all(file: str, wait_s: float) -> tuple[list[EndpointView], list[str]]:
+    """What was deployed; and of a whole app, what is no part of it any more and was stopped."""
+    apps, only = load_app(file)
+    members = [only] if only else [member for one in apps for member in one.members.values()]
+    if not members:
+        raise InvalidInput("the app has no functions", hint="`corral fn stop` stops what is deployed of it.")
     with connect() as corral:
         backend = backend_of(corral)
-        return [_deployed(corral, backend, member, wait_s) for member in members]
+        views = [_deployed(corral, backend, member, wait_s) for member in members]
+        whole = only is None and not any(_is_broken(view) for view in views)
+        gone = [name for app in apps if app.members and whole for name in _stop_missing(corral, app)]
+    return views, gone
+
+
+def _is_broken(view: EndpointView) -> bool:
+    return view.versions[0].state == "broken"
+
+
+def _check_started(view: EndpointView) -> None:
+    newest = view.versions[0]
+    if _is_broken(view):
+        old = view.current != newest.version
+        raise CorralError(
+            f"version {newest.version} of {view.name} does not start: {newest.detail}",
+            hint=f"Version {view.current} keeps serving." if old else "Correct it and deploy again.",
+        )
+
+
+def _stop_missing(corral: Corral, app: App) -> list[str]:
+    project = app.project or read_settings().project
+    return corral.endpoints.set_app(project, app.name, [one.endpoint for one in app.members.values()])
 
 
 def _deployed(corral: Corral, backend: HttpBackend, member: Member, wait_s: float) -> EndpointView:
@@ -89,7 +118,7 @@ def _stamps(file: Path) -> dict[Path, float]:
 
 def _serve_once(file: str) -> set[tuple[str, str]]:
     try:
-        views = _deploy_all(members_of(file), 0)
+        views, gone = _deploy_all(file, 0)
     except CorralError as error:
         # What served before goes on.
         render.note(f"error: {error.message}")
@@ -99,4 +128,6 @@ def _serve_once(file: str) -> set[tuple[str, str]]:
         for function in view.functions.values():
             if function.path:
                 render.say(f"  {function.method} /v1/web/{view.project}/{view.name}{function.path}")
+    for name in gone:
+        render.say(f"stopped {name}; {_name(file)} has it no more")
     return {(view.project, view.name) for view in views}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from corral.core.schedules.function_schedules import check as check_schedule
 from corral.core.schedules.function_schedules import keep as keep_schedule
+from corral.core.schedules.function_schedules import of_endpoint
 from corral.domain.endpoints import Endpoint, EndpointVersion, VersionState
 from corral.domain.errors import Conflict, NotFound, found
-from corral.domain.ids import ArtifactId, Digest, EndpointId, RunId, new_endpoint_id
+from corral.domain.ids import ArtifactId, CallId, Digest, EndpointId, RunId, new_endpoint_id
 from corral.store.transaction import Tx
 
 TOPIC_ENDPOINT = "endpoint"
@@ -55,8 +57,10 @@ def deploy(tx: Tx, new: NewVersion, *, principal: str, now: float) -> tuple[Endp
     tx.endpoints.insert_version(version)
     _keep_code(tx, version)
     current = number if first else endpoint.current
+    # One that a program made goes when nobody calls it; it begins to wait for calls now.
+    called_at = now if new.live else endpoint.called_at
     endpoint = _save(
-        tx, endpoint._replace(current=current, scaling=new.scaling, stopped=False, called_at=now)
+        tx, endpoint._replace(current=current, scaling=new.scaling, stopped=False, called_at=called_at)
     )
     if first:
         keep_schedule(tx, endpoint, version, now=now)
@@ -74,7 +78,7 @@ def _endpoint(tx: Tx, new: NewVersion, *, principal: str, now: float) -> Endpoin
     known = tx.endpoints.by_name(new.project, new.name)
     if known is None:
         made = Endpoint(
-            new_endpoint_id(), new.project, new.name, new.live, 0, new.scaling, False, now, principal, now
+            new_endpoint_id(), new.project, new.name, new.live, 0, new.scaling, False, now, principal, 0.0
         )
         if tx.endpoints.insert(made):
             return made
@@ -88,6 +92,40 @@ def _endpoint(tx: Tx, new: NewVersion, *, principal: str, now: float) -> Endpoin
             hint="Give the app another name, or look the function up with `corral.function(...)`.",
         )
     return locked._replace(live=new.live)
+
+
+def last_call_at(tx: Tx, endpoint: Endpoint) -> float:
+    """When it was called last, to a second; 0 if never. Calls of its schedule do not write its row."""
+    schedule = of_endpoint(tx, endpoint)
+    last = None if schedule is None or schedule.last_run is None else tx.calls.get(CallId(schedule.last_run))
+    return max(endpoint.called_at, last.created_at if last is not None else 0.0)
+
+
+def stop_missing(
+    tx: Tx, project: str, app: str, kept: Collection[str], *, now: float
+) -> tuple[Endpoint, ...]:
+    """Stop what is deployed of an app and is none of the endpoints that it consists of now."""
+    found = [
+        one
+        for one in _all(tx, project)
+        if one.name not in kept and not one.live and not one.stopped and _app_of(tx, one) == app
+    ]
+    return tuple(stop(tx, one.id, now=now) for one in found)
+
+
+def _all(tx: Tx, project: str) -> Iterator[Endpoint]:
+    after = None
+    while page := tx.endpoints.page(project, after=after, limit=500):
+        yield from page
+        after = page[-1].id
+
+
+def _app_of(tx: Tx, endpoint: Endpoint) -> str:
+    """As the version that serves says; earlier clients did not, and named an endpoint `app.function`."""
+    version = tx.endpoints.version(endpoint.id, endpoint.current)
+    spec = {} if version is None else json.loads(version.spec)
+    entry = (spec.get("service") or {}).get("entry") or {}
+    return str(entry.get("app") or endpoint.name.rpartition(".")[0])
 
 
 def became_ready(tx: Tx, endpoint_id: EndpointId, number: int, *, now: float) -> None:

@@ -23,7 +23,14 @@ from corral.server.authorization import Caller, User
 from corral.server.pages import Limit, next_page, not_a_cursor
 from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
-from corral.wire.endpoints import DeployRequest, EndpointPage, EndpointView, Scaling
+from corral.wire.endpoints import (
+    AppAnswer,
+    AppRequest,
+    DeployRequest,
+    EndpointPage,
+    EndpointView,
+    Scaling,
+)
 
 router = APIRouter(prefix="/v1", tags=["functions"])
 
@@ -67,6 +74,22 @@ def _settled(view: EndpointView, number: int) -> bool:
     if mine is None or mine.state == VersionState.ROLLING:
         return mine is None
     return mine.state != VersionState.SERVING or view.ready > 0
+
+
+@router.put("/apps/{project}/{name}")
+async def set_app(project: str, name: str, body: AppRequest, caller: User, svc: Svc) -> AppAnswer:
+    """Say of which endpoints a deployed app consists: its others are stopped."""
+    caller.check_project(project)
+
+    def unit(tx: Tx) -> list[str]:
+        stopped = core.stop_missing(tx, project, name, set(body.endpoints), now=svc.clock.now())
+        for endpoint in stopped:
+            note(tx, "endpoint.stop", f"{project}/{endpoint.name}", caller.by(svc.clock))
+        return [endpoint.name for endpoint in stopped]
+
+    stopped = await svc.store.write(unit)
+    svc.hub.wake(SCALE)
+    return AppAnswer(stopped=stopped)
 
 
 @router.get("/endpoints")
@@ -171,6 +194,7 @@ def _view(tx: Tx, endpoint: Endpoint, svc: Services) -> EndpointView:
         {
             **endpoint._asdict(),
             **counted,
+            "called_at": core.last_call_at(tx, endpoint),
             "scaling": json.loads(endpoint.scaling),
             "functions": functions,
             "next_at": None if schedule is None or schedule.paused else schedule.next_at,
