@@ -81,6 +81,9 @@ class CapabilityReport(Strict):
     gpu_note: Annotated[PlainText, Field(max_length=2000)] | None = Field(
         None, description="What went wrong when the GPUs were asked for."
     )
+    fault: Annotated[PlainText, Field(max_length=2000)] | None = Field(
+        None, description="Why it can run nothing at the moment, as its worker found."
+    )
     system: dict[SystemName, bool] = Field(
         default={}, max_length=1024, description="Programs and packages that were asked for."
     )

@@ -24,6 +24,7 @@ from corral.worker.child.strays import become_subreaper
 from corral.worker.child.variables import base_environment, engine_environment
 from corral.worker.context import WorkerContext
 from corral.worker.credential import CredentialRotation, WorkerCredential, wait_for_identity
+from corral.worker.host.health import HostHealth
 from corral.worker.host.probe import HostProbe
 from corral.worker.prepare.input_cache import InputCache
 from corral.worker.report.outbox import Outbox
@@ -102,6 +103,7 @@ def work(settings: Settings, child_umask: int) -> int:
         # If it is not known whether there are GPUs, a child that was granted none must see none.
         has_gpus=capability.gpus != (),
         snapshot=machine.snapshot,
+        health=HostHealth(settings.worker_home),
         engine_env=engine_environment(environ),
         child_umask=child_umask,
     )

@@ -24,6 +24,8 @@ from corral.worker.server_link import Pauses, ServerLink
 
 CLAIM_WAIT_S = 25.0
 PROBE_EVERY_S = 60.0
+# A host with a fault looks at itself, and says what it finds, so often.
+FAULT_EVERY_S = 5.0
 MAX_LEASES = 1_000
 # Outcomes are on disk, and the next worker delivers them: no need to wait for a server that is away.
 DRAIN_AWAY_S = 5.0
@@ -147,14 +149,23 @@ class Agent:
 
     def _wait_for_slot(self) -> int:
         """How many slots are free, once one is; 0 after a while, so that the host still shows itself."""
+        health = self.context.health
+        if health.fault is not None and self._told_fault == health.fault:
+            self._draining.wait(FAULT_EVERY_S)
+            health.look()
+        if health.fault is not None:
+            return 0
         with self._changed:
             if len(self._running) >= self.slots:
                 self._changed.wait(PROBE_EVERY_S)
             return min(MAX_LEASES, max(0, self.slots - len(self._running)))
 
     def _request(self, free: int) -> ClaimRequest:
-        capability = replace(self.capability, system=self.context.system.known())
-        news = capability != self._known_capability
+        capability = replace(
+            self.capability, system=self.context.system.known(), fault=self.context.health.fault
+        )
+        # A fault is told again and again: the server forgets it after a while.
+        news = capability != self._known_capability or capability.fault is not None
         return ClaimRequest(
             request_id=secrets.token_hex(16),
             boot_id=self._boot_id,
@@ -165,10 +176,14 @@ class Agent:
             holding=self._holding,
         )
 
-    def _report_system_packages(self) -> None:
-        """Report newly looked-up system packages at once: the claim that waits did not carry them."""
-        told = self._known_capability
-        if told is None or told.system == self.context.system.known():
+    @property
+    def _told_fault(self) -> str | None:
+        return None if self._known_capability is None else self._known_capability.fault
+
+    def _report_news(self) -> None:
+        """Report what a job has found out of the host at once: the claim that waits did not carry it."""
+        told, fault = self._known_capability, self.context.health.fault
+        if told is None or (told.system, told.fault) == (self.context.system.known(), fault):
             return
         try:
             self.beats.corral.leases.claim(self._request(0))
@@ -209,7 +224,7 @@ class Agent:
     def _run_job(self, job: LeaseJob, work: Callable[[], None]) -> None:
         try:
             work()
-            self._report_system_packages()
+            self._report_news()
         except Exception:
             # No job's failure ends the worker.
             logger.exception("the job of %s failed in the worker", job.lease.id)
@@ -224,6 +239,7 @@ class Agent:
             rounds += 1
             try:
                 self.capability = self.probe()
+                self.context.health.look()
                 self.context.system.look_again()
                 self.context.cache.trim()
                 if not any(job.building for job in self._jobs()):

@@ -15,12 +15,13 @@ from corral.domain.hosts.capability import Capability
 from corral.domain.paths import BadPath
 from corral.domain.redaction import SecretValues
 from corral.domain.runs.reasons import Reason
-from corral.wire.leases import FinishRequest, LeaseView
+from corral.wire.leases import FailRequest, FinishRequest, LeaseView
 from corral.worker.child.process import Exit
 from corral.worker.child.supervise import Supervision
 from corral.worker.child.verdict import ENGINE_CODES, failed, stopped, verdict, without_secrets
 from corral.worker.context import WorkerContext
 from corral.worker.heartbeat import Heartbeat, Vitals
+from corral.worker.host.health import HostFault, is_hosts, is_hosts_at_start
 from corral.worker.host.recheck import NoLongerFits, recheck
 from corral.worker.instance.server import InstanceServer
 from corral.worker.lease import LeaseControl, LeaseSession, StopOrder
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 _BAD_OUTPUT = (TreeRefused, TreeTooLarge, SecretInTree, NotAFolder, FileUnreadable, FileChanged, BadPath)
 _NO_SECRETS = SecretValues({})
+# What a good run ends with where its host is broken. The host is asked before the run is blamed.
+_PERHAPS_THE_HOST = frozenset({Reason.CODE_ERROR, Reason.ENVIRONMENT, Reason.UNKNOWN})
 
 
 class LeaseJob:
@@ -90,7 +93,7 @@ class LeaseJob:
             self.control.lose(str(error) or "given up")
         except OSError as error:
             logger.warning("%s cannot be run here: %s", self.lease.id, error)
-            self._deliver_plainly(failed(Reason.ENVIRONMENT, f"this host cannot run it: {error}"))
+            self._deliver_plainly(self._cannot_run(error))
         except Exception as error:
             logger.exception("the job of %s failed in the worker", self.lease.id)
             why = f"the worker failed: {type(error).__name__}: {error}"
@@ -105,6 +108,8 @@ class LeaseJob:
         recorder, sender = self._record()
         checkpoints = None
         try:
+            if (fault := self._context.health.fault) is not None:
+                raise HostFault(fault)
             if reasons := recheck(
                 self._context.snapshot, self.lease, self._claimed_with, self._context.system
             ):
@@ -115,15 +120,37 @@ class LeaseJob:
             checkpoints = self._checkpoints(recorder)
             outcome = self._supervised(prepared, recorder, checkpoints, serving)
         except PreparationFailed as error:
-            outcome = failed(error.reason, error.detail)
+            outcome = self._or_the_hosts(failed(error.reason, error.detail))
+        except HostFault as error:
+            outcome = failed(Reason.HOST_FAULT, f"this host can run nothing now: {error}")
         except NoLongerFits as error:
             logger.warning("%s is given back: %s", self.lease.run_id, error)
             outcome = stopped(StopOrder(Reason.RELEASED, str(error), 0), None, 0)
         except WaitAbandoned:
             outcome = self._stopped_early()
         except OSError as error:
-            outcome = failed(Reason.ENVIRONMENT, f"this host cannot run it: {error}")
+            outcome = self._cannot_run(error)
         self._settle(outcome, recorder, sender, checkpoints)
+
+    def _cannot_run(self, error: OSError) -> JobOutcome:
+        """The worker's own work failed. A host that is out of something is at fault, whatever the run is."""
+        text = f"this host cannot run it: {error}"
+        if not is_hosts(error):
+            return self._or_the_hosts(failed(Reason.ENVIRONMENT, text))
+        self._context.health.found(text)
+        return failed(Reason.HOST_FAULT, text)
+
+    def _or_the_hosts(self, outcome: JobOutcome) -> JobOutcome:
+        """What looks like the run's failure is the host's if the host is still broken without the run."""
+        body = outcome.body
+        if not isinstance(body, FailRequest) or body.reason not in _PERHAPS_THE_HOST:
+            return outcome
+        # The disk may be full of what the run itself has written.
+        self._workspace.discard()
+        if (fault := self._context.health.look()) is None:
+            return outcome
+        why = f"this host can run nothing now: {fault}\n{body.detail}"
+        return replace(outcome, body=body.model_copy(update={"reason": Reason.HOST_FAULT, "detail": why}))
 
     def _resume(self, record: JobRecord) -> None:
         if record.outcome is None:
@@ -178,7 +205,9 @@ class LeaseJob:
         if serving is not None and serving.killed_for_call and ended.obeyed is None:
             # It was killed because a call did not end. That call's outcome says so; the run did not fail.
             ended = replace(ended, exit=Exit(code=0))
-        return verdict(ended, codes)
+        if ended.obeyed is None and is_hosts_at_start(ended.exit.errno):
+            raise OSError(ended.exit.errno, str(ended.exit.error))
+        return self._or_the_hosts(verdict(ended, codes))
 
     def _stopped_early(self) -> JobOutcome:
         order = self.control.stop_order()

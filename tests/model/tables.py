@@ -75,6 +75,7 @@ PAYS: Final[dict[str, str | None]] = {
     "stalled": "infrastructure",
     "released": None,
     "yielded": None,
+    "host_fault": None,
     "out_of_memory": "memory",
     "code_error": "code",
     "bad_data": "code",

@@ -74,6 +74,10 @@ class PlacementScene:
         assert self.claim(name, most=0) == []
         return self.row(name)
 
+    def report(self, name: str, capability: Capability) -> None:
+        """With its next claim."""
+        self._capabilities[name] = capability
+
     def row(self, name: str) -> Host:
         found = self.db.now_read(lambda tx: tx.hosts.by_name(name))
         assert found is not None

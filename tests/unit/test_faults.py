@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
-from support.placement_scene import PlacementScene
+from support.placement_scene import PlacementScene, machine
 
-from corral.core.hosts.faults import FIRST_S, QUICK_S
+from corral.core.hosts.faults import FIRST_S, MOST_FAULTS, QUICK_S
+from corral.core.queue.roster import AGAIN_S
+from corral.core.queue.why import HostStanding
 from corral.domain.runs.reasons import Reason
+from corral.domain.runs.retries import RetryLimits
 from corral.domain.runs.runs import Run
 from corral.domain.runs.states import RunState
 
@@ -181,3 +185,33 @@ def test_losses_preemptions_and_errors_are_counted_apart(ground: PlacementScene)
     ground.end(ground.grant("good"), "stopped", Reason.RELEASED, ran_s=5.0)
     used = ground.run(run_id).used
     assert (used.infrastructure, used.memory, used.code) == (1, 0, 0)
+
+
+def test_a_fault_that_a_worker_reports_sets_its_host_aside_until_it_reports_none(
+    ground: PlacementScene,
+) -> None:
+    """STO-01: the reason is shown, and it comes back by itself."""
+    run_id = ground.submit()
+    ground.report("bad", replace(machine(), fault="it cannot write to /home: No space left on device"))
+    assert ground.claim("bad") == []
+    assert "No space left on device" in (ground.row("bad").set_aside_why or "")
+    standing = ground.why(run_id)["bad"]
+    assert standing.place is HostStanding.SET_ASIDE
+    assert "No space left on device" in standing.reasons[0]
+    ground.report("bad", machine())
+    assert ground.claim("bad") == [run_id]
+    assert ground.row("bad").set_aside_why is None
+
+
+def test_a_fault_of_the_host_is_free_but_not_for_ever(ground: PlacementScene) -> None:
+    """STO-01: no budget pays; a run that meets nothing else in the end fails, and says what it met."""
+    run_id = ground.submit(lost=0)
+    for _ in range(MOST_FAULTS):
+        assert ground.run(run_id).state is RunState.QUEUED
+        ground.end(ground.grant("bad"), "fail", Reason.HOST_FAULT, ran_s=0.0)
+        assert ground.claim("bad") == [], "the same host is not asked again at once"
+        assert ground.row("bad").strikes == 0
+        ground.clock.advance(AGAIN_S)
+    run = ground.run(run_id)
+    assert (run.state, run.reason, run.used) == (RunState.FAILED, Reason.POISON, RetryLimits(0, 0, 0))
+    assert f"{MOST_FAULTS} times a host could not run it" in (run.detail or "")

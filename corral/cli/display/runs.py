@@ -17,6 +17,7 @@ WORDS: Mapping[Reason, str] = {
     Reason.HOST_LOST: "the host stopped answering",
     Reason.PREEMPTED: "its machine was taken away",
     Reason.YIELDED: "it made room when asked",
+    Reason.HOST_FAULT: "the host could not run it; free of charge",
     Reason.PLACEMENT_LOST: "the host that was chosen for it did not take it",
     Reason.NO_CAPACITY: "no host had room in time",
     Reason.STALLED: "no output, metric or progress for too long",
@@ -31,7 +32,7 @@ WORDS: Mapping[Reason, str] = {
     Reason.MONEY_LIMIT: "its money was used up",
     Reason.CANCELLED: "",
     Reason.PARENT_FAILED: "a run that it needs has failed",
-    Reason.POISON: "different hosts were lost while they ran it",
+    Reason.POISON: "hosts were lost, or could not go on, while they ran it",
 }
 
 _NOT_STARTED: Mapping[int, str] = {

@@ -109,6 +109,7 @@ def show(host: Host, as_json: AsJson = False) -> None:
         ("machine", None if has is None else f"{has.hostname}, {has.os} {has.arch}, Python {has.python}"),
         ("corral", None if has is None else has.corral),
         ("engine", None if has is None else _engine(has)),
+        ("fault", None if has is None else has.fault),
         ("problem", None if has is None else has.gpu_note),
     )
     _show_equipment(view)

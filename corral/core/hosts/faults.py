@@ -5,6 +5,9 @@ strike), or a run that failed within seconds of its start, counted once for each
 (project and name) that was not among the strikes before: whatever one user submits, it takes others to set
 a host aside for it. A finished run clears them. At the third strike the host is set aside, for longer each
 time. The last host that could take work is never set aside for what runs did: that would help nobody.
+
+A fault of its own that the host's worker reports (a full disk, a broken Python) sets it aside at once, until
+the worker says that it is gone. The run that met it is queued again free of charge, though not for ever.
 """
 
 from __future__ import annotations
@@ -28,6 +31,10 @@ POISON_HOSTS = 3
 QUICK_S = 20.0
 FIRST_S = 60.0
 LONGEST_S = 3600.0
+# A worker with a fault says so every few seconds; what one said that is gone since counts this long.
+FAULT_S = 120.0
+MOST_FAULTS = 10
+_REPORTED = "its worker found a fault: "
 
 # How a good run fails on a broken host: a missing program, a full disk, a missing driver.
 _LIKE_THE_HOST = frozenset({Reason.CODE_ERROR, Reason.ENVIRONMENT, Reason.UNKNOWN, Reason.BAD_OUTPUT})
@@ -70,6 +77,26 @@ def failed(
     why = f"{run.id} failed within {QUICK_S:g} s ({reason})"
     after = before._replace(works=(*before.works, work), submitters=(*before.submitters, run.submitted_by))
     return _strike(tx, host, after, run, why, now=now)
+
+
+def reported(host: Host, fault: str | None, *, now: float) -> Host:
+    """What its worker says of itself: a fault sets it aside until the worker says that there is none."""
+    if fault is not None:
+        why = f"{_REPORTED}{fault}; it comes back by itself when that is gone"
+        return host._replace(set_aside_until=now + FAULT_S, set_aside_why=why)
+    if not (host.set_aside_why or "").startswith(_REPORTED):
+        return host
+    return host._replace(set_aside_until=None, set_aside_why=None)
+
+
+def met_too_many(tx: Tx, run: Run) -> int | None:
+    """How often hosts could not run it for a fault of their own, once that is too often to be their doing."""
+    met = sum(
+        rank.reason is Reason.HOST_FAULT
+        for attempt in tx.attempts.of_run(run.id)
+        for rank in tx.attempts.ranks(run.id, attempt.number)
+    )
+    return met if met >= MOST_FAULTS else None
 
 
 def returned(tx: Tx, host_id: HostId) -> None:

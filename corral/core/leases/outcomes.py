@@ -77,6 +77,8 @@ class LeaseEnder:
             faults.returned(tx, key.host_id)
         elif report.kind == "fail":
             unasked = run.state is RunState.RUNNING
+            if unasked and report.reason is Reason.HOST_FAULT:
+                self._gave_back(lease, report, now=now)
             run, rank = _fail(tx, lease, run, report, now=now)
             if unasked:
                 run = faults.failed(
@@ -84,8 +86,7 @@ class LeaseEnder:
                 )
         else:
             if run.state is RunState.RUNNING and report.reason is Reason.RELEASED and report.ran_s == 0:
-                why = report.detail or "it could not be started there"
-                self.roster.gave_back(key.host_id, run.id, boot_id=lease.boot_id, why=why, now=now)
+                self._gave_back(lease, report, now=now)
             run, rank = _stopped(tx, lease, run, report, now=now)
         outcome = LeaseOutcome(run.state, rank.state)
         answer = canonical(outcome)
@@ -93,6 +94,11 @@ class LeaseEnder:
         if rank.state is RankState.ENDED:
             fence_gang(tx, run, lease, now=now)
         return outcome
+
+    def _gave_back(self, lease: Lease, report: LeaseReport, *, now: float) -> None:
+        """The same host is not asked again for a while."""
+        why = report.detail or "it could not be started there"
+        self.roster.gave_back(lease.host_id, lease.run_id, boot_id=lease.boot_id, why=why, now=now)
 
 
 def _replayed(lease: Lease, body: str) -> LeaseOutcome | None:
@@ -150,11 +156,14 @@ def _fail(tx: Tx, lease: Lease, run: Run, report: LeaseReport, *, now: float) ->
     if run.state in STOPPING:
         run = run._replace(exit_code=report.exit_code, signal=report.signal)
         return settle_stop(tx, run, RunEvent.FAIL, now=now, actor=actor), rank
+    reason, detail = report.reason, report.detail
+    if reason is Reason.HOST_FAULT and (met := faults.met_too_many(tx, run)) is not None:
+        reason, detail = Reason.POISON, f"{met} times a host could not run it; the last said: {detail}"
     run = retry_or_fail(
         tx,
         run,
-        report.reason,
-        report.detail,
+        reason,
+        detail,
         now=now,
         actor=actor,
         exit_code=report.exit_code,

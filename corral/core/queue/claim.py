@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from corral.core.hosts import faults
 from corral.core.leases.fence import release_boot
 from corral.core.logs import left_bytes
 from corral.core.policy import ServerPolicy
@@ -97,10 +98,8 @@ class Claim:
             # It was let in before it was revoked, and has waited since.
             raise Forbidden(f"host {host.name} is revoked", hint=hint)
         new = host._replace(slots=self.ask.slots, boot_id=self.ask.boot_id)
-        if self.ask.capability is not None and self.ask.capability != host.capability:
-            new = new._replace(
-                capability=self.ask.capability, capability_digest=digest_of(json.loads(self.ask.capability))
-            )
+        if self.ask.capability is not None:
+            new = _with_report(new, self.ask.capability, now)
         if new != host:
             new = new._replace(last_seen_at=now)
             tx.hosts.save(new)
@@ -175,6 +174,14 @@ class Claim:
         if lease is None or run is None or run.state not in LEASED:
             raise NotFound(f"lease {lease_id} has no running run")
         return Grant(lease, run, tx.runs.spec(run.id), _resume(tx, run), left_bytes(tx, run, self.policy))
+
+
+def _with_report(host: Host, capability: str, now: float) -> Host:
+    report = json.loads(capability)
+    host = faults.reported(host, report.get("fault"), now=now)
+    if capability == host.capability:
+        return host
+    return host._replace(capability=capability, capability_digest=digest_of(report))
 
 
 def _cards(host: Host, gpus: tuple[int, ...]) -> dict[str, list[str]]:

@@ -42,6 +42,8 @@ class Capability:
     corral: str | None = None
     # Why the GPUs are unknown, or which were left out.
     gpu_note: str | None = None
+    # Why it can run nothing at the moment, as its worker found; None if all is well.
+    fault: str | None = None
     # Programs and system packages that runs have asked for, and whether they are there. One that nobody has
     # asked for is not in it: the host looks when it is given such a run, and gives that back if need be.
     system: Mapping[str, bool] = field(default_factory=dict)

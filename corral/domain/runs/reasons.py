@@ -15,6 +15,7 @@ class Reason(StrEnum):
     STALLED = "stalled"
     RELEASED = "released"
     YIELDED = "yielded"
+    HOST_FAULT = "host_fault"
     OUT_OF_MEMORY = "out_of_memory"
     CODE_ERROR = "code_error"
     BAD_DATA = "bad_data"
@@ -31,6 +32,7 @@ class Reason(StrEnum):
 # What to do next, shown beside the reason; `{run}` is the run's id.
 HINTS: Mapping[Reason, str] = {
     Reason.HOST_LOST: "The host stopped answering. Queue it again with `corral requeue {run}`.",
+    Reason.HOST_FAULT: "The host could not run it; `corral why {run}` says what it lacks.",
     Reason.POISON: "Find out what it does to its hosts, then queue it again with `corral requeue {run}`.",
     Reason.STALLED: "Raise `stall_limit`, or let the program print or report progress more often.",
     Reason.OUT_OF_MEMORY: "Lower the batch size, or ask for more with `resources.min_ram` or `min_vram`.",

@@ -33,6 +33,8 @@ BUDGET_OF: Mapping[Reason, Budget] = {
     Reason.RELEASED: Budget.FREE,
     # Asked to make room: for a run of higher priority, or because its host is drained.
     Reason.YIELDED: Budget.FREE,
+    # The host has no space, no permission, no Python: nothing that a run could do about it.
+    Reason.HOST_FAULT: Budget.FREE,
     Reason.OUT_OF_MEMORY: Budget.MEMORY,
     Reason.CODE_ERROR: Budget.CODE,
     Reason.BAD_DATA: Budget.CODE,

@@ -95,7 +95,7 @@ class Supervision:
             exit=found,
             ran_s=ran_s,
             obeyed=steering.obeyed,
-            local_problem=None if problem is None else f"this host cannot take the run's log: {problem}",
+            local_problem=None if problem is None else f"the disk could not take the run's log: {problem}",
             last_errors=pump.last_errors(),
             metrics=tuple(listener.last_metrics.items()),
         )

@@ -45,7 +45,8 @@ def verdict(ended: ChildEnd, codes: Mapping[int, Reason] = _NO_CODES) -> JobOutc
     if ended.obeyed is not None:
         return stopped(ended.obeyed, found, ended.ran_s)
     if ended.local_problem is not None:
-        return failed(Reason.ENVIRONMENT, ended.local_problem, found, ended.ran_s)
+        # If it is still so without the run's own files, the host is at fault; that is asked later.
+        return failed(Reason.CODE_ERROR, ended.local_problem, found, ended.ran_s)
     if found.error is not None:
         # A command that was never executed is wrong; why one was killed from outside is not known.
         reason = Reason.UNKNOWN if found.signal == signal.SIGKILL else Reason.CODE_ERROR
