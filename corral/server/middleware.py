@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corral.core.tokens import authenticate
 from corral.domain.errors import CorralError, InvalidInput, RateLimited, TooLarge, Unauthenticated
-from corral.domain.tokens import Scope as TokenScope
 from corral.domain.tokens import Token, parse_token
 from corral.server import fast_routes as express
 from corral.server.errors import render
@@ -22,6 +21,7 @@ from corral.server.services import Services
 from corral.version import __version__
 
 OPEN = frozenset({"/v1/health", "/v1/ca", "/v1/openapi.json"})
+_WEB = "/v1/web/"
 VERSION_HEADER = (b"corral-version", __version__.encode())
 
 
@@ -53,6 +53,8 @@ class Gate:
             if token is not None:
                 self._services.trust.check(token, state.get("peer"))
                 self._count_call(token, scope["path"])
+            elif is_web(scope["path"]):
+                self._count_stranger(scope)
             _refuse_nul(scope)
             limited = _limit(scope, receive, self._services.limits.max_body_bytes)
         except CorralError as error:
@@ -86,11 +88,17 @@ class Gate:
 
     def _count_call(self, token: Token, path: str) -> None:
         """RateLimited if it is one too many."""
-        if token.scope is TokenScope.HOST and is_vital(path):
+        if token.host_id is not None and is_vital(path):
             return
         wait_s = self._rates.take(token.id, self._services.clock.monotonic())
         if wait_s:
             raise _too_many(f"token {token.name} makes too many calls", wait_s)
+
+    def _count_stranger(self, scope: Scope) -> None:
+        """Of a caller without a token the address is counted."""
+        wait_s = self._rates.take(f"from {_origin(scope)}", self._services.clock.monotonic())
+        if wait_s:
+            raise _too_many("too many calls without a token come from this address", wait_s)
 
     def known(self, authorization: bytes) -> Token | None:
         """The token, if it was found good a moment ago."""
@@ -112,6 +120,9 @@ class Gate:
         if (known := self.known(header)) is not None:
             return known
         text = _bearer(header)
+        if is_web(scope["path"]) and parse_token(text) is None:
+            # The endpoint may be public; its route says who may call it.
+            return None
         if not text:
             raise Unauthenticated("the request has no token")
         self._check_origin(scope, text)
@@ -137,6 +148,11 @@ class Gate:
         parsed = parse_token(text)
         if parsed is None or not self._services.token_cache.was_right(*parsed):
             raise _too_many("too many wrong tokens came from this address", wait_s)
+
+
+def is_web(path: str) -> bool:
+    """Whether it may be a call of a public function, which needs no token."""
+    return path.startswith(_WEB)
 
 
 def _origin(scope: Scope) -> str:

@@ -81,6 +81,12 @@ class DeployRequest(Exact):
     wait_s: float = Field(0, ge=0, le=60, description="How long to wait for its first instance.")
 
 
+class EndpointAccess(Exact):
+    """Who may call its web functions."""
+
+    public: bool = Field(description="Everybody, without a token; else only those who have one.")
+
+
 class VersionView(Answer):
     version: int
     state: str
@@ -105,6 +111,7 @@ class EndpointView(Answer):
     running: int = 0
     created_at: float
     called_at: float
+    public: bool = Field(False, description="Whether its web functions need no token.")
     next_at: float | None = Field(None, description="When its schedule calls it next.")
     versions: list[VersionView] = []
 
