@@ -21,7 +21,7 @@ _PUBLIC = {
     "corral.functions.decorator_options": "ClassOptions FunctionOptions",
     "corral.functions.deployed": "function",
     "corral.functions.errors": "CallCancelled CallExpired CallTimeout CannotStart EndpointGone ExitCalled "
-    "InstanceLost NotFinished RemoteError ResultLost ResultTooLarge",
+    "InstanceLost NotFinished PickledResult RemoteError ResultLost ResultTooLarge",
     "corral.functions.function": "AsyncFunction Function Generator",
     "corral.functions.options": "Batch Cron Period Retries",
     "corral.functions.volumes": "Volume",

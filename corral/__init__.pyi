@@ -43,6 +43,7 @@ from corral.functions.errors import EndpointGone as EndpointGone
 from corral.functions.errors import ExitCalled as ExitCalled
 from corral.functions.errors import InstanceLost as InstanceLost
 from corral.functions.errors import NotFinished as NotFinished
+from corral.functions.errors import PickledResult as PickledResult
 from corral.functions.errors import RemoteError as RemoteError
 from corral.functions.errors import ResultLost as ResultLost
 from corral.functions.errors import ResultTooLarge as ResultTooLarge

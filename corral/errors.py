@@ -10,7 +10,7 @@ CorralError
     ├── CallTimeout, NotFinished                        TimeoutErrors as well
     ├── CallCancelled, CallExpired, EndpointGone
     ├── InstanceLost, CannotStart
-    ├── ResultTooLarge, ResultLost
+    ├── ResultTooLarge, ResultLost, PickledResult
     ├── RemoteError, ExitCalled
     └── VolumeConflict
 """

@@ -43,6 +43,8 @@ class Settings(BaseModel):
     rate: float = Field(500, ge=0, le=1e6, description="Calls per second and token; 0 is without limit.")
     rate_burst: int = Field(5000, ge=1, le=10_000_000)
     wrong_token_rate: float = Field(10, ge=0, le=1e6)
+    head_s: float = Field(10, gt=0, le=3600)
+    waiting_per_address: int = Field(1000, ge=1, le=1_000_000)
     max_body_bytes: int = Field(32 << 20, ge=1024)
     max_blob_bytes: int = Field(1 << 40, ge=1024)
     min_free_bytes: int = Field(64 << 20, ge=0, description="Uploads stop while the disk has less than this.")

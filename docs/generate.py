@@ -72,6 +72,8 @@ SETTINGS: Mapping[str, str] = {
     "rate": "How many calls per second one token may make; 0 is without limit.",
     "rate_burst": "How many it may make at once after a rest.",
     "wrong_token_rate": "How many wrong tokens per second an address may show; sixty times as many at once.",
+    "head_s": "How many seconds a caller has from connecting until the head of its request is whole.",
+    "waiting_per_address": "How many connections of one address may wait to send a request.",
     "max_body_bytes": "The largest request that is not an upload.",
     "max_blob_bytes": "The largest single file.",
     "min_free_bytes": "Uploads stop while the disk has less than this.",

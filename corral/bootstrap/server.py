@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import json
 import logging
@@ -11,6 +10,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
@@ -23,6 +23,7 @@ from corral.adapters.tls.authority import CA_LIFETIME, OwnAuthority
 from corral.adapters.tls.context import ServerTls
 from corral.adapters.webhook_sender import HttpSender
 from corral.bootstrap.installation import check_database_is_there, join_installation, keep_note
+from corral.bootstrap.sockets import listen, loop_factory, open_files, raise_open_files
 from corral.bootstrap.transport import ServerTransport, build_transport
 from corral.client.hosts.identity import (
     CLIENT,
@@ -41,6 +42,7 @@ from corral.domain.tokens import Scope
 from corral.domain.webhooks.addresses import parse_networks
 from corral.files.atomic import write_private, write_whole
 from corral.files.locks import exclusive
+from corral.files.private import keep_files_private, private_folder
 from corral.server.app import ControlPlane
 from corral.server.http_protocol import FastHttpProtocol
 from corral.server.services import RequestLimits, Services
@@ -61,16 +63,9 @@ class PostgresMissing(CorralError):
     hint = "Install it with `pip install 'corral[postgres]'`."
 
 
-class CannotListen(CorralError):
-    """The server's address cannot be taken."""
-
-    code = "cannot_listen"
-    hint = "Choose another port with `--port`, or let CORRAL_PORT=0 pick a free one."
-
-
 def open_store(settings: Settings) -> Store:
     if settings.database is None:
-        return SqliteStore(settings.database_file, roomy=True)
+        return SqliteStore(settings.database_file)
     try:
         from corral.store.postgres.store import PostgresStore  # noqa: PLC0415 - an extra; most have no psycopg
     except ImportError:
@@ -93,11 +88,16 @@ def build_services(settings: Settings, store: Store, trust: TlsTrust | None = No
         clock=SystemClock(),
         policy=policy,
         sender=HttpSender(parse_networks(settings.webhook_allow)),
-        limits=RequestLimits(
-            **{name: value for name, value in settings if name in RequestLimits.__dataclass_fields__}
-        ),
+        limits=request_limits(settings),
         trust=trust or TlsTrust(),
     )
+
+
+def request_limits(settings: Settings) -> RequestLimits:
+    same = {name: value for name, value in settings if name in RequestLimits.__dataclass_fields__}
+    limits = RequestLimits(**same)
+    # However few files may be open, one address cannot take them all.
+    return replace(limits, waiting_per_address=min(limits.waiting_per_address, max(1, open_files() // 4)))
 
 
 async def ensure_identities(settings: Settings, store: Store, now: float) -> None:
@@ -129,7 +129,7 @@ async def _own_worker(settings: Settings, store: Store, now: float) -> None:
     if identity is None:
         log.warning("host %s is revoked; `corral tokens create %s --scope host` lets it in again", name, name)
         return
-    settings.worker_home.mkdir(parents=True, exist_ok=True)
+    private_folder(settings.worker_home)
     write_identity(settings.worker_home, identity, client_pem=None)
 
 
@@ -177,6 +177,7 @@ def _read_if_there(path: Path) -> str:
 
 def run_server(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. One server per home: a second is refused."""
+    keep_files_private()
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
     with exclusive(settings.home / "server.lock") as held:
         if not held:
@@ -184,16 +185,9 @@ def run_server(settings: Settings) -> None:
                 f"a server on {settings.home} is running already",
                 hint="Use that one, or set CORRAL_HOME to another folder.",
             )
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        raise_open_files()
+        with asyncio.Runner(loop_factory=loop_factory(settings.head_s)) as runner:
             runner.run(_serve(settings))
-
-
-def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop  # noqa: PLC0415 - not on Windows
-    except ImportError:
-        return None
-    return uvloop.Loop
 
 
 async def _serve(settings: Settings) -> None:
@@ -207,7 +201,7 @@ async def _serve(settings: Settings) -> None:
     await ensure_identities(settings, store, services.clock.now())
     if transport.authority is not None and transport.trust.hosts_need_certificates:
         give_certificate(settings, transport.authority, services.clock.now())
-    listener = _listen(settings.host, settings.port)
+    listener = listen(settings.host, settings.port)
     control_plane = ControlPlane(services)
     # Everything made so far lives as long as the server: the collector need not look at it again.
     gc.collect()
@@ -218,6 +212,8 @@ async def _serve(settings: Settings) -> None:
         log_level="warning",
         access_log=False,
         http=FastHttpProtocol,
+        # No route takes one, and its protocol has none of the limits of ours.
+        ws="none",
         lifespan="on",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
@@ -244,22 +240,6 @@ async def _keep_fresh(tls: ServerTls | None, settings: Settings) -> None:
             tls.refresh()
         except Exception:
             log.exception("the certificate could not be renewed; it is tried again")
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        both = host == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise CannotListen(f"port {port} of {host} is taken") from error
-        # Python adds the address once more in brackets.
-        why = str(error.strerror).partition(" (while")[0]
-        raise CannotListen(
-            f"cannot listen on port {port} of {host}: {why}",
-            hint="Check CORRAL_HOST and CORRAL_PORT; ports below 1024 are often reserved.",
-        ) from error
 
 
 def _stop_on_signals(server: uvicorn.Server) -> None:

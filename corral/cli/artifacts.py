@@ -13,7 +13,7 @@ from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
 from corral.cli.options import AsJson, Limit, OnlyProject, command_group
 from corral.client.corral import Corral
-from corral.client.files.download import download
+from corral.client.files.download import download, mark_fetched
 from corral.domain.errors import Conflict
 from corral.domain.ids import is_id
 from corral.wire.artifacts import ArtifactPage, ArtifactView
@@ -81,7 +81,10 @@ def get(
         typer.Argument(help="New or empty folder; ./NAME-RUN by default, ./ARTIFACT for an artifact's id."),
     ] = None,
 ) -> None:
-    """Fetch an artifact into a folder; every file is checked against its digest."""
+    """Fetch an artifact into a folder; every file is checked against its digest.
+
+    The folder is marked, so that the next submit does not ship it as code.
+    """
     with connect() as corral:
         artifact_id, usual = _find(corral, artifact)
         found = corral.artifacts.get(artifact_id)
@@ -91,8 +94,9 @@ def get(
             tree = download(
                 corral.artifacts, artifact_id, corral.source(found.project), folder, progress=bar.moved
             )
+        mark_fetched(folder, artifact_id)
     what = f"{render.count(len(tree.files), 'file')}, {render.size(tree.total_bytes)}"
-    typer.echo(f"{folder}{os.sep}: {what}; every file matches its digest")
+    render.say(f"{folder}{os.sep}: {what}; every file matches its digest")
 
 
 @app.command()
@@ -104,11 +108,11 @@ def verify(artifact: Artifact, as_json: AsJson = False) -> None:
         render.show_json(answer)
     else:
         for problem in answer.problems:
-            typer.echo(problem)
+            render.say(problem)
         bad = render.count(len(answer.problems), "problem")
         verdict = bad if answer.problems else "all match their digests"
         files = render.count(answer.files, "file")
-        typer.echo(f"{answer.artifact_id}: {files}, {render.size(answer.bytes)}: {verdict}")
+        render.say(f"{answer.artifact_id}: {files}, {render.size(answer.bytes)}: {verdict}")
     if answer.problems:
         raise typer.Exit(1)
 
@@ -117,14 +121,14 @@ def verify(artifact: Artifact, as_json: AsJson = False) -> None:
 def pin(artifact: Artifact) -> None:
     """Keep an artifact whatever the retention rules say."""
     with connect() as corral:
-        typer.echo(f"{corral.artifacts.pin(_find(corral, artifact)[0]).id} is pinned")
+        render.say(f"{corral.artifacts.pin(_find(corral, artifact)[0]).id} is pinned")
 
 
 @app.command()
 def unpin(artifact: Artifact) -> None:
     """Leave an artifact to the retention rules again."""
     with connect() as corral:
-        typer.echo(f"{corral.artifacts.unpin(_find(corral, artifact)[0]).id} is no longer pinned")
+        render.say(f"{corral.artifacts.unpin(_find(corral, artifact)[0]).id} is no longer pinned")
 
 
 @app.command()
@@ -132,4 +136,4 @@ def rm(artifact: Annotated[str, typer.Argument(help="Artifact id.")]) -> None:
     """Remove an artifact; files that nothing else names are deleted later."""
     with connect() as corral:
         corral.artifacts.delete(artifact)
-    typer.echo(f"{artifact} is removed")
+    render.say(f"{artifact} is removed")

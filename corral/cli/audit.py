@@ -53,7 +53,7 @@ def list_audit(
                 if as_json:
                     render.show_json_line(entry)
                 else:
-                    typer.echo("  ".join(str(cell) for cell in _row(entry) if cell))
+                    render.say("  ".join(str(cell) for cell in _row(entry) if cell))
             return
     columns = ("N", "WHEN", "ACTOR", "FROM", "ACTION", "TARGET", "DATA")
     render.show_list(found, columns, map(_row, found), as_json=as_json, empty="nothing was done yet")
@@ -104,7 +104,7 @@ def verify(
     if not met:
         raise AuditBroken(f"the audit is broken: it does not hold the entry {head}")
     counted = "1 entry" if chain.n == 1 else f"{chain.n} entries"
-    typer.echo(f"verified {counted}; the head is {chain.n}:{chain.hash}")
+    render.say(f"verified {counted}; the head is {chain.n}:{chain.hash}")
 
 
 def _head(text: str | None) -> tuple[int, str] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from corral.cli.connect import connect
+from corral.cli.display.visible import visible_line
 from corral.client.corral import Corral
 from corral.domain.errors import CorralError
 
@@ -18,7 +19,11 @@ def _completion(find: Callable[[Corral], Iterable[Candidate]]) -> Completion:
     def complete(incomplete: str) -> list[Candidate]:
         try:
             with connect() as corral:
-                return [found for found in find(corral) if found[0].startswith(incomplete)]
+                return [
+                    (visible_line(word), visible_line(what))
+                    for word, what in find(corral)
+                    if word.startswith(incomplete)
+                ]
         except CorralError:
             # A message would land in the middle of the user's command line.
             return []

@@ -61,7 +61,7 @@ def show_group(group: GroupDetail, *, as_json: bool) -> None:
             (one.runs, render.state(one.state), told(one.reason), one.detail, one.example)
             for one in group.ended_with
         ]
-        typer.echo("")
+        render.say()
         render.show_table(("RUNS", "STATE", "REASON", "DETAIL", "FOR EXAMPLE"), ends, empty="")
     greatest = {one.metric: (render.number(one.value), one.run_id) for one in group.greatest}
     rows = [
@@ -70,7 +70,7 @@ def show_group(group: GroupDetail, *, as_json: bool) -> None:
         if one.metric in greatest
     ]
     if rows:
-        typer.echo("")
+        render.say()
         render.show_table(("METRIC", "LEAST", "RUN", "GREATEST", "RUN"), rows, empty="")
 
 

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from corral.cli.display.visible import visible
 from corral.domain.errors import CorralError, ServerUnreachable
 from corral.version import __version__
 
@@ -180,12 +181,17 @@ def main() -> None:
 def print_error(error: CorralError) -> None:
     # One field is in the message already; several are easier to read below each other.
     several = error.fields if len(error.fields) > 1 else ()
-    typer.echo(f"error: {_head(error) + ':' if several else error.message}", err=True)
+    _tell(f"error: {_head(error) + ':' if several else error.message}")
     width = max((len(field.path) for field in several), default=0)
     for field in several:
-        typer.echo(f"  {field.path + ':':<{width + 1}} {field.message}", err=True)
+        _tell(f"  {field.path + ':':<{width + 1}} {field.message}")
     if error.hint:
-        typer.echo(f"hint: {error.hint}", err=True)
+        _tell(f"hint: {error.hint}")
+
+
+def _tell(text: str) -> None:
+    # What an error quotes may have come from anybody. `render` would take too long to load for `--help`.
+    typer.echo(visible(text), err=True)
 
 
 def _head(error: CorralError) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,10 +19,11 @@ from corral.cli.runs.submit import run_preparer
 from corral.client.corral import Corral
 from corral.client.manifests import sync as fleet
 from corral.client.manifests.apply import Also, Mode
+from corral.client.manifests.differences import CODE, explained, told_apart
 from corral.client.manifests.read import ParsedManifest, load
 from corral.domain.errors import InvalidInput
 from corral.settings import read_settings
-from corral.wire.manifests import ApplyAnswer, ChangeView
+from corral.wire.manifests import ApplyAnswer, ChangeView, DifferenceView
 
 app = command_group("Declare hosts and runs in one file: plan it, apply it.")
 
@@ -150,11 +151,11 @@ def _sync(file: Path, mode: Mode, also: list[Also], *, as_json: bool) -> ApplyAn
         _check(loaded, file)
     with connect(settings) as corral, run_preparer(corral, file.absolute().parent) as shop:
         resolved = fleet.resolve(loaded, shop)
-        answer = fleet.sync(corral, resolved, shop, mode=mode, also=also)
+        answer = explained(corral, resolved, fleet.sync(corral, resolved, shop, mode=mode, also=also))
     if as_json:
         render.show_json(answer)
     else:
-        _show(answer, resolved.notes)
+        _show(answer, resolved.notes, told_apart(resolved))
     if answer.problems:
         raise typer.Exit(EXIT_PROBLEMS)
     return answer
@@ -166,12 +167,12 @@ def _offline(file: Path, *, as_json: bool) -> None:
         render.note(f"note: {text}")
     runs, hosts = len(loaded.runs), len(loaded.hosts)
     if as_json:
-        typer.echo(
-            json.dumps({"name": loaded.name, "project": loaded.project, "tables": runs, "hosts": hosts})
+        render.show_json_line(
+            {"name": loaded.name, "project": loaded.project, "tables": runs, "hosts": hosts}
         )
         return
     declared = f"{render.count(runs, 'table')} of runs and {render.count(hosts, 'host')}"
-    typer.echo(f"{loaded.name}: {declared}, no problem found")
+    render.say(f"{loaded.name}: {declared}, no problem found")
 
 
 def _check(loaded: ParsedManifest, file: Path) -> tuple[str, ...]:
@@ -180,30 +181,35 @@ def _check(loaded: ParsedManifest, file: Path) -> tuple[str, ...]:
         return fleet.check(loaded, shop)
 
 
-def _show(answer: ApplyAnswer, notes: Iterable[str]) -> None:
+def _show(answer: ApplyAnswer, notes: Iterable[str], variants: Mapping[str, str]) -> None:
     for text in notes:
         render.note(f"note: {text}")
-    out = render.console()
-    for line in _lines(answer):
-        out.print(line)
-    out.print(_summary(answer))
+    render.show_lines([*_lines(answer, variants), Text(_summary(answer))])
     for text in _notes(answer):
         render.note(f"note: {text}")
 
 
-def _lines(answer: ApplyAnswer) -> Iterator[Text]:
+def _lines(answer: ApplyAnswer, variants: Mapping[str, str]) -> Iterator[Text]:
     for change in answer.changes[:_SHOWN]:
         sign, words = _ACTIONS[change.action]
         line = Text(f"{sign} {change.kind:<4} {change.name}", style=_STYLES[sign])
-        for word in (change.run_id, change.state, words):
+        for word in (variants.get(change.identity or ""), change.run_id, change.state, words):
             line.append(f"  {word}" if word else "", style="default")
         yield line
         for field in change.fields:
-            yield Text(f"      {field.path}: {_value(field.old)} -> {_value(field.new)}")
+            yield Text(f"      {_difference(field)}")
     if (more := len(answer.changes) - _SHOWN) > 0:
         yield Text(f"  and {more} more (--json shows all)")
     for problem in answer.problems:
         yield Text(f"! {problem.path}: {problem.message}", style=_STYLES["!"])
+
+
+def _difference(field: DifferenceView) -> str:
+    if field.path.startswith(CODE):
+        # The digests of files are for programs, which take --json.
+        done = "added" if field.old is None else "removed" if field.new is None else "changed"
+        return f"{field.path}: {done}"
+    return f"{field.path}: {_value(field.old)} -> {_value(field.new)}"
 
 
 def _value(value: Any) -> str:

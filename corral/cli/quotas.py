@@ -90,4 +90,4 @@ def rm(project: Project) -> None:
     """Remove a project's quota: no limits, weight 1."""
     with connect() as corral:
         corral.quotas.delete(project)
-    typer.echo(f"project {project} has no quota now")
+    render.say(f"project {project} has no quota now")

@@ -111,7 +111,7 @@ def pause(schedule: Schedule, project: Project = None) -> None:
     """Make no more runs until it is resumed; runs that it made go on."""
     with connect() as corral:
         done = corral.schedules.pause(schedule, project=project)
-    typer.echo(f"{done.name} is paused")
+    render.say(f"{done.name} is paused")
 
 
 @app.command()
@@ -119,7 +119,7 @@ def resume(schedule: Schedule, project: Project = None) -> None:
     """Go on from the next time; those that passed meanwhile are not made up for."""
     with connect() as corral:
         done = corral.schedules.resume(schedule, project=project)
-    typer.echo(f"{done.name}: {when(done)}; next at {render.moment(done.next_at)}")
+    render.say(f"{done.name}: {when(done)}; next at {render.moment(done.next_at)}")
 
 
 @app.command("run-now")
@@ -135,7 +135,7 @@ def rm(schedule: Schedule, project: Project = None) -> None:
     """Remove a schedule; the runs that it made stay."""
     with connect() as corral:
         done = corral.schedules.remove(schedule, project=project)
-    typer.echo(f"{done.name} is removed; it made {render.count(done.fired, 'run')}")
+    render.say(f"{done.name} is removed; it made {render.count(done.fired, 'run')}")
 
 
 def when(schedule: ScheduleView) -> str:

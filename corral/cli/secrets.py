@@ -39,7 +39,7 @@ def set_secret(name: Name, project: Project = None) -> None:
         raise InvalidInput(
             "the value is empty or longer than 65,536 characters", hint="Give another value."
         ) from None
-    typer.echo(f"{view.name} is set in {owner}")
+    render.say(f"{view.name} is set in {owner}")
     if not view.redacted:
         render.note("it has fewer than 8 bytes, too few to be found and hidden in a run's output")
 
@@ -61,4 +61,4 @@ def rm(name: Name, project: Project = None) -> None:
     owner = project_or_own(project)
     with connect() as corral:
         corral.secrets.delete(owner, name)
-    typer.echo(f"{name} is removed from {owner}")
+    render.say(f"{name} is removed from {owner}")

@@ -90,7 +90,7 @@ def _create(given: Mapping[str, object], expires: str | None, *, as_json: bool) 
     if as_json:
         render.show_json(whole)
         return None
-    typer.echo(whole.token)
+    render.say(whole.token)
     return whole
 
 
@@ -118,4 +118,4 @@ def revoke(token: Annotated[str, typer.Argument(help="Token id.")]) -> None:
     """Make a token worthless at once."""
     with connect() as corral:
         corral.tokens.revoke(token)
-    typer.echo(f"{token} is revoked")
+    render.say(f"{token} is revoked")

@@ -12,6 +12,7 @@ from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
 from corral.cli.options import AsJson, OnlyProject, command_group, project_or_own
+from corral.client.files.download import mark_fetched
 from corral.client.volumes import volumes
 from corral.domain.errors import NotFound
 from corral.wire.volumes import VolumeDetail, VolumeVersionView
@@ -53,7 +54,7 @@ def show(name: Name, project: Project = None, version: Version = None, as_json: 
     ]
     render.show_table(("VERSION", "FILES", "SIZE", "MADE", "BY"), rows, empty="nothing was committed yet")
     if tree.files:
-        typer.echo("")
+        render.say()
         files = [(file.path, render.size(file.size), file.digest[:12]) for file in tree.files]
         render.show_table(("FILE", "SIZE", "SHA-256"), files, empty="")
 
@@ -90,7 +91,9 @@ def get(
         place = target or Path(path.strip("/").rpartition("/")[2] or name)
         remote = corral.volumes.remote(view.project, name)
         tree = volumes.get(remote, path, place, version=_chosen(view, version))
-    typer.echo(f"{place}: {render.count(len(tree.files), 'file')}, {render.size(tree.total_bytes)}")
+        if place.is_dir():
+            mark_fetched(place, name)
+    render.say(f"{place}: {render.count(len(tree.files), 'file')}, {render.size(tree.total_bytes)}")
 
 
 @app.command("rm")
@@ -109,7 +112,7 @@ def remove(
             _tell(volumes.remove(corral.volumes.remote(owner, name), path), as_json=as_json)
             return
         corral.volumes.remove(owner, name)
-    typer.echo(f"{name}: removed")
+    render.say(f"{name}: removed")
 
 
 def _chosen(view: VolumeDetail, number: int | None) -> VolumeVersionView:

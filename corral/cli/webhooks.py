@@ -133,7 +133,7 @@ def send_test(name: Name, as_json: AsJson = False) -> None:
     if as_json:
         render.show_json(done)
     elif done.state == DeliveryState.DELIVERED:
-        typer.echo(f"{name} received it: {done.status}")
+        render.say(f"{name} received it: {done.status}")
     if done.state != DeliveryState.DELIVERED:
         raise TestNotReceived(f"{name} did not receive it: {done.detail or done.status}")
 
@@ -162,7 +162,7 @@ def _show_secret(made: CreatedWebhook, then: str, *, as_json: bool) -> None:
         render.show_json(made)
         return
     if made.secret is not None:
-        typer.echo(made.secret)
+        render.say(made.secret)
         render.note("notices are signed with this secret; it is not shown again")
     render.note(then)
 
@@ -171,7 +171,7 @@ def _show_secret(made: CreatedWebhook, then: str, *, as_json: bool) -> None:
 def pause(name: Name) -> None:
     """Send nothing; what happens meanwhile waits."""
     with connect() as corral:
-        typer.echo(f"{corral.webhooks.pause(name).name} is paused")
+        render.say(f"{corral.webhooks.pause(name).name} is paused")
 
 
 @app.command()
@@ -181,7 +181,7 @@ def resume(
 ) -> None:
     """Send again, also what happened meanwhile."""
     with connect() as corral:
-        typer.echo(f"{corral.webhooks.resume(name, skip=skip).name} sends again")
+        render.say(f"{corral.webhooks.resume(name, skip=skip).name} sends again")
 
 
 @app.command()
@@ -189,7 +189,7 @@ def rm(name: Name) -> None:
     """Remove a webhook, and what was to be sent by it."""
     with connect() as corral:
         corral.webhooks.remove(name)
-    typer.echo(f"{name} is removed")
+    render.say(f"{name} is removed")
 
 
 @app.command()
@@ -232,4 +232,4 @@ def replay(
     with connect() as corral:
         count = corral.webhooks.replay_dead(name) if dead else corral.webhooks.replay(name, delivery or [])
     counted = "1 delivery is" if count == 1 else f"{count} deliveries are"
-    typer.echo(f"{counted} sent again")
+    render.say(f"{counted} sent again")

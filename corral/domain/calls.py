@@ -78,7 +78,10 @@ class Payload(NamedTuple):
 
 @dataclass(frozen=True)
 class CallOptions:
-    """`retry_on` names exception types, `Module.Name` or `Name`; an empty one means all of them."""
+    """`retry_on` names exception types, `Module.Name` or `Name`; an empty one means all of them.
+
+    `reads` is a form of plain results that the caller knows beside the first.
+    """
 
     timeout_s: float | None = None
     ttl_s: float | None = None
@@ -88,6 +91,7 @@ class CallOptions:
     delay_s: float = 1.0
     backoff: float = 2.0
     max_delay_s: float = 60.0
+    reads: str | None = None
 
     @staticmethod
     @lru_cache(maxsize=1024)

@@ -79,7 +79,11 @@ class FieldDifference(NamedTuple):
 
 
 class ManifestChange(NamedTuple):
-    """One thing that an apply does, or would do."""
+    """One thing that an apply does, or would do.
+
+    `former` of a new run is the one that had its name when the manifest was applied last, and is not named
+    any more: the same run before it was changed.
+    """
 
     action: Action
     kind: Kind
@@ -88,6 +92,7 @@ class ManifestChange(NamedTuple):
     run_id: RunId | None = None
     state: RunState | None = None
     differences: tuple[FieldDifference, ...] = ()
+    former: RunId | None = None
 
     @property
     def makes_a_run(self) -> bool:

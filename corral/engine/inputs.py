@@ -43,9 +43,12 @@ class TrainingData:
     def notes(self) -> list[str]:
         said = list(self.train.notes)
         if self.train.skipped:
-            first = f", the first at {self.train.problems[0]}" if self.train.problems else ""
-            said.append(f"{self.train.skipped} rows that cannot be read were left out{first}")
+            said.append(f"{self.train.skipped} rows that cannot be used were left out{self._first_problem()}")
         return said
+
+    def _first_problem(self) -> str:
+        first = self.train.problems[:1]
+        return "".join(f", the first at {problem.where}: {problem.message}" for problem in first)
 
 
 def read_data(train: Train, places: JobPaths) -> TrainingData:

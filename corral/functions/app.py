@@ -25,8 +25,9 @@ class App(AppMembers):
 
     `python` are requirements as pip takes them; without them and `python_version` a function runs with the
     Python of its host. `find_links` is a folder of wheels beside the index, `wheels` one instead of it.
-    `include` are patterns of more files that travel with the code, as "data/*.json". The rest is as in
-    `corral.FunctionOptions`.
+    `include` are patterns of more files that travel with the code, as "data/*.json". `allow_pickle` lets
+    results that are no plain data be unpickled where they are asked for: a host that runs the functions can
+    run code there then. The rest is as in `corral.FunctionOptions`.
     """
 
     def __init__(
@@ -44,12 +45,13 @@ class App(AppMembers):
         env: dict[str, str] | None = None,
         project: str | None = None,
         include: Sequence[str] = (),
+        allow_pickle: bool = False,
     ) -> None:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name for an app: letters, digits, `.`, `_` and `-`")
         if find_links and wheels:
             raise ValueError("find_links is beside the index, wheels instead of it; give one of them")
-        super().__init__(name, project, tuple(include))
+        super().__init__(name, project, tuple(include), allow_pickle=allow_pickle)
         self._settings = FunctionSettings(
             environment=Environment(as_names(python, "python"), python_version, find_links, wheels),
             resources=FunctionResources(gpu=gpu, memory=memory, system=as_names(system, "system")),

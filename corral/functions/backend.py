@@ -19,11 +19,15 @@ Payload: TypeAlias = tuple[str, bytes | memoryview]
 
 @dataclass(frozen=True)
 class EndpointTarget:
-    """What is called: an endpoint of a project. `version` 0 is whichever serves."""
+    """What is called: an endpoint of a project. `version` 0 is whichever serves.
+
+    `module` is what its instances import, where that is known.
+    """
 
     project: str
     endpoint: str
     version: int = 0
+    module: str | None = None
 
 
 @dataclass(frozen=True)

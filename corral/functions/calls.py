@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
 from corral.functions import serialize as codec
-from corral.functions.backend import CallStatus, backend
-from corral.functions.errors import CallCancelled, CallExpired, NotFinished, rebuild
+from corral.functions.backend import CallStatus, Payload, backend
+from corral.functions.errors import CallCancelled, CallExpired, NotFinished, PickledResult, rebuild
+from corral.functions.pickling import types_in
 
 R = TypeVar("R")
 _POLL_S = 30.0
@@ -20,30 +20,40 @@ logger = logging.getLogger("corral")
 
 
 class UnpickleNotice(UserWarning):
-    """A result was unpickled: code of whoever made it may run here. Said once for each function."""
-
-
-_noticed: set[str] = set()
+    """Is given no more: a result is unpickled where that is allowed, and refused elsewhere. It stays for
+    programs that filter it."""
 
 
 class Call(Generic[R]):
     """`result()` waits for it. The id can be stored, and `Call.from_id` opens it again in another process."""
 
-    def __init__(self, call_id: str, *, name: str = "a call", seen: CallStatus | None = None) -> None:
+    # Of handles that an earlier version pickled.
+    _allow_pickle = False
+
+    def __init__(
+        self,
+        call_id: str,
+        *,
+        name: str = "a call",
+        seen: CallStatus | None = None,
+        allow_pickle: bool = False,
+    ) -> None:
         self.id = call_id
         self._name = name
+        self._allow_pickle = allow_pickle
         self._seen = seen if seen is not None and seen.ended else None
 
     @classmethod
-    def from_id(cls, call_id: str) -> Call[Any]:
-        return cls(call_id)
+    def from_id(cls, call_id: str, *, allow_pickle: bool = False) -> Call[Any]:
+        """The call of that id. `allow_pickle` trusts the host that ran it with code in this process."""
+        return cls(call_id, allow_pickle=allow_pickle)
 
     def __repr__(self) -> str:
         return f"<corral.Call {self.id}>"
 
     def result(self, timeout: float | None = None) -> R:
         """What the function returned or raised. NotFinished after `timeout` seconds; 0 only looks."""
-        value: R = value_of(self._ended(timeout), self._name)
+        value: R = value_of(self._ended(timeout), self._name, allow_pickle=self._allow_pickle)
         return value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -85,20 +95,19 @@ class Call(Generic[R]):
         return self._seen
 
 
-def value_of(seen: CallStatus, name: str) -> Any:
+def value_of(seen: CallStatus, name: str, *, allow_pickle: bool) -> Any:
     if seen.state != "succeeded" or seen.result is None:
         raise failure_of(seen)
-    return codec.decode(*seen.result, unpickling=lambda: tell_of_pickle(name))
+    return read_payload(seen.result, name, seen.id, allow_pickle=allow_pickle)
 
 
-def tell_of_pickle(name: str) -> None:
-    if name not in _noticed:
-        _noticed.add(name)
-        warnings.warn(
-            f"the result of {name} is no plain data and is unpickled here; return plain values to avoid it",
-            UnpickleNotice,
-            stacklevel=4,
-        )
+def read_payload(payload: Payload, name: str, call_id: str, *, allow_pickle: bool) -> Any:
+    """The value that a function gave. PickledResult if it would have to be unpickled and may not be."""
+
+    def refuse() -> None:
+        raise PickledResult(name, call_id, types_in(payload[1]))
+
+    return codec.decode(*payload, unpickling=None if allow_pickle else refuse)
 
 
 def failure_of(seen: CallStatus) -> BaseException:

@@ -12,6 +12,8 @@ from corral.functions.function import Function, Generator
 from corral.functions.member import Callee, Member
 from corral.functions.options import FunctionSettings
 from corral.functions.pickle_names import pickle_as
+from corral.functions.pickling import pickled, pickled_by_name
+from corral.functions.program import main_name
 
 
 class DeployedFunction(Function[..., Any]):
@@ -22,6 +24,10 @@ class DeployedFunction(Function[..., Any]):
     def _target(self) -> EndpointTarget:
         return self.target
 
+    def _pickled(self, value: Any, what: str) -> bytes:
+        same = self.target.module is not None and self.target.module == main_name()
+        return (pickled_by_name if same else pickled)(value, what)
+
 
 class DeployedGenerator(DeployedFunction, Generator[..., Any]):
     """Has `stream` instead of `remote`."""
@@ -30,9 +36,11 @@ class DeployedGenerator(DeployedFunction, Generator[..., Any]):
 pickle_as("corral.functions.lookup", Deployed=DeployedFunction, DeployedGenerator=DeployedGenerator)
 
 
-def function(name: str, *, project: str | None = None, **params: Any) -> Function[..., Any]:
+def function(
+    name: str, *, project: str | None = None, allow_pickle: bool = False, **params: Any
+) -> Function[..., Any]:
     """The function of an endpoint, `"demo.embed"`, or a method of a class with these parameters,
-    `"demo.Model.predict"`. Calls go to whichever version serves."""
+    `"demo.Model.predict"`. Calls go to whichever version serves. `allow_pickle` is as of `App`."""
     target, tables, own = backend().look_up(project, name)
     if not own and len(tables) > 1:
         raise FunctionError(
@@ -51,7 +59,8 @@ def function(name: str, *, project: str | None = None, **params: Any) -> Functio
     nowhere.__name__ = nowhere.__qualname__ = called
     callee = Callee(called, table["kind"], table["is_async"])
     app, _, member_name = target.endpoint.partition(".")
-    member = Member(App(app), member_name, nowhere, "", called, FunctionSettings(), {called: callee})
+    own_app = App(app, allow_pickle=allow_pickle)
+    member = Member(own_app, member_name, nowhere, "", called, FunctionSettings(), {called: callee})
     packed = None
     if params:
         packed = codec.encode({key: params[key] for key in sorted(params)}, what=f"a parameter of {name}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import builtins
-import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from corral.errors import FunctionError, VolumeConflict
 from corral.functions import serialize as codec
+from corral.functions.program import attribute, loaded_module
 
 _LONGEST_TRACEBACK = 20_000
 _LONGEST_MESSAGE = 10_000
@@ -73,6 +73,20 @@ class ResultTooLarge(FunctionError):
     """The result is larger than the server takes."""
 
 
+class PickledResult(FunctionError):
+    """The result is no plain data, and was not unpickled, since that may run code of whoever made it."""
+
+    def __init__(self, name: str, call_id: str, types: Sequence[str] = ()) -> None:
+        held = f" It holds: {', '.join(types)}." if types else ""
+        super().__init__(
+            f"the result of {name} (call {call_id}) is no plain data, and was not unpickled here.{held}",
+            hint="Return plain values or objects of your own classes. Or trust the hosts with it: "
+            f"corral.App(..., allow_pickle=True), corral.function(..., allow_pickle=True), or for this call "
+            f"corral.Call.from_id({call_id!r}, allow_pickle=True).result().",
+        )
+        self.call_id = call_id
+
+
 class ResultLost(FunctionError):
     """The function ended well, but what it gave could not be kept, or is missing or damaged now."""
 
@@ -121,7 +135,7 @@ def describe(error: BaseException, *, hide: int = 1) -> dict[str, Any]:
 
 def _plain(value: Any) -> str | None:
     try:
-        data = codec.encode_plain(value)
+        data = codec.encode_plain(value, named=True)
     except (codec.NotPlain, ValueError):
         return None
     return codec.as_text(data) if len(data) < 8192 else None
@@ -147,10 +161,8 @@ def rebuild(record: Mapping[str, Any]) -> BaseException:
 
 
 def _known_type(record: Mapping[str, Any]) -> BaseException | None:
-    module = sys.modules.get(str(record.get("module")))
-    found: Any = builtins if record.get("module") == "builtins" else module
-    for part in str(record.get("type", "")).split("."):
-        found = getattr(found, part, None)
+    home = str(record.get("module"))
+    found = attribute(builtins if home == "builtins" else loaded_module(home), str(record.get("type", "")))
     if not (isinstance(found, type) and issubclass(found, Exception)) or record.get("args") is None:
         return None
     try:

@@ -13,12 +13,13 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 from corral.errors import FunctionError
 from corral.functions import serialize as codec
 from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, backend
-from corral.functions.calls import Call, tell_of_pickle
+from corral.functions.calls import Call, read_payload
 from corral.functions.errors import EndpointGone, rebuild
 from corral.functions.map import RemoteMap
 from corral.functions.member import Member, kind_of
 from corral.functions.options import options_of
 from corral.functions.pickle_names import pickle_as
+from corral.functions.pickling import pickled_by_name, pickled_whole
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -79,12 +80,16 @@ class Function(Generic[P, R]):
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it on the fleet and wait for what it returns or raises."""
         (seen,) = self._make([self._ask(args, kwargs)], _POLL_S)
-        return Call[R](seen.id, name=self.member.endpoint, seen=seen).result()
+        return self._handle(seen).result()
 
     def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """Start it and go on; the handle has the result later."""
         (seen,) = self._make([self._ask(args, kwargs)], 0)
-        return Call(seen.id, name=self.member.endpoint, seen=seen)
+        return self._handle(seen)
+
+    def _handle(self, seen: CallStatus) -> Call[R]:
+        app = self.member.app
+        return Call(seen.id, name=self.member.endpoint, seen=seen, allow_pickle=app.allow_pickle)
 
     @overload
     def map(
@@ -173,7 +178,8 @@ class Function(Generic[P, R]):
 
     def _map(self, asks: Iterator[OutgoingCall], resume: str | None, window: int) -> RemoteMap:
         name = f"map:{resume or secrets.token_hex(8)}"
-        return RemoteMap(self._target(), asks, name, self.member.endpoint, window)
+        allow_pickle = self.member.app.allow_pickle
+        return RemoteMap(self._target(), asks, name, self.member.endpoint, window, allow_pickle)
 
     def _make(self, asks: list[OutgoingCall], wait_s: float) -> list[CallStatus]:
         target = self._target()
@@ -189,7 +195,10 @@ class Function(Generic[P, R]):
 
     def _ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OutgoingCall:
         self.check(args, kwargs)
-        form, data = codec.encode_pieces([list(args), kwargs], what=f"an argument of {self._function}()")
+        form, data = codec.encode_pieces(
+            [list(args), kwargs], what=f"an argument of {self._function}()", pickle=self._pickled
+        )
+        reads = {} if self.member.app.allow_pickle else {"reads": codec.NAMED}
         return OutgoingCall(
             self._function,
             form,
@@ -198,8 +207,12 @@ class Function(Generic[P, R]):
             # A key of its own makes a call that may be sent again without being made again.
             self._changes.get("key") or f"once:{secrets.token_hex(12)}",
             self._changes.get("priority", 0),
-            self._options(),
+            {**self._options(), **reads},
         )
+
+    def _pickled(self, value: Any, what: str) -> bytes:
+        """By the names of classes where the instance can import them, so that they are the same there."""
+        return (pickled_whole if self.member.home() is None else pickled_by_name)(value, what)
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Wrong arguments are told before anything is sent."""
@@ -243,7 +256,8 @@ class Generator(Function[P, R]):
                 given, ended, error = backend().chunks(call_id, after, _POLL_S)
                 for number, payload in given.items():
                     after = number
-                    yield codec.decode(*payload, unpickling=lambda: tell_of_pickle(self.member.endpoint))
+                    app = self.member.app
+                    yield read_payload(payload, self.member.endpoint, call_id, allow_pickle=app.allow_pickle)
                 if ended:
                     if error is not None:
                         raise rebuild(error)

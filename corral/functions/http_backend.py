@@ -26,6 +26,7 @@ from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, P
 from corral.functions.errors import EndpointGone, ResultLost
 from corral.functions.member import Member
 from corral.functions.packaging import Package, pack
+from corral.functions.program import share_main
 from corral.functions.serialize import Pieces, as_text, from_text, whole
 from corral.settings import process_environment, read_settings
 from corral.wire.calls import CallView
@@ -40,6 +41,8 @@ class HttpBackend:
 
     def __init__(self, corral: Corral, project: str, *, locks: LockCache | None = None) -> None:
         self.corral = corral
+        # From here on, results may name classes of the script.
+        share_main()
         self._project = project
         self._found: dict[Member, EndpointTarget] = {}
         self._lock = threading.Lock()
@@ -74,7 +77,7 @@ class HttpBackend:
             except NotFound:
                 raise EndpointGone(f"{error.message}; `corral fn ls` lists what is deployed") from None
         tables = {key: table.model_dump() for key, table in view.functions.items()}
-        return EndpointTarget(project, view.name), tables, method
+        return EndpointTarget(project, view.name, module=view.module), tables, method
 
     def _made_ready(self, member: Member) -> EndpointTarget:
         project = member.app.project or self._project

@@ -23,6 +23,7 @@ class RemoteMap:
     name: str
     function: str
     window: int
+    allow_pickle: bool = False
     _sent: int = 0
     _open: dict[str, int] = field(default_factory=dict)
     _exhausted: bool = False
@@ -30,7 +31,7 @@ class RemoteMap:
     def results(self, *, order: bool, return_exceptions: bool) -> Iterator[Any]:
         for seen in self._in_order() if order else (seen for _, seen in self._ended()):
             try:
-                value = value_of(seen, self.function)
+                value = value_of(seen, self.function, allow_pickle=self.allow_pickle)
             except Exception as error:
                 if not return_exceptions:
                     self._cancel_rest()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from corral.functions import serialize as codec
 from corral.functions.options import Batch, FunctionSettings
+from corral.functions.program import ModuleHome, attribute
+
+_BY_VALUE = ("<locals>", "<lambda>")
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,19 @@ class Member:
     def endpoint(self) -> str:
         return f"{self.app.name}.{self.name}"[:64].rstrip("._-")
 
+    def home(self) -> ModuleHome | None:
+        """The module that an instance imports to find it; None if it cannot be imported, and is pickled."""
+        home = ModuleHome.of(self.module)
+        unnamed = any(part in self.qualname for part in _BY_VALUE)
+        return None if home is None or unnamed or not self._is_there() else home
+
+    def _is_there(self) -> bool:
+        """Whether importing the module and walking the name leads to it, or to what decorates it."""
+        found = attribute(sys.modules.get(self.module), self.qualname)
+        own = getattr(found, "member", None) or getattr(found, "_corral_member", None)
+        # While the module is still being imported, the name is not bound yet.
+        return found is None or own is self or found is self.target
+
     def functions(self) -> dict[str, Any]:
         return {name: callee.table(self.settings) for name, callee in self.callees.items()}
 
@@ -70,6 +87,8 @@ class AppMembers:
     project: str | None = None
     include: tuple[str, ...] = ()
     members: dict[str, Member] = field(default_factory=dict)
+    # Whether results that are no plain data may be unpickled where they are asked for.
+    allow_pickle: bool = False
 
     def add(self, member: Member) -> None:
         earlier = self.members.get(member.name)

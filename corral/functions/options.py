@@ -8,6 +8,7 @@ from typing import Any
 
 from corral.durations import parse_duration
 from corral.functions.pickle_names import pickle_as
+from corral.functions.program import names_of
 
 _SHORTEST_PERIOD_S = 10.0
 
@@ -47,7 +48,7 @@ class Retries:
     def table(self) -> dict[str, Any]:
         return {
             "retries": self.count,
-            "retry_on": [f"{one.__module__}.{one.__qualname__}" for one in self.on],
+            "retry_on": [name for one in self.on for name in names_of(one)],
             "delay_s": seconds(self.delay, "Retries.delay") if self.delay else 0.0,
             "backoff": float(self.backoff),
             "max_delay_s": seconds(self.max_delay, "Retries.max_delay"),

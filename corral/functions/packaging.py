@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import os
-import site
 import sys
-import sysconfig
-import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from corral.functions import serialize as codec
 from corral.functions.member import Member
+from corral.functions.pickling import local_modules_by_value, pickled
+from corral.functions.program import MAIN, ModuleHome, is_installed
 
 PICKLE_FILE = "corral_function.pkl"
-_BY_VALUE = ("<locals>", "<lambda>")
 
 
 @dataclass
@@ -32,13 +28,15 @@ class Package:
 def pack(member: Member) -> Package:
     """CannotEncode or OSError if it cannot travel."""
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    home = _Home.of(member.module)
-    if home is None or any(part in member.qualname for part in _BY_VALUE) or not _is_there(member):
+    home = member.home()
+    if home is None:
         entry = {"kind": "pickle", "file": PICKLE_FILE, "python": here, "is_class": member.is_class}
         return Package(entry, {PICKLE_FILE: _by_value(member)})
     found = Package(
         {"kind": "module", "module": home.module, "qualname": member.qualname, "is_class": member.is_class}
     )
+    if member.module == MAIN:
+        found.entry["main"] = True
     found.files.update(_closure(home))
     for pattern in member.app.include:
         for file in sorted(home.root.glob(pattern)):
@@ -47,86 +45,12 @@ def pack(member: Member) -> Package:
     return found
 
 
-@dataclass(frozen=True)
-class _Home:
-    """Where a module lies: `root` is the folder from which it is imported as `module`."""
-
-    root: Path
-    module: str
-    file: Path
-
-    @classmethod
-    def of(cls, name: str) -> _Home | None:
-        """None for one without a file, as in an interactive session."""
-        module = sys.modules.get(name)
-        file = getattr(module, "__file__", None)
-        if file is None or not Path(file).is_file():
-            return None
-        path = Path(file).resolve()
-        if name == "__main__":
-            spec = getattr(module, "__spec__", None)
-            name = spec.name.removesuffix(".__main__") if spec is not None else path.stem
-            if not all(part.isidentifier() for part in name.split(".")):
-                return None
-        root = path.parent
-        depth = name.count(".") + (path.name == "__init__.py")
-        for _ in range(depth):
-            root = root.parent
-        return cls(root, name, path)
-
-
-def _is_there(member: Member) -> bool:
-    """Whether importing the module and walking the name leads to it, or to what decorates it."""
-    found: Any = sys.modules.get(member.module)
-    for part in member.qualname.split("."):
-        found = getattr(found, part, None)
-    own = getattr(found, "member", None) or getattr(found, "_corral_member", None)
-    # While the module is still being imported, the name is not bound yet.
-    return found is None or own is member or found is member.target
-
-
 def _by_value(member: Member) -> bytes:
-    cloudpickle = codec.load_cloudpickle()
-    mine = [
-        module for module in list(sys.modules.values()) if is_local(module) and module.__name__ != "__main__"
-    ]
-    for module in mine:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        return codec._pickle(member.target, f"{member.name}()")
-    finally:
-        for module in mine:
-            cloudpickle.unregister_pickle_by_value(module)
+    with local_modules_by_value():
+        return pickled(member.target, f"{member.name}()")
 
 
-def is_local(module: types.ModuleType) -> bool:
-    """Whether it is the user's own and not installed."""
-    file = getattr(module, "__file__", None)
-    return file is not None and file.endswith(".py") and not _is_installed(Path(file))
-
-
-def _is_installed(path: Path) -> bool:
-    text = os.path.abspath(path)
-    return any(text.startswith(folder + os.sep) for folder in _INSTALLED)
-
-
-_INSTALLED = tuple(
-    dict.fromkeys(
-        os.path.abspath(folder)
-        for folder in (
-            *sysconfig.get_paths().values(),
-            *site.getsitepackages(),
-            site.getusersitepackages(),
-            sys.prefix,
-            os.path.dirname(importlib.util.__file__),
-            str(Path(__file__).resolve().parents[1]),
-        )
-        if folder
-    )
-)
-
-
-def _closure(home: _Home) -> Iterator[tuple[str, Path]]:
+def _closure(home: ModuleHome) -> Iterator[tuple[str, Path]]:
     """The module's file and those of every local module that it imports, at its top or within."""
     seen: set[Path] = set()
     todo = [(home.module, home.file, home.root)]
@@ -191,9 +115,9 @@ def find_local(name: str, root: Path) -> tuple[str, Path, Path] | None:
     """The module's name, file and the folder it is imported from, if it is the user's own."""
     parts = name.split(".")
     for folder in (root, *(Path(entry or os.getcwd()) for entry in sys.path)):
-        if folder != root and _is_installed(folder / "x"):
+        if folder != root and is_installed(folder / "x"):
             continue
         for candidate in (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py")):
-            if candidate.is_file() and not _is_installed(candidate):
+            if candidate.is_file() and not is_installed(candidate):
                 return name, candidate.resolve(), folder.resolve()
     return None

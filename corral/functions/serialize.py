@@ -1,7 +1,8 @@
 """Values as bytes. What is plain travels in a form that only data can come out of; the rest is pickled.
 
 The plain form is a JSON text, its length before it, and the raw buffers that it refers to. A JSON object with
-the key "!" stands for what JSON has no word for; a dict of the user's is always one of those.
+the key "!" stands for what JSON has no word for; a dict of the user's is always one of those. The second
+plain form has named values too: it is for readers who said that they know it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,19 @@ import math
 import sys
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from corral.files.large import MappedFile
+from corral.functions.named_values import NotNamed, read_named, write_named
 from corral.functions.pickle_names import unpickle
+from corral.functions.pickling import CannotEncode as CannotEncode
+from corral.functions.pickling import pickled
 
 PLAIN = "plain1"
+# What a caller says that it reads, so that nothing is pickled for it that need not be.
+NAMED = "plain2"
 PICKLE = "pickle5"
 # Deeper values are pickled, which says clearly what is too deep for it.
 _DEEPEST = 64
@@ -29,12 +36,14 @@ _WORTH_IT = 1 << 20
 _ALIGNED = 64
 
 
+Pickling = Callable[[Any, str], bytes]
+"""Pickles a value; the text names it in errors."""
+Buffers = list[bytes | memoryview]
+OtherWriter = Callable[[Any, Buffers, int], Any]
+
+
 class NotPlain(Exception):
     """The value has parts that only pickle can carry."""
-
-
-class CannotEncode(TypeError):
-    """Neither form can carry it; the message names the part and its type."""
 
 
 class CannotDecode(ValueError):
@@ -55,23 +64,41 @@ def whole(data: bytes | Pieces) -> bytes:
     return data if isinstance(data, bytes) else b"".join(data.parts)
 
 
-def encode(value: Any, *, what: str = "the value", plain_only: bool = False) -> tuple[str, bytes]:
+def encode(
+    value: Any,
+    *,
+    what: str = "the value",
+    named: bool = False,
+    plain_only: bool = False,
+    pickle: Pickling = pickled,
+) -> tuple[str, bytes]:
     """The format and the bytes. CannotEncode names what cannot be carried."""
-    form, data = encode_pieces(value, what=what, plain_only=plain_only)
+    form, data = encode_pieces(value, what=what, named=named, plain_only=plain_only, pickle=pickle)
     return form, whole(data)
 
 
 def encode_pieces(
-    value: Any, *, what: str = "the value", plain_only: bool = False
+    value: Any,
+    *,
+    what: str = "the value",
+    named: bool = False,
+    plain_only: bool = False,
+    pickle: Pickling = pickled,
 ) -> tuple[str, bytes | Pieces]:
-    """The same. Pieces are of the value itself, and for use before it can change."""
-    try:
-        pieces = _plain(value)
-    except NotPlain as error:
-        if plain_only:
-            raise CannotEncode(f"{what} cannot travel as plain data: {error}") from None
-        return PICKLE, _pickle(value, what)
-    return PLAIN, pieces if len(pieces) >= _WORTH_IT else whole(pieces)
+    """The same. Pieces are of the value itself, and for use before it can change.
+
+    `named` is for a reader of the second plain form.
+    """
+    for form in (PLAIN, NAMED) if named else (PLAIN,):
+        try:
+            pieces = _plain(value, named=form == NAMED)
+        except NotPlain as error:
+            why = error
+        else:
+            return form, pieces if len(pieces) >= _WORTH_IT else whole(pieces)
+    if plain_only:
+        raise CannotEncode(f"{what} cannot travel as plain data: {why}") from None
+    return PICKLE, pickle(value, what)
 
 
 def decode(form: str, data: bytes | memoryview, *, unpickling: Callable[[], None] | None = None) -> Any:
@@ -79,7 +106,7 @@ def decode(form: str, data: bytes | memoryview, *, unpickling: Callable[[], None
 
     Of a `MappedFile` it is all that is given.
     """
-    if form == PLAIN:
+    if form in (PLAIN, NAMED):
         return decode_plain(data)
     if form != PICKLE:
         raise CannotDecode(f"the format {form!r} is not known here; is the other side newer?")
@@ -91,14 +118,15 @@ def decode(form: str, data: bytes | memoryview, *, unpickling: Callable[[], None
         raise CannotDecode(f"it cannot be unpickled here: {type(error).__name__}: {error}") from error
 
 
-def encode_plain(value: Any) -> bytes:
+def encode_plain(value: Any, *, named: bool = False) -> bytes:
     """NotPlain names the first part that is not plain."""
-    return whole(_plain(value))
+    return whole(_plain(value, named=named))
 
 
-def _plain(value: Any) -> Pieces:
+def _plain(value: Any, *, named: bool) -> Pieces:
     buffers: list[bytes | memoryview] = []
-    text = json.dumps(_write(value, buffers, 0), separators=(",", ":"), allow_nan=False).encode()
+    written = _write(value, buffers, 0, _write_named if named else _write_array)
+    text = json.dumps(written, separators=(",", ":"), allow_nan=False).encode()
     if buffers:
         # JSON takes blanks at its end.
         text += b" " * (-(8 + len(text)) % _ALIGNED)
@@ -114,13 +142,14 @@ def decode_plain(data: bytes | memoryview) -> Any:
         if isinstance(view.obj, MappedFile) and len(view) != len(view.obj):
             raise CannotDecode("a part of a mapped file was given")
         return _read(json.loads(bytes(view[8:end])), view[end:])
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         if isinstance(error, CannotDecode):
             raise
         raise CannotDecode(f"the data is damaged: {error}") from error
 
 
-def _write(value: Any, buffers: list[bytes | memoryview], depth: int) -> Any:
+def _write(value: Any, buffers: Buffers, depth: int, other: OtherWriter) -> Any:
+    """`other` writes what is neither a scalar nor a collection of the language itself."""
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -129,28 +158,41 @@ def _write(value: Any, buffers: list[bytes | memoryview], depth: int) -> Any:
     if depth > _DEEPEST:
         raise NotPlain("it is nested too deep")
     if kind is list:
-        return [_write(item, buffers, depth + 1) for item in value]
+        return [_write(item, buffers, depth + 1, other) for item in value]
     if kind is dict:
         if all(type(key) is str for key in value):
-            return {"!": "dict", "v": {key: _write(item, buffers, depth + 1) for key, item in value.items()}}
-        pairs = [[_write(k, buffers, depth + 1), _write(v, buffers, depth + 1)] for k, v in value.items()]
+            parts = {key: _write(item, buffers, depth + 1, other) for key, item in value.items()}
+            return {"!": "dict", "v": parts}
+        pairs = [[_write(part, buffers, depth + 1, other) for part in pair] for pair in value.items()]
         return {"!": "pairs", "v": pairs}
     if kind in (tuple, set, frozenset):
-        return {"!": kind.__name__, "v": [_write(item, buffers, depth + 1) for item in value]}
+        return {"!": kind.__name__, "v": [_write(item, buffers, depth + 1, other) for item in value]}
     if kind in (bytes, bytearray):
         return {"!": kind.__name__, "v": _buffer(memoryview(value), buffers)}
     if kind in _TEXTS:
-        return {"!": kind.__name__, "v": _TEXTS[kind][0](value)}
-    return _write_array(value, buffers)
+        with suppress(_NotAsText):
+            return {"!": kind.__name__, "v": _TEXTS[kind][0](value)}
+    return other(value, buffers, depth)
 
 
-def _write_array(value: Any, buffers: list[bytes | memoryview]) -> Any:
+def _write_array(value: Any, buffers: Buffers, _: int) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is not None and type(value) is numpy.ndarray and value.dtype.kind in "biufc" and value.size:
         array = numpy.ascontiguousarray(value)
         place = _buffer(memoryview(array.reshape(-1).view(numpy.uint8)), buffers)
         return {"!": "ndarray", "v": place, "dtype": array.dtype.str, "shape": list(value.shape)}
     raise NotPlain(f"{type(value).__module__}.{type(value).__qualname__} is not plain")
+
+
+def _write_named(value: Any, buffers: Buffers, depth: int) -> Any:
+    try:
+        return _write_array(value, buffers, depth)
+    except NotPlain:
+        pass
+    try:
+        return write_named(value, lambda part: _write(part, buffers, depth + 1, _write_named))
+    except NotNamed as error:
+        raise NotPlain(str(error)) from None
 
 
 def _buffer(data: memoryview, buffers: list[bytes | memoryview]) -> list[int]:
@@ -183,7 +225,10 @@ def _read(value: Any, buffers: memoryview) -> Any:
     for known, (_, parse) in _TEXTS.items():
         if known.__name__ == kind:
             return parse(inner)
-    raise CannotDecode(f"there is no plain {kind!r}; is the other side newer?")
+    try:
+        return read_named(value, lambda part: _read(part, buffers))
+    except NotNamed as error:
+        raise CannotDecode(str(error)) from None
 
 
 def _slice(place: list[int], buffers: memoryview) -> memoryview:
@@ -214,16 +259,20 @@ def _read_array(value: dict[str, Any], buffers: memoryview) -> Any:
     return found if found.flags.writeable and found.nbytes >= _WORTH_IT else found.copy()
 
 
+class _NotAsText(Exception):
+    """A value of a known type that its text does not give again."""
+
+
 def _moment(value: datetime.datetime) -> list[str | int]:
     if value.tzinfo is not None and type(value.tzinfo) is not datetime.timezone:
-        raise NotPlain("a time with a zone of its own is not plain")
+        raise _NotAsText
     return [value.isoformat(), value.fold]
 
 
 def _bounds(value: slice) -> list[int | None]:
     parts = [value.start, value.stop, value.step]
     if any(part is not None and type(part) is not int for part in parts):
-        raise NotPlain("a slice of other than numbers is not plain")
+        raise _NotAsText
     return parts
 
 
@@ -238,42 +287,6 @@ _TEXTS: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     range: (lambda v: [v.start, v.stop, v.step], lambda v: range(*v)),
     slice: (_bounds, lambda v: slice(*v)),
 }
-
-
-def _pickle(value: Any, what: str) -> bytes:
-    cloudpickle = load_cloudpickle()
-    try:
-        data: bytes = cloudpickle.dumps(value, protocol=5)
-    except Exception as error:
-        raise CannotEncode(f"{what} cannot be pickled: {_culprit(value) or error}") from error
-    return data
-
-
-def load_cloudpickle() -> Any:
-    try:
-        import cloudpickle  # noqa: PLC0415 - only where a value needs it
-    except ImportError:
-        raise CannotEncode("it needs the package cloudpickle, which is not installed here") from None
-    return cloudpickle
-
-
-def _culprit(value: Any) -> str:
-    """Which part it is, one level down: `["lock"] is a _thread.lock`."""
-    parts: list[tuple[str, Any]] = []
-    if isinstance(value, dict):
-        parts = [(f"[{key!r}]", item) for key, item in value.items()]
-    elif isinstance(value, list | tuple):
-        parts = [(f"[{index}]", item) for index, item in enumerate(value)]
-    elif hasattr(value, "__dict__"):
-        parts = [(f".{name}", item) for name, item in vars(value).items()]
-    for place, part in parts:
-        try:
-            load_cloudpickle().dumps(part, protocol=5)
-        except Exception as error:  # noqa: BLE001 - whatever it says, this is the part
-            deeper = _culprit(part)
-            named = f"{type(part).__module__}.{type(part).__qualname__}"
-            return place + (deeper if deeper.startswith(("[", ".")) else f" is a {named} ({error})")
-    return ""
 
 
 def as_text(data: bytes) -> str:

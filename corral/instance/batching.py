@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from corral.functions import serialize as codec
-from corral.instance.calls import Encoded, RunnerCall, encoded
+from corral.instance.calls import Encoded, RunnerCall
 
 
 class Batcher:
@@ -52,7 +52,7 @@ def run_batch(fn: Callable[..., Any], name: str, batch: Sequence[RunnerCall]) ->
     values = list(value)
     if len(values) != len(batch):
         raise ValueError(f"{name}() got {len(batch)} items and gave {len(values)}")
-    return [encoded(one, name) for one in values]
+    return [call.encoded(one) for call, one in zip(batch, values, strict=True)]
 
 
 def _only_argument(call: RunnerCall) -> Any:

@@ -25,6 +25,8 @@ class RunnerCall:
     args: bytes | memoryview
     is_async: bool
     is_generator: bool
+    # A form of plain results that the caller knows beside the first.
+    reads: str | None = None
     began: float = 0.0
     thread: int | None = None
     task: asyncio.Task[None] | None = None
@@ -45,13 +47,18 @@ class RunnerCall:
         return args, kwargs
 
     def result(self, value: Any) -> Encoded:
-        return (WEB, answer(value)) if self.is_web else encoded(value, self.function)
+        return (WEB, answer(value)) if self.is_web else self.encoded(value)
 
     def chunk(self, value: Any) -> Encoded:
-        return piece(value) if self.is_web else encoded(value, self.function)
+        return piece(value) if self.is_web else self.encoded(value)
+
+    def encoded(self, value: Any) -> Encoded:
+        _check_given(value, self.function)
+        named = self.reads == codec.NAMED
+        return codec.encode_pieces(value, what=f"the result of {self.function}()", named=named)
 
 
-def encoded(value: Any, name: str) -> Encoded:
+def _check_given(value: Any, name: str) -> None:
     if inspect.isgenerator(value) or inspect.isasyncgen(value):
         raise TypeError(
             f"{name}() returned a generator; decorate the generator function itself, and use .stream()"
@@ -59,4 +66,3 @@ def encoded(value: Any, name: str) -> Encoded:
     if inspect.iscoroutine(value):
         value.close()
         raise TypeError(f"{name}() returned a coroutine; write it as async def, or await it")
-    return codec.encode_pieces(value, what=f"the result of {name}()")

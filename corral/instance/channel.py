@@ -14,6 +14,8 @@ from typing import Any
 _SIZES = struct.Struct("!II")
 # Larger payloads go through files.
 INLINE_MAX = 256 << 10
+# Nothing that one side says is longer; whoever announces more is not listened to.
+MESSAGE_MAX = 256 << 20
 _READ_BYTES = 1 << 16
 
 
@@ -32,8 +34,10 @@ class Channel:
             self._socket.sendall(_SIZES.pack(len(text), len(body)) + text + body)
 
     def receive(self) -> tuple[dict[str, Any], bytes] | None:
-        """None when the other side is gone."""
+        """None when the other side is gone, or says more than a message may."""
         while not (end := self._end_of_first()):
+            if self._announced() > MESSAGE_MAX:
+                return None
             try:
                 more = self._socket.recv(_READ_BYTES)
             except OSError:
@@ -56,10 +60,15 @@ class Channel:
 
     def _end_of_first(self) -> int:
         """Where the first message ends in what was read; 0 if it is not whole yet."""
+        end = self._announced()
+        return end if end and len(self._read) >= end else 0
+
+    def _announced(self) -> int:
+        """How long the first message will be; 0 if that is not known yet."""
         if len(self._read) < _SIZES.size:
             return 0
-        end = _SIZES.size + sum(_SIZES.unpack_from(self._read))
-        return end if len(self._read) >= end else 0
+        header, body = _SIZES.unpack_from(self._read)
+        return int(_SIZES.size + header + body)
 
     def close(self) -> None:
         with suppress(OSError):

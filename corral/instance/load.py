@@ -6,6 +6,8 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 from corral.functions import serialize as codec
@@ -56,12 +58,19 @@ def load(entry: dict[str, Any], params: tuple[str, bytes] | None) -> LoadedCode:
             f"importing {entry['module']} needs {error.name}, which is not here: ship it with the code, "
             f"or name it in the requirements of the app"
         ) from error
+    if entry.get("main"):
+        _stand_for_main(found)
     for part in entry["qualname"].split("."):
         try:
             found = getattr(found, part)
         except AttributeError:
             raise CannotLoad(f"{entry['module']} has no {entry['qualname']}") from None
     return LoadedCode(found, is_class=entry.get("is_class", False), params=given)
+
+
+def _stand_for_main(module: ModuleType) -> None:
+    """What the program knows as `__main__` is found under that name here too, as in pickles of its own."""
+    sys.modules["__main__"].__getattr__ = partial(getattr, module)  # type: ignore[method-assign]
 
 
 def _unpickled(entry: dict[str, Any]) -> Any:

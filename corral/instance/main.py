@@ -118,6 +118,7 @@ def _call(header: dict[str, Any], body: bytes, tables: dict[str, Any]) -> Runner
         attempt=header["attempt"],
         function=header["function"],
         format=header["format"],
+        reads=header.get("reads"),
         args=args,
         is_async=bool(table.get("is_async")),
         is_generator=table.get("kind") == "generator" or bool(table.get("streams")),

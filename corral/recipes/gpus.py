@@ -1,4 +1,4 @@
-"""What is known of GPUs: memory, speed, and list prices with where and when each was read."""
+"""What is known of GPUs: memory, speed, and list prices with who says so and of when they are."""
 
 from __future__ import annotations
 
@@ -16,19 +16,31 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a provider asked for an hour, who said so, and when that was read."""
+    """What a provider asked for an hour, who said so, and when.
+
+    `published` is the day of the source, and so of the price or later than it; None is not known. `read` is
+    when we looked, which says nothing of the price.
+    """
 
     provider: str
     per_hour: float
     source: str
+    published: date | None
     read: date
 
-    def age_days(self, today: date) -> int:
-        return (today - self.read).days
+    def age_days(self, today: date) -> int | None:
+        """At least so old; None where the day of the price is not known."""
+        return None if self.published is None else (today - self.published).days
+
+    def dated(self, today: date) -> str:
+        """Of when the price is, in words."""
+        if self.published is None:
+            return f"of an unknown day, read on {self.read}"
+        return f"of {self.published}, {self.age_days(today)} days old"
 
     def describe(self, today: date) -> str:
         """As it is shown to a user: never a price without its source and age."""
-        return f"${self.per_hour:.2f}/h at {self.provider} ({self.source}, {self.age_days(today)} days old)"
+        return f"${self.per_hour:.2f}/h at {self.provider} ({self.source}, {self.dated(today)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +74,7 @@ def catalogue() -> dict[str, GpuFacts]:
     return {card.id: card for card in cards}
 
 
-def _read(row: Mapping[str, Any], sources: Mapping[str, str]) -> GpuFacts:
+def _read(row: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> GpuFacts:
     major, minor = row["capability"].split(".")
     return GpuFacts(
         id=row["id"],
@@ -73,10 +85,20 @@ def _read(row: Mapping[str, Any], sources: Mapping[str, str]) -> GpuFacts:
         capability=(int(major), int(minor)),
         aliases=tuple(row["aliases"]),
         prices=tuple(
-            Price(provider, per_hour, sources[source], date.fromisoformat(read))
-            for provider, per_hour, source, read in row["prices"]
+            _price(provider, per_hour, sources[source]) for provider, per_hour, source in row["prices"]
         ),
         never_first=row.get("never_first", False),
+    )
+
+
+def _price(provider: str, per_hour: float, source: Mapping[str, Any]) -> Price:
+    published = source["published"]
+    return Price(
+        provider,
+        per_hour,
+        source["name"],
+        published=None if published is None else date.fromisoformat(published),
+        read=date.fromisoformat(source["read"]),
     )
 
 

@@ -2,7 +2,8 @@
 
 Whole small requests of the busiest calls are answered without a scope and without messages (ADR 4). All
 others go uvicorn's way, but each answer leaves in one packet: uvicorn writes head and body apart, and each
-write is a system call that also wakes the other side.
+write is a system call that also wakes the other side. A head that is too large or does not come is refused
+here, because nothing behind this sees it before it is whole.
 """
 
 from __future__ import annotations
@@ -14,10 +15,21 @@ from typing import Any
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from corral.domain.errors import TooLarge
 from corral.domain.tokens import Token
+from corral.server.errors import body_of
 from corral.server.fast_routes import FastReply, FastRoute, match
 from corral.server.middleware import VERSION_HEADER, Gate
+from corral.server.rate_limits import origin_key
 from corral.server.tls import peer_of
+
+# Of a request's first line and fields, also of those behind a body.
+MAX_HEAD_BYTES = 64 << 10
+MAX_FIELDS = 100
+
+
+class _HeadTooLarge(Exception):
+    """Ends the parsing of a request."""
 
 
 class BufferedTransport:
@@ -78,19 +90,130 @@ class FastHttpProtocol(HttpToolsProtocol):
         # Read once: it cannot change while the connection lasts.
         self._peer = peer_of(transport.get_extra_info("ssl_object"))
         super().connection_made(self._corked)  # type: ignore[arg-type]
+        self.origin = origin_key(self.client[0]) if self.client else ""
+        self._begin_head()
+        self._head_is_open = False
+        # Bytes that came since the parser last had something to hand on.
+        self._unparsed = 0
+        self._parsed = False
+        self._refused = False
+        self._unsent: int | None = None
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._gate is not None:
+            self._gate.waiting.discard(self)
+        super().connection_lost(exc)
+
+    def hang_up(self) -> None:
+        self._corked.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._parsed = False
+        super().data_received(data)
+        # What is parsed is bounded by the counts below or by the limit of a body; the parser keeps the rest.
+        self._unparsed = 0 if self._parsed else self._unparsed + len(data)
+        if self._unparsed > MAX_HEAD_BYTES and not self._refused:
+            self._refuse_head()
+        elif self._head_is_open or self._is_idle():
+            # Idle although bytes came: those of a body that was answered before its end, or empty lines.
+            self._wait()
+
+    def _wait(self) -> None:
+        if self._gate is not None and not self._corked.is_closing():
+            self._gate.waiting.add(self, self.loop)
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _begin_head(self) -> None:
+        self._head_bytes = self._fields = 0
+
+    def _count_head(self, size: int) -> None:
+        """Raise if the head is too large, which ends the parsing."""
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES or self._fields > MAX_FIELDS:
+            self._refused = True
+            raise _HeadTooLarge
+
+    def send_400_response(self, msg: str) -> None:
+        """Uvicorn's answer to what cannot be parsed."""
+        if self._refused:
+            self._refuse_head()
+        elif self._is_idle():
+            super().send_400_response(msg)
+        else:
+            # In the middle of another answer it would be taken for a part of that.
+            self.hang_up()
+
+    def _refuse_head(self) -> None:
+        self._refused = True
+        if not self._is_idle():
+            self.hang_up()
+            return
+        error = TooLarge(
+            f"the head of the request has more than {MAX_HEAD_BYTES} bytes or {MAX_FIELDS} fields",
+            hint="Send fewer or shorter fields, and data in the body.",
+        )
+        reply = FastReply(431, body_of(error).model_dump_json().encode())
+        self._corked.write_whole(self._rendered(reply, keep_alive=False))
+        self._corked.close()
 
     def on_message_begin(self) -> None:
+        self._parsed = self._head_is_open = True
+        self._begin_head()
         super().on_message_begin()
         self.scope["state"]["peer"] = self._peer
 
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields += 1
+        # With the colon, the space and the end of the line.
+        self._count_head(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
+        self._parsed, self._head_is_open = True, False
+        if self._gate is not None:
+            self._gate.waiting.discard(self)
         exchange = self._exchange()
         if exchange is None:
             super().on_headers_complete()
         else:
             self.cycle = exchange  # type: ignore[assignment]
 
+    def on_body(self, body: bytes) -> None:
+        self._parsed = True
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_idle() and not self._is_known():
+            self._wait()
+
+    def _is_known(self) -> bool:
+        """Whether the last request came with a good token."""
+        last: object = self.cycle
+        return isinstance(last, FastExchange) or self.cycle.scope["state"].get("token") is not None
+
+    def timeout_keep_alive_handler(self) -> None:
+        """A connection whose other side reads nothing of its answer would never be closed."""
+        unsent = self._corked.get_write_buffer_size()
+        if unsent and unsent == self._unsent:
+            self.hang_up()
+        elif unsent:
+            self._unsent = unsent
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        else:
+            super().timeout_keep_alive_handler()
+
     def on_message_complete(self) -> None:
+        self._parsed = True
         exchange: object = self.cycle
         # Whole already if this is the end of another request, which uvicorn keeps behind it or drops.
         whole_now = isinstance(exchange, FastExchange) and exchange.more_body

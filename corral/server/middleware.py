@@ -15,6 +15,7 @@ from corral.core.tokens import authenticate
 from corral.domain.errors import CorralError, InvalidInput, RateLimited, TooLarge, Unauthenticated
 from corral.domain.tokens import Token, parse_token
 from corral.server import fast_routes as express
+from corral.server.connections import WaitingConnections
 from corral.server.errors import render
 from corral.server.rate_limits import RateLimits, is_vital, origin_key
 from corral.server.services import Services
@@ -32,6 +33,7 @@ class Gate:
         limits = services.limits
         self._rates = RateLimits(limits.rate, limits.rate_burst)
         self._wrong = RateLimits(limits.wrong_token_rate, max(1, round(60 * limits.wrong_token_rate)))
+        self.waiting = WaitingConnections(head_s=limits.head_s, most_per_origin=limits.waiting_per_address)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

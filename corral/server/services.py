@@ -41,6 +41,9 @@ class RequestLimits:
     rate_burst: int = 1
     # Wrong tokens per second and address.
     wrong_token_rate: float = 0.0
+    # How long a request's head may take, and how many connections of an address may wait to send one.
+    head_s: float = 10.0
+    waiting_per_address: int = 1000
 
 
 @dataclass

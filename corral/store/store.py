@@ -26,11 +26,10 @@ class Store(Protocol):
         """What was seen of damage since the start; None while nothing was."""
         ...
 
-    async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
+    async def write(self, unit: Callable[[Tx], T]) -> T:
         """Run the unit and return after its commit is durable, or raise and keep nothing of it.
 
-        StoreUnavailable if the database cannot be written now. The commit of a `patient` unit may wait some
-        milliseconds for other units to share it with.
+        StoreUnavailable if the database cannot be written now.
         """
         ...
 

@@ -10,7 +10,7 @@ from pydantic import JsonValue as Json
 from corral.domain.calls import CallOutcome, ChunkBatch
 from corral.domain.ids import CallId
 from corral.wire.base import Answer, AnswerPage, CallIdText, Exact, Name, known_only
-from corral.wire.endpoints import CallOptionsBody, FunctionName, FunctionTable
+from corral.wire.endpoints import CallRequestOptions, FunctionName, FunctionTable
 from corral.wire.payloads import PayloadBody
 
 MOST_CALLS = 1000
@@ -23,7 +23,7 @@ class CallRequest(Exact):
     params: PayloadBody | None = Field(None, description="Of the class whose method it is.")
     key: Key | None = Field(None, description="A second call of the endpoint with this key is the first.")
     priority: int = Field(0, ge=-1000, le=1000)
-    options: CallOptionsBody = CallOptionsBody()
+    options: CallRequestOptions = CallRequestOptions()
 
 
 class CallsRequest(Exact):
@@ -165,6 +165,7 @@ class AssignedCall(Answer):
     args: PayloadBody
     timeout_s: float | None = None
     depth: int = 0
+    reads: str | None = Field(None, description="A form of plain results that its caller knows.")
 
 
 class LeaseCallsAnswer(Answer):

@@ -29,6 +29,14 @@ class CallOptionsBody(Exact):
         return CallOptions(**{**vars(self), "retry_on": tuple(self.retry_on)})
 
 
+class CallRequestOptions(CallOptionsBody):
+    """Those of one call: its caller may read more forms than the oldest clients do."""
+
+    reads: Literal["plain2"] | None = Field(
+        None, description="A form of plain results that the caller knows beside the first."
+    )
+
+
 class Scaling(Exact):
     """How many instances there are. An instance without calls ends after `idle_s`."""
 
@@ -113,6 +121,7 @@ class EndpointView(Answer):
     called_at: float
     public: bool = Field(False, description="Whether its web functions need no token.")
     next_at: float | None = Field(None, description="When its schedule calls it next.")
+    module: str | None = Field(None, description="The module that its instances import.")
     versions: list[VersionView] = []
 
 

@@ -115,6 +115,9 @@ class ChangeView(Answer):
     run_id: str | None = None
     state: str | None = None
     fields: list[DifferenceView] = []
+    former: str | None = Field(
+        None, description="Of a new run: the run of this name that the manifest named before."
+    )
 
 
 class ApplyAnswer(Answer):

@@ -17,6 +17,7 @@ from corral.domain.errors import CorralError, InvalidInput
 from corral.domain.ids import is_name
 from corral.files.atomic import write_whole
 from corral.files.locks import exclusive
+from corral.files.private import keep_files_private, private_folder
 from corral.settings import Settings, process_environment, read_settings
 from corral.worker.agent import Agent, default_slots
 from corral.worker.child.strays import become_subreaper
@@ -62,7 +63,8 @@ def main() -> int:
 
 def run(settings: Settings) -> int:
     home = settings.home
-    settings.worker_home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    child_umask = keep_files_private()
+    private_folder(settings.worker_home)
     with exclusive(home / "worker.lock") as held:
         if not held:
             logger.error("another worker runs on %s already; `corral down` ends it", home)
@@ -72,12 +74,12 @@ def run(settings: Settings) -> int:
         described = {"pid": os.getpid(), "create_time": psutil.Process().create_time()}
         write_whole(pid_file, json.dumps(described))
         try:
-            return work(settings)
+            return work(settings, child_umask)
         finally:
             pid_file.unlink(missing_ok=True)
 
 
-def work(settings: Settings) -> int:
+def work(settings: Settings, child_umask: int) -> int:
     drain_asked = listen_to_signals()
     own_labels = _labels(settings.worker_labels)
     become_subreaper()
@@ -101,6 +103,7 @@ def work(settings: Settings) -> int:
         has_gpus=capability.gpus != (),
         snapshot=machine.snapshot,
         engine_env=engine_environment(environ),
+        child_umask=child_umask,
     )
     agent = Agent(
         host,

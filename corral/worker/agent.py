@@ -27,6 +27,8 @@ PROBE_EVERY_S = 60.0
 MAX_LEASES = 1_000
 # Outcomes are on disk, and the next worker delivers them: no need to wait for a server that is away.
 DRAIN_AWAY_S = 5.0
+# After the grace of the runs. Whatever still works on its output then is taken up by the next worker.
+DRAIN_LIMIT_S = 60.0
 HANG_UP_LIMIT_S = 2.0
 # Longer than the longest pause between two tries of a beat or an outcome.
 BEAT_FIRST_S = 15.0
@@ -90,7 +92,12 @@ class Agent:
         with self._changed:
             for job in self._running.values():
                 job.release()
+            grace_s = max((job.lease.spec.grace for job in self._running.values()), default=0.0)
+            give_up_at = time.monotonic() + grace_s + DRAIN_LIMIT_S
             while self._running and not self._only_the_server_is_missing():
+                if time.monotonic() > give_up_at:
+                    logger.error("these do not end and are left: %s", ", ".join(self._running))
+                    break
                 self._changed.wait(0.2)
             for lease_id in self._running:
                 logger.warning("the outcome of %s is on disk; the next worker reports it", lease_id)

@@ -23,4 +23,6 @@ class WorkerContext:
     has_gpus: bool
     snapshot: Callable[[], HostSnapshot]
     engine_env: Mapping[str, str] = field(default_factory=dict)
+    # What children make their files with; the worker's own files are open to nobody else.
+    child_umask: int | None = None
     system: SystemPackages = field(default_factory=SystemPackages)

@@ -100,10 +100,13 @@ class Heartbeat:
         pauses = Pauses()
         while not self._ended.is_set() and not self._control.lost:
             began = time.monotonic()
+            # The worker claims nothing while a lease may have run out: such a beat is answered at once.
+            is_overdue = self.silent_s > self._lease.lease_s
             try:
-                self._beat()
+                self._beat(0.0 if is_overdue else min(self._every_s, LONGEST_WAIT_S))
                 pauses.reset()
-                self._ended.wait(self._every_s - (time.monotonic() - began))
+                if not is_overdue:
+                    self._ended.wait(self._every_s - (time.monotonic() - began))
             except (LeaseLost, NotFound) as error:
                 # After the end the lease is closed on purpose.
                 if not self._ended.is_set():
@@ -113,9 +116,9 @@ class Heartbeat:
                 self._link.look_again()
                 self._ended.wait(min(self._every_s, pauses.next_s()))
 
-    def _beat(self) -> None:
+    def _beat(self, wait_s: float) -> None:
         lease = self._lease
-        request = self._vitals.request(min(self._every_s, LONGEST_WAIT_S))
+        request = self._vitals.request(wait_s)
         sent_at = time.monotonic()
         # A connection may be dead unnoticed, as when a router forgets it. If the answer is half a beat late,
         # there is still time for another beat over a new connection before the lease ends.

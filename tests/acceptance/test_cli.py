@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 
 from support.installation import CORRAL, Installation
+from support.waiting import eventually
 
 
 def test_the_shell_completes_run_ids(corral: Installation) -> None:
-    newest = json.loads(corral.ok("ls", "--json"))[0]["id"]
+    newest = corral.ok("run", "--detach", "--", "true").strip()
     env = {
         **corral.env,
         "_CORRAL_COMPLETE": "complete_bash",
@@ -36,3 +38,27 @@ def test_a_drained_host_takes_nothing_until_it_resumes(corral: Installation) -> 
     name = json.loads(corral.ok("hosts", "ls", "--json"))[0]["name"]
     assert "drains" in corral.ok("hosts", "drain", name)
     assert "takes runs again" in corral.ok("hosts", "resume", name)
+
+
+def test_control_characters_of_others_do_not_reach_the_terminal(corral: Installation) -> None:
+    """SEC-20: labels, params, metrics, progress, last words: all of it is shown, none of it is obeyed."""
+    code = (
+        "import json, os, sys\n"
+        "with open(os.environ['CORRAL_EVENTS'], 'a') as file:\n"
+        "    print(json.dumps({'metrics': {'lo\\x1b[2Jss': 1.0}}), file=file)\n"
+        "    print(json.dumps({'progress': {'at\\x9b': 'here\\x1b[2J'}}), file=file)\n"
+        "    print(json.dumps({'note': 'noted\\x1b[2J'}), file=file)\n"
+        "sys.exit('sorry\\x1b[2J')"
+    )
+    labelled = ("--label", "team=\x1b[2Jred", "--set", "params.x=\x1b[31m", "--name", "nasty")
+    run_id = corral.ok("run", "--detach", *labelled, "--", sys.executable, "-c", code).strip()
+    eventually(lambda: corral.state(run_id) == "failed", "the run to end")
+
+    said = [corral(*one, run_id) for one in (("show",), ("events",), ("metrics",), ("why",))]
+    said += [corral("ls", "--name", "nasty"), corral("show", run_id, "--json"), corral("show", "r-\x1b[2J")]
+
+    shown = "".join(done.stdout + done.stderr for done in said)
+    assert shown.replace("\n", "").isprintable(), repr(shown)
+    assert "team=\\x1b[2Jred" in shown
+    assert "sorry\\x1b[2J" in shown
+    assert "lo\\x1b[2Jss" in shown

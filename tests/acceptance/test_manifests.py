@@ -139,6 +139,45 @@ def test_changed_code_is_another_run_and_the_old_one_is_held(folder: Folder) -> 
     folder("delete", "code", "--prune")
 
 
+def test_a_manifest_is_no_part_of_the_code_that_it_names(folder: Folder) -> None:
+    """NEW-03: the how-to's own layout. A changed comment changes no run, and a changed file is named.
+    NEW-28: runs of one name are told apart."""
+    manifest = """
+        name = "beside"
+        [defaults]
+        code = "."
+        argv = ["true", "{params.lr}"]
+        resources.hosts = ["nobody"]
+        [runs.grid]
+        sweep.lr = [0.5, 0.25]
+        [runs.filed]
+        file = "code/filed.toml"
+        """
+    folder.write(manifest)
+    (folder.path / "code" / "filed.toml").write_text('params.lr = 3\ncode = ".."\n')
+    planned = folder("plan", "fleet.toml").stdout.splitlines()
+    assert planned[:2] == ["+ run  grid  lr=0.5", "+ run  grid  lr=0.25"]
+    folder("apply", "fleet.toml")
+
+    folder.write(f"# Tuned by hand.{manifest}")
+    (folder.path / "code" / "filed.toml").write_text('# Of old.\nparams.lr = 3\ncode = ".."\n')
+    assert folder("plan", "fleet.toml").stdout == "beside: nothing to do; 3 the same\n"
+
+    (folder.path / "code" / "fit.py").write_text(FIT + "# faster\n")
+    (folder.path / "notes.txt").touch()
+    folder.write(manifest.replace('"true"', '"echo"'))
+    planned = folder("plan", "fleet.toml").stdout.splitlines()
+    assert planned[:6] == [
+        "+ run  grid  lr=0.5",
+        '      argv: ["true", "{params.lr}"] -> ["echo", "{params.lr}"]',
+        "      code/code/fit.py: changed",
+        "      code/notes.txt: added",
+        "+ run  grid  lr=0.25",
+        "+ run  filed",
+    ]
+    folder("delete", "beside", "--prune")
+
+
 def test_a_mistyped_parameter_never_reaches_the_queue(folder: Folder, running: LocalCluster) -> None:
     """FL-C12: all that is wrong is told before anything is queued, with its line."""
     folder.write(

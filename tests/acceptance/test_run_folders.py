@@ -102,7 +102,7 @@ def test_names_in_other_scripts_come_through_both_ways(corral: Installation, tmp
     corral.ok("artifacts", "get", "latest", str(tmp_path / "got"))
 
     found = {str(p.relative_to(tmp_path / "got")) for p in (tmp_path / "got").rglob("*") if p.is_file()}
-    assert found == set(NAMES)
+    assert found == {*NAMES, ".corral-artifact"}
     assert all((tmp_path / "got" / name).read_text() == name for name in NAMES)
 
 

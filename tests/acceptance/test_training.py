@@ -359,7 +359,7 @@ FAULTS = {
     "both": (SFT.replace("steps = 8", "steps = 8\nepochs = 1"), "train.steps", "both"),
     "argv": ('argv = ["true"]\n' + SFT, "argv", "[train]"),
     "empty data": (SFT.replace("sums", "empty"), "train.data", "has no rows"),
-    "broken data": (SFT.replace("sums", "broken"), "train.data", "broken.jsonl, line 2: not JSON"),
+    "broken data": (SFT.replace("sums", "broken"), "train.data", "broken.jsonl:2: not JSON"),
     "no data": (SFT.replace("sums.jsonl", "none.jsonl"), "train.data", "does not exist"),
     "environment": (GRPO.replace("arithmetic", "arithmatic"), "train.environment", "`arithmetic`"),
     "syntax": (GRPO.replace('"arithmetic"', '"bad.py"'), "train.environment", "bad.py, line 1"),

@@ -28,13 +28,11 @@ def ground(served: Ground) -> Iterator[Ground]:
         yield served
 
 
-@pytest.fixture(params=["in place", "in a thread"])
-def failing(ground: Ground, request: pytest.FixtureRequest) -> Iterator[Callable[[int], None]]:
-    """Lets the next commits fail, as of a disk that does, wherever it is waited for."""
+@pytest.fixture
+def failing(ground: Ground) -> Iterator[Callable[[int], None]]:
+    """Lets the next commits fail, as of a disk that does."""
     writer: Any = ground.live.services.store._writer  # type: ignore[attr-defined]
     commit, left = writer._commit_now, [0]
-    is_small, writer._is_small = writer._is_small, lambda: request.param == "in place"
-    writer._inline_left = 1_000
 
     def commit_or_fail() -> None:
         if left[0]:
@@ -47,7 +45,7 @@ def failing(ground: Ground, request: pytest.FixtureRequest) -> Iterator[Callable
 
     writer._commit_now = commit_or_fail
     yield fail
-    writer._commit_now, writer._is_small = commit, is_small
+    writer._commit_now = commit
 
 
 def calls(ground: Ground) -> set[str]:

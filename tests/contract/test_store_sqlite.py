@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import sqlite3
 import stat
 import threading
@@ -324,7 +323,7 @@ def test_a_commit_that_fails_is_an_error_for_all_who_share_it(tmp_path: Path) ->
     committer.go.set()
 
     async def work() -> list[BaseException | None]:
-        writes = (store.write(partial(insert, a_run()), patient=bool(n)) for n in range(3))
+        writes = (store.write(partial(insert, a_run())) for _ in range(3))
         return await asyncio.gather(*writes, return_exceptions=True)
 
     with opened(store) as db:
@@ -335,31 +334,7 @@ def test_a_commit_that_fails_is_an_error_for_all_who_share_it(tmp_path: Path) ->
         assert kept(tmp_path / "corral.db") == 1
 
 
-def test_one_that_is_patient_shares_the_commit_of_the_next(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "corral.db")
-
-    async def work() -> None:
-        patient = asyncio.ensure_future(store.write(partial(insert, a_run()), patient=True))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        await store.write(partial(insert, a_run()))
-        await patient
-        assert store.commits == 1
-
-    with opened(store) as db:
-        db.do(work())
-        assert kept(tmp_path / "corral.db") == 2
-
-
-def test_one_that_is_patient_and_alone_is_written_down_all_the_same(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "corral.db")
-
-    with opened(store) as db:
-        db.do(store.write(partial(insert, a_run()), patient=True))
-        assert kept(tmp_path / "corral.db") == 1
-
-
-def test_one_that_fails_half_way_undoes_nothing_of_one_that_was_patient(tmp_path: Path) -> None:
+def test_one_that_fails_half_way_undoes_nothing_of_one_that_was_told_of_early(tmp_path: Path) -> None:
     """What was told of early is not run again: it would be another call the second time."""
     store = SqliteStore(tmp_path / "corral.db")
     times: list[str] = []
@@ -375,12 +350,8 @@ def test_one_that_fails_half_way_undoes_nothing_of_one_that_was_patient(tmp_path
         raise Conflict("half way")
 
     async def work() -> None:
-        patient = asyncio.ensure_future(store.write(first, patient=True))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        with pytest.raises(Conflict):
-            await store.write(fails)
-        await patient
+        done, failed = await asyncio.gather(store.write(first), store.write(fails), return_exceptions=True)
+        assert (done, type(failed)) == (None, Conflict)
 
     with opened(store) as db:
         db.do(work())
@@ -390,9 +361,11 @@ def test_one_that_fails_half_way_undoes_nothing_of_one_that_was_patient(tmp_path
 
 def test_a_writer_that_is_cancelled_leaves_nothing_half_done(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "corral.db")
+    committer = holding(store)
+    committer.fails = True
 
     async def work() -> None:
-        lost = asyncio.ensure_future(store.write(partial(insert, a_run()), patient=True))
+        lost = asyncio.ensure_future(store.write(partial(insert, a_run())))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         writing = store._writer._draining
@@ -400,64 +373,15 @@ def test_a_writer_that_is_cancelled_leaves_nothing_half_done(tmp_path: Path) -> 
         writing.cancel()
         with pytest.raises(StoreUnavailable):
             await lost
+        committer.go.set()
+        with pytest.raises(sqlite3.OperationalError):
+            await committer.run(lambda: None)
+        committer.fails = False
         await store.write(partial(insert, a_run()))
 
     with opened(store) as db:
         db.do(work())
         assert kept(tmp_path / "corral.db") == 1
-
-
-def test_a_log_that_has_its_size_from_the_start_holds_what_is_committed_and_nothing_else(
-    tmp_path: Path,
-) -> None:
-    store = SqliteStore(tmp_path / "corral.db", roomy=True)
-    log = tmp_path / "corral.db-wal"
-    size = log.stat().st_size
-    assert size > 16_000_000
-
-    with opened(store) as db:
-        for _ in range(20):
-            db.write(partial(insert, a_run()))
-        assert log.stat().st_size == size
-        # As a power cut would leave them.
-        (tmp_path / "cut").mkdir()
-        for path in (tmp_path / "corral.db", log):
-            shutil.copy(path, tmp_path / "cut" / path.name)
-
-    with closing(sqlite3.connect(tmp_path / "cut" / "corral.db")) as raw:
-        assert raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        assert raw.execute("SELECT COUNT(*) FROM sqlite_schema WHERE name = 'filler'").fetchone() == (0,)
-    assert kept(tmp_path / "cut" / "corral.db") == 20
-
-
-def test_where_there_is_no_room_the_log_grows_as_it_must(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "corral.db", max_bytes=4_000_000, roomy=True)
-
-    with opened(store) as db:
-        db.write(partial(insert, a_run()))
-    assert kept(tmp_path / "corral.db") == 1
-
-
-def test_commits_in_place_and_in_a_thread_and_a_log_that_is_emptied_in_time(tmp_path: Path) -> None:
-    """Twice as many as are made in place between two checkpoints; the log stays as it was made."""
-    store = SqliteStore(tmp_path / "corral.db", roomy=True)
-    size = (tmp_path / "corral.db-wal").stat().st_size
-
-    async def work() -> None:
-        for _ in range(600):
-            store._writer._commit_s = 0.0
-            await asyncio.gather(
-                store.write(partial(insert, a_run()), patient=True), store.write(partial(insert, a_run()))
-            )
-
-    with opened(store) as db:
-        db.do(work())
-        assert store.commits == 600
-        assert (tmp_path / "corral.db-wal").stat().st_size == size
-        # What is in the file itself was brought there by a checkpoint.
-        shutil.copy(tmp_path / "corral.db", tmp_path / "alone.db")
-        assert 1000 < kept(tmp_path / "alone.db") < 1200
-        assert kept(tmp_path / "corral.db") == 1200
 
 
 def test_a_unit_that_could_not_be_run_at_all_is_told_so(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_rows_that_are_too_long_are_skipped_and_counted(
     made = build_dataset(load(SHORT, LONG, SHORT), tokenizer, replace(TRAIN, too_long="skip"))
     assert [made.row(i) for i in range(len(made))] == [0, 2]
     assert (made.counts.rows, made.counts.too_long, made.counts.cut) == (3, 1, 0)
-    assert made.counts.problems[0].where.line == 2
+    assert made.counts.problems.kinds[0].where.line == 2
 
 
 def test_rows_that_are_too_long_are_cut_and_counted(load: Load, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -101,7 +101,7 @@ def test_rows_that_are_too_long_are_cut_and_counted(load: Load, tokenizer: PreTr
     assert len(made[0].tokens) == 64
     assert list(made[0].tokens) == list(whole[0].tokens[:64])
     assert (made.counts.cut, made.counts.too_long) == (1, 1)
-    assert "what is trained begins after that" in made.counts.problems[0].message
+    assert "what is trained begins after that" in made.counts.problems.kinds[0].message
 
 
 def test_a_row_without_a_certain_mask_is_refused_or_skipped_by_line(load: Load) -> None:

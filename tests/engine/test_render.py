@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from corral.engine.data.formats import ChatRow, CompletionRow, Row, RowLocation, TextRow, TokensRow
 from corral.engine.data.render import (
     NoChatTemplate,
     RefusedRow,
@@ -22,6 +21,7 @@ from corral.engine.data.render import (
     Renderer,
 )
 from corral.engine.model import bytes_tokenizer
+from corral.recipes.rows.formats import ChatRow, CompletionRow, Row, RowLocation, TextRow, TokensRow
 
 HERE = RowLocation("data.jsonl", 7)
 Messages = list[dict[str, Any]]

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from corral.engine.data.formats import (
+from corral.engine.data.rows import BadRows, RowSet, read
+from corral.engine.errors import DataError
+from corral.recipes.rows.formats import (
     ChatRow,
     CompletionRow,
     PairRow,
@@ -23,9 +25,7 @@ from corral.engine.data.formats import (
     TokensRow,
     parse,
 )
-from corral.engine.data.messages import RowError
-from corral.engine.data.rows import BadRows, RowSet, read
-from corral.engine.errors import DataError
+from corral.recipes.rows.messages import RowError
 
 USER = {"role": "user", "content": "2+2?"}
 ANSWER = {"role": "assistant", "content": "4"}
@@ -194,22 +194,26 @@ def test_bad_rows_are_skipped_and_counted_where_asked(write: Write) -> None:
     rows = read(write(CHAT, "broken", *["also broken"] * 30, CHAT), recipe="sft", bad_rows="skip")
     assert [rows.where(i).line for i in range(len(rows))] == [1, 33]
     assert rows.skipped == 31
-    assert len(rows.problems) == 10
+    assert [(problem.where.line, problem.more) for problem in rows.problems] == [(2, 30)]
 
 
-def test_ten_bad_rows_are_named_one_a_line_as_the_user_calls_the_file(write: Write) -> None:
-    path = write(CHAT, *["broken"] * 30)
+def test_bad_rows_are_told_by_kind_as_the_user_calls_the_file(write: Write) -> None:
+    """NEW-29: forty copies of one fault are one line; of many kinds ten are named."""
+    path = write(CHAT, *["broken"] * 30, *({"text": number} for number in range(2)))
     with pytest.raises(BadRows) as caught:
         read(path, recipe="sft", called="data/mine.jsonl")
     first, *lines = str(caught.value).split("\n  ")
-    assert first == "30 of 31 rows cannot be used:"
-    assert lines[0].startswith("data/mine.jsonl:2: not JSON")
-    assert lines[9].startswith("data/mine.jsonl:11: not JSON")
-    assert lines[10:] == ["and 20 more"]
-    with pytest.raises(BadRows, match=r"\n  folder/data\.jsonl:2: "):
+    assert first == "32 of 33 rows cannot be used:"
+    assert lines[0].startswith("data/mine.jsonl:2 and 29 more rows: not JSON")
+    assert lines[1:] == ["data/mine.jsonl:32 and 1 more row: `text` must be text, not a number"]
+    with pytest.raises(BadRows, match=r"\n  folder/data\.jsonl:2 and 29 more rows: "):
         read(path.parent, recipe="sft", called="folder")
     with pytest.raises(DataError, match=r"^mine does not exist"):
         read(path.parent / "elsewhere", recipe="sft", called="mine")
+
+    many = [json.dumps({"text": "x"}) + " " * number + "x" for number in range(30)]
+    with pytest.raises(BadRows, match=r"\n  and 20 more$"):
+        read(write(CHAT, *many), recipe="sft")
 
 
 def test_if_every_row_is_bad_nothing_is_skipped_to(write: Write) -> None:
@@ -368,7 +372,7 @@ def chat(*messages: object, **more: object) -> dict[str, object]:
         (3, "a row must be an object, not a number"),
         ([], "a row must be an object, not a list"),
         ({}, "needs `messages`, `prompt` and `completion`, `text`, or `tokens`; this one holds nothing"),
-        ({"conversations": []}, "rename ShareGPT's `conversations` to `messages`"),
+        ({"conversations": []}, "it is ShareGPT's form: rename `conversations` to `messages`"),
         ({"prompt": "a"}, "this one holds `prompt`"),
         ({"chosen": [], "rejected": []}, "this one is a preference pair"),
         (chat(), "`messages` is empty"),

@@ -45,10 +45,10 @@ class FaultyStore:
         self.alone = inner.alone
         self.fault: Fault | None = None
 
-    async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
+    async def write(self, unit: Callable[[Tx], T]) -> T:
         kind = self._due()
         if kind is None:
-            return await self.inner.write(unit, patient=patient)
+            return await self.inner.write(unit)
         if kind is Kind.REFUSE:
             raise StoreUnavailable("refused by the test")
         if kind is Kind.DIE_AFTER_COMMIT:

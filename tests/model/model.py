@@ -416,7 +416,8 @@ class Model:
 
     def failed_at_once(self, host: Host, run: Run, now: float) -> None:
         others = any(other is not host and other.here(now) for other in self.hosts)
-        if run.project not in host.works and (host.strikes + 1 < STRIKES or others):
+        # All runs are of one submitter, who alone cannot set a host aside.
+        if not host.works and (host.strikes + 1 < STRIKES or others):
             host.works.add(run.project)
             self.strike(host, run, now)
 

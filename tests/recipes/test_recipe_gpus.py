@@ -37,14 +37,19 @@ def test_no_two_cards_share_a_name() -> None:
         assert sum(find(name) is card for card in catalogue().values()) == 1
 
 
-def test_every_price_shows_its_source_and_age_mt_d41() -> None:
-    """FL-D11."""
+def test_every_price_shows_its_source_and_its_own_age_mt_d41() -> None:
+    """FL-D11. DEF-06: the age is that of the price, not of our reading; an unknown one is said to be."""
     for card in catalogue().values():
         for price in card.prices:
             text = price.describe(date(2026, 11, 25))
             assert price.provider in text
             assert price.source in text
-            assert "10 days old" in text
+            if price.published is None:
+                assert "of an unknown day, read on 2026-11-15" in text
+                assert price.age_days(date(2026, 11, 25)) is None
+            else:
+                assert price.published < price.read
+                assert f"of {price.published}, 153 days old" in text
             assert 0 < price.per_hour < 100
 
 

@@ -208,6 +208,9 @@ def serve(home: Path, *, database: str | None = None, **settings: Any) -> Iterat
             ControlPlane(services).app,
             log_level="critical",
             http=FastHttpProtocol,
+            # As `bootstrap/server.py` has it: behind another layer the protocol does not see the gate.
+            proxy_headers=False,
+            ws="none",
             timeout_graceful_shutdown=1,
             ssl_context_factory=(lambda *_: context) if context else None,
         )

@@ -24,7 +24,7 @@ class MemoryDatabase:
         self.on_write: Callable[[], None] | None = None
         self._runner = asyncio.Runner()
 
-    async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
+    async def write(self, unit: Callable[[Tx], T]) -> T:
         if self.on_write is not None:
             self.on_write()
         return await self.inner.write(unit)

@@ -100,8 +100,9 @@ class PlacementScene:
         name: str = "train",
         project: str = "default",
         lost: int = 9,
+        by: str = "user:ada",
     ) -> RunId:
-        return self.submit_many(1, need, name=name, project=project, lost=lost)[0]
+        return self.submit_many(1, need, name=name, project=project, lost=lost, by=by)[0]
 
     def submit_many(
         self,
@@ -111,6 +112,7 @@ class PlacementScene:
         name: str = "train",
         project: str = "default",
         lost: int = 9,
+        by: str = "user:ada",
     ) -> tuple[RunId, ...]:
         self._requests += 1
         request = f"submit-{self._requests}"
@@ -121,7 +123,7 @@ class PlacementScene:
         new = NewRun(run, "{}", need)
         done = self.db.now_write(
             lambda tx: submit(
-                tx, [new] * count, request_id=request, group=None, principal="user:ada", now=self.clock.now()
+                tx, [new] * count, request_id=request, group=None, principal=by, now=self.clock.now()
             )
         )
         # No two of an age: ties are broken by random ids.

@@ -12,9 +12,10 @@ import psutil
 import pytest
 from pydantic import JsonValue as Json
 
+from corral.cli.display.progress_line import status_line
 from corral.cli.display.render import count
 from corral.cli.display.runs import WORDS, told
-from corral.cli.runs.follow import status_line, summary
+from corral.cli.runs.follow import summary
 from corral.cli.runs.ls import differing, in_order
 from corral.cli.server.processes import Processes
 from corral.domain.runs.reasons import Reason

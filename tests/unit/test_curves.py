@@ -7,7 +7,7 @@ import math
 import pytest
 
 from corral.cli.display.curves import HEIGHT, WIDTH, chart, thousands
-from corral.cli.runs.follow import status_line
+from corral.cli.display.progress_line import status_line
 from corral.wire.runs import RunView
 
 

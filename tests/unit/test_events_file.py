@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,32 @@ def test_whatever_is_said_can_be_sent(said: dict[str, object]) -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_are_survived(line: bytes) -> None:
     list(parse(line.replace(b"\n", b""), plain))
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a link to a device", "a link to a file"])
+def test_what_is_no_regular_file_is_not_read_and_said_once(path: Path, what: str) -> None:
+    """SEC-08: opening a pipe waits for a writer, and a device has no end."""
+    (path.parent / "other").write_text('{"note": "not the run\'s"}\n')
+    if what == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if what == "a link to a device" else path.parent / "other")
+    file = EventsFile(path, plain)
+
+    assert [type(event) for event in file.read()] == [BadEvent]
+    assert list(file.read()) == []
+    assert list(file.read_rest()) == []
+
+
+def test_a_file_of_holes_is_read_in_bounded_pieces(path: Path) -> None:
+    """SEC-08: each look and the last one come to an end."""
+    path.touch()
+    os.truncate(path, 1 << 42)
+    file = EventsFile(path, plain)
+
+    assert [event.why for event in file.read() if isinstance(event, BadEvent)] == [
+        f"a line of more than {LINE_MAX_BYTES} bytes"
+    ]
+    last = list(file.read_rest())[-1]
+    assert isinstance(last, BadEvent)
+    assert "written faster than they can be read" in last.why

@@ -23,8 +23,16 @@ def ground() -> Iterator[PlacementScene]:
     made.db.end()
 
 
-def fail(ground: PlacementScene, name: str, *, ran_s: float = 1.0, reason: Reason = Reason.CODE_ERROR) -> Run:
-    run_id = ground.submit(name=name)
+def fail(
+    ground: PlacementScene,
+    name: str,
+    *,
+    by: str | None = None,
+    ran_s: float = 1.0,
+    reason: Reason = Reason.CODE_ERROR,
+) -> Run:
+    """A user's run, of each work another user's unless said otherwise."""
+    run_id = ground.submit(name=name, by=by or f"user:{name}")
     ground.end(ground.grant("bad"), "fail", reason, ran_s=ran_s)
     return ground.run(run_id)
 
@@ -43,6 +51,26 @@ def test_three_different_works_that_fail_at_once_set_the_host_aside(ground: Plac
     entry = ground.db.now_read(lambda tx: tx.audit.last())
     assert entry is not None
     assert (entry.action, entry.target) == ("host.set_aside", "host:bad")
+
+
+def test_one_user_alone_cannot_set_a_host_aside(ground: PlacementScene) -> None:
+    """SEC-09: whatever one submitter lets fail there counts once."""
+    for name in ("one", "two", "three", "four"):
+        fail(ground, name, by="user:mallory")
+    assert (ground.row("bad").strikes, ground.row("bad").set_aside_until) == (1, None)
+    fail(ground, "five", by="user:ada")
+    assert ground.row("bad").set_aside_until is None
+    fail(ground, "six", by="user:grace")
+    assert ground.row("bad").set_aside_until is not None
+
+
+def test_strikes_that_an_older_server_noted_still_count(ground: PlacementScene) -> None:
+    """SEC-09: it noted works alone."""
+    ground.save("bad", strikes=2, struck_by='[null,["default/one","default/two"]]')
+    fail(ground, "two")
+    assert ground.row("bad").strikes == 2
+    fail(ground, "three")
+    assert ground.row("bad").set_aside_until is not None
 
 
 def test_a_host_that_is_set_aside_gets_nothing_until_its_time_is_over(ground: PlacementScene) -> None:

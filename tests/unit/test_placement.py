@@ -51,6 +51,33 @@ def test_declared_slots_and_gpus_bound_what_runs_at_once(ground: PlacementScene)
     assert ground.why(plain[1])["big"].waits == ("every slot is busy",)
 
 
+@pytest.mark.parametrize(
+    ("need", "waits"),
+    [
+        (
+            Requirements(min_ram_bytes=40 * GIB),
+            "needs 40 GiB RAM; 24 GiB are left beside other runs",
+        ),
+        (Requirements(min_cores=5), "needs 5 cores; 3 are left beside other runs"),
+        (Requirements(min_disk_bytes=60 * GIB), "needs 60 GiB disk; 40 GiB are left beside other runs"),
+    ],
+    ids=["memory", "cores", "disk"],
+)
+def test_what_a_run_asks_for_is_set_aside(ground: PlacementScene, need: Requirements, waits: str) -> None:
+    """DEF-01: in one claim and over several, until the run ends."""
+    ground.host("box", replace(machine(), disk_bytes=100 * GIB), slots=8)
+    first, second = ground.submit(need), ground.submit(need)
+    (granted,) = ground.poll("box", most=8).grants
+    assert granted.run.id == first
+    assert ground.claim("box", most=8) == []
+    assert ground.why(second)["box"].waits == (waits,)
+    # What asks for nothing runs beside it.
+    small = ground.submit()
+    assert ground.claim("box", most=8) == [small]
+    ground.finish(granted)
+    assert ground.claim("box", most=8) == [second]
+
+
 def test_policy_is_by_project_kind_recipe_model_and_secrets(ground: PlacementScene) -> None:
     ground.host("box")
     train = Requirements(kind="train", recipe="grpo", model="corral/tiny", secrets=True)

@@ -27,12 +27,13 @@ CONFIG = {
     "vocab_size": 1000,
     "max_position_embeddings": 512,
 }
+CHAT = '{"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}\n'
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "chat.jsonl").write_text('{"messages": []}\n' * 3)
+    (tmp_path / "chat.jsonl").write_text(CHAT * 3)
     return tmp_path
 
 
@@ -103,6 +104,117 @@ def test_an_environment_that_is_not_there_is_named(name: str, message: str, fold
     assert message in said
 
 
+@pytest.mark.parametrize(
+    ("text", "params", "place", "message"),
+    [
+        ("def load_env():\n    ...\n", {}, "train.environment", "did you mean `load_env`?"),
+        ("rows = []\n", {}, "train.environment", "env.py has no function load_environment"),
+        ("async def load_environment(): ...\n", {}, "train.environment", "is async"),
+        (
+            "def load_environment(level=1): ...\n",
+            {"levle": 2},
+            "train.environment_params",
+            "does not take levle; did you mean `level`?",
+        ),
+        ("def load_environment(level): ...\n", {}, "train.environment_params", "needs level"),
+    ],
+)
+def test_an_environment_that_cannot_be_loaded_is_refused_at_submit(
+    text: str, params: dict[str, Any], place: str, message: str, folder: Path
+) -> None:
+    """NEW-12: what the host would refuse is refused before anything is sent."""
+    (folder / "env.py").write_text(text)
+
+    found = refused(folder, train={"environment": "env.py", "environment_params": params})
+
+    assert found[0] == place
+    assert message in found[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from elsewhere import load_environment\n",
+        "from elsewhere import *\n",
+        "try:\n    import fast as load_environment\nexcept ImportError:\n    load_environment = dict\n",
+        "import functools\n\n@functools.cache\ndef load_environment(*given): ...\n",
+        "def load_environment(level, **more): ...\n",
+    ],
+)
+def test_an_environment_that_may_be_right_is_left_to_the_host(text: str, folder: Path) -> None:
+    (folder / "env.py").write_text(text)
+
+    assert (
+        "environment"
+        in gather(
+            folder,
+            train={"environment": "env.py", "environment_params": {"other": 1}},
+            sweep={"train.environment_params.level": [1, 2]},
+        ).inputs
+    )
+
+
+def test_params_of_a_bundled_environment_are_checked_at_submit(folder: Path) -> None:
+    """NEW-12: the bundled one is a file like others."""
+    params = {"largets": 3}
+
+    place, said = refused(folder, train={"environment": "arithmetic", "environment_params": params})
+
+    assert place == "train.environment_params"
+    assert "did you mean `largest`?" in said
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]},
+            "rename `conversations` to `messages`, and in each of them `from` to `role` (human becomes user",
+        ),
+        ({"messages": [{"from": "human", "value": "2+2?"}]}, "is a message of ShareGPT's form"),
+        ({"instruction": "add", "input": "2+2", "output": "4"}, "it is Alpaca's form"),
+        ({"messages": [{"role": "bot", "content": "4"}]}, "not 'bot'; write 'assistant'"),
+        ({"messages": [{"role": "user", "content": ""}]}, "`messages[0].content` is empty"),
+    ],
+)
+def test_the_form_of_rows_is_checked_at_submit(row: object, message: str, folder: Path) -> None:
+    """NEW-12: by the rules of the engine. NEW-29: a foreign form is told wholly; equal faults are one line,
+    and nobody is told to skip all rows."""
+    (folder / "chat.jsonl").write_text(f"{json.dumps(row)}\n" * 40)
+
+    with pytest.raises(InvalidInput) as caught:
+        gather(folder)
+
+    assert caught.value.fields[0].path == "train.data"
+    assert message in caught.value.message
+    assert caught.value.message.count("chat.jsonl:") == 1
+    assert "chat.jsonl:1 and 39 more rows: " in caught.value.message
+    assert "skip" not in caught.value.hint
+
+
+def test_rows_of_two_forms_and_held_out_files_are_refused_at_submit(folder: Path) -> None:
+    """NEW-12: what is wrong with the data as a whole is known here too."""
+    (folder / "data").mkdir()
+    (folder / "data" / "a.jsonl").write_text(CHAT)
+    (folder / "data" / "b.jsonl").write_text('{"text": "a"}\n')
+    assert "of several formats" in refused(folder, train={"data": "data"})[1]
+
+    (folder / "data" / "b.jsonl").rename(folder / "data" / "test.jsonl")
+    assert "looks held out" in refused(folder, train={"data": "data"})[1]
+
+
+def test_rows_of_a_parquet_file_are_checked_at_submit(folder: Path) -> None:
+    """NEW-12: where pyarrow is there to read them."""
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"text": ["a", ""]}), folder / "a.parquet")
+
+    assert "a.parquet row 2: `text` is empty" in refused(folder, train={"data": "a.parquet"})[1]
+    found = gather(folder, train={"data": "a.parquet", "bad_rows": "skip"})
+    assert found.data is not None
+    assert found.data.rows == 1
+
+
 def test_an_environment_with_a_syntax_error_is_refused_with_its_line(folder: Path) -> None:
     (folder / "env.py").write_text("def load_environment():\n    return (\n")
 
@@ -117,11 +229,11 @@ def test_an_environment_with_a_syntax_error_is_refused_with_its_line(folder: Pat
     [
         ("", "has no rows"),
         ("\n\n", "has no rows"),
-        ('{"text": "a"}\n{"text": "b"\n', "line 2: not JSON: Expecting ',' delimiter (column 13)"),
-        ('{"text": "a"}\n\n[1]\n', "line 3: is not an object"),
-        ('{"text": "a"}\n{"text": "\udcff"}\n', "line 2: not UTF-8"),
-        ('{"text": "a"}\n' + '{"a":' * 100_000, "line 2: nested too deeply"),
-        ('{"text": "a"}\n{"n": ' + "9" * 9999 + "}", "line 2: not JSON that can be read"),
+        ('{"text": "a"}\n{"text": "b"\n', "chat.jsonl:2: not JSON: Expecting ',' delimiter at column 13"),
+        ('{"text": "a"}\n\n[1]\n', "chat.jsonl:3: a row must be an object, not a list"),
+        ('{"text": "a"}\n{"text": "\udcff"}\n', "chat.jsonl:2: not UTF-8"),
+        ('{"text": "a"}\n' + '{"a":' * 100_000, "chat.jsonl:2: not JSON that can be read: nested too deeply"),
+        ('{"text": "a"}\n{"n": ' + "9" * 9999 + "}", "chat.jsonl:2: not JSON that can be read"),
     ],
 )
 def test_the_first_bad_line_is_named(text: str, message: str, folder: Path) -> None:
@@ -140,13 +252,13 @@ def test_bad_lines_are_counted_where_they_are_to_be_skipped(folder: Path) -> Non
 
     assert found.data is not None
     assert found.data.rows == 2
-    assert found.notes == ("train.data: 1 rows cannot be read and are skipped",)
+    assert found.notes == ("train.data: 1 rows cannot be used and are skipped",)
 
 
 def test_a_file_of_bad_lines_alone_is_refused_even_then(folder: Path) -> None:
     (folder / "chat.jsonl").write_text("nonsense\n")
 
-    assert "every row is bad" in refused(folder, train={"bad_rows": "skip"})[1]
+    assert "1 of 1 rows cannot be used" in refused(folder, train={"bad_rows": "skip"})[1]
 
 
 def test_one_row_cannot_be_divided(folder: Path) -> None:
@@ -171,13 +283,12 @@ def test_data_that_is_missing_is_named(folder: Path) -> None:
         ("a.jsonl", b'[{"text": "a"},\n {"text": "b"}]', 2),
         ("data", b'{"text": "a"}\n', 1),
         ("a.ndjson", b'\xef\xbb\xbf{"text": "a"}\r\n', 1),
-        ("a.parquet", b"PAR1....PAR1", None),
     ],
 )
 def test_other_forms_of_data_are_seen_too(name: str, data: bytes, rows: int | None, folder: Path) -> None:
     (folder / name).write_bytes(data)
 
-    assert dataset.look(folder / name, place="x", skip_bad=False).rows == rows
+    assert dataset.look(folder / name, place="x", recipe="sft", skip_bad=False).rows == rows
 
 
 def test_a_folder_of_files_is_added_up(folder: Path) -> None:
@@ -185,7 +296,7 @@ def test_a_folder_of_files_is_added_up(folder: Path) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         (folder / "data" / name).write_text('{"text": "four"}\n')
 
-    found = dataset.look(folder / "data", place="x", skip_bad=False)
+    found = dataset.look(folder / "data", place="x", recipe="sft", skip_bad=False)
 
     assert (found.rows, found.text_bytes, found.longest_bytes) == (2, 8, 4)
 
@@ -197,7 +308,7 @@ def test_a_file_that_is_cut_short_or_of_no_use_is_refused(name: str, data: bytes
     (folder / name).write_bytes(data)
 
     with pytest.raises(InvalidInput):
-        dataset.look(folder / name, place="x", skip_bad=False)
+        dataset.look(folder / name, place="x", recipe="sft", skip_bad=False)
 
 
 def test_the_rest_of_a_very_large_file_is_counted_and_not_read(
@@ -206,7 +317,7 @@ def test_the_rest_of_a_very_large_file_is_counted_and_not_read(
     monkeypatch.setattr(dataset, "READ_BYTES", 100)
     (folder / "chat.jsonl").write_text('{"text": "0123456789"}\n' * 100)
 
-    found = dataset.look(folder / "chat.jsonl", place="x", skip_bad=False)
+    found = dataset.look(folder / "chat.jsonl", place="x", recipe="sft", skip_bad=False)
 
     assert (found.rows, found.text_bytes) == (100, 1000)
 

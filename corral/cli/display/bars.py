@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 from corral.cli.display.render import console
+from corral.cli.display.visible import visible_line
 from corral.client.submit.prepare import ProgressListener
 
 _TEXT = TextColumn("{task.description}", markup=False)
@@ -32,7 +33,8 @@ class Bar(ProgressListener):
         self._task = progress.add_task("", total=None, visible=False)
 
     def step(self, text: str) -> None:
-        self._progress.update(self._task, description=text, completed=0, total=None, visible=True)
+        shown = visible_line(text)
+        self._progress.update(self._task, description=shown, completed=0, total=None, visible=True)
 
     def moved(self, done: int, total: int, files: int) -> None:
         self._progress.update(self._task, completed=done, total=total, visible=True)
@@ -64,7 +66,7 @@ def count_bar(text: str, total: int | None, *, after_s: float = 1.0) -> Iterator
     progress = _progress(_TEXT, BarColumn(), MofNCompleteColumn())
     progress.show_at = time.monotonic() + after_s
     with progress:
-        task = progress.add_task(text, total=total)
+        task = progress.add_task(visible_line(text), total=total)
         yield lambda done: progress.update(task, completed=done)
 
 

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 import typer
 from pydantic import BaseModel
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from corral.cli.display.tables import pair_lines, table_lines
+from corral.cli.display.visible import visible, visible_json
 from corral.durations import format_duration
 
 # Wide enough that nothing is cut where no terminal sets the width.
@@ -40,38 +41,54 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
-def show_json(value: object) -> None:
-    """A model, or plain values that may hold models."""
-    if isinstance(value, BaseModel):
-        typer.echo(value.model_dump_json(indent=2))
-    else:
-        typer.echo(json.dumps(value, indent=2, default=lambda model: model.model_dump(mode="json")))
-
-
-def show_json_line(value: BaseModel) -> None:
-    typer.echo(value.model_dump_json())
+def say(text: str = "") -> None:
+    """A line of a result, on stdout."""
+    typer.echo(visible(text))
 
 
 def note(text: str) -> None:
-    """A word from corral itself; stdout is for results."""
-    typer.echo(text, err=True)
+    """A word from corral itself, on stderr; stdout is for results."""
+    typer.echo(visible(text), err=True)
 
 
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty: str) -> None:
-    """`empty` is said, on stderr, when there are no rows."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=False)
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row))
-    if table.row_count == 0:
+def pass_on(text: str, *, ends: bool = True, err: bool = False) -> None:
+    """What a user's own program wrote, or a value that a script reads: it goes out as it is."""
+    typer.echo(text, nl=ends, err=err)
+
+
+def show_json(value: object) -> None:
+    """A model, or plain values that may hold models."""
+    if isinstance(value, BaseModel):
+        text = value.model_dump_json(indent=2)
+    else:
+        text = json.dumps(value, indent=2, default=lambda model: model.model_dump(mode="json"))
+    typer.echo(visible_json(text))
+
+
+def show_json_line(value: object) -> None:
+    text = value.model_dump_json() if isinstance(value, BaseModel) else json.dumps(value)
+    typer.echo(visible_json(text))
+
+
+def show_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, empty: str, spare: Sequence[str] = ()
+) -> None:
+    """`empty` is said, on stderr, when there are no rows. `spare` are columns that a narrow terminal does
+    without where they say the same in every row."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    if cells:
+        show_lines(table_lines(columns, cells, width=console().width, spare=spare))
+    else:
         note(empty)
-        return
+
+
+def show_lines(lines: Iterable[Text]) -> None:
+    """Lines that were laid out already, in their colours."""
     out = console()
     with out.capture() as captured:
-        out.print(table)
-    # Rich fills the last column with spaces, which a program that reads this would have to strip.
-    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+        for line in lines:
+            out.print(_harmless(line), soft_wrap=True)
+    typer.echo(captured.get(), nl=False)
 
 
 def show_list(
@@ -82,12 +99,13 @@ def show_list(
     as_json: bool,
     empty: str,
     footer: str | None = None,
+    spare: Sequence[str] = (),
 ) -> None:
     """The items as JSON if asked, or else as the rows of a table, with a note below it."""
     if as_json:
         show_json(items)
         return
-    show_table(columns, rows, empty=empty)
+    show_table(columns, rows, empty=empty, spare=spare)
     if footer:
         note(footer)
 
@@ -105,22 +123,26 @@ def show_line(item: BaseModel, line: str, *, as_json: bool) -> None:
     if as_json:
         show_json(item)
     else:
-        typer.echo(line)
+        say(line)
 
 
 def show_pairs(*pairs: tuple[str, Cell]) -> None:
     """Names and values; what is not known is left out."""
-    out = console()
     kept = [(name, value) for name, value in pairs if value is not None and value != ""]
-    width = max((len(name) for name, _ in kept), default=0)
-    for name, value in kept:
-        out.print(Text(f"{name:<{width}}  ", style="bold").append_text(_cell(value)))
+    margin = max((len(name) for name, _ in kept), default=0) + 2
+    width = console().width
+    show_lines(
+        line for name, value in kept for line in pair_lines(name, _cell(value), margin=margin, width=width)
+    )
 
 
 def _cell(value: Cell) -> Text:
-    if isinstance(value, Text):
-        return value
-    return Text("" if value is None else str(value))
+    return _harmless(value) if isinstance(value, Text) else Text("" if value is None else visible(str(value)))
+
+
+def _harmless(text: Text) -> Text:
+    safe = visible(text.plain)
+    return text if safe == text.plain else Text(safe, style=text.style)
 
 
 def state(name: str) -> Text:

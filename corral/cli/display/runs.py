@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 from corral.cli.display import render
+from corral.cli.display.visible import visible_line
 from corral.domain.runs.reasons import Reason
 from corral.durations import format_duration
 from corral.wire.runs import RunView
@@ -69,15 +70,15 @@ def train_settings(table: Mapping[str, object]) -> dict[str, object]:
 
 
 def plain(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return visible_line(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def joined(values: Mapping[str, object]) -> str:
-    return "  ".join(f"{key}={plain(value)}" for key, value in values.items())
+    return "  ".join(f"{visible_line(key)}={plain(value)}" for key, value in values.items())
 
 
 def joined_metrics(metrics: Mapping[str, float]) -> str:
-    return "  ".join(f"{key}={render.number(value)}" for key, value in metrics.items())
+    return "  ".join(f"{visible_line(key)}={render.number(value)}" for key, value in metrics.items())
 
 
 def ran(run: RunView) -> str | None:

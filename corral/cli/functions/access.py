@@ -40,7 +40,7 @@ def access(
         return
     who = "everybody, without a token" if view.public else f"users of {view.project}, and tokens of its own"
     render.show_pairs(("endpoint", view.name), ("called by", who))
-    typer.echo("")
+    render.say()
     rows = [
         (one.id, one.name, render.age(one.created_at), render.moment(one.expires_at) or "never")
         for one in tokens
@@ -63,5 +63,5 @@ def token(
         render.show_json(made)
         return
     # Without the pin of the authority: whoever uses it speaks plain HTTP, not through this package.
-    typer.echo(made.token)
+    render.say(made.token)
     render.note(f"{made.id} is made. It is not shown again; send it as `Authorization: Bearer TOKEN`.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -89,7 +88,7 @@ def show(call: CallArgument, as_json: AsJson = False) -> None:
         ("error", _why(view)),
     )
     if view.error is not None and view.error.get("traceback"):
-        typer.echo(f"\n{str(view.error['traceback']).rstrip()}")
+        render.say(f"\n{str(view.error['traceback']).rstrip()}")
 
 
 def _result(view: CallView) -> str | None:
@@ -109,9 +108,9 @@ def logs(call: CallArgument, as_json: AsJson = False) -> None:
             if line.call != call:
                 continue
             if as_json:
-                typer.echo(json.dumps({"at": line.at, "stream": line.stream, "text": line.text}))
+                render.show_json_line({"at": line.at, "stream": line.stream, "text": line.text})
             else:
-                typer.echo(line.text, err=line.stream != "stdout")
+                render.pass_on(line.text, err=line.stream != "stdout")
 
 
 @app.command("retry")
@@ -133,9 +132,9 @@ def retry(
             found = corral.calls.page(state="dead", endpoint=endpoint, limit=1000).items
             given = [call.id for call in found if not call.forgotten]
         for call in given:
-            typer.echo(f"{corral.calls.retry(call).id}: queued")
+            render.say(f"{corral.calls.retry(call).id}: queued")
         if not given:
-            typer.echo("no dead calls")
+            render.say("no dead calls")
 
 
 @app.command("cancel")
@@ -143,4 +142,4 @@ def cancel(calls: Annotated[list[str], typer.Argument(help="Ids of calls.")]) ->
     """Cancel calls; a caller that waits for one is told at once."""
     with connect() as corral:
         for call in calls:
-            typer.echo(f"{corral.calls.cancel(call).id}: cancelled")
+            render.say(f"{corral.calls.cancel(call).id}: cancelled")

@@ -45,7 +45,7 @@ def deploy(
             )
         if not as_json:
             waits = newest.state if view.scaling.min else "starts with its first call"
-            typer.echo(f"{view.name} version {newest.version}: {'ready' if view.ready else waits}")
+            render.say(f"{view.name} version {newest.version}: {'ready' if view.ready else waits}")
 
 
 def _deploy_all(members: Sequence[Member], wait_s: float) -> list[EndpointView]:
@@ -95,8 +95,8 @@ def _serve_once(file: str) -> set[tuple[str, str]]:
         render.note(f"error: {error.message}")
         return set()
     for view in views:
-        typer.echo(f"serving {view.name} version {view.versions[0].version}")
+        render.say(f"serving {view.name} version {view.versions[0].version}")
         for function in view.functions.values():
             if function.path:
-                typer.echo(f"  {function.method} /v1/web/{view.project}/{view.name}{function.path}")
+                render.say(f"  {function.method} /v1/web/{view.project}/{view.name}{function.path}")
     return {(view.project, view.name) for view in views}

@@ -39,7 +39,7 @@ def url(name: Endpoint) -> None:
         if not paths:
             raise InvalidInput(f"{name} is no web function", hint="Make it one with `@app.web(...)`.")
         for path in paths:
-            typer.echo(f"{corral.url}/v1/web/{view.project}/{view.name}{path}")
+            render.say(f"{corral.url}/v1/web/{view.project}/{view.name}{path}")
 
 
 @app.command("ls")
@@ -91,7 +91,7 @@ def show(name: Endpoint, as_json: AsJson = False) -> None:
         ("calls", f"{view.queued} queued, {view.running} running"),
         ("next by schedule", render.moment(view.next_at)),
     )
-    typer.echo("")
+    render.say()
     rows = [
         (one.version, one.state, render.moment(one.created_at), one.created_by, one.detail)
         for one in view.versions
@@ -115,7 +115,7 @@ def scale(
         given = {"min": least, "max": most, "idle_s": idle}
         changed = {**now.model_dump(), **{key: value for key, value in given.items() if value is not None}}
         view = corral.endpoints.scale(project, name, Scaling.model_validate(changed))
-    typer.echo(json.dumps(view.scaling.model_dump(exclude_none=True)))
+    render.say(json.dumps(view.scaling.model_dump(exclude_none=True)))
 
 
 @app.command("rollback")
@@ -126,7 +126,7 @@ def rollback(
     """Let an earlier version serve again."""
     with connect() as corral:
         view = corral.endpoints.rollback(read_settings().project, name, to)
-    typer.echo(f"{view.name}: version {view.current} serves")
+    render.say(f"{view.name}: version {view.current} serves")
 
 
 @app.command("stop")
@@ -141,7 +141,7 @@ def stop(
                 corral.endpoints.remove(read_settings().project, name)
             else:
                 corral.endpoints.stop(read_settings().project, name)
-            typer.echo(f"{name}: {'removed' if remove else 'stopped'}")
+            render.say(f"{name}: {'removed' if remove else 'stopped'}")
 
 
 @app.command("logs")
@@ -154,4 +154,4 @@ def logs(name: Endpoint, tail: Annotated[int, typer.Option("--tail", "-n", min=1
         for run in reversed(runs):
             render.note(f"{run.id} ({run.state})")
             for line in corral.runs.iter_logs(run.id, tail=tail):
-                typer.echo(f"{line.call or '-'} {line.text}", err=line.stream != "stdout")
+                render.pass_on(f"{line.call or '-'} {line.text}", err=line.stream != "stdout")

@@ -154,6 +154,6 @@ def _value(text: str) -> Any:
 
 
 def _show(value: Any, *, as_json: bool) -> None:
-    typer.echo(
+    render.pass_on(
         json.dumps(value, default=repr) if as_json else value if isinstance(value, str) else repr(value)
     )

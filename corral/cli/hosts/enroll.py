@@ -58,7 +58,7 @@ def enroll(
     if server.is_in_clear:
         render.note("warning: the address is plain http://, so the token travels in clear")
     identity = server.join(host.home, preferences)
-    typer.echo(f"enrolled as {identity.name} ({identity.host_id}) at {identity.url}")
+    render.say(f"enrolled as {identity.name} ({identity.host_id}) at {identity.url}")
     if as_service:
         install_unit(SystemdUnit(host.home))
     elif foreground:
@@ -90,8 +90,8 @@ def _labels(text: str) -> tuple[str, ...]:
 def _self_test(home: Path, server: JoinableServer, *, force: bool) -> None:
     for check in run_checks(home, server):
         if check.error is None:
-            typer.echo(f"ok      {check.what:<7} {check.detail}")
+            render.say(f"ok      {check.what:<7} {check.detail}")
             continue
-        typer.echo(f"failed  {check.what:<7} {check.detail}")
+        render.say(f"failed  {check.what:<7} {check.detail}")
         if check.needed or not force:
             raise check.error

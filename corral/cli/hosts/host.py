@@ -45,7 +45,7 @@ def _stop(host: HostHome, timeout: float) -> None:
     worker = host.processes.find("worker")
     host.processes.forget("worker")
     if worker is None:
-        typer.echo("no worker is running")
+        render.say("no worker is running")
         return
     stop("worker", worker, timeout)
     if SystemdUnit(host.home).installed:
@@ -111,4 +111,4 @@ def leave(
                 hint="Try again later, or `--force` and have it revoked: `corral hosts revoke`.",
             ) from error
     remove_identity(host.worker_home)
-    typer.echo(f"{identity.name} has left {identity.url}")
+    render.say(f"{identity.name} has left {identity.url}")

@@ -13,6 +13,7 @@ from typing import Annotated
 import psutil
 import typer
 
+from corral.cli.display import render
 from corral.cli.server.processes import Processes, StartFailed, alive
 from corral.client.corral import Corral
 from corral.client.hosts.identity import CA, CLIENT, HostIdentity, read_identity
@@ -70,13 +71,13 @@ class HostHome:
     def start_worker(self, identity: HostIdentity) -> None:
         running = self.processes.find("worker")
         if running is not None:
-            typer.echo(f"the worker of {identity.name} runs already (pid {running.pid})")
+            render.say(f"the worker of {identity.name} runs already (pid {running.pid})")
             return
         began = time.time()
         worker = self.processes.start("worker", self._worker_environment())
         seen = self._wait_seen(identity, worker, began)
         word = "is here" if seen else "is started; the server has not heard of it yet"
-        typer.echo(f"{identity.name} {word} (pid {worker.pid}, log in {self.processes.log('worker')})")
+        render.say(f"{identity.name} {word} (pid {worker.pid}, log in {self.processes.log('worker')})")
 
     def exec_worker(self) -> None:
         """In place of this process, so that Ctrl-C and its exit code are the worker's own."""

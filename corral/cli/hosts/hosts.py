@@ -77,14 +77,14 @@ def drain(
     """Let a host take nothing new, and finish what it has unless asked otherwise."""
     with connect() as corral:
         view = corral.hosts.drain(host, stop="all" if everything else "preemptible" if now else "none")
-    typer.echo(f"{view.name} drains; {view.busy} of {render.count(view.slots, 'slot')} busy")
+    render.say(f"{view.name} drains; {view.busy} of {render.count(view.slots, 'slot')} busy")
 
 
 @app.command()
 def resume(host: Host) -> None:
     """Let a host that was drained or set aside take runs again."""
     with connect() as corral:
-        typer.echo(f"{corral.hosts.resume(host).name} takes runs again")
+        render.say(f"{corral.hosts.resume(host).name} takes runs again")
 
 
 @app.command()
@@ -118,7 +118,7 @@ def _show_equipment(host: HostView) -> None:
     """What the host reports, what was declared for it and what counts, side by side; then the policy."""
     has, counts = host.capability, host.effective or host.capability
     if has is None or counts is None:
-        typer.echo("\nit has not reported what it has yet")
+        render.say("\nit has not reported what it has yet")
         return
     said = host.declared or {}
     rows = [
@@ -130,11 +130,11 @@ def _show_equipment(host: HostView) -> None:
         ("GPU memory", _vram(has), *_sizes(said.get("vram_bytes")), _vram(counts)),
         ("labels", ", ".join(has.labels), _said(said.get("labels")), ", ".join(counts.labels)),
     ]
-    typer.echo()
+    render.say()
     render.show_table(("", "REPORTED", "DECLARED", "COUNTS"), rows, empty="")
     policy = [(words, _said(said[key]) or "none") for key, words in _POLICY if key in said]
     if host.declared is not None:
-        typer.echo()
+        render.say()
         render.show_pairs(("declared by", host.declared_by or "hand"), *policy)
 
 
@@ -174,5 +174,5 @@ def revoke(host: Host) -> None:
     """
     with connect() as corral:
         view = corral.hosts.revoke(host)
-    typer.echo(f"{view.name} is revoked; what it ran is given to others when its leases run out")
+    render.say(f"{view.name} is revoked; what it ran is given to others when its leases run out")
     render.note(f"`corral tokens join {view.name}` makes a token with which it can come back")

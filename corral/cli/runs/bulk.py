@@ -12,6 +12,7 @@ import typer
 from corral.cli import complete
 from corral.cli.display import render
 from corral.cli.display.bars import count_bar
+from corral.cli.display.visible import visible
 from corral.domain.errors import InvalidInput
 from corral.domain.runs.states import RunState
 from corral.wire.base import validated
@@ -94,7 +95,7 @@ def ask(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise InvalidInput(f"this would {question}, and nobody can be asked", hint="Say --yes.")
-    typer.confirm(question[0].upper() + question[1:] + "?", err=True, abort=True)
+    typer.confirm(visible(question[0].upper() + question[1:] + "?"), err=True, abort=True)
 
 
 def show_states(views: Sequence[RunView], *, as_json: bool) -> None:
@@ -104,7 +105,7 @@ def show_states(views: Sequence[RunView], *, as_json: bool) -> None:
     for view in views:
         later = "; it may write a checkpoint before it goes" if view.state == "stopping" else ""
         held = f": {view.hold_reason}" if view.state == "held" and view.hold_reason else ""
-        typer.echo(f"{view.id} is {view.state}{held}{later}")
+        render.say(f"{view.id} is {view.state}{held}{later}")
 
 
 def _show_answer(answer: ManyAnswer, done: str | None, *, as_json: bool) -> None:
@@ -116,6 +117,6 @@ def _show_answer(answer: ManyAnswer, done: str | None, *, as_json: bool) -> None
     if done is None:
         render.note("no run fits; nothing was changed")
         return
-    typer.echo(f"{render.count(len(answer.done), 'run')} {done}")
+    render.say(f"{render.count(len(answer.done), 'run')} {done}")
     for new in [new for acted in answer.done for new in acted.new]:
-        typer.echo(new)
+        render.say(new)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import typer
-
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.runs import plain, told
+from corral.cli.display.visible import visible_line
 from corral.cli.options import AsJsonLines, FollowOn, RunId
 from corral.wire.runs import EventView
 
@@ -20,11 +19,13 @@ def events(run: RunId, follow_it: FollowOn = False, as_json: AsJsonLines = False
             if as_json:
                 render.show_json_line(event)
             else:
-                typer.echo(_line(event))
+                render.say(_line(event))
 
 
 def _line(event: EventView) -> str:
-    data = "  ".join(f"{key}={_said(key, value)}" for key, value in event.data.items() if value is not None)
+    data = "  ".join(
+        f"{visible_line(key)}={_said(key, value)}" for key, value in event.data.items() if value is not None
+    )
     return f"{render.moment(event.at)}  {event.type:<14} {event.actor:<20} {data}".rstrip()
 
 

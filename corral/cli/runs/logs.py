@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -10,11 +9,15 @@ import typer
 from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
+from corral.cli.display.run_output import GroupOutput, RunOutput
 from corral.cli.options import AsJsonLines, FollowOn, Quiet
-from corral.cli.runs.follow import RunOutput, follow
+from corral.cli.runs.follow import follow
+from corral.cli.runs.follow_group import GroupStreams, watch_group
 from corral.client.corral import Corral
 from corral.client.runs import RunQuery
 from corral.domain.errors import InvalidInput, NotFound
+from corral.wire.logs import LogLine
+from corral.wire.runs import RunView
 
 
 def logs(
@@ -33,17 +36,18 @@ def logs(
     as_json: AsJsonLines = False,
     quiet: Quiet = False,
 ) -> None:
-    """Print a run's output; with -f until it ends, and exit with its code."""
+    """Print a run's output; with -f until it ends, and exit with its code.
+
+    Of a group each line says whose it is; with -f the code is 1 unless every run succeeds.
+    """
     if (run is None) == (group is None):
         raise InvalidInput(
             "name one run, or a group", hint="`corral logs RUN`, or `corral logs --group NAME`."
         )
     with connect() as corral:
         if group is not None:
-            if follow_it:
-                raise InvalidInput("--follow follows one run", hint="Name one run.")
-            _show_group_logs(corral, group, tail=tail, as_json=as_json)
-            return
+            show = _follow_group_logs if follow_it else _show_group_logs
+            raise typer.Exit(show(corral, group, tail=tail, as_json=as_json, quiet=quiet))
         assert run is not None
         run_id = corral.runs.resolve(run)
         if as_json:
@@ -58,17 +62,40 @@ def logs(
             output.write(line)
 
 
-def _show_group_logs(corral: Corral, group: str, *, tail: int | None, as_json: bool) -> None:
+def _show_group_logs(corral: Corral, group: str, *, tail: int | None, as_json: bool, quiet: bool) -> int:
     """Run after run, the oldest first; each line says whose it is."""
+    output = GroupOutput(quiet)
+    for one in _runs_of(corral, group):
+        for line in corral.runs.iter_logs(one.id, tail=tail):
+            if as_json:
+                _show_json(one.id, line)
+            else:
+                output.write(one.id, line)
+        output.end(one.id)
+    return 0
+
+
+def _follow_group_logs(corral: Corral, group: str, *, tail: int | None, as_json: bool, quiet: bool) -> int:
+    """All of them as they come, until every run has ended; 1 unless all have succeeded."""
+    runs = _runs_of(corral, group)
+    output = GroupOutput(quiet)
+
+    def heard(run_id: str, item: LogLine | RunView) -> None:
+        if as_json:
+            _show_json(run_id, item)
+        elif isinstance(item, LogLine):
+            output.write(run_id, item)
+
+    streams = GroupStreams(corral, heard, output.end, tail=tail)
+    return watch_group(corral, runs[0].group_id or group, len(runs), streams, say=output.say)
+
+
+def _runs_of(corral: Corral, group: str) -> list[RunView]:
     runs = sorted(corral.runs.iter(RunQuery(group=group)), key=lambda one: (one.created_at, one.seed or 0))
     if not runs:
         raise NotFound(f"there is no group {group!r}", hint="List them with `corral groups ls`.")
-    for one in runs:
-        begins = True
-        for line in corral.runs.iter_logs(one.id, tail=tail):
-            if as_json:
-                typer.echo(json.dumps({"run_id": one.id, **line.model_dump(mode="json")}))
-                continue
-            head = f"{one.id}  " if begins else ""
-            typer.echo(head + line.text, nl=not line.partial, err=line.stream != "stdout")
-            begins = not line.partial
+    return runs
+
+
+def _show_json(run_id: str, item: LogLine | RunView) -> None:
+    render.show_json_line({"run_id": run_id, **item.model_dump(mode="json")})

@@ -54,7 +54,7 @@ def ls(
         return
     if ids:
         for item in items:
-            typer.echo(item.id)
+            render.say(item.id)
         return
     _show_runs(in_order(items, params) if group else items, params)
     if more:

@@ -63,4 +63,4 @@ def _show_plot(corral: Corral, run: str, name: str | None) -> None:
     if not lines:
         render.note(f"nothing to draw: fewer than two points of {name or 'any metric'}")
     for line in lines:
-        typer.echo(line)
+        render.say(line)

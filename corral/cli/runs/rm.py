@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import typer
-
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.options import AsJson
@@ -22,4 +20,4 @@ def rm(run: RunIds = None, yes: Yes = False, as_json: AsJson = False) -> None:
         return
     for one in removed:
         kept = f"; kept, as others use them: {', '.join(one.kept)}" if one.kept else ""
-        typer.echo(f"{one.id} is removed, with {render.count(one.artifacts, 'artifact')}{kept}")
+        render.say(f"{one.id} is removed, with {render.count(one.artifacts, 'artifact')}{kept}")

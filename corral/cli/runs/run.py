@@ -10,19 +10,34 @@ from typing import Annotated, Any
 import typer
 
 from corral.cli.connect import connect
+from corral.cli.display import render
 from corral.cli.options import Quiet
-from corral.cli.runs.follow import follow, follow_group
+from corral.cli.runs.follow import follow
+from corral.cli.runs.follow_group import follow_group
 from corral.cli.runs.submit import submit_now
+from corral.client.files.ignore import Ignore
+from corral.client.files.walk import TreeLimits, TreeTooLarge, walk
+from corral.client.submit.local_files import local_words
 from corral.client.submit.run_file import build
 from corral.domain.errors import FieldError, InvalidInput
+from corral.domain.paths import printable
 from corral.settings import read_settings
+
+# What is shipped without having been asked for: the sources of a program, and not somebody's data.
+_UNASKED = TreeLimits(max_files=5_000, max_total_bytes=64 << 20)
 
 
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARG]...", help="What to run.")],
     name: Annotated[str | None, typer.Option(help="The run's name; the program's by default.")] = None,
     project: Annotated[str | None, typer.Option(help="Project; CORRAL_PROJECT by default.")] = None,
-    code: Annotated[str | None, typer.Option(help="Folder to ship; the command starts in it.")] = None,
+    code: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder to ship; the command starts in it. This folder, if the command names a file of it."
+        ),
+    ] = None,
+    no_code: Annotated[bool, typer.Option("--no-code", help="Ship nothing of this folder.")] = False,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", help="KEY=VALUE; repeat.")] = None,
     secret: Annotated[list[str] | None, typer.Option(help="Name of a secret; repeat.")] = None,
     label: Annotated[list[str] | None, typer.Option("--label", "-l", help="KEY=VALUE; repeat.")] = None,
@@ -43,6 +58,8 @@ def run(
             "the command is empty", hint="Name a program after `--`; an unset variable may stand there."
         )
     settings = read_settings()
+    if code is None and not no_code:
+        code = _code_of(command, Path.cwd(), quiet=quiet)
     table: dict[str, Any] = {
         "argv": list(command),
         "name": _name_of(command[0]) if name is None else name,
@@ -59,11 +76,32 @@ def run(
     with connect(settings) as corral:
         answer = submit_now(corral, run_file, Path.cwd())
         if detach:
-            typer.echo("\n".join(answer.ids))
+            render.say("\n".join(answer.ids))
             return
         if answer.group_id:
-            raise typer.Exit(follow_group(corral, answer.group_id, len(answer.ids)))
+            raise typer.Exit(follow_group(corral, answer.group_id, len(answer.ids), quiet=quiet))
         raise typer.Exit(follow(corral, answer.ids[0], quiet=quiet))
+
+
+def _code_of(command: Sequence[str], folder: Path, *, quiet: bool) -> str | None:
+    """This folder, where the command could not run without it: `python train.py` names a file of it."""
+    words = local_words(command, folder)
+    if not words:
+        return None
+    try:
+        found = walk(folder, ignore=Ignore(), limits=_UNASKED)
+    except TreeTooLarge as error:
+        raise InvalidInput(
+            f"the command names {words[0]}, which lies in {printable(str(folder))}, and {error.message}:"
+            " so much is not shipped unasked",
+            hint="Say `--code .` to ship it all, `--code FOLDER` for a part of it, or `--no-code`;"
+            " .corralignore leaves files out.",
+        ) from None
+    if not quiet:
+        size = render.size(sum(file.size for file in found.files))
+        files = render.count(len(found.files), "file")
+        render.note(f"corral: shipping this folder ({files}, {size}), as the command names {words[0]}")
+    return "."
 
 
 def _name_of(program: str) -> str:

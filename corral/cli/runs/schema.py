@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-import typer
-
+from corral.cli.display import render
 from corral.wire.spec.run_file import RunFile
 
 
@@ -16,4 +13,4 @@ def schema() -> None:
         **RunFile.model_json_schema(),
         "title": "Corral run file",
     }
-    typer.echo(json.dumps(whole, indent=2))
+    render.show_json(whole)

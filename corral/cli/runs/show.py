@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-import typer
-
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.runs import hint, joined, joined_metrics, ran, told, train_settings
@@ -75,7 +73,7 @@ def _show_run(run: RunDetail) -> None:
 def _show_attempts(attempts: Sequence[AttemptView]) -> None:
     if not attempts:
         return
-    typer.echo("")
+    render.say()
     rows = [
         (
             attempt.number,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,8 @@ from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
 from corral.cli.options import AsJson, FollowIt, Quiet, RunFilePath
-from corral.cli.runs.follow import follow, follow_group
+from corral.cli.runs.follow import follow
+from corral.cli.runs.follow_group import follow_group, watch_group
 from corral.cli.runs.why import show_placements
 from corral.client.corral import Corral
 from corral.client.submit.prepare import PreparedRuns, RunPreparer
@@ -58,11 +58,18 @@ def submit(
         if as_json:
             render.show_json(answer)
         elif not follow_it:
-            typer.echo("\n".join(answer.ids))
+            render.say("\n".join(answer.ids))
         if follow_it and answer.group_id and len(answer.ids) > 1:
-            raise typer.Exit(follow_group(corral, answer.group_id, len(answer.ids)))
+            raise typer.Exit(_follow_group(corral, answer.group_id, len(answer.ids), as_json, quiet))
         if follow_it:
             raise typer.Exit(follow(corral, answer.ids[0], quiet=quiet))
+
+
+def _follow_group(corral: Corral, group_id: str, count: int, as_json: bool, quiet: bool) -> int:
+    if as_json:
+        # What the runs print would stand beside the answer.
+        return watch_group(corral, group_id, count, None, say=render.note)
+    return follow_group(corral, group_id, count, quiet=quiet)
 
 
 @contextmanager
@@ -103,18 +110,18 @@ def _dry_run(corral: Corral, run_file: RunFile, base_dir: Path, *, as_json: bool
     specs = [spec.model_dump(mode="json", exclude_defaults=True) for spec in prepared.specs]
     if as_json:
         hosts = [host.model_dump(mode="json") for host in answer.hosts]
-        typer.echo(json.dumps({"group": prepared.group, "runs": specs, "hosts": hosts}, indent=2))
+        render.show_json({"group": prepared.group, "runs": specs, "hosts": hosts})
         return
     for spec in specs[:_SPECS_SHOWN]:
         if "environment" in spec:
             # The lock is long, and its digest says the same.
             spec["environment"].pop("lock", None)
-        typer.echo(json.dumps(spec, indent=2))
+        render.show_json(spec)
     if len(specs) > _SPECS_SHOWN:
-        typer.echo(f"and {len(specs) - _SPECS_SHOWN} more that differ in seed or params (--json shows all)")
+        render.say(f"and {len(specs) - _SPECS_SHOWN} more that differ in seed or params (--json shows all)")
     for source in prepared.sources.values():
         size = render.size(source.tree.total_bytes)
-        typer.echo(f"{source.what}: {source.root} ({render.count(len(source.tree.files), 'file')}, {size})")
+        render.say(f"{source.what}: {source.root} ({render.count(len(source.tree.files), 'file')}, {size})")
     show_placements(answer.hosts)
     for text in prepared.notes:
         render.note(f"note: {text}")

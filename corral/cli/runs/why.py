@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import typer
-
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.options import AsJson, RunId
-from corral.wire.runs import Placement
+from corral.wire.runs import Placement, WhyAnswer
+
+# How the server's summary ends where a table of reasons follows.
+_BELOW = "; the reasons are below"
+_KINDS_TOLD = 3
+_HOSTS_TOLD = 3
 
 
 def why(run: RunId, as_json: AsJson = False) -> None:
@@ -19,10 +22,28 @@ def why(run: RunId, as_json: AsJson = False) -> None:
     if as_json:
         render.show_json(answer)
         return
-    typer.echo(answer.summary)
+    render.say(answer.summary)
     for line in answer.queue:
-        typer.echo(line)
+        render.say(line)
     show_placements(answer.hosts)
+
+
+def sentence(answer: WhyAnswer) -> str:
+    """What the run waits for, in one line; where no host can take it, with what a few of them lack."""
+    head, is_stuck, _ = answer.summary.partition(_BELOW)
+    if not is_stuck:
+        return head
+    lacking: dict[str, list[str]] = {}
+    for host in answer.hosts:
+        lacking.setdefault("; ".join(host.reasons), []).append(host.host)
+    told = [f"{_named(hosts)}: {why}" for why, hosts in lacking.items()]
+    more = f"; and more: `corral why {answer.run_id}`" if len(told) > _KINDS_TOLD else ""
+    return f"{head}: {'; '.join(told[:_KINDS_TOLD])}{more}"
+
+
+def _named(hosts: Sequence[str]) -> str:
+    more = len(hosts) - _HOSTS_TOLD
+    return ", ".join(hosts[:_HOSTS_TOLD]) + (f" and {more} more" if more > 0 else "")
 
 
 def show_placements(hosts: Sequence[Placement]) -> None:

@@ -40,7 +40,7 @@ def fsck(
             if as_json:
                 render.show_json_line(line)
             elif line.problem is not None:
-                typer.echo(f"{line.check}: {line.problem}")
+                render.say(f"{line.check}: {line.problem}")
             if not line.done:
                 bar.step(f"checking {line.check}: {line.checked}")
     if not done:
@@ -48,7 +48,7 @@ def fsck(
     if not as_json:
         counts = ", ".join(_counted(check, count) for check, count in checked.items() if count)
         found = render.count(problems, "problem") if problems else "no problems"
-        typer.echo(f"checked {counts or 'nothing'}: {found}")
+        render.say(f"checked {counts or 'nothing'}: {found}")
     if damaged:
         render.note(
             "the database is damaged: stop the server with `corral down`, and restore a backup with "

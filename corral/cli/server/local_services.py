@@ -14,7 +14,6 @@ from types import FrameType
 from urllib.parse import urlsplit
 
 import psutil
-import typer
 
 from corral.cli.display import render
 from corral.cli.server.processes import Processes, Role, StartFailed, alive, stop
@@ -76,7 +75,7 @@ class LocalServices:
             if process is not None:
                 stop(role, process, limits[role])
         if not any(found.values()):
-            typer.echo("nothing is running")
+            render.say("nothing is running")
 
     def watch(self) -> None:
         """Until Ctrl-C, SIGTERM, or a `corral down` elsewhere; restarts what dies."""
@@ -87,12 +86,12 @@ class LocalServices:
                 time.sleep(_WATCH_S)
                 for role in deaths:
                     if not self.processes.wanted(role):
-                        typer.echo(f"the {role} was stopped from elsewhere")
+                        render.say(f"the {role} was stopped from elsewhere")
                         return
                     if self.processes.find(role) is None:
                         self._restart(role, deaths[role])
         except (KeyboardInterrupt, _StopRequested):
-            typer.echo("stopping; a second Ctrl-C does not wait for running work")
+            render.say("stopping; a second Ctrl-C does not wait for running work")
             try:
                 self.bring_down(60.0)
             except KeyboardInterrupt:
@@ -103,7 +102,7 @@ class LocalServices:
         now = time.monotonic()
         deaths[:] = [at for at in deaths if now - at < _STEADY_S] + [now]
         delay_s = _RESTART_S[min(len(deaths), len(_RESTART_S)) - 1]
-        typer.echo(f"the {role} has died (its log: {self.processes.log(role)}); starting it again")
+        render.say(f"the {role} has died (its log: {self.processes.log(role)}); starting it again")
         time.sleep(delay_s)
         try:
             if role == "server":

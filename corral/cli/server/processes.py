@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
-import typer
 
+from corral.cli.display import render
 from corral.domain.errors import CorralError
 from corral.files.atomic import write_whole
 
@@ -45,7 +45,7 @@ class Processes:
         """In a session of its own: it outlives this terminal, and Ctrl-C does not reach it."""
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self.log(role).parent, self.note(role).parent):
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
         with self.log(role).open("ab") as log:
             process = psutil.Popen(
                 # -P: what lies in the working folder must not be imported in place of a module.
@@ -70,7 +70,7 @@ class Processes:
         return None
 
     def adopt(self, role: Role, process: psutil.Process) -> None:
-        self.note(role).parent.mkdir(exist_ok=True)
+        self.note(role).parent.mkdir(mode=0o700, exist_ok=True)
         noted = {"pid": process.pid, "started": process.create_time()}
         write_whole(self.note(role), json.dumps(noted))
 
@@ -127,7 +127,7 @@ def stop(role: Role, process: psutil.Process, timeout_s: float) -> None:
         process.kill()
         process.wait(10)
         how = f"did not end within {timeout_s:g} s and was killed"
-    typer.echo(f"{role} (pid {process.pid}) {how}")
+    render.say(f"{role} (pid {process.pid}) {how}")
 
 
 def _read(path: Path) -> tuple[int | None, float | None]:

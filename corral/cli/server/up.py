@@ -39,9 +39,9 @@ def up(
             station.bring_down(_HASTY_S, station.started)
             raise
     if not station.started:
-        typer.echo(f"corral is already up at {local_url(settings.home)}")
+        render.say(f"corral is already up at {local_url(settings.home)}")
         return
-    typer.echo(f"corral is up at {local_url(settings.home)}, data in {settings.home}")
+    render.say(f"corral is up at {local_url(settings.home)}, data in {settings.home}")
     render.note("try: corral run -- python3 -c \"print('hello')\"")
     if detach:
         render.note("stop it with `corral down`")

@@ -116,7 +116,7 @@ def _table(
 def _show(
     run_file: RunFile, subject: ForecastSubject, found: Estimate, notes: Sequence[str], *, every: bool
 ) -> None:
-    typer.echo(_headline(run_file, subject, found))
+    render.say(_headline(run_file, subject, found))
     cards = [one for one in found.machines if one.kind == "card"]
     fitting = [one for one in cards if one.against == (NOT_RENTED,)]
     shown = cards if every else fitting[:_CARDS_SHOWN]

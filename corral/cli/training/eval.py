@@ -34,7 +34,9 @@ def evaluate(
         spec = spec_about(of, EvalRequest(which="best" if best else "last", rows=rows))
         if data is not None:
             with run_preparer(corral, Path.cwd()) as shop:
-                spec = with_eval_data(spec, str(data), shop.ship(of.project, "eval_data", data))
+                recipe = str((spec.train or {}).get("recipe", "sft"))
+                shipped = shop.ship(of.project, "eval_data", data, recipe=recipe)
+                spec = with_eval_data(spec, str(data), shipped)
         ended = submit_and_wait(corral, spec)
         found = read_json(corral, ended, "metrics.json")
     if as_json:

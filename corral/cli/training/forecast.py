@@ -52,7 +52,7 @@ def show_report(
     empty = "no finished training run has recorded a forecast yet"
     render.show_table(("RUN", "", "FORECAST", "ACTUAL", "ERROR"), rows, empty=empty)
     if found.summaries:
-        typer.echo("")
+        render.say()
         told = [
             (_UNITS[one.key], one.count, f"{one.median:.1%}", f"{one.worst:.1%}", f"{one.under:.1%}")
             for one in found.summaries

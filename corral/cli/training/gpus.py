@@ -13,7 +13,7 @@ from corral.recipes.gpus import GpuFacts
 
 
 def gpus(as_json: AsJson = False) -> None:
-    """List the cards that an estimate knows, with list prices. Each says its source and age."""
+    """List the cards that an estimate knows, with list prices. Each says its source and its day."""
     today = datetime.now(UTC).date()
     found = sorted(cards.catalogue().values(), key=lambda card: (card.memory_bytes, card.id))
     rows = [
@@ -24,20 +24,25 @@ def gpus(as_json: AsJson = False) -> None:
             f"{card.flops / 1e12:.0f} TFLOP/s",
             f"{card.bytes_per_s / 1e12:.2f} TB/s",
             f"${price.per_hour:.2f}/h" if price else None,
-            f"{price.provider}; {price.source}, {price.age_days(today)} days old" if price else None,
+            f"{price.provider}; {price.source}, {price.dated(today)}" if price else None,
         )
         for card in found
         for price in [card.cheapest]
     ]
     columns = ("CARD", "NAME", "MEMORY", "BF16", "BANDWIDTH", "PRICE", "PRICE FROM")
-    footer = "prices are static list prices of the date shown, the cheapest of each card; --json has all"
+    footer = "prices are static list prices of the day shown, the cheapest of each card; --json has all"
     items = [_card(card, today) for card in found]
     render.show_list(items, columns, rows, as_json=as_json, empty="no cards", footer=footer)
 
 
 def _card(card: GpuFacts, today: date) -> dict[str, Any]:
     prices = [
-        {**asdict(price), "read": price.read.isoformat(), "age_days": price.age_days(today)}
+        {
+            **asdict(price),
+            "published": price.published.isoformat() if price.published else None,
+            "read": price.read.isoformat(),
+            "age_days": price.age_days(today),
+        }
         for price in card.prices
     ]
     return {**asdict(card), "prices": prices}

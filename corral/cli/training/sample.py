@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from corral.cli.connect import connect
+from corral.cli.display import render
 from corral.cli.options import AsJson
 from corral.cli.training.submit_and_wait import Best, TrainingRun, submit_and_wait
 from corral.client.training.evaluate import spec_about, training_run
@@ -44,7 +44,7 @@ def sample(
         ended = submit_and_wait(corral, spec_about(of, ask))
         found = list(read_lines(corral, ended, "samples.jsonl"))
     if as_json:
-        typer.echo(json.dumps({"run": ended.id, "of": of.id, "samples": found}, indent=2))
+        render.show_json({"run": ended.id, "of": of.id, "samples": found})
         return
     _show_samples(found)
 
@@ -55,9 +55,4 @@ def _show_samples(found: Sequence[Mapping[str, Any]]) -> None:
     for answer in found:
         which = f" {int(answer.get('number', 0)) + 1}" if several else ""
         cut = " ..." if answer.get("reason") == "length" else ""
-        typer.echo(f"{answer.get('phase')}{which}: {_harmless(str(answer.get('completion', '')))}{cut}")
-
-
-def _harmless(text: str) -> str:
-    """A model may write anything, also what would move the cursor or change the terminal's title."""
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+        render.say(f"{answer.get('phase')}{which}: {answer.get('completion', '')}{cut}")

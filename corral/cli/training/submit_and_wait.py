@@ -35,8 +35,7 @@ def submit_and_wait(corral: Corral, spec: RunSpec) -> RunView:
         raise
     if ended.state == RunState.SUCCEEDED:
         return ended
-    for line in corral.runs.iter_logs(run_id, tail=_LAST_LINES):
-        render.note(line.text)
-    for text in summary(ended):
+    last = [line.text for line in corral.runs.iter_logs(run_id, tail=_LAST_LINES)]
+    for text in [*last, *summary(ended, last)]:
         render.note(text)
     raise typer.Exit(exit_code(ended))

@@ -94,7 +94,8 @@ class BlobSink:
             place = folder / random.token_hex(16)
             try:
                 if isinstance(parts, Path):
-                    os.link(parts, place)
+                    # A link in its place is not followed: the server refuses it.
+                    os.link(parts, place, follow_symlinks=False)
                     return self._near(place.name, size)
                 return self._written(parts, place)
             except (FileNotFoundError, NotFound):

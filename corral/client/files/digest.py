@@ -13,17 +13,9 @@ from corral.client.files.walk import ListedFile, file_identity
 from corral.domain.errors import CorralError
 from corral.domain.paths import printable
 from corral.domain.redaction import SecretValues, StreamScanner
+from corral.files.untrusted import FILE_FLAGS
 
 BUFFER_BYTES = 1 << 20
-
-# Not blocking: opening a named pipe that took the file's place would otherwise wait for ever.
-_FLAGS = (
-    os.O_RDONLY
-    | getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_BINARY", 0)
-)
 
 
 class FileChanged(CorralError):
@@ -68,7 +60,7 @@ def read_file(found: ListedFile) -> Iterator[memoryview]:
 
 def _open(found: ListedFile) -> int:
     try:
-        return os.open(found.source, _FLAGS)
+        return os.open(found.source, FILE_FLAGS)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOENT, errno.ENOTDIR, errno.ENXIO):
             raise FileChanged(found.path, "it was removed or replaced") from error

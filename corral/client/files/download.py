@@ -14,6 +14,7 @@ from pathlib import Path
 from corral.client.artifacts import Artifacts
 from corral.client.files.blobs import BlobSource
 from corral.client.files.digest import BUFFER_BYTES
+from corral.client.files.ignore import FETCHED
 from corral.client.files.tree import FileEntry, Tree
 from corral.client.files.upload import Progress, TransferTally
 from corral.domain.errors import CorralError
@@ -73,6 +74,11 @@ def download(
     target.parent.mkdir(parents=True, exist_ok=True)
     materialise(tree.files, lambda digest: source.read(digest, tally.add), target)
     return tree
+
+
+def mark_fetched(folder: Path, artifact_id: str) -> None:
+    """Note what the folder holds: what was fetched is nobody's code, and is not shipped as such."""
+    (folder / FETCHED).write_text(f"{artifact_id}\n", encoding="utf-8")
 
 
 def materialise(files: Sequence[FileEntry], fetch: Fetch, target: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pathspec import GitIgnoreSpec
 
@@ -22,6 +22,8 @@ CLUTTER_NAMES = frozenset(
     }
 )
 CLUTTER_SUFFIXES = (".pyc", ".pyo")
+# In a folder that was fetched. It is part of no tree, and what lies around it is nobody's code.
+FETCHED = ".corral-artifact"
 
 
 class BadIgnoreFile(CorralError):
@@ -44,19 +46,20 @@ class _Layer:
 class Ignore:
     """The rules in force in one folder. The deepest file that says anything about a name decides.
 
-    As with git, nothing below an ignored folder can be brought back.
+    As with git, nothing below an ignored folder can be brought back. `files` are left out by their paths.
     """
 
     layers: tuple[_Layer, ...] = ()
+    files: frozenset[str] = frozenset()
 
     def enter(self, folder: str, files: Sequence[tuple[str, str]]) -> Ignore:
         """The rules inside `folder` ("" for the root), given its ignore files as (path, text)."""
         prefix = f"{folder}/" if folder else ""
         layers = tuple(_Layer(prefix, _parse(path, text)) for path, text in files)
-        return Ignore(self.layers + layers) if layers else self
+        return replace(self, layers=self.layers + layers) if layers else self
 
     def excludes_file(self, path: str) -> bool:
-        return self._excludes(path, path)
+        return path in self.files or self._excludes(path, path)
 
     def excludes_folder(self, path: str) -> bool:
         return self._excludes(path, f"{path}/")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -40,9 +40,13 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Tree:
-    """Files sorted by path. Equal content has an equal digest, whatever the machine or the time."""
+    """Files sorted by path. Equal content has an equal digest, whatever the machine or the time.
+
+    `fetched` are folders beside them that were left out because an artifact was fetched into them.
+    """
 
     files: tuple[FileEntry, ...]
+    fetched: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, files: Iterable[FileEntry]) -> Tree:
@@ -134,7 +138,7 @@ def scan(
     ]
     if leaks:
         raise SecretInTree(sorted(leaks, key=lambda leak: leak.path))
-    return Tree.of(entry for entry, _ in hashed)
+    return replace(Tree.of(entry for entry, _ in hashed), fetched=tuple(sorted(found.fetched)))
 
 
 def scan_file(path: Path) -> Tree:

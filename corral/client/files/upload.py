@@ -14,6 +14,7 @@ from corral.client.files.blobs import PACK_HEADER_BYTES, PACK_MAX_BYTES, BlobSin
 from corral.client.files.digest import FileChanged, FileUnreadable
 from corral.client.files.tree import FileEntry, Tree, batches
 from corral.domain.errors import DigestMismatch, OffsetMismatch, ServerUnreachable, StoreUnavailable
+from corral.files.untrusted import NotARegularFile, open_regular
 
 QUERY_BATCH = 5_000
 SMALL_BYTES = 64 << 10
@@ -129,7 +130,9 @@ class _Sender:
         self, entry: FileEntry, offset: int = 0, sent: _FileProgress | None = None
     ) -> Iterator[bytes]:
         try:
-            with open(self.root / entry.path, "rb", buffering=0) as file:
+            # A link inside the folder was listed as what it leads to. One that came since leads to bytes of
+            # another digest, which the server refuses.
+            with open_regular(os.path.realpath(self.root / entry.path)) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size != entry.size:
                     raise FileChanged(entry.path, f"expected {entry.size} bytes, found {size}")
@@ -142,6 +145,8 @@ class _Sender:
                     offset += len(chunk)
                     if sent is not None:
                         sent.reach(offset)
+        except NotARegularFile as error:
+            raise FileChanged(entry.path, "it was replaced by something else") from error
         except OSError as error:
             raise FileUnreadable(entry.path, error) from error
 

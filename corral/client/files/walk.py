@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from corral.client.files.ignore import IGNORE_FILES, Ignore
+from corral.client.files.ignore import FETCHED, IGNORE_FILES, Ignore
 from corral.domain.errors import CorralError
 from corral.domain.paths import PathProblem, printable, why_bad
 
@@ -85,12 +85,14 @@ class _Folder:
 
 @dataclass
 class FolderWalk:
-    """What was found under a root, and what must be refused."""
+    """What was found under a root, and what must be refused. `fetched` are folders that are left out of code
+    because an artifact was fetched into them."""
 
     root: str
     limits: TreeLimits
     files: list[ListedFile] = field(default_factory=list)
     problems: list[PathProblem] = field(default_factory=list)
+    fetched: list[str] = field(default_factory=list)
     _pending: list[_Folder] = field(default_factory=list)
     _folders_seen: int = 0
     _total_bytes: int = 0
@@ -114,6 +116,9 @@ class FolderWalk:
     def _list(self, folder: _Folder) -> None:
         with _listing(folder) as listed:
             entries = list(listed)
+            if folder.ignore and folder.path and any(entry.name == FETCHED for entry in entries):
+                self.fetched.append(folder.path)
+                return
             inside = replace(folder, ignore=_ignore_inside(folder, entries))
             for entry in entries:
                 self._visit(entry, inside)
@@ -121,6 +126,8 @@ class FolderWalk:
     def _visit(self, entry: os.DirEntry[str], folder: _Folder) -> None:
         path = f"{folder.path}/{entry.name}" if folder.path else entry.name
         source = os.path.join(folder.source, entry.name)
+        if entry.name == FETCHED:
+            return
         try:
             if folder.ignore and _excluded(folder.ignore, path, entry):
                 return

@@ -85,6 +85,8 @@ class ParsedManifest:
     runs: list[ManifestRunTable] = field(default_factory=list)
     hosts: dict[str, HostTable] = field(default_factory=dict)
     problems: list[ManifestProblem] = field(default_factory=list)
+    # The manifest and the run files that it names.
+    files: set[Path] = field(default_factory=set)
 
     def add(self, problem: ManifestProblem) -> None:
         # What is wrong with the defaults is wrong with every run, and told once.
@@ -146,6 +148,7 @@ def load(path: Path, *, project: str) -> ParsedManifest:
     shown = printable(str(path))
     table = parse_toml(text, what=shown)
     loaded = ParsedManifest(path.name.removesuffix(".toml"), project, ManifestSource(shown, TomlLines(text)))
+    loaded.files.add(path.absolute())
     top = {key: value for key, value in table.items() if key not in ("runs", "hosts")}
     try:
         read = ManifestFile.model_validate(top)
@@ -254,6 +257,7 @@ class _RunTables:
             self._wrong(f"{place}.file", "is not the path of a run file")
             return None, self.base_dir, None
         path = path_from(self.base_dir, file)
+        self.loaded.files.add(path)
         shown = printable(file)
         try:
             text = read_text(path, what="a run file")

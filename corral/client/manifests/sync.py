@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from corral.client.corral import Corral
 from corral.client.manifests.apply import Also, Declaration, ManifestSpec, Mode
-from corral.client.manifests.read import ParsedManifest
-from corral.client.submit.prepare import Key, LocalFiles, PreparedRuns, RunPreparer, placed
+from corral.client.manifests.read import ManifestRunTable, ParsedManifest
+from corral.client.submit.local_files import Key, LocalFiles
+from corral.client.submit.prepare import PreparedRuns, RunPreparer, placed
 from corral.client.training.model_hub import NOT_PINNED
 from corral.domain.errors import (
     Conflict,
@@ -43,7 +44,7 @@ def check(loaded: ParsedManifest, shop: RunPreparer) -> tuple[str, ...]:
     for run in loaded.runs:
         shop.listener.step(f"checking {run.name}")
         try:
-            found = replace(shop, base_dir=run.base_dir).check(run.run_file)
+            found = _preparer(loaded, shop, run).check(run.run_file)
             notes += (f"{run.name}: {text}" for text in found)
         except CorralError as error:
             loaded.refuse(run, error)
@@ -59,7 +60,7 @@ def resolve(loaded: ParsedManifest, shop: RunPreparer) -> ResolvedManifest:
     for run in loaded.runs:
         shop.listener.step(f"reading {run.name}")
         try:
-            survey = replace(shop, base_dir=run.base_dir).survey(run.run_file)
+            survey = _preparer(loaded, shop, run).survey(run.run_file)
             _refuse_unpinned(survey, shop)
         except _ELSEWHERE:
             raise
@@ -73,6 +74,10 @@ def resolve(loaded: ParsedManifest, shop: RunPreparer) -> ResolvedManifest:
         runs += (ManifestSpec(spec, run.group, run.place, limit, fitted) for spec in survey.specs)
     loaded.check()
     return ResolvedManifest(_declaration(loaded, _linked(loaded, runs)), sources, tuple(dict.fromkeys(notes)))
+
+
+def _preparer(loaded: ParsedManifest, shop: RunPreparer, run: ManifestRunTable) -> RunPreparer:
+    return replace(shop, base_dir=run.base_dir, declaring=frozenset(loaded.files))
 
 
 def _linked(loaded: ParsedManifest, runs: Sequence[ManifestSpec]) -> list[ManifestSpec]:

@@ -12,10 +12,9 @@ from pydantic import ValidationError
 
 from corral.client.corral import Corral
 from corral.client.environments.lock import build_environment
-from corral.client.files.ignore import Ignore
-from corral.client.files.tree import Tree, scan, scan_file
 from corral.client.files.upload import upload
 from corral.client.runs import LATEST
+from corral.client.submit.local_files import FileReader, Key, LocalFiles, code_notes
 from corral.client.submit.params import ParamChecks
 from corral.client.submit.run_file import RunVariant, expand, is_group, path_from, wrong_field
 from corral.client.training import model_hub as hub
@@ -24,7 +23,6 @@ from corral.client.training.material import MaterialReader, TrainingMaterial, ch
 from corral.client.training.placement import ForecastSubject, settled
 from corral.domain.errors import Conflict, NotFound
 from corral.domain.ids import is_id
-from corral.domain.paths import printable
 from corral.domain.runs.states import FINAL
 from corral.recipes.train import to_table
 from corral.wire.base import explain
@@ -34,19 +32,6 @@ from corral.wire.spec.run_file import BuiltEnvironment, RunFile, RunSpec, Scalar
 from corral.wire.spec.tables import After, EnvironmentFile, Keep
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class LocalFiles:
-    """Something local that the run needs: its files, and the folder they are below."""
-
-    what: str
-    root: Path
-    tree: Tree
-
-
-# Uploads are known by what they are and what they hold.
-Key = tuple[Literal["code", "input"], str]
 
 
 @dataclass(frozen=True)
@@ -113,7 +98,8 @@ class _SpecParts:
 
 @dataclass(frozen=True)
 class RunPreparer:
-    """`base_dir` is what relative paths start from; `environ` is handed to uv.
+    """`base_dir` is what relative paths start from; `environ` is handed to uv. `declaring` are files that say
+    what is to be run, and are no part of the code that they name.
 
     What was read, resolved or asked once is remembered: the runs of a manifest share most of it.
     """
@@ -123,6 +109,7 @@ class RunPreparer:
     environ: Mapping[str, str]
     listener: ProgressListener
     memory: dict[object, Any] = field(default_factory=dict, compare=False)
+    declaring: frozenset[Path] = frozenset()
 
     def prepare(self, run_file: RunFile) -> PreparedRuns:
         """Upload what the server lacks. Everything that can be refused is refused before."""
@@ -143,8 +130,8 @@ class RunPreparer:
         material = self._material(run_file, MaterialReader.look)
         run_file = _with_material(run_file, material)
         params, notes = self._params(run_file)
-        self._scan_code(run_file)
-        self._scan_inputs(run_file)
+        notes += tuple(code_notes(run_file, self.files.code(run_file), self.base_dir))
+        self.files.inputs(run_file)
         return self._prepared(run_file, _SpecParts(material, params, notes)).notes
 
     def upload(self, project: str, sources: Mapping[Key, LocalFiles]) -> dict[Key, str]:
@@ -157,9 +144,10 @@ class RunPreparer:
     def _survey(self, run_file: RunFile, material: TrainingMaterial | None) -> PreparedRuns:
         run_file = _with_material(run_file, material)
         params, notes = self._params(run_file)
-        code = self._scan_code(run_file)
+        code = self.files.code(run_file)
+        notes += tuple(code_notes(run_file, code, self.base_dir))
         named = self._named_inputs(run_file)
-        local = self._scan_inputs(run_file)
+        local = self.files.inputs(run_file)
         digests = {name: self._digest_of(run_file, name, given) for name, given in named.inputs.items()}
         parts = _SpecParts(
             material,
@@ -180,17 +168,27 @@ class RunPreparer:
         checks = ParamChecks(run_file, self.base_dir, self.environ, self._once)
         return checks.checked([variant.params for variant in expand(run_file)]), tuple(checks.notes)
 
+    @property
+    def files(self) -> FileReader:
+        return FileReader(self.base_dir, self.declaring, self._once, self.listener.step)
+
+    def ship_code(self, project: str, folder: Path) -> tuple[str, str]:
+        """The artifact of a folder of code, and its digest."""
+        found = self.files.code_in(path_from(self.base_dir, str(folder)))
+        key: Key = ("code", found.tree.digest)
+        return self.upload(project, {key: found})[key], found.tree.digest
+
     def _once(self, key: object, make: Callable[[], T]) -> T:
         if key not in self.memory:
             self.memory[key] = make()
         found: T = self.memory[key]
         return found
 
-    def ship(self, project: str, name: str, path: Path) -> str:
+    def ship(self, project: str, name: str, path: Path, *, recipe: str) -> str:
         """The artifact of one file or folder of training data, looked at first."""
-        path = self._path(str(path))
-        look(path, place=name, skip_bad=False)
-        return self._commit(project, "input", self._scan_input(name, str(path), None))
+        path = path_from(self.base_dir, str(path))
+        look(path, place=name, recipe=recipe, skip_bad=False)
+        return self._commit(project, "input", self.files.input(name, str(path)))
 
     def _material(
         self, run_file: RunFile, read: Callable[[MaterialReader], TrainingMaterial]
@@ -215,40 +213,6 @@ class RunPreparer:
         specs = self._specs(run_file, resolved)
         subjects = material.subjects(run_file) if material else ()
         return PreparedRuns(specs, group, notes, run_file.max_running, subjects)
-
-    def _scan_code(self, run_file: RunFile) -> LocalFiles | None:
-        if run_file.code is None:
-            return None
-        root = self._path(run_file.code)
-        return self._once(("code", root), partial(self._read_code, root))
-
-    def _read_code(self, root: Path) -> LocalFiles:
-        self.listener.step(f"reading code in {printable(str(root))}")
-        if not root.is_dir():
-            raise wrong_field("code", f"{printable(str(root))} is not a folder")
-        return LocalFiles("code", root, scan(root, ignore=Ignore()))
-
-    def _scan_inputs(self, run_file: RunFile) -> dict[str, LocalFiles]:
-        # An environment is code, with the litter that lies beside code.
-        is_code = {"environment"} if run_file.train is not None else set()
-        found: dict[str, LocalFiles] = {}
-        for name, given in run_file.inputs.items():
-            path = given if isinstance(given, str) else given.local
-            if path is not None:
-                ignore = Ignore() if name in is_code else None
-                key = ("input", self._path(path), name, ignore is None)
-                found[name] = self._once(key, partial(self._scan_input, name, path, ignore))
-        return found
-
-    def _scan_input(self, name: str, given: str, ignore: Ignore | None) -> LocalFiles:
-        path = self._path(given)
-        self.listener.step(f"reading input {name} in {printable(str(path))}")
-        if path.is_dir():
-            return LocalFiles(f"input {name}", path, scan(path, ignore=ignore))
-        if not path.is_file():
-            raise wrong_field(f"inputs.{name}", f"{printable(str(path))} is neither a file nor a folder")
-        # A link given by name is meant: what it leads to is read, under the name that was given.
-        return LocalFiles(f"input {name}", path.parent, scan_file(path))
 
     def _named_inputs(self, run_file: RunFile) -> ServerInputs:
         """The result of a run may be yet to come; then the run waits for it."""
@@ -361,9 +325,6 @@ class RunPreparer:
             "keep": _keep(run_file.keep, best_by=train.metric),
             "resources": settled(run_file.resources, subject, resolved.hosts, engine=engine),
         }
-
-    def _path(self, given: str) -> Path:
-        return path_from(self.base_dir, given)
 
 
 def placed(spec: RunSpec, ids: Mapping[Key, str]) -> RunSpec:

@@ -1,159 +1,160 @@
-"""A first look at training data before it is uploaded: the first row that cannot be read, how much it is.
+"""A first look at training data before it is uploaded: rows that cannot be used, and how much it is.
 
-The engine reads every row with all its rules; this look is cheap, and finds what would waste a machine.
+By the engine's own rules (`corral.recipes.rows`). Of a very large file the rest is counted and not read.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from corral.client.submit.run_file import wrong_field
 from corral.domain.errors import InvalidInput
 from corral.domain.paths import printable
+from corral.recipes.rows.check import NONE_IS_LEFT, DataFault, RowCheck, told
+from corral.recipes.rows.files import (
+    BOM,
+    PARQUET,
+    data_files,
+    elements,
+    parquet_count,
+    parquet_rows,
+    plain,
+    refuse_utf16,
+)
+from corral.recipes.rows.formats import RowLocation
 
-# As corral.engine.data.rows takes them; a file that is named may have none.
-SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 # Parsing a gigabyte would take longer than most people wait; what comes after is counted, not read.
 READ_BYTES = 64 << 20
 _CHUNK = 1 << 20
-_PARQUET = b"PAR1"
-_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass
 class DataAmount:
     """What was seen. `text_bytes` is UTF-8 of every text in the rows; the longest is that of one row.
 
-    `rows` is None where a format does not tell without a library.
+    `rows` is None where a format does not tell without a library; `bad` are those that are left out.
     """
 
     rows: int | None = 0
     text_bytes: int = 0
     longest_bytes: int = 0
-    bad: list[str] = field(default_factory=list)
+    bad: int = 0
 
-    def row(self, text_bytes: int) -> None:
+    def row(self, value: object) -> None:
+        text_bytes = _text_bytes(value)
         self.rows = (self.rows or 0) + 1
         self.text_bytes += text_bytes
         self.longest_bytes = max(self.longest_bytes, text_bytes)
 
 
-def look(path: Path, *, place: str, skip_bad: bool) -> DataAmount:
-    """Raise InvalidInput that names the file and line, unless bad rows are to be skipped."""
-    amount = DataAmount()
-    shown = printable(str(path))
-    files = [path] if path.is_file() else _files(path)
-    if not files or (path.suffix and files == [path] and path.suffix.lower() not in SUFFIXES):
-        wanted = ", ".join(SUFFIXES)
-        raise _refused(place, f"{shown} is neither a file nor a folder of files that end in {wanted}")
-    for file in files:
-        try:
-            for problem in _read(file, amount):
-                if not skip_bad:
-                    raise _refused(place, problem)
-                amount.bad.append(problem)
-        except OSError as error:
-            raise _refused(place, f"{printable(str(file))} cannot be read: {error.strerror}") from error
-    if amount.rows == 0:
-        broken = f"; every row is bad, the first: {amount.bad[0]}" if amount.bad else ""
-        raise _refused(place, f"{shown} has no rows{broken}")
-    return amount
-
-
-def _refused(place: str, message: str) -> InvalidInput:
-    hint = 'Correct the data; `bad_rows = "skip"` under [train] passes over rows that cannot be read.'
-    return wrong_field(place, message, hint=hint)
-
-
-def _files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    names = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    return [path for path in names if path.suffix.lower() in SUFFIXES and path.is_file()]
-
-
-def _read(file: Path, amount: DataAmount) -> Iterator[str]:
-    """What is wrong, row by row. The content decides what it is, not the name."""
-    shown = printable(str(file))
-    with file.open("rb") as opened:
-        head = opened.read(_CHUNK)
-    if head.startswith(_PARQUET) or file.suffix.lower() == ".parquet":
-        yield from _parquet(file, shown, amount)
-    elif head.removeprefix(_BOM).lstrip().startswith(b"["):
-        yield from _array(file, shown, amount)
-    else:
-        yield from _lines(file, shown, amount)
-
-
-def _parquet(file: Path, shown: str, amount: DataAmount) -> Iterator[str]:
-    with file.open("rb") as opened:
-        begins = opened.read(4)
-        size = opened.seek(0, 2)
-        opened.seek(max(0, size - 4))
-        if begins != _PARQUET or opened.read(4) != _PARQUET:
-            yield f"{shown} is not a Parquet file, or not whole"
-            return
-    amount.rows = None
-    amount.text_bytes += size
-
-
-def _array(file: Path, shown: str, amount: DataAmount) -> Iterator[str]:
+def look(path: Path, *, place: str, recipe: str, skip_bad: bool) -> DataAmount:
+    """Raise InvalidInput that names files and lines, unless bad rows are to be skipped."""
+    called = printable(str(path))
+    seen = _Look(RowCheck(recipe), DataAmount())
     try:
-        rows = json.loads(file.read_bytes().decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        yield f"{shown}: {_why(error)}"
-        return
-    for number, row in enumerate(rows, 1):
-        yield from _row(row, f"{shown}, row {number}", amount)
+        for file in data_files(path, called):
+            seen.read(file, called if file == path else printable(str(file)))
+        seen.check.refuse_several_formats()
+    except DataFault as fault:
+        raise wrong_field(place, str(fault), hint=fault.hint) from None
+    except OSError as error:
+        shown = printable(str(error.filename or path))
+        hint = "Check its permissions."
+        raise wrong_field(place, f"{shown} cannot be read: {error.strerror}", hint=hint) from error
+    check = seen.check
+    if check.bad and (not skip_bad or not check.first):
+        raise _refused(place, check)
+    if seen.amount.rows == 0:
+        hint = "Give at least one row of training data."
+        raise wrong_field(place, f"{called} has no rows", hint=hint)
+    seen.amount.bad = check.bad
+    return seen.amount
 
 
-def _lines(file: Path, shown: str, amount: DataAmount) -> Iterator[str]:
-    with file.open("rb") as opened:
+def _refused(place: str, check: RowCheck) -> InvalidInput:
+    hint = check.hint
+    if hint != NONE_IS_LEFT:
+        hint = 'Correct them; `bad_rows = "skip"` under [train] leaves them out.'
+    return wrong_field(place, told(check.problems.kinds, check.bad, check.rows), hint=hint)
+
+
+@dataclass
+class _Look:
+    check: RowCheck
+    amount: DataAmount
+
+    def read(self, file: Path, name: str) -> None:
+        """The content decides what it is, not the name."""
+        with file.open("rb") as opened:
+            head = opened.read(_CHUNK)
+            refuse_utf16(head, name)
+            if head.startswith(PARQUET) or file.suffix.lower() == ".parquet":
+                self._parquet(file, name, opened)
+                return
+            begin = len(BOM) if head.startswith(BOM) else 0
+            opened.seek(begin)
+            if head[begin:].lstrip().startswith(b"["):
+                self._values(elements(name, opened.read()), name)
+            else:
+                self._lines(opened, name)
+
+    def _values(self, values: Iterable[object], name: str) -> None:
+        for number, value in enumerate(values, 1):
+            if self.check.good(value, RowLocation(name, number, is_line=False)):
+                self.amount.row(value)
+
+    def _lines(self, opened: BinaryIO, name: str) -> None:
         for number, line in enumerate(opened, 1):
             if not line.strip():
                 continue
-            where = f"{shown}, line {number}"
-            try:
-                row = json.loads(line.strip().decode("utf-8-sig" if number == 1 else "utf-8"))
-            except (ValueError, RecursionError) as error:
-                yield f"{where}: {_why(error)}"
-            else:
-                yield from _row(row, where, amount)
+            if (value := self.check.line(line.strip(), RowLocation(name, number))) is not None:
+                self.amount.row(value)
             if opened.tell() > READ_BYTES:
-                _guess_rest(opened, amount)
+                self._guess_rest(opened)
                 return
 
+    def _guess_rest(self, opened: BinaryIO) -> None:
+        more = 0
+        while chunk := opened.read(_CHUNK):
+            more += chunk.count(b"\n")
+        self._add_unread(more)
 
-def _row(row: object, where: str, amount: DataAmount) -> Iterator[str]:
-    if isinstance(row, dict):
-        amount.row(_text_bytes(row))
-    else:
-        yield f"{where}: is not an object"
+    def _add_unread(self, more: int) -> None:
+        """Rows that were only counted, with as much text as those that were read."""
+        rows = self.amount.rows or 0
+        mean = self.amount.text_bytes / max(rows, 1)
+        self.amount.rows = rows + more
+        self.amount.text_bytes += int(mean * more)
+
+    def _parquet(self, file: Path, name: str, opened: BinaryIO) -> None:
+        opened.seek(0)
+        begins, size = opened.read(4), opened.seek(0, 2)
+        opened.seek(max(0, size - 4))
+        if begins != PARQUET or opened.read(4) != PARQUET:
+            raise DataFault(f"{name} is not a Parquet file, or not whole", "Write the file again.")
+        if importlib.util.find_spec("pyarrow") is None:
+            self.amount.rows = None
+            self.amount.text_bytes += size
+            return
+        before = self.check.rows
+        self._values(_first(parquet_rows(file)), name)
+        self._add_unread(parquet_count(file) - (self.check.rows - before))
 
 
-def _why(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        where = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        return f"not JSON: {error.msg} ({where})"
-    if isinstance(error, UnicodeDecodeError):
-        return "not UTF-8"
-    return "nested too deeply" if isinstance(error, RecursionError) else f"not JSON that can be read: {error}"
-
-
-def _guess_rest(opened: BinaryIO, amount: DataAmount) -> None:
-    """Lines of the rest, with as much text as those that were read."""
-    read, rows = opened.tell(), amount.rows or 0
-    mean = amount.text_bytes / max(rows, 1)
-    more = 0
-    opened.seek(read)
-    while chunk := opened.read(_CHUNK):
-        more += chunk.count(b"\n")
-    amount.rows = rows + more
-    amount.text_bytes += int(mean * more)
+def _first(rows: Iterator[object]) -> Iterator[object]:
+    """All, or as many as make up what is read of other files."""
+    done = 0
+    for given in rows:
+        row = json.loads(json.dumps(given, default=plain))
+        yield row
+        done += _text_bytes(row)
+        if done > READ_BYTES:
+            break
 
 
 def _text_bytes(value: Any) -> int:

@@ -5,11 +5,11 @@ Everything that can be found wrong here is found before anything is uploaded or 
 
 from __future__ import annotations
 
-import ast
 import difflib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from corral.client.submit.run_file import RunVariant, expand, path_from, with_swept, wrong_field
 from corral.client.training import model_hub as hub
 from corral.client.training.dataset import DataAmount, look
+from corral.client.training.environment_file import check_environment
 from corral.client.training.placement import ForecastSubject, data_facts
 from corral.domain.ids import is_id
 from corral.domain.paths import printable
@@ -141,7 +142,10 @@ class MaterialReader:
 
     def _input(self, name: str, train: Train, model: ModelSource) -> InputFrom | None:
         given: str | None = getattr(train, name)
-        if given is None or (name == "environment" and given in BUNDLED):
+        if given is None:
+            return None
+        if name == "environment" and given in BUNDLED:
+            check_environment(_bundled(given), self._environment_params(train))
             return None
         place = f"train.{name}"
         if is_id(given, "a"):
@@ -152,10 +156,18 @@ class MaterialReader:
                 return InputFrom(run=given)
             raise wrong_field(place, f"{printable(str(path))} does not exist{_nearest(name, given)}")
         if name == "environment":
-            _check_environment(path)
+            check_environment(path, self._environment_params(train))
         if name == "adapter":
             _check_adapter(path, model)
         return InputFrom(path=str(path))
+
+    def _environment_params(self, train: Train) -> dict[str, object]:
+        """What load_environment is called with: also what is swept, and the data of a run by reward."""
+        begins = "train.environment_params."
+        swept = {key.removeprefix(begins): None for key in self.run_file.sweep if key.startswith(begins)}
+        data = {"data": train.data, "eval_data": train.eval_data} if train.recipe == "grpo" else {}
+        given = {name: said for name, said in data.items() if said is not None}
+        return {**train.environment_params, **swept, **given}
 
     def _look_at(
         self, name: str, inputs: Mapping[str, InputFrom], train: Train, notes: list[str]
@@ -163,9 +175,11 @@ class MaterialReader:
         given = inputs.get(name)
         if given is None or given.local is None:
             return None
-        amount = look(Path(given.local), place=f"train.{name}", skip_bad=train.bad_rows == "skip")
+        # An environment's rows are all used, whatever is said of bad ones.
+        skip_bad = train.bad_rows == "skip" and train.recipe == "sft"
+        amount = look(Path(given.local), place=f"train.{name}", recipe=train.recipe, skip_bad=skip_bad)
         if amount.bad:
-            notes.append(f"train.{name}: {len(amount.bad)} rows cannot be read and are skipped")
+            notes.append(f"train.{name}: {amount.bad} rows cannot be used and are skipped")
         return amount
 
     def _path(self, given: str) -> Path:
@@ -198,6 +212,11 @@ def _check_rows(train: Train, data: DataAmount | None) -> None:
         raise wrong_field("train.eval_fraction", "there is one row, and none of it can be held out")
 
 
+def _bundled(name: str) -> Path:
+    """Its file, which is read and not imported."""
+    return Path(str(resources.files("corral"))) / "engine" / "environments" / f"{name}.py"
+
+
 def _check_adapter(path: Path, model: ModelSource) -> None:
     found = next((p for p in (path / _ADAPTER, path / "adapter" / _ADAPTER) if p.is_file()), None)
     if found is None:
@@ -205,20 +224,6 @@ def _check_adapter(path: Path, model: ModelSource) -> None:
     base = _read_table("train.adapter", found).get("base_model_name_or_path")
     if isinstance(base, str) and model.folder is None:
         check_same_model("train.adapter", made_for=base, model=model.ref)
-
-
-def _check_environment(path: Path) -> None:
-    """That it is there and is Python; nothing of it is run here."""
-    file = path / "environment.py" if path.is_dir() else path
-    shown = printable(str(file))
-    if not file.is_file() or file.suffix != ".py":
-        raise wrong_field("train.environment", f"{shown} is not a Python file")
-    try:
-        ast.parse(file.read_bytes(), filename=shown)
-    except SyntaxError as error:
-        raise wrong_field("train.environment", f"{shown}, line {error.lineno}: {error.msg}") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise wrong_field("train.environment", f"{shown} cannot be read: {error}") from None
 
 
 def _folder_facts(ref: str, folder: Path) -> ModelFacts:

@@ -116,7 +116,7 @@ def accept(
 
 
 async def write_accepted(
-    store: Store, dispatch: Dispatcher, unit: Callable[[Tx], list[CallRecord]], *, patient: bool
+    store: Store, dispatch: Dispatcher, unit: Callable[[Tx], list[CallRecord]]
 ) -> list[CallRecord]:
     """Commit a unit that accepts calls, and remember the calls for whoever is assigned them."""
     accepted: list[CallRecord] = []
@@ -128,7 +128,7 @@ async def write_accepted(
             dispatch.remember(call for call in accepted if call.state is CallState.QUEUED)
 
     try:
-        await store.write(remembered, patient=patient and store.alone)
+        await store.write(remembered)
     except BaseException:
         # A call that an instance has by now is looked up when the instance reports it.
         for call in accepted:

@@ -20,12 +20,17 @@ REFILL = 512
 MOST_WAITING = 20_000
 KEEP_BYTES = 64 << 20
 KEEP_CALLS = 20_000
+# A queue is cleared of calls that have ended when it holds more of them than of others, and more than this.
+_MOST_ENDED = 64
 _NO_POOL = CallPool(EndpointId(""), 0, "")
 
 
 @dataclass
 class _Queue:
-    """The first calls of a pool, in the order of service; `complete` if the database has no others."""
+    """The first calls of a pool, in the order of service; `complete` if the database has no others.
+
+    `known` are those that wait. The heap may also hold places of calls that have ended: they are skipped.
+    """
 
     heap: list[QueuedCall] = field(default_factory=list)
     known: set[CallId] = field(default_factory=set)
@@ -33,17 +38,24 @@ class _Queue:
 
     @property
     def may_have_calls(self) -> bool:
-        return bool(self.heap) or not self.complete
+        return bool(self.known) or not self.complete
 
     def push(self, place: QueuedCall) -> None:
         if place.id not in self.known:
             self.known.add(place.id)
             heapq.heappush(self.heap, place)
 
-    def pop(self) -> QueuedCall:
-        place = heapq.heappop(self.heap)
-        self.known.discard(place.id)
-        return place
+    def first(self) -> QueuedCall | None:
+        while self.heap and self.heap[0].id not in self.known:
+            heapq.heappop(self.heap)
+        return self.heap[0] if self.heap else None
+
+    def drop(self, call_id: CallId) -> None:
+        """It does not wait any more."""
+        self.known.discard(call_id)
+        if len(self.heap) > 2 * len(self.known) + _MOST_ENDED:
+            self.heap = [place for place in self.heap if place.id in self.known]
+            heapq.heapify(self.heap)
 
 
 # Of a pool that is not known: nothing waits there.
@@ -78,6 +90,8 @@ class Dispatcher:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._queues: dict[CallPool, _Queue] = {}
+        # The queue that each waiting call is in.
+        self._queue_of: dict[CallId, _Queue] = {}
         # In the order in which they came; each is there once, however often it joins.
         self._polls: dict[CallPool, dict[InstancePoll, None]] = {}
         self._recent: OrderedDict[CallId, CallRecord] = OrderedDict()
@@ -110,11 +124,15 @@ class Dispatcher:
         return self._recent.get(call_id)
 
     def call_changed(self, call_id: CallId) -> None:
-        """Its instance may not know of the change; without an instance it may have ended."""
+        """Its instance may not know of the change; without an instance it has ended.
+
+        A call that is queued again is announced after that.
+        """
         if call_id in self._holder:
             self._changed.add(call_id)
         else:
             self.forget(call_id)
+            self._drop(call_id)
 
     def queue(self, pool: CallPool, place: QueuedCall) -> bool:
         """A call was queued. False if no instance waited for it."""
@@ -135,6 +153,13 @@ class Dispatcher:
         for pool in pools:
             self._queues.setdefault(pool, _Queue()).complete = False
             self._wake(pool)
+
+    def read_again(self, pools: Iterable[CallPool]) -> None:
+        """The database does not have the calls that wait here."""
+        for pool in pools:
+            if (queue := self._queues.get(pool)) is not None:
+                self._forget_queue(queue)
+                self._queues[pool] = _Queue()
 
     def join(self, poll: InstancePoll) -> None:
         poll.woken.clear()
@@ -161,7 +186,7 @@ class Dispatcher:
 
     def to_fill(self, pools: Sequence[CallPool]) -> list[CallPool]:
         """Pools of which nothing is left here, but perhaps in the database."""
-        return [pool for pool in pools if not self._queue(pool).heap and not self._queue(pool).complete]
+        return [pool for pool in pools if not self._queue(pool).known and not self._queue(pool).complete]
 
     def fill(self, pool: CallPool, found: Sequence[QueuedCall]) -> None:
         queue = self._queues.setdefault(pool, _Queue())
@@ -175,10 +200,11 @@ class Dispatcher:
         """The next calls of these pools, in order. From now on nobody else gets them."""
         taken: list[CallId] = []
         while len(taken) < want:
-            heads = [(heap[0], pool) for pool in pools if (heap := self._queue(pool).heap)]
+            heads = [head for pool in pools if (head := self._queue(pool).first()) is not None]
             if not heads:
                 break
-            taken.append(self._queues[min(heads)[1]].pop().id)
+            taken.append(min(heads).id)
+            self._drop(taken[-1])
         self._holder.update(dict.fromkeys(taken, lease_id))
         return taken
 
@@ -304,11 +330,10 @@ class Dispatcher:
 
     def depth(self, pool: CallPool) -> int:
         """How many calls wait, at least."""
-        return len(self._queue(pool).heap)
+        return len(self._queue(pool).known)
 
     def first(self, pool: CallPool) -> QueuedCall | None:
-        heap = self._queue(pool).heap
-        return heap[0] if heap else None
+        return self._queue(pool).first()
 
     def instances(self, endpoint_id: EndpointId) -> int:
         return len(self._instances_of(endpoint_id))
@@ -319,7 +344,15 @@ class Dispatcher:
 
     def drop_endpoint(self, endpoint_id: EndpointId) -> None:
         for pool in [pool for pool in self._queues if pool.endpoint_id == endpoint_id]:
-            del self._queues[pool]
+            self._forget_queue(self._queues.pop(pool))
+
+    def _forget_queue(self, queue: _Queue) -> None:
+        for call_id in queue.known:
+            self._queue_of.pop(call_id, None)
+
+    def _drop(self, call_id: CallId) -> None:
+        if (queue := self._queue_of.pop(call_id, None)) is not None:
+            queue.drop(call_id)
 
     def _queue(self, pool: CallPool) -> _Queue:
         return self._queues.get(pool, _NO_QUEUE)
@@ -337,11 +370,12 @@ class Dispatcher:
         queue = self._queues.get(pool)
         if queue is None:
             queue = self._queues[pool] = _Queue()
-        if place.id in self._holder or len(queue.heap) >= MOST_WAITING:
+        if place.id in self._holder or len(queue.known) >= MOST_WAITING:
             # An instance still has it, or the queue is full: it is read from the database later.
             queue.complete = False
             return True
         queue.push(place)
+        self._queue_of[place.id] = queue
         return self._wake(pool)
 
     def _wake_all(self, wanted: Callable[[CallPool, InstancePoll], bool]) -> None:

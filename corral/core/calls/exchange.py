@@ -74,26 +74,36 @@ class CallAssigner:
     async def next_calls(
         self, lease_id: LeaseId, instance: ServingVersion, want: int, *, changes: int
     ) -> list[CallRecord]:
-        """Nothing if an endpoint changed since `changes`: an old version takes no calls of a new one."""
+        """Nothing more once an endpoint changed since `changes`: an old version takes no calls of a new one.
+
+        Calls in the queue that turn out to have ended are skipped: who wants calls gets those behind them.
+        """
         dispatch = self._dispatch
         pools = instance.pools
-        if not want or not dispatch.may_have_calls(pools):
-            return []
-        for pool in dispatch.to_fill(pools):
-            dispatch.fill(pool, await self._store.read(partial(_queued, pool)))
-        if changes != dispatch.changes:
-            return []
-        taken = dispatch.take(lease_id, pools, want)
         calls: list[CallRecord] = []
+        while len(calls) < want and dispatch.may_have_calls(pools):
+            for pool in dispatch.to_fill(pools):
+                dispatch.fill(pool, await self._store.read(partial(_queued, pool)))
+            if changes != dispatch.changes:
+                break
+            taken = dispatch.take(lease_id, pools, want - len(calls))
+            if not taken:
+                break
+            calls += await self._assign_or_release(taken, lease_id, instance.run_id)
+        return calls
+
+    async def _assign_or_release(
+        self, taken: list[CallId], lease_id: LeaseId, run_id: RunId
+    ) -> list[CallRecord]:
+        assigned: set[CallId] = set()
         try:
-            if taken:
-                calls = await self._assign(taken, lease_id, instance.run_id)
+            calls = await self._assign(taken, lease_id, run_id)
+            assigned = {call.id for call in calls}
             return calls
         finally:
-            assigned = {call.id for call in calls}
             for call_id in taken:
                 if call_id not in assigned:
-                    dispatch.release(call_id)
+                    self._dispatch.release(call_id)
 
     async def _assign(self, ids: list[CallId], lease_id: LeaseId, run_id: RunId) -> list[CallRecord]:
         """Those of the calls that are still queued."""
@@ -101,7 +111,7 @@ class CallAssigner:
         # Another server may have changed what is remembered here.
         unknown = [one for one in ids if not store.alone or dispatch.recent(one) is None]
         found = await store.read(lambda tx: tx.calls.many(unknown)) if unknown else []
-        dispatch.remember(found)
+        dispatch.remember(call for call in found if call.state is CallState.QUEUED)
         read = {call.id: call for call in found}
         known = [read.get(one) or dispatch.recent(one) for one in ids]
         calls = [call for call in known if call is not None and call.state is CallState.QUEUED]

@@ -236,15 +236,22 @@ class Scaler:
                 continue
             place = InstancePlace(one.version, one.pool)
             left = sum((other.version, other.pool) == place for other in instances) - len(found)
-            if (
-                version.state is not VersionState.ROLLING
-                and left > _rule(endpoint, place).min
-                and not any(
-                    tx.calls.waiting(pool, after=None, limit=1) for pool in _pools_of(endpoint, place)
-                )
-            ):
+            if not self._is_needed(tx, endpoint, version, place, others=left - 1):
                 found.append(one.run_id)
         return found
+
+    def _is_needed(
+        self, tx: Tx, endpoint: Endpoint, version: EndpointVersion, place: InstancePlace, *, others: int
+    ) -> bool:
+        """Whether somebody waits for an instance beside `others`, or it is one that is there without calls.
+
+        The database says so: the queue in memory may hold calls that ended unheard.
+        """
+        if version.state is VersionState.ROLLING or others < _rule(endpoint, place).min:
+            return True
+        if endpoint.rule.per_instance is not None and self._dispatch.running(endpoint.id):
+            return True
+        return _someone_waits(tx, endpoint, place)
 
     def _blocked_above(self, tx: Tx, endpoint: Endpoint, place: InstancePlace) -> int:
         """How many running calls of this endpoint wait for the first call in the queue to end.
@@ -288,10 +295,13 @@ class Scaler:
         )
 
     async def _make(self, endpoint: Endpoint, place: InstancePlace) -> None:
-        def unit(tx: Tx) -> None:
+        def unit(tx: Tx) -> bool:
             version = tx.endpoints.version(endpoint.id, place.version)
             if version is None:
-                return
+                return False
+            there = [one for one in tx.endpoints.instances(endpoint.id) if (one.version, one.pool) == place]
+            if not self._is_needed(tx, endpoint, version, place, others=len(there)):
+                return False
             params = tx.endpoints.pool(endpoint.id, place.pool) if place.pool else None
             run = self._instance_run(version, endpoint, place.pool, params)
             now = self._clock.now()
@@ -301,9 +311,11 @@ class Scaler:
             tx.endpoints.insert_instance(
                 Instance(made.ids[0], endpoint.id, place.version, place.pool, None, now)
             )
+            return True
 
         try:
-            await self._store.write(unit)
+            if not await self._store.write(unit):
+                self._dispatch.read_again(_pools_of(endpoint, place))
         except CorralError as error:
             log.warning("no instance of %s can be made: %s", endpoint.name, error.message)
             why = error.message
@@ -361,6 +373,10 @@ def _pools_of(endpoint: Endpoint, place: InstancePlace) -> list[CallPool]:
     """The pools whose calls an instance at this place takes."""
     numbers = [place.version, 0] if place.version == endpoint.current else [place.version]
     return [CallPool(endpoint.id, number, place.pool) for number in numbers]
+
+
+def _someone_waits(tx: Tx, endpoint: Endpoint, place: InstancePlace) -> bool:
+    return any(tx.calls.waiting(pool, after=None, limit=1) for pool in _pools_of(endpoint, place))
 
 
 def _rule(endpoint: Endpoint, place: InstancePlace) -> ScalingRule:

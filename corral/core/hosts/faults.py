@@ -1,10 +1,10 @@
 """Hosts that fail run after run are set aside for a while; a run that loses host after host is stopped.
 
 A strike against a host is a lease that it lost (those lost within one lease time of each other are one
-strike), or a run that failed within seconds of its start, counted once for each work (project and name)
-that was not among the strikes before. A finished run clears them. At the third strike the host is set
-aside, for longer each time. The last host that could take work is never set aside for what runs did:
-that would help nobody.
+strike), or a run that failed within seconds of its start, counted once for each submitter and each work
+(project and name) that was not among the strikes before: whatever one user submits, it takes others to set
+a host aside for it. A finished run clears them. At the third strike the host is set aside, for longer each
+time. The last host that could take work is never set aside for what runs did: that would help nobody.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ _LIKE_THE_HOST = frozenset({Reason.CODE_ERROR, Reason.ENVIRONMENT, Reason.UNKNOW
 
 
 class Strikes(NamedTuple):
-    """Those since the last run that finished: when a lease was last lost, and which works failed."""
+    """Those since the last run that finished: when a lease was last lost, which works failed, and whose."""
 
     lost_at: float | None = None
     works: tuple[str, ...] = ()
+    submitters: tuple[str, ...] = ()
 
 
 def lost(tx: Tx, host_id: HostId, run: Run, *, now: float, policy: ServerPolicy) -> Run:
@@ -62,12 +63,13 @@ def failed(
     if host is None:
         return run
     work, before = f"{run.project}/{run.name}", _read(host)
-    if work in before.works:
+    if work in before.works or run.submitted_by in before.submitters:
         return run
     if host.strikes + 1 >= STRIKES and not _others(tx, host, now=now, policy=policy):
         return run
     why = f"{run.id} failed within {QUICK_S:g} s ({reason})"
-    return _strike(tx, host, before._replace(works=(*before.works, work)), run, why, now=now)
+    after = before._replace(works=(*before.works, work), submitters=(*before.submitters, run.submitted_by))
+    return _strike(tx, host, after, run, why, now=now)
 
 
 def returned(tx: Tx, host_id: HostId) -> None:
@@ -93,8 +95,9 @@ def lost_hosts(tx: Tx, run: Run) -> set[HostId]:
 def _read(host: Host) -> Strikes:
     if not host.struck_by:
         return Strikes()
-    lost_at, works = json.loads(host.struck_by)
-    return Strikes(lost_at, tuple(works))
+    # Older servers did not note the submitters.
+    lost_at, works, *submitters = json.loads(host.struck_by)
+    return Strikes(lost_at, tuple(works), tuple(*submitters))
 
 
 def _strike(tx: Tx, host: Host, strikes: Strikes, run: Run, why: str, *, now: float) -> Run:

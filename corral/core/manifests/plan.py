@@ -70,10 +70,28 @@ def plan(tx: Tx, wanted: WantedManifest, fresh: Mapping[Digest, NewRun]) -> Mani
     for run in known.values():
         if run.identity not in wanted.entries and run.state not in FINAL:
             _dropped(made, wanted, run)
+    _formers(tx, made, wanted)
     _limits(made, wanted, groups)
     _hosts(tx, made, wanted)
     _check(tx, made, wanted, fresh)
     return made
+
+
+def _formers(tx: Tx, made: ManifestPlan, wanted: WantedManifest) -> None:
+    """Tell of new runs which run they take the place of, so that it can be said what changed."""
+    applied = tx.manifests.get(wanted.project, wanted.name)
+    if applied is None or not any(change.action is Action.NEW for change in made.changes):
+        return
+    names: dict[str, str] = json.loads(applied.body).get("runs", {})
+    formers = {
+        name: made.known[Digest(identity)].id
+        for identity, name in names.items()
+        if identity not in wanted.entries and identity in made.known
+    }
+    made.changes = [
+        change._replace(former=formers.get(change.name)) if change.action is Action.NEW else change
+        for change in made.changes
+    ]
 
 
 class GroupNames:

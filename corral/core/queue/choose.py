@@ -161,8 +161,9 @@ class Chooser:
             aside.append(candidate)
         return None
 
-    def granted(self, lease: Lease) -> None:
-        self.held.append(LeaseHolding(lease.id, lease.request_id, lease.gpus, lease.gpu_bytes))
+    def granted(self, lease: Lease, need: Requirements) -> None:
+        holding = LeaseHolding(lease.id, lease.request_id, lease.gpus, lease.gpu_bytes, *need.set_aside)
+        self.held.append(holding)
         self.board.reservations.done(lease.run_id)
         if self._reservation is not None and self._reservation.run_id == lease.run_id:
             self._reservation = None

@@ -121,7 +121,7 @@ class Claim:
         grants: list[Grant] = []
         while len(grants) < self.ask.max_leases and (choice := chooser.next()) is not None:
             lease, run = self._lease(tx, host, choice, now)
-            chooser.granted(lease)
+            chooser.granted(lease, self.board.shapes.get(tx, run.shape))
             grants.append(Grant(lease, run, choice.spec, _resume(tx, run), left_bytes(tx, run, self.policy)))
         return grants
 

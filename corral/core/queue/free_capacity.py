@@ -1,10 +1,11 @@
-"""What a host has left after what its leases hold: slots, whole GPUs, and memory of those that are shared."""
+"""What a host has left after what its leases hold: slots, memory, cores, disk, and GPUs, whole or shared."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from corral.core.queue.eligibility import declared_of, effective_of
 from corral.domain.hosts.capability import Capability, Gpu, Requirements, fitting_gpus, gib
@@ -22,18 +23,41 @@ class _Use:
     bytes: int = 0
 
 
+class _Amount(NamedTuple):
+    """Of something that can be divided: what is needed, what the host has, and what its leases hold."""
+
+    needed: int
+    has: int | None
+    held: int
+    shown: Callable[[int], str]
+    name: str
+
+    @property
+    def is_left(self) -> bool:
+        return self.needed <= (self.has or 0) - self.held
+
+    @property
+    def said(self) -> str:
+        left = max(0, (self.has or 0) - self.held)
+        return f"needs {self.shown(self.needed)} {self.name}; {self.shown(left)} are left beside other runs"
+
+
 class HostCapacity:
     def __init__(self, host: Host, held: Iterable[LeaseHolding]) -> None:
         declared = declared_of(host)
         self._have: Capability = effective_of(host)
         self._most_sharers = declared.slots_per_gpu
         self._uses: dict[int, _Use] = {}
+        self._ram_bytes = self._cores = self._disk_bytes = 0
         self.slots = effective_slots(host.slots, declared)
         for item in held:
             self._hold(json.loads(item.gpus), item.gpu_bytes)
+            self._set_aside(item.ram_bytes, item.cores, item.disk_bytes)
 
     def holds(self, need: Requirements) -> bool:
-        """Whether the GPUs that it needs are free. The caller counts slots."""
+        """Whether all that it needs of the host is free. The caller counts slots."""
+        if not all(amount.is_left for amount in self._amounts(need)):
+            return False
         if not need.gpus:
             return True
         # The count first: of a busy host nothing else need be looked at.
@@ -43,7 +67,7 @@ class HostCapacity:
         return len(self._usable(need)) >= need.gpus
 
     def fits(self, need: Requirements) -> bool:
-        """Whether a slot is free, and the GPUs that it needs."""
+        """Whether a slot is free, and all that it needs of the host."""
         return self.slots > 0 and self.holds(need)
 
     def holds_best(self, need: Requirements) -> bool:
@@ -58,12 +82,14 @@ class HostCapacity:
     def take(self, need: Requirements, wanted: int) -> tuple[int, ...]:
         chosen = tuple(gpu.index for gpu in self._usable(need)[:wanted]) if wanted else ()
         self._hold(chosen, bytes_held(need))
+        self._set_aside(*need.set_aside)
         return chosen
 
     def shortage(self, need: Requirements) -> list[str]:
         """What must become free before the host can take it; for people."""
         found = [] if self.slots > 0 else ["every slot is busy"]
-        if not self.holds(need):
+        found += [amount.said for amount in self._amounts(need) if not amount.is_left]
+        if need.gpus and len(self._usable(need)) < need.gpus:
             usable = len(self._usable(need))
             found.append(f"needs {need.gpus} free GPU{'s' if need.gpus > 1 else ''}; {usable} are free")
             found += [f"GPU {gpu.index} {self._said(gpu)}" for gpu in fitting_gpus(need, self._have)]
@@ -72,6 +98,21 @@ class HostCapacity:
     def in_use(self) -> list[str]:
         """The GPUs that leases hold something of; for people."""
         return [f"GPU {gpu.index} {self._said(gpu)}" for gpu in self._have.gpus or () if self._used(gpu)]
+
+    def _amounts(self, need: Requirements) -> Iterator[_Amount]:
+        """What it needs of what can be divided, and what is left of it."""
+        have = self._have
+        if need.min_ram_bytes:
+            yield _Amount(need.min_ram_bytes, have.ram_bytes, self._ram_bytes, gib, "RAM")
+        if need.min_cores:
+            yield _Amount(need.min_cores, have.cores, self._cores, str, "cores")
+        if need.min_disk_bytes:
+            yield _Amount(need.min_disk_bytes, have.disk_bytes, self._disk_bytes, gib, "disk")
+
+    def _set_aside(self, ram_bytes: int, cores: int, disk_bytes: int) -> None:
+        self._ram_bytes += ram_bytes
+        self._cores += cores
+        self._disk_bytes += disk_bytes
 
     def _hold(self, gpus: Iterable[int], gpu_bytes: int | None) -> None:
         self.slots -= 1

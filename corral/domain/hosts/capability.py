@@ -82,6 +82,11 @@ class Requirements:
         return self.gpus > 0
 
     @property
+    def set_aside(self) -> tuple[int, int, int]:
+        """The bytes of memory, the cores and the bytes of disk that a run has to itself."""
+        return self.min_ram_bytes or 0, self.min_cores or 0, self.min_disk_bytes or 0
+
+    @property
     def gpus_at_best(self) -> int:
         """How many it takes where they are to be had."""
         return max(self.gpus, 1 if self.prefer == "cuda" else 0)

@@ -18,13 +18,17 @@ class Lane(NamedTuple):
 class LeaseHolding(NamedTuple):
     """What a claim must know of a lease that its host has: `gpus` is a JSON list.
 
-    `gpu_bytes` is how much it holds of each of them; None is the whole.
+    `gpu_bytes` is how much it holds of each of them; None is the whole. The rest is what its run asked for
+    of the host, and has to itself.
     """
 
     lease_id: LeaseId
     request_id: str
     gpus: str
     gpu_bytes: int | None = None
+    ram_bytes: int = 0
+    cores: int = 0
+    disk_bytes: int = 0
 
 
 class WaitingRun(NamedTuple):

@@ -20,7 +20,8 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from corral.engine.data.formats import (
+from corral.engine.errors import DataError
+from corral.recipes.rows.formats import (
     ChatRow,
     CompletionRow,
     Row,
@@ -29,8 +30,7 @@ from corral.engine.data.formats import (
     TokensRow,
     with_system,
 )
-from corral.engine.data.messages import Message, RowError, message_weight
-from corral.engine.errors import DataError
+from corral.recipes.rows.messages import Message, RowError, message_weight
 
 # Some templates write today's date. A run that is resumed tomorrow must see the same tokens.
 _TODAY = datetime(2024, 7, 26)

@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from corral.engine.data.formats import ChatRow
 from corral.engine.data.render import RefusedRow, RenderedSequence, Renderer
-from corral.engine.data.rows import KEPT_PROBLEMS, BadRows, RowProblem, RowSet
+from corral.engine.data.rows import BadRows, RowSet
 from corral.engine.errors import DataError
+from corral.recipes.rows.check import RowProblems
+from corral.recipes.rows.formats import ChatRow
 from corral.recipes.train_tables import DataFacts, Train
 
 KEPT_BYTES = 512 << 20
@@ -43,11 +44,7 @@ class RowCounts:
     too_long: int = 0
     cut: int = 0
     split: int = 0
-    problems: list[RowProblem] = field(default_factory=list)
-
-    def note(self, problem: RowProblem) -> None:
-        if len(self.problems) < KEPT_PROBLEMS:
-            self.problems.append(problem)
+    problems: RowProblems = field(default_factory=RowProblems)
 
 
 class SftDataset(Sequence[MaskedSequence]):
@@ -142,7 +139,7 @@ def _take(made: SftDataset, row: int, outcome: list[RenderedSequence] | RefusedR
     counts.rows += 1
     if isinstance(outcome, RefusedRow):
         counts.refused += 1
-        counts.note(RowProblem(made._rows.where(row), str(outcome)))
+        counts.problems.add(made._rows.where(row), str(outcome))
         return
     counts.split += len(outcome) > 1
     for part, sample in enumerate(outcome):
@@ -158,7 +155,7 @@ def _take(made: SftDataset, row: int, outcome: list[RenderedSequence] | RefusedR
         counts.too_long += 1
         why = ", and what is trained begins after that" if train.too_long == "cut" else ""
         message = f"{length} tokens; max_length is {train.max_length}{why}"
-        counts.note(RowProblem(made._rows.where(row), message))
+        counts.problems.add(made._rows.where(row), message)
 
 
 def _judge(made: SftDataset, train: Train) -> None:
@@ -171,7 +168,7 @@ def _judge(made: SftDataset, train: Train) -> None:
     left_out = counts.refused + counts.too_long
     if ways or (left_out and not len(made)):
         hint = "; or ".join(ways) or "give rows that can be trained"
-        raise BadRows(counts.problems, left_out, counts.rows, f"Correct them; {hint}.")
+        raise BadRows(counts.problems.kinds, left_out, counts.rows, f"Correct them; {hint}.")
 
 
 def split(rows: RowSet, fraction: float) -> tuple[RowSet, RowSet | None]:

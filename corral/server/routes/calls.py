@@ -67,7 +67,7 @@ async def accept(body: wire.CallsRequest, caller: Caller, svc: Services) -> list
         return core.accept(tx, endpoint, calls, params=params, now=svc.clock.now(), early=svc.store.alone)
 
     # A caller that waits for the outcome need not hear of the acceptance before.
-    accepted = await core.write_accepted(svc.store, svc.dispatch, unit, patient=body.wait_s > 0)
+    accepted = await core.write_accepted(svc.store, svc.dispatch, unit)
     if not body.wait_s:
         return accepted
     return await svc.results.wait_all(accepted, body.wait_s, fresh=True)
@@ -265,13 +265,15 @@ async def exchange_as_json(
 
 def _assigned_table(call: CallRecord) -> dict[str, Any]:
     """The fields of an `AssignedCall`."""
+    options = CallOptions.read(call.options)
     return {
         "id": call.id,
         "function": call.function,
         "attempt": call.attempt + 1,
         "args": payload_table(call.arguments),
-        "timeout_s": CallOptions.read(call.options).timeout_s,
+        "timeout_s": options.timeout_s,
         "depth": call.depth,
+        "reads": options.reads,
     }
 
 

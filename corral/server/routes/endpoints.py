@@ -17,7 +17,7 @@ from corral.core.endpoints.deploy import NewVersion
 from corral.core.schedules import function_schedules
 from corral.core.wakeups import SCALE, wait_for
 from corral.domain.canonical import digest_of
-from corral.domain.endpoints import Endpoint, VersionState
+from corral.domain.endpoints import Endpoint, EndpointVersion, VersionState
 from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.ids import EndpointId, TokenId, is_id, is_name
 from corral.domain.tokens import Token
@@ -228,6 +228,13 @@ def _view(tx: Tx, endpoint: Endpoint, svc: Services) -> EndpointView:
             "scaling": json.loads(endpoint.scaling),
             "functions": functions,
             "next_at": None if schedule is None or schedule.paused else schedule.next_at,
+            "module": next((_module(one) for one in versions if one.version == endpoint.current), None),
             "versions": [one._asdict() for one in versions],
         }
     )
+
+
+def _module(version: EndpointVersion) -> str | None:
+    """What its instances import; None if their code is a pickle."""
+    entry = (json.loads(version.spec).get("service") or {}).get("entry") or {}
+    return entry.get("module")

@@ -122,7 +122,7 @@ async def _accepted(
         call = new_call(function, payload, table.options.options(), submitted_by=caller.actor)
         return accept(tx, endpoint, [call], now=svc.clock.now(), early=svc.store.alone)
 
-    (call,) = await write_accepted(svc.store, svc.dispatch, unit, patient=True)
+    (call,) = await write_accepted(svc.store, svc.dispatch, unit)
     return call, tables[0]
 
 

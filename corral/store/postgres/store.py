@@ -74,7 +74,7 @@ class PostgresStore:
         self._closed = False
         self.damaged: str | None = None
 
-    async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
+    async def write(self, unit: Callable[[Tx], T]) -> T:
         return await self._run(self._writers, self._write_in_thread, unit)
 
     async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:

@@ -27,11 +27,14 @@ WHERE id = :id;
 SELECT <lease> FROM leases WHERE host_id = :host_id AND state = 'live' ORDER BY granted_at, id;
 
 -- name: lease_held
-SELECT id, request_id, gpus, gpu_bytes FROM leases
-WHERE host_id = :host_id AND state = 'live' ORDER BY granted_at, id;
+SELECT l.id, l.request_id, l.gpus, l.gpu_bytes, COALESCE(s.requirements, '{}')
+FROM leases l LEFT JOIN runs r ON r.id = l.run_id LEFT JOIN shapes s ON s.shape = r.shape
+WHERE l.host_id = :host_id AND l.state = 'live' ORDER BY l.granted_at, l.id;
 
 -- name: lease_held_by_host
-SELECT host_id, id, request_id, gpus, gpu_bytes FROM leases WHERE state = 'live' ORDER BY host_id, id;
+SELECT l.host_id, l.id, l.request_id, l.gpus, l.gpu_bytes, COALESCE(s.requirements, '{}')
+FROM leases l LEFT JOIN runs r ON r.id = l.run_id LEFT JOIN shapes s ON s.shape = r.shape
+WHERE l.state = 'live' ORDER BY l.host_id, l.id;
 
 -- name: lease_live_of_run
 SELECT <lease> FROM leases WHERE run_id = :run_id AND state = 'live' ORDER BY rank;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 from collections.abc import Callable
 from operator import itemgetter
@@ -13,9 +12,6 @@ from corral.domain.errors import Conflict, CorralError, DiskFull, StoreDamaged, 
 from corral.store.rows import Params, R, RecordKind, Row
 from corral.store.statements import PARAMETER, Dialect, Statements
 
-log = logging.getLogger(__name__)
-_CACHE = "PRAGMA cache_size = -24576"
-_WAL_PAGES = 4000
 STATEMENTS = Statements(Dialect.SQLITE, locks=False)
 _PLACES: dict[str, tuple[str, Callable[[Params], tuple[Any, ...]]]] = {}
 _FIELDS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {}
@@ -92,31 +88,11 @@ def tune_writer(raw: sqlite3.Connection) -> None:
     raw.execute("PRAGMA journal_mode = WAL")
     # FULL syncs the WAL at every commit: a committed transaction survives a power cut.
     raw.execute("PRAGMA synchronous = FULL")
-    raw.execute(_CACHE)
+    raw.execute("PRAGMA cache_size = -24576")
     # Savepoints keep their undo pages in memory instead of a temporary file.
     raw.execute("PRAGMA temp_store = MEMORY")
-    raw.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+    raw.execute("PRAGMA wal_autocheckpoint = 4000")
     raw.execute(f"PRAGMA journal_size_limit = {64 << 20}")
-
-
-def grow_wal(raw: sqlite3.Connection) -> None:
-    """Give the WAL its final size: a commit that makes the file longer takes the disk half as long again.
-
-    A transaction writes to the WAL what does not fit into the cache, even if it is then rolled back.
-    """
-    (page_bytes,) = raw.execute("PRAGMA page_size").fetchone()
-    raw.execute("PRAGMA cache_size = 16")
-    try:
-        raw.execute("BEGIN IMMEDIATE")
-        raw.execute("CREATE TABLE filler (bytes BLOB NOT NULL)")
-        raw.execute("INSERT INTO filler VALUES (zeroblob(?))", (_WAL_PAGES * page_bytes,))
-    except sqlite3.Error:
-        # On a full disk the WAL grows as it is needed.
-        log.info("the write-ahead log was not made larger", exc_info=True)
-    finally:
-        if raw.in_transaction:
-            raw.execute("ROLLBACK")
-        raw.execute(_CACHE)
 
 
 def open_reader(path: Path) -> sqlite3.Connection:

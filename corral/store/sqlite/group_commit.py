@@ -6,10 +6,6 @@ for the disk, runs in a thread. The units that arrive meanwhile form the next tr
 The first unit of a transaction runs at once, inside `ask`: a turn of the event loop takes as long as the
 statements of the unit.
 
-If all units of a transaction are patient, the commit waits a moment for more units: then one wait for the
-disk serves them all. If the transaction stays small, and the disk was quick lately, the commit runs in the
-loop's thread: the way to another thread and back takes a third as long as the disk.
-
 Nearly every unit that fails does so before it changes anything, and leaves nothing to undo. If one fails
 half way, the transaction is rolled back, and its units and all that are queued run in savepoints. A savepoint
 for every unit would cost two statements and a copy of every changed page each time.
@@ -18,7 +14,6 @@ for every unit would cost two statements and a copy of every changed page each t
 from __future__ import annotations
 
 import asyncio
-import math
 import sqlite3
 import time
 from collections import deque
@@ -37,25 +32,16 @@ MAX_UNITS = 256
 # Long enough to fill a commit, short enough that the event loop stays responsive.
 MAX_WORK_S = 0.010
 BUSY_S = 5.0
-PATIENCE_S = 0.003
-# If the disk takes less than this, a commit of at most so many units runs in the loop's thread.
-QUICK_S = 0.0005
-_FEW = 3
-# So many commits may run there between checkpoints, and none after a commit of many changes: a commit on a
-# full log would have to run the checkpoint itself.
-_MAX_INLINE = 256
-_FEW_CHANGES = 64
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 
 
 class _Job:
-    __slots__ = ("announced", "early", "error", "future", "patient", "result", "unit")
+    __slots__ = ("announced", "early", "error", "future", "result", "unit")
 
-    def __init__(self, unit: Callable[[Tx], Any], future: asyncio.Future[Any], *, patient: bool) -> None:
+    def __init__(self, unit: Callable[[Tx], Any], future: asyncio.Future[Any]) -> None:
         self.unit = unit
         self.future = future
-        self.patient = patient
         self.result: Any = None
         self.error: Exception | None = None
         self.announced: list[tuple[str, str]] = []
@@ -93,26 +79,19 @@ class GroupCommit:
         # The jobs that ran in the open transaction, and the change count of the connection when it began.
         self._jobs: list[_Job] = []
         self._changes = 0
-        self._more: asyncio.Future[None] | None = None
-        # How long the disk took lately.
-        self._commit_s = math.inf
-        # How many commits may still run in the loop's thread before the next checkpoint.
-        self._inline_left = 0
         self._closed = False
         self.commits = 0
 
-    def ask(self, unit: Callable[[Tx], T], *, patient: bool = False) -> asyncio.Future[T]:
+    def ask(self, unit: Callable[[Tx], T]) -> asyncio.Future[T]:
         """Queue the unit; the future has its result after the commit."""
         if self._closed:
             raise StoreUnavailable("the database is closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._queue.append(_Job(unit, future, patient=patient))
+        self._queue.append(_Job(unit, future))
         if self._draining is None or self._draining.done():
             self._run_first()
             self._draining = loop.create_task(self._drain())
-        elif self._more is not None:
-            _wake(self._more)
         return future
 
     async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
@@ -135,14 +114,8 @@ class GroupCommit:
             while self._jobs or self._queue or self._raw.in_transaction:
                 if self._jobs or self._raw.in_transaction or await self._begin():
                     self._run_units()
-                    if self._may_wait():
-                        await self._wait_for_more()
-                        self._run_units()
-                    small = self._is_small()
-                    await self._commit(inline=small and self._inline_left > 0)
+                    await self._commit()
                     self._jobs = []
-                    if small and not self._inline_left:
-                        await self._checkpoint()
         finally:
             # No caller may wait for ever, even if this task is cancelled or has a defect.
             jobs, self._jobs = self._jobs, []
@@ -207,26 +180,6 @@ class GroupCommit:
                 break
         self._deliver_early(item for job in self._jobs[ran:] if job.error is None for item in job.early)
 
-    def _may_wait(self) -> bool:
-        return (
-            self._committer is not None
-            and not self._closed
-            and not self._queue
-            and self._raw.in_transaction
-            and bool(self._jobs)
-            and all(job.patient and job.error is None for job in self._jobs)
-        )
-
-    async def _wait_for_more(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._more = loop.create_future()
-        over = loop.call_later(PATIENCE_S, _wake, self._more)
-        try:
-            await self._more
-        finally:
-            over.cancel()
-            self._more = None
-
     def _run_unit(self, job: _Job) -> bool:
         """False if the unit failed half way."""
         changes = self._raw.total_changes
@@ -257,64 +210,33 @@ class GroupCommit:
                 self._raw.execute("ROLLBACK TO unit")
             self._raw.execute("RELEASE unit")
 
-    async def _commit(self, *, inline: bool) -> None:
+    async def _commit(self) -> None:
         jobs = self._jobs
         if not self._raw.in_transaction:
             lost = next((job.error for job in jobs if isinstance(job.error, StoreUnavailable)), None)
             self._fail(jobs, lost or StoreUnavailable("the database rolled the transaction back"))
             return
         try:
-            await self._commit_durably(inline=inline)
+            await self._commit_durably()
         except sqlite3.Error as error:
             if self._raw.in_transaction:
                 self._raw.execute("ROLLBACK")
             self._fail(jobs, unavailable(error))
             return
-        # Patient callers last: what they wait for is often done by the others.
-        for job in sorted(jobs, key=_is_patient):
+        for job in jobs:
             job.answer()
         self._deliver(item for job in jobs for item in job.announced)
 
-    async def _commit_durably(self, *, inline: bool) -> None:
+    async def _commit_durably(self) -> None:
         # A claim that finds no run changes nothing, so there is no need to wait for the disk.
         if self._committer is None or self._raw.total_changes == self._changes:
             self._raw.execute("COMMIT")
             return
         self.commits += 1
-        if inline:
-            self._inline_left -= 1
-            self._commit_now()
-            return
-        if self._raw.total_changes - self._changes > _FEW_CHANGES:
-            self._inline_left = 0
         await self._committer.run(self._commit_now)
 
-    def _is_small(self) -> bool:
-        """Whether the commit is quick enough to run in the loop's thread."""
-        return (
-            self._committer is not None
-            and self._commit_s < QUICK_S
-            and not self._queue
-            and len(self._jobs) <= _FEW
-            and any(job.patient for job in self._jobs)
-        )
-
     def _commit_now(self) -> None:
-        began = time.perf_counter()
         self._raw.execute("COMMIT")
-        took = time.perf_counter() - began
-        self._commit_s = took if self._commit_s == math.inf else 0.8 * self._commit_s + 0.2 * took
-
-    async def _checkpoint(self) -> None:
-        """Run the checkpoint in a thread: it takes too long for a commit in the loop's thread."""
-        if self._committer is not None:
-            # If the disk fails, the next write reports it.
-            with suppress(sqlite3.Error):
-                await self._committer.run(self._checkpoint_now)
-                self._inline_left = _MAX_INLINE
-
-    def _checkpoint_now(self) -> None:
-        self._raw.execute("PRAGMA wal_checkpoint").fetchone()
 
     def _fail_queue(self, error: CorralError) -> None:
         self._fail(self._queue, error)
@@ -325,12 +247,3 @@ class GroupCommit:
             # Each caller gets its own exception, since raising one adds to its traceback.
             job.error = type(error)(*error.args)
             job.answer()
-
-
-def _wake(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
-def _is_patient(job: _Job) -> bool:
-    return job.patient

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +21,6 @@ from corral.store.sqlite.committer import Committer
 from corral.store.sqlite.connection import (
     SqliteConnection,
     damage_of,
-    grow_wal,
     open_reader,
     open_writer,
     translated,
@@ -36,22 +34,15 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 MEMORY = ":memory:"
-PLENTY_BYTES = 1 << 30
 _READERS = 3
 
 
 class SqliteStore:
-    """`path` is a file, created if absent, or `:memory:`; `max_bytes` is how large it may grow.
-
-    `roomy` is for a store that serves for long: if the disk has plenty of space, the write-ahead log gets
-    its final size at the start.
-    """
+    """`path` is a file, created if absent, or `:memory:`; `max_bytes` is how large it may grow."""
 
     alone = True
 
-    def __init__(
-        self, path: Path | str, *, busy_s: float = BUSY_S, max_bytes: int | None = None, roomy: bool = False
-    ) -> None:
+    def __init__(self, path: Path | str, *, busy_s: float = BUSY_S, max_bytes: int | None = None) -> None:
         self._path = None if str(path) == MEMORY else Path(path)
         self._listeners: list[Callable[[str, str], None]] = []
         self.damaged: str | None = None
@@ -59,8 +50,6 @@ class SqliteStore:
         if max_bytes is not None:
             (page_bytes,) = self._raw.execute("PRAGMA page_size").fetchone()
             self._raw.execute(f"PRAGMA max_page_count = {max_bytes // page_bytes}")
-        if roomy and self._path and shutil.disk_usage(self._path.parent).free > PLENTY_BYTES:
-            grow_wal(self._raw)
         self._tx = Tx(SqliteConnection(self._raw))
         self._committer = Committer("corral-commit") if self._path else None
         self._readers = ThreadPoolExecutor(_READERS, "corral-read") if self._path else None
@@ -74,9 +63,9 @@ class SqliteStore:
             busy_s=busy_s,
         )
 
-    async def write(self, unit: Callable[[Tx], T], *, patient: bool = False) -> T:
+    async def write(self, unit: Callable[[Tx], T]) -> T:
         try:
-            return await self._writer.ask(unit, patient=patient)
+            return await self._writer.ask(unit)
         except StoreDamaged as error:
             self.damaged = error.message
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import lru_cache
 
 from corral.domain.ids import HostId, LeaseId, RunId
 from corral.domain.leases import Lease
@@ -40,7 +41,7 @@ class SqlLeases(Table):
 
     def held(self, host_id: HostId) -> list[LeaseHolding]:
         """What each live lease of the host holds."""
-        return [LeaseHolding(*row) for row in self._db.all("lease_held", {"host_id": host_id})]
+        return [_holding(*row) for row in self._db.all("lease_held", {"host_id": host_id})]
 
     def live_of_run(self, run_id: RunId) -> list[Lease]:
         return self._all(LEASE, "lease_live_of_run", run_id=run_id)
@@ -49,7 +50,7 @@ class SqlLeases(Table):
         """What each live lease of any host holds."""
         found: defaultdict[HostId, list[LeaseHolding]] = defaultdict(list)
         for host_id, *held in self._db.all("lease_held_by_host", {}):
-            found[host_id].append(LeaseHolding(*held))
+            found[host_id].append(_holding(*held))
         return found
 
     def live_of_project(self, project: str) -> list[Lease]:
@@ -80,3 +81,16 @@ class SqlLeases(Table):
 
     def live_count(self) -> int:
         return self._number("lease_live_count")
+
+
+def _holding(
+    lease_id: LeaseId, request_id: str, gpus: str, gpu_bytes: int | None, needs: str
+) -> LeaseHolding:
+    return LeaseHolding(lease_id, request_id, gpus, gpu_bytes, *_set_aside(needs))
+
+
+@lru_cache(maxsize=4096)
+def _set_aside(needs: str) -> tuple[int, int, int]:
+    table = json.loads(needs)
+    ram, cores, disk = (table.get(name) or 0 for name in ("min_ram_bytes", "min_cores", "min_disk_bytes"))
+    return ram, cores, disk

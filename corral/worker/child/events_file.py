@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from corral.domain.canonical import Json
+from corral.files.untrusted import NotARegularFile, open_regular
 
 LINE_MAX_BYTES = 1 << 20
 READ_BYTES = 1 << 20
+# A file that grows faster than it is read, or that has holes, must not keep its reader for ever.
+LOOK_MAX_BYTES = 8 << 20
+REST_MAX_BYTES = 64 << 20
 NAME_MAX_CHARS = 128
 TEXT_MAX_CHARS = 1_000
 PROGRESS_MAX_KEYS = 64
@@ -68,28 +72,44 @@ class EventsFile:
         self._offset = 0
         self._rest = b""
         self._skipping = False
+        self._complained = False
+        # How many bytes lay in the file after the last look and were not read.
+        self._left = 0
 
     def read(self) -> Iterator[Event]:
-        """What was added since the last call, line by line; an unfinished line waits."""
+        """What was added since the last call, line by line; an unfinished line waits, and so does what is
+        more than one look takes."""
+        yield from self._read(LOOK_MAX_BYTES)
+
+    def read_rest(self) -> Iterator[Event]:
+        """The last call: a line without its newline counts too."""
+        yield from self._read(REST_MAX_BYTES)
+        rest, self._rest = self._rest, b""
+        if self._left > 0:
+            yield BadEvent(f"its last {self._left} bytes were written faster than they can be read")
+        elif rest.strip() and not self._skipping:
+            yield from parse(rest, self._clean)
+
+    def _read(self, most: int) -> Iterator[Event]:
         try:
-            file = self._path.open("rb")
+            file = open_regular(self._path)
+        except NotARegularFile:
+            if not self._complained:
+                self._complained = True
+                yield BadEvent("CORRAL_EVENTS is no regular file any more, and is not read")
+            return
         except OSError:
-            # Removed or replaced by the child; it is theirs, and may come back.
+            # Removed by the child; it is theirs, and may come back.
             return
         with file:
             if file.seek(0, 2) < self._offset:
                 self._offset, self._rest = 0, b""
             file.seek(self._offset)
-            while chunk := file.read(READ_BYTES):
+            while most > 0 and (chunk := file.read(min(most, READ_BYTES))):
                 self._offset += len(chunk)
+                most -= len(chunk)
                 yield from self._lines(chunk)
-
-    def read_rest(self) -> Iterator[Event]:
-        """The last call: a line without its newline counts too."""
-        yield from self.read()
-        rest, self._rest = self._rest, b""
-        if rest.strip() and not self._skipping:
-            yield from parse(rest, self._clean)
+            self._left = file.seek(0, 2) - self._offset
 
     def _lines(self, chunk: bytes) -> Iterator[Event]:
         *whole, rest = (self._rest + chunk).split(b"\n")

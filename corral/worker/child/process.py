@@ -33,6 +33,8 @@ class Command:
     argv: tuple[str, ...]
     cwd: Path
     env: Mapping[str, str] = field(repr=False)  # it holds secrets
+    # None leaves it the worker's.
+    umask: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Child:
         self._gone = False
         self._closed = False
         # Packed first: a value that cannot be sent must fail before there is a process to leave behind.
-        request = shim.pack(("run", list(command.argv), os.fspath(command.cwd), dict(command.env)))
+        surroundings = (os.fspath(command.cwd), dict(command.env), command.umask)
+        request = shim.pack(("run", list(command.argv), *surroundings))
         self._channel, shim_end = socket.socketpair()
         self.stdout, stdout_end = os.pipe()
         self.stderr, stderr_end = os.pipe()

@@ -4,7 +4,7 @@ The worker starts this file under `python -I -S` with two arguments, FD and its 
 nothing of Corral and only cheap parts of the standard library: its start-up is part of every run's. FD is
 a socket; messages are marshalled tuples, since both ends are the same interpreter and `json` costs 8 ms:
 
-    in    ("run", argv, cwd, env), once; then ("term",) and ("kill",)
+    in    ("run", argv, cwd, env, umask), once; then ("term",) and ("kill",)
     out   ("started", pid) or ("error", text, errno); then ("ended", wait_status, max_rss, user_s, system_s)
 
 The command travels here and not on argv, where `ps` would show it. "ended" is sent when the direct child
@@ -122,12 +122,14 @@ def bind_to_parent(parent: int) -> None:
         os._exit(127)
 
 
-def become(argv: list[str], cwd: str, env: dict[str, str], failed: int) -> None:
+def become(argv: list[str], cwd: str, env: dict[str, str], umask: int | None, *, failed: int) -> None:
     """Turn this freshly forked process into the command; on failure say why on `failed` and end."""
     os.setsid()
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    if umask is not None:
+        os.umask(umask)
     doing = f"cannot enter the working directory {cwd!r}"
     try:
         os.chdir(cwd)
@@ -191,7 +193,7 @@ class Shim:
         if os.getppid() != self.worker:
             self.killing = True
 
-    def start(self, argv: list[str], cwd: str, env: dict[str, str]) -> None:
+    def start(self, argv: list[str], cwd: str, env: dict[str, str], umask: int | None) -> None:
         self.asked = True
         shim = os.getpid()
         failed, failed_end = os.pipe()
@@ -202,7 +204,7 @@ class Shim:
             return
         if pid == 0:
             bind_to_parent(shim)
-            become(argv, cwd, env, failed_end)
+            become(argv, cwd, env, umask, failed=failed_end)
         os.close(failed_end)
         # Only the child and its own may hold the output pipes: their end of file is the end of the output.
         nowhere = os.open(os.devnull, os.O_WRONLY)

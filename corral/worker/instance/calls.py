@@ -58,6 +58,7 @@ class InstanceCall:
             "attempt": assigned.attempt,
             "function": assigned.function,
             "format": assigned.args.format,
+            "reads": assigned.reads,
         }
         return told if self.path is None else {**told, "path": self.path}
 

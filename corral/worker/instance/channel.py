@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,9 @@ class InstanceChannel:
 
     def close(self) -> None:
         if self._listener is not None:
+            # Wakes whoever waits for an instance that never came; a close alone does not.
+            with suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
         if self._channel is not None:
             self._channel.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import secrets as random
 import time
 from collections.abc import Callable
@@ -11,6 +12,10 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from corral.client.files.blobs import beside
+from corral.client.files.digest import digest_file
+from corral.client.files.tree import FileEntry, Tree
+from corral.client.files.upload import upload
+from corral.client.files.walk import ListedFile
 from corral.domain.calls import INLINE_BYTES
 from corral.instance.channel import INLINE_MAX
 from corral.wire.blobs import StoredBlob
@@ -28,6 +33,10 @@ class InstancePayloads:
         self._given_up = given_up
         # Files that the instance is still writing, on their way to the server already.
         self._growing: dict[Path, Future[StoredBlob | None]] = {}
+
+    def own(self, path: str) -> Path:
+        """A file that the instance names: only one in their folder, whatever it says."""
+        return self._folder / Path(path).name
 
     def bring(self, args: PayloadBody) -> tuple[bytes, Path | None]:
         """Arguments for the instance: in memory, or in a file that is now the caller's."""
@@ -70,10 +79,13 @@ class InstancePayloads:
         stored = sink.hand_over(whole) if growing is None else growing.result()
         if stored is not None:
             return PayloadBody(format=form, blob=stored.sha256, size=stored.size)
-        data = body.read_bytes() if isinstance(body, Path) else body
-        digest = hashlib.sha256(data).hexdigest()
-        self._patiently(lambda: sink.keep(digest, data))
-        return PayloadBody(format=form, blob=digest, size=len(data))
+        if isinstance(body, Path):
+            tree = _scanned(body)
+            self._patiently(lambda: upload(tree, body.parent, sink))
+            return PayloadBody(format=form, blob=tree.files[0].digest, size=tree.total_bytes)
+        digest = hashlib.sha256(body).hexdigest()
+        self._patiently(lambda: sink.keep(digest, body))
+        return PayloadBody(format=form, blob=digest, size=len(body))
 
     def _download(self, digest: str, path: Path) -> None:
         source = self._session.source()
@@ -89,3 +101,9 @@ class InstancePayloads:
             except PASSING:
                 self._session.link.look_again()
                 time.sleep(pauses.next_s())
+
+
+def _scanned(path: Path) -> Tree:
+    """One file that the instance wrote, which must be a file itself: a link is not followed."""
+    found = ListedFile.of(path.name, str(path), os.lstat(path))
+    return Tree((FileEntry(found.path, found.size, found.mode, digest_file(found, None)[0]),))

@@ -133,7 +133,7 @@ class InstanceServer:
         for header, body in self._channel.messages():
             self._recorder.active()
             try:
-                self._take(header, Path(header["path"]) if header.get("path") else body)
+                self._take(header, self._payloads.own(header["path"]) if header.get("path") else body)
             except Exception:
                 logger.exception("a message of the instance of %s was not understood", self._lease_id)
         self._calls.gone()
@@ -147,9 +147,9 @@ class InstanceServer:
             case "result" | "chunk":
                 self._store(header, body)
             case "file":
-                self._payloads.grow(Path(header["path"]), header["size"])
+                self._payloads.grow(self._payloads.own(header["path"]), header["size"])
             case "dropped":
-                self._payloads.drop(Path(header["path"]))
+                self._payloads.drop(self._payloads.own(header["path"]))
             case "error":
                 self._settle(header, error=self._redacted(header["error"]))
             case "cancelled":

@@ -15,6 +15,7 @@ from pathlib import Path
 from corral.client.files.download import ContentMismatch, materialise
 from corral.client.files.tree import FileEntry, Tree
 from corral.files.atomic import replacing, unique_part, write_whole
+from corral.files.private import private_folder
 
 MAX_BYTES = 20 << 30
 READ_BYTES = 1 << 20
@@ -30,7 +31,7 @@ class InputCache:
         self._trees = root / "trees"
         self._max_bytes = max_bytes
         for folder in (self._blobs, self._trees):
-            folder.mkdir(parents=True, exist_ok=True)
+            private_folder(folder)
             for part in folder.glob("*.part"):
                 part.unlink(missing_ok=True)
 

@@ -89,7 +89,9 @@ class Preparation:
         )
         if self.serving is not None:
             env |= self.serving.environment()
-        return PreparedCommand(Command(self._argv(python), workspace.work, env), SecretValues(values))
+        umask = self.context.child_umask
+        command = Command(self._argv(python), workspace.work, env, umask=umask)
+        return PreparedCommand(command, SecretValues(values))
 
     def _base_env(self) -> Mapping[str, str]:
         is_train = self.session.lease.spec.kind == "train"

@@ -15,7 +15,12 @@ from typing import Any
 
 from corral.domain.ids import is_id
 from corral.files.atomic import sync_folder, write_durably, write_whole
+from corral.files.private import FOLDER_MODE, private_folder
+from corral.files.untrusted import read_regular
 from corral.wire.leases import FailRequest, FinishRequest, LeaseView, StoppedRequest
+
+# A spec may be some megabytes, and a child may have put anything in the record's place.
+RECORD_MAX_BYTES = 64 << 20
 
 _BODIES: dict[str, type[FinishRequest | FailRequest | StoppedRequest]] = {
     "finish": FinishRequest,
@@ -78,8 +83,9 @@ class Workspace:
         self._record = self.root / "job.json"
 
     def create(self) -> None:
-        for folder in (self.root, self.inputs, self.output, self.checkpoints, self.tmp):
-            folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self.root)
+        for folder in (self.inputs, self.output, self.checkpoints, self.tmp):
+            folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
         self.events.touch()
 
     def save(self, record: JobRecord) -> None:
@@ -94,7 +100,7 @@ class Workspace:
     def load(self) -> JobRecord | None:
         """None if there is no record, or none that can be read."""
         try:
-            said = json.loads(self._record.read_bytes())
+            said = json.loads(read_regular(self._record, limit=RECORD_MAX_BYTES))
             outcome = said["outcome"]
             body = None if outcome is None else _BODIES[outcome["kind"]].model_validate(outcome["body"])
             return JobRecord(

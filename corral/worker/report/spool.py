@@ -12,6 +12,8 @@ from pydantic import JsonValue as Json
 
 from corral.domain.errors import CorralError, LeaseLost, NotFound, SequenceGap
 from corral.files.atomic import write_whole
+from corral.files.private import private_folder
+from corral.files.untrusted import read_regular
 from corral.wire.logs import EventBatch, LogRecord, MetricRecord
 from corral.worker.lease import LeaseSession
 from corral.worker.server_link import PASSING, Pauses
@@ -19,6 +21,7 @@ from corral.worker.server_link import PASSING, Pauses
 _LOOK_UP_S = 30.0
 # While the disk is full, this much is kept in memory before the run has to fail.
 HELD_MAX_BYTES = 4 << 20
+BATCH_MAX_BYTES = 64 << 20
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +35,7 @@ class Spool:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         numbers = [int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()]
         self._changed = threading.Condition()
         # The oldest number that may still have to be sent.
@@ -68,7 +71,7 @@ class Spool:
             data = self._held.get(seq)
         if data is None:
             with suppress(OSError):
-                data = self._path(seq).read_bytes()
+                data = read_regular(self._path(seq), limit=BATCH_MAX_BYTES)
         if not data:
             return self.lost(seq, "it was lost on the host")
         try:

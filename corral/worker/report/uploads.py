@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import os
-import shutil
+import stat
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,10 +14,11 @@ from pathlib import Path
 
 from corral.client.corral import Corral
 from corral.client.files.digest import FileChanged
-from corral.client.files.tree import Tree, scan
+from corral.client.files.tree import NotAFolder, Tree, scan
 from corral.client.files.upload import upload
 from corral.domain.errors import BlobMissing, CorralError, DigestMismatch, LeaseLost, NotFound, OffsetMismatch
 from corral.domain.redaction import SecretValues
+from corral.files.untrusted import is_folder, open_folder, open_regular, read_regular
 from corral.wire.artifacts import ArtifactView
 from corral.worker.child.events_file import CheckpointEvent
 from corral.worker.lease import LeaseSession
@@ -28,6 +29,8 @@ from corral.worker.server_link import WaitAbandoned
 # The files or the server changed under us: scanning again helps, or nothing does.
 _AGAIN = (BlobMissing, DigestMismatch, OffsetMismatch, FileChanged)
 TRIES = 3
+_NOTE_MAX_BYTES = 64 << 10
+_COPY_BYTES = 1 << 20
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +75,9 @@ class Uploads:
         return self._send_once(root, secrets, commit)
 
     def _send_once(self, root: Path, secrets: SecretValues, commit: Commit) -> str | None:
+        # A link in the folder's place would lead to files that the child itself may not read.
+        if not is_folder(root):
+            raise NotAFolder(root)
         tree = scan(root, ignore=None, secrets=secrets)
         if not tree.files:
             return None
@@ -130,7 +136,7 @@ class CheckpointUploader:
         """Take up what an earlier worker had linked but not uploaded."""
         for folder in sorted(self.workspace.staging.glob("[0-9]*")):
             try:
-                said = json.loads((folder / "checkpoint.json").read_bytes())
+                said = json.loads(read_regular(folder / "checkpoint.json", limit=_NOTE_MAX_BYTES))
                 self._enqueue(_StagedCheckpoint(folder, said["step"], said["metric"], said["stamp"]))
             except (OSError, ValueError, KeyError):
                 remove_tree(folder)
@@ -144,16 +150,13 @@ class CheckpointUploader:
             self._thread.join()
 
     def _stage(self, done: CheckpointEvent) -> _StagedCheckpoint:
-        source = self._locate(done.path)
+        base, parts = self._locate(done.path)
         self._count += 1
         folder = self.workspace.staging / f"{self._count:06d}"
         files = folder / "files"
         files.mkdir(parents=True)
         try:
-            if source.is_dir():
-                _link_tree(source, files)
-            else:
-                _link(str(source), str(files / source.name))
+            _link_below(base, parts, files)
             staged = _StagedCheckpoint(folder, done.step, done.metric, _stamp(files))
             # Written last: only a whole checkpoint is taken up again after a crash.
             said = json.dumps({"step": staged.step, "metric": staged.metric, "stamp": staged.stamp})
@@ -163,7 +166,8 @@ class CheckpointUploader:
             raise
         return staged
 
-    def _locate(self, path: str) -> Path:
+    def _locate(self, path: str) -> tuple[Path, tuple[str, ...]]:
+        """The folder of all checkpoints, and the way from there, free of links."""
         base = Path(os.path.realpath(self.workspace.checkpoints))
         try:
             real = Path(os.path.realpath(base / path, strict=True))
@@ -171,7 +175,7 @@ class CheckpointUploader:
             raise NotACheckpoint(f"{path[:200]!r} does not exist: {error}") from error
         if real == base or not real.is_relative_to(base):
             raise NotACheckpoint(f"{path[:200]!r} is not inside CORRAL_CHECKPOINT_DIR")
-        return real
+        return base, real.relative_to(base).parts
 
     def _enqueue(self, staged: _StagedCheckpoint) -> None:
         with self._changed:
@@ -223,26 +227,47 @@ class CheckpointUploader:
         self.recorder.note(self.secrets.redact_text(text))
 
 
-def _link_tree(source: Path, target: Path) -> None:
-    for parent, folders, names in os.walk(source):
-        inside = target / os.path.relpath(parent, source)
-        for name in folders:
-            if os.path.islink(os.path.join(parent, name)):
-                os.symlink(os.readlink(os.path.join(parent, name)), inside / name)
-            else:
-                (inside / name).mkdir()
-        for name in names:
-            _link(os.path.join(parent, name), os.path.join(inside, name))
-
-
-def _link(source: str, target: str) -> None:
+def _link_below(base: Path, parts: tuple[str, ...], target: Path) -> None:
+    """Link a file, or all files of a folder. The child may exchange any of them for a link meanwhile."""
+    folder = open_folder(base, parts[:-1])
     try:
-        os.link(source, target, follow_symlinks=False)
+        if stat.S_ISDIR(os.lstat(parts[-1], dir_fd=folder).st_mode):
+            _link_tree(folder, parts[-1], target)
+        else:
+            _link(parts[-1], folder, target / parts[-1])
+    finally:
+        os.close(folder)
+
+
+def _link_tree(folder: int, name: str, target: Path) -> None:
+    for parent, folders, names, opened in os.fwalk(name, dir_fd=folder):
+        inside = target / os.path.relpath(parent, name)
+        for each in folders:
+            if stat.S_ISDIR(os.lstat(each, dir_fd=opened).st_mode):
+                (inside / each).mkdir(exist_ok=True)
+            else:
+                os.symlink(os.readlink(each, dir_fd=opened), inside / each)
+        for each in names:
+            _link(each, opened, inside / each)
+
+
+def _link(name: str, folder: int, target: Path) -> None:
+    try:
+        os.link(name, target, src_dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         raise
     except OSError:
         # Another device below the folder, or a file system without links.
-        shutil.copy2(source, target, follow_symlinks=False)
+        _copy(name, folder, target)
+
+
+def _copy(name: str, folder: int, target: Path) -> None:
+    """What is no regular file is not copied: a device would have no end."""
+    with open_regular(name, folder=folder) as source, target.open("xb") as copy:
+        left = os.fstat(source.fileno()).st_size
+        while left and (part := source.read(min(left, _COPY_BYTES))):
+            copy.write(part)
+            left -= len(part)
 
 
 def _stamp(root: Path) -> str:

@@ -36,9 +36,9 @@ def install(
 
 def install_unit(unit: SystemdUnit) -> None:
     for path in unit.install():
-        typer.echo(f"wrote {path}")
+        render.say(f"wrote {path}")
     if unit.root == _ROOT:
-        typer.echo(f"{NAME} is enabled and started")
+        render.say(f"{NAME} is enabled and started")
         if not unit.system:
             render.note("`loginctl enable-linger` keeps it running while you are logged out")
 
@@ -52,9 +52,9 @@ def uninstall(
     """Stop the service and remove it; the host's identity stays until `corral host leave`."""
     gone = _unit(home, system, root).uninstall()
     for path in gone:
-        typer.echo(f"removed {path}")
+        render.say(f"removed {path}")
     if not gone:
-        typer.echo("no service is installed")
+        render.say("no service is installed")
 
 
 @app.command("show")
@@ -66,7 +66,7 @@ def show_service(
     ] = False,
 ) -> None:
     """Print the unit, or the script for Windows, that would be installed."""
-    typer.echo(windows_script() if windows else _unit(home, system, _ROOT).text(), nl=False)
+    render.pass_on(windows_script() if windows else _unit(home, system, _ROOT).text(), ends=False)
 
 
 def _unit(home: Path | None, system: bool | None, root: Path) -> SystemdUnit:

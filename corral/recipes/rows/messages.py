@@ -10,6 +10,14 @@ Message = Mapping[str, object]
 """`role`, `content` and whatever else the chat template reads; `weight` on an assistant's message."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+# What other tools call them.
+_ALSO = {
+    **dict.fromkeys(("human", "prompter", "customer"), "user"),
+    **dict.fromkeys(("gpt", "bot", "model", "ai", "chatgpt", "bing", "bard", "agent"), "assistant"),
+    **dict.fromkeys(("function", "observation", "ipython"), "tool"),
+}
+# What turns ShareGPT's messages into ours.
+SHAREGPT = "`from` to `role` (human becomes user, gpt becomes assistant) and `value` to `content`"
 
 
 class RowError(ValueError):
@@ -51,9 +59,13 @@ def _message(value: object, path: str) -> Message:
         raise RowError(f"`{path}` must be an object with role and content, not {kind(value)}")
     message: dict[str, object] = {key: item for key, item in value.items() if item is not None}
     role = message.get("role")
+    if role is None and "from" in message:
+        raise RowError(f"`{path}` is a message of ShareGPT's form: rename in each {SHAREGPT}")
     if role not in ROLES:
         said = repr(role) if isinstance(role, str) else kind(role)
-        raise RowError(f"`{path}.role` must be one of {', '.join(ROLES)}, not {said}")
+        meant = _ALSO.get(role.lower()) if isinstance(role, str) else None
+        more = f"; write {meant!r}" if meant else ""
+        raise RowError(f"`{path}.role` must be one of {', '.join(ROLES)}, not {said}{more}")
     message["content"] = _content(message.get("content"), f"{path}.content")
     if "tool_calls" in message:
         message["tool_calls"] = _calls(message["tool_calls"], f"{path}.tool_calls")

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from corral.engine.data.messages import (
+from corral.recipes.rows.messages import (
+    SHAREGPT,
     Message,
     RowError,
     checked_text,
@@ -157,11 +158,25 @@ def detect(row: Mapping[str, object], recipe: str) -> RowFormat:
     found = _shape(row, recipe)
     if found is None:
         keys = ", ".join(f"`{key}`" for key in sorted(row)[:8]) or "nothing"
-        more = "; rename ShareGPT's `conversations` to `messages`" if "conversations" in row else ""
-        raise RowError(f"a row for {recipe} needs {_WANTED[recipe]}; this one holds {keys}{more}")
+        raise RowError(f"a row for {recipe} needs {_WANTED[recipe]}; this one holds {keys}{_foreign(row)}")
     if found not in ACCEPTED[recipe]:
         raise RowError(f"a row for {recipe} needs {_WANTED[recipe]}; this one is a {found}")
     return found
+
+
+def _foreign(row: Mapping[str, object]) -> str:
+    """How rows of a known other form are written here."""
+    talk = row.get("conversations")
+    if talk is not None:
+        inside = "from" in talk[0] if isinstance(talk, list) and talk and isinstance(talk[0], dict) else False
+        also = f", and in each of them {SHAREGPT}" if inside else ""
+        return f"; it is ShareGPT's form: rename `conversations` to `messages`{also}"
+    if row.keys() >= {"instruction", "output"}:
+        return (
+            "; it is Alpaca's form: write `instruction`, followed by `input`, as `prompt`,"
+            " and `output` as `completion`"
+        )
+    return ""
 
 
 def _shape(row: Mapping[str, object], recipe: str) -> RowFormat | None:

@@ -1,0 +1,124 @@
+"""What runs print, as it comes: one run's with a status line under it, or several runs' line by line."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from corral.cli.display.visible import visible
+from corral.wire.logs import LogLine
+
+_CLEAR = "\r\x1b[K"
+_LINES_REMEMBERED = 2000
+
+
+@dataclass
+class RunOutput:
+    """stdout and stderr of the run, with a status line under them where stderr is a terminal.
+
+    The line is only drawn while the cursor is at the start of a line: half a line of output stays as it is.
+    What the program prints goes out as it is.
+    """
+
+    quiet: bool
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    err: TextIO = field(default_factory=lambda: sys.stderr)
+    # The last lines that the program wrote, so that none is told again.
+    shown: deque[str] = field(default_factory=lambda: deque(maxlen=_LINES_REMEMBERED))
+    _status: str = ""
+    _mid_line: bool = False
+    _attempt: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def live(self) -> bool:
+        return not self.quiet and self.err.isatty()
+
+    @property
+    def columns(self) -> int:
+        """How long a status line may be. Wrapped onto a second row it could not be erased again."""
+        return shutil.get_terminal_size().columns - 1
+
+    def write(self, line: LogLine) -> None:
+        if line.stream == "corral" and self.quiet:
+            return
+        if self._attempt and line.attempt != self._attempt:
+            self.say(f"corral: attempt {line.attempt}")
+        self._attempt = line.attempt
+        with self._drawn_around():
+            stream = self.out if line.stream == "stdout" else self.err
+            text = visible(line.text) if line.stream == "corral" else line.text
+            stream.write(text if line.partial else f"{text}\n")
+            stream.flush()
+            before = self.shown.pop() if self._mid_line and self.shown else ""
+            self.shown.append(before + line.text)
+            self._mid_line = line.partial
+
+    def say(self, text: str) -> None:
+        if self.quiet:
+            return
+        with self._drawn_around():
+            self.err.write(f"{visible(text)}\n")
+            self.err.flush()
+
+    def status(self, text: str) -> None:
+        with self._drawn_around():
+            self._status = text
+
+    @contextmanager
+    def _drawn_around(self) -> Iterator[None]:
+        """The status line is erased, and drawn again after what is done meanwhile."""
+        with self._lock:
+            self._draw(_CLEAR)
+            yield
+            self._draw(self._status[: self.columns])
+
+    def _draw(self, text: str) -> None:
+        if self.live and self._status and not self._mid_line:
+            self.err.write(text)
+            self.err.flush()
+
+
+@dataclass
+class GroupOutput:
+    """What several runs print at once: whole lines, each with its run."""
+
+    quiet: bool = False
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    err: TextIO = field(default_factory=lambda: sys.stderr)
+    # By run and stream, the line that has not ended yet.
+    _begun: dict[tuple[str, str], str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def write(self, run_id: str, line: LogLine) -> None:
+        if line.stream == "corral" and self.quiet:
+            return
+        with self._lock:
+            whole = self._begun.pop((run_id, line.stream), "") + line.text
+            if line.partial:
+                self._begun[run_id, line.stream] = whole
+            else:
+                self._print(run_id, line.stream, whole)
+
+    def end(self, run_id: str) -> None:
+        """Nothing more comes of the run: print the lines that it left without an end."""
+        with self._lock:
+            for key in [key for key in self._begun if key[0] == run_id]:
+                self._print(*key, self._begun.pop(key))
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            with self._lock:
+                self.err.write(f"{visible(text)}\n")
+                self.err.flush()
+
+    def _print(self, run_id: str, stream: str, text: str) -> None:
+        to = self.out if stream == "stdout" else self.err
+        to.write(f"{run_id}  {visible(text) if stream == 'corral' else text}\n")
+        to.flush()
