@@ -80,6 +80,15 @@ class Settings(BaseModel):
         return self.home / "server.json"
 
     @property
+    def database_file(self) -> Path:
+        """Where SQLite keeps it, unless `database` names another."""
+        return self.home / "corral.db"
+
+    @property
+    def installation_file(self) -> Path:
+        return self.home / "installation.json"
+
+    @property
     def operator_token_file(self) -> Path:
         return self.home / "operator.token"
 

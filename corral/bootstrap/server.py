@@ -22,6 +22,7 @@ from corral.adapters.secrets import FileCipher, load_key
 from corral.adapters.tls.authority import CA_LIFETIME, OwnAuthority
 from corral.adapters.tls.context import ServerTls
 from corral.adapters.webhook_sender import HttpSender
+from corral.bootstrap.installation import check_database_is_there, join_installation, keep_note
 from corral.bootstrap.sockets import listen, loop_factory, open_files, raise_open_files
 from corral.bootstrap.transport import ServerTransport, build_transport
 from corral.client.hosts.identity import (
@@ -64,7 +65,7 @@ class PostgresMissing(CorralError):
 
 def open_store(settings: Settings) -> Store:
     if settings.database is None:
-        return SqliteStore(settings.home / "corral.db")
+        return SqliteStore(settings.database_file)
     try:
         from corral.store.postgres.store import PostgresStore  # noqa: PLC0415 - an extra; most have no psycopg
     except ImportError:
@@ -190,9 +191,12 @@ def run_server(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings) -> None:
+    check_database_is_there(settings)
     store = open_store(settings)
     transport = build_transport(settings, SystemClock().now)
     tls = transport.tls
+    # Before anything is written: what is in this home may belong to another database.
+    note = await join_installation(settings, store, SystemClock().now())
     services = build_services(settings, store, transport.trust)
     await ensure_identities(settings, store, services.clock.now())
     if transport.authority is not None and transport.trust.hosts_need_certificates:
@@ -220,9 +224,13 @@ async def _serve(settings: Settings) -> None:
     )
     server = _Announcing(config, settings, transport, before_end=control_plane.close_waits)
     _stop_on_signals(server)
-    keeper = asyncio.create_task(_keep_fresh(tls, settings))
+    keepers = [
+        asyncio.create_task(_keep_fresh(tls, settings)),
+        asyncio.create_task(keep_note(settings, store, note)),
+    ]
     await server.serve(sockets=[listener])
-    keeper.cancel()
+    for keeper in keepers:
+        keeper.cancel()
 
 
 async def _keep_fresh(tls: ServerTls | None, settings: Settings) -> None:

@@ -89,6 +89,8 @@ _COMMANDS = (
     _Command("quotas", "quotas", "Set, list and remove what projects may use."),
     _one("usage", "usage", "Show slot and GPU hours by project, in a calendar month (UTC)."),
     _Command("audit", "audit", "Show and verify who did what."),
+    _one("backup", "server.backup", "Copy this machine's installation into a folder; it may run meanwhile."),
+    _one("restore", "server.backup", "Put a backup in place as this machine's installation."),
     _one("fsck", "server.fsck", "Re-hash and cross-check everything that the server stores."),
     _one("schema", "runs.schema", "Print the JSON Schema of a run file, for editors."),
 )

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.options import AsJson, command_group, duration_s
@@ -18,10 +19,18 @@ from corral.wire.tokens import CreatedToken, TokenRequest, TokenView
 app = command_group(__doc__)
 
 
+_SCOPES = (
+    "What it may do: a user's part, an operator's, only read, be a worker of a host, or of one run. "
+    "An endpoint's own token is made by `corral fn token`."
+)
+
+
 class TokenScope(StrEnum):
     USER = "user"
     OPERATOR = "operator"
+    READ = "read"
     HOST = "host"
+    RUN = "run"
 
 
 @app.command("ls")
@@ -52,13 +61,20 @@ def _ended(token: TokenView) -> str | None:
 @app.command()
 def create(
     name: Annotated[str, typer.Argument(help="Whose it is, or what for.")],
-    scope: Annotated[TokenScope, typer.Option(help="What it may do.")] = TokenScope.USER,
+    scope: Annotated[TokenScope, typer.Option(help=_SCOPES)] = TokenScope.USER,
     project: Annotated[str | None, typer.Option(help="Only in this project.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(help="With --scope run: the run that it is for.", autocompletion=complete.runs),
+    ] = None,
     expires: Annotated[str | None, typer.Option(help='After how long, as "30d"; never by default.')] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a token and print it, once."""
     given = {"scope": scope.value, "name": name, "project": project}
+    if run is not None:
+        with connect() as corral:
+            given["run"] = corral.runs.resolve(run)
     made = _create(given, expires, as_json=as_json)
     if made is not None:
         render.note(f"{made.id} is made. It is not shown again; use it as CORRAL_TOKEN.")

@@ -76,7 +76,7 @@ class Corral:
 
     def health(self) -> Health:
         """One try, so that a caller who waits for a server sees how it stands now."""
-        return self.transport.once("GET", "/v1/health", Health, timeout_s=5)
+        return self.transport.once("GET", "/v1/health", Health, timeout_s=5, also=(503,))
 
     def fsck(self) -> Iterator[FsckLine]:
         """Findings as the server makes them; the last line has `done`."""

@@ -10,10 +10,12 @@ from corral.wire.endpoints import (
     AppAnswer,
     AppRequest,
     DeployRequest,
+    EndpointAccess,
     EndpointPage,
     EndpointView,
     Scaling,
 )
+from corral.wire.tokens import CreatedToken, EndpointTokenRequest, TokenPage
 
 
 class Endpoints(Api):
@@ -47,6 +49,22 @@ class Endpoints(Api):
 
     def stop(self, project: str, name: str) -> EndpointView:
         return self._transport.repeat("POST", self._path(project, name, "stop"), EndpointView)
+
+    def set_access(self, project: str, name: str, *, public: bool) -> EndpointView:
+        """Whether its web functions can be called by everybody, without a token."""
+        body = EndpointAccess(public=public)
+        return self._transport.repeat("PUT", self._path(project, name, "access"), EndpointView, body=body)
+
+    def tokens(self, project: str, name: str) -> TokenPage:
+        return self._transport.get(self._path(project, name, "tokens"), TokenPage)
+
+    def create_token(self, project: str, name: str, request: EndpointTokenRequest) -> CreatedToken:
+        # Once: a lost answer would otherwise leave a token behind that nobody has.
+        path = self._path(project, name, "tokens")
+        return self._transport.once("POST", path, CreatedToken, body=request)
+
+    def revoke_token(self, project: str, name: str, token_id: str) -> None:
+        self._transport.repeat("DELETE", self._path(project, name, "tokens", token_id), type(None))
 
     def remove(self, project: str, name: str) -> None:
         self._transport.once("DELETE", self._path(project, name), type(None))

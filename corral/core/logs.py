@@ -205,7 +205,7 @@ class StoredLine(NamedTuple):
 def read_lines(
     segments: list[Segment], store: SegmentStore, cursor: Cursor, *, limit: int, max_bytes: int = 1 << 20
 ) -> Iterator[StoredLine]:
-    """Up to `limit` records after the cursor; what the disk has lost or damaged is left out. Blocks."""
+    """Up to `limit` records after the cursor; of output that the disk has lost a line says so. Blocks."""
     left = limit
     for segment in segments:
         place = (segment.attempt, segment.rank, segment.n)
@@ -216,7 +216,8 @@ def read_lines(
             chunk = _read(store, segment, offset, min(max_bytes, segment.bytes - offset))
             end = chunk.rfind(b"\n") + 1
             if not end and len(chunk) < max_bytes:
-                # Nothing more can be read here, though the row says so; fsck tells. Others may be whole.
+                # Nothing more can be read here, though the row says so. Others may be whole.
+                yield from _told_lost(segment, offset)
                 break
             if not end:
                 # One record longer than a chunk: take all that is left of the segment.
@@ -231,6 +232,15 @@ def read_lines(
                 left -= 1
                 if left == 0:
                     return
+
+
+def _told_lost(segment: Segment, offset: int) -> Iterator[StoredLine]:
+    if segment.stream == LOG:
+        text = (
+            f"{segment.bytes - offset} bytes of the output are lost here; `corral fsck` names what is damaged"
+        )
+        after = Cursor(segment.attempt, segment.rank, segment.n, segment.bytes)
+        yield StoredLine(segment, [segment.created_at, "corral", False, text], after)
 
 
 def _read(store: SegmentStore, segment: Segment, start: int, length: int) -> bytes:

@@ -8,7 +8,9 @@ from corral.core.audit import Author, note
 from corral.core.topics import TOPIC_TOKEN
 from corral.domain.errors import NotFound, Unauthenticated
 from corral.domain.hosts.hosts import Host
-from corral.domain.ids import HostId, TokenId, new_token_id
+from corral.domain.hosts.policy import HostPolicy, render_declared
+from corral.domain.ids import EndpointId, HostId, RunId, TokenId, new_token_id
+from corral.domain.runs.states import FINAL
 from corral.domain.tokens import Scope, Token, hash_secret, new_secret, parse_token, render_token
 from corral.store.transaction import Tx
 
@@ -30,6 +32,8 @@ def make_token(
     host_id: HostId | None = None,
     expires_at: float | None = None,
     labels: str | None = None,
+    run_id: RunId | None = None,
+    endpoint_id: EndpointId | None = None,
 ) -> NewToken:
     secret = new_secret()
     token = Token(
@@ -43,6 +47,8 @@ def make_token(
         expires_at,
         None,
         labels=labels,
+        run_id=run_id,
+        endpoint_id=endpoint_id,
     )
     tx.tokens.insert(token)
     return NewToken(token, render_token(token.id, secret))
@@ -72,6 +78,31 @@ def revoke(tx: Tx, token_id: TokenId, *, by: Author) -> None:
         raise NotFound(f"there is no valid token {token_id}", hint="List them with `corral tokens ls`.")
     note(tx, "token.revoke", f"token:{token_id}", by)
     tx.announce(TOPIC_TOKEN, token_id)
+
+
+def make_run_token(tx: Tx, run_id: RunId, name: str, *, now: float, expires_at: float | None) -> NewToken:
+    """For a worker that may take this run and no other, as a host of its own."""
+    run = tx.runs.get(run_id)
+    if run is None or run.state in FINAL:
+        why = "there is no such run" if run is None else f"it has {run.state}"
+        raise NotFound(f"no worker can take run {run_id}: {why}", hint="List runs with `corral ls`.")
+    called = f"run-{run_id.removeprefix('r-')}"
+    host = tx.hosts.by_name(called)
+    if host is None:
+        policy = HostPolicy(slots=1, allow=(f"name:{run.name}",), projects=(run.project,))
+        host = Host.new(called, now)._replace(declared=render_declared(policy), declared_digest=policy.digest)
+        tx.hosts.insert(host)
+    made = make_token(
+        tx,
+        Scope.RUN,
+        name,
+        now=now,
+        project=run.project,
+        host_id=host.id,
+        expires_at=expires_at,
+        run_id=run_id,
+    )
+    return made
 
 
 def make_host(tx: Tx, name: str, *, now: float, expires_at: float | None = None) -> tuple[Host, NewToken]:

@@ -43,7 +43,10 @@ class ScalingRule:
 
 
 class Endpoint(NamedTuple):
-    """`scaling` is JSON. `current` is 0 until the first version serves."""
+    """`scaling` is JSON. `current` is 0 until the first version serves.
+
+    `public` says that its web functions can be called without a token.
+    """
 
     id: EndpointId
     project: str
@@ -55,6 +58,7 @@ class Endpoint(NamedTuple):
     created_at: float
     created_by: str
     called_at: float
+    public: bool = False
 
     @property
     def rule(self) -> ScalingRule:

@@ -116,6 +116,17 @@ class StoreUnavailable(CorralError):
     hint = "Try again shortly; nothing was changed. If it persists, check the server's disk and log."
 
 
+class StoreDamaged(StoreUnavailable):
+    """The database itself says that its pages or indexes are damaged; trying again does not help."""
+
+    code = "store_damaged"
+    retry_after_s = 30.0
+    hint = (
+        "See what is harmed with `corral fsck`, stop the server with `corral down`, "
+        "and restore a backup with `corral restore`."
+    )
+
+
 class DiskFull(StoreUnavailable):
     code = "disk_full"
     hint = "Free space on the server's disk, then try again; nothing was changed."

@@ -8,19 +8,29 @@ import secrets
 from enum import StrEnum
 from typing import NamedTuple
 
-from corral.domain.ids import HostId, TokenId, is_digest, is_id
+from corral.domain.ids import EndpointId, HostId, RunId, TokenId, is_digest, is_id
 
 
 class Scope(StrEnum):
     USER = "user"
     OPERATOR = "operator"
+    # Sees what a user sees, and changes nothing.
+    READ = "read"
     HOST = "host"
+    # A worker that may take one run, and nothing else.
+    RUN = "run"
+    # Calls the web functions of one endpoint, and nothing else.
+    ENDPOINT = "endpoint"
     # Good for one enrolment of a host, and for nothing else.
     JOIN = "join"
 
 
 class Token(NamedTuple):
-    """Only the hash is kept. `project` None means all; `host_id` binds a host's token to its host."""
+    """Only the hash is kept. `project` None means all; `host_id` binds a host's token to its host.
+
+    `run_id` is the one run that a token of scope run may take, `endpoint_id` the one endpoint that a token
+    of scope endpoint may call.
+    """
 
     id: TokenId
     hash: str
@@ -36,6 +46,14 @@ class Token(NamedTuple):
     labels: str | None = None
     # Of a join token: the hash of the request id that used it, so that only its repetition is answered again.
     used_by: str | None = None
+    run_id: RunId | None = None
+    endpoint_id: EndpointId | None = None
+
+    @classmethod
+    def public(cls, endpoint_id: EndpointId, project: str) -> Token:
+        """Whoever calls an endpoint that is public. It is never written down or given out."""
+        made = cls(TokenId(""), "", Scope.ENDPOINT, "public", project, None, 0.0, None, None)
+        return made._replace(endpoint_id=endpoint_id)
 
     @classmethod
     def of_run(cls, run_id: str, project: str) -> Token:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from fastapi import Depends, Query, Request
 
@@ -16,6 +16,14 @@ from corral.domain.tokens import Scope, Token
 from corral.ports.clock import Clock
 from corral.store.transaction import Tx
 
+USERS = (Scope.USER, Scope.OPERATOR)
+READERS = (*USERS, Scope.READ)
+OPERATORS = (Scope.OPERATOR,)
+MONITORS = (Scope.OPERATOR, Scope.READ)
+HOSTS = (Scope.HOST,)
+WORKERS = (Scope.HOST, Scope.RUN)
+# The methods with which nothing is changed.
+READING = frozenset({"GET", "HEAD"})
 CACHE_S = 10.0
 MOST_TOKENS = 10_000
 
@@ -49,6 +57,13 @@ class Caller:
 
     def sees(self, project: str) -> bool:
         return self.token.project is None or self.token.project == project
+
+
+class Claimant(NamedTuple):
+    """Who asks for leases; `only` is the one run that it may be given, None for whatever fits its host."""
+
+    host_id: HostId
+    only: RunId | None
 
 
 class TokenCache:
@@ -102,7 +117,7 @@ def require(token: Token | None, *scopes: Scope) -> Token:
 
 
 def user_of(token: Token | None, origin: str = "") -> Caller:
-    return Caller(require(token, Scope.USER, Scope.OPERATOR), origin)
+    return Caller(require(token, *USERS), origin)
 
 
 def origin_of(request: Request) -> str:
@@ -110,30 +125,66 @@ def origin_of(request: Request) -> str:
 
 
 def host_of(token: Token | None) -> HostId:
-    token = require(token, Scope.HOST)
+    """The host that a worker speaks for."""
+    return _bound(require(token, *WORKERS))
+
+
+def claimant_of(token: Token | None) -> Claimant:
+    return Claimant(host_of(token), None if token is None else token.run_id)
+
+
+def _bound(token: Token) -> HostId:
     if token.host_id is None:
-        raise Forbidden("this host token is bound to no host")
+        raise Forbidden(f"this {token.scope} token is bound to no host")
     return token.host_id
 
 
 async def user(request: Request) -> Caller:
-    return user_of(request.state.token, origin_of(request))
+    """A token that may only read passes wherever the call is a GET: those change nothing."""
+    scopes = READERS if request.method in READING else USERS
+    return Caller(require(request.state.token, *scopes), origin_of(request))
 
 
 async def operator(request: Request) -> Caller:
-    return Caller(require(request.state.token, Scope.OPERATOR), origin_of(request))
+    return Caller(require(request.state.token, *OPERATORS), origin_of(request))
+
+
+async def monitor(request: Request) -> Caller:
+    """Whoever may see numbers about all projects."""
+    caller = Caller(require(request.state.token, *MONITORS), origin_of(request))
+    if caller.token.project is not None:
+        raise Forbidden(
+            f"this token is for project {caller.token.project}, and the call is about all of them",
+            hint="Make one without a project: `corral tokens create NAME --scope read`.",
+        )
+    return caller
 
 
 async def anyone(request: Request) -> Token:
-    return require(request.state.token, Scope.USER, Scope.OPERATOR, Scope.HOST)
+    return require(request.state.token, *READERS, *WORKERS)
 
 
-async def host(request: Request) -> HostId:
+async def worker(request: Request) -> HostId:
     return host_of(request.state.token)
+
+
+async def claimant(request: Request) -> Claimant:
+    return claimant_of(request.state.token)
+
+
+async def enrolled(request: Request) -> HostId:
+    """A host that has a credential to keep, which the worker of one run has not."""
+    return _bound(require(request.state.token, *HOSTS))
 
 
 async def joining(request: Request) -> Caller:
     return Caller(require(request.state.token, Scope.JOIN), origin_of(request))
+
+
+async def web_caller(request: Request) -> Token | None:
+    """Whoever may call some web function; which one, and whether without a token, the endpoint decides."""
+    token: Token | None = request.state.token
+    return None if token is None else require(token, *USERS, Scope.ENDPOINT)
 
 
 async def project_path(project: str, caller: User) -> str:
@@ -166,8 +217,12 @@ async def artifact_path(artifact_id: str) -> ArtifactId:
 
 User = Annotated[Caller, Depends(user)]
 Operator = Annotated[Caller, Depends(operator)]
+Monitor = Annotated[Caller, Depends(monitor)]
 Anyone = Annotated[Token, Depends(anyone)]
-OwnHost = Annotated[HostId, Depends(host)]
+OwnHost = Annotated[HostId, Depends(worker)]
+Claiming = Annotated[Claimant, Depends(claimant)]
+EnrolledHost = Annotated[HostId, Depends(enrolled)]
+WebCaller = Annotated[Token | None, Depends(web_caller)]
 Joining = Annotated[Caller, Depends(joining)]
 Project = Annotated[str, Depends(project_path)]
 OwnLease = Annotated[LeaseKey, Depends(lease_key)]

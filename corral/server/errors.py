@@ -42,6 +42,7 @@ STATUS: Mapping[str, int] = {
     "forbidden": 403,
     "token_used": 403,
     "store_unavailable": 503,
+    "store_damaged": 503,
     "disk_full": 507,
     "project_full": 507,
     "rate_limited": 429,

@@ -18,7 +18,7 @@ from corral.domain.errors import CorralError
 from corral.domain.ids import HostId, LeaseId
 from corral.domain.leases import LeaseKey
 from corral.domain.tokens import Token
-from corral.server.authorization import Caller, host_of, user_of
+from corral.server.authorization import Caller, Claimant, claimant_of, host_of, user_of
 from corral.server.errors import refused, render, unexpected
 from corral.server.routes import calls, leases, runs
 from corral.server.services import Services
@@ -81,8 +81,8 @@ def of_response(response: Response) -> FastReply:
     return FastReply(response.status_code, bytes(response.body), headers)
 
 
-async def _claim(svc: Services, host_id: HostId, body: ClaimRequest, gone: Gone) -> tuple[int, str]:
-    return 200, await leases.claim_as_json(body, host_id, svc, gone)
+async def _claim(svc: Services, claimant: Claimant, body: ClaimRequest, gone: Gone) -> tuple[int, str]:
+    return 200, await leases.claim_as_json(body, claimant, svc, gone)
 
 
 async def _outcomes(svc: Services, host_id: HostId, body: OutcomesRequest, _: Gone) -> tuple[int, str]:
@@ -105,7 +105,7 @@ async def _collect(svc: Services, caller: Caller, body: CollectRequest, _: Gone)
 _ROUTES = {
     route.path: route
     for route in (
-        FastRoute("/v1/claims", host_of, ClaimRequest, _claim),
+        FastRoute("/v1/claims", claimant_of, ClaimRequest, _claim),
         FastRoute("/v1/runs", user_of, SubmitRequest, _submit),
         FastRoute("/v1/outcomes", host_of, OutcomesRequest, _outcomes),
         FastRoute("/v1/calls", user_of, CallsRequest, _make_calls),

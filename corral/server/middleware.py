@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corral.core.tokens import authenticate
 from corral.domain.errors import CorralError, InvalidInput, RateLimited, TooLarge, Unauthenticated
-from corral.domain.tokens import Scope as TokenScope
 from corral.domain.tokens import Token, parse_token
 from corral.server import fast_routes as express
 from corral.server.connections import WaitingConnections
@@ -23,6 +22,7 @@ from corral.server.services import Services
 from corral.version import __version__
 
 OPEN = frozenset({"/v1/health", "/v1/ca", "/v1/openapi.json"})
+_WEB = "/v1/web/"
 VERSION_HEADER = (b"corral-version", __version__.encode())
 
 
@@ -56,6 +56,8 @@ class Gate:
             if token is not None:
                 self._services.trust.check(token, state.get("peer"))
                 self._count_call(token, scope["path"])
+            elif is_web(scope["path"]):
+                self._count_stranger(scope)
             _refuse_nul(scope)
             limited = _limit(scope, receive, self._services.limits.max_body_bytes)
         except CorralError as error:
@@ -89,11 +91,17 @@ class Gate:
 
     def _count_call(self, token: Token, path: str) -> None:
         """RateLimited if it is one too many."""
-        if token.scope is TokenScope.HOST and is_vital(path):
+        if token.host_id is not None and is_vital(path):
             return
         wait_s = self._rates.take(token.id, self._services.clock.monotonic())
         if wait_s:
             raise _too_many(f"token {token.name} makes too many calls", wait_s)
+
+    def _count_stranger(self, scope: Scope) -> None:
+        """Of a caller without a token the address is counted."""
+        wait_s = self._rates.take(f"from {_origin(scope)}", self._services.clock.monotonic())
+        if wait_s:
+            raise _too_many("too many calls without a token come from this address", wait_s)
 
     def known(self, authorization: bytes) -> Token | None:
         """The token, if it was found good a moment ago."""
@@ -118,6 +126,9 @@ class Gate:
         if (known := self.known(header)) is not None:
             return known
         text = _bearer(header)
+        if is_web(scope["path"]) and parse_token(text) is None:
+            # The endpoint may be public; its route says who may call it.
+            return None
         if not text:
             raise Unauthenticated("the request has no token")
         now = self._services.clock.now()
@@ -132,6 +143,11 @@ class Gate:
             raise
         self._services.token_cache.remember(token, mark, now)
         return token
+
+
+def is_web(path: str) -> bool:
+    """Whether it may be a call of a public function, which needs no token."""
+    return path.startswith(_WEB)
 
 
 def _origin(scope: Scope) -> str:

@@ -53,18 +53,28 @@ def streamed(media_type: str, description: str) -> dict[int | str, dict[str, Any
 
 
 _SCOPES: Mapping[Callable[..., Any], tuple[Scope, ...]] = {
-    authorization.user: (Scope.USER, Scope.OPERATOR),
-    authorization.operator: (Scope.OPERATOR,),
-    authorization.anyone: (Scope.USER, Scope.OPERATOR, Scope.HOST),
-    authorization.host: (Scope.HOST,),
+    authorization.user: authorization.USERS,
+    authorization.operator: authorization.OPERATORS,
+    authorization.monitor: authorization.MONITORS,
+    authorization.anyone: (*authorization.READERS, *authorization.WORKERS),
+    authorization.worker: authorization.WORKERS,
+    authorization.claimant: authorization.WORKERS,
+    authorization.enrolled: authorization.HOSTS,
     authorization.joining: (Scope.JOIN,),
+    authorization.web_caller: (*authorization.USERS, Scope.ENDPOINT),
 }
 
 
-def scopes_of(dependant: Dependant) -> frozenset[Scope]:
+def scopes_of(dependant: Dependant, method: str) -> frozenset[Scope]:
     """The scopes whose token passes every check of the route; empty for a route that needs no token."""
-    named = [frozenset(_SCOPES[call]) for call in _calls(dependant) if call in _SCOPES]
+    named = [frozenset(_named(call, method)) for call in _calls(dependant) if call in _SCOPES]
     return frozenset.intersection(*named) if named else frozenset()
+
+
+def _named(call: Callable[..., Any], method: str) -> tuple[Scope, ...]:
+    if call is authorization.user and method in authorization.READING:
+        return authorization.READERS
+    return _SCOPES[call]
 
 
 def _calls(dependant: Dependant) -> Iterator[Callable[..., Any]]:
@@ -93,8 +103,8 @@ def _add_scopes(schema: dict[str, Any], routes: Iterable[APIRoute]) -> None:
     for route in routes:
         if not route.include_in_schema:
             continue
-        scopes = sorted(scopes_of(route.dependant))
         for method in route.methods or ():
+            scopes = sorted(scopes_of(route.dependant, method))
             operation = schema["paths"][route.path_format][method.lower()]
             operation["x-corral-scopes"] = scopes
             operation["security"] = [{"token": []}] if scopes else []

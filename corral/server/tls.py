@@ -30,7 +30,7 @@ class TlsTrust:
 
     def binds(self, token: Token, peer: str | None) -> bool:
         """Whether a call with this token may come over a connection of this peer."""
-        if token.scope is not Scope.HOST:
+        if token.scope not in (Scope.HOST, Scope.RUN):
             return True
         # Also where none is demanded: a certificate of another host is never right.
         return token.host_id == peer if peer is not None else not self.hosts_need_certificates

@@ -201,9 +201,13 @@ CREATE TABLE tokens (
     revoked_at REAL,
     used_at REAL,
     labels TEXT,
-    used_by TEXT
+    used_by TEXT,
+    run_id TEXT,
+    endpoint_id TEXT
 );
 CREATE INDEX tokens_host ON tokens (host_id, id) WHERE host_id IS NOT NULL;
+CREATE INDEX tokens_run ON tokens (run_id, id) WHERE run_id IS NOT NULL;
+CREATE INDEX tokens_endpoint ON tokens (endpoint_id, id) WHERE endpoint_id IS NOT NULL;
 
 CREATE TABLE secrets (
     project TEXT NOT NULL,
@@ -476,7 +480,8 @@ CREATE TABLE endpoints (
     stopped INTEGER NOT NULL,
     created_at REAL NOT NULL,
     created_by TEXT NOT NULL,
-    called_at REAL NOT NULL
+    called_at REAL NOT NULL,
+    public INTEGER NOT NULL DEFAULT 0
 );
 CREATE UNIQUE INDEX endpoints_name ON endpoints (project, name);
 
@@ -589,4 +594,13 @@ CREATE TABLE volume_versions (
     created_at REAL NOT NULL,
     created_by TEXT NOT NULL,
     PRIMARY KEY (project, name, version)
+);
+
+-- Which installation the database belongs to; one row. `accepted` is how many runs were ever accepted, which a
+-- note outside the database is compared with; it is counted on SQLite alone.
+CREATE TABLE installation (
+    id TEXT NOT NULL PRIMARY KEY,
+    home TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    accepted INTEGER NOT NULL
 );

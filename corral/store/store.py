@@ -21,6 +21,11 @@ class Store(Protocol):
         """Whether this is the only server that writes to the database."""
         ...
 
+    @property
+    def damaged(self) -> str | None:
+        """What was seen of damage since the start; None while nothing was."""
+        ...
+
     async def write(self, unit: Callable[[Tx], T]) -> T:
         """Run the unit and return after its commit is durable, or raise and keep nothing of it.
 
@@ -37,6 +42,10 @@ class Store(Protocol):
 
     async def read(self, unit: Callable[[Tx], T]) -> T:
         """Run the unit on one consistent snapshot; it must not write and must end within a second."""
+        ...
+
+    async def damage(self) -> list[str]:
+        """What the database's own check finds wrong, each in a sentence; it may take long."""
         ...
 
     def subscribe(self, listener: Callable[[str, str], None]) -> None:

@@ -12,6 +12,7 @@ from corral.store.tables.endpoints import SqlEndpoints
 from corral.store.tables.events import SqlEvents
 from corral.store.tables.groups import SqlGroups
 from corral.store.tables.hosts import SqlHosts
+from corral.store.tables.installation import SqlInstallation
 from corral.store.tables.leases import SqlLeases
 from corral.store.tables.logs import SqlLogs
 from corral.store.tables.loops import SqlLoops
@@ -42,6 +43,7 @@ class Tx:
         self.events = SqlEvents(connection)
         self.groups = SqlGroups(connection)
         self.hosts = SqlHosts(connection)
+        self.installation = SqlInstallation(connection)
         self.leases = SqlLeases(connection)
         self.logs = SqlLogs(connection)
         self.loops = SqlLoops(connection)

@@ -99,6 +99,12 @@ class AppAnswer(Answer):
     stopped: list[str] = Field([], description="Endpoints that are no part of it any more.")
 
 
+class EndpointAccess(Exact):
+    """Who may call its web functions."""
+
+    public: bool = Field(description="Everybody, without a token; else only those who have one.")
+
+
 class VersionView(Answer):
     version: int
     state: str
@@ -123,6 +129,7 @@ class EndpointView(Answer):
     running: int = 0
     created_at: float
     called_at: float = Field(description="When it was called last, to a second; 0 if never.")
+    public: bool = Field(False, description="Whether its web functions need no token.")
     next_at: float | None = Field(None, description="When its schedule calls it next.")
     module: str | None = Field(None, description="The module that its instances import.")
     versions: list[VersionView] = []

@@ -1,12 +1,16 @@
 """What every SegmentStore promises. An adapter is done when its name is among the params."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from corral.adapters.blobs.segments import DirectorySegments
+from corral.core.logs import LOG, Cursor, read_lines, segment_key
+from corral.domain.artifacts import Segment
 from corral.domain.errors import InvalidInput, StoreUnavailable
+from corral.domain.ids import new_run_id
 from corral.ports.blobs import SegmentStore
 
 KEY = "r-bcdfghjkmnpq/1-0-logs-0"
@@ -96,3 +100,18 @@ def test_a_key_of_another_form_is_refused_by_every_entry(segments: SegmentStore,
         segments.read(key, 0, 1)
     with pytest.raises(InvalidInput):
         segments.delete(key)
+
+
+def test_output_that_the_disk_has_lost_is_said_to_be_lost(tmp_path: Path) -> None:
+    """STO-11: the row says more bytes than the file has; reading it says so instead of printing nothing."""
+    store = DirectorySegments(tmp_path)
+    lines = [json.dumps([1.0, "stdout", False, text]).encode() + b"\n" for text in ("kept", "gone")]
+    segment = Segment(new_run_id(), 1, 0, LOG, 0, sum(map(len, lines)), 2, 1.0)
+    store.append(segment_key(segment), 0, lines[0])
+
+    first, last = read_lines([segment], store, Cursor(), limit=10)
+
+    assert first.record[3] == "kept"
+    assert last.record[1] == "corral"
+    assert f"{len(lines[1])} bytes of the output are lost here" in last.record[3]
+    assert list(read_lines([segment], store, last.after, limit=10)) == []

@@ -88,6 +88,13 @@ class FaultyStore:
     def subscribe(self, listener: Callable[[str, str], None]) -> None:
         self.inner.subscribe(listener)
 
+    @property
+    def damaged(self) -> str | None:
+        return self.inner.damaged
+
+    async def damage(self) -> list[str]:
+        return await self.inner.damage()
+
     async def lead(self, loop: str) -> bool:
         return await self.inner.lead(loop)
 

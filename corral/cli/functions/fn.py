@@ -9,6 +9,7 @@ import typer
 
 from corral.cli.connect import connect
 from corral.cli.display import render
+from corral.cli.functions.access import access, token
 from corral.cli.functions.check import check_app
 from corral.cli.functions.deploy import deploy, serve
 from corral.cli.functions.run import run_function
@@ -23,6 +24,8 @@ app.command("run")(run_function)
 app.command("deploy")(deploy)
 app.command("serve")(serve)
 app.command("check")(check_app)
+app.command("access")(access)
+app.command("token")(token)
 
 Endpoint = Annotated[str, typer.Argument(help="An endpoint: `app.function`.")]
 

@@ -13,6 +13,7 @@ from corral.domain.errors import CorralError
 
 # What each check of the server goes through, one of it.
 _THINGS = {
+    "database": "database",
     "runs": "run",
     "blobs": "blob",
     "volumes": "volume",
@@ -28,12 +29,13 @@ def fsck(
 
     Exits with 1 if anything is wrong.
     """
-    problems, done = 0, False
+    problems, done, damaged = 0, False, False
     checked: dict[str, int] = {}
     with connect() as corral, step_bar() as bar:
         for line in corral.fsck():
             problems += line.problem is not None
             done = done or line.done
+            damaged = damaged or (line.check == "database" and line.problem is not None)
             checked[line.check] = max(checked.get(line.check, 0), line.checked)
             if as_json:
                 render.show_json_line(line)
@@ -47,6 +49,11 @@ def fsck(
         counts = ", ".join(_counted(check, count) for check, count in checked.items() if count)
         found = render.count(problems, "problem") if problems else "no problems"
         render.say(f"checked {counts or 'nothing'}: {found}")
+    if damaged:
+        render.note(
+            "the database is damaged: stop the server with `corral down`, and restore a backup with "
+            "`corral restore`; without one, keep a copy of the folder before anything else"
+        )
     if problems:
         raise typer.Exit(1)
 

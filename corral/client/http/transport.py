@@ -40,6 +40,8 @@ class RequestOptions(TypedDict, total=False):
     params: Params | None
     headers: Mapping[str, str] | None
     timeout_s: float | None
+    # Statuses beside the good ones whose body is an answer and not an error.
+    also: tuple[int, ...]
 
 
 class Page(Protocol[T]):
@@ -264,8 +266,9 @@ class Transport:
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        also: tuple[int, ...] = (),
     ) -> httpx.Response:
-        """One try; the whole answer, whose status is good."""
+        """One try; the whole answer, whose status is good or one of `also`."""
         made = dict(headers or {})
         if body is not None:
             content = body.model_dump_json().encode()
@@ -287,7 +290,7 @@ class Transport:
             response = self._asked(request) if whole else request()
         except httpx.HTTPError as error:
             raise unreachable(self.url, error) from error
-        if not response.is_success:
+        if not response.is_success and response.status_code not in also:
             raise from_response(response)
         return response
 

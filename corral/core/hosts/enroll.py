@@ -19,6 +19,8 @@ from corral.store.transaction import Tx
 
 # `/v1/hosts/self` is whoever calls.
 RESERVED = frozenset({"self", "enroll"})
+# How long the host of one run stays after its run.
+RUN_HOST_S = 3600.0
 
 
 class TokenUsed(Forbidden):
@@ -154,6 +156,16 @@ def revoke_host(tx: Tx, host: Host, *, now: float) -> Host:
     host = host._replace(revoked_at=host.revoked_at or now)
     tx.hosts.save(host)
     return host
+
+
+def retire_run_hosts(tx: Tx, *, now: float, limit: int) -> int:
+    """The hosts that were made for one run each, a while after it ended: its worker may still report."""
+    ended = tx.tokens.of_ended_runs(now - RUN_HOST_S, limit)
+    for token in ended:
+        host = None if token.host_id is None else tx.hosts.lock(token.host_id)
+        if host is not None:
+            revoke_host(tx, host, now=now)
+    return len(ended)
 
 
 def end_credentials(tx: Tx, host_id: HostId, *, now: float) -> None:

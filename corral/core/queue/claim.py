@@ -14,12 +14,13 @@ from corral.core.policy import ServerPolicy
 from corral.core.queue.choose import Board, Choice, Chooser
 from corral.core.queue.free_capacity import HostCapacity
 from corral.core.queue.lanes import Candidate
+from corral.core.queue.one_run import OneRunChooser
 from corral.core.runs.dependencies import move
 from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical, digest_of
 from corral.domain.errors import Forbidden, NotFound, found
 from corral.domain.hosts.hosts import Host
-from corral.domain.ids import HostId, LeaseId, new_lease_id
+from corral.domain.ids import HostId, LeaseId, RunId, new_lease_id
 from corral.domain.leases import Lease, LeaseState
 from corral.domain.runs.queue import LeaseHolding
 from corral.domain.runs.runs import Attempt, Rank, Run
@@ -38,6 +39,8 @@ class ClaimTerms(NamedTuple):
     draining: bool
     capability: str | None
     holding: tuple[str, ...] | None
+    # The one run that the worker may be given; None for any.
+    only: RunId | None = None
 
 
 class Grant(NamedTuple):
@@ -112,7 +115,7 @@ class Claim:
     def _grants(self, tx: Tx, host: Host, held: list[LeaseHolding], now: float) -> list[Grant]:
         if self.ask.draining or host.capability is None or not host.takes_work(now):
             return []
-        chooser = Chooser(self.board, self.policy, tx, host, held, now, self.taken)
+        chooser = self._chooser(tx, host, held, now)
         self.free = chooser.free
         grants: list[Grant] = []
         while len(grants) < self.ask.max_leases and (choice := chooser.next()) is not None:
@@ -120,6 +123,11 @@ class Claim:
             chooser.granted(lease, self.board.shapes.get(tx, run.shape))
             grants.append(Grant(lease, run, choice.spec, _resume(tx, run), left_bytes(tx, run, self.policy)))
         return grants
+
+    def _chooser(self, tx: Tx, host: Host, held: list[LeaseHolding], now: float) -> Chooser:
+        if self.ask.only is None:
+            return Chooser(self.board, self.policy, tx, host, held, now, self.taken)
+        return OneRunChooser(self.board, self.policy, tx, host, held, now, self.taken, only=self.ask.only)
 
     def _lease(self, tx: Tx, host: Host, choice: Choice, now: float) -> tuple[Lease, Run]:
         run, gpus = choice.run, choice.gpus

@@ -12,6 +12,7 @@ from corral.core.volumes import newest
 from corral.domain.artifacts import Blob, Segment
 from corral.domain.audit import AuditChain
 from corral.domain.canonical import canonical
+from corral.domain.errors import CorralError
 from corral.domain.ids import Digest, RunId
 from corral.domain.leases import LeaseState
 from corral.domain.runs.runs import Run
@@ -42,9 +43,26 @@ class Fsck:
     in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
 
     async def check(self) -> AsyncIterator[FsckFinding]:
-        for check in (self._runs, self._blob_rows, self._volumes, self._stray_bytes, self._audit):
-            async for finding in check():
-                yield finding
+        """The database first. A check that cannot go on is a problem like any other, and others follow."""
+        checks = {
+            "database": self._database,
+            "runs": self._runs,
+            "blobs": self._blob_rows,
+            "volumes": self._volumes,
+            "unclaimed bytes": self._stray_bytes,
+            "audit": self._audit,
+        }
+        for name, check in checks.items():
+            try:
+                async for finding in check():
+                    yield finding
+            except CorralError as error:
+                yield FsckFinding(name, 0, f"the check could not go on: {error.message}")
+
+    async def _database(self) -> AsyncIterator[FsckFinding]:
+        for problem in await self.store.damage():
+            yield FsckFinding("database", 1, f"it is damaged: {problem}")
+        yield FsckFinding("database", 1, None)
 
     async def _pages(
         self, read: Callable[[Any, Tx], list[Item]], key: Callable[[Item], Any]

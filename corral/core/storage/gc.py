@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from corral.core.hosts.enroll import retire_run_hosts
 from corral.core.logs import segment_key
 from corral.core.policy import ServerPolicy
 from corral.core.volumes import drop_old
@@ -43,6 +44,7 @@ class GarbageCollector:
         logs = await self._old_logs(in_thread)
         uploads = await self._unused_uploads()
         await self._old_volume_versions()
+        await self._until_less(lambda tx: retire_run_hosts(tx, now=self.clock.now(), limit=PAGE))
         await self.store.write(lambda tx: tx.blobs.expire_pins(self.clock.now()))
         for project in await self.store.read(_limited_projects):
             await self.store.write(partial(_count_bytes, project=project))
@@ -51,18 +53,22 @@ class GarbageCollector:
         return GcResult(logs, uploads, blobs, partials)
 
     async def _old_logs(self, in_thread: InThread) -> int:
+        """Until nothing is left to take: runs may end faster than a page of them each time would go."""
         before = self.clock.now() - self.policy.log_retention_s
-        runs = await self.store.read(
+        total = 0
+        while runs := await self.store.read(
             lambda tx: [*tx.runs.ended_before(before, PAGE), *tx.logs.removed_runs(PAGE)]
-        )
-        for run_id in runs:
-            await self._drop_logs(run_id, in_thread)
-        return len(runs)
+        ):
+            await self._drop_logs(runs, in_thread)
+            total += len(runs)
+        return total
 
-    async def _drop_logs(self, run_id: RunId, in_thread: InThread) -> None:
-        for key in await self.store.read(lambda tx: _segment_keys(tx, run_id)):
-            await in_thread(partial(self.segments.delete, key))
-        await self.store.write(lambda tx: tx.logs.delete(run_id))
+    async def _drop_logs(self, runs: Sequence[RunId], in_thread: InThread) -> None:
+        """First the files, then the rows in one transaction: what a crash leaves is found again."""
+        for run_id in runs:
+            for key in await self.store.read(partial(_segment_keys, run_id=run_id)):
+                await in_thread(partial(self.segments.delete, key))
+        await self.store.write(lambda tx: _forget_logs(tx, runs))
 
     async def _unused_uploads(self) -> int:
         before = self.clock.now() - self.policy.upload_retention_s
@@ -73,12 +79,18 @@ class GarbageCollector:
                 tx.artifacts.delete(artifact_id)
             return len(unused)
 
-        return await self.store.write(delete_unused)
+        return await self._until_less(delete_unused)
 
     async def _old_volume_versions(self) -> None:
         now = self.clock.now()
-        while await self.store.write(lambda tx: drop_old(tx, now=now, limit=PAGE)) == PAGE:
-            pass
+        await self._until_less(lambda tx: drop_old(tx, now=now, limit=PAGE))
+
+    async def _until_less(self, unit: Callable[[Tx], int]) -> int:
+        """Again and again, a page in a transaction, until one is not full; how many it was."""
+        total = 0
+        while (done := await self.store.write(unit)) == PAGE:
+            total += done
+        return total + done
 
     async def _unkept_blobs(self, in_thread: InThread) -> int:
         total = 0
@@ -107,6 +119,11 @@ def _limited_projects(tx: Tx) -> list[str]:
 
 def _count_bytes(tx: Tx, project: str) -> None:
     tx.blobs.count_bytes(project)
+
+
+def _forget_logs(tx: Tx, runs: Sequence[RunId]) -> None:
+    for run_id in runs:
+        tx.logs.delete(run_id)
 
 
 def _segment_keys(tx: Tx, run_id: RunId) -> list[str]:

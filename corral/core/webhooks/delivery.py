@@ -44,7 +44,10 @@ class Notifier:
     async def forget(self) -> int:
         now = self._clock.now()
         await self._store.write(lambda tx: tx.webhooks.forget_old_secrets(now))
-        return await self._store.write(lambda tx: tx.webhooks.forget(now - KEEP_S, _FORGET_AT_ONCE))
+        total = 0
+        while done := await self._store.write(lambda tx: tx.webhooks.forget(now - KEEP_S, _FORGET_AT_ONCE)):
+            total += done
+        return total
 
     async def close(self) -> None:
         for task in self._draining.values():

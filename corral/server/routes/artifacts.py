@@ -16,7 +16,7 @@ from corral.domain.artifacts import Artifact, ArtifactFile, ArtifactKind, listin
 from corral.domain.errors import NotFound
 from corral.domain.ids import ArtifactId
 from corral.domain.redaction import SecretValues
-from corral.domain.tokens import Scope, Token
+from corral.domain.tokens import Token
 from corral.server.authorization import Anyone, ArtifactPath, Caller, Project, User
 from corral.server.pages import Limit, LongLimit, by_time, next_page, parse_time_cursor
 from corral.server.routes.leases import manifest
@@ -85,10 +85,10 @@ async def list_artifacts(
 def _seen(tx: Tx, artifact_id: ArtifactId, token: Token) -> Artifact:
     """An artifact that the caller may read; one of another project is not there for them."""
     artifact = core.get(tx, artifact_id)
-    if token.scope is not Scope.HOST:
+    if token.host_id is None:
         if Caller(token).sees(artifact.project):
             return artifact
-    elif token.host_id is not None:
+    else:
         for lease in tx.leases.live_of_host(token.host_id):
             if artifact_id in readable_by_lease(tx, lease):
                 return artifact

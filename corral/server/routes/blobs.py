@@ -31,7 +31,7 @@ from corral.domain.errors import (
 )
 from corral.domain.ids import Digest, LeaseId, digest, is_id
 from corral.domain.leases import LeaseKey
-from corral.domain.tokens import Scope, Token
+from corral.domain.tokens import Token
 from corral.ports.blobs import Upload
 from corral.server.authorization import Anyone, Caller, DigestPath, Epoch, OwnLease, Project, User
 from corral.server.openapi import PARTIAL_ANSWER, RAW_BODY
@@ -247,7 +247,7 @@ async def _readable(
     lease: str | None = None,
     epoch: Epoch = 0,
 ) -> Digest:
-    if token.scope is Scope.HOST:
+    if token.host_id is not None:
         await _check_lease_reads(sha256, token, svc, lease, epoch)
     else:
         await _check_project_reads(sha256, Caller(token), svc, project)

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Response
 
 from corral.core import secrets
 from corral.core.audit import note
+from corral.core.endpoints import access
 from corral.core.endpoints import deploy as core
 from corral.core.endpoints.deploy import NewVersion
 from corral.core.schedules import function_schedules
@@ -18,7 +19,8 @@ from corral.core.wakeups import SCALE, wait_for
 from corral.domain.canonical import digest_of
 from corral.domain.endpoints import Endpoint, EndpointVersion, VersionState
 from corral.domain.errors import InvalidInput, NotFound
-from corral.domain.ids import EndpointId, is_id, is_name
+from corral.domain.ids import EndpointId, TokenId, is_id, is_name
+from corral.domain.tokens import Token
 from corral.server.authorization import Caller, User
 from corral.server.pages import Limit, next_page, not_a_cursor
 from corral.server.services import Services, Svc
@@ -27,10 +29,12 @@ from corral.wire.endpoints import (
     AppAnswer,
     AppRequest,
     DeployRequest,
+    EndpointAccess,
     EndpointPage,
     EndpointView,
     Scaling,
 )
+from corral.wire.tokens import CreatedToken, EndpointTokenRequest, TokenPage, TokenView
 
 router = APIRouter(prefix="/v1", tags=["functions"])
 
@@ -143,6 +147,57 @@ async def remove(project: str, name: str, caller: User, svc: Svc) -> Response:
     """Remove an endpoint: its instances end, calls that wait are cancelled, then it is gone."""
     await _change("remove", project, name, caller=caller, svc=svc, change=core.abandon)
     return Response(status_code=204)
+
+
+@router.put("/endpoints/{project}/{name}/access")
+async def set_access(project: str, name: str, body: EndpointAccess, caller: User, svc: Svc) -> EndpointView:
+    """Let everybody call its web functions without a token, or only those who have one."""
+
+    def unit(tx: Tx) -> EndpointView:
+        changed = access.set_public(tx, find_endpoint(tx, project, name, caller), body.public)
+        note(tx, "endpoint.access", f"{project}/{name}", caller.by(svc.clock), public=body.public)
+        return _view(tx, changed, svc)
+
+    return await svc.store.write(unit)
+
+
+@router.get("/endpoints/{project}/{name}/tokens")
+async def list_endpoint_tokens(project: str, name: str, caller: User, svc: Svc) -> TokenPage:
+    """The endpoint's own tokens, without their text."""
+
+    def unit(tx: Tx) -> list[Token]:
+        return tx.tokens.of_endpoint(find_endpoint(tx, project, name, caller).id)
+
+    return TokenPage(items=[TokenView(**token._asdict()) for token in await svc.store.read(unit)])
+
+
+@router.post("/endpoints/{project}/{name}/tokens", status_code=201)
+async def create_endpoint_token(
+    project: str, name: str, body: EndpointTokenRequest, caller: User, svc: Svc
+) -> CreatedToken:
+    """A token that calls the endpoint's web functions and nothing else. The text is in this answer alone."""
+
+    def unit(tx: Tx) -> CreatedToken:
+        endpoint, by = find_endpoint(tx, project, name, caller), caller.by(svc.clock)
+        ends = None if body.expires_in_s is None else by.now + body.expires_in_s
+        made = access.make_endpoint_token(tx, endpoint, body.name, expires_at=ends, by=by)
+        return CreatedToken(**made.token._asdict(), token=made.text, ca_pin=svc.trust.pin)
+
+    return await svc.store.write(unit)
+
+
+@router.delete("/endpoints/{project}/{name}/tokens/{token_id}", status_code=204)
+async def revoke_endpoint_token(project: str, name: str, token_id: str, caller: User, svc: Svc) -> None:
+    """Takes effect at the next call."""
+    if not is_id(token_id, "t"):
+        raise NotFound(f"there is no token {token_id[:80]!r}", hint="List them with `corral fn access NAME`.")
+
+    def unit(tx: Tx) -> None:
+        endpoint = find_endpoint(tx, project, name, caller)
+        access.revoke_endpoint_token(tx, endpoint, TokenId(token_id), by=caller.by(svc.clock))
+
+    await svc.store.write(unit)
+    svc.token_cache.forget(token_id)
 
 
 async def _change(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 
 from fastapi import APIRouter, Request, Response
@@ -12,9 +13,8 @@ from prometheus_client.process_collector import ProcessCollector
 from corral import __version__
 from corral.core.audit import note
 from corral.core.storage.fsck import Fsck
-from corral.domain.errors import CorralError
-from corral.domain.ids import TokenId
-from corral.server.authorization import Operator
+from corral.domain.errors import CorralError, StoreUnavailable
+from corral.server.authorization import Monitor, Operator
 from corral.server.metrics import Snapshot
 from corral.server.openapi import streamed
 from corral.server.services import Services, Svc
@@ -22,8 +22,8 @@ from corral.server.views import host_view
 from corral.store.transaction import Tx
 from corral.wire.health import FsckLine, Health
 
+log = logging.getLogger("corral.server")
 router = APIRouter(prefix="/v1", tags=["admin"])
-_NO_TOKEN = TokenId("")
 LINES = streamed("application/x-ndjson", "Lines of JSON, each a FsckLine.")
 
 
@@ -31,11 +31,14 @@ LINES = streamed("application/x-ndjson", "Lines of JSON, each a FsckLine.")
 async def health(svc: Svc, response: Response) -> Health:
     """Whether the server can read its database and has room on its disk; needs no token."""
     try:
-        # One row by its key: whoever may ask without a token must not cost more than that.
-        await svc.store.read(lambda tx: tx.tokens.get(_NO_TOKEN))
+        # One row: anybody may ask, as often as they like.
+        await svc.store.read(lambda tx: tx.installation.get())
     except CorralError as error:
         response.status_code = 503
         return Health(ok=False, version=__version__, detail=error.message)
+    if svc.store.damaged is not None:
+        response.status_code = 503
+        return Health(ok=False, version=__version__, detail=svc.store.damaged, now=svc.clock.now())
     detail = _disk_problem(await svc.in_thread(svc.blobs.free_bytes), svc.limits.min_free_bytes)
     # Not 503: runs go on, and whoever keeps requests from such a server would end them.
     return Health(ok=not detail, version=__version__, detail=detail, now=svc.clock.now())
@@ -57,7 +60,7 @@ async def openapi(request: Request) -> Response:
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-async def metrics(_: Operator, svc: Svc) -> PlainTextResponse:
+async def metrics(_: Monitor, svc: Svc) -> PlainTextResponse:
     """For Prometheus."""
 
     def unit(tx: Tx) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -81,7 +84,11 @@ async def metrics(_: Operator, svc: Svc) -> PlainTextResponse:
 @router.post("/fsck", response_class=StreamingResponse, responses=LINES)
 async def fsck(caller: Operator, svc: Svc) -> StreamingResponse:
     """Re-hash and cross-check everything; lines of JSON, the last with `done`."""
-    await svc.store.write(lambda tx: note(tx, "fsck.run", "store", caller.by(svc.clock)))
+    try:
+        await svc.store.write(lambda tx: note(tx, "fsck.run", "store", caller.by(svc.clock)))
+    except StoreUnavailable as error:
+        # It is most wanted when the database cannot be written.
+        log.warning("that fsck was run could not be written to the audit: %s", error.message)
     return StreamingResponse(_fsck_lines(svc), media_type="application/x-ndjson")
 
 

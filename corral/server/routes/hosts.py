@@ -12,7 +12,7 @@ from corral.core.topics import TOPIC_HOST
 from corral.domain.errors import NotFound
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import HostId
-from corral.server.authorization import Caller, Joining, Operator, OwnHost, User, origin_of
+from corral.server.authorization import Caller, EnrolledHost, Joining, Operator, OwnHost, User, origin_of
 from corral.server.pages import Limit, next_page, parse_id_cursor
 from corral.server.services import Services, Svc
 from corral.server.views import host_view
@@ -62,7 +62,7 @@ async def own_host(host_id: OwnHost, svc: Svc) -> HostView:
 
 @router.post("/hosts/self/rotate", status_code=201)
 async def rotate(
-    body: wire.RotateCredentialRequest, host_id: OwnHost, request: Request, svc: Svc
+    body: wire.RotateCredentialRequest, host_id: EnrolledHost, request: Request, svc: Svc
 ) -> wire.HostCredential:
     """Another credential for the host that calls; the present one holds on until `settle`."""
     origin = origin_of(request)
@@ -78,7 +78,7 @@ async def rotate(
 
 
 @router.post("/hosts/self/settle", status_code=204)
-async def settle(host_id: OwnHost, request: Request, svc: Svc) -> None:
+async def settle(host_id: EnrolledHost, request: Request, svc: Svc) -> None:
     """The host has kept the credential that it calls with: its others end after a short overlap."""
     kept = request.state.token.id
     await svc.store.write(lambda tx: enrol.settle(tx, host_id, kept, now=svc.clock.now(), policy=svc.policy))
@@ -86,7 +86,7 @@ async def settle(host_id: OwnHost, request: Request, svc: Svc) -> None:
 
 
 @router.post("/hosts/self/leave", status_code=204)
-async def leave(host_id: OwnHost, request: Request, svc: Svc) -> None:
+async def leave(host_id: EnrolledHost, request: Request, svc: Svc) -> None:
     """The host gives its identity back."""
     origin = origin_of(request)
 

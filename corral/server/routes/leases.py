@@ -23,7 +23,7 @@ from corral.domain.ids import ArtifactId, Digest, HostId, LeaseId
 from corral.domain.leases import LeaseKey
 from corral.domain.redaction import SecretValues
 from corral.domain.runs.reasons import Reason
-from corral.server.authorization import OwnHost, OwnLease
+from corral.server.authorization import Claimant, Claiming, OwnHost, OwnLease
 from corral.server.errors import body_of
 from corral.server.openapi import RAW_ANSWER, RAW_BODY
 from corral.server.pages import Limit, next_page
@@ -43,18 +43,18 @@ LeaseEnd = wire.FinishRequest | wire.FailRequest | wire.StoppedRequest
 
 
 @router.post("/claims", response_model=wire.ClaimAnswer)
-async def claim(body: wire.ClaimRequest, host_id: OwnHost, svc: Svc, request: Request) -> Response:
+async def claim(body: wire.ClaimRequest, claimant: Claiming, svc: Svc, request: Request) -> Response:
     """Leases on runs that fit, at once or within `wait_s`."""
-    text = await claim_as_json(body, host_id, svc, request.is_disconnected)
+    text = await claim_as_json(body, claimant, svc, request.is_disconnected)
     return Response(text, media_type="application/json")
 
 
 async def claim_as_json(
-    body: wire.ClaimRequest, host_id: HostId, svc: Services, gone: Callable[[], Awaitable[bool]]
+    body: wire.ClaimRequest, claimant: Claimant, svc: Services, gone: Callable[[], Awaitable[bool]]
 ) -> str:
     """A `ClaimAnswer`."""
     terms = ClaimTerms(
-        host_id=host_id,
+        host_id=claimant.host_id,
         boot_id=body.boot_id,
         request_id=body.request_id,
         slots=body.slots,
@@ -62,6 +62,7 @@ async def claim_as_json(
         draining=body.draining,
         capability=None if body.capability is None else canonical(body.capability.model_dump()),
         holding=None if body.holding is None else tuple(body.holding),
+        only=claimant.only,
     )
     done = await svc.claims.claim(terms, body.wait_s, gone)
     svc.counters.granted += len(done.grants)

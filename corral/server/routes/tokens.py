@@ -6,9 +6,9 @@ from fastapi import APIRouter
 
 from corral.core.audit import note
 from corral.core.hosts.enroll import make_join_token
-from corral.core.tokens import NewToken, make_host, make_token, revoke
+from corral.core.tokens import NewToken, make_host, make_run_token, make_token, revoke
 from corral.domain.errors import NotFound
-from corral.domain.ids import TokenId, is_id
+from corral.domain.ids import RunId, TokenId, is_id
 from corral.domain.tokens import Scope
 from corral.server.authorization import Operator
 from corral.server.pages import Limit, next_page, parse_id_cursor
@@ -36,7 +36,8 @@ async def create_token(body: TokenRequest, caller: Operator, svc: Svc) -> Create
         by = caller.by(svc.clock)
         made = _make(tx, body, by.now)
         token, expires_at = made.token, made.token.expires_at
-        about = {"name": token.name, "scope": body.scope, "project": body.project, "expires_at": expires_at}
+        about = {"name": token.name, "scope": body.scope, "project": token.project, "expires_at": expires_at}
+        about |= {"run": body.run} if body.run else {}
         note(tx, "token.create", f"token:{token.id}", by, **about)
         return CreatedToken(**token._asdict(), token=made.text, ca_pin=svc.trust.pin)
 
@@ -52,6 +53,8 @@ def _make(tx: Tx, body: TokenRequest, now: float) -> NewToken:
     name = body.name or ""
     if body.scope == "host":
         return make_host(tx, name, now=now, expires_at=expires_at)[1]
+    if body.run is not None:
+        return make_run_token(tx, RunId(body.run), name, now=now, expires_at=expires_at)
     return make_token(tx, Scope(body.scope), name, now=now, project=body.project, expires_at=expires_at)
 
 

@@ -13,12 +13,14 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import iterate_in_threadpool
 
 from corral.core.calls.accept import accept, new_call, write_accepted
+from corral.core.endpoints.access import admit
 from corral.core.storage.blobs import check_project_reads
 from corral.domain.calls import CALL_FINAL, INLINE_BYTES, CallRecord, CallState, Payload
 from corral.domain.errors import CorralError, NotFound
-from corral.domain.ids import Digest
+from corral.domain.ids import Digest, is_name
+from corral.domain.tokens import Token
 from corral.server import web_answers
-from corral.server.authorization import Caller, User
+from corral.server.authorization import Caller, WebCaller, origin_of
 from corral.server.routes.blobs import keep_all, user_holder
 from corral.server.routes.calls import get_chunks
 from corral.server.routes.endpoints import find_endpoint
@@ -44,14 +46,9 @@ class GatewayTimeout(CorralError):
     hint = "The call goes on; see `corral calls show`."
 
 
-@router.api_route(
-    "/web/{project}/{name}/{path:path}",
-    methods=["GET", "POST", "PUT", "DELETE", "PATCH"],
-    response_class=Response,
-    include_in_schema=False,
-)
-async def web(project: str, name: str, path: str, request: Request, caller: User, svc: Svc) -> Response:
-    """Any request to a web function."""
+async def web(project: str, name: str, path: str, request: Request, token: WebCaller, svc: Svc) -> Response:
+    """Any request to a web function; one of a public endpoint needs no token."""
+    caller = await _admitted(project, name, token, request, svc)
     body = await request.body()
     asked = {
         "method": request.method,
@@ -67,6 +64,26 @@ async def web(project: str, name: str, path: str, request: Request, caller: User
         return await _streamed(call, caller, svc)
     (call,) = await svc.results.wait_all([call], min(timeout_s + 5.0, 3600.0), fresh=True)
     return await _answer(call, svc)
+
+
+# A route for each method, so that each is published by a name of its own.
+for _method in ("GET", "POST", "PUT", "DELETE", "PATCH"):
+    router.add_api_route(
+        "/web/{project}/{name}/{path:path}",
+        web,
+        methods=[_method],
+        operation_id=f"web_{_method.lower()}",
+        response_class=Response,
+        responses={200: {"description": "What the function answers.", "content": {"*/*": {}}}},
+    )
+
+
+async def _admitted(project: str, name: str, token: Token | None, request: Request, svc: Services) -> Caller:
+    if not is_name(project) or not is_name(name):
+        admit(None, project, token)
+        raise NotFound(f"there is no endpoint {project[:64]}/{name[:64]}")
+    endpoint = await svc.store.read(lambda tx: tx.endpoints.by_name(project, name))
+    return Caller(admit(endpoint, project, token), origin_of(request))
 
 
 async def _payload(asked: dict[str, Any], project: str, name: str, caller: Caller, svc: Services) -> Payload:

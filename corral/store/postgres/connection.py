@@ -10,7 +10,7 @@ import psycopg
 from psycopg import errors
 from psycopg.pq import TransactionStatus
 
-from corral.domain.errors import Conflict, CorralError, DiskFull, StoreUnavailable
+from corral.domain.errors import Conflict, CorralError, DiskFull, StoreDamaged, StoreUnavailable
 from corral.store.rows import Params, R, RecordKind, Row
 from corral.store.statements import Dialect, Statements
 from corral.store.tables.quotas import LateHours
@@ -154,6 +154,32 @@ def connect(url: str) -> Raw:
     return raw
 
 
+def damage_of(raw: Raw) -> list[str]:
+    """What a full read of every table finds, and amcheck of every index where that extension is installed.
+
+    A page that does not match its checksum is an error of the read, if the cluster was made with checksums.
+    """
+    found: list[str] = []
+    names = raw.execute(b"SELECT tablename FROM pg_tables WHERE schemaname = current_schema()").fetchall()
+    for (name,) in names:
+        found += _damage(raw, f"table {name}", f'SELECT COUNT(*) FROM "{name}"')
+    if raw.execute(b"SELECT 1 FROM pg_extension WHERE extname = 'amcheck'").fetchone():
+        indexes = raw.execute(
+            b"SELECT indexname FROM pg_indexes WHERE schemaname = current_schema()"
+        ).fetchall()
+        for (name,) in indexes:
+            found += _damage(raw, f"index {name}", f"SELECT bt_index_check('\"{name}\"'::regclass)")
+    return found
+
+
+def _damage(raw: Raw, what: str, statement: str) -> list[str]:
+    try:
+        raw.execute(statement.encode())
+    except (psycopg.InternalError, psycopg.DataError) as error:
+        return [f"{what}: {_line(error)}"]
+    return []
+
+
 def is_lost_race(error: psycopg.Error) -> bool:
     """Whether another transaction interfered, so that the unit may succeed if it runs again."""
     return isinstance(error, errors.SerializationFailure | errors.DeadlockDetected | errors.IntegrityError)
@@ -165,6 +191,8 @@ def translated(error: psycopg.Error) -> Exception:
         return Conflict(f"the database already has such a row: {_line(error)}")
     if isinstance(error, errors.DiskFull):
         return DiskFull(f"the database could not be written: {_line(error)}")
+    if isinstance(error, errors.DataCorrupted | errors.IndexCorrupted):
+        return StoreDamaged(f"the database is damaged: {_line(error)}")
     # A standby that took over the address refuses to write until it is promoted.
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | errors.ReadOnlySqlTransaction):
         return StoreUnavailable(f"the database cannot be reached or used: {_line(error)}")

@@ -15,13 +15,14 @@ from typing import TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from corral.domain.errors import InvalidInput, StoreUnavailable
+from corral.domain.errors import InvalidInput, StoreDamaged, StoreUnavailable
 from corral.store import schema
 from corral.store.postgres.connection import (
     Raw,
     ReadSession,
     WriteSession,
     connect,
+    damage_of,
     is_lost_race,
     outcome_unknown,
     send_all,
@@ -71,6 +72,7 @@ class PostgresStore:
         # Backends of Postgres that commit for this store: what they notify was delivered here already.
         self._own_backends: set[int] = set()
         self._closed = False
+        self.damaged: str | None = None
 
     async def write(self, unit: Callable[[Tx], T]) -> T:
         return await self._run(self._writers, self._write_in_thread, unit)
@@ -80,6 +82,9 @@ class PostgresStore:
 
     async def read(self, unit: Callable[[Tx], T]) -> T:
         return await self._run(self._readers, self._read_in_thread, unit)
+
+    async def damage(self) -> list[str]:
+        return await self._run(self._readers, self._damage_in_thread, self._url)
 
     def subscribe(self, listener: Callable[[str, str], None]) -> None:
         self._listeners.append(listener)
@@ -135,7 +140,7 @@ class PostgresStore:
                 enough = _TRIES_ON_A_DUPLICATE if isinstance(error, psycopg.IntegrityError) else _TRIES
                 died = tried == 1 and self._has_died()
                 if not died and (not is_lost_race(error) or tried >= enough):
-                    raise translated(error) from error
+                    raise self._seen(translated(error)) from error
             time.sleep(random.uniform(0, _FIRST_PAUSE_S * 2**tried))
         raise StoreUnavailable("the database is too busy with other transactions")
 
@@ -199,7 +204,12 @@ class PostgresStore:
                     raise
                 return self._read_once(unit)
         except psycopg.Error as error:
-            raise translated(error) from error
+            raise self._seen(translated(error)) from error
+
+    def _seen(self, error: Exception) -> Exception:
+        if isinstance(error, StoreDamaged):
+            self.damaged = error.message
+        return error
 
     def _read_once(self, unit: Callable[[Tx], T]) -> T:
         session = self._session(ReadSession)
@@ -209,6 +219,16 @@ class PostgresStore:
         finally:
             session.tx.take_announced()
             session.abandon()
+
+    def _damage_in_thread(self, url: str) -> list[str]:
+        try:
+            with connect(url) as raw:
+                found = damage_of(raw)
+        except psycopg.Error as error:
+            raise translated(error) from error
+        if found:
+            self.damaged = f"the database is damaged: {found[0]}"
+        return found
 
     def _has_died(self) -> bool:
         """Whether the connection broke, perhaps while it was idle: then a new one is tried once."""

@@ -12,7 +12,8 @@ SELECT <endpoint> FROM endpoints WHERE project = :project AND name = :name;
 
 -- name: endpoint_save
 UPDATE endpoints SET
-    live = :live, current = :current, scaling = :scaling, stopped = :stopped, called_at = :called_at
+    live = :live, current = :current, scaling = :scaling, stopped = :stopped, called_at = :called_at,
+    public = :public
 WHERE id = :id;
 
 -- name: endpoint_touch

@@ -13,7 +13,15 @@ UPDATE tokens SET revoked_at = COALESCE(revoked_at, :at) WHERE id = :id;
 
 -- name: token_of_host
 SELECT <token> FROM tokens
-WHERE host_id = :host_id AND scope = 'host' AND revoked_at IS NULL ORDER BY id;
+WHERE host_id = :host_id AND scope IN ('host', 'run') AND revoked_at IS NULL ORDER BY id;
+
+-- name: token_of_ended_runs
+SELECT <t.token> FROM tokens AS t LEFT JOIN runs AS r ON r.id = t.run_id
+WHERE t.run_id IS NOT NULL AND t.revoked_at IS NULL AND (r.id IS NULL OR r.ended_at < :before)
+ORDER BY t.id LIMIT :limit;
+
+-- name: token_of_endpoint
+SELECT <token> FROM tokens WHERE endpoint_id = :endpoint_id AND revoked_at IS NULL ORDER BY id;
 
 -- A second use changes nothing.
 -- name: token_use

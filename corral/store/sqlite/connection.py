@@ -8,7 +8,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from corral.domain.errors import Conflict, CorralError, DiskFull, StoreUnavailable
+from corral.domain.errors import Conflict, CorralError, DiskFull, StoreDamaged, StoreUnavailable
 from corral.store.rows import Params, R, RecordKind, Row
 from corral.store.statements import PARAMETER, Dialect, Statements
 
@@ -22,11 +22,10 @@ _UNAVAILABLE = {
     sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_CORRUPT,
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PROTOCOL,
-    sqlite3.SQLITE_NOTADB,
 }
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 class SqliteConnection:
@@ -120,13 +119,36 @@ def translated(error: Exception) -> Exception:
         return error
     if isinstance(error, sqlite3.IntegrityError):
         return Conflict(f"the database already has such a row: {error}")
-    code = _primary(error)
-    return unavailable(error) if code == sqlite3.SQLITE_FULL or code in _UNAVAILABLE else error
+    known = {sqlite3.SQLITE_FULL, *_UNAVAILABLE, *_DAMAGED}
+    return unavailable(error) if _primary(error) in known else error
 
 
 def unavailable(error: sqlite3.Error) -> CorralError:
-    kind = DiskFull if _primary(error) == sqlite3.SQLITE_FULL else StoreUnavailable
+    code = _primary(error)
+    if code in _DAMAGED:
+        return StoreDamaged(f"the database is damaged: {error}")
+    kind = DiskFull if code == sqlite3.SQLITE_FULL else StoreUnavailable
     return kind(f"the database could not be written: {error}")
+
+
+def damage_of(raw: sqlite3.Connection) -> list[str]:
+    """What the database's own check finds, a table with its indexes at a time: each read is short."""
+    found: list[str] = []
+    try:
+        names = [row[0] for row in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    except sqlite3.DatabaseError as error:
+        return [f"its list of tables cannot be read: {error}"]
+    for name in names:
+        try:
+            rows = raw.execute(f"PRAGMA integrity_check('{name}')").fetchall()
+            found += [
+                f"table {name}: {said}" for (text,) in rows if text != "ok" for said in text.split("\n")
+            ]
+            keys = raw.execute(f"PRAGMA foreign_key_check('{name}')").fetchall()
+            found += [f"table {name}: row {row[1]} names a row of {row[2]} that is not there" for row in keys]
+        except sqlite3.DatabaseError as error:
+            found.append(f"table {name}: {error}")
+    return found
 
 
 def _primary(error: sqlite3.Error) -> int | None:

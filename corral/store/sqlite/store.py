@@ -9,17 +9,18 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from corral.domain.errors import CorralError, StoreUnavailable
+from corral.domain.errors import CorralError, StoreDamaged, StoreUnavailable
 from corral.files.atomic import sync_folder
 from corral.store import schema
 from corral.store.rows import Row
 from corral.store.sqlite.committer import Committer
 from corral.store.sqlite.connection import (
     SqliteConnection,
+    damage_of,
     open_reader,
     open_writer,
     translated,
@@ -44,6 +45,7 @@ class SqliteStore:
     def __init__(self, path: Path | str, *, busy_s: float = BUSY_S, max_bytes: int | None = None) -> None:
         self._path = None if str(path) == MEMORY else Path(path)
         self._listeners: list[Callable[[str, str], None]] = []
+        self.damaged: str | None = None
         self._raw = _open(self._path)
         if max_bytes is not None:
             (page_bytes,) = self._raw.execute("PRAGMA page_size").fetchone()
@@ -62,12 +64,31 @@ class SqliteStore:
         )
 
     async def write(self, unit: Callable[[Tx], T]) -> T:
-        return await self._writer.ask(unit)
+        try:
+            return await self._writer.ask(unit)
+        except StoreDamaged as error:
+            self.damaged = error.message
+            raise
 
     async def write_each(self, units: Sequence[Callable[[Tx], T]]) -> list[T | Exception]:
         return await self._writer.write_each(units)
 
     async def read(self, unit: Callable[[Tx], T]) -> T:
+        try:
+            return await self._read(unit)
+        except StoreDamaged as error:
+            self.damaged = error.message
+            raise
+
+    async def damage(self) -> list[str]:
+        if self._path is None or self._readers is None:
+            return damage_of(self._raw)
+        found = await asyncio.get_running_loop().run_in_executor(self._readers, _damage_of_file, self._path)
+        if found:
+            self.damaged = f"the database is damaged: {found[0]}"
+        return found
+
+    async def _read(self, unit: Callable[[Tx], T]) -> T:
         if not self._opened:
             raise StoreUnavailable("the database is closed")
         if self._readers is None:
@@ -138,6 +159,12 @@ class SqliteStore:
                     listener(topic, key)
                 except Exception:
                     log.exception("a listener failed on an early announcement of %s", topic)
+
+
+def _damage_of_file(path: Path) -> list[str]:
+    # A connection of its own: what is cached of the others may be from before the damage.
+    with closing(open_reader(path)) as raw:
+        return damage_of(raw)
 
 
 def _read(raw: sqlite3.Connection, tx: Tx, unit: Callable[[Tx], T]) -> T:

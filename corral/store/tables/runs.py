@@ -29,6 +29,7 @@ class SqlRuns(Table):
     def insert(self, run: Run, spec: str) -> None:
         self._db.put("run_insert", RUN, run)
         self._tell("spec_insert", run_id=run.id, spec=spec)
+        self._tell("installation_accepted")
 
     def get(self, run_id: RunId) -> Run | None:
         return self._one(RUN, "run_get", id=run_id)

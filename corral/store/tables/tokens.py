@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corral.domain.ids import HostId, TokenId
+from corral.domain.ids import EndpointId, HostId, TokenId
 from corral.domain.tokens import Token
 from corral.store.rows import TOKEN
 from corral.store.table import Table
@@ -24,6 +24,14 @@ class SqlTokens(Table):
     def of_host(self, host_id: HostId) -> list[Token]:
         """The host's credentials that are not revoked, expired ones included."""
         return self._all(TOKEN, "token_of_host", host_id=host_id)
+
+    def of_ended_runs(self, before: float, limit: int) -> list[Token]:
+        """Tokens for one run each that has ended before then, or is gone."""
+        return self._all(TOKEN, "token_of_ended_runs", before=before, limit=limit)
+
+    def of_endpoint(self, endpoint_id: EndpointId) -> list[Token]:
+        """The endpoint's own tokens that are not revoked."""
+        return self._all(TOKEN, "token_of_endpoint", endpoint_id=endpoint_id)
 
     def use(self, token_id: TokenId, host_id: HostId, *, by: str, at: float) -> bool:
         """Mark a join token as used for this host; False if it was used before."""

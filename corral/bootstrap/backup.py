@@ -1,0 +1,254 @@
+"""`python -m corral.bootstrap.backup`: copies of the embedded installation, consistent while it runs.
+
+A backup is a folder: `home` has what the installation's home has, in the same places, and `backup.json`,
+which is written last, says what is there. Blobs are named by their content and logs only grow, so a database
+that is copied first finds everything that it names in what is copied after it; where something was removed
+meanwhile, the database is copied once more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from corral.domain.errors import CorralError, InvalidInput, NotFound, StoreDamaged
+from corral.files.atomic import sync_folder, write_durably
+from corral.settings import Settings, read_settings
+from corral.version import __version__
+
+DATABASE = "corral.db"
+BLOBS, _SEGMENTS = Path("blobs"), Path("segments/segments")
+# Small files, and folders of them, that the installation needs beside its database.
+_WORKER = ("worker/token", "worker/host.json", "worker/client.pem", "worker/ca.pem")
+_KEPT = ("installation.json", "key", "operator.token", "tls", *_WORKER)
+# Something may be removed each time; who removes without end has nothing to back up.
+_ROUNDS = 6
+
+
+class BackupFailed(CorralError):
+    code = "backup_failed"
+
+
+class StoredFile(NamedTuple):
+    """A file that the database names, below the home, and how many bytes of it count."""
+
+    path: Path
+    size: int
+
+    @property
+    def is_blob(self) -> bool:
+        return self.path.parts[0] == BLOBS.name
+
+
+class CopyResult(NamedTuple):
+    """How many files were copied now, and which the database names though the home has lost them."""
+
+    copied: int
+    lost: list[Path]
+
+
+@dataclass(frozen=True)
+class BackupFolder:
+    root: Path
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    @property
+    def database(self) -> Path:
+        return self.home / DATABASE
+
+    @property
+    def note(self) -> Path:
+        return self.root / "backup.json"
+
+    def read(self) -> dict[str, Any]:
+        """What the backup says of itself; NotFound unless a whole one is here."""
+        try:
+            if self.database.is_file():
+                said: dict[str, Any] = json.loads(self.note.read_text(encoding="utf-8"))
+                return said
+        except (OSError, ValueError):
+            pass
+        raise NotFound(
+            f"{self.root} is no backup, or one that was not finished",
+            hint="Name a folder that `corral backup` made.",
+        )
+
+
+def back_up(settings: Settings, to: BackupFolder) -> CopyResult:
+    """An earlier backup in the folder stays whole until this one is."""
+    _check_embedded(settings)
+    to.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    part = to.home / f"{DATABASE}.part"
+    done = _copy_all(settings.home, to.home, part)
+    _copy_kept(settings.home, to.home)
+    os.replace(part, to.database)
+    sync_folder(to.home)
+    stored = list(named_files(to.database))
+    _prune(to.home, {one.path for one in stored})
+    said = {
+        "made_at": time.time(),
+        "corral": __version__,
+        "runs": _count_runs(to.database),
+        "files": len(stored),
+        "bytes": sum(one.size for one in stored),
+        "lost": [str(path) for path in done.lost],
+    }
+    write_durably(to.note, json.dumps(said) + "\n")
+    return done
+
+
+def _copy_all(home: Path, to: Path, part: Path) -> CopyResult:
+    for _ in range(_ROUNDS):
+        if (done := _copy_round(home, to, part)) is not None:
+            return done
+    raise BackupFailed(
+        "files are removed faster than they can be copied", hint="Try again when less is removed."
+    )
+
+
+def _copy_round(home: Path, to: Path, part: Path) -> CopyResult | None:
+    """Copy the database, then what it names; None if some of it was removed meanwhile."""
+    _snapshot(home / DATABASE, part)
+    copied = 0
+    lost: list[Path] = []
+    for one in named_files(part):
+        there = to / one.path
+        if one.is_blob and there.is_file() and there.stat().st_size == one.size:
+            continue
+        try:
+            whole = _copy(home / one.path, there) >= one.size
+        except FileNotFoundError:
+            if not _is_named(home / DATABASE, one):
+                return None
+            whole = False
+        copied += whole
+        if not whole:
+            lost.append(one.path)
+    return CopyResult(copied, lost)
+
+
+def _snapshot(database: Path, to: Path) -> None:
+    to.unlink(missing_ok=True)
+    try:
+        with closing(_opened(database)) as source, closing(sqlite3.connect(to)) as copy:
+            to.chmod(0o600)
+            source.backup(copy)
+            (found,) = copy.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.DatabaseError as error:
+        found = str(error)
+    if found != "ok":
+        to.unlink(missing_ok=True)
+        raise StoreDamaged(f"{database} cannot be copied whole, and no backup was made: {found}")
+    with to.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _opened(database: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=30)
+
+
+def named_files(database: Path) -> Iterator[StoredFile]:
+    with closing(_opened(database)) as raw:
+        for digest, size in raw.execute(
+            "SELECT digest, MAX(size) FROM blobs WHERE condemned_at IS NULL GROUP BY digest"
+        ):
+            yield StoredFile(BLOBS / digest[:2] / digest, size)
+        for run, attempt, rank, stream, n, size in raw.execute(
+            "SELECT run_id, attempt, rank, stream, n, bytes FROM segments WHERE bytes > 0"
+        ):
+            yield StoredFile(_SEGMENTS / run / f"{attempt}-{rank}-{stream}-{n}", size)
+
+
+def _is_named(database: Path, one: StoredFile) -> bool:
+    """Whether the database as it is now names the file: then it is lost, and was not removed."""
+    statement, key = "SELECT 1 FROM segments WHERE run_id = ?", one.path.parent.name
+    if one.is_blob:
+        statement, key = "SELECT 1 FROM blobs WHERE digest = ? AND condemned_at IS NULL", one.path.name
+    with closing(_opened(database)) as raw:
+        return raw.execute(statement, (key,)).fetchone() is not None
+
+
+def _copy(source: Path, to: Path) -> int:
+    """How many bytes it has; a log may have grown since the database was copied."""
+    part = to.with_name(f"{to.name}.part")
+    with source.open("rb") as file:
+        to.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with part.open("wb") as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
+            copy.flush()
+            os.fsync(copy.fileno())
+    os.replace(part, to)
+    return to.stat().st_size
+
+
+def _copy_kept(home: Path, to: Path) -> None:
+    for name in _KEPT:
+        source = home / name
+        for path in source.rglob("*") if source.is_dir() else [source]:
+            if path.is_file():
+                target = to / path.relative_to(home)
+                _copy(path, target)
+                target.chmod(path.stat().st_mode & 0o777)
+
+
+def _prune(home: Path, keep: set[Path]) -> None:
+    """Files of an earlier backup that the database no longer names."""
+    for folder in (home / BLOBS, home / _SEGMENTS):
+        for path in [path for path in folder.rglob("*") if path.is_file()]:
+            if path.relative_to(home) not in keep:
+                path.unlink()
+
+
+def _count_runs(database: Path) -> int:
+    with closing(_opened(database)) as raw:
+        (count,) = raw.execute("SELECT COUNT(*) FROM runs").fetchone()
+    return int(count)
+
+
+def _check_embedded(settings: Settings) -> None:
+    if settings.database is not None:
+        raise InvalidInput(
+            "CORRAL_DATABASE names Postgres, which has its own tools for backups",
+            hint="Dump it with pg_dump first, then copy the home: docs/howto/backup.md says how.",
+        )
+    if not settings.database_file.is_file():
+        raise NotFound(
+            f"{settings.home} has no installation: there is no {DATABASE}",
+            hint="Run this on the server's machine, with its CORRAL_HOME.",
+        )
+
+
+def main() -> int:
+    to = BackupFolder(Path(sys.argv[1]).absolute())
+    try:
+        done = back_up(read_settings(), to)
+        said = to.read()
+    except CorralError as error:
+        sys.stderr.write(f"error: {error.message}\nhint: {error.hint}\n")
+        return 1
+    except OSError as error:
+        sys.stderr.write(f"error: the backup could not be written: {error}\n")
+        return 1
+    sys.stdout.write(
+        f"{said['runs']} runs and {said['files']} files of {said['bytes']} bytes are in {to.root}; "
+        f"{done.copied} files were copied now\n"
+    )
+    for path in done.lost:
+        sys.stderr.write(f"not in the backup, since the installation has lost it: {path}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
