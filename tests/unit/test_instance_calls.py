@@ -262,7 +262,7 @@ def test_a_busy_instance_looks_now_and_then_for_calls_to_be_cancelled() -> None:
 
 def test_a_message_names_the_file_of_large_arguments() -> None:
     call = InstanceCall(assigned(1), 0.0)
-    said = {"t": "call", "id": call_id(1), "attempt": 1, "function": "f", "format": "json"}
+    said = {"t": "call", "id": call_id(1), "attempt": 1, "function": "f", "format": "json", "reads": None}
     assert call.message() == said
     call.path = "/calls/a"
     assert call.message() == {**said, "path": "/calls/a"}
