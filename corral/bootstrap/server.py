@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +38,7 @@ from corral.client.hosts.identity import (
 from corral.core.audit import by_corral, note
 from corral.core.policy import ServerPolicy
 from corral.core.tokens import NewToken, authenticate, make_host, make_token
-from corral.domain.errors import Conflict, CorralError, Unauthenticated
+from corral.domain.errors import Conflict, CorralError, DiskFull, Unauthenticated
 from corral.domain.ids import HostId
 from corral.domain.tokens import Scope
 from corral.domain.webhooks.addresses import parse_networks
@@ -179,7 +181,7 @@ def run_server(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. One server per home: a second is refused."""
     keep_files_private()
     settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with exclusive(settings.home / "server.lock") as held:
+    with _told_if_full(settings.home), exclusive(settings.home / "server.lock") as held:
         if not held:
             raise Conflict(
                 f"a server on {settings.home} is running already",
@@ -188,6 +190,19 @@ def run_server(settings: Settings) -> None:
         raise_open_files()
         with asyncio.Runner(loop_factory=loop_factory(settings.head_s)) as runner:
             runner.run(_serve(settings))
+
+
+@contextmanager
+def _told_if_full(home: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFull(
+            f"the server cannot start: the disk of {home} is full",
+            hint="Free some space, or set CORRAL_HOME to a folder on another disk.",
+        ) from error
 
 
 async def _serve(settings: Settings) -> None:
@@ -270,7 +285,12 @@ class _Announcing(uvicorn.Server):
             about = {"url": self._url(sockets[0]), "pid": os.getpid(), "version": __version__}
             if self._transport.ca_file is not None:
                 about["ca"] = str(self._transport.ca_file.absolute())
-            write_whole(self._settings.server_file, json.dumps(about) + "\n")
+            try:
+                write_whole(self._settings.server_file, json.dumps(about) + "\n")
+            except OSError:
+                # Nobody would find it.
+                await self.shutdown(sockets)
+                raise
             log.warning("listening on %s", about["url"])
 
     def _url(self, listener: socket.socket) -> str:

@@ -7,7 +7,9 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -148,3 +150,65 @@ def test_a_home_that_cannot_be_used_is_an_error_with_a_hint(tmp_path: Path) -> N
     assert "data cannot be kept in" in done.stderr
     assert "CORRAL_HOME" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 48 MiB."""
+    path = tmp_path / "small"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(path)]
+    if os.name == "nt" or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def _fill(path: Path) -> None:
+    with suppress(OSError), (path / "ballast").open("ab", buffering=0) as file:
+        while True:
+            file.write(b"x" * 4096)
+
+
+def test_a_full_disk_is_told_by_status_and_by_up(small_disk: Path) -> None:
+    """STO-09: health was ok at 0 bytes free, and `corral up` printed a traceback."""
+    machine = Installation(small_disk / "home", {"CORRAL_MIN_FREE_BYTES": str(1 << 20)})
+    try:
+        machine.ok("up", "--detach")
+        _fill(small_disk)
+        status = machine("status")
+        again = machine("up", "--detach")
+    finally:
+        machine("down", "--timeout", "1")
+    up = machine("up", "--detach")
+    server = subprocess.run(
+        [sys.executable, "-m", "corral.server"], env=machine.env, capture_output=True, text=True, check=False
+    )
+
+    assert status.returncode == 1
+    assert "not ok" in status.stdout
+    assert "the server's disk is full: it has 0 bytes free" in status.stdout
+    assert again.stdout.startswith("corral is already up at ")
+    assert up.returncode == 1
+    assert up.stderr.startswith(f"error: the disk of {machine.home} is full: it has ")
+    assert "hint: Free some space" in up.stderr
+    assert not (machine.home / "up" / "server.json").exists()
+    assert server.returncode == 1
+    *_, error, hint = server.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert "full" in error
+    assert hint.startswith("hint: ")
+    for said in (status, again, up):
+        assert "Traceback" not in said.stdout + said.stderr
+
+
+def test_up_with_little_space_left_says_so_and_starts(small_disk: Path) -> None:
+    """STO-09: what the server can still do is worth starting it."""
+    machine = Installation(small_disk / "home", {"CORRAL_MIN_FREE_BYTES": str(1 << 30)})
+    try:
+        done = machine("up", "--detach")
+    finally:
+        machine("down", "--timeout", "1")
+
+    assert done.returncode == 0, done.stderr
+    assert "warning: the server's disk is full" in done.stderr

@@ -21,6 +21,7 @@ from corral.client.corral import Corral
 from corral.client.http.discovery import discover, local_server, local_url
 from corral.domain.errors import CorralError, ServerUnreachable
 from corral.settings import Settings
+from corral.wire.health import Health
 
 START_TIMEOUT_S = 60.0
 SERVER_STOP_S = 20.0
@@ -164,16 +165,25 @@ class LocalServices:
             hint=f"See {self.processes.log(role)}; `corral down` stops what did start.",
         )
 
+    def problem(self) -> str:
+        """What the server says is wrong with it; empty if nothing is, or it does not answer."""
+        health = self._health()
+        return "" if health is None else health.detail
+
     def _healthy(self) -> bool:
+        """It answers; what it cannot do for now, such as store files on a full disk, it says itself."""
+        return self._health() is not None
+
+    def _health(self) -> Health | None:
         try:
             server = local_server(self.settings.home)
             if server is None:
-                return False
+                return None
             with Corral(server.url, None, tls=server.tls) as corral:
-                return corral.health().ok
+                return corral.health()
         except CorralError:
             # Not yet: the caller asks again, and says so itself when it gives up.
-            return False
+            return None
 
 
 def _former_port(environ: Mapping[str, str], home: Path) -> dict[str, str]:

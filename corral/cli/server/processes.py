@@ -58,7 +58,12 @@ class Processes:
                 cwd=self.home,
                 start_new_session=True,
             )
-        self.adopt(role, process)
+        try:
+            self.adopt(role, process)
+        except OSError:
+            # Without its note it would not be found again.
+            process.terminate()
+            raise
         return process
 
     def find(self, role: Role) -> psutil.Process | None:

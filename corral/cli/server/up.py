@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +13,13 @@ from corral.cli.display import render
 from corral.cli.server.local_services import LocalServices
 from corral.cli.server.processes import Processes
 from corral.client.http.discovery import local_url
-from corral.domain.errors import InvalidInput
+from corral.domain.errors import DiskFull, InvalidInput
 from corral.settings import process_environment, read_settings
 
 # For a worker that was stopped before it can have begun anything.
 _HASTY_S = 5.0
+# For the notes and the log of what is started.
+_LEAST_FREE_BYTES = 1 << 20
 
 
 def up(
@@ -33,21 +37,43 @@ def up(
     environ = process_environment() | ({} if port is None else {"CORRAL_PORT": str(port)})
     station = LocalServices(settings, Processes(settings.home), environ)
     if not station.running():
+        _check_disk(settings.home)
         try:
             station.bring_up()
         except KeyboardInterrupt:
             station.bring_down(_HASTY_S, station.started)
             raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            station.bring_down(_HASTY_S, station.started)
+            raise _full(settings.home) from error
     if not station.started:
         render.say(f"corral is already up at {local_url(settings.home)}")
         return
     render.say(f"corral is up at {local_url(settings.home)}, data in {settings.home}")
+    if problem := station.problem():
+        render.note(f"warning: {problem}")
     render.note("try: corral run -- python3 -c \"print('hello')\"")
     if detach:
         render.note("stop it with `corral down`")
         return
     render.note("Ctrl-C stops it")
     station.watch()
+
+
+def _check_disk(home: Path) -> None:
+    """Before anything is started that could not even write down where it listens."""
+    if shutil.disk_usage(home).free < _LEAST_FREE_BYTES:
+        raise _full(home)
+
+
+def _full(home: Path) -> DiskFull:
+    free = shutil.disk_usage(home).free
+    return DiskFull(
+        f"the disk of {home} is full: it has {free} bytes free",
+        hint="Free some space, or set CORRAL_HOME to a folder on another disk.",
+    )
 
 
 def _check_home(home: Path) -> None:
