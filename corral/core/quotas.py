@@ -9,7 +9,7 @@ from corral.core.audit import Author, note
 from corral.core.leases.fence import known_s
 from corral.core.policy import ServerPolicy
 from corral.core.topics import TOPIC_QUOTA
-from corral.domain.errors import NotFound, ProjectFull, QuotaExceeded
+from corral.domain.errors import FieldError, NotFound, ProjectFull, QuotaExceeded
 from corral.domain.ids import Digest, RunId
 from corral.domain.leases import Lease
 from corral.domain.quotas import Quota, QuotaUse, month_of, month_start
@@ -119,6 +119,7 @@ def check_bytes(tx: Tx, project: str, sizes: Mapping[Digest, int]) -> None:
         f"and this would add {adding}",
         hint="Remove artifacts with `corral artifacts rm`; their bytes are free after the next collection, "
         f"about an hour later. Or let an operator raise max_bytes of project {project}.",
+        fields=[FieldError("max_bytes", str(quota.max_bytes))],
     )
 
 

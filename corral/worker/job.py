@@ -63,7 +63,6 @@ class LeaseJob:
         self._vitals = Vitals(lease.gpus)
         self._beater = Heartbeat(beats, lease, self.control, self._vitals)
         self._session = LeaseSession(context.link, lease, self.control)
-        self._uploads = Uploads(self._session)
         self._secrets = _NO_SECRETS
 
     def run(self) -> None:
@@ -176,7 +175,8 @@ class LeaseJob:
         return Recorder(spool), sender
 
     def _checkpoints(self, recorder: Recorder) -> CheckpointUploader:
-        return CheckpointUploader(self._workspace, self._uploads, recorder, self._secrets)
+        uploads = Uploads(self._session, recorder)
+        return CheckpointUploader(self._workspace, uploads, recorder, self._secrets)
 
     def _serving(self, recorder: Recorder) -> InstanceServer | None:
         if self.lease.spec.service is None:
@@ -234,7 +234,7 @@ class LeaseJob:
         if checkpoints is not None:
             checkpoints.drain()
         for tries_left in reversed(range(TRIES)):
-            done = without_secrets(self._with_output(outcome), self._secrets)
+            done = without_secrets(self._with_output(outcome, recorder), self._secrets)
             recorder.flush()
             sender.drain()
             self._save(done, JobPhase.OUTCOME)
@@ -246,12 +246,12 @@ class LeaseJob:
                 if not tries_left:
                     raise
 
-    def _with_output(self, outcome: JobOutcome) -> JobOutcome:
+    def _with_output(self, outcome: JobOutcome, recorder: Recorder) -> JobOutcome:
         body = outcome.body
         if not isinstance(body, FinishRequest) or body.artifact_id is not None:
             return outcome
         try:
-            artifact_id = self._uploads.output(self._workspace.output, self._secrets)
+            artifact_id = Uploads(self._session, recorder).output(self._workspace.output, self._secrets)
         except _BAD_OUTPUT as error:
             text = f"the output is refused: {error.message}\n{error.hint}"
             return failed(Reason.BAD_OUTPUT, text, ran_s=body.ran_s)

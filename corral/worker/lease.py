@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from corral.client.corral import Corral
 from corral.client.files.blobs import BlobSink, BlobSource
+from corral.domain.errors import CorralError
 from corral.domain.runs.reasons import Reason
 from corral.wire.calls import LeaseCallsAnswer, LeaseCallsRequest
 from corral.wire.leases import LeaseView
@@ -77,8 +78,13 @@ class LeaseSession:
     lease: LeaseView
     control: LeaseControl
 
-    def keep_trying(self, call: Callable[[Corral], T]) -> T:
-        """Repeat a call that may arrive twice until it is answered; WaitAbandoned if the lease is lost."""
+    def keep_trying(
+        self, call: Callable[[Corral], T], *, waits: Callable[[CorralError], None] = lambda error: None
+    ) -> T:
+        """Repeat a call that may arrive twice until it is answered; WaitAbandoned if the lease is lost.
+
+        `waits` hears why it is repeated, and may raise.
+        """
         pauses = Pauses()
         while not self.control.lost:
             try:
@@ -87,6 +93,7 @@ class LeaseSession:
                 return answer
             except PASSING as error:
                 logger.debug("trying again: %s", error)
+                waits(error)
                 self.link.look_again()
                 self.control.given_up.wait(pauses.next_s())
         raise WaitAbandoned

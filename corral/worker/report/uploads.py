@@ -16,7 +16,15 @@ from corral.client.corral import Corral
 from corral.client.files.digest import FileChanged
 from corral.client.files.tree import NotAFolder, Tree, scan
 from corral.client.files.upload import upload
-from corral.domain.errors import BlobMissing, CorralError, DigestMismatch, LeaseLost, NotFound, OffsetMismatch
+from corral.domain.errors import (
+    BlobMissing,
+    CorralError,
+    DigestMismatch,
+    LeaseLost,
+    NotFound,
+    OffsetMismatch,
+    ProjectFull,
+)
 from corral.domain.redaction import SecretValues
 from corral.files.untrusted import is_folder, open_folder, open_regular, read_regular
 from corral.wire.artifacts import ArtifactView
@@ -37,9 +45,18 @@ logger = logging.getLogger(__name__)
 Commit = Callable[[Corral, Tree], ArtifactView]
 
 
+class FilesTooLarge(CorralError):
+    """However long one waits, the project may not have as much."""
+
+    code = "files_too_large"
+
+
 @dataclass(frozen=True)
 class Uploads:
+    """Says in the run's log, events and progress what it waits for."""
+
     session: LeaseSession
+    recorder: Recorder
 
     def output(self, root: Path, secrets: SecretValues) -> str | None:
         """Upload and commit the result; its artifact's id, or None if the folder is empty."""
@@ -81,8 +98,38 @@ class Uploads:
         tree = scan(root, ignore=None, secrets=secrets)
         if not tree.files:
             return None
-        self.session.keep_trying(lambda _: upload(tree, root, self.session.sink()))
-        return self.session.keep_trying(lambda corral: commit(corral, tree)).id
+        room = _RoomWait(tree, self.session.lease.project, self.recorder)
+        self.session.keep_trying(lambda _: upload(tree, root, self.session.sink()), waits=room.heard)
+        return self.session.keep_trying(lambda corral: commit(corral, tree), waits=room.heard).id
+
+
+@dataclass
+class _RoomWait:
+    """A project may have as many bytes as its quota allows: others may remove some, so it is waited for."""
+
+    tree: Tree
+    project: str
+    recorder: Recorder
+    said: bool = False
+
+    def heard(self, error: CorralError) -> None:
+        """FilesTooLarge if there can never be room."""
+        if not isinstance(error, ProjectFull):
+            return
+        limit = next((int(f.message) for f in error.fields if f.path == "max_bytes"), None)
+        if limit is not None and self.tree.total_bytes > limit:
+            raise FilesTooLarge(
+                f"its files have {self.tree.total_bytes} bytes in all, and project {self.project} may have"
+                f" {limit} (max_bytes)",
+                hint=f"Leave less, or let an operator raise it with `corral quotas set {self.project}`.",
+            )
+        if not self.said:
+            self.said = True
+            text = f"its files wait for room: {error.message}. {error.hint}"
+            self.recorder.say(text)
+            self.recorder.note(text)
+            self.recorder.progress({"waiting": error.message[:300]})
+            self.recorder.flush()
 
 
 class NotACheckpoint(CorralError):
