@@ -35,7 +35,7 @@ def _completion(find: Callable[[Corral], Iterable[Candidate]]) -> Completion:
 def runs(corral: Corral) -> Iterable[Candidate]:
     """The newest ones only."""
     found = [(run.id, f"{run.name} {run.state}") for run in corral.runs.page(limit=_SHOWN).items]
-    return [*found, ("latest", "the newest run")]
+    return [*found, ("latest", "the newest that you submitted")]
 
 
 @_completion

@@ -16,7 +16,10 @@ AsJsonLines = Annotated[bool, typer.Option("--json", help="One JSON object per l
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most this many.")]
 OnlyProject = Annotated[str | None, typer.Option(help="Only this project.")]
 RunId = Annotated[
-    str, typer.Argument(help="Run id, a unique prefix of it, or `latest`.", autocompletion=complete.runs)
+    str,
+    typer.Argument(
+        help="Run id, a unique prefix of it, or `latest` (of your own).", autocompletion=complete.runs
+    ),
 ]
 RunFilePath = Annotated[Path, typer.Argument(help="A run file (TOML).")]
 FollowIt = Annotated[bool, typer.Option("--follow", "-f", help="Follow it; exit with its code.")]

@@ -35,7 +35,10 @@ LATEST = "latest"
 
 @dataclass(frozen=True)
 class RunQuery:
-    """Which runs a list shows; `label` as `key=value`."""
+    """Which runs a list shows; `label` as `key=value`.
+
+    `mine` are those that the caller submitted. With `with_params` each run says what it was given.
+    """
 
     project: str | None = None
     states: Sequence[str] = ()
@@ -43,11 +46,14 @@ class RunQuery:
     name: str | None = None
     label: str | None = None
     schedule: str | None = None
+    mine: bool = False
+    with_params: bool = False
 
     def params(self) -> dict[str, str | Sequence[str] | None]:
-        params = dict(vars(self))
+        params = {key: value for key, value in vars(self).items() if not isinstance(value, bool)}
         params["state"] = list(params.pop("states"))
-        return params
+        asked = {"mine": self.mine, "params": self.with_params}
+        return {**params, **{name: "true" for name, wanted in asked.items() if wanted}}
 
 
 RunsDone = Callable[[int], None]
@@ -58,7 +64,7 @@ def new_request_id() -> str:
 
 
 class Runs(Api):
-    """Each call takes a run's id, a unique prefix of it, or `latest`."""
+    """Each call takes a run's id, a unique prefix of it, or `latest`: the newest that one submitted."""
 
     root = "/v1/runs"
 
@@ -227,7 +233,10 @@ class Runs(Api):
         return self._path(self._latest() if run == LATEST else run, *rest)
 
     def _latest(self) -> str:
-        newest = self.page(limit=1).items
+        newest = self.page(RunQuery(mine=True), limit=1).items
         if not newest:
-            raise NotFound("there is no run yet", hint="Submit one: `corral run -- COMMAND`.")
+            raise NotFound(
+                "you have submitted no run yet",
+                hint="Submit one: `corral run -- COMMAND`; or give a run's id.",
+            )
         return newest[0].id

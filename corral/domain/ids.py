@@ -27,6 +27,7 @@ Digest = NewType("Digest", str)
 _ALPHABET = "bcdfghjkmnpqrstvwxz23456789"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 _ID = re.compile(r"(r|l|h|g|a|t|s|w|d|e|c)-[bcdfghjkmnpqrstvwxz2-9]{12}")
+_ANY_ID = re.compile(rf"(?<![A-Za-z0-9]){_ID.pattern}(?![A-Za-z0-9])")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 _REQUEST = re.compile(r"[A-Za-z0-9_-]{8,64}")
@@ -61,6 +62,11 @@ new_call_id = _maker("c", CallId)
 def is_id(text: str, kind: str) -> bool:
     """Whether the whole text is an id of this kind (its first letter)."""
     return _ID.fullmatch(text) is not None and text[0] == kind
+
+
+def without_ids(text: str) -> str:
+    """The text with every id in it left out but for its kind, to tell whether two texts say the same."""
+    return _ANY_ID.sub(r"\1-", text)
 
 
 def is_digest(text: str) -> bool:

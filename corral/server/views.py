@@ -12,6 +12,7 @@ from corral.core.policy import ServerPolicy
 from corral.core.queue.claim import Grant
 from corral.core.queue.eligibility import declared_of, effective_of
 from corral.core.queue.why import RunStanding
+from corral.core.runs.group_results import settings_of
 from corral.domain.artifacts import Artifact
 from corral.domain.canonical import canonical
 from corral.domain.hosts.hosts import Host
@@ -24,7 +25,7 @@ from corral.store.transaction import Tx
 from corral.wire.artifacts import ArtifactView
 from corral.wire.hosts import CapabilityReport, HostView
 from corral.wire.runs import AttemptView, EventView, ParentView, Placement, RankView, RunDetail, RunView
-from corral.wire.spec.run_file import RunSpec
+from corral.wire.spec.run_file import RunSpec, render_argv
 
 
 @lru_cache(maxsize=1024)
@@ -81,9 +82,15 @@ def run_detail(tx: Tx, run: Run) -> RunDetail:
         for attempt in tx.attempts.of_run(run.id)
     ]
     view = run_view(tx, run, names)
+    spec = _spec(tx.runs.spec(run.id))
+    told = {
+        "progress": view.progress or _last_progress(tx, attempts),
+        "params": settings_of(spec.params, spec.train),
+    }
     return RunDetail(
-        **{**view.model_dump(), "progress": view.progress or _last_progress(tx, attempts)},
-        spec=_spec(tx.runs.spec(run.id)),
+        **{**view.model_dump(), **told},
+        spec=spec,
+        command=render_argv(spec, run.id),
         identity=run.identity,
         attempts=attempts,
         retries_used=asdict(run.used),

@@ -9,7 +9,7 @@ from pydantic import JsonValue as Json
 
 from corral.domain.runs.states import FINAL, RunState
 from corral.wire.base import Answer, AnswerPage, Name, PlainText, RequestId, Strict, known_only
-from corral.wire.spec.run_file import RunSpec
+from corral.wire.spec.run_file import RunSpec, Scalar
 from corral.wire.spec.train import each
 
 LabelText = Annotated[str, Field(pattern=r"^[^=\x00]+=[^\x00]*$", max_length=330)]
@@ -103,6 +103,13 @@ class RunView(Answer):
     artifact_id: str | None = None
     schedule_id: str | None = None
     submitted_by: str | None = None
+    params: dict[str, Scalar] | None = Field(
+        None,
+        description=(
+            "What it was given: its params, and of a training run its settings, as `train.steps`."
+            " A list has them where it is asked for them."
+        ),
+    )
 
 
 class ParentView(Answer):
@@ -118,6 +125,7 @@ class RunDetail(RunView):
     spec: Annotated[RunSpec, known_only(RunSpec)]
     identity: str
     attempts: list[AttemptView] = []
+    command: list[str] = Field([], description="The command as it is run, every `{params.x}` filled in.")
     retries_used: dict[str, int] = {}
     after: list[ParentView] = []
 

@@ -35,6 +35,25 @@ def test_up_a_second_time_says_only_that_it_is_up(corral: Installation) -> None:
     assert (done.stdout.count("\n"), done.stderr) == (1, "")
 
 
+def test_status_says_the_same_to_programs(corral: Installation, tmp_path: Path) -> None:
+    """NEW-22: all that people are shown, also when there is no server."""
+    found = corral.json("status")
+
+    assert (found["server"]["pid"], found["worker"]["pid"]) == (corral.pid("server"), corral.pid("worker"))
+    assert (found["home"], found["ok"]) == (str(corral.home), True)
+    assert (found["hosts"], found["slots"]["busy"]) == ({"alive": 1, "all": 1}, 0)
+    assert found["url"] in corral.ok("status")
+    nobody = Installation(tmp_path / "empty")("status", "--json")
+    assert nobody.returncode == 3
+    assert json.loads(nobody.stdout) == {
+        "home": str(tmp_path / "empty"),
+        "server": None,
+        "worker": None,
+        "ok": False,
+        "detail": nobody.stderr.splitlines()[0].removeprefix("error: "),
+    }
+
+
 def test_after_up_the_worker_is_there_at_once(tmp_path: Path) -> None:
     machine = Installation(tmp_path / "home")
     try:

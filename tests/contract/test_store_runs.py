@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from contract.conftest import Database
@@ -129,6 +131,40 @@ def test_a_filter_shows_only_what_fits(db: Database) -> None:
     assert listed(db, RunFilter(label=("team", "x"))) == [a.id]
     assert listed(db, RunFilter(label=("it's", 'q"uote'))) == [a.id]
     assert listed(db, RunFilter(label=("team", "y"))) == []
+
+
+def test_runs_are_found_by_who_submitted_them_and_instances_are_nobodys(db: Database) -> None:
+    """NEW-06."""
+    own, other = a_run(created_at=1.0), a_run(created_at=2.0, submitted_by="user:bob")
+    insert(db, own, other, a_run(created_at=3.0, kind="service"))
+
+    assert listed(db, RunFilter(submitted_by="user:ada")) == [own.id]
+
+
+def test_groups_are_found_by_id_and_name_and_say_what_their_runs_were_given(db: Database) -> None:
+    """NEW-05, NEW-07."""
+    old, new = (Group(new_group_id(), "default", "sweep", at) for at in (1.0, 2.0))
+    runs = [a_run(created_at=float(n), group_id=new.id, seed=n, metrics='{"x": 1}') for n in range(3)]
+    spec = '{"params": {"lr": 0.1, "on": true, "name": "a"}, "train": {"lora": {"rank": 8}}}'
+
+    def put(tx: Tx) -> None:
+        for group in (old, new):
+            tx.groups.insert(group)
+        for run in runs:
+            tx.runs.insert(run, spec if run.seed else "{}")
+
+    db.write(put)
+    assert db.read(lambda tx: tx.groups.find("sweep", None)) == [new, old]
+    assert db.read(lambda tx: tx.groups.find(old.id, "default")) == [old]
+    assert db.read(lambda tx: tx.groups.page(None, after=None, limit=9, text="sweep")) == [new, old]
+    first = db.read(lambda tx: tx.groups.runs(new.id, after=None, limit=2))
+    rest = db.read(lambda tx: tx.groups.runs(new.id, after=(first[1].created_at, first[1].id), limit=2))
+    assert [one.id for one in (*first, *rest)] == [run.id for run in runs]
+    given = db.read(lambda tx: tx.runs.settings([runs[0].id, runs[1].id]))
+    assert (first[0].params, first[0].train) == given[runs[0].id] == (None, None)
+    params, train = given[runs[1].id]
+    assert json.loads(params or "") == {"lr": 0.1, "on": True, "name": "a"}
+    assert json.loads(train or "") == {"lora": {"rank": 8}}
 
 
 def test_a_filtered_page_goes_on_after_the_last(db: Database) -> None:

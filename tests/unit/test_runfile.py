@@ -229,3 +229,34 @@ def test_an_input_is_a_part_of_an_artifact_or_of_a_result() -> None:
         ("{}", "needs one of path, artifact, run"),
     ):
         assert word in str(refused(MINIMAL + f"[inputs]\ndata = {given}"))
+
+
+@pytest.mark.parametrize(
+    ("given", "swept"),
+    [
+        ("params.lr=1", "lr"),
+        ("params={lr = 1, other = 2}", "lr"),
+        ("train.lora.rank=8", "train.lora.rank"),
+        ("train.lora={rank = 8}", "train.lora.rank"),
+    ],
+)
+def test_what_is_swept_is_not_set_in_vain(given: str, swept: str) -> None:
+    """NEW-24: every run takes its own value from the sweep, so one for all of them would be lost."""
+    text = 'argv = ["x", "{params.lr}"]\n[params]\nother = 1\n[sweep]\nlr = [0.1, 0.2]\n'
+    if swept.startswith("train."):
+        text = 'model = "corral/tiny"\n[train]\nrecipe = "sft"\ndata = "x.jsonl"\n'
+        text += "[sweep]\ntrain.lora.rank = [4, 8]\n"
+
+    with pytest.raises(InvalidInput, match="has no effect") as refused:
+        parse(text, what="it", overrides=[given])
+
+    assert [field.path for field in refused.value.fields] == [f"sweep.{swept}"]
+    assert f"sweep.{swept}=[" in refused.value.hint
+
+
+def test_other_values_can_be_set_beside_a_sweep() -> None:
+    text = 'argv = ["x"]\n[sweep]\nlr = [0.1, 0.2]\n'
+
+    made = parse(text, what="it", overrides=["params.width=1", "sweep.lr=[3, 4]", "name=lr"])
+
+    assert (made.params, made.sweep, made.name) == ({"width": 1}, {"lr": [3, 4]}, "lr")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from corral.cli.display import render
 from corral.client.corral import Corral
@@ -48,11 +48,16 @@ def thousands(value: float) -> str:
 
 
 def plot(corral: Corral, run_id: str, name: str) -> list[str]:
-    """One metric over the steps. Where an attempt repeats steps of one before, the last word counts."""
+    """One metric over the steps."""
+    return chart(name, read_points(corral, run_id, name))
+
+
+def read_points(corral: Corral, run_id: str, name: str) -> list[Point]:
+    """By step. Where an attempt repeats steps of one before, the last word counts."""
     points: dict[float, float] = {}
     for number, point in enumerate(corral.runs.iter_metrics(run_id, name=name)):
         points[float(number if point.step is None else point.step)] = point.value
-    return chart(name, sorted(points.items()))
+    return sorted(points.items())
 
 
 def chart(name: str, points: Sequence[Point], *, width: int = WIDTH, height: int = HEIGHT) -> list[str]:
@@ -60,7 +65,7 @@ def chart(name: str, points: Sequence[Point], *, width: int = WIDTH, height: int
 
     A column is the mean of its share of the points, so a long run keeps its shape.
     """
-    kept = [(step, value) for step, value in points if math.isfinite(step) and math.isfinite(value)]
+    kept = _finite(points)
     if len(kept) < 2:
         return []
     # A short run is drawn wide enough to be seen: each value takes several columns.
@@ -77,6 +82,48 @@ def chart(name: str, points: Sequence[Point], *, width: int = WIDTH, height: int
     first, last = _short(kept[0][0]), _short(kept[-1][0])
     lines.append(f"{'step':>{_LABEL_CHARS}}  {first:<{max(len(columns) - len(last), len(first) + 1)}}{last}")
     return lines
+
+
+def small_curves(series: Mapping[str, Sequence[Point]], *, width: int) -> list[str]:
+    """Curves over one another, a line for each, on one scale and over the same steps; with their last values.
+
+    Several points of a step are the runs of several seeds; their mean is drawn.
+    """
+    kept = {name: _finite(points) for name, points in series.items()}
+    steps = [step for points in kept.values() for step, _ in points]
+    if not steps:
+        return []
+    first, span = min(steps), max(steps) - min(steps)
+    margin = max(map(len, kept))
+    columns = max(8, min(WIDTH, width - margin - _LABEL_CHARS - 4))
+    drawn = {name: _columns(points, first, span, columns) for name, points in kept.items()}
+    shown = [value for means in drawn.values() for value in means if value is not None]
+    low, high = min(shown), max(shown)
+    lines = [f"{'':<{margin}}  step {_short(first)} to {_short(max(steps))}, {_short(low)} to {_short(high)}"]
+    for name, means in drawn.items():
+        marks = "".join(" " if mean is None else _EIGHTHS[_level(mean, low, high, 8)] for mean in means)
+        last = next((mean for mean in reversed(means) if mean is not None), None)
+        lines.append(f"{name:<{margin}}  {marks}  {'' if last is None else _short(last)}".rstrip())
+    return lines
+
+
+def _finite(points: Sequence[Point]) -> list[Point]:
+    return [(step, value) for step, value in points if math.isfinite(step) and math.isfinite(value)]
+
+
+def _columns(points: Sequence[Point], first: float, span: float, columns: int) -> list[float | None]:
+    """The mean of each column's share of the steps; between two points the curve goes on as it was."""
+    shares: dict[int, list[float]] = {}
+    for step, value in points:
+        shares.setdefault(int((step - first) / span * (columns - 1)) if span else 0, []).append(value)
+    means: list[float | None] = []
+    for column in range(columns):
+        if column in shares:
+            means.append(sum(shares[column]) / len(shares[column]))
+        else:
+            is_inside = means and column < max(shares, default=0)
+            means.append(means[-1] if is_inside else None)
+    return means
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:

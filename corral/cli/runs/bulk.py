@@ -13,6 +13,8 @@ from corral.cli import complete
 from corral.cli.display import render
 from corral.cli.display.bars import count_bar
 from corral.cli.display.visible import visible
+from corral.cli.runs.group_option import group_meant
+from corral.client.corral import Corral
 from corral.domain.errors import InvalidInput
 from corral.domain.runs.states import RunState
 from corral.wire.base import validated
@@ -24,7 +26,9 @@ RunIds = Annotated[
 ]
 Group = Annotated[
     str | None,
-    typer.Option("--group", help="All of this group (id or name).", autocompletion=complete.groups),
+    typer.Option(
+        "--group", help="All of this group (id, or name of the newest).", autocompletion=complete.groups
+    ),
 ]
 Label = Annotated[str | None, typer.Option("--label", help="All with this KEY=VALUE.")]
 Name = Annotated[str | None, typer.Option("--name", help="All with this name.")]
@@ -59,6 +63,13 @@ def selection(
             "runs are named and a filter is given", hint="Give either run ids or --group, --label, ..."
         )
     return validated(RunSelection, {**table, "states": list(states), "all": everything}, what="the filter")
+
+
+def of_one_group(corral: Corral, which: RunSelection | None) -> RunSelection | None:
+    """The same with the id of the group that its name means."""
+    if which is None or which.group is None:
+        return which
+    return which.model_copy(update={"group": group_meant(corral, which.group, which.project)})
 
 
 def act_on_all(

@@ -29,8 +29,9 @@ def cancel(
 ) -> None:
     """Cancel runs; their workers stop them at once. By id, or all that the options find."""
     filters = {"group": group, "label": label, "name": name, "project": project, "schedule": schedule}
-    which = bulk.selection(run, states=state or [], everything=everything, **filters)
+    asked = bulk.selection(run, states=state or [], everything=everything, **filters)
     with connect() as corral:
+        which = bulk.of_one_group(corral, asked)
         if which is not None:
             act, done = partial(corral.runs.cancel_all, which, reason=reason), "cancelled, or told to stop"
             bulk.act_on_all(act, verb="cancel", done=done, yes=yes, dry=dry, as_json=as_json)

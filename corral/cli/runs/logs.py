@@ -13,9 +13,10 @@ from corral.cli.display.run_output import GroupOutput, RunOutput
 from corral.cli.options import AsJsonLines, FollowOn, Quiet
 from corral.cli.runs.follow import follow
 from corral.cli.runs.follow_group import GroupStreams, watch_group
+from corral.cli.runs.group_option import group_meant
 from corral.client.corral import Corral
 from corral.client.runs import RunQuery
-from corral.domain.errors import InvalidInput, NotFound
+from corral.domain.errors import InvalidInput
 from corral.wire.logs import LogLine
 from corral.wire.runs import RunView
 
@@ -23,7 +24,9 @@ from corral.wire.runs import RunView
 def logs(
     run: Annotated[
         str | None,
-        typer.Argument(help="Run id, a unique prefix of it, or `latest`.", autocompletion=complete.runs),
+        typer.Argument(
+            help="Run id, a unique prefix of it, or `latest` (of your own).", autocompletion=complete.runs
+        ),
     ] = None,
     group: Annotated[
         str | None,
@@ -91,10 +94,8 @@ def _follow_group_logs(corral: Corral, group: str, *, tail: int | None, as_json:
 
 
 def _runs_of(corral: Corral, group: str) -> list[RunView]:
-    runs = sorted(corral.runs.iter(RunQuery(group=group)), key=lambda one: (one.created_at, one.seed or 0))
-    if not runs:
-        raise NotFound(f"there is no group {group!r}", hint="List them with `corral groups ls`.")
-    return runs
+    found = corral.runs.iter(RunQuery(group=group_meant(corral, group)))
+    return sorted(found, key=lambda one: (one.created_at, one.seed or 0))
 
 
 def _show_json(run_id: str, item: LogLine | RunView) -> None:

@@ -10,18 +10,16 @@ import typer
 from corral.cli import complete
 from corral.cli.connect import connect
 from corral.cli.display import render
-from corral.cli.display.runs import joined, ran, train_settings
+from corral.cli.display.runs import joined, ran
 from corral.cli.options import AsJson, Limit, OnlyProject
-from corral.client.corral import Corral
+from corral.cli.runs.group_option import group_meant
 from corral.client.runs import RunQuery
 from corral.domain.runs.states import RunState
 from corral.wire.runs import RunView
-from corral.wire.spec.run_file import RunSpec, Scalar
+from corral.wire.spec.run_file import Scalar
 
 # By run, the params in which the runs of a group differ.
 Params = Mapping[str, Mapping[str, Scalar]]
-# A list of runs does not hold their params; each is one call more.
-MOST_ASKED = 50
 
 
 def ls(
@@ -41,14 +39,17 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List runs, the newest first."""
-    where = RunQuery(project, [s.value for s in state or []], group, name, label, schedule)
+    states = [one.value for one in state or []]
     with connect() as corral:
+        group = group and group_meant(corral, group, project)
+        where = RunQuery(
+            project, states, group, name, label, schedule, with_params=as_json or group is not None
+        )
         if everything:
             items, more = list(corral.runs.iter(where)), False
         else:
             page = corral.runs.page(where, limit=limit)
             items, more = page.items, page.next is not None
-        params = _swept_params(corral, items) if group and not as_json and not ids else {}
     if as_json:
         render.show_json(items)
         return
@@ -56,6 +57,7 @@ def ls(
         for item in items:
             render.say(item.id)
         return
+    params = differing({run.id: run.params or {} for run in items}) if group else {}
     _show_runs(in_order(items, params) if group else items, params)
     if more:
         render.note(f"({limit} shown; --all shows the rest)")
@@ -70,7 +72,7 @@ def _show_runs(runs: Sequence[RunView], params: Params) -> None:
             run.name,
             render.state(run.state),
             run.project,
-            *([joined(params.get(run.id, {}))] if params else []),
+            *([_joined(params.get(run.id, {}))] if params else []),
             run.seed,
             run.host,
             render.age(run.created_at),
@@ -81,21 +83,12 @@ def _show_runs(runs: Sequence[RunView], params: Params) -> None:
     ]
     swept = ("PARAMS",) if params else ()
     columns = ("RUN", "NAME", "STATE", "PROJECT", *swept, "SEED", "HOST", "AGE", "RAN", "REASON")
-    render.show_table(columns, rows, empty="no runs; submit one with `corral run -- COMMAND`")
+    empty = "no runs; submit one with `corral run -- COMMAND`"
+    render.show_table(columns, rows, empty=empty, spare=("PROJECT", "NAME", "HOST", "SEED"))
 
 
-def _swept_params(corral: Corral, runs: Sequence[RunView]) -> Params:
-    """Nothing for a long list."""
-    if len(runs) > MOST_ASKED:
-        return {}
-    return differing({run.id: _settings(corral.runs.get(run.id).spec) for run in runs})
-
-
-def _settings(spec: RunSpec) -> Mapping[str, Scalar]:
-    """Params, and of a training run its own settings, which can be swept too."""
-    own = train_settings(spec.train) if spec.train else {}
-    scalars = {key: value for key, value in own.items() if isinstance(value, bool | int | float | str)}
-    return {**spec.params, **scalars}
+def _joined(given: Mapping[str, Scalar]) -> str:
+    return joined({name.removeprefix("train."): value for name, value in given.items()})
 
 
 def differing(params: Params) -> Params:

@@ -56,9 +56,10 @@ def requeue(
     """
     states = [*(state or []), *([RunState.FAILED] if failed else [])]
     filters = {"group": group, "label": label, "name": name, "project": project, "schedule": schedule}
-    which = bulk.selection(run, states=states, everything=everything, **filters)
+    asked = bulk.selection(run, states=states, everything=everything, **filters)
     changes = [*(override or []), *([] if priority is None else [f"priority={priority}"])]
     with connect() as corral:
+        which = bulk.of_one_group(corral, asked)
         if which is not None:
             if changes or code or follow_it:
                 raise InvalidInput("--set, --code, --priority and --follow are for a single run")
@@ -75,11 +76,17 @@ def requeue(
         again = partial(_requeue_one, corral, changes=changes, code=code, with_children=with_children)
         answers = bulk.act_on_each(given, again, "queue again")
         if as_json:
-            render.show_json(answers[0] if len(answers) == 1 else answers)
+            render.show_json(_as_one(answers))
         elif not follow_it:
             render.say("\n".join(run_id for answer in answers for run_id in answer.ids))
         if follow_it:
             raise typer.Exit(follow(corral, answers[0].ids[0]))
+
+
+def _as_one(answers: list[SubmitAnswer]) -> SubmitAnswer:
+    return SubmitAnswer(
+        ids=[run_id for answer in answers for run_id in answer.ids], group_id=answers[0].group_id
+    )
 
 
 def _requeue_one(

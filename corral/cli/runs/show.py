@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.display.runs import hint, joined, joined_metrics, ran, told, train_settings
-from corral.cli.groups import show_group
+from corral.cli.groups import SweepQuestion, show_group
 from corral.cli.options import AsJson, RunId
 from corral.durations import format_duration
 from corral.wire.runs import AttemptView, ParentView, RunDetail
@@ -19,7 +19,7 @@ def show(run: RunId, as_json: AsJson = False) -> None:
     """Show everything about a run: how it stands, its attempts, and why it ended. Or a group, by its id."""
     with connect() as corral:
         if run.startswith("g-"):
-            show_group(corral.groups.get(run), as_json=as_json)
+            show_group(corral, run, SweepQuestion(), as_json=as_json)
             return
         found = corral.runs.get(run)
     if as_json:
@@ -54,7 +54,7 @@ def _show_run(run: RunDetail) -> None:
         ("started", render.moment(run.started_at)),
         ("ended", render.moment(run.ended_at)),
         ("ran", ran(run)),
-        ("command", json.dumps(run.spec.argv, ensure_ascii=False) if run.spec.argv else None),
+        ("command", json.dumps(run.command or run.spec.argv, ensure_ascii=False) if run.spec.argv else None),
         ("model", run.spec.model),
         ("revision", run.spec.model_revision),
         ("train", joined(train_settings(run.spec.train)) if run.spec.train else None),

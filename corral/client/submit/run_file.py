@@ -65,7 +65,22 @@ def parse_toml(text: str, *, what: str) -> dict[str, Any]:
 
 def build(table: Mapping[str, Any], *, what: str, overrides: Sequence[str] = ()) -> RunFile:
     """Check a run file that is already a table."""
-    return checked(RunFile, table, what=what, overrides=overrides)
+    made = checked(RunFile, table, what=what, overrides=overrides)
+    _refuse_set_against_sweep(made, overrides)
+    return made
+
+
+def _refuse_set_against_sweep(run_file: RunFile, overrides: Sequence[str]) -> None:
+    """What --set gives to all runs would be lost without a word where each takes its own from `[sweep]`."""
+    for given in map(_override, overrides):
+        for name in given.names():
+            swept = name.removeprefix("params.")
+            if name.startswith(("params.", "train.")) and swept in run_file.sweep:
+                raise InvalidInput(
+                    f"--set {name} has no effect: [sweep] gives each run its own {swept}",
+                    hint=f"Say `--set 'sweep.{swept}=[...]'` to try other values, or take it out of [sweep].",
+                    fields=[FieldError(f"sweep.{swept}", f"is swept, and set by --set {name}")],
+                )
 
 
 def checked(model: type[M], table: Mapping[str, Any], *, what: str, overrides: Sequence[str]) -> M:
@@ -169,6 +184,15 @@ class _Override:
     place: tuple[str, ...]
     text: str
     value: Any
+
+    def names(self) -> list[str]:
+        """What it sets, by dotted name; a table sets all that is in it."""
+        place = ".".join(self.place)
+        if not isinstance(self.value, dict):
+            return [place]
+        return [
+            name for key, value in self.value.items() for name in _Override((place, key), "", value).names()
+        ]
 
     def as_text(self) -> _Override:
         return replace(self, value=self.text) if isinstance(self.value, bool | int | float) else self

@@ -197,6 +197,30 @@ class Event(NamedTuple):
     data: str
 
 
+class EndedRun(NamedTuple):
+    """A run of a group that failed or was cancelled."""
+
+    id: RunId
+    state: str
+    reason: str | None
+    detail: str | None
+
+
+class GroupRun(NamedTuple):
+    """A run of a group: what it was given (`params` and `train` of its spec, as JSON), what it measured."""
+
+    id: RunId
+    created_at: float
+    name: str
+    state: str
+    seed: int | None
+    identity: Digest
+    generation: int
+    metrics: str
+    params: str | None
+    train: str | None
+
+
 class GroupEnd(NamedTuple):
     state: str
     reason: str | None
@@ -213,3 +237,5 @@ class RunFilter:
     name: str | None = None
     label: tuple[str, str] | None = None
     schedule: str | None = None
+    # Who submitted it. Then instances of endpoints are left out: nobody submits them.
+    submitted_by: str | None = None

@@ -1,37 +1,60 @@
-"""Routes: groups of runs, how they stand and why they ended as they did."""
+"""Routes: groups of runs, how they stand, why they ended as they did, and what came out of them."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from fastapi import APIRouter
 
-from corral.domain.errors import Ambiguous, NotFound
+from corral.core.runs.group_ends import merged_ends
+from corral.core.runs.group_results import GroupOutcome, outcome
+from corral.core.runs.groups import find_group
 from corral.domain.ids import GroupId
-from corral.domain.runs.runs import Group
-from corral.server.authorization import Caller, User
+from corral.domain.runs.measures import better
+from corral.domain.runs.runs import EndedRun, Group, GroupRun
+from corral.server.authorization import User
 from corral.server.pages import Limit, by_time, next_page, parse_time_cursor
-from corral.server.services import Svc
+from corral.server.services import Services, Svc
 from corral.store.transaction import Tx
-from corral.wire.groups import BestRun, EndCount, GroupDetail, GroupPage, GroupView
+from corral.wire.groups import (
+    BestRun,
+    EndCount,
+    GroupDetail,
+    GroupPage,
+    GroupResults,
+    GroupRunResult,
+    GroupVariant,
+    GroupView,
+    MetricSummary,
+)
 
 router = APIRouter(prefix="/v1", tags=["groups"])
 _REASONS = 20
 _METRICS = 20
 _RUNS_READ = 10_000
+_PAGE = 500
+T = TypeVar("T")
 
 
 @router.get("/groups")
 async def list_groups(
-    caller: User, svc: Svc, project: str | None = None, cursor: str | None = None, limit: Limit = 50
+    caller: User,
+    svc: Svc,
+    project: str | None = None,
+    name: str | None = None,
+    cursor: str | None = None,
+    limit: Limit = 50,
 ) -> GroupPage:
-    """Newest first."""
+    """Newest first; with `name` those of that name, or the one of that id."""
     after = parse_time_cursor(cursor, "g", GroupId)
 
     def unit(tx: Tx) -> GroupPage:
-        found = tx.groups.page(caller.narrowed(project), after=after, limit=limit)
+        found = tx.groups.page(caller.narrowed(project), after=after, limit=limit, text=name)
         items = [_view(tx, group) for group in found]
         return GroupPage(items=items, next=next_page(found, limit, by_time))
 
@@ -41,20 +64,60 @@ async def list_groups(
 @router.get("/groups/{group}")
 async def get_group(group: str, caller: User, svc: Svc) -> GroupDetail:
     """One group by its id or name; of several with the name, the newest."""
-    return await svc.store.read(lambda tx: _detail(tx, _find(tx, group, caller)))
+    found = await svc.store.read(lambda tx: find_group(tx, group, caller.token.project))
+
+    def page(tx: Tx, last: EndedRun | None) -> list[EndedRun]:
+        return tx.groups.ended(found.id, after="" if last is None else last.id, limit=_PAGE)
+
+    ended = await _all_of(svc, page)
+    return await svc.store.read(lambda tx: _detail(tx, found, ended))
 
 
-def _find(tx: Tx, text: str, caller: Caller) -> Group:
-    ids = tx.groups.find(text, caller.token.project)
-    found = [group for group_id in ids if (group := tx.groups.get(group_id)) is not None]
-    if not found:
-        raise NotFound(f"there is no group {text[:80]!r}", hint="List them with `corral groups ls`.")
-    if len({group.project for group in found}) > 1:
-        raise Ambiguous(
-            f"more than one project has a group {text}: {', '.join(group.id for group in found)}",
-            hint="Give the group's id.",
-        )
-    return max(found, key=lambda group: (group.created_at, group.id))
+@router.get("/groups/{group}/results")
+async def get_results(group: str, caller: User, svc: Svc) -> GroupResults:
+    """What came out of a group: its runs by what they were given, and each metric over their seeds."""
+    found = await svc.store.read(lambda tx: find_group(tx, group, caller.token.project))
+
+    def page(tx: Tx, last: GroupRun | None) -> list[GroupRun]:
+        after = None if last is None else (last.created_at, last.id)
+        return tx.groups.runs(found.id, after=after, limit=_PAGE)
+
+    runs = await _all_of(svc, page)
+    return await svc.in_thread(lambda: _results(found, outcome(runs)))
+
+
+def _results(group: Group, found: GroupOutcome) -> GroupResults:
+    metrics = {name for variant in found.variants for name in variant.metrics}
+    return GroupResults(
+        group_id=group.id,
+        swept=list(found.swept),
+        better={name: good for name in sorted(metrics) if (good := better(name)) is not None},
+        variants=[
+            GroupVariant(
+                name=variant.name,
+                params=dict(variant.params),
+                runs=[GroupRunResult(**run._asdict()) for run in variant.runs],
+                metrics={name: MetricSummary(**vars(one)) for name, one in variant.metrics.items()},
+            )
+            for variant in found.variants
+        ],
+    )
+
+
+async def _all_of(svc: Services, page: Callable[[Tx, T | None], list[T]]) -> list[T]:
+    """Page after page, each in a transaction of its own: specs and last words may be long."""
+    found: list[T] = []
+    while len(found) < _RUNS_READ:
+        last = found[-1] if found else None
+        more = await svc.store.read(partial(_next_page, page, last))
+        found += more
+        if len(more) < _PAGE:
+            break
+    return found
+
+
+def _next_page(page: Callable[[Tx, T | None], list[T]], last: T | None, tx: Tx) -> list[T]:
+    return page(tx, last)
 
 
 def _view(tx: Tx, group: Group) -> GroupView:
@@ -62,7 +125,7 @@ def _view(tx: Tx, group: Group) -> GroupView:
     return GroupView(**group._asdict(), runs=sum(states.values()), states=states)
 
 
-def _detail(tx: Tx, group: Group) -> GroupDetail:
+def _detail(tx: Tx, group: Group, ended: list[EndedRun]) -> GroupDetail:
     values: defaultdict[str, list[BestRun]] = defaultdict(list)
     for run_id, text in tx.groups.metrics(group.id, _RUNS_READ):
         for name, value in json.loads(text).items():
@@ -73,7 +136,7 @@ def _detail(tx: Tx, group: Group) -> GroupDetail:
         **_view(tx, group).model_dump(),
         ended_with=[
             EndCount(**{**end._asdict(), "detail": end.detail and end.detail[:500]})
-            for end in tx.groups.ends(group.id, _REASONS)
+            for end in merged_ends(ended, most=_REASONS)
         ],
         least=[min(found, key=lambda best: best.value) for found in shown],
         greatest=[max(found, key=lambda best: best.value) for found in shown],

@@ -11,6 +11,8 @@ from fastapi import APIRouter, Query, Response
 from corral.core import secrets
 from corral.core.queue.why import WhyQuestion, group_is_full, held_by_quota, queue_notes, standings, summary
 from corral.core.runs.cancel import cancel, check_cancel
+from corral.core.runs.group_results import stored_settings
+from corral.core.runs.groups import with_one_group
 from corral.core.runs.hold import hold, let_go
 from corral.core.runs.remove import remove
 from corral.core.runs.requeue import check_requeue, requeue, requeue_with_children
@@ -90,10 +92,12 @@ async def list_runs(
     name: str | None = None,
     label: Annotated[str | None, Query(pattern=r"^[^=]+=.*$")] = None,
     schedule: str | None = None,
+    mine: bool = False,
+    params: bool = False,
     cursor: str | None = None,
     limit: Limit = 50,
 ) -> wire.RunPage:
-    """Newest first."""
+    """Newest first. `mine` are those that the caller submitted; with `params` each says what it was given."""
     where = RunFilter(
         project=caller.narrowed(project),
         states=tuple(state or ()),
@@ -101,16 +105,24 @@ async def list_runs(
         name=name,
         label=_label(label),
         schedule=schedule,
+        submitted_by=caller.actor if mine else None,
     )
     after = parse_time_cursor(cursor, "r", RunId)
 
     def unit(tx: Tx) -> wire.RunPage:
         names = NameLookup(tx)
-        runs = tx.runs.page(where, after=after, limit=limit)
+        runs = tx.runs.page(with_one_group(tx, where), after=after, limit=limit)
         items = [run_view(tx, run, names) for run in runs]
+        if params:
+            items = _with_params(tx, items)
         return wire.RunPage(items=items, next=next_page(runs, limit, by_time))
 
     return await svc.store.read(unit)
+
+
+def _with_params(tx: Tx, items: list[wire.RunView]) -> list[wire.RunView]:
+    found = tx.runs.settings(RunId(item.id) for item in items)
+    return [item.model_copy(update={"params": stored_settings(*found[RunId(item.id)])}) for item in items]
 
 
 @router.post("/runs/cancel")
@@ -159,7 +171,9 @@ async def _each(
         schedule=which.schedule,
     )
     after = parse_time_cursor(body.cursor, "r", RunId)
-    runs = await svc.store.read(lambda tx: tx.runs.page(where, after=after, limit=body.limit))
+    runs = await svc.store.read(
+        lambda tx: tx.runs.page(with_one_group(tx, where), after=after, limit=body.limit)
+    )
     results: Sequence[wire.ActionResult | Exception]
     if body.dry_run:
         results = await svc.store.read(lambda tx: [_tried(act, tx, run) for run in runs])

@@ -8,8 +8,8 @@ UPDATE groups SET max_running = :max_running WHERE id = :id;
 SELECT <group> FROM groups WHERE id = :id;
 
 -- name: group_find
-SELECT id FROM groups WHERE (id = :text OR name = :text) /*if project AND project = :project */
-ORDER BY id LIMIT :limit;
+SELECT <group> FROM groups WHERE (id = :text OR name = :text) /*if project AND project = :project */
+ORDER BY created_at DESC, id DESC LIMIT :limit;
 
 -- name: group_delete_empty
 DELETE FROM groups WHERE id = :id AND NOT EXISTS (
@@ -19,16 +19,25 @@ DELETE FROM groups WHERE id = :id AND NOT EXISTS (
 -- name: group_page
 SELECT <group> FROM groups
 WHERE (created_at, id) < (:after_created_at, :after_id) /*if project AND project = :project */
+    /*if text AND (id = :text OR name = :text) */
 ORDER BY created_at DESC, id DESC LIMIT :limit;
 
 -- name: group_states
 SELECT state, COUNT(*) FROM runs /*sqlite INDEXED BY runs_in_group */
 WHERE group_id = :group_id AND group_id IS NOT NULL GROUP BY state ORDER BY state;
 
--- name: group_ends
-SELECT state, reason, detail, COUNT(*) AS runs, MIN(id) FROM runs
-WHERE group_id = :group_id AND state IN ('failed', 'cancelled')
-GROUP BY state, reason, detail ORDER BY COUNT(*) DESC, MIN(id) LIMIT :limit;
+-- name: group_ended
+SELECT id, state, reason, detail FROM runs
+WHERE group_id = :group_id AND state IN ('failed', 'cancelled') AND id > :after
+ORDER BY id LIMIT :limit;
+
+-- name: group_runs
+SELECT r.id, r.created_at, r.name, r.state, r.seed, r.identity, r.generation, r.metrics,
+    /*sqlite json_extract(s.spec, '$.params')*//*pg CAST(s.spec AS JSON) ->> 'params'*/,
+    /*sqlite json_extract(s.spec, '$.train')*//*pg CAST(s.spec AS JSON) ->> 'train'*/
+FROM runs AS r JOIN run_specs AS s ON s.run_id = r.id
+WHERE r.group_id = :group_id AND (r.created_at, r.id) > (:after_created_at, :after_id)
+ORDER BY r.created_at, r.id LIMIT :limit;
 
 -- name: group_metrics
 SELECT id, metrics FROM runs WHERE group_id = :group_id AND metrics <> '{}'

@@ -49,6 +49,11 @@ UPDATE run_specs SET spec = :spec WHERE run_id = :run_id;
 -- name: spec_get
 SELECT spec FROM run_specs WHERE run_id = :run_id;
 
+-- name: spec_settings
+SELECT run_id, /*sqlite json_extract(spec, '$.params')*//*pg CAST(spec AS JSON) ->> 'params'*/,
+    /*sqlite json_extract(spec, '$.train')*//*pg CAST(spec AS JSON) ->> 'train'*/
+FROM run_specs WHERE run_id IN (<list ids>);
+
 -- name: run_by_prefix
 SELECT id FROM runs WHERE id >= :low AND id < :high /*if project AND project = :project */
 ORDER BY id LIMIT :limit;
@@ -69,6 +74,7 @@ WHERE (created_at, id) < (:after_created_at, :after_id)
         SELECT 1 FROM json_each(/*sqlite labels*//*pg CAST(labels AS JSON)*/) AS l
         WHERE l.key = :label AND l.value /*pg #>> '{}' */ = :label_value
     ) */
+    /*if submitted_by AND /*sqlite +*/submitted_by = :submitted_by AND kind <> 'service' */
 ORDER BY created_at DESC, id DESC LIMIT :limit;
 
 -- name: state_project_after

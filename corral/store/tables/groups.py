@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from corral.domain.ids import GroupId, RunId
-from corral.domain.runs.runs import Group, GroupEnd
+from corral.domain.runs.runs import EndedRun, Group, GroupRun
 from corral.store.rows import GROUP
 from corral.store.table import Table, given
 
@@ -35,25 +35,32 @@ class SqlGroups(Table):
         """Delete the group if none of its runs is left."""
         self._tell("group_delete_empty", id=group_id)
 
-    def find(self, text: str, project: str | None) -> list[GroupId]:
-        """Groups with this id or name."""
-        return self._column("group_find", text=text, limit=MAX_FOUND, **given(project=project))
+    def find(self, text: str, project: str | None) -> list[Group]:
+        """Groups with this id or name, the newest first."""
+        return self._all(GROUP, "group_find", text=text, limit=MAX_FOUND, **given(project=project))
 
-    def page(self, project: str | None, *, after: tuple[float, GroupId] | None, limit: int) -> list[Group]:
-        """Newest first."""
+    def page(
+        self, project: str | None, *, after: tuple[float, GroupId] | None, limit: int, text: str | None = None
+    ) -> list[Group]:
+        """Newest first; `text` is the id or name that they have."""
         at, last = after or (math.inf, "")
-        return self._all(
-            GROUP, "group_page", after_created_at=at, after_id=last, limit=limit, **given(project=project)
-        )
+        which = given(project=project, text=text)
+        return self._all(GROUP, "group_page", after_created_at=at, after_id=last, limit=limit, **which)
 
     def states(self, group_id: GroupId) -> dict[str, int]:
         """How many of its runs are in each state."""
         return {row[0]: row[1] for row in self._db.all("group_states", {"group_id": group_id})}
 
-    def ends(self, group_id: GroupId, limit: int) -> list[GroupEnd]:
-        """Why its runs failed or were cancelled, the most frequent first."""
-        rows = self._db.all("group_ends", {"group_id": group_id, "limit": limit})
-        return [GroupEnd(*row) for row in rows]
+    def ended(self, group_id: GroupId, *, after: str, limit: int) -> list[EndedRun]:
+        """Its runs that failed or were cancelled, by id."""
+        rows = self._db.all("group_ended", {"group_id": group_id, "after": after, "limit": limit})
+        return [EndedRun(*row) for row in rows]
+
+    def runs(self, group_id: GroupId, *, after: tuple[float, RunId] | None, limit: int) -> list[GroupRun]:
+        """With what they were given and what they measured, the oldest first."""
+        at, last = after or (-math.inf, "")
+        params = {"group_id": group_id, "after_created_at": at, "after_id": last, "limit": limit}
+        return [GroupRun(*row) for row in self._db.all("group_runs", params)]
 
     def metrics(self, group_id: GroupId, limit: int) -> list[tuple[RunId, str]]:
         """The last metrics of its runs, as JSON."""

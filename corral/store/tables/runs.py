@@ -71,6 +71,11 @@ class SqlRuns(Table):
     def spec(self, run_id: RunId) -> str:
         return str(found(self._db.one("spec_get", {"run_id": run_id}), f"there is no run {run_id}")[0])
 
+    def settings(self, ids: Iterable[RunId]) -> dict[RunId, tuple[str | None, str | None]]:
+        """By run, the `params` and `train` of its spec, as JSON."""
+        rows = self._db.all("spec_settings", {"ids": json.dumps([*ids])})
+        return {RunId(row[0]): (row[1], row[2]) for row in rows}
+
     def put_spec(self, run_id: RunId, spec: str) -> None:
         self._tell("spec_save", run_id=run_id, spec=spec)
 
@@ -94,6 +99,7 @@ class SqlRuns(Table):
         base: dict[str, object] = {"limit": limit, "after_created_at": at, "after_id": last}
         if where.label is not None:
             base |= {"label": where.label[0], "label_value": where.label[1]}
+        base |= given(submitted_by=where.submitted_by)
         pages = [self._all(RUN, "run_page", **base, **scope) for scope in self._scopes(where)]
         merged = heapq.merge(*pages, key=lambda run: (run.created_at, run.id), reverse=True)
         return list(islice(merged, limit))
@@ -120,6 +126,7 @@ class SqlRuns(Table):
             yield given(project=where.project)
 
     def _groups(self, where: RunFilter) -> list[str]:
+        # The id is the first column.
         return self._column("group_find", text=where.group, limit=MAX_FOUND, **given(project=where.project))
 
     def _schedules(self, text: str, project: str | None) -> list[str]:
