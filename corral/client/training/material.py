@@ -9,7 +9,7 @@ import ast
 import difflib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +232,7 @@ def _folder_facts(ref: str, folder: Path) -> ModelFacts:
         )
     if not any(folder.glob("*.safetensors")):
         raise wrong_field("model", f"{shown} holds no safetensors; weights in other formats can run code")
-    return _facts(_read_table("model", config), ref)
+    return replace(_facts(_read_table("model", config), ref), source="folder")
 
 
 def _facts(config: Mapping[str, Any], ref: str) -> ModelFacts:
