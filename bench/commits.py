@@ -43,6 +43,7 @@ MEASURED: Mapping[str, tuple[str, ...]] = {
     "help": ("corral/cli/main.py", "corral/__init__.py", "bench/help_time.py"),
     "simulation": (*_SERVER, "bench/simulation.py", "bench/simulated.py"),
     "engine": ("corral/engine", "corral/recipes", "bench/engine"),
+    "forecast": ("corral/engine", "corral/recipes", "bench/forecast.py", "bench/forecast_models.py"),
 }
 
 

@@ -4,7 +4,8 @@
 
 `measured.json` is a list of runs: `model` (a listed name, or a table of ModelFacts' fields), `train` (the
 table of the run file), `plan` (micro_tokens, recompute, rows, context), `gpu` (a name, or null) with `cores`,
-`data` (DataFacts' fields), and what was measured: `peak_bytes`, `step_s`, either or both.
+`data` (DataFacts' fields), `compiled` (the parts of its code that were), and what was measured: `peak_bytes`,
+`step_s`, `setup_s`, or some of them. `python -m bench.forecast rows` writes such a list.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from corral.recipes import calibration, gpus, memory, models, speed
+from corral.recipes import calibration, forecast, gpus, memory, models, speed
 from corral.recipes.calibration import Calibration
 from corral.recipes.forecast_case import Device, ForecastCase, MemoryPlan
 from corral.recipes.models import ModelFacts
@@ -25,9 +26,6 @@ from corral.recipes.train import parse
 from corral.recipes.train_tables import DataFacts
 
 MEMORY = (
-    "saved_hidden",
-    "saved_attention",
-    "saved_mlp",
     "live_layer",
     "final_hidden",
     "logit_bytes",
@@ -39,6 +37,7 @@ SPEED = (
     "moved_times",
     "layer_launch_s",
     "pack_s",
+    "sequence_s",
     "decode_efficiency",
     "decode_layer_s",
     "decode_step_s",
@@ -46,6 +45,7 @@ SPEED = (
     "cpu_layer_s",
     "cpu_decode_s",
 )
+SETUP = ("trace_s", "compile_s", "trace_sampler_s", "compile_sampler_s", "read_bytes_per_s")
 # How strongly a constant is held to what it was: enough to settle what the runs leave open, no more.
 _HOLD = 1e-5
 # The aim is a little above what was measured: too much is a nuisance, too little ends a run.
@@ -62,6 +62,7 @@ class MeasuredRun:
     plan: MemoryPlan
     peak_bytes: float | None = None
     step_s: float | None = None
+    setup_s: float | None = None
 
 
 def read(text: str) -> list[MeasuredRun]:
@@ -79,10 +80,11 @@ def _read(row: Mapping[str, Any]) -> MeasuredRun:
     case = ForecastCase(
         parse(facts.id, row["train"], facts),
         facts,
-        Device(gpu, row.get("cores", 1)),
+        Device(gpu, row.get("cores", 1), compiled=frozenset(row.get("compiled", ()))),
         DataFacts(**row.get("data", {})),
     )
-    return MeasuredRun(case, MemoryPlan(**row["plan"]), row.get("peak_bytes"), row.get("step_s"))
+    measured = (row.get(key) for key in ("peak_bytes", "step_s", "setup_s"))
+    return MeasuredRun(case, MemoryPlan(**row["plan"]), *measured)
 
 
 def _shape(row: Mapping[str, Any]) -> ModelFacts:
@@ -129,7 +131,10 @@ def _solve_memory(
             phase.terms.get(name, 0.0) * unit / run.peak_bytes
             for name, unit in zip(MEMORY, scale, strict=True)
         ]
-        wanted = _ABOVE - sum(phase.fixed.values()) / run.peak_bytes
+        fitted = sum(
+            times * getattr(constants, name) for name, times in phase.terms.items() if name in MEMORY
+        )
+        wanted = _ABOVE - (phase.total(constants) - fitted) / run.peak_bytes
         heavy = weight if phase.total(constants) < run.peak_bytes else 1.0
         for i in range(size):
             right[i] += heavy * row[i] * wanted
@@ -169,26 +174,46 @@ def speed_errors(runs: Sequence[MeasuredRun], constants: Calibration) -> list[fl
     ]
 
 
+def setup_errors(runs: Sequence[MeasuredRun], constants: Calibration) -> list[float]:
+    return [
+        forecast.setup_s(replace(run.case, constants=constants)) / run.setup_s - 1
+        for run in runs
+        if run.setup_s and run.case.device.gpu is not None
+    ]
+
+
 def fit_speed(runs: Sequence[MeasuredRun], prior: Calibration) -> Calibration:
+    return _search(SPEED, lambda constants: speed_errors(runs, constants), prior)
+
+
+def fit_setup(runs: Sequence[MeasuredRun], prior: Calibration) -> Calibration:
+    return _search(SETUP, lambda constants: setup_errors(runs, constants), prior)
+
+
+def _search(
+    names: Sequence[str], errors_of: Callable[[Calibration], list[float]], prior: Calibration
+) -> Calibration:
     """The constants of time, one after the other and ever more finely: their formula is not linear."""
 
     def misses(constants: Calibration) -> float:
-        errors = [math.log1p(error) ** 2 for error in speed_errors(runs, constants)]
-        moved = [math.log(getattr(constants, name) / getattr(prior, name)) ** 2 for name in SPEED]
+        errors = [math.log1p(error) ** 2 for error in errors_of(constants)]
+        moved = [math.log(getattr(constants, name) / getattr(prior, name)) ** 2 for name in names]
         return sum(errors) + _HOLD * sum(moved)
 
     constants = prior
     for step in (2.0, 1.4, 1.15, 1.05, 1.015, 1.005):
         for _ in range(20):
-            better = _improve(constants, misses, step)
+            better = _improve(names, constants, misses, step)
             if better == constants:
                 break
             constants = better
     return constants
 
 
-def _improve(constants: Calibration, misses: Callable[[Calibration], float], step: float) -> Calibration:
-    for name in SPEED:
+def _improve(
+    names: Sequence[str], constants: Calibration, misses: Callable[[Calibration], float], step: float
+) -> Calibration:
+    for name in names:
         value = getattr(constants, name)
         # An efficiency above 1 would fit some run and explain none.
         tried = [value * step, value / step]
@@ -216,8 +241,10 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write("usage: python -m bench.engine.fit_calibration MEASURED.json ORIGIN\n")
         return 2
     runs = read(Path(arguments[0]).read_text("utf-8"))
-    constants = fit_speed(runs, fit_memory(runs, calibration.default()))
-    for what, errors in (("memory", memory_errors(runs, constants)), ("step", speed_errors(runs, constants))):
+    constants = fit_setup(runs, fit_speed(runs, fit_memory(runs, calibration.default())))
+    told = {"memory": memory_errors, "step": speed_errors, "set-up": setup_errors}
+    for what, errors_of in told.items():
+        errors = errors_of(runs, constants)
         sizes = sorted(abs(error) for error in errors) or [0.0]
         sys.stderr.write(
             f"{what}: {len(errors)} runs, median {sizes[len(sizes) // 2]:.1%}, worst {sizes[-1]:.1%},"

@@ -1,4 +1,5 @@
-"""Peak memory and step time over many settings: what the forecast is fitted to and judged by."""
+"""Step time and allocated memory over many settings, in the engine alone: what speeds are fitted to. Whole
+runs, and their peaks, are measured by bench/forecast.py."""
 
 from __future__ import annotations
 
@@ -127,7 +128,7 @@ def measured(setting: Setting) -> dict[str, Any]:
         "plan": plan,
         "data": data,
         "mean_tokens": mean,
-        "peak_bytes": round(rate.peak_gib * ours.GIB),
+        "allocated_bytes": round(rate.peak_gib * ours.GIB),
         "step_s": rate.step_s,
         "first_s": rate.first_s,
     }

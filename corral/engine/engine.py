@@ -220,18 +220,21 @@ class Engine:
 
     # -- sampling -------------------------------------------------------------------------------------
 
-    def sampler(self, *, rows: int = 256, context: int | None = None) -> Sampler:
-        """The sampler on these weights; made once, and enlarged when asked for more."""
+    def sampler(self, *, rows: int = 256, context: int | None = None, usual: int | None = None) -> Sampler:
+        """The sampler on these weights; made once, and enlarged when asked for more. Sequences have at most
+        `context` tokens, and mostly no more than `usual`."""
         if self._sampler is None or not self._sampler.holds(rows, context):
             backbone, tokenizer = self._backbone, self.loaded.tokenizer
             self._drop_replays()
             if self._sampler is not None:
-                rows, context = self._sampler.enlarged(rows, context)
+                rows, context, usual = self._sampler.enlarged(rows, context, usual)
                 self._sampler = None  # before the next one: the device may not hold two caches
             if isinstance(backbone, GenericBackbone):
                 self._sampler = GenericSampler(backbone, tokenizer, rows=rows, context=context)
             else:
-                self._sampler = Sampler(backbone.decoder, backbone, tokenizer, rows=rows, context=context)
+                self._sampler = Sampler(
+                    backbone.decoder, backbone, tokenizer, rows=rows, context=context, usual=usual
+                )
         return self._sampler
 
     def weights_changed(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from corral.engine.data import rows, sft_dataset
 from corral.engine.data.rows import RowSet
 from corral.engine.engine import Engine, Options
-from corral.engine.model import adapters
+from corral.engine.model import adapters, compiled_code
 from corral.engine.model import load as models
 from corral.engine.model.load import LoadedModel
 from corral.engine.spec import InvalidSpec, JobPaths, JobSpec
@@ -184,7 +184,26 @@ def thinking_markers(train: Train, loaded: LoadedModel) -> ThinkingMarkers | Non
 
 def forecast_run(train: Train, loaded: LoadedModel, data: DataFacts) -> Forecast | None:
     """The forecast, which also says how the run is cut into pieces; None if the model's shape is unknown."""
-    facts = loaded.facts
+    facts, gpu = loaded.facts, device_facts()
     if facts is None:
         return None
-    return forecast(train, facts, device_facts(), data, cores=torch.get_num_threads(), ram_bytes=ram_bytes())
+    cores, ram = torch.get_num_threads(), ram_bytes()
+    first = forecast(train, facts, gpu, data, cores=cores, ram_bytes=ram)
+    if gpu is None:
+        return first
+    found = compiled_code.known(compiled_code.keys(train, facts, first.plan, device=gpu.name))
+    return forecast(train, facts, gpu, data, cores=cores, ram_bytes=ram, compiled=found)
+
+
+def remember_compiled(train: Train, engine: Engine, forecast: Forecast | None) -> None:
+    """After a run has taken a step: what it compiled is there for the next one like it."""
+    facts, gpu = engine.loaded.facts, device_facts()
+    if facts is None or forecast is None or gpu is None:
+        return
+    options = engine.options
+    plan = replace(
+        forecast.plan,
+        micro_tokens=options.micro_tokens,
+        recompute="full" if options.recompute else "none",
+    )
+    compiled_code.remember(compiled_code.keys(train, facts, plan, device=gpu.name).values())

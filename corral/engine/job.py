@@ -31,8 +31,9 @@ from corral.engine.training import checkpoints, grpo, sft
 from corral.engine.training.checkpoints import CheckpointWriter
 from corral.engine.training.evaluation import Evaluation
 from corral.engine.training.guards import GuardMonitor, GuardStop
+from corral.engine.training.peak_memory import PeakMemory
 from corral.engine.training.stop_signal import StopRequested, StopSignal
-from corral.engine.training.throughput import ThroughputMeter, peak_memory_bytes
+from corral.engine.training.throughput import ThroughputMeter
 from corral.engine.training.training_run import OutOfMemory, TrainingRun
 from corral.recipes.forecast import Forecast
 from corral.recipes.models import UnknownModel
@@ -102,6 +103,7 @@ class EngineJob:
     again: bool = False
     began: float = field(default_factory=time.perf_counter)
     _times: output.RunTimes = field(default_factory=output.RunTimes)
+    _memory: PeakMemory = field(default_factory=PeakMemory)
 
     def run(self) -> None:
         train = parse(self.spec.model, self.spec.table)
@@ -228,6 +230,7 @@ class EngineJob:
 
     def load(self, train: Train) -> LoadedModel:
         self.events.phase(f"loading {self.spec.model}")
+        self._memory = PeakMemory.begin()
         with self.stop.interruptible():
             return inputs.load_model(train, self.spec, self.places)
 
@@ -286,7 +289,7 @@ class EngineJob:
             events=self.events,
             checkpoints=CheckpointWriter(self.places.checkpoints, config, self.events),
             guards=GuardMonitor(train.guards, mismatch_limit=train.grpo.mismatch_limit),
-            meter=ThroughputMeter(*inputs.flops(train, facts, data)),
+            meter=ThroughputMeter(*inputs.flops(train, facts, data), memory=self._memory),
             stop=self.stop,
             work=self.places.checkpoints / "work",
             headline="loss" if train.recipe == "sft" else "reward",
@@ -308,7 +311,8 @@ class EngineJob:
             if note not in training.record.notes:
                 training.note(note)
         setup_s = time.perf_counter() - self.began
-        self.events.phase("training")
+        # A GPU's code is compiled when it is first run, which may take longer than many steps.
+        self.events.phase("training" if training.engine.device.type == "cpu" else "compiling")
         try:
             training.catch_up()
             recipe()
@@ -319,8 +323,13 @@ class EngineJob:
                 f"stopped after {training.done} of {training.total} steps; a checkpoint was written"
             )
             raise
+        finally:
+            if training.meter.steps_s:
+                inputs.remember_compiled(training.train, training.engine, forecast)
         # Now, and not when all is written: samples for people are no part of what was forecast.
-        self._times = output.RunTimes(setup_s, time.perf_counter() - self.began, peak_memory_bytes())
+        memory = training.meter.memory
+        total_s = time.perf_counter() - self.began
+        self._times = output.RunTimes(setup_s, total_s, memory.whole_bytes(), memory.parts())
 
     def _resume(self, training: TrainingRun) -> None:
         folder = self.places.resume

@@ -38,6 +38,7 @@ class Calibration:
     forward_layer_s: float
     pack_s: float
     step_s: float
+    sequence_s: float
     pack_fill: float
     length_spread: float
     prefill_efficiency: float
@@ -51,11 +52,14 @@ class Calibration:
     cpu_decode_s: float
     cpu_bytes_per_s: float
     start_s: float
+    trace_s: float
     compile_s: float
+    trace_sampler_s: float
     compile_sampler_s: float
     read_bytes_per_s: float
     fetch_bytes_per_s: float
     save_s: float
+    save_bytes_per_s: float
 
 
 def read(text: str) -> Calibration:

@@ -7,10 +7,10 @@ from typing import Any
 
 from corral.recipes import calibration, memory, speed
 from corral.recipes.calibration import Calibration
-from corral.recipes.forecast_case import Device, ForecastCase, MemoryPlan, Recompute
+from corral.recipes.forecast_case import CodePart, Device, ForecastCase, MemoryPlan, Recompute
 from corral.recipes.gpus import UNKNOWN, GpuFacts
 from corral.recipes.memory_plan import budget_bytes, choose, smallest
-from corral.recipes.models import FAMILIES, ModelFacts
+from corral.recipes.models import FAMILIES, ModelFacts, lora_params
 from corral.recipes.train import steps_total
 from corral.recipes.train_tables import DataFacts, Train
 
@@ -21,9 +21,10 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """`peak_bytes` is what the run's allocator takes at most (`parts` sum to it); `needed_bytes` what the
-    device must have. `total_s` is the wall time from the start, `setup_s` included, and `cost` is that time
-    at the machine's price: the one basis of estimate, meter and bill. None is not known."""
+    """`peak_bytes` is what the device must have free (`parts` sum to it; corral.recipes.memory says what it
+    counts); `needed_bytes` is how large the device must be, with a margin. `total_s` is the wall time from
+    the start, `setup_s` included, and `cost` is that time at the machine's price: the one basis of estimate,
+    meter and bill. `compiled` is which parts of its code were compiled already. None is not known."""
 
     peak_bytes: int
     parts: dict[str, int]
@@ -41,6 +42,8 @@ class Forecast:
     recompute: Recompute
     rows: int
     context: int
+    compiled: tuple[CodePart, ...]
+    data: DataFacts
     notes: tuple[str, ...]
 
     @property
@@ -49,7 +52,7 @@ class Forecast:
 
     def to_table(self) -> dict[str, Any]:
         """For JSON: what a run records before it starts."""
-        return {**asdict(self), "notes": list(self.notes)}
+        return {**asdict(self), "compiled": list(self.compiled), "notes": list(self.notes)}
 
 
 def forecast(
@@ -62,11 +65,13 @@ def forecast(
     ram_bytes: int | None = None,
     price_per_hour: float | None = None,
     machine_setup_s: float = 0.0,
+    compiled: frozenset[CodePart] = frozenset(),
     constants: Calibration | None = None,
 ) -> Forecast:
     """The forecast of a run on a device (`gpu` None: on the CPU), cut into pieces as the engine would."""
     constants = constants or calibration.default()
-    case = ForecastCase(train, facts, Device(gpu, cores, ram_bytes), data or DataFacts(), constants)
+    device = Device(gpu, cores, ram_bytes, compiled)
+    case = ForecastCase(train, facts, device, data or DataFacts(), constants)
     plan = choose(case, budget_bytes(case))
     return forecast_plan(
         case,
@@ -116,27 +121,37 @@ def forecast_plan(
         recompute=plan.recompute,
         rows=plan.rows,
         context=plan.context,
+        compiled=tuple(sorted(case.device.compiled)),
+        data=case.data,
         notes=tuple(notes),
     )
 
 
 def setup_s(case: ForecastCase) -> float:
-    """From the start of the process to the first step: imports, weights, compilers."""
-    constants, facts = case.constants, case.facts
+    """From the start of the process to the first step: imports, weights, compilers. Code that is compiled
+    already is still traced and loaded, and CUDA graphs are made anew."""
+    constants, facts, compiled = case.constants, case.facts, case.device.compiled
     size = facts.params * 2
     seconds = constants.start_s + size / constants.read_bytes_per_s
     if facts.source == "hub":
         seconds += size / constants.fetch_bytes_per_s
-    if case.device.gpu is not None:
-        seconds += constants.compile_s
-        seconds += constants.compile_sampler_s if case.train.recipe == "grpo" else 0.0
+    if case.device.gpu is None:
+        return seconds
+    seconds += constants.trace_s + (0.0 if "training" in compiled else constants.compile_s)
+    if case.train.recipe == "grpo":
+        seconds += constants.trace_sampler_s
+        seconds += 0.0 if "sampling" in compiled else constants.compile_sampler_s
     return seconds
 
 
 def _between_s(case: ForecastCase, plan: MemoryPlan, steps: int) -> float:
     """Checkpoints and evaluations: one before the first step and one whenever they are due."""
-    train = case.train
-    seconds = case.constants.save_s * -(-steps // train.save_every)
+    train, constants, facts = case.train, case.constants, case.facts
+    lora = train.lora
+    trained = facts.params if train.method == "full" else lora_params(facts, lora.rank, lora.targets)
+    # The weights and two moments of each, in fp32.
+    each_s = constants.save_s + 12 * trained / constants.save_bytes_per_s
+    seconds = each_s * -(-steps // train.save_every)
     if train.evaluates:
         every = train.eval_every or train.save_every
         seconds += (1 + -(-steps // every)) * speed.evaluation_s(case, plan)
@@ -144,9 +159,7 @@ def _between_s(case: ForecastCase, plan: MemoryPlan, steps: int) -> float:
 
 
 def _needed(case: ForecastCase, peak: int) -> int:
-    constants = case.constants
-    outside = constants.context_bytes if case.device.gpu is not None else 0.0
-    return int((peak + outside) / (1 - constants.margin))
+    return int(peak / (1 - case.constants.margin))
 
 
 def _notes(case: ForecastCase) -> list[str]:
@@ -160,6 +173,10 @@ def _notes(case: ForecastCase) -> list[str]:
         notes.append(f"the speed of {case.device.gpu.name} is not known; a modest one is assumed")
     if not (data.tokens and data.rows):
         notes.append("lengths are not known; half of what is allowed is assumed")
+    if case.device.gpu is not None and not case.device.compiled:
+        again_s = case.constants.compile_s
+        again_s += case.constants.compile_sampler_s if train.recipe == "grpo" else 0.0
+        notes.append(f"the next run like it on the same host starts about {again_s:.0f} s sooner")
     if train.recipe == "grpo":
         notes.append("the time of the environment itself is not in it")
         if data.completion is None:

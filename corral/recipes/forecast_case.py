@@ -13,15 +13,19 @@ from corral.recipes.train_tables import DataFacts, Train
 
 Recompute = Literal["none", "full"]
 Precision = Literal["bf16", "fp32"]
+# What a run has compiled for itself on a GPU.
+CodePart = Literal["training", "sampling"]
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where a run goes: a GPU, or a machine's own cores and memory."""
+    """Where a run goes: a GPU, or a machine's own cores and memory. `compiled` are the parts of the run's
+    code that an earlier run compiled there."""
 
     gpu: GpuFacts | None
     cores: int = 1
     ram_bytes: int | None = None
+    compiled: frozenset[CodePart] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

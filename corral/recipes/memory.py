@@ -1,6 +1,9 @@
 """How much memory a run needs at most: a closed formula over the model's shape and the plan.
 
-What it counts is what the allocator takes, so that it can be compared with what a run measures.
+There is one peak, forecast and measured alike: what the device must have free when the run begins. On a
+GPU that is what torch's allocator reserves at most (tensors, what it keeps for reuse, the pools of CUDA
+graphs) and what the process holds beside it (the CUDA context, loaded kernels, the graphs themselves). On a
+CPU it is the most resident memory of the process. `corral.engine.training.peak_memory` measures the same.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from dataclasses import dataclass
 
 from corral.recipes.calibration import Calibration
 from corral.recipes.forecast_case import ForecastCase, MemoryPlan
-from corral.recipes.models import ModelFacts, lora_params
+from corral.recipes.models import ModelFacts, block_params, lora_params
 
 # Which part of the peak each constant belongs to.
 PART_OF = {
@@ -24,6 +27,7 @@ PART_OF = {
     "workspace_bytes": "workspace",
     "cpu_base_bytes": "workspace",
     "graph_logit_bytes": "sampler",
+    "context_bytes": "context",
 }
 # Projections of one input, which the engine makes one.
 _GROUPS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
@@ -66,7 +70,7 @@ def peak_phase(case: ForecastCase, plan: MemoryPlan) -> MemoryPhase:
 
 def phases(case: ForecastCase, plan: MemoryPlan) -> dict[str, MemoryPhase]:
     """The moments at which the peak may be: at the head, in a layer's backward pass, in the optimiser's step,
-    and while prompts are read."""
+    and while prompts are read. A pass that is replayed keeps its own memory while the head works."""
     facts, constants, width = case.facts, case.constants, case.width
     on_gpu = case.device.gpu is not None
     always, saved = _always(case, plan), _saved(case, plan)
@@ -91,6 +95,9 @@ def phases(case: ForecastCase, plan: MemoryPlan) -> dict[str, MemoryPhase]:
         "head": always.and_also({"inputs": inputs, "adapter": copies_at_head, "head": slope}, at_head),
         "layer": always.and_also({"inputs": inputs, "adapter": saved.fixed["adapter"] * kept}, in_layer),
     }
+    if on_gpu and replayed(case, plan):
+        both = {**at_head, "live_layer": in_layer["live_layer"]}
+        found["replay"] = always.and_also({"inputs": inputs, "adapter": copies_at_head}, both)
     if full:
         found["step"] = always.and_also({"step": float((4 if width < 4 else 0) * facts.params)}, {})
     if plan.rows:
@@ -111,7 +118,7 @@ def _always(case: ForecastCase, plan: MemoryPlan) -> MemoryPhase:
     else:
         fixed["optimizer"] = 16.0 * lora_params(facts, lora.rank, lora.targets)
         fixed["room"] = float(below * width)
-    terms = {"workspace_bytes" if on_gpu else "cpu_base_bytes": 1.0}
+    terms = {"workspace_bytes": 1.0, "context_bytes": 1.0} if on_gpu else {"cpu_base_bytes": 1.0}
     if plan.rows:
         fixed["cache"] = float(cache_bytes(case, plan))
         if not full:
@@ -123,6 +130,12 @@ def _always(case: ForecastCase, plan: MemoryPlan) -> MemoryPhase:
     return MemoryPhase(fixed, terms)
 
 
+def replayed(case: ForecastCase, plan: MemoryPlan) -> bool:
+    """Whether the engine replays its passes over packs as CUDA graphs, without the host."""
+    facts, small = case.facts, case.constants.replay_work
+    return case.train.method == "lora" and block_params(facts) / facts.layers * plan.micro_tokens <= small
+
+
 def _saved(case: ForecastCase, plan: MemoryPlan) -> MemoryPhase:
     """What one layer keeps for its backward pass."""
     facts, lora, constants = case.facts, case.train.lora, case.constants
@@ -131,7 +144,7 @@ def _saved(case: ForecastCase, plan: MemoryPlan) -> MemoryPhase:
     per_unit = plan.micro_tokens * case.width * more
     terms = {
         "saved_hidden": per_unit * facts.hidden,
-        "saved_attention": per_unit * (facts.query_width + 2 * facts.kv_width),
+        "saved_attention": per_unit * (facts.query_width + facts.kv_width),
         "saved_mlp": per_unit * facts.intermediate,
     }
     adapter = 0.0

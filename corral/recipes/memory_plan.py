@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from corral.recipes import memory, speed
 from corral.recipes.forecast_case import ForecastCase, MemoryPlan, Recompute
+from corral.recipes.train_tables import DataFacts, Train
 
 _BLOCK = 128  # tokens of a block of attention
 _SMALLEST, _LARGEST = 512, 65536
@@ -14,12 +15,10 @@ _WORTH = 1.01
 
 
 def budget_bytes(case: ForecastCase) -> int | None:
-    """What the allocator may take on the device; None where that is not known."""
-    gpu, constants = case.device.gpu, case.constants
-    if gpu is not None:
-        return int(gpu.memory_bytes * (1 - constants.margin) - constants.context_bytes)
-    ram = case.device.ram_bytes
-    return None if ram is None else int(ram * (1 - constants.margin))
+    """How high a run's peak may be on the device; None where that is not known."""
+    gpu = case.device.gpu
+    has = case.device.ram_bytes if gpu is None else gpu.memory_bytes
+    return None if has is None else int(has * (1 - case.constants.margin))
 
 
 def choose(case: ForecastCase, memory_bytes: int | None) -> MemoryPlan | None:
@@ -68,10 +67,13 @@ def longest_sequence(case: ForecastCase) -> int:
 
 
 def sampling_context(case: ForecastCase) -> int:
-    """Tokens of a sequence with its completion; of several turns only the limit is known."""
-    train, data = case.train, case.data
-    if train.recipe == "sft":
-        return 0
+    """Tokens of a sequence with its completion; 0 where nothing is sampled."""
+    return 0 if case.train.recipe == "sft" else sampled_tokens(case.train, case.data)
+
+
+def sampled_tokens(train: Train, data: DataFacts) -> int:
+    """Tokens of the longest prompt with its completion, for which the engine makes the sampler's cache; of
+    several turns only the limit is known."""
     single = data.turns == 1 or train.grpo.max_turns == 1
     if data.longest is None or not single:
         return train.max_length

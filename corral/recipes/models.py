@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Any, Literal
 
 Thinking = Literal["none", "hybrid", "always"]
-Source = Literal["builtin", "package", "hub"]
+Source = Literal["builtin", "package", "folder", "hub"]
 
 # Architectures that the engine has its own decoder for, as transformers names them. Others run on
 # transformers' own layers.
@@ -25,6 +25,7 @@ class ModelFacts:
 
     `params` counts every weight once (a tied head is not counted again). `family` is the architecture as
     transformers names it (`model_type`). `context` is the longest sequence it was made for, in tokens.
+    `source` is where a run has it from; a `folder` is on the host already, or is shipped with the run.
     """
 
     id: str

@@ -1,6 +1,7 @@
-"""Which machine a run should take: every machine is judged, and whatever speaks against one is said.
+"""Which machine suits a run best: every machine is judged, and whatever speaks against one is said.
 
-`corral estimate` shows this list and placement takes its first, so the two cannot disagree.
+`corral estimate` ranks machines by it. Placement is the server's: of the hosts that fit a run, the first that
+is free takes it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from corral.recipes.calibration import Calibration
 from corral.recipes.forecast_case import ForecastCase, MemoryPlan
-from corral.recipes.memory import computed_per_token
+from corral.recipes.memory import computed_per_token, replayed
 from corral.recipes.models import ModelFacts, block_params, lora_params
 from corral.recipes.train_tables import Train
 
@@ -109,14 +109,10 @@ def training_s(case: ForecastCase, plan: MemoryPlan, load: StepLoad) -> float:
     moved = plan.micro_tokens * computed_per_token(facts) * facts.layers * case.width
     work += moved * constants.moved_times * (forwards + 1) / 2 / gpu.bytes_per_s
     host = facts.layers * constants.layer_launch_s * (forwards + 1) / 2
-    if case.train.method == "lora" and replayed(facts, plan.micro_tokens, constants):
+    if replayed(case, plan):
         host = 0.0
-    return packs * (max(work, host) + constants.pack_s) + constants.step_s
-
-
-def replayed(facts: ModelFacts, tokens: int, constants: Calibration) -> bool:
-    """Whether the engine replays its passes over packs of `tokens` as CUDA graphs, without the host."""
-    return block_params(facts) / facts.layers * tokens <= constants.replay_work
+    around = constants.step_s + load.pieces * constants.sequence_s
+    return packs * (max(work, host) + constants.pack_s) + around
 
 
 def forward_s(case: ForecastCase, tokens: float) -> float:

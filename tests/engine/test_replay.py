@@ -12,7 +12,9 @@ from families_for_tests import pair
 from corral.engine.model.attention import Layout, _block_mask, copy_layout, layout_of
 from corral.engine.model.backbone import Backbone
 from corral.engine.training.cuda_graphs import GraphedPass, GraphedPasses
-from corral.recipes import calibration, models, speed
+from corral.recipes import memory, models
+from corral.recipes.forecast_case import Device, ForecastCase, MemoryPlan
+from corral.recipes.train import parse
 from corral.recipes.train_tables import Lora
 
 LORA = Lora(rank=2)
@@ -101,7 +103,8 @@ def test_a_model_that_is_trained_as_a_whole_is_not_replayed() -> None:
 def test_the_forecast_knows_when_the_engine_replays(name: str, tokens: int, pays: bool) -> None:
     facts = models.facts(name)
     assert facts is not None
-    assert speed.replayed(facts, tokens, calibration.default()) is pays
+    train = parse(facts.id, {"recipe": "sft", "data": "x"}, facts)
+    assert memory.replayed(ForecastCase(train, facts, Device(None)), MemoryPlan(tokens, "none")) is pays
     made = replays(Captured())
     made._weights = models.block_params(facts) // facts.layers
     assert made.pays(tokens) is pays

@@ -266,7 +266,7 @@ def test_the_time_of_evaluations_and_setup_is_in_the_total() -> None:
 def test_every_constant_has_a_unit_and_an_origin_en_d16() -> None:
     rows = json.loads(calibration.source())["constants"]
     assert all(row["unit"] and row["from"] and isinstance(row["fitted"], bool) for row in rows)
-    assert {row["name"] for row in rows if row["fitted"]} == {*fit.MEMORY, *fit.SPEED}
+    assert {row["name"] for row in rows if row["fitted"]} == {*fit.MEMORY, *fit.SPEED, *fit.SETUP}
     assert isinstance(calibration.default(), Calibration)
 
 

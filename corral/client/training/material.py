@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -237,7 +237,7 @@ def _folder_facts(ref: str, folder: Path) -> ModelFacts:
         )
     if not any(folder.glob("*.safetensors")):
         raise wrong_field("model", f"{shown} holds no safetensors; weights in other formats can run code")
-    return _facts(_read_table("model", config), ref)
+    return replace(_facts(_read_table("model", config), ref), source="folder")
 
 
 def _facts(config: Mapping[str, Any], ref: str) -> ModelFacts:

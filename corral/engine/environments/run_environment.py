@@ -25,6 +25,7 @@ from corral.engine.inputs import locate_input
 from corral.engine.sampling.deterministic import DeterministicEnvironment, DeterministicSampler
 from corral.engine.sampling.rollouts import Rollouts
 from corral.engine.spec import InvalidSpec, JobPaths
+from corral.recipes.memory_plan import sampled_tokens
 from corral.recipes.train_tables import DataFacts, Train
 
 # Tasks whose rewards are tried out; one that fails may be odd, several that fail are a broken reward.
@@ -38,7 +39,8 @@ _PATIENCE_S = 1.0
 class RunEnvironment:
     """An environment and which of its tasks are trained on and evaluated.
 
-    `context` is how many tokens a sequence of it can have. `notes` are for people.
+    `context` is how many tokens a sequence of it can have, `usual` how many it has by the prompts that were
+    measured. `notes` are for people.
     """
 
     process: EnvironmentProcess
@@ -46,11 +48,12 @@ class RunEnvironment:
     eval_tasks: Sequence[int]
     eval_split: Split
     context: int
+    usual: int
     facts: DataFacts
     notes: tuple[str, ...] = ()
 
     def rollouts(self, engine: Engine, train: Train, *, seed: int, rows: int) -> Rollouts:
-        sampler = engine.sampler(rows=rows, context=self.context)
+        sampler = engine.sampler(rows=rows, context=self.context, usual=self.usual)
         tokenizer = engine.loaded.tokenizer
         if engine.device.type != "cpu":
             return Rollouts(sampler, self.process, tokenizer, train, seed=seed)
@@ -129,39 +132,41 @@ def measure_prompts(
     about = process.description
     everything = range(about.train)
     eval_split: Split = "eval" if about.eval else "train"
-    if about.multi_turn:
-        lengths: dict[int, int] = {}
-        tasks: Sequence[int] = everything
-    else:
+    lengths: dict[int, int] = {}
+    tasks: Sequence[int] = everything
+    writer = PromptWriter.of_run(tokenizer, about, train)
+    if not about.multi_turn:
         some = everything if about.train <= _MEASURED else permutation(about.train, 0, 0)[:_MEASURED]
-        writer = PromptWriter.of_run(tokenizer, about, train)
-        lengths = _lengths(process, writer, some)
+        lengths = _lengths(process, writer, some, "train")
         tasks = _usable(everything, lengths, train)
+    held = range(about.eval) if about.eval else tasks
+    chosen = [held[place] for place in sorted(permutation(len(held), 0, 0)[: train.eval_rows])]
+    evaluated: dict[int, int] = {}
+    if about.eval and not about.multi_turn:
+        evaluated = _lengths(process, writer, chosen, "eval")
     notes = []
     if len(tasks) < about.train:
         notes.append(f"{about.train - len(tasks)} of {about.train} tasks leave no room to answer; left out")
     if eval_split == "train":
         notes.append("the environment has no held-out rows, so tasks that are trained on are evaluated")
-    measured_all = not about.multi_turn and len(lengths) == about.train and not about.eval
-    longest = max(lengths.values(), default=None)
-    room = train.max_length
-    if measured_all and longest is not None:
-        room = min(room, longest + train.grpo.max_completion)
     facts = DataFacts(
         rows=len(tasks),
         tokens=round(sum(lengths.values()) / len(lengths) * len(tasks)) if lengths else None,
-        longest=longest,
+        longest=max([*lengths.values(), *evaluated.values()], default=None),
         turns=None if about.multi_turn else 1,
     )
-    held = range(about.eval) if about.eval else tasks
-    chosen = [held[place] for place in sorted(permutation(len(held), 0, 0)[: train.eval_rows])]
-    return RunEnvironment(process, tasks, chosen, eval_split, room, facts, tuple(notes))
+    usual = sampled_tokens(train, facts)
+    measured_all = len(lengths) == about.train and len(evaluated) == (len(chosen) if about.eval else 0)
+    room = usual if measured_all else train.max_length
+    return RunEnvironment(process, tasks, chosen, eval_split, room, usual, facts, tuple(notes))
 
 
-def _lengths(process: EnvironmentProcess, writer: PromptWriter, tasks: Iterable[int]) -> dict[int, int]:
+def _lengths(
+    process: EnvironmentProcess, writer: PromptWriter, tasks: Iterable[int], split: Split
+) -> dict[int, int]:
     asked = list(tasks)
     found = {}
-    for task, result in zip(asked, _ask(process, [_start(t, "train") for t in asked]), strict=True):
+    for task, result in zip(asked, _ask(process, [_start(t, split) for t in asked]), strict=True):
         if result.value is None:
             continue
         try:

@@ -242,7 +242,7 @@ class Decoder:
         attention, mlp = layer.self_attn, layer.mlp
         norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         q_norm, k_norm = (None if norm is None else norm.weight for norm in norms)
-        return Layer(
+        made = Layer(
             layer.input_layernorm.weight,
             self._linear([attention.q_proj, attention.k_proj, attention.v_proj]),
             q_norm,
@@ -252,6 +252,11 @@ class Decoder:
             self._linear([mlp.gate_proj, mlp.up_proj]),
             self._linear([mlp.down_proj]),
         )
+        if self.device.type == "cuda":
+            # The weights as they were loaded are gone. Their memory fits nothing that follows, and with
+            # that of all layers a model would take twice its size.
+            torch.cuda.empty_cache()
+        return made
 
     def _linear(self, modules: Sequence[Any]) -> Linear:
         plain = [getattr(module, "base_layer", module) for module in modules]

@@ -45,6 +45,15 @@ def fetch(ref: str, revision: str | None, cache_dir: Path | None) -> Path:
     return Path(str(found))
 
 
+def has(ref: str, revision: str | None, cache_dir: Path | None) -> bool:
+    """Whether the commit is in the cache, as far as can be told without asking the hub."""
+    try:
+        snapshot_download(ref, revision=revision, cache_dir=cache_dir, local_files_only=True)
+    except (OSError, HFValidationError):
+        return False
+    return True
+
+
 def _explanation(ref: str, revision: str | None, error: Exception) -> ModelProblem:
     found = _plain_explanation(ref, revision, error)
     near = listed.near(ref)

@@ -73,14 +73,22 @@ def load(
         loaded = _from_folder(Path(ref).expanduser(), dtype)
     else:
         name = known.hf or ref if known else ref
-        folder = hub.fetch(name, revision, cache_dir / "hub" if cache_dir else None)
+        there = cache_dir / "hub" if cache_dir else None
+        fetched = not hub.has(name, revision, there)
+        folder = hub.fetch(name, revision, there)
         loaded = replace(_from_folder(folder, dtype, name), revision=folder.name)
+        known = _from_hub(known or loaded.facts, fetched=fetched)
     loaded = replace(loaded, ref=ref, facts=known or loaded.facts)
     # So that what is saved later says which model it belongs to.
     loaded.model.name_or_path = loaded.model.config.name_or_path = ref
     loaded.model.to(device=torch.device(device), dtype=dtype)
     loaded.model.eval()
     return loaded
+
+
+def _from_hub(facts: ModelFacts | None, *, fetched: bool) -> ModelFacts | None:
+    """What an earlier run fetched is as near as a folder."""
+    return None if facts is None else replace(facts, source="hub" if fetched else "folder")
 
 
 def digest(folder: Path) -> str:
@@ -141,7 +149,7 @@ def _from_folder(folder: Path, dtype: torch.dtype, name: str = "") -> LoadedMode
             "Take the tokenizer that belongs to the weights.",
         )
     try:
-        facts: ModelFacts | None = listed.from_config(config, id=name)
+        facts: ModelFacts | None = replace(listed.from_config(config, id=name), source="folder")
     except listed.UnknownModel:
         facts = None
     return LoadedModel(model, tokenizer, facts, name, None, digest(folder))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,13 @@ _PACKAGES = ("corral", "torch", "transformers", "peft", "safetensors")
 
 @dataclass(frozen=True)
 class RunTimes:
-    """Seconds from the start of the process, until the first step and until the last; the most memory."""
+    """Seconds from the start of the process, until the first step and until the last; the most memory, and of
+    what that was made."""
 
     setup_s: float | None = None
     total_s: float | None = None
     peak_bytes: int | None = None
+    peak_parts: Mapping[str, int] = field(default_factory=dict)
 
 
 def weights_folder(train: Train) -> str:
@@ -57,24 +60,32 @@ def write(
     whole = len(training.meter.steps_s) == training.total
     actual = {
         "peak_bytes": times.peak_bytes,
+        "peak_parts": times.peak_parts,
         "step_s": training.meter.usual_step_s(),
         "setup_s": _setup_s(training.meter, times),
+        "warming_s": training.meter.warming_s(),
+        "first_steps_s": training.meter.steps_s[:4],
         "total_s": times.total_s if whole else None,
         "steps": training.total,
         "steps_here": len(training.meter.steps_s),
         "tokens": training.meter.tokens,
     }
     said = report.forecast_record(None if forecast is None else forecast.to_table(), actual)
-    about = {"model": spec.model, "recipe": train.recipe, "method": train.method, "device": device()}
+    facts = training.engine.loaded.facts
+    about = {
+        "model": spec.model,
+        "recipe": train.recipe,
+        "method": train.method,
+        "device": device(),
+        "facts": None if facts is None else asdict(facts),
+        "train": to_table(train),
+    }
     report.write_json(output / "forecast.json", {**about, **said})
 
 
 def _setup_s(meter: ThroughputMeter, times: RunTimes) -> float | None:
-    """Until the first step, and what that one took longer than others: compilers do their work there."""
-    usual = meter.usual_step_s()
-    if times.setup_s is None or usual is None:
-        return times.setup_s
-    return times.setup_s + max(0.0, meter.steps_s[0] - usual)
+    """Until the first step, and what the first ones took longer than others: compilers work there."""
+    return None if times.setup_s is None else times.setup_s + meter.warming_s()
 
 
 def save_weights(training: TrainingRun, spec: JobSpec, folder: Path) -> None:

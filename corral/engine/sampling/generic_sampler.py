@@ -91,6 +91,7 @@ class GenericSampler(Sampler):
         self._rows = rows
         # Nothing is set aside for a sequence, so only the model itself limits its length.
         self._context = getattr(backbone.text, "max_position_embeddings", None) or context or 1 << 20
+        self._usual = self._context
         self._waiting: deque[SamplingRequest] = deque()
         self._running: list[_Row] = []
         self._seats: list[_Row] = []

@@ -39,7 +39,11 @@ class _Row:
 
 
 class Sampler:
-    """Give it requests with `submit`; `step` advances all of them and returns those that ended."""
+    """Give it requests with `submit`; `step` advances all of them and returns those that ended.
+
+    `context` is the most tokens of a sequence, and `usual` how many they have at most as far as is known: the
+    cache holds `rows` of those at once. Where longer ones leave too few pages, fewer run at once.
+    """
 
     def __init__(
         self,
@@ -49,11 +53,14 @@ class Sampler:
         *,
         rows: int,
         context: int | None = None,
+        usual: int | None = None,
     ) -> None:
         self._decoder, self._backbone, self._tokenizer = decoder, backbone, tokenizer
         self._rows = rows
         self._context = context or 2048
-        self._pages = KvCache.allocate(decoder, rows * KvCache.needed(self._context) + 1)
+        self._usual = min(usual or self._context, self._context)
+        pages = max(rows * KvCache.needed(self._usual), KvCache.needed(self._context))
+        self._pages = KvCache.allocate(decoder, pages + 1)
         self._steps = _STEPS_ON_GPU if decoder.device.type == "cuda" else 1
         self._batch = decode.DecodeBatch(
             decoder, self._pages, rows, KvCache.needed(self._context), self._steps
@@ -69,11 +76,12 @@ class Sampler:
     def holds(self, rows: int, context: int | None) -> bool:
         return rows <= self._rows and (context or 0) <= self._context
 
-    def enlarged(self, rows: int, context: int | None) -> tuple[int, int]:
-        """The size of the larger sampler that replaces this one."""
+    def enlarged(self, rows: int, context: int | None, usual: int | None) -> tuple[int, int, int]:
+        """The size of the larger sampler that replaces this one: rows, context and usual."""
         if self.pending:
             raise RuntimeError(f"a larger sampler was asked for while {self.pending} requests have not ended")
-        return max(rows, self._rows), max(context or 0, self._context)
+        usual = max(usual or context or 0, self._usual)
+        return max(rows, self._rows), max(context or 0, self._context), usual
 
     def check_idle(self) -> None:
         if self._running:

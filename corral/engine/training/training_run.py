@@ -182,8 +182,10 @@ class TrainingRun:
     def evaluate(self) -> None:
         if self.evaluate_with is None:
             return
+        began = self.meter.clock()
         with self.stop.interruptible():
             found = self.evaluate_with(self.done)
+        self.meter.evaluations_s.append(self.meter.clock() - began)
         for evaluation in found:
             self.record.evaluations.append(evaluation)
             told = {evaluation.metric: evaluation.interval.mean, **evaluation.extra}

@@ -1,0 +1,378 @@
+"""Forecast against actual through the product: `corral up`, `corral submit`, `corral forecast report`.
+
+    python -m bench.forecast measure fit held_out --out DIR [--limit-s 400] [--commit HASH]
+    python -m bench.forecast rows DIR/forecast.json > measured.json
+    python -m bench.forecast merge DIR
+
+`merge` takes the runs of DIR over into bench/results, where they replace the same ones, and writes the table.
+
+On a machine with a GPU (or a CPU, with `tiny`). Models are folders of random weights. The constants are
+fitted to the runs of FIT alone: `rows` writes those for `bench.engine.fit_calibration`. HELD_OUT has other
+shapes and other settings, and the table is of those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.commits import current
+from bench.forecast_shapes import Shape, words
+
+RESULTS = Path("bench/results")
+GIB = 1 << 30
+
+SHAPES = {
+    "tiny": Shape("qwen3", 128, 4, 4, 2, 32, 512, 20_000, True),
+    # Fitted to.
+    "qwen3-0.6b": Shape("qwen3", 1024, 28, 16, 8, 128, 3072, 151_936, True),
+    "qwen3-4b/2": Shape("qwen3", 2560, 18, 32, 8, 128, 9728, 151_936, True),
+    "qwen3-8b/4": Shape("qwen3", 4096, 9, 32, 8, 128, 12_288, 151_936, False),
+    "llama-3b": Shape("llama", 3072, 28, 24, 8, 128, 8192, 128_256, True),
+    "small-360m": Shape("llama", 960, 32, 15, 5, 64, 2560, 49_152, True),
+    # Held out.
+    "llama-1b": Shape("llama", 2048, 16, 32, 8, 64, 8192, 128_256, True),
+    "qwen2.5-1.5b": Shape("qwen2", 1536, 28, 12, 2, 128, 8960, 151_936, True),
+    "mistral-7b/4": Shape("mistral", 4096, 8, 32, 8, 128, 14_336, 32_768, False),
+    "mistral-7b": Shape("mistral", 4096, 32, 32, 8, 128, 14_336, 32_768, False),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run: `train` is its table beside the data. `tokens` are of a row on average, or of a prompt."""
+
+    shape: str
+    train: Mapping[str, Any]
+    tokens: int = 300
+    rows: int = 400
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def grpo(self) -> bool:
+        return "grpo" in self.train
+
+
+def _sft(shape: str, rank: int, batch: int, tokens: int = 300, **more: Any) -> Setting:
+    table = {"batch_size": batch, "steps": 9, "lora": {"rank": rank}, **more}
+    return Setting(shape, table, tokens)
+
+
+def _grpo(
+    shape: str, rank: int, prompts: int, group: int, completion: int, tokens: int = 100, steps: int = 6
+) -> Setting:
+    grpo = {"group_size": group, "max_completion": completion}
+    table = {"prompts_per_step": prompts, "steps": steps, "lora": {"rank": rank}, "grpo": grpo}
+    return Setting(shape, table, tokens, rows=64)
+
+
+TINY = (_sft("tiny", 8, 8, 40), _grpo("tiny", 8, 2, 4, 12, 20))
+FIT = (
+    _sft("qwen3-0.6b", 16, 32),
+    _grpo("qwen3-0.6b", 16, 16, 8, 256),
+    _sft("llama-3b", 64, 16),
+    _grpo("llama-3b", 8, 8, 16, 128),
+    _sft("qwen3-8b/4", 16, 16, max_length=4096, tokens=900),
+    _grpo("qwen3-8b/4", 32, 8, 8, 192, tokens=400),
+    _sft("small-360m", 8, 32),
+    _grpo("small-360m", 64, 32, 8, 512),
+    _sft("qwen3-4b/2", 32, 24, recompute="full"),
+    _grpo("qwen3-4b/2", 16, 4, 4, 384),
+    _sft("qwen3-0.6b", 256, 8),
+    _grpo("qwen3-0.6b", 4, 32, 16, 96, tokens=30),
+)
+HELD_OUT = (
+    _grpo("qwen2.5-1.5b", 16, 2, 32, 1024, steps=5),
+    _sft("qwen2.5-1.5b", 128, 16, max_length=4096, tokens=700),
+    _sft("llama-1b", 2, 16),
+    _grpo("llama-1b", 16, 16, 4, 64),
+    _sft("mistral-7b/4", 16, 16),
+    _grpo("mistral-7b/4", 2, 8, 4, 64, tokens=200),
+    # The same again: its code is compiled by now.
+    _sft("llama-1b", 2, 16),
+    _grpo("llama-1b", 16, 4, 32, 256),
+    _sft("qwen2.5-1.5b", 16, 64, recompute="full"),
+)
+# Held out too, apart for their 15 GB.
+LARGE = (_sft("mistral-7b", 16, 16), _grpo("mistral-7b", 2, 8, 4, 64, tokens=200))
+SETS = {"tiny": TINY, "fit": FIT, "held_out": HELD_OUT, "large": LARGE}
+
+
+# -- one installation ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Installation:
+    """`corral up` in a folder of its own, and the commands that a user gives it."""
+
+    home: Path
+    env: Mapping[str, str]
+
+    def corral(self, *words: str, cwd: Path | None = None) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-m", "corral", *words, "--json"],
+            env=dict(self.env),
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"corral {' '.join(words)}: {done.stderr[-2000:]}")
+        return json.loads(done.stdout)
+
+
+@contextmanager
+def installation(folder: Path) -> Iterator[Installation]:
+    home = folder / "home"
+    home.mkdir()
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("CORRAL_")}
+    # Code that is compiled for one run is there for the next, and nothing of an earlier bench.
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
+    env = {**kept, **cache, "CORRAL_HOME": str(home), "CORRAL_PORT": "0", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "corral"]
+    subprocess.run([*command, "up", "--detach"], env=env, check=True, timeout=90)
+    try:
+        yield Installation(home, env)
+    finally:
+        subprocess.run([*command, "down", "--timeout", "5"], env=env, check=False, timeout=60)
+
+
+# -- runs ---------------------------------------------------------------------------------------------
+
+_ENVIRONMENT = """
+import json, pathlib, zlib
+
+ROWS = json.loads((pathlib.Path(__file__).parent / "rows.json").read_text())
+
+
+def load_environment():
+    return {"rows": ROWS, "eval_rows": ROWS[:16], "reward": reward}
+
+
+def reward(completion):
+    return zlib.crc32(completion.encode()) % 100 / 100
+"""
+
+
+def write_run(folder: Path, setting: Setting, model: Path, number: int) -> Path:
+    """The run file and its data."""
+    folder.mkdir()
+    table = dict(setting.train)
+    if setting.grpo:
+        prompts = [{"prompt": words(setting.tokens, number * 1000 + row)} for row in range(setting.rows)]
+        (folder / "task").mkdir()
+        (folder / "task" / "rows.json").write_text(json.dumps(prompts))
+        (folder / "task" / "environment.py").write_text(_ENVIRONMENT)
+        table |= {"recipe": "grpo", "environment": "task", "learning_rate": 1e-6}
+    else:
+        with (folder / "chat.jsonl").open("w") as file:
+            for row in range(setting.rows):
+                # From a quarter of the mean to seven quarters.
+                count = max(8, setting.tokens * (1 + 6 * (row * 37 % 101) // 100) // 4)
+                said = [words(part, number * 1000 + row) for part in (count // 3, count - count // 3)]
+                turns = zip(("user", "assistant"), said, strict=True)
+                file.write(json.dumps({"messages": [{"role": r, "content": t} for r, t in turns]}) + "\n")
+        table |= {"recipe": "sft", "data": "chat.jsonl", "learning_rate": 1e-6}
+    path = folder / "run.toml"
+    whole = {"name": f"run-{number}", "model": str(model), "train": table, "env": dict(setting.env)}
+    path.write_text(_toml(whole))
+    return path
+
+
+def _toml(whole: Mapping[str, Any], prefix: str = "") -> str:
+    lines = [f"{key} = {json.dumps(value)}" for key, value in whole.items() if not isinstance(value, dict)]
+    for key, value in whole.items():
+        if isinstance(value, dict) and value:
+            lines += ["", f"[{prefix}{key}]", _toml(value, f"{prefix}{key}.")]
+    return "\n".join(lines) + "\n"
+
+
+def measure(settings: Sequence[tuple[str, Setting]], folder: Path, limit_s: float) -> dict[str, Any]:
+    """Submit each as soon as its model is made; what has ended when the time is up is in the report."""
+    from bench import forecast_models  # needs torch, which reading results does not
+
+    until = time.monotonic() + limit_s
+    submitted: dict[str, tuple[str, Setting]] = {}
+    with installation(folder) as there:
+        made: dict[str, Path] = {}
+        for number, (name, setting) in enumerate(settings):
+            if time.monotonic() > until:
+                break
+            if setting.shape not in made:
+                made[setting.shape] = folder / "models" / setting.shape.replace("/", "-")
+                forecast_models.write(made[setting.shape], SHAPES[setting.shape])
+            path = write_run(folder / f"run-{number}", setting, made[setting.shape], number)
+            run = there.corral("submit", path.name, cwd=path.parent)["ids"][0]
+            submitted[run] = (name, setting)
+            if all(later.shape != setting.shape for _, later in settings[number + 1 :]):
+                shutil.rmtree(made[setting.shape])  # the server has it, and a disk may not hold it thrice
+            print(f"{_since()} submitted {run}: {name} {describe(setting)}", flush=True)
+        _wait(there, submitted, until)
+        found = there.corral("forecast", "report", "--limit", "100")
+    runs = []
+    for record in reversed(found["runs"]):
+        name, setting = submitted[record["run"]]
+        runs.append({"set": name, "what": describe(setting), "shape": setting.shape, **record})
+    return {"runs": runs}
+
+
+def _wait(there: Installation, runs: Mapping[str, Any], until: float) -> None:
+    ended: set[str] = set()
+    while time.monotonic() < until and len(ended) < len(runs):
+        time.sleep(1.0)
+        for run in there.corral("ls", "--limit", "100"):
+            if run["id"] in ended or run["state"] not in ("succeeded", "failed", "cancelled"):
+                continue
+            ended.add(run["id"])
+            print(f"{_since()} {run['id']} {run['state']}: {describe(runs[run['id']][1])}", flush=True)
+            if run["state"] == "failed":
+                shown = [sys.executable, "-m", "corral", "logs", run["id"]]
+                told = subprocess.run(shown, env=dict(there.env), capture_output=True, text=True, check=False)
+                print(told.stdout[-3000:], told.stderr[-1000:], flush=True)
+
+
+_BEGAN = time.monotonic()
+
+
+def _since() -> str:
+    return f"{time.monotonic() - _BEGAN:6.1f} s"
+
+
+def describe(setting: Setting) -> str:
+    table = setting.train
+    rank = f"r{table['lora']['rank']}"
+    if setting.grpo:
+        grpo = table["grpo"]
+        sizes = f"{table['prompts_per_step']} x {grpo['group_size']} of {setting.tokens}"
+        return f"grpo {setting.shape}, {sizes} + {grpo['max_completion']}, {rank}"
+    recompute = ", recomputed" if table.get("recompute") == "full" else ""
+    return f"sft {setting.shape}, {table['batch_size']} x {setting.tokens}, {rank}{recompute}"
+
+
+# -- what came of it ----------------------------------------------------------------------------------
+
+
+def fitted_rows(kept: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The runs that constants may be fitted to, as `bench.engine.fit_calibration` reads them."""
+    return [
+        {
+            "what": run["what"],
+            "model": run["facts"],
+            "train": run["train"],
+            "gpu": run["device"]["gpu"],
+            "cores": run["device"]["cores"],
+            "plan": {key: run["forecast"][key] for key in ("micro_tokens", "recompute", "rows", "context")},
+            "compiled": run["forecast"]["compiled"],
+            "data": run["forecast"]["data"],
+            **{key: run["actual"][key] for key in ("peak_bytes", "step_s", "setup_s")},
+            "commit": run.get("commit"),
+        }
+        for run in kept["runs"]
+        if run["set"] == "fit"
+    ]
+
+
+def errors(runs: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    return [run["error"][key] for run in runs if run["error"].get(key) is not None]
+
+
+def summary(runs: Sequence[Mapping[str, Any]], key: str) -> str:
+    found = errors(runs, key)
+    sizes = [abs(error) for error in found] or [0.0]
+    return f"median {median(sizes):.1%}, worst {max(sizes):.1%}, lowest {min(found, default=0.0):+.1%}"
+
+
+_KEYS = {"peak_bytes": "peak", "step_s": "step", "setup_s": "set-up", "total_s": "whole run"}
+
+
+def table(kept: Mapping[str, Any]) -> str:
+    runs = [run for run in kept["runs"] if run["set"] in ("held_out", "large")]
+    commits = ", ".join(sorted({run["commit"] for run in runs}))
+    lines = [
+        "# Forecasts through the product",
+        "",
+        f"{kept['machine']}. Measured at commit {commits}. Each run was submitted with `corral submit` and a",
+        "folder of random weights; figures are those of `corral forecast report`. None of these shapes was",
+        "fitted to. Peak is what the card must have free. An error below 0 is an under-estimate.",
+        "",
+        "| run | peak said | was | error | step said | was | error | set-up said | was | error"
+        " | whole run said | was | error |",
+        "|" + "---|" * 13,
+    ]
+    for run in runs:
+        cells = [run["what"] + ("" if not run["forecast"]["compiled"] else ", compiled before")]
+        for key in _KEYS:
+            said, was = run["forecast"][key], run["actual"][key]
+            unit = GIB if key == "peak_bytes" else 1
+            digits = 3 if key == "step_s" else 1
+            cells += [f"{said / unit:.{digits}f}", f"{was / unit:.{digits}f}", f"{run['error'][key]:+.1%}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "GiB and seconds.", ""]
+    lines += [f"- {name}: {summary(runs, key)}" for key, name in _KEYS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def merge(source: Path, target: Path) -> None:
+    """The runs of one file into another. A run that found its code compiled is another one."""
+    files = [folder / "forecast.json" for folder in (target, source) if (folder / "forecast.json").exists()]
+    kept = [json.loads(file.read_text()) for file in files]
+    found = {
+        (run["set"], run["what"], bool(run["forecast"]["compiled"])): run
+        for part in kept
+        for run in part["runs"]
+    }
+    runs = [*found.values()]
+    commit = {run["what"]: run["commit"] for run in runs}
+    whole = {"machine": kept[-1]["machine"], "commit": commit, "runs": runs}
+    (target / "forecast.json").write_text(json.dumps(whole, indent=1) + "\n")
+    (target / "forecast.md").write_text(table(whole))
+
+
+def main() -> None:
+    said = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    said.add_argument("command", choices=["measure", "rows", "merge"])
+    said.add_argument(
+        "names", nargs="+", help=f"of {', '.join(SETS)}; the file for `rows`, the folder to merge"
+    )
+    said.add_argument("--out", type=Path, default=RESULTS)
+    said.add_argument("--work", type=Path, help="where models and the installation are kept for a while")
+    said.add_argument("--limit-s", type=float, default=3600.0)
+    said.add_argument("--commit", default=current(), help="what is measured, where there is no history")
+    asked = said.parse_args()
+    if asked.command == "rows":
+        print(json.dumps(fitted_rows(json.loads(Path(asked.names[0]).read_text())), indent=1))
+        return
+    if asked.command == "measure":
+        settings = [(name, setting) for name in asked.names for setting in SETS[name]]
+        work = Path(tempfile.mkdtemp(prefix="corral-forecast-", dir=asked.work))
+        try:
+            kept = measure(settings, work, asked.limit_s)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        for run in kept["runs"]:
+            run["commit"] = asked.commit
+        devices = sorted({run["device"]["name"] for run in kept["runs"]})
+        kept = {"machine": ", ".join(devices), "commit": asked.commit, **kept}
+        asked.out.mkdir(parents=True, exist_ok=True)
+        (asked.out / "forecast.json").write_text(json.dumps(kept, indent=1) + "\n")
+        for run in kept["runs"]:
+            print(run["what"], json.dumps(run["error"]), flush=True)
+        return
+    merge(Path(asked.names[0]), asked.out)
+
+
+if __name__ == "__main__":
+    main()
