@@ -141,9 +141,16 @@ class Agent:
     def _wait_for_slot(self) -> int:
         """How many slots are free, once one is; 0 after a while, so that the host still shows itself."""
         with self._changed:
-            if len(self._running) >= self.slots:
+            if self._slots_in_use() >= self.slots:
                 self._changed.wait(PROBE_EVERY_S)
-            return min(MAX_LEASES, max(0, self.slots - len(self._running)))
+            return min(MAX_LEASES, max(0, self.slots - self._slots_in_use()))
+
+    def _slots_in_use(self) -> int:
+        return sum(not job.lends_slot for job in self._running.values())
+
+    def _slot_changed(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _request(self, free: int) -> ClaimRequest:
         capability = replace(self.capability, system=self.context.system.known())
@@ -152,6 +159,7 @@ class Agent:
             request_id=secrets.token_hex(16),
             boot_id=self._boot_id,
             slots=self.slots,
+            lent_slots=sum(job.lends_slot for job in self._jobs()),
             max_leases=free,
             wait_s=CLAIM_WAIT_S if free else 0,
             capability=CapabilityReport.model_validate(asdict(capability)) if news else None,
@@ -179,7 +187,13 @@ class Agent:
             self._begin(lease)
 
     def _begin(self, lease: LeaseView) -> None:
-        job = LeaseJob(self.context, self.beats, lease, claimed_with=self._known_capability)
+        job = LeaseJob(
+            self.context,
+            self.beats,
+            lease,
+            claimed_with=self._known_capability,
+            slot_changed=self._slot_changed,
+        )
         with self._changed:
             if lease.id in self._running:
                 return

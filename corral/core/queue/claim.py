@@ -37,6 +37,8 @@ class ClaimTerms(NamedTuple):
     draining: bool
     capability: str | None
     holding: tuple[str, ...] | None
+    # Slots of instances whose calls wait for other calls, which may need them.
+    lent_slots: int = 0
 
 
 class Grant(NamedTuple):
@@ -115,6 +117,7 @@ class Claim:
             return []
         chooser = Chooser(self.board, self.policy, tx, host, held, now, self.taken)
         self.free = chooser.free
+        chooser.free.slots += self.ask.lent_slots
         grants: list[Grant] = []
         while len(grants) < self.ask.max_leases and (choice := chooser.next()) is not None:
             lease, run = self._lease(tx, host, choice, now)

@@ -62,6 +62,7 @@ async def claim_as_json(
         draining=body.draining,
         capability=None if body.capability is None else canonical(body.capability.model_dump()),
         holding=None if body.holding is None else tuple(body.holding),
+        lent_slots=body.lent_slots,
     )
     done = await svc.claims.claim(terms, body.wait_s, gone)
     svc.counters.granted += len(done.grants)
