@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from corral.domain.runs.reasons import Reason
 from corral.wire.base import (
@@ -33,11 +33,20 @@ class ClaimRequest(Strict):
     request_id: RequestId
     boot_id: RequestId
     slots: int = Field(ge=0, le=10_000)
+    lent_slots: int = Field(0, ge=0, le=100_000, description="Of instances whose calls wait for others.")
     max_leases: int = Field(1, ge=0, le=1000)
     wait_s: float = Field(0, ge=0, le=60)
     capability: CapabilityReport | None = None
     holding: list[str] | None = Field(None, max_length=10_000)
     draining: bool = False
+
+    @model_serializer(mode="wrap")
+    def _as_older_servers_know_it(self, as_table: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """They refuse fields that they do not know, and most workers lend nothing."""
+        table: dict[str, Any] = as_table(self)
+        if not self.lent_slots:
+            table.pop("lent_slots", None)
+        return table
 
 
 class Resume(Answer):

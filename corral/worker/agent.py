@@ -156,9 +156,16 @@ class Agent:
         if health.fault is not None:
             return 0
         with self._changed:
-            if len(self._running) >= self.slots:
+            if self._slots_in_use() >= self.slots:
                 self._changed.wait(PROBE_EVERY_S)
-            return min(MAX_LEASES, max(0, self.slots - len(self._running)))
+            return min(MAX_LEASES, max(0, self.slots - self._slots_in_use()))
+
+    def _slots_in_use(self) -> int:
+        return sum(not job.lends_slot for job in self._running.values())
+
+    def _slot_changed(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _request(self, free: int) -> ClaimRequest:
         capability = replace(
@@ -170,6 +177,7 @@ class Agent:
             request_id=secrets.token_hex(16),
             boot_id=self._boot_id,
             slots=self.slots,
+            lent_slots=sum(job.lends_slot for job in self._jobs()),
             max_leases=free,
             wait_s=CLAIM_WAIT_S if free else 0,
             capability=CapabilityReport.model_validate(asdict(capability)) if news else None,
@@ -201,7 +209,13 @@ class Agent:
             self._begin(lease)
 
     def _begin(self, lease: LeaseView) -> None:
-        job = LeaseJob(self.context, self.beats, lease, claimed_with=self._known_capability)
+        job = LeaseJob(
+            self.context,
+            self.beats,
+            lease,
+            claimed_with=self._known_capability,
+            slot_changed=self._slot_changed,
+        )
         with self._changed:
             if lease.id in self._running:
                 return

@@ -23,6 +23,7 @@ from corral.worker.context import WorkerContext
 from corral.worker.heartbeat import Heartbeat, Vitals
 from corral.worker.host.health import HostFault, is_hosts, is_hosts_at_start
 from corral.worker.host.recheck import NoLongerFits, recheck
+from corral.worker.instance.lent_slot import LentSlot
 from corral.worker.instance.server import InstanceServer
 from corral.worker.lease import LeaseControl, LeaseSession, StopOrder
 from corral.worker.prepare.preparation import Preparation, PreparationFailed, PreparedCommand
@@ -51,6 +52,7 @@ class LeaseJob:
         lease: LeaseView,
         *,
         claimed_with: Capability | None = None,
+        slot_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.lease = lease
         self.child_ended = False
@@ -59,6 +61,7 @@ class LeaseJob:
         self.control = LeaseControl(lease.id, wall_left_s=lease.wall_left_s, grace_s=lease.spec.grace)
         self._context = context
         self._claimed_with = claimed_with
+        self._slot = LentSlot(slot_changed)
         self._workspace = Workspace(context.home, lease.id)
         self._vitals = Vitals(lease.gpus)
         self._beater = Heartbeat(beats, lease, self.control, self._vitals)
@@ -75,6 +78,11 @@ class LeaseJob:
         self.building = False
         self._beater.resume()
         self._guarded(partial(self._resume, record))
+
+    @property
+    def lends_slot(self) -> bool:
+        """Whether another lease may run in its place for now."""
+        return self._slot.is_lent
 
     @property
     def may_have_lapsed(self) -> bool:
@@ -182,7 +190,9 @@ class LeaseJob:
         if self.lease.spec.service is None:
             return None
         folder = self._workspace.root / "calls"
-        return InstanceServer(self._session, folder, recorder=recorder, memory=self._vitals.memory)
+        return InstanceServer(
+            self._session, folder, recorder=recorder, memory=self._vitals.memory, slot=self._slot
+        )
 
     def _supervised(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from corral.core.calls.context import CallContext
 from corral.core.queue.eligibility import Shapes
 from corral.core.queue.free_capacity import HostCapacity
-from corral.domain.ids import LeaseId, RunId
+from corral.domain.ids import HostId, LeaseId, RunId
 from corral.domain.runs.queue import Lane
 from corral.store.transaction import Tx
 
@@ -33,7 +33,7 @@ class IdleEviction:
     def _in_the_way(self, tx: Tx, unused: list[LeaseId]) -> list[LeaseId]:
         now = self._context.clock.now()
         self._evicted_at = {run: at for run, at in self._evicted_at.items() if 0 <= now - at < PATIENCE_S}
-        found: list[LeaseId] = []
+        found = _too_many(tx, unused)
         for lane, ready in tx.runs.heads():
             if now - ready.ready_at < WAITED_S or ready.id in self._evicted_at:
                 continue
@@ -57,6 +57,26 @@ class IdleEviction:
         held = tx.leases.held(host.id)
         without = [one for one in held if one.lease_id != lease_id]
         return not HostCapacity(host, held).fits(need) and HostCapacity(host, without).fits(need)
+
+
+def _too_many(tx: Tx, unused: list[LeaseId]) -> list[LeaseId]:
+    """Instances without calls on hosts that run more than they have slots.
+
+    They were made while others lent their slots, which those have taken back.
+    """
+    found: list[LeaseId] = []
+    left: dict[HostId, int] = {}
+    for lease_id in unused:
+        lease = tx.leases.get(lease_id)
+        host = None if lease is None else tx.hosts.get(lease.host_id)
+        if lease is None or host is None:
+            continue
+        if host.id not in left:
+            left[host.id] = HostCapacity(host, tx.leases.held(host.id)).slots
+        if left[host.id] < 0 and not _must_stay(tx, lease.run_id):
+            left[host.id] += 1
+            found.append(lease_id)
+    return found
 
 
 def _must_stay(tx: Tx, run_id: RunId) -> bool:

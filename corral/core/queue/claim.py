@@ -41,6 +41,8 @@ class ClaimTerms(NamedTuple):
     holding: tuple[str, ...] | None
     # The one run that the worker may be given; None for any.
     only: RunId | None = None
+    # Slots of instances whose calls wait for other calls, which may need them.
+    lent_slots: int = 0
 
 
 class Grant(NamedTuple):
@@ -117,6 +119,7 @@ class Claim:
             return []
         chooser = self._chooser(tx, host, held, now)
         self.free = chooser.free
+        chooser.free.slots += self.ask.lent_slots
         grants: list[Grant] = []
         while len(grants) < self.ask.max_leases and (choice := chooser.next()) is not None:
             lease, run = self._lease(tx, host, choice, now)

@@ -63,6 +63,7 @@ async def claim_as_json(
         capability=None if body.capability is None else canonical(body.capability.model_dump()),
         holding=None if body.holding is None else tuple(body.holding),
         only=claimant.only,
+        lent_slots=body.lent_slots,
     )
     done = await svc.claims.claim(terms, body.wait_s, gone)
     svc.counters.granted += len(done.grants)

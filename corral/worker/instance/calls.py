@@ -108,6 +108,11 @@ class InstanceCalls:
         return not self._calls
 
     @property
+    def running(self) -> int:
+        """How many have begun."""
+        return len(self._calls) - len(self._waiting)
+
+    @property
     def has_news(self) -> bool:
         return bool(self._outcomes or self._chunks)
 
@@ -138,7 +143,7 @@ class InstanceCalls:
     def begin(self, now: float) -> list[InstanceCall]:
         """The calls whose turn it is now, since the instance has room."""
         begun = []
-        while self._waiting and len(self._calls) - len(self._waiting) < self._capacity:
+        while self._waiting and self.running < self._capacity:
             call = self._waiting.popleft()
             call.began_at = now
             timeout_s = call.assigned.timeout_s

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from corral.domain.errors import CorralError
 from corral.domain.redaction import SecretValues
 from corral.wire.calls import NestedRequest
+from corral.worker.instance.lent_slot import LentSlot
 from corral.worker.instance.payloads import InstancePayloads
 from corral.worker.lease import LeaseSession
 from corral.worker.prepare.volumes import VolumeMounts
@@ -23,6 +25,7 @@ class NestedCalls:
 
     session: LeaseSession
     payloads: InstancePayloads
+    slot: LentSlot
 
     def answer(self, question: dict[str, Any], mounts: VolumeMounts | None, secrets: SecretValues) -> Answer:
         if question.get("what") == "volume":
@@ -31,7 +34,8 @@ class NestedCalls:
         try:
             request = NestedRequest.model_validate(question)
             lease = self.session.lease
-            answer = self.session.link.corral.calls.nested(lease.id, lease.epoch, request)
+            with self.slot.waiting() if request.wait_s else nullcontext():
+                answer = self.session.link.corral.calls.nested(lease.id, lease.epoch, request)
         except CorralError as error:
             return {"problem": _text(error)}
         except ValueError as error:

@@ -21,6 +21,7 @@ from corral.domain.redaction import SecretValues
 from corral.worker.instance.calls import InstanceCalls
 from corral.worker.instance.channel import InstanceChannel
 from corral.worker.instance.exchange import CallFeed, OutcomeMailer
+from corral.worker.instance.lent_slot import LentSlot
 from corral.worker.instance.live_calls import LiveCalls
 from corral.worker.instance.nested_calls import NestedCalls
 from corral.worker.instance.payloads import InstancePayloads
@@ -44,7 +45,13 @@ class InstanceServer:
     """`command` and `environment` start the instance; `start` before it does, `end` when it is gone."""
 
     def __init__(
-        self, session: LeaseSession, folder: Path, *, recorder: Recorder, memory: Callable[[], int]
+        self,
+        session: LeaseSession,
+        folder: Path,
+        *,
+        recorder: Recorder,
+        memory: Callable[[], int],
+        slot: LentSlot,
     ) -> None:
         service, control = session.lease.spec.service, session.control
         assert service is not None, "only an instance is served"
@@ -58,10 +65,10 @@ class InstanceServer:
         self._payloads = InstancePayloads(
             session, folder, given_up=lambda: self._calls.state.is_gone or control.lost
         )
-        self._nested = NestedCalls(session, self._payloads)
+        self._nested = NestedCalls(session, self._payloads, slot)
         self._feed = CallFeed(session, self._calls, self._payloads)
         self._mailer = OutcomeMailer(session, self._calls)
-        self._watchdog = Watchdog(self._calls, control, recorder, memory, service.max_memory)
+        self._watchdog = Watchdog(self._calls, control, recorder, slot, memory, service.max_memory)
         # Told apart from other output by this, which the instance writes where a call's output begins.
         self.mark = random.token_hex(8)
         self.kill: Callable[[], None] = lambda: None

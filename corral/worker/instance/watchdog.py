@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from corral.worker.instance.lent_slot import LentSlot
 from corral.worker.instance.live_calls import LiveCalls
 from corral.worker.lease import LeaseControl
 from corral.worker.report.recorder import Recorder
@@ -22,6 +23,7 @@ class Watchdog:
     calls: LiveCalls
     control: LeaseControl
     recorder: Recorder
+    slot: LentSlot
     memory: Callable[[], int]
     max_memory: int | None
 
@@ -39,6 +41,8 @@ class Watchdog:
                 state.give_back_stale(now)
                 must_kill = state.end_by_force(now)
                 overdue = state.overdue(now)
+                running = state.running
+            self.slot.look(running, now)
             for call in overdue:
                 self.calls.tell_to_end(call.id)
             if must_kill:
