@@ -86,7 +86,8 @@ class App(AppMembers):
     def web(
         self, path: str, *, method: str = "POST", **options: Unpack[FunctionOptions]
     ) -> FunctionDecorator:
-        """Serve a function over HTTP: parameters from the body or the query, typed; the result as JSON.
+        """Serve a function over HTTP: parameters from the path, the body or the query, typed; the result as
+        JSON. `path` may have parameters: "/items/{id}", and "/files/{name:path}" for all the rest.
 
         The options are those of `function`.
         """

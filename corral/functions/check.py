@@ -16,6 +16,7 @@ from typing import Any
 from corral.functions import serialize as codec
 from corral.functions.member import Member
 from corral.functions.packaging import Package, find_local, imports_of, pack
+from corral.functions.web_routes import route_problems
 
 _ABSOLUTE = re.compile(r"^(/(?:home|Users|root|mnt|data|tmp|var)/|[A-Za-z]:\\\\)")
 _REQUIREMENT = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
@@ -35,7 +36,8 @@ def check(member: Member) -> list[CheckFinding]:
         package = pack(member)
     except codec.CannotEncode as error:
         return [CheckFinding("error", member.name, str(error))]
-    return [*_imports(member, package), *_paths(package), *_by_value(member, package)]
+    routes = [CheckFinding("error", member.name, problem) for problem in route_problems(member)]
+    return [*routes, *_imports(member, package), *_paths(package), *_by_value(member, package)]
 
 
 def _imports(member: Member, package: Package) -> Iterator[CheckFinding]:

@@ -21,7 +21,7 @@ from corral.client.http.discovery import discover
 from corral.client.volumes import volumes
 from corral.client.volumes.folder import VolumeFolder
 from corral.domain.calls import INLINE_BYTES
-from corral.domain.errors import BlobMissing, DigestMismatch, NotFound
+from corral.domain.errors import BlobMissing, DigestMismatch, InvalidInput, NotFound
 from corral.functions.backend import CallStatus, EndpointTarget, OutgoingCall, Payload, VolumeFile
 from corral.functions.errors import EndpointGone, ResultLost
 from corral.functions.importing import refuse_unguarded
@@ -29,6 +29,7 @@ from corral.functions.member import Member
 from corral.functions.packaging import Package, pack
 from corral.functions.program import share_main
 from corral.functions.serialize import Pieces, as_text, from_text, whole
+from corral.functions.web_routes import route_problems
 from corral.settings import process_environment, read_settings
 from corral.wire.calls import CallView
 from corral.wire.endpoints import DeployRequest, FunctionTable, Scaling
@@ -87,7 +88,9 @@ class HttpBackend:
         return EndpointTarget(project, view.name, view.versions[0].version if view.versions else view.current)
 
     def request(self, member: Member, project: str, *, live: bool) -> DeployRequest:
-        """What deploys the member; its code is uploaded."""
+        """What deploys the member; its code is uploaded. InvalidInput if it is a route that cannot work."""
+        if problems := [] if live else route_problems(member):
+            raise InvalidInput("; ".join(problems), hint="Correct it, and deploy it again.")
         package = pack(member)
         code, digest = self._ship(package, project)
         settings = member.settings

@@ -25,6 +25,8 @@ class RunnerCall:
     args: bytes | memoryview
     is_async: bool
     is_generator: bool
+    # Of a web function, as it was written.
+    path: str | None = None
     # A form of plain results that the caller knows beside the first.
     reads: str | None = None
     began: float = 0.0
@@ -42,7 +44,7 @@ class RunnerCall:
         data, self.args = self.args, b""
         if self.format == WEB:
             self.is_web = True
-            return [], arguments(fn, bytes(data))
+            return [], arguments(fn, bytes(data), self.path)
         args, kwargs = codec.decode(self.format, data)
         return args, kwargs
 

@@ -119,6 +119,7 @@ def _call(header: dict[str, Any], body: bytes, tables: dict[str, Any]) -> Runner
         attempt=header["attempt"],
         function=header["function"],
         format=header["format"],
+        path=table.get("path"),
         reads=header.get("reads"),
         args=args,
         is_async=bool(table.get("is_async")),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import inspect
 import json
-import typing
 from collections.abc import Callable
 from typing import Any
 
+from corral import web_paths
+from corral.functions.web_types import as_json, converted, is_list, is_model, parameter_hints
+
 WEB = "web1"
-_SCALARS = (str, int, float, bool)
 
 
 class BadRequest(Exception):
@@ -22,9 +22,10 @@ class BadRequest(Exception):
         self.fields = fields
 
 
-def arguments(fn: Callable[..., Any], data: bytes) -> dict[str, Any]:
-    """The function's arguments from a request. BadRequest names every one that does not fit."""
+def arguments(fn: Callable[..., Any], data: bytes, path: str | None = None) -> dict[str, Any]:
+    """The function's arguments from a request to its path. BadRequest names every one that does not fit."""
     asked = json.loads(data)
+    in_path = web_paths.match(path or "", asked["path"]) or {}
     query: dict[str, list[str]] = {}
     for key, value in asked["query"]:
         query.setdefault(key, []).append(value)
@@ -33,18 +34,20 @@ def arguments(fn: Callable[..., Any], data: bytes) -> dict[str, Any]:
     hints = _hints(fn)
     found: dict[str, Any] = {}
     wrong: list[tuple[str, str]] = []
-    models = [name for name in signature.parameters if _is_model(hints.get(name, Any))]
+    models = [name for name in signature.parameters if is_model(hints.get(name, Any))]
     for name, one in signature.parameters.items():
         kind = hints.get(name, Any)
-        if name == "request" and kind is Any:
-            found[name] = asked
+        if name in in_path:
+            _take(found, wrong, name, kind, in_path[name], text=True)
+        elif name == "request" and kind is Any:
+            found[name] = {**asked, "params": in_path}
         elif models == [name]:
             # The only model takes the whole body.
             _take(found, wrong, name, kind, body)
         elif isinstance(body, dict) and name in body:
             _take(found, wrong, name, kind, body[name])
         elif name in query:
-            _take(found, wrong, name, kind, query[name] if _is_list(kind) else query[name][-1], text=True)
+            _take(found, wrong, name, kind, query[name] if is_list(kind) else query[name][-1], text=True)
         elif one.default is inspect.Parameter.empty:
             wrong.append((name, "is required"))
     if wrong:
@@ -62,7 +65,7 @@ def _take(
     text: bool = False,
 ) -> None:
     try:
-        found[name] = _converted(kind, value, text=text)
+        found[name] = converted(kind, value, text=text)
     except (TypeError, ValueError) as error:
         wrong.extend(_complaints(name, error))
 
@@ -86,68 +89,9 @@ def _json(body: bytes) -> Any:
 
 def _hints(fn: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(fn)
+        return parameter_hints(fn)
     except Exception:  # noqa: BLE001 - a hint that cannot be resolved says nothing
         return {}
-
-
-def _is_model(kind: Any) -> bool:
-    return isinstance(kind, type) and (hasattr(kind, "model_validate") or dataclasses.is_dataclass(kind))
-
-
-def _is_list(kind: Any) -> bool:
-    return typing.get_origin(kind) is list or kind is list
-
-
-def _converted(kind: Any, value: Any, *, text: bool) -> Any:
-    if kind is Any or kind is inspect.Parameter.empty:
-        return value
-    if hasattr(kind, "model_validate"):
-        return kind.model_validate(value)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _dataclass(kind, value)
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if _is_list(kind):
-        if not isinstance(value, list):
-            raise TypeError(f"must be a list, not {_named(value)}")
-        return [_converted(inner[0], one, text=text) for one in value] if inner else value
-    if type(None) in inner and value is None:
-        return None
-    if inner and origin is not dict:
-        for one in inner:
-            if one is not type(None):
-                return _converted(one, value, text=text)
-    return _scalar(kind, value, text=text) if kind in _SCALARS else value
-
-
-def _scalar(kind: Any, value: Any, *, text: bool) -> Any:
-    if text and kind is bool:
-        if value.lower() not in ("true", "false", "1", "0"):
-            raise ValueError("must be true or false")
-        return value.lower() in ("true", "1")
-    if text:
-        return kind(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not kind:
-        raise TypeError(f"must be {kind.__name__}, not {_named(value)}")
-    return value
-
-
-def _dataclass(kind: Any, value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise TypeError(f"must be an object, not {_named(value)}")
-    hints = typing.get_type_hints(kind)
-    known = {one.name for one in dataclasses.fields(kind) if one.init}
-    if unknown := sorted(set(value) - known):
-        raise ValueError(f"has no {', '.join(unknown)}")
-    return kind(**{key: _converted(hints.get(key, Any), one, text=False) for key, one in value.items()})
-
-
-def _named(value: Any) -> str:
-    return {"dict": "an object", "list": "a list", "NoneType": "null"}.get(
-        type(value).__name__, type(value).__name__
-    )
 
 
 def answer(value: Any, *, status: int = 200) -> bytes:
@@ -157,7 +101,7 @@ def answer(value: Any, *, status: int = 200) -> bytes:
     if isinstance(value, bytes):
         body, kind = value, "application/octet-stream"
     else:
-        body, kind = json.dumps(plain(value), allow_nan=False).encode(), "application/json"
+        body, kind = json.dumps(as_json(value), allow_nan=False).encode(), "application/json"
     told = {
         "status": status,
         "headers": {"content-type": kind},
@@ -172,7 +116,7 @@ def piece(value: Any) -> tuple[str, bytes]:
         return "web1.bytes", value
     if isinstance(value, str):
         return "web1.text", value.encode()
-    return "web1.lines", json.dumps(plain(value), allow_nan=False).encode() + b"\n"
+    return "web1.lines", json.dumps(as_json(value), allow_nan=False).encode() + b"\n"
 
 
 def refusal(error: BadRequest) -> bytes:
@@ -185,16 +129,3 @@ def refusal(error: BadRequest) -> bytes:
         "fields": fields,
     }
     return answer(body, status=422)
-
-
-def plain(value: Any) -> Any:
-    """As JSON can hold it; models and dataclasses become objects."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return plain(dataclasses.asdict(value))
-    if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [plain(one) for one in value]
-    return value

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from corral import web_paths
 from corral.domain.calls import CallOptions
 from corral.wire.base import Answer, AnswerPage, Exact, Name, known_only
 from corral.wire.payloads import PayloadBody
@@ -87,6 +88,13 @@ class DeployRequest(Exact):
     scaling: Scaling = Scaling()
     live: bool = Field(False, description="Made by a program that calls it; goes when nobody calls.")
     wait_s: float = Field(0, ge=0, le=60, description="How long to wait for its first instance.")
+
+    @model_validator(mode="after")
+    def _paths_can_be_asked_for(self) -> DeployRequest:
+        for table in self.functions.values():
+            if table.path is not None and not self.live:
+                web_paths.parameters(table.path)
+        return self
 
 
 class AppRequest(Exact):

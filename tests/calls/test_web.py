@@ -59,6 +59,26 @@ def test_routes_of_two_functions_never_collide(web: httpx.Client) -> None:
     assert "/crates" in web.get("quay.find/crate").json()["hint"]
 
 
+def test_parts_of_a_path_are_parameters_with_types(web: httpx.Client) -> None:
+    """DEF-04: typed as the others are; and what the types of the function become in the answer."""
+    answer = web.get("quay.ticket/tickets/5/red?since=2026-01-01T12:00:00")
+
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == {
+        "ticket": [5, "red"],
+        "since": "2026-01-01T12:00:00",
+        "day": "2026-01-02",
+        "id": "00000000-0000-0000-0000-000000000005",
+    }
+    wrong = web.get("quay.ticket/tickets/five/green?since=soon")
+    assert wrong.status_code == 422
+    assert {one["path"] for one in wrong.json()["fields"]} == {"number", "flag", "since"}
+    assert web.get("quay.ticket/tickets/5").status_code == 404
+    assert web.post("quay.ticket/tickets/5/red").json()["hint"] == "It takes GET."
+    put = web.put("quay.put_file/files/a/b%20c.txt", json={"sizes": [1, 2], "kind": "bytes"})
+    assert put.json() == ["a/b c.txt", [1, 2], "bytes"]
+
+
 def test_generators_stream_and_say_what_they_give(web: httpx.Client) -> None:
     with web.stream("GET", "quay.watch/boats?count=3") as answer:
         assert answer.headers["content-type"].startswith("application/jsonl")

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import date, datetime
+from enum import Enum
+from typing import Any, Literal, NamedTuple
+from uuid import UUID
 
 from pydantic import BaseModel
 
@@ -30,6 +34,26 @@ def weigh(crate: Crate) -> Weight:
 @app.web("/crates", method="GET")
 def find(number: int, fast: bool = False) -> list[int | bool]:
     return [number, fast]
+
+
+class Flag(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Ticket(NamedTuple):
+    number: int
+    flag: Flag
+
+
+@app.web("/tickets/{number}/{flag}", method="GET")
+def ticket(number: int, flag: Flag, since: datetime | None = None) -> dict[str, Any]:
+    return {"ticket": Ticket(number, flag), "since": since, "day": date(2026, 1, 2), "id": UUID(int=number)}
+
+
+@app.web("/files/{name:path}", method="PUT")
+def put_file(name: str, sizes: tuple[int, ...], kind: Literal["text", "bytes"] = "text") -> list[Any]:
+    return [name, sizes, kind]
 
 
 @app.web("/boats", method="GET")

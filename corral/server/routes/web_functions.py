@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import iterate_in_threadpool
 
+from corral import web_paths
 from corral.core.calls.accept import accept, new_call, write_accepted
 from corral.core.endpoints.access import admit
 from corral.core.storage.blobs import check_project_reads
@@ -123,7 +124,11 @@ async def _accepted(
 
 def _routed(functions: Mapping[str, Any], method: str, path: str, name: str) -> tuple[str, FunctionTable]:
     tables = {key: FunctionTable.model_validate(value) for key, value in functions.items()}
-    on_path = {key: table for key, table in tables.items() if table.path == path}
+    on_path = {
+        key: table
+        for key, table in tables.items()
+        if table.path is not None and web_paths.match(table.path, path) is not None
+    }
     for key, table in on_path.items():
         if table.method == method:
             return key, table
