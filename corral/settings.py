@@ -22,6 +22,7 @@ class Settings(BaseModel):
     url: str | None = None
     token: str | None = None
     ca: Path | None = None
+    plain_http: Literal["refuse", "allow"] = "refuse"
     project: str = "default"
 
     host: str = "127.0.0.1"
@@ -74,6 +75,11 @@ class Settings(BaseModel):
     def _are_networks(cls, value: str) -> str:
         parse_networks(value)
         return value
+
+    @property
+    def project_is_open(self) -> bool:
+        """Whether the token may say which project is meant: nobody named one, and it may be bound to one."""
+        return "project" not in self.model_fields_set and self.token is not None
 
     @property
     def server_file(self) -> Path:

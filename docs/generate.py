@@ -53,7 +53,8 @@ SETTINGS: Mapping[str, str] = {
     "home": "Where the server and the worker of this machine keep their data.",
     "url": "The server to talk to, when it is not the one of this machine.",
     "token": "The token to show it; otherwise the one that `corral up` wrote is used.",
-    "project": "The project of runs and secrets that name none.",
+    "plain_http": "`allow`: tokens may travel in clear, over `http://`, to another machine.",
+    "project": "The project of what names none; the one that the token is bound to, or else `default`.",
     "host": "The address that the server listens on.",
     "port": "The port that the server listens on; 0 picks a free one.",
     "database": "A `postgresql://` address; SQLite under `CORRAL_HOME` when left out.",
@@ -231,11 +232,15 @@ def _commands() -> Iterator[tuple[str, Any]]:
     root: Any = get_command(app)
     for name in list(root.commands):
         _, command, _ = root.resolve_command(None, [name])
-        inner = getattr(command, "commands", None)
-        if inner:
-            yield from ((f"{name} {verb}", found) for verb, found in inner.items())
-        else:
-            yield name, command
+        yield from _inside(name, command)
+
+
+def _inside(words: str, command: Any) -> Iterator[tuple[str, Any]]:
+    inner = getattr(command, "commands", None)
+    if not inner:
+        yield words, command
+    for verb, found in (inner or {}).items():
+        yield from _inside(f"{words} {verb}", found)
 
 
 def _command(words: str, command: Any) -> str:

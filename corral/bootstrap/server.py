@@ -35,6 +35,7 @@ from corral.client.hosts.identity import (
     read_identity,
     write_identity,
 )
+from corral.client.http.own_server import process_mark
 from corral.core.audit import by_corral, note
 from corral.core.policy import ServerPolicy
 from corral.core.tokens import NewToken, authenticate, make_host, make_token
@@ -282,7 +283,10 @@ class _Announcing(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and sockets:
-            about = {"url": self._url(sockets[0]), "pid": os.getpid(), "version": __version__}
+            pid = os.getpid()
+            about = {"url": self._url(sockets[0]), "pid": pid, "version": __version__}
+            if (mark := process_mark(pid)) is not None:
+                about["mark"] = mark
             if self._transport.ca_file is not None:
                 about["ca"] = str(self._transport.ca_file.absolute())
             try:

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from corral.cli import complete
-from corral.cli.connect import connect
+from corral.cli.connect import connect, own_project
 from corral.cli.display import render
 from corral.cli.options import AsJson, command_group, project_or_own
 from corral.cli.runs.submit import run_preparer
@@ -145,7 +145,7 @@ def _also(*, prune: bool, running: bool, retry_failed: bool) -> list[Also]:
 def _sync(file: Path, mode: Mode, also: list[Also], *, as_json: bool) -> ApplyAnswer:
     """What the server says to it, shown; exits if something is wrong."""
     settings = read_settings()
-    loaded = load(file, project=settings.project)
+    loaded = load(file, project=own_project(settings))
     if loaded.problems:
         # Told before a server is looked for, with whatever else is wrong.
         _check(loaded, file)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from corral.cli import complete
+from corral.cli.connect import own_project
 from corral.durations import parse_duration
 from corral.settings import read_settings
 
@@ -33,7 +34,7 @@ def command_group(help: str | None) -> typer.Typer:
 
 
 def project_or_own(given: str | None) -> str:
-    return given or read_settings().project
+    return given or own_project(read_settings())
 
 
 def duration_s(text: str | None, option: str) -> float | None:

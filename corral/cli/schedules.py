@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from corral.cli import complete
-from corral.cli.connect import connect
+from corral.cli.connect import connect, own_project
 from corral.cli.display import render
 from corral.cli.options import AsJson, OnlyProject, command_group
 from corral.cli.runs.submit import prepare
@@ -35,7 +35,7 @@ def add(
 ) -> None:
     """Make the runs of a file again and again. Code and inputs are uploaded now, and stay as they are."""
     settings = read_settings()
-    run_file = load(file, override or [], defaults={"project": settings.project})
+    run_file = load(file, override or [], defaults={"project": own_project(settings)})
     if run_file.schedule is None:
         raise InvalidInput(
             f"{file} does not say when: it has no [schedule]",

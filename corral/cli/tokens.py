@@ -9,10 +9,13 @@ from typing import Annotated
 import typer
 
 from corral.cli import complete
-from corral.cli.connect import connect
+from corral.cli.connect import connect, find_server
 from corral.cli.display import render
 from corral.cli.options import AsJson, command_group, duration_s
+from corral.client.hosts.reach import reached_by_others
+from corral.domain.errors import NotFound
 from corral.domain.tokens import with_pin
+from corral.settings import read_settings
 from corral.wire.base import validated
 from corral.wire.tokens import CreatedToken, TokenRequest, TokenView
 
@@ -108,9 +111,26 @@ def join(
     given = {"scope": "join", "name": name, "labels": label or []}
     made = _create(given, expires, as_json=as_json)
     if made is not None:
+        place = reached_by_others(find_server(read_settings()).url)
         render.note(f"{made.id} is good once, for {expires}. On the machine that joins:")
-        render.note("  corral host enroll URL --token TOKEN")
-        render.note("where URL is how it reaches the server, with https:// if that speaks TLS")
+        render.note(f"  corral host enroll {place.url} --token {made.token}")
+        if not place.from_elsewhere:
+            render.note("The server listens on this machine alone, so no other can join it:")
+            render.note("restart it with CORRAL_HOST=0.0.0.0, and make another token.")
+
+
+@app.command("ca")
+def show_authority() -> None:
+    """Print the certificate behind the server's, as `curl --cacert` takes it."""
+    found = find_server(read_settings())
+    if found.ca is None:
+        speaks = (
+            "a certificate that this machine trusts anyway"
+            if found.url.startswith("https:")
+            else "plain HTTP"
+        )
+        raise NotFound(f"{found.url} has {speaks}", hint="Nothing has to be named: leave --cacert out.")
+    typer.echo(found.ca.strip())
 
 
 @app.command()

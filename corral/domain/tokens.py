@@ -84,8 +84,9 @@ def render_token(token_id: TokenId, secret: str) -> str:
 
 
 def parse_token(text: str) -> tuple[TokenId, str] | None:
-    """The id and the secret, or None if it cannot be one of ours."""
-    prefix, _, rest = text.partition("_")
+    """The id and the secret, or None if it cannot be one of ours. A pin behind it is the caller's own affair:
+    a token is good as it was printed."""
+    prefix, _, rest = split_pin(text)[0].partition("_")
     token_id, _, secret = rest.partition("_")
     if prefix != "corral" or not is_id(token_id, "t") or not 20 <= len(secret) <= 100 or not secret.isascii():
         return None

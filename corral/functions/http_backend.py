@@ -56,9 +56,16 @@ class HttpBackend:
     @classmethod
     def from_settings(cls) -> HttpBackend:
         settings = read_settings()
-        address = discover(url=settings.url, token=settings.token, home=settings.home, ca=settings.ca)
+        address = discover(
+            url=settings.url,
+            token=settings.token,
+            home=settings.home,
+            ca=settings.ca,
+            plain_http=settings.plain_http == "allow",
+        )
         corral = Corral(address.url, address.token, tls=address.tls)
-        return cls(corral, settings.project, locks=LockCache(settings.home / "locks"))
+        project = corral.tokens.own_project() if settings.project_is_open else None
+        return cls(corral, project or settings.project, locks=LockCache(settings.home / "locks"))
 
     def find(self, member: Member) -> EndpointTarget:
         with self._lock:

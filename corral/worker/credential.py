@@ -13,7 +13,7 @@ from pathlib import Path
 from corral.client.corral import Corral
 from corral.client.hosts.enroll import make_key
 from corral.client.hosts.identity import CA, CLIENT, TOKEN, HostIdentity, read_identity, write_rotated
-from corral.client.http.discovery import local_server, tls_for
+from corral.client.http.discovery import local_server, own_server, tls_for
 from corral.client.http.transport import Backoff
 from corral.client.http.trust import read_ca
 from corral.domain.errors import CorralError, ServerUnreachable
@@ -55,7 +55,7 @@ class WorkerCredential:
         """Raise ServerUnreachable while no server has ever said where it is."""
         if found := self._given_url or self.identity.url:
             return found
-        local = local_server(self._home)
+        local = own_server(self._home)
         if local is None:
             raise ServerUnreachable(f"no server is known: CORRAL_URL is not set and {self._home} has none")
         return local.url

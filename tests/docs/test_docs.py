@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -93,3 +94,15 @@ def test_the_site_builds_with_no_broken_link(tmp_path: Path) -> None:
     )
 
     assert done.returncode == 0, done.stderr
+
+
+def test_every_command_is_in_the_reference() -> None:
+    """NEW-36: also those that are a level deeper, as `host service install`."""
+    listed = set(re.findall(r"^corral ([a-z][a-z0-9 -]*?)(?: [\[A-Z].*)?$", _text_of_cli(), re.MULTILINE))
+
+    assert {"host service install", "host enroll", "run", "tokens join"} <= listed
+    assert "host service" not in listed
+
+
+def _text_of_cli() -> str:
+    return (DOCS / "reference" / "cli.md").read_text()

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from corral.cli.connect import own_project
 from corral.client.corral import Corral
 from corral.client.environments.lock_cache import LockCache
 from corral.domain.errors import CorralError, InvalidInput
@@ -23,7 +24,7 @@ File = Annotated[str, typer.Argument(help="A file with an app: `demo.py`, or `de
 
 def backend_of(corral: Corral) -> HttpBackend:
     settings = read_settings()
-    return HttpBackend(corral, settings.project, locks=LockCache(settings.home / "locks"))
+    return HttpBackend(corral, own_project(settings), locks=LockCache(settings.home / "locks"))
 
 
 def load_app(text: str) -> tuple[list[App], Member | None]:

@@ -15,6 +15,7 @@ from corral.cli.hosts.selftest import run_checks
 from corral.cli.hosts.service.service import install_unit
 from corral.cli.hosts.service.systemd import SYSTEM_HOME, SystemdUnit
 from corral.client.hosts.enroll import HostPreferences, JoinableServer, check_free, parse_join_token
+from corral.client.http.discovery import refuse_plain_http
 from corral.domain.errors import InvalidInput
 from corral.domain.ids import is_name
 from corral.settings import process_environment, read_settings
@@ -53,6 +54,8 @@ def enroll(
     preferences = HostPreferences(_name(name), slots, _labels(labels))
     joining = parse_join_token(sys.stdin.readline() if token == "-" else token)
     check_free(host.home, joining)
+    if settings.plain_http == "refuse":
+        refuse_plain_http(url)
     server = JoinableServer(url, joining)
     _self_test(host.home, server, force=force)
     if server.is_in_clear:

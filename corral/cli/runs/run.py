@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from corral.cli.connect import connect
+from corral.cli.connect import connect, own_project
 from corral.cli.display import render
 from corral.cli.options import Quiet
 from corral.cli.runs.follow import follow
@@ -63,7 +63,7 @@ def run(
     table: dict[str, Any] = {
         "argv": list(command),
         "name": _name_of(command[0]) if name is None else name,
-        "project": project or settings.project,
+        "project": project or own_project(settings),
         "env": _pairs("--env", env or []),
         "labels": _pairs("--label", label or []),
         "secrets": secret or [],

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from corral.cli.connect import connect
+from corral.cli.connect import connect, own_project
 from corral.cli.display import render
 from corral.cli.display.bars import byte_bar
 from corral.cli.options import AsJson, FollowIt, Quiet, RunFilePath
@@ -41,7 +41,7 @@ def submit(
 ) -> None:
     """Submit a run file. Seeds and a sweep make a group of runs; all ids are printed."""
     settings = read_settings()
-    run_file = load(file, override or [], defaults={"project": settings.project})
+    run_file = load(file, override or [], defaults={"project": own_project(settings)})
     if run_file.schedule is not None:
         raise InvalidInput(
             f"{file} has a [schedule]: its runs are made by the clock",

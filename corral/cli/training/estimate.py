@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from corral.cli.connect import connect
+from corral.cli.connect import connect, own_project
 from corral.cli.display import render
 from corral.cli.display.bars import step_bar
 from corral.cli.display.curves import thousands
@@ -47,7 +47,7 @@ def estimate(
 ) -> None:
     """Say what a training run will need and cost, machine by machine. Needs neither GPU nor server."""
     settings = read_settings()
-    run_file = load(file, override or [], defaults={"project": settings.project})
+    run_file = load(file, override or [], defaults={"project": own_project(settings)})
     if run_file.train is None:
         raise InvalidInput(
             "only a training run can be estimated",

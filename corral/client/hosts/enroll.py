@@ -15,8 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from corral.client.corral import Corral
 from corral.client.hosts.identity import CA, HostIdentity, machine_name, read_identity, write_identity
-from corral.client.http.discovery import tls_for
-from corral.client.http.transport import is_loopback
+from corral.client.http.discovery import is_plain_http, tls_for
 from corral.client.http.trust import fetch_ca
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import TokenId
@@ -103,7 +102,7 @@ class JoinableServer:
 
     @property
     def is_in_clear(self) -> bool:
-        return self.url.startswith("http://") and not is_loopback(self.url)
+        return is_plain_http(self.url)
 
     def verify(self) -> None:
         """Fetch its authority and check it against the pin, if the token has one."""

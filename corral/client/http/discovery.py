@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
+from corral.client.http.own_server import refuse_stranger
 from corral.client.http.trust import context, pinned_ca, read_ca
-from corral.domain.errors import ServerUnreachable, Unauthenticated
+from corral.domain.errors import FieldError, InvalidInput, ServerUnreachable, Unauthenticated
 from corral.domain.tokens import split_pin
 
 
@@ -29,10 +34,14 @@ def tls_for(url: str, ca: str | None, client_pem: Path | None = None) -> ssl.SSL
     return context(ca, client_pem) if url.startswith("https://") and (ca or client_pem) else None
 
 
-def discover(*, url: str | None, token: str | None, home: Path, ca: Path | None = None) -> ServerAddress:
+def discover(
+    *, url: str | None, token: str | None, home: Path, ca: Path | None = None, plain_http: bool = False
+) -> ServerAddress:
     """What was given explicitly wins; the rest is read from the files that a server here has written.
 
-    Raises ServerUnreachable when there is no address, Unauthenticated when there is no token for it.
+    `plain_http` allows a token to travel in clear to another machine. Raises ServerUnreachable when there is
+    no address or its server is gone, Unauthenticated when there is no token for it, InvalidInput when the
+    token would travel in clear.
     """
     local = local_server(home)
     if ca is not None:
@@ -42,6 +51,10 @@ def discover(*, url: str | None, token: str | None, home: Path, ca: Path | None 
     found = url or (local.url if local else None)
     if found is None:
         raise ServerUnreachable(f"no server is known: CORRAL_URL is not set and {home} holds no server.json")
+    if url is None:
+        local = own_server(home)
+    elif token and not plain_http and (local is None or not _same(url, local.url)):
+        refuse_plain_http(url)
     if token:
         shown, pin = split_pin(token)
         if pin is not None and trusted is None and found.startswith("https://"):
@@ -53,7 +66,31 @@ def discover(*, url: str | None, token: str | None, home: Path, ca: Path | None 
             f"CORRAL_URL is {url}, but CORRAL_TOKEN is not set",
             hint="Set CORRAL_TOKEN to a token of that server (`corral tokens create` makes one there).",
         )
+    own_server(home)
     return ServerAddress(found, trusted, _operator_token(home / "operator.token"))
+
+
+def refuse_plain_http(url: str) -> None:
+    """InvalidInput where a token would travel in clear to another machine."""
+    if not is_plain_http(url):
+        return
+    raise InvalidInput(
+        f"{url} is plain http:// to another machine: whoever is on the way there could read the token",
+        hint="Write https://. If a tunnel or a network of your own protects it, set CORRAL_PLAIN_HTTP=allow.",
+        fields=[FieldError("CORRAL_URL", "is plain http:// to another machine")],
+    )
+
+
+def is_plain_http(url: str) -> bool:
+    return url.lower().startswith("http://") and not _is_here(url)
+
+
+def _is_here(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _same(one: str, other: str) -> bool:
@@ -66,18 +103,47 @@ def local_url(home: Path) -> str | None:
     return found.url if found else None
 
 
-def local_server(home: Path) -> ServerAddress | None:
+def own_server(home: Path) -> ServerAddress | None:
+    """The server of this home, which runs: to it a token may be sent. ServerUnreachable if it is gone."""
     path = home / "server.json"
+    described = _described(path)
+    if described is None:
+        return None
+    found = _address(path, described)
+    if not found.url.startswith("https://"):
+        refuse_stranger(path, described)
+    return found
+
+
+def local_server(home: Path) -> ServerAddress | None:
+    """What a server of this home said last of where it is, whether or not it still runs."""
+    path = home / "server.json"
+    described = _described(path)
+    return None if described is None else _address(path, described)
+
+
+def _described(path: Path) -> dict[str, Any] | None:
     try:
         described = json.loads(path.read_text(encoding="utf-8"))
-        ca = described.get("ca")
-        return ServerAddress(str(described["url"]), read_ca(Path(ca)) if ca else None)
+        return described if isinstance(described, dict) else {}
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ServerUnreachable(
-            f"{path} cannot be read: {error}", hint="Run `corral down`, then `corral up --detach`."
-        ) from error
+    except (ValueError, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _address(path: Path, described: Mapping[str, Any]) -> ServerAddress:
+    try:
+        ca = described.get("ca")
+        return ServerAddress(str(described["url"]), read_ca(Path(ca)) if ca else None)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> ServerUnreachable:
+    return ServerUnreachable(
+        f"{path} cannot be read: {error}", hint="Run `corral down`, then `corral up --detach`."
+    )
 
 
 def _operator_token(path: Path) -> str:

@@ -10,7 +10,7 @@ from corral.core.tokens import NewToken, make_host, make_run_token, make_token, 
 from corral.domain.errors import NotFound
 from corral.domain.ids import RunId, TokenId, is_id
 from corral.domain.tokens import Scope
-from corral.server.authorization import Operator
+from corral.server.authorization import Operator, User
 from corral.server.pages import Limit, next_page, parse_id_cursor
 from corral.server.services import Svc
 from corral.store.transaction import Tx
@@ -26,6 +26,12 @@ async def list_tokens(caller: Operator, svc: Svc, cursor: str | None = None, lim
     found = await svc.store.read(lambda tx: tx.tokens.page(after, limit))
     items = [TokenView(**token._asdict()) for token in found]
     return TokenPage(items=items, next=next_page(found, limit, lambda last: last.id))
+
+
+@router.get("/tokens/self")
+async def own_token(caller: User) -> TokenView:
+    """The token that the call is made with, without its text."""
+    return TokenView(**caller.token._asdict())
 
 
 @router.post("/tokens", status_code=201)
