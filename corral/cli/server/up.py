@@ -44,7 +44,10 @@ def up(
     render.say(f"corral is up at {local_url(settings.home)}, data in {settings.home}")
     render.note("try: corral run -- python3 -c \"print('hello')\"")
     if detach:
-        render.note("stop it with `corral down`")
+        render.note(
+            "stop it with `corral down`; nothing starts it again if it dies or the machine restarts: "
+            "`corral service install` sees to both"
+        )
         return
     render.note("Ctrl-C stops it")
     station.watch()

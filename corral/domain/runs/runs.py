@@ -213,3 +213,4 @@ class RunFilter:
     name: str | None = None
     label: tuple[str, str] | None = None
     schedule: str | None = None
+    ended_before: float | None = None
