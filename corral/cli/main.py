@@ -46,6 +46,9 @@ def _one(name: str, module: str, help: str, *, function: str | None = None, **se
 _COMMANDS = (
     _one("up", "server.up", "Start the server and a worker on this machine."),
     _one("down", "server.down", "Stop the worker and the server of this machine."),
+    _Command(
+        "service", "server.service", "Start this machine's server with the machine, and again when it dies."
+    ),
     _one("status", "server.status", "Say what runs on this machine."),
     # What follows the program's name is the program's: `corral run ls -la` needs no `--`.
     _one(
@@ -81,7 +84,7 @@ _COMMANDS = (
     _Command("calls", "functions.calls", "List, show, retry and cancel calls."),
     _Command("volumes", "volumes", "List, show, fill, fetch and remove volumes."),
     _Command("artifacts", "artifacts", "List, fetch, verify, pin and remove artifacts."),
-    _Command("hosts", "hosts.hosts", "List, show, drain, resume and revoke hosts."),
+    _Command("hosts", "hosts.hosts", "List, show, drain, resume, revoke and remove hosts."),
     _Command("host", "hosts.host", "Make this machine a host of a server elsewhere."),
     _Command("secrets", "secrets", "Set, list and remove secrets."),
     _Command("webhooks", "webhooks", "Add, test, pause and remove webhooks, and send again."),
@@ -89,6 +92,7 @@ _COMMANDS = (
     _Command("quotas", "quotas", "Set, list and remove what projects may use."),
     _one("usage", "usage", "Show slot and GPU hours by project, in a calendar month (UTC)."),
     _Command("audit", "audit", "Show and verify who did what."),
+    _one("disk", "server.disk", "Say what takes space on the server, and what can go."),
     _one("backup", "server.backup", "Copy this machine's installation into a folder; it may run meanwhile."),
     _one("restore", "server.backup", "Put a backup in place as this machine's installation."),
     _one("fsck", "server.fsck", "Re-hash and cross-check everything that the server stores."),

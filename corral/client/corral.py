@@ -9,6 +9,7 @@ from typing import Self
 from corral.client.artifacts import Artifacts
 from corral.client.audit import Audit
 from corral.client.calls import Calls
+from corral.client.disk import Disk
 from corral.client.endpoints import Endpoints
 from corral.client.files.blobs import BlobSink, BlobSource
 from corral.client.groups import Groups
@@ -60,6 +61,7 @@ class Corral:
         self.endpoints = Endpoints(self.transport)
         self.calls = Calls(self.transport)
         self.volumes = Volumes(self.transport)
+        self.disk = Disk(self.transport)
 
     @property
     def url(self) -> str:

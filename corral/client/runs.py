@@ -18,6 +18,7 @@ from corral.wire.runs import (
     EventView,
     ManyAnswer,
     RemovedRun,
+    RemoveManyRequest,
     RequeueManyRequest,
     RequeueRequest,
     RunDetail,
@@ -126,8 +127,23 @@ class Runs(Api):
         body = RequeueManyRequest(which=which, request_id=request_id or new_request_id(), dry_run=dry_run)
         return self._act_on_all(self._path("requeue"), body, told)
 
+    def remove_all(
+        self,
+        which: RunSelection,
+        *,
+        older_than_s: float | None = None,
+        dry_run: bool = False,
+        told: RunsDone | None = None,
+    ) -> ManyAnswer:
+        """Every run that fits and has ended, for good."""
+        body = RemoveManyRequest(which=which, older_than_s=older_than_s, dry_run=dry_run)
+        return self._act_on_all(self._path("remove"), body, told)
+
     def _act_on_all(
-        self, path: str, body: CancelManyRequest | RequeueManyRequest, told: RunsDone | None
+        self,
+        path: str,
+        body: CancelManyRequest | RequeueManyRequest | RemoveManyRequest,
+        told: RunsDone | None,
     ) -> ManyAnswer:
         """All pages as one answer; `told` hears after each how many runs were gone through."""
         answer = self._transport.repeat("POST", path, ManyAnswer, body=body)

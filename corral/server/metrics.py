@@ -7,6 +7,11 @@ from collections import Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from corral.core.policy import ServerPolicy
+from corral.core.queue.eligibility import declared_of, effective_of
+from corral.domain.hosts.policy import effective_slots
+from corral.store.transaction import Tx
+
 
 class Counters:
     def __init__(self) -> None:
@@ -22,10 +27,55 @@ class Counters:
         self.seconds[method] += seconds  # type: ignore[assignment]
 
 
+Gauges = dict[str, list[tuple[dict[str, str], float]]]
+_HELP = {
+    "corral_runs": "Runs by state, those that have not ended.",
+    "corral_project_runs": "The same by project.",
+    "corral_queue_oldest_seconds": "How long the oldest queued run of a project has been ready.",
+    "corral_runs_failed": "Failed runs that were not removed, by project and reason.",
+    "corral_leases_live": "Runs and ranks that workers hold.",
+    "corral_hosts": "Hosts that are enrolled, by whether they are here.",
+    "corral_gpus": "GPUs of the hosts that are here.",
+    "corral_gpus_busy": "GPUs that runs hold, by project.",
+    "corral_slots": "Slots of the hosts that are here.",
+    "corral_claims_waiting": "Workers that wait for a run.",
+    "corral_disk_free_bytes": "Free space on the server's disk.",
+    "corral_database_bytes": "What the database takes.",
+    "corral_project_bytes": "What the files of a project take, each counted once.",
+    "corral_database_damaged": "1 once damage of the database was seen.",
+}
+
+
+def gauges_of(tx: Tx, *, now: float, policy: ServerPolicy) -> Gauges:
+    """What is read from the store for one scrape."""
+    hosts = [host for host in tx.hosts.page(None, 10_000) if host.revoked_at is None]
+    here = [host for host in hosts if not host.is_away(now, policy.away_s)]
+    cards = sum(len(effective_of(host).gpus or ()) for host in here if host.capability is not None)
+    waiting = tx.runs.counts_by_project()
+    return {
+        "corral_runs": [({"state": state}, count) for state, count in tx.runs.counts()],
+        "corral_project_runs": [({"project": p, "state": state}, n) for p, state, n, _ in waiting],
+        "corral_queue_oldest_seconds": [
+            ({"project": project}, max(0.0, now - since))
+            for project, state, _, since in waiting
+            if state == "queued"
+        ],
+        "corral_runs_failed": [({"project": p, "reason": why}, n) for p, why, n in tx.runs.failures()],
+        "corral_leases_live": [({}, tx.leases.live_count())],
+        "corral_hosts": [({"alive": "yes"}, len(here)), ({"alive": "no"}, len(hosts) - len(here))],
+        "corral_slots": [({}, sum(effective_slots(host.slots, declared_of(host)) for host in here))],
+        "corral_gpus": [({}, cards)],
+        "corral_gpus_busy": [
+            ({"project": use.project}, use.gpus) for use in tx.leases.in_use(now=now, since=now) if use.gpus
+        ],
+        "corral_project_bytes": [({"project": one.project}, one.bytes) for one in tx.disk.projects()],
+    }
+
+
 class Snapshot(Collector):
     """One scrape: the counters, and what was read from the store for it."""
 
-    def __init__(self, counters: Counters, gauges: dict[str, list[tuple[dict[str, str], float]]]) -> None:
+    def __init__(self, counters: Counters, gauges: Gauges) -> None:
         self._counters = counters
         self._gauges = gauges
 
@@ -52,7 +102,7 @@ class Snapshot(Collector):
         found: list[GaugeMetricFamily] = []
         for name, rows in self._gauges.items():
             labels = sorted({key for row, _ in rows for key in row})
-            family = GaugeMetricFamily(name, name.replace("_", " "), labels=labels)
+            family = GaugeMetricFamily(name, _HELP[name], labels=labels)
             for row, value in rows:
                 family.add_metric([row[key] for key in labels], value)
             found.append(family)

@@ -44,6 +44,10 @@ class Store(Protocol):
         """Run the unit on one consistent snapshot; it must not write and must end within a second."""
         ...
 
+    def size_bytes(self) -> int | None:
+        """How much space the database takes; None if that is not known."""
+        ...
+
     async def damage(self) -> list[str]:
         """What the database's own check finds wrong, each in a sentence; it may take long."""
         ...

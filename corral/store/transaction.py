@@ -8,6 +8,7 @@ from corral.store.tables.attempts import SqlAttempts
 from corral.store.tables.audit import SqlAudit
 from corral.store.tables.blobs import SqlBlobs
 from corral.store.tables.calls import SqlCalls
+from corral.store.tables.disk import SqlDisk
 from corral.store.tables.endpoints import SqlEndpoints
 from corral.store.tables.events import SqlEvents
 from corral.store.tables.groups import SqlGroups
@@ -39,6 +40,7 @@ class Tx:
         self.audit = SqlAudit(connection)
         self.blobs = SqlBlobs(connection)
         self.calls = SqlCalls(connection)
+        self.disk = SqlDisk(connection)
         self.endpoints = SqlEndpoints(connection)
         self.events = SqlEvents(connection)
         self.groups = SqlGroups(connection)

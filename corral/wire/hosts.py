@@ -102,7 +102,7 @@ class HostView(Answer):
     alive: bool
     last_seen_at: float | None = None
     revoked_at: float | None = None
-    credential_expires_at: float | None = Field(None, description="Only where a single host is asked for.")
+    credential_expires_at: float | None = Field(None, description="None if it never does, or there is none.")
     capability: Annotated[CapabilityReport | None, known_only(CapabilityReport)] = None
     declared: dict[str, Json] | None = Field(None, description="Limits and policy from a manifest.")
     declared_by: str | None = None

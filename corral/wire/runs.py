@@ -214,6 +214,16 @@ class RequeueManyRequest(ManyRequest):
         return self
 
 
+class RemoveManyRequest(ManyRequest):
+    older_than_s: float | None = Field(None, ge=0, le=1e10, description="Only what ended so long ago.")
+
+    @model_validator(mode="after")
+    def _of_ended_runs(self) -> RemoveManyRequest:
+        if live := [state for state in self.which.states if state not in FINAL]:
+            raise ValueError(f"names the state {live[0]}; only a run that has ended can be removed")
+        return self
+
+
 class ActionResult(Answer):
     """What became of one run: `new` are the runs that it became."""
 
@@ -221,6 +231,7 @@ class ActionResult(Answer):
     name: str
     state: str
     new: list[str] = []
+    bytes: int | None = Field(None, description="Of a run that is removed: what it took.")
 
 
 class ActionRefusal(Answer):

@@ -15,6 +15,7 @@ from support.remote_machine import RemoteMachine
 
 from acceptance.test_hosts import join_token
 from corral.cli.hosts.service.systemd import ServiceFailed, SystemdUnit, windows_script
+from corral.cli.server.processes import Role
 from corral.domain.errors import InvalidInput
 from corral.wire.spec.run_file import RunFile
 
@@ -22,10 +23,11 @@ SYSTEMD = Path("/lib/systemd/systemd")
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
 
 
-def a_unit(root: Path, *, system: bool) -> SystemdUnit:
+def a_unit(root: Path, *, system: bool, role: Role = "worker") -> SystemdUnit:
     home = Path("/var/lib/corral")
     python = Path("/usr/bin/python3")
-    return SystemdUnit(home, python, system=system, root=root, config_home=Path("/home/ada/.config"))
+    config_home = Path("/home/ada/.config")
+    return SystemdUnit(home, python, system=system, root=root, config_home=config_home, role=role)
 
 
 def settings_of(unit: SystemdUnit) -> dict[str, list[str]]:
@@ -35,10 +37,11 @@ def settings_of(unit: SystemdUnit) -> dict[str, list[str]]:
 
 
 @needs_systemd
+@pytest.mark.parametrize("role", ["worker", "server"])
 @pytest.mark.parametrize("system", [True, False], ids=["system", "user"])
-def test_systemd_finds_nothing_wrong_with_the_unit(system: bool, tmp_path: Path) -> None:
+def test_systemd_finds_nothing_wrong_with_the_unit(system: bool, role: Role, tmp_path: Path) -> None:
     """FL-C10."""
-    unit = a_unit(tmp_path, system=system)
+    unit = a_unit(tmp_path, system=system, role=role)
     unit.install()
     done = subprocess.run(
         ["systemd-analyze", "verify", str(unit.path)], capture_output=True, text=True, check=False, timeout=60
@@ -105,6 +108,22 @@ def test_a_python_that_its_user_cannot_start_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ServiceFailed, match="which other users cannot enter") as caught:
         unit.install()
     assert "/opt/corral" in caught.value.hint
+
+
+def test_a_server_and_its_worker_are_services_that_are_started_again(tmp_path: Path) -> None:
+    """NEW-19: what `up --detach` does not do, a service does; both are of one home."""
+    machine = RemoteMachine(tmp_path / "home")
+    root = tmp_path / "root"
+    machine.ok("service", "install", "--user", "--home", "/srv/corral", "--root", str(root))
+
+    for role in ("server", "worker"):
+        (unit,) = root.rglob(f"systemd/user/corral-{role}.service")
+        text = unit.read_text()
+        assert f"-m corral.{role}" in text
+        assert "Restart=always" in text
+        assert 'Environment="CORRAL_HOME=/srv/corral"' in text
+    assert "removed" in machine.ok("service", "uninstall", "--user", "--root", str(root))
+    assert [path for path in root.rglob("*") if path.is_file()] == []
 
 
 def test_only_an_enrolled_host_is_installed(tmp_path: Path) -> None:

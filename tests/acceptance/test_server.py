@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from support.installation import Installation
 from support.waiting import eventually
@@ -84,6 +85,36 @@ def test_status_shows_both_processes_and_the_host(corral: Installation) -> None:
     assert f"pid {corral.pid('server')}," in shown
     assert f"pid {corral.pid('worker')}," in shown
     assert "1 of 1 here" in shown
+
+
+def test_a_killed_worker_is_named_and_up_starts_it_again_without_waiting_for_it(tmp_path: Path) -> None:
+    """NEW-19: status does not contradict itself. STO-10: nobody waits for a worker that goes on by itself."""
+    machine = Installation(tmp_path / "home")
+    try:
+        started = machine("up", "--detach")
+        assert "corral service install" in started.stderr
+        killed = machine.process("worker")
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait(30)
+
+        shown = machine("status")
+        assert shown.returncode == 1
+        assert "worker  has died" in shown.stdout
+        assert "0 of 1 here" in shown.stdout
+        assert "`corral up --detach` starts it again" in shown.stderr
+        machine.ok("up", "--detach")
+        assert "1 of 1 here" in machine.ok("status")
+
+        worker, server = machine.process("worker"), machine.process("server")
+        # A worker that cannot answer now, as one that waits between two tries.
+        worker.suspend()
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait(30)
+        assert f"goes on (pid {worker.pid})" in machine("up", "--detach").stderr
+        assert worker.status() == psutil.STATUS_STOPPED
+        worker.resume()
+    finally:
+        machine("down", "--timeout", "1")
 
 
 def test_up_in_the_foreground_restarts_the_server_and_stops_with_down(tmp_path: Path) -> None:

@@ -311,3 +311,21 @@ def test_a_revoked_worker_of_the_server_itself_stays_out_until_it_is_let_in(tmp_
         live.token("host", "own")
     with serve(tmp_path, worker_name="own") as live:
         assert own(live).status_code == 200
+
+
+def test_a_revoked_host_can_be_removed_and_its_name_is_free(live: LiveServer) -> None:
+    """NEW-33: a list has all that a single host has, and what is revoked can go."""
+    made = live.token("host", named("gone"), expires_in_s=3600)
+    name, host_id = made["name"], made["host_id"]
+    listed = {host["id"]: host for host in live.ok("GET", "/v1/hosts", params={"limit": 1000})["items"]}
+    assert listed[host_id] == live.ok("GET", f"/v1/hosts/{name}")
+    assert listed[host_id]["credential_expires_at"] == made["expires_at"]
+    worker = FakeHost(live, name, made["token"])
+    live.ok("POST", "/v1/claims", worker.ask(), token=worker.token)
+    error_of(live.call("DELETE", f"/v1/hosts/{name}"), 409, "conflict")
+
+    live.ok("POST", f"/v1/hosts/{name}/revoke")
+    assert live.call("DELETE", f"/v1/hosts/{name}").status_code == 204
+
+    error_of(live.call("GET", f"/v1/hosts/{name}"), 404, "not_found")
+    assert live.token("host", name)["host_id"] != host_id

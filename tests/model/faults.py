@@ -92,6 +92,9 @@ class FaultyStore:
     def damaged(self) -> str | None:
         return self.inner.damaged
 
+    def size_bytes(self) -> int | None:
+        return self.inner.size_bytes()
+
     async def damage(self) -> list[str]:
         return await self.inner.damage()
 

@@ -42,6 +42,9 @@ class MemoryDatabase:
     def damaged(self) -> str | None:
         return self.inner.damaged
 
+    def size_bytes(self) -> int | None:
+        return self.inner.size_bytes()
+
     async def damage(self) -> list[str]:
         return await self.inner.damage()
 

@@ -11,7 +11,7 @@ from corral.cli.hosts.enroll import enroll
 from corral.cli.hosts.host_home import Home, HostHome
 from corral.cli.hosts.hosts import standing
 from corral.cli.hosts.service import service
-from corral.cli.hosts.service.systemd import NAME, SystemdUnit
+from corral.cli.hosts.service.systemd import SystemdUnit
 from corral.cli.options import AsJson, command_group
 from corral.cli.server.processes import stop
 from corral.client.hosts.identity import HostIdentity, remove_identity
@@ -48,8 +48,9 @@ def _stop(host: HostHome, timeout: float) -> None:
         render.say("no worker is running")
         return
     stop("worker", worker, timeout)
-    if SystemdUnit(host.home).installed:
-        render.note(f"systemd starts it again; `systemctl stop {NAME}` stops it for good")
+    unit = SystemdUnit(host.home)
+    if unit.installed:
+        render.note(f"systemd starts it again; `systemctl stop {unit.name}` stops it for good")
 
 
 @app.command()

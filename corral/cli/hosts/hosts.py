@@ -1,4 +1,4 @@
-"""List, show, drain, resume and revoke hosts."""
+"""List, show, drain, resume, revoke and remove hosts."""
 
 from __future__ import annotations
 
@@ -26,10 +26,14 @@ _POLICY = (
 
 
 @app.command("ls")
-def list_hosts(as_json: AsJson = False) -> None:
+def list_hosts(
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that are revoked.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """List hosts and what they have."""
     with connect() as corral:
-        hosts = corral.hosts.all()
+        found = corral.hosts.all()
+    hosts = [host for host in found if everything or host.revoked_at is None]
     rows = [
         (
             host.id,
@@ -177,3 +181,14 @@ def revoke(host: Host) -> None:
         view = corral.hosts.revoke(host)
     render.say(f"{view.name} is revoked; what it ran is given to others when its leases run out")
     render.note(f"`corral tokens join {view.name}` makes a token with which it can come back")
+
+
+@app.command("rm")
+def remove(
+    hosts: Annotated[list[str], typer.Argument(help="Host ids or names.", autocompletion=complete.hosts)],
+) -> None:
+    """Remove hosts that are revoked, or were never seen; their names are free again."""
+    with connect() as corral:
+        for host in hosts:
+            corral.hosts.remove(host)
+            render.say(f"{host} is removed")

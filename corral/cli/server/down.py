@@ -6,9 +6,13 @@ from typing import Annotated
 
 import typer
 
+from corral.cli.display import render
+from corral.cli.hosts.service.systemd import SystemdUnit
 from corral.cli.server.local_services import LocalServices
-from corral.cli.server.processes import Processes
+from corral.cli.server.processes import Processes, Role
 from corral.settings import read_settings
+
+_ROLES: tuple[Role, ...] = ("server", "worker")
 
 
 def down(
@@ -22,3 +26,7 @@ def down(
     """
     settings = read_settings()
     LocalServices(settings, Processes(settings.home), {}).bring_down(timeout)
+    for role in _ROLES:
+        unit = SystemdUnit(settings.home, role=role)
+        if unit.installed and str(settings.home) in unit.path.read_text(encoding="utf-8"):
+            render.note(f"systemd starts it again; `systemctl stop {unit.name}` stops it for good")

@@ -60,11 +60,12 @@ class LocalServices:
         worker = self.processes.find("worker")
         if worker is None:
             worker = self._start("worker", self.environ)
+            # So that the first run finds a host; but not for long.
+            self._wait("worker", worker, lambda: self._worker_seen(began), timeout_s=_SEEN_S)
         else:
+            # It comes back by itself, within the time between two of its tries.
             self.processes.adopt("worker", worker)
             render.note(f"the worker that was running goes on (pid {worker.pid})")
-        # So that the first run finds a host; but not for long.
-        self._wait("worker", worker, lambda: self._worker_seen(began), timeout_s=_SEEN_S)
 
     def bring_down(self, timeout_s: float, roles: Sequence[Role] = ("worker", "server")) -> None:
         limits: dict[Role, float] = {"worker": timeout_s, "server": SERVER_STOP_S}

@@ -1,7 +1,8 @@
-"""`corral status`: what runs on this machine."""
+"""`corral status`: what runs here, and what the server says of itself."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,31 +12,32 @@ import typer
 from corral.cli.connect import connect
 from corral.cli.display import render
 from corral.cli.options import AsJson
-from corral.cli.server.processes import Processes
+from corral.cli.server.processes import Processes, Role
 from corral.client.corral import Corral
 from corral.domain.errors import CorralError
-from corral.settings import read_settings
+from corral.settings import Settings, read_settings
 
-_ROLES = ("server", "worker")
+_ROLES: tuple[Role, ...] = ("server", "worker")
 
 
 def status(as_json: AsJson = False) -> None:
     """Say what runs on this machine.
 
-    Exits with 3 when the server does not answer, and with 1 when it is not well.
+    Exits with 3 when the server does not answer, and with 1 when it is not well or something that was started
+    has died.
     """
     settings = read_settings()
     processes = Processes(settings.home)
-    here: dict[str, Any] = {
-        "home": str(settings.home),
-        "server": _described(processes.find("server")),
-        "worker": _described(processes.find("worker")),
-    }
+    running = {role: processes.find(role) for role in _ROLES}
+    died = [role for role in _ROLES if running[role] is None and processes.wanted(role)]
+    here: dict[str, Any] = {"home": str(settings.home), "died": died}
+    here |= {role: _described(running[role]) for role in _ROLES}
     if not as_json:
-        render.show_pairs(("home", here["home"]), *((role, _words(here[role])) for role in _ROLES))
+        pairs = [(role, _words(running[role], died=role in died)) for role in _ROLES]
+        render.show_pairs(("home", str(settings.home)), *pairs)
     try:
         with connect(settings) as corral:
-            found = _asked(corral)
+            found = _asked(corral, _own_host(settings) if running["worker"] is None else None)
     except CorralError as error:
         if as_json:
             render.show_json({**here, "ok": False, "detail": error.message})
@@ -44,17 +46,23 @@ def status(as_json: AsJson = False) -> None:
         render.show_json({**here, **found})
     else:
         _show(found)
-    if not found["ok"]:
+    for role in died:
+        log = processes.log(role)
+        render.note(f"the {role} has died (its log: {log}); `corral up --detach` starts it again")
+    if died or not found["ok"]:
         raise typer.Exit(1)
 
 
-def _asked(corral: Corral) -> dict[str, Any]:
-    health, hosts = corral.health(), corral.hosts.page().items
+def _asked(corral: Corral, dead: str | None) -> dict[str, Any]:
+    """`dead` is a host whose worker is known to be gone, before the server has noticed."""
+    health = corral.health()
+    hosts = [host for host in corral.hosts.all() if host.revoked_at is None]
+    alive = [host for host in hosts if host.alive and host.id != dead]
     return {
         "url": corral.url,
         **health.model_dump(mode="json"),
-        "hosts": {"alive": sum(host.alive for host in hosts), "all": len(hosts)},
-        "slots": {"busy": sum(host.busy for host in hosts), "all": sum(host.slots for host in hosts)},
+        "hosts": {"alive": len(alive), "all": len(hosts)},
+        "slots": {"busy": sum(host.busy for host in alive), "all": sum(host.slots for host in alive)},
     }
 
 
@@ -68,11 +76,20 @@ def _show(found: Mapping[str, Any]) -> None:
     )
 
 
+def _own_host(settings: Settings) -> str | None:
+    """The host that this machine's worker is, or was."""
+    try:
+        said = json.loads((settings.worker_home / "host.json").read_text(encoding="utf-8"))
+        return str(said["host_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _described(process: psutil.Process | None) -> dict[str, Any] | None:
     return None if process is None else {"pid": process.pid, "started_at": process.create_time()}
 
 
-def _words(process: Mapping[str, Any] | None) -> str:
+def _words(process: psutil.Process | None, *, died: bool) -> str:
     if process is None:
-        return "not running"
-    return f"pid {process['pid']}, up {render.age(process['started_at'])}"
+        return "has died" if died else "not running"
+    return f"pid {process.pid}, up {render.age(process.create_time())}"

@@ -56,7 +56,10 @@ def up(
         render.note(f"warning: {problem}")
     render.note("try: corral run -- python3 -c \"print('hello')\"")
     if detach:
-        render.note("stop it with `corral down`")
+        render.note(
+            "stop it with `corral down`; nothing starts it again if it dies or the machine restarts: "
+            "`corral service install` sees to both"
+        )
         return
     render.note("Ctrl-C stops it")
     station.watch()

@@ -32,6 +32,10 @@ class Hosts(Api):
         """Its credentials are worth nothing from now on."""
         return self._transport.repeat("POST", self._path(host_id, "revoke"), HostView)
 
+    def remove(self, host_id: str) -> None:
+        """One that is revoked or was never seen."""
+        self._transport.once("DELETE", self._path(host_id), type(None))
+
     def drain(self, host_id: str, *, stop: Literal["none", "preemptible", "all"] = "none") -> HostView:
         """The host takes nothing new and finishes what it has, except the runs that `stop` names."""
         path = self._path(host_id, "drain")

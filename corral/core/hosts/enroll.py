@@ -158,6 +158,27 @@ def revoke_host(tx: Tx, host: Host, *, now: float) -> Host:
     return host
 
 
+def remove_host(tx: Tx, host: Host, *, by: Author) -> None:
+    """Its name is free from then on. Conflict while it could still do something."""
+    if host.revoked_at is None and host.last_seen_at is not None:
+        raise Conflict(
+            f"host {host.name} is enrolled; only one that is revoked can be removed",
+            hint=f"Revoke it first with `corral hosts revoke {host.name}`.",
+        )
+    if tx.leases.live_of_host(host.id):
+        raise Conflict(
+            f"host {host.name} has leases that have not run out yet", hint="Try again in a minute."
+        )
+    if host.declared_by is not None:
+        raise Conflict(
+            f"host {host.name} is declared by the manifest {host.declared_by}",
+            hint="Take it out of the manifest, and apply that.",
+        )
+    end_credentials(tx, host.id, now=by.now)
+    tx.hosts.delete(host.id)
+    note(tx, "host.remove", f"host:{host.name}", by, host=host.id)
+
+
 def retire_run_hosts(tx: Tx, *, now: float, limit: int) -> int:
     """The hosts that were made for one run each, a while after it ended: its worker may still report."""
     ended = tx.tokens.of_ended_runs(now - RUN_HOST_S, limit)

@@ -239,3 +239,4 @@ class RunFilter:
     schedule: str | None = None
     # Who submitted it. Then instances of endpoints are left out: nobody submits them.
     submitted_by: str | None = None
+    ended_before: float | None = None

@@ -15,11 +15,9 @@ from corral.core.audit import note
 from corral.core.storage.fsck import Fsck
 from corral.domain.errors import CorralError, StoreUnavailable
 from corral.server.authorization import Monitor, Operator
-from corral.server.metrics import Snapshot
+from corral.server.metrics import Snapshot, gauges_of
 from corral.server.openapi import streamed
 from corral.server.services import Services, Svc
-from corral.server.views import host_view
-from corral.store.transaction import Tx
 from corral.wire.health import FsckLine, Health
 
 log = logging.getLogger("corral.server")
@@ -63,18 +61,15 @@ async def openapi(request: Request) -> Response:
 async def metrics(_: Monitor, svc: Svc) -> PlainTextResponse:
     """For Prometheus."""
 
-    def unit(tx: Tx) -> dict[str, list[tuple[dict[str, str], float]]]:
-        hosts = tx.hosts.page(None, 10_000)
-        now = svc.clock.now()
-        alive = sum(host_view(h, 0, now=now, policy=svc.policy).alive for h in hosts)
-        return {
-            "corral_runs": [({"state": state}, count) for state, count in tx.runs.counts()],
-            "corral_leases_live": [({}, tx.leases.live_count())],
-            "corral_hosts": [({"alive": "yes"}, alive), ({"alive": "no"}, len(hosts) - alive)],
-        }
-
-    gauges = await svc.store.read(unit)
+    now = svc.clock.now()
+    gauges = await svc.store.read(lambda tx: gauges_of(tx, now=now, policy=svc.policy))
     gauges["corral_claims_waiting"] = [({}, float(len(svc.long_polls)))]
+    gauges["corral_database_damaged"] = [({}, float(svc.store.damaged is not None))]
+    for name, size in (
+        ("corral_disk_free_bytes", await svc.in_thread(svc.blobs.free_bytes)),
+        ("corral_database_bytes", await svc.in_thread(svc.store.size_bytes)),
+    ):
+        gauges[name] = [] if size is None else [({}, float(size))]
     registry = CollectorRegistry()
     registry.register(Snapshot(svc.counters, gauges))
     ProcessCollector(registry=registry)

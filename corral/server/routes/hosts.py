@@ -108,7 +108,7 @@ async def list_hosts(caller: User, svc: Svc, cursor: str | None = None, limit: L
         busy = dict(tx.hosts.busy())
         hosts = tx.hosts.page(after, limit)
         now = svc.clock.now()
-        items = [host_view(h, busy.get(h.id, 0), now=now, policy=svc.policy) for h in hosts]
+        items = [_view(tx, host, busy.get(host.id, 0), svc, now) for host in hosts]
         return HostPage(items=items, next=next_page(hosts, limit, lambda last: last.id))
 
     return await svc.store.read(unit)
@@ -167,6 +167,19 @@ async def revoke(host_id: str, caller: Operator, svc: Svc) -> HostView:
     return done
 
 
+@router.delete("/hosts/{host_id}", status_code=204)
+async def remove(host_id: str, caller: Operator, svc: Svc) -> None:
+    """Remove a host that is revoked, or was never seen; what it did stays in the history of its runs."""
+
+    def unit(tx: Tx) -> HostId:
+        host = lock_host(tx, host_id)
+        enrol.remove_host(tx, host, by=caller.by(svc.clock))
+        tx.announce(TOPIC_HOST, host.id)
+        return host.id
+
+    svc.token_cache.forget_host(await svc.store.write(unit))
+
+
 def _note(tx: Tx, action: str, host: Host, by: Author, **data: object) -> None:
     note(tx, action, f"host:{host.name}", by, host=host.id, **data)
 
@@ -179,7 +192,9 @@ def _own(tx: Tx, host_id: HostId) -> Host:
 
 
 def _detail(tx: Tx, host: Host, svc: Services) -> HostView:
-    now = svc.clock.now()
-    busy = dict(tx.hosts.busy()).get(host.id, 0)
+    return _view(tx, host, dict(tx.hosts.busy()).get(host.id, 0), svc, svc.clock.now())
+
+
+def _view(tx: Tx, host: Host, busy: int, svc: Services, now: float) -> HostView:
     expires_at = enrol.credential_ends(tx, host, now=now)
     return host_view(host, busy, now=now, policy=svc.policy, credential_expires_at=expires_at)

@@ -14,7 +14,7 @@ from corral.core.runs.cancel import cancel, check_cancel
 from corral.core.runs.group_results import stored_settings
 from corral.core.runs.groups import with_one_group
 from corral.core.runs.hold import hold, let_go
-from corral.core.runs.remove import remove
+from corral.core.runs.remove import bytes_of, check_remove, remove
 from corral.core.runs.requeue import check_requeue, requeue, requeue_with_children
 from corral.core.runs.submit import SubmitResult, submit
 from corral.core.runs.transitions import read_run
@@ -158,8 +158,30 @@ async def requeue_runs(body: wire.RequeueManyRequest, caller: User, svc: Svc) ->
     return await _each(svc, caller, body, _ENDED_BADLY, act)
 
 
+@router.post("/runs/remove")
+async def remove_runs(body: wire.RemoveManyRequest, caller: User, svc: Svc) -> wire.ManyAnswer:
+    """Remove every run that the filter finds and that has ended, with its logs and artifacts."""
+    by = caller.by(svc.clock)
+
+    def act(tx: Tx, run: Run) -> wire.ActionResult:
+        check_remove(tx, run)
+        size = bytes_of(tx, run.id)
+        if not body.dry_run:
+            remove(tx, run.id, by=by)
+        return wire.ActionResult(id=run.id, name=run.name, state=run.state, bytes=size)
+
+    before = None if body.older_than_s is None else by.now - body.older_than_s
+    return await _each(svc, caller, body, tuple(FINAL), act, ended_before=before)
+
+
 async def _each(
-    svc: Services, caller: Caller, body: wire.ManyRequest, states: tuple[RunState, ...], act: Act
+    svc: Services,
+    caller: Caller,
+    body: wire.ManyRequest,
+    states: tuple[RunState, ...],
+    act: Act,
+    *,
+    ended_before: float | None = None,
 ) -> wire.ManyAnswer:
     which = body.which
     where = RunFilter(
@@ -169,6 +191,7 @@ async def _each(
         name=which.name,
         label=_label(which.label),
         schedule=which.schedule,
+        ended_before=ended_before,
     )
     after = parse_time_cursor(body.cursor, "r", RunId)
     runs = await svc.store.read(

@@ -83,6 +83,14 @@ class PostgresStore:
     async def read(self, unit: Callable[[Tx], T]) -> T:
         return await self._run(self._readers, self._read_in_thread, unit)
 
+    def size_bytes(self) -> int | None:
+        try:
+            with connect(self._url) as raw:
+                row = raw.execute(b"SELECT pg_database_size(current_database())").fetchone()
+        except psycopg.Error as error:
+            raise translated(error) from error
+        return None if row is None else int(row[0])
+
     async def damage(self) -> list[str]:
         return await self._run(self._readers, self._damage_in_thread, self._url)
 

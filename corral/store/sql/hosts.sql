@@ -30,6 +30,9 @@ WHERE id = :id AND strikes > 0;
 -- name: host_pull_in
 UPDATE hosts SET set_aside_until = :latest WHERE set_aside_until > :latest;
 
+-- name: host_delete
+DELETE FROM hosts WHERE id = :id;
+
 -- name: host_page
 SELECT <host> FROM hosts WHERE id > :after ORDER BY id LIMIT :limit;
 

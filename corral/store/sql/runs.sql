@@ -70,6 +70,7 @@ WHERE (created_at, id) < (:after_created_at, :after_id)
     /*if schedule_id AND schedule_id = :schedule_id */
     /*if check_state AND /*sqlite +*/state = :check_state */
     /*if check_project AND /*sqlite +*/project = :check_project */
+    /*if ended_before AND ended_at < :ended_before */
     /*if label AND EXISTS (
         SELECT 1 FROM json_each(/*sqlite labels*//*pg CAST(labels AS JSON)*/) AS l
         WHERE l.key = :label AND l.value /*pg #>> '{}' */ = :label_value
@@ -144,6 +145,15 @@ SELECT id FROM runs /*sqlite INDEXED BY runs_logged */
 WHERE logged = 1 AND ended_at IS NOT NULL AND ended_at < :when
     AND state IN ('succeeded', 'failed', 'cancelled')
 ORDER BY ended_at LIMIT :limit;
+
+-- name: run_waiting_projects
+SELECT project, state, COUNT(*), MIN(ready_at) FROM runs
+WHERE state IN ('held', 'queued', 'placing', 'running', 'stopping', 'halting', 'yielding')
+GROUP BY project, state ORDER BY project, state;
+
+-- name: run_failures
+SELECT project, COALESCE(reason, 'unknown'), COUNT(*) FROM runs WHERE state = 'failed'
+GROUP BY project, COALESCE(reason, 'unknown') ORDER BY 1, 2;
 
 -- name: run_counts
 SELECT state, COUNT(*) FROM runs

@@ -80,6 +80,12 @@ class SqliteStore:
             self.damaged = error.message
             raise
 
+    def size_bytes(self) -> int | None:
+        if self._path is None:
+            return None
+        files = [self._path.with_name(self._path.name + end) for end in ("", "-wal")]
+        return sum(path.stat().st_size for path in files if path.exists())
+
     async def damage(self) -> list[str]:
         if self._path is None or self._readers is None:
             return damage_of(self._raw)

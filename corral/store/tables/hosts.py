@@ -25,6 +25,9 @@ class SqlHosts(Table):
     def save(self, host: Host) -> None:
         self._db.put("host_save", HOST, host)
 
+    def delete(self, host_id: HostId) -> None:
+        self._tell("host_delete", id=host_id)
+
     def seen(self, host_id: HostId, at: float) -> None:
         self._tell("host_seen", id=host_id, at=at)
 

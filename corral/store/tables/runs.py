@@ -97,6 +97,7 @@ class SqlRuns(Table):
         # Nothing is created after the end of time, so without `after` the page begins at the newest.
         at, last = after or (math.inf, "")
         base: dict[str, object] = {"limit": limit, "after_created_at": at, "after_id": last}
+        base |= given(ended_before=where.ended_before)
         if where.label is not None:
             base |= {"label": where.label[0], "label_value": where.label[1]}
         base |= given(submitted_by=where.submitted_by)
@@ -172,6 +173,16 @@ class SqlRuns(Table):
     def unstarted(self, project: str, limit: int) -> int:
         """How many runs of the project have not started, counted up to `limit`."""
         return self._number("run_unstarted", project=project, limit=limit)
+
+    def counts_by_project(self) -> list[tuple[str, str, int, float]]:
+        """Project and state that is not final, how many runs, and since when the oldest of them is ready."""
+        return [
+            (row[0], row[1], int(row[2]), float(row[3])) for row in self._db.all("run_waiting_projects", {})
+        ]
+
+    def failures(self) -> list[tuple[str, str, int]]:
+        """Project, reason, and how many of its runs failed for it and were not removed."""
+        return [(row[0], row[1], int(row[2])) for row in self._db.all("run_failures", {})]
 
     def counts(self) -> list[tuple[str, int]]:
         """How many runs are in each state that is not final."""

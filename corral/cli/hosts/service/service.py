@@ -10,7 +10,7 @@ import typer
 
 from corral.cli.display import render
 from corral.cli.hosts.host_home import Home, HostHome
-from corral.cli.hosts.service.systemd import NAME, SystemdUnit, windows_script
+from corral.cli.hosts.service.systemd import SystemdUnit, windows_script
 from corral.cli.options import command_group
 
 app = command_group("Start the worker with the machine.")
@@ -38,7 +38,7 @@ def install_unit(unit: SystemdUnit) -> None:
     for path in unit.install():
         render.say(f"wrote {path}")
     if unit.root == _ROOT:
-        render.say(f"{NAME} is enabled and started")
+        render.say(f"{unit.name} is enabled and started")
         if not unit.system:
             render.note("`loginctl enable-linger` keeps it running while you are logged out")
 

@@ -1,4 +1,4 @@
-"""The worker as a service of systemd: its files, and what installs and removes them."""
+"""A worker or a server as a service of systemd: its files, and what installs and removes them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import pwd
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
+from corral.cli.server.processes import Role
 from corral.domain.errors import CorralError, InvalidInput
 
-NAME = "corral-worker.service"
 USER = "corral"
 SYSTEM_HOME = Path("/var/lib/corral")
-# The runs' grace is 30 s unless they say otherwise; then their outcomes are reported.
-STOP_S = 120
+# Of a worker: the runs' grace is 30 s unless they say otherwise; then their outcomes are reported.
+_STOP_S: Mapping[Role, int] = {"worker": 120, "server": 30}
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HOMES = ("/home", "/root", "/run/user")
 
@@ -39,15 +40,20 @@ class SystemdUnit:
     system: bool = field(default_factory=lambda: os.geteuid() == 0)
     root: Path = Path("/")
     config_home: Path = field(default_factory=lambda: Path("~/.config").expanduser())
+    role: Role = "worker"
+
+    @property
+    def name(self) -> str:
+        return f"corral-{self.role}.service"
 
     @property
     def path(self) -> Path:
         folder = Path("/etc/systemd/system") if self.system else self.config_home / "systemd" / "user"
-        return self._below(folder / NAME)
+        return self._below(folder / self.name)
 
     @property
     def sysusers(self) -> Path:
-        return self._below(Path("/etc/sysusers.d/corral-worker.conf"))
+        return self._below(Path(f"/etc/sysusers.d/corral-{self.role}.conf"))
 
     def files(self) -> dict[Path, str]:
         self._check()
@@ -62,11 +68,11 @@ class SystemdUnit:
         if self.system:
             more = _rendered("hardening.conf", user=USER, home=str(self.home), protect_home=protect)
         return _rendered(
-            "worker.service",
+            f"{self.role}.service",
             home=str(self.home),
             python=str(self.python),
             path=f"{self.python.parent}:{_PATH}",
-            stop_s=str(STOP_S),
+            stop_s=str(_STOP_S[self.role]),
             more=more,
             target="multi-user.target" if self.system else "default.target",
         )
@@ -88,13 +94,13 @@ class SystemdUnit:
                 _run("systemd-sysusers", str(self.sysusers))
                 self._hand_over()
             self._systemctl("daemon-reload")
-            self._systemctl("enable", "--now", NAME)
+            self._systemctl("enable", "--now", self.name)
         return list(made)
 
     def uninstall(self) -> list[Path]:
-        """The worker is stopped first, which gives its runs back. Its user and home stay."""
+        """It is stopped first; a worker gives its runs back. Its user and home stay."""
         if self._is_real and self.path.exists():
-            self._systemctl("disable", "--now", NAME)
+            self._systemctl("disable", "--now", self.name)
         gone = [path for path in (self.path, self.sysusers) if path.exists()]
         for path in gone:
             path.unlink()
@@ -160,11 +166,12 @@ def _run(*argv: str) -> None:
     if shutil.which(argv[0]) is None:
         raise ServiceFailed(
             f"{argv[0]} was not found: this machine has no systemd",
-            hint="Start the worker with `corral host start`, or from whatever starts services here.",
+            hint="Start it with `corral up --detach` or `corral host start`, or as other services are.",
         )
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=180)
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()
         raise ServiceFailed(
-            f"`{' '.join(argv)}` failed: {said}", hint=f"`journalctl -u {NAME}` may say more."
+            f"`{' '.join(argv)}` failed: {said}",
+            hint="`journalctl -u corral-worker -u corral-server` may say more.",
         )
