@@ -92,7 +92,11 @@ _COMMANDS = (
     _Command("quotas", "quotas", "Set, list and remove what projects may use."),
     _one("usage", "usage", "Show slot and GPU hours by project, in a calendar month (UTC)."),
     _Command("audit", "audit", "Show and verify who did what."),
-    _one("disk", "server.disk", "Say what takes space on the server, and what can go."),
+    _one(
+        "disk",
+        "server.disk",
+        "Say what takes space on the server: by project, by kind, and by run; and what can go.",
+    ),
     _one("backup", "server.backup", "Copy this machine's installation into a folder; it may run meanwhile."),
     _one("restore", "server.backup", "Put a backup in place as this machine's installation."),
     _one("fsck", "server.fsck", "Re-hash and cross-check everything that the server stores."),

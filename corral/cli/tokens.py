@@ -130,7 +130,7 @@ def show_authority() -> None:
             else "plain HTTP"
         )
         raise NotFound(f"{found.url} has {speaks}", hint="Nothing has to be named: leave --cacert out.")
-    typer.echo(found.ca.strip())
+    render.pass_on(found.ca.strip())
 
 
 @app.command()
