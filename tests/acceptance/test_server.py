@@ -50,6 +50,7 @@ def test_status_says_the_same_to_programs(corral: Installation, tmp_path: Path) 
         "home": str(tmp_path / "empty"),
         "server": None,
         "worker": None,
+        "died": [],
         "ok": False,
         "detail": nobody.stderr.splitlines()[0].removeprefix("error: "),
     }
