@@ -21,6 +21,7 @@ from corral.domain.tokens import Token, parse_token
 from corral.server import fast_routes as express
 from corral.server.connections import WaitingConnections
 from corral.server.errors import render
+from corral.server.json_bodies import checked
 from corral.server.rate_limits import RateLimits, is_vital, origin_key
 from corral.server.services import Services
 from corral.version import __version__
@@ -64,6 +65,7 @@ class Gate:
                 self._count_call(token, scope["path"])
             _refuse_nul(scope)
             limited = _limit(scope, receive, self._services.limits.max_body_bytes)
+            limited = await checked(scope, limited, self._services.in_thread)
         except CorralError as error:
             await render(error)(scope, receive, count)
         else:
