@@ -160,6 +160,7 @@ class ControlPlane:
             self.services.long_polls.changed(HostId(key))
         elif topic == topics.TOPIC_TOKEN:
             self.services.token_cache.forget(key)
+            self._soon(self.services.streams.check())
 
     def _call_is_ready(self, key: str) -> None:
         pool, place = parse_ready_call(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -18,6 +19,7 @@ from corral.wire.errors import ErrorBody, ErrorField
 log = logging.getLogger("corral.server")
 # A deeply nested or long key is the caller's own text; its beginning is enough to find it.
 _SHOWN_CHARS = 300
+_MOST_FIELDS = 100
 
 STATUS: Mapping[str, int] = {
     "invalid_input": 422,
@@ -78,12 +80,12 @@ def _validation(_: Request, error: RequestValidationError) -> Response:
 def refused(found: Iterable[Mapping[str, Any]]) -> Response:
     """Pydantic's findings in our shape. The offending input is never echoed: it may hold a secret."""
     fields = []
-    for item in found:
+    for item in islice(found, _MOST_FIELDS):
         place = [str(part) for part in item["loc"] if part not in ("body", "query", "path", "header")]
         message = str(item["msg"]).removeprefix("Value error, ")
         fields.append(FieldError(".".join(place)[:_SHOWN_CHARS] or "(body)", message[:_SHOWN_CHARS]))
     lines = "; ".join(f"`{f.path}` {f.message}" for f in fields[:20])
-    return render(InvalidInput(f"the request is not valid: {lines}", fields=fields[:100]))
+    return render(InvalidInput(f"the request is not valid: {lines}", fields=fields))
 
 
 def _http(_: Request, error: HTTPException) -> Response:

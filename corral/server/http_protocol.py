@@ -164,6 +164,7 @@ class FastHttpProtocol(HttpToolsProtocol):
         self._begin_head()
         super().on_message_begin()
         self.scope["state"]["peer"] = self._peer
+        self.scope["state"]["hang_up"] = self.hang_up
 
     def on_url(self, url: bytes) -> None:
         self._count_head(len(url))

@@ -6,6 +6,9 @@ Plain ASGI, so that a request without a valid token is refused before its body i
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -17,6 +20,7 @@ from corral.domain.tokens import Token, parse_token
 from corral.server import fast_routes as express
 from corral.server.connections import WaitingConnections
 from corral.server.errors import render
+from corral.server.json_bodies import checked
 from corral.server.rate_limits import RateLimits, is_vital, origin_key
 from corral.server.services import Services
 from corral.version import __version__
@@ -42,16 +46,19 @@ class Gate:
             return
         began = time.perf_counter()
         status = 500
+        watched = ExitStack()
+        state = scope.setdefault("state", {})
 
         async def count(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                # From here on: a call that ends its own token still gets its answer.
+                watched.enter_context(self._watched(state))
                 message["headers"] = [*message["headers"], VERSION_HEADER]
             await send(message)
 
         try:
-            state = scope.setdefault("state", {})
             state["token"] = token = await self._authenticate(scope)
             if token is not None:
                 self._services.trust.check(token, state.get("peer"))
@@ -60,16 +67,28 @@ class Gate:
                 self._count_stranger(scope)
             _refuse_nul(scope)
             limited = _limit(scope, receive, self._services.limits.max_body_bytes)
+            limited = await checked(scope, limited, self._services.in_thread)
         except CorralError as error:
             await render(error)(scope, receive, count)
         else:
-            call = _short_call(scope)
-            if call is None:
-                await self._app(scope, limited, count)
-            else:
-                await _answer(call, self._services, Request(scope, limited), count)
+            await self._let_in(scope, limited, count)
         finally:
+            watched.close()
             self._services.counters.request(scope["method"], status, time.perf_counter() - began)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = _short_call(scope)
+        if call is None:
+            await self._app(scope, receive, send)
+        else:
+            await _answer(call, self._services, Request(scope, receive), send)
+
+    def _watched(self, state: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """An answer that goes on after its token has ended is cut off."""
+        token, hang_up = state.get("token"), state.get("hang_up")
+        if token is None or hang_up is None:
+            return nullcontext()
+        return self._services.streams.watch(token, hang_up)
 
     @property
     def max_body_bytes(self) -> int:

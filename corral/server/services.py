@@ -26,6 +26,7 @@ from corral.ports.secrets import Cipher
 from corral.ports.webhook_sender import WebhookSender
 from corral.server.authorization import TokenCache
 from corral.server.metrics import Counters
+from corral.server.open_streams import OpenStreams
 from corral.server.tls import TlsTrust
 from corral.store.store import Store
 
@@ -72,6 +73,7 @@ class Services:
         self.claims = ClaimDesk(self.store, self.clock, self.policy, self.board, self.long_polls, self.hub)
         self.notifier = Notifier(self.store, self.cipher, self.clock, self.sender)
         self.token_cache = TokenCache(lambda: self.clock.now())
+        self.streams = OpenStreams(self.store, self.clock)
         self.redactor = SecretRedactor(self.cipher)
         self.log_writer = LogWriter(
             self.store, self.segments, self.redactor, self.clock, self.policy, self.in_thread
