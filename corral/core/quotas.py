@@ -20,6 +20,7 @@ def put(tx: Tx, quota: Quota, *, by: Author) -> None:
     tx.quotas.put(quota)
     if quota.max_bytes is not None:
         tx.blobs.count_bytes(quota.project)
+        tx.calls.count_payloads(quota.project)
     tx.announce(TOPIC_QUOTA, quota.project)
     limits = {name: value for name, value in quota._asdict().items() if not name.startswith("updated_")}
     limits.pop("project")
@@ -107,18 +108,42 @@ def check_bytes(tx: Tx, project: str, sizes: Mapping[Digest, int]) -> None:
     Every byte is counted once, when the project gets its row: an artifact that is made of them later adds
     nothing. In the transaction that makes the rows, nobody else's can come in between.
     """
+    if limits_bytes(tx, project):
+        check_room(tx, project, sum(n for sha, n in sizes.items() if tx.blobs.get(project, sha) is None))
+
+
+def limits_bytes(tx: Tx, project: str) -> bool:
     quota = tx.quotas.get(project)
-    if quota is None or quota.max_bytes is None:
+    return quota is not None and quota.max_bytes is not None
+
+
+def add_payloads(tx: Tx, project: str, size: int) -> None:
+    """Count what a call carries in the database; ProjectFull if the quota does not allow it."""
+    if size and limits_bytes(tx, project):
+        check_room(tx, project, size)
+        tx.calls.add_payload_bytes(project, size)
+
+
+def check_room(tx: Tx, project: str, adding: int) -> None:
+    """ProjectFull if so many bytes more are more than the quota allows.
+
+    Files count, and uploads that are under way or broke off, and what calls carry.
+    """
+    quota = tx.quotas.get(project)
+    if quota is None or quota.max_bytes is None or adding <= 0:
         return
-    used = tx.blobs.project_bytes(project)
-    adding = sum(size for sha, size in sizes.items() if tx.blobs.get(project, sha) is None)
-    if not adding or used + adding <= quota.max_bytes:
+    files = tx.blobs.project_bytes(project)
+    uploads, calls = tx.uploads.bytes_of(project), tx.calls.payload_bytes(project)
+    if files + uploads + calls + adding <= quota.max_bytes:
         return
+    beside = [f"{size} of {what}" for size, what in ((uploads, "uploads"), (calls, "calls")) if size]
     raise ProjectFull(
-        f"project {project} has {used} bytes of files, of {quota.max_bytes} (max_bytes), "
-        f"and this would add {adding}",
+        f"project {project} has {files + uploads + calls} bytes of files"
+        + (f" ({', '.join(beside)} among them)" if beside else "")
+        + f", of {quota.max_bytes} (max_bytes), and this would add {adding}",
         hint="Remove artifacts with `corral artifacts rm`; their bytes are free after the next collection, "
-        f"about an hour later. Or let an operator raise max_bytes of project {project}.",
+        "about an hour later. Uploads that broke off are free after a day, and what calls carry when their "
+        f"`keep` is over. Or let an operator raise max_bytes of project {project}.",
         fields=[FieldError("max_bytes", str(quota.max_bytes))],
     )
 

@@ -596,6 +596,21 @@ CREATE TABLE volume_versions (
     PRIMARY KEY (project, name, version)
 );
 
+-- Uploads that are under way or broke off, of projects whose quota limits their bytes.
+CREATE TABLE uploads (
+    project TEXT NOT NULL,
+    name TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    updated_at REAL NOT NULL,
+    PRIMARY KEY (project, name)
+);
+
+-- What calls of such projects carry in the database: arguments, results, chunks, parameters.
+CREATE TABLE payload_bytes (
+    project TEXT NOT NULL PRIMARY KEY,
+    bytes INTEGER NOT NULL
+);
+
 -- Which installation the database belongs to; one row. `accepted` is how many runs were ever accepted, which a
 -- note outside the database is compared with; it is counted on SQLite alone.
 CREATE TABLE installation (

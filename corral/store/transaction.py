@@ -24,6 +24,7 @@ from corral.store.tables.runs import SqlRuns
 from corral.store.tables.schedules import SqlSchedules
 from corral.store.tables.secrets import SqlSecrets
 from corral.store.tables.tokens import SqlTokens
+from corral.store.tables.uploads import SqlUploads
 from corral.store.tables.volumes import SqlVolumes
 from corral.store.tables.webhooks import SqlWebhooks
 
@@ -56,6 +57,7 @@ class Tx:
         self.schedules = SqlSchedules(connection)
         self.secrets = SqlSecrets(connection)
         self.tokens = SqlTokens(connection)
+        self.uploads = SqlUploads(connection)
         self.volumes = SqlVolumes(connection)
         self.webhooks = SqlWebhooks(connection)
         self._announced: list[tuple[str, str]] = []

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.live_server import FakeHost, LiveServer, error_of, fresh, named, new_host, serve
+from support.fake_instance import deploy, inline, outcome
+from support.live_server import FakeHost, LiveServer, error_of, fresh, named, new_host, serve, sha
 from support.postgres import private_postgres
+from support.waiting import eventually
 
 
 def test_a_quota_is_set_as_a_whole_read_listed_removed_and_audited(live: LiveServer) -> None:
@@ -128,3 +131,80 @@ def test_two_servers_on_one_database_never_pass_a_quota_between_them(tmp_path: P
         assert len(granted) == 3
         (used,) = one.ok("GET", "/v1/usage")["items"]
         assert used["running"] == 3
+
+
+MIB = 1 << 20
+
+
+def partial_bytes(live: LiveServer) -> int:
+    return sum(path.stat().st_size for path in (live.home / "partial").iterdir())
+
+
+def break_off(live: LiveServer, project: str, size: int, sent: int) -> bytes:
+    """Announce a file of that size, send so much of it, and hang up; what the server said before that."""
+    data = fresh().encode()
+    head = (
+        f"PUT /v1/projects/{project}/blobs/{sha(data)} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n"
+        f"Authorization: Bearer {live.operator}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", live.port)) as wire:
+        wire.sendall(head.encode() + b"x" * sent)
+        wire.shutdown(socket.SHUT_WR)
+        return wire.recv(65536)
+
+
+def test_uploads_count_towards_the_quota_while_they_stream_and_when_they_broke_off(live: LiveServer) -> None:
+    """SEC-11: 77 MiB of broken uploads were stored for a project that may have 1 MiB."""
+    project = named("project")
+    live.ok("PUT", f"/v1/quotas/{project}", {"max_bytes": MIB})
+    before = partial_bytes(live)
+
+    for _ in range(4):
+        break_off(live, project, 700_000, 600_000)
+    unannounced = sha(b"never complete")
+    path = f"/v1/projects/{project}/blobs/{unannounced}"
+    stream = (b"y" * 65_536 for _ in range(64))
+    error_of(live.call("PUT", path, content=stream), 507, "project_full")
+
+    assert partial_bytes(live) - before <= MIB
+    live.clock.ahead_s += 2 * 86400
+    sweep = live.services.clock.now() - 86400
+    live.write(lambda tx: tx.uploads.sweep(before=sweep, open_before=sweep))
+    data = fresh().encode() * 20_000
+    assert live.call("PUT", f"/v1/projects/{project}/blobs/{sha(data)}", content=iter([data])).is_success
+
+
+def test_bytes_that_a_project_has_can_be_sent_again_when_it_is_full(live: LiveServer) -> None:
+    """SEC-11: they are one file, also while they stream."""
+    project = named("project")
+    live.ok("PUT", f"/v1/quotas/{project}", {"max_bytes": MIB})
+    data = fresh().encode() * 25_000
+    for _ in range(3):
+        live.ok("PUT", f"/v1/projects/{project}/blobs/{sha(data)}", content=data)
+
+
+def test_what_calls_carry_counts_towards_the_quota(live: LiveServer, worker: FakeHost) -> None:
+    """SEC-11: 74 MiB of arguments were stored for a project that may have 1 MiB."""
+    project = named("project")
+    live.ok("PUT", f"/v1/quotas/{project}", {"max_bytes": MIB})
+    endpoint = deploy(live, worker, project=project)
+    large = b"z" * 60_000
+    endpoint.call(*[large] * 10)
+    call = {"function": "f", "args": inline(large)}
+    too_many = {"project": project, "endpoint": endpoint.name, "calls": [call] * 10}
+
+    said = error_of(live.call("POST", "/v1/calls", too_many), 507, "project_full")
+
+    assert "600000 of calls" in said.message
+    instance = endpoint.instance()
+    given = [instance.next_call() for _ in range(10)]
+    parts = [{"call_id": given[0]["id"], "attempt": 1, "first": 1, "chunks": [inline(large)] * 9}]
+    instance.exchange(chunks=parts)
+    instance.exchange(outcomes=[outcome(one, large) for one in given[1:]])
+    kept = live.ok("GET", "/v1/calls", params={"project": project})["items"]
+    assert {one["state"] for one in kept} == {"failed"}
+    assert live.write(lambda tx: tx.calls.payload_bytes(project)) <= MIB
+    live.clock.ahead_s += 8 * 86400
+    eventually(
+        lambda: live.write(lambda tx: tx.calls.payload_bytes(project)) == 0, "what calls carried to be gone"
+    )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from corral.core.calls.dispatch import Dispatcher
 from corral.core.calls.transitions import TOPIC_CALL_READY, ready_key
+from corral.core.quotas import add_payloads
 from corral.core.storage.blobs import NamedBlob, check_of_project
 from corral.domain.calls import CallOptions, CallRecord, CallState, Payload
 from corral.domain.canonical import digest_of
@@ -92,8 +93,10 @@ def accept(
     _check_serves(tx, endpoint, calls[0].version or endpoint.current)
     depth = _depth(tx, endpoint.project, calls[0].parent_id)
     check_of_project(tx, endpoint.project, named_blobs(calls))
+    size = 0
     for pool, payload in params.items():
-        tx.endpoints.put_pool(PoolParams(endpoint.id, pool, payload.format, payload.body or b"", now))
+        made = PoolParams(endpoint.id, pool, payload.format, payload.body or b"", now)
+        size += len(made.params) if tx.endpoints.put_pool(made) else 0
     accepted = []
     for new in calls:
         ttl_s = CallOptions.read(new.options).ttl_s
@@ -109,8 +112,10 @@ def accept(
             accepted.append(_earlier(tx, call))
             continue
         pin_blob(tx, call, call.arguments)
+        size += len(call.args or b"")
         tx.announce(TOPIC_CALL_READY, ready_key(call), early=early)
         accepted.append(call)
+    add_payloads(tx, endpoint.project, size)
     if now - endpoint.called_at > 1.0:
         tx.endpoints.touch(endpoint.id, now)
     return accepted

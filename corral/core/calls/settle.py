@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from corral.core.calls.accept import pin_blob
 from corral.core.calls.reported_errors import kept_error
 from corral.core.calls.transitions import TOPIC_CALL, end, fail, requeue
+from corral.core.quotas import add_payloads
 from corral.core.storage.blobs import NamedBlob, check_of_lease
 from corral.core.webhooks.notices import tell_of_calls
 from corral.domain.calls import (
@@ -21,7 +22,7 @@ from corral.domain.calls import (
     ChunkBatch,
     Payload,
 )
-from corral.domain.errors import BlobMissing
+from corral.domain.errors import BlobMissing, ProjectFull
 from corral.domain.ids import CallId, EndpointId, LeaseId, RunId
 from corral.domain.redaction import SecretValues
 from corral.store.transaction import Tx
@@ -131,13 +132,15 @@ def _succeeded(tx: Tx, call: CallRecord, outcome: CallOutcome, *, now: float) ->
 def _not_kept(
     tx: Tx, by: ReportingInstance, call: CallRecord, payload: Payload | None
 ) -> Mapping[str, Any] | None:
-    """Why what a call gave cannot be kept, as an error of this call alone."""
-    lease = tx.leases.get(by.lease_id) if payload is not None and payload.blob is not None else None
-    if payload is None or payload.blob is None or lease is None:
-        return None
+    """Why what a call gave cannot be kept, as an error of this call alone; else it is counted."""
     try:
-        check_of_lease(tx, lease, [NamedBlob(payload.blob, payload.size)])
-    except BlobMissing as error:
+        if payload is not None and payload.blob is not None:
+            lease = tx.leases.get(by.lease_id)
+            if lease is not None:
+                check_of_lease(tx, lease, [NamedBlob(payload.blob, payload.size)])
+        elif payload is not None:
+            add_payloads(tx, call.project, len(payload.body or b""))
+    except (BlobMissing, ProjectFull) as error:
         return {"type": _NOT_KEPT_TYPE, "message": error.message, "bases": [_NOT_KEPT_TYPE]}
     return None
 

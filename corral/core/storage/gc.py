@@ -19,6 +19,8 @@ from corral.store.store import Store
 from corral.store.transaction import Tx
 
 PAGE = 500
+# An upload that took no step for so long is not under way any more: its server died.
+OPEN_S = 3600.0
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
@@ -50,6 +52,9 @@ class GarbageCollector:
             await self.store.write(partial(_count_bytes, project=project))
         blobs = await self._unkept_blobs(in_thread)
         partials = await in_thread(lambda: self.blobs.sweep_partials(self.policy.user_pin_s))
+        now = self.clock.now()
+        before, open_before = now - self.policy.user_pin_s, now - OPEN_S
+        await self.store.write(lambda tx: tx.uploads.sweep(before=before, open_before=open_before))
         return GcResult(logs, uploads, blobs, partials)
 
     async def _old_logs(self, in_thread: InThread) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -13,15 +14,15 @@ from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import ClientDisconnect
 
 from corral.core.leases.fence import fence
-from corral.core.quotas import check_bytes
+from corral.core.quotas import limits_bytes
 from corral.core.storage.blobs import (
     BlobHolder,
     check_lease_reads,
     check_project_reads,
     pin_of_lease,
     pin_present,
-    remember,
 )
+from corral.core.storage.upload_space import ReservedSpace, UploadSpace
 from corral.domain.errors import (
     BlobMissing,
     DigestMismatch,
@@ -120,20 +121,57 @@ async def _receive(
     sha: Digest, holder: BlobHolder, svc: Services, request: Request, offset: int | None
 ) -> StoredBlob:
     """Stream to a partial file; the answer goes out when bytes and row are durable."""
-    announced = _announced_size(request, svc) + (offset or 0)
+    announced = _announced_size(request, svc)
+    room = UploadSpace(holder, (sha,))
     # Before the body is read: what cannot be kept need not be sent.
-    await svc.store.read(lambda tx: check_bytes(tx, holder.project, {sha: announced}))
-    await wait_while_condemned(sha, svc)
-    upload = await svc.in_thread(lambda: svc.blobs.open_upload(sha, uploader=holder.name, offset=offset))
+    space = await _reserve(room, announced, svc, anew=offset is None)
     try:
-        await _pour(request, upload, svc)
-        size = await svc.in_thread(upload.commit)
-    except ClientDisconnect:
-        raise DigestMismatch("the connection broke before the end", hint="Go on from the offset.") from None
-    finally:
-        await svc.in_thread(upload.close)
-    await remember_all({sha: size}, holder, svc)
+        await wait_while_condemned(sha, svc)
+        upload = await svc.in_thread(lambda: svc.blobs.open_upload(sha, uploader=holder.name, offset=offset))
+        try:
+            await _pour(request, upload, _Room(room, space, svc), svc)
+            size = await svc.in_thread(upload.commit)
+        except ClientDisconnect:
+            raise DigestMismatch(
+                "the connection broke before the end", hint="Go on from the offset."
+            ) from None
+        finally:
+            await svc.in_thread(upload.close)
+        await _become_files({sha: size}, room, space, svc)
+    except BaseException:
+        await _leave(sha, room, space, svc)
+        raise
     return StoredBlob(sha256=sha, size=size, existed=False)
+
+
+async def _reserve(room: UploadSpace, size: int, svc: Services, *, anew: bool) -> ReservedSpace | None:
+    """None if the project's quota does not limit its bytes."""
+    if not await svc.store.read(lambda tx: limits_bytes(tx, room.holder.project)):
+        return None
+    return await svc.store.write(lambda tx: room.reserve(tx, size, anew=anew, now=svc.clock.now()))
+
+
+async def _leave(sha: Digest, room: UploadSpace, space: ReservedSpace | None, svc: Services) -> None:
+    """What is left of a broken upload counts until it is swept."""
+    if space is not None:
+        left = await svc.in_thread(lambda: svc.blobs.partial_size(sha, uploader=room.holder.name))
+        await svc.store.write(lambda tx: room.leave(tx, left, now=svc.clock.now()))
+
+
+@dataclass
+class _Room:
+    """The room of an upload while it streams."""
+
+    room: UploadSpace
+    space: ReservedSpace | None
+    svc: Services
+
+    async def hold(self, size: int) -> None:
+        """ProjectFull if so many bytes have no room."""
+        space = self.space
+        if space is not None and not space.holds(size):
+            now = self.svc.clock.now()
+            self.space = await self.svc.store.write(lambda tx: self.room.grow(tx, space, size, now=now))
 
 
 def _announced_size(request: Request, svc: Services) -> int:
@@ -147,7 +185,7 @@ def _too_large(svc: Services) -> TooLarge:
     return TooLarge(f"a blob may have {svc.limits.max_blob_bytes} bytes at most")
 
 
-async def _pour(request: Request, upload: Upload, svc: Services) -> None:
+async def _pour(request: Request, upload: Upload, room: _Room, svc: Services) -> None:
     """While one piece is hashed and written in a thread, the next is received."""
     loop = asyncio.get_running_loop()
     writing: asyncio.Future[None] | None = None
@@ -160,6 +198,7 @@ async def _pour(request: Request, upload: Upload, svc: Services) -> None:
             total += len(part)
             if total > svc.limits.max_blob_bytes:
                 raise _too_large(svc)
+            await room.hold(total)
             if held >= CHUNK:
                 if writing is not None:
                     await writing
@@ -185,8 +224,14 @@ async def wait_while_condemned(sha: Digest, svc: Services) -> None:
 
 
 async def remember_all(sizes: Mapping[Digest, int], holder: BlobHolder, svc: Services) -> None:
+    await _become_files(sizes, UploadSpace(holder, tuple(sizes)), None, svc)
+
+
+async def _become_files(
+    sizes: Mapping[Digest, int], room: UploadSpace, space: ReservedSpace | None, svc: Services
+) -> None:
     now = svc.clock.now()
-    if not await svc.store.write(lambda tx: remember(tx, holder, sizes, now=now)):
+    if not await svc.store.write(lambda tx: room.become_files(tx, space, sizes, now=now)):
         raise StoreUnavailable("a blob was collected while it arrived; upload it again")
 
 
@@ -213,11 +258,17 @@ async def _unpack(body: bytes, holder: BlobHolder, svc: Services) -> list[Stored
 async def keep_all(items: Sequence[tuple[Digest, bytes]], holder: BlobHolder, svc: Services) -> None:
     """What is in memory; all of it is durable afterwards."""
     sizes = {sha: len(data) for sha, data in items}
-    await svc.store.read(lambda tx: check_bytes(tx, holder.project, sizes))
-    for sha, _ in items:
-        await wait_while_condemned(sha, svc)
-    await svc.in_thread(lambda: svc.blobs.put_many(items))
-    await remember_all(sizes, holder, svc)
+    room = UploadSpace(holder, tuple(sizes))
+    space = await _reserve(room, sum(sizes.values()), svc, anew=False)
+    try:
+        for sha, _ in items:
+            await wait_while_condemned(sha, svc)
+        await svc.in_thread(lambda: svc.blobs.put_many(items))
+        await _become_files(sizes, room, space, svc)
+    except BaseException:
+        if space is not None:
+            await svc.store.write(lambda tx: room.leave(tx, 0, now=svc.clock.now()))
+        raise
 
 
 def _parse_pack(body: bytes) -> list[tuple[Digest, bytes]]:

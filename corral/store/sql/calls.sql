@@ -109,3 +109,41 @@ SELECT <chunk> FROM call_chunks WHERE call_id = :call_id AND n > :after ORDER BY
 
 -- name: chunk_delete
 DELETE FROM call_chunks WHERE call_id = :id;
+
+-- name: payload_bytes_get
+SELECT bytes FROM payload_bytes WHERE project = :project;
+
+-- name: payload_bytes_put
+INSERT INTO payload_bytes (project, bytes) VALUES (:project, :bytes)
+ON CONFLICT (project) DO UPDATE SET bytes = excluded.bytes;
+
+-- name: payload_bytes_add
+UPDATE payload_bytes SET bytes = bytes + :bytes WHERE project = :project;
+
+-- name: payload_bytes_count
+SELECT CAST(
+    COALESCE((
+        SELECT SUM(COALESCE(LENGTH(args), 0) + COALESCE(LENGTH(result), 0)) FROM calls WHERE project = :project
+    ), 0)
+    + COALESCE((
+        SELECT SUM(COALESCE(LENGTH(k.body), 0)) FROM call_chunks AS k JOIN calls AS c ON c.id = k.call_id
+        WHERE c.project = :project
+    ), 0)
+    + COALESCE((
+        SELECT SUM(LENGTH(p.params)) FROM pools AS p JOIN endpoints AS e ON e.id = p.endpoint_id
+        WHERE e.project = :project
+    ), 0)
+AS /*sqlite INTEGER*//*pg BIGINT*/);
+
+-- Each of the next three runs before what it counts is deleted.
+-- name: call_bytes_take
+UPDATE payload_bytes SET bytes = bytes - (
+    SELECT COALESCE(LENGTH(args), 0) + COALESCE(LENGTH(result), 0) FROM calls WHERE id = :id
+)
+WHERE project = (SELECT project FROM calls WHERE id = :id);
+
+-- name: chunk_bytes_take
+UPDATE payload_bytes SET bytes = bytes - (
+    SELECT CAST(COALESCE(SUM(LENGTH(body)), 0) AS /*sqlite INTEGER*//*pg BIGINT*/) FROM call_chunks WHERE call_id = :id
+)
+WHERE project = (SELECT project FROM calls WHERE id = :id);

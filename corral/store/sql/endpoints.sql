@@ -81,3 +81,10 @@ DELETE FROM instances WHERE run_id = :run_id;
 
 -- name: instance_delete_all
 DELETE FROM instances WHERE endpoint_id = :id;
+
+-- Runs before the pools are deleted.
+-- name: pool_bytes_take
+UPDATE payload_bytes SET bytes = bytes - (
+    SELECT CAST(COALESCE(SUM(LENGTH(params)), 0) AS /*sqlite INTEGER*//*pg BIGINT*/) FROM pools WHERE endpoint_id = :id
+)
+WHERE project = (SELECT project FROM endpoints WHERE id = :id);

@@ -97,14 +97,17 @@ class SqlCalls(Table):
     def delete(self, call_id: CallId) -> None:
         """Delete the call with its chunks."""
         self.delete_chunks(call_id)
+        self._tell("call_bytes_take", id=call_id)
         self._tell("call_delete", id=call_id)
 
     def drop_payloads(self, call_id: CallId, *, forget_at: float) -> None:
         """Delete arguments, result and chunks; the record itself stays until `forget_at`."""
         self.delete_chunks(call_id)
+        self._tell("call_bytes_take", id=call_id)
         self._tell("call_drop_payloads", id=call_id, forget_at=forget_at)
 
     def delete_chunks(self, call_id: CallId) -> None:
+        self._tell("chunk_bytes_take", id=call_id)
         self._tell("chunk_delete", id=call_id)
 
     def insert_chunk(self, chunk: Chunk) -> None:
@@ -112,3 +115,16 @@ class SqlCalls(Table):
 
     def chunks(self, call_id: CallId, *, after: int, limit: int) -> list[Chunk]:
         return self._all(CHUNK, "chunk_page", call_id=call_id, after=after, limit=limit)
+
+    def payload_bytes(self, project: str) -> int:
+        """What calls of the project carry in the database. It is counted once, and kept from then on."""
+        kept = self._column("payload_bytes_get", project=project)
+        return int(kept[0]) if kept else self.count_payloads(project)
+
+    def count_payloads(self, project: str) -> int:
+        total = self._number("payload_bytes_count", project=project)
+        self._tell("payload_bytes_put", project=project, bytes=total)
+        return total
+
+    def add_payload_bytes(self, project: str, more: int) -> None:
+        self._tell("payload_bytes_add", project=project, bytes=more)

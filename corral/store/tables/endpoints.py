@@ -43,6 +43,7 @@ class SqlEndpoints(Table):
 
     def delete(self, endpoint_id: EndpointId) -> None:
         """Delete the endpoint with its versions and pools; its calls stay until they are forgotten."""
+        self._tell("pool_bytes_take", id=endpoint_id)
         for statement in ("pool_delete", "version_delete", "instance_delete_all", "endpoint_delete"):
             self._tell(statement, id=endpoint_id)
         self._tell("run_delete_run_inputs", run_id=endpoint_id)
@@ -65,9 +66,9 @@ class SqlEndpoints(Table):
     def save_version(self, version: EndpointVersion) -> None:
         self._db.put("version_save", VERSION, version)
 
-    def put_pool(self, pool: PoolParams) -> None:
-        """Keep the parameters of a pool; those it has already stay."""
-        self._db.put("pool_put", POOL, pool)
+    def put_pool(self, pool: PoolParams) -> bool:
+        """Keep the parameters of a pool. False, and those it has stay, if it has some already."""
+        return self._db.run("pool_put", POOL.params(pool)) > 0
 
     def pool(self, endpoint_id: EndpointId, pool: str) -> PoolParams | None:
         return self._one(POOL, "pool_get", endpoint_id=endpoint_id, pool=pool)

@@ -3,7 +3,7 @@
 from corral.store.migrate import run_script
 
 revision = "0005"
-down_revision = "0003"
+down_revision = "0004"
 
 
 def upgrade() -> None:
