@@ -131,9 +131,11 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     means = _means([value for value in values if math.isfinite(value)], width)
     if not means:
         return ""
-    low, span = min(means), max(means) - min(means)
+    low, high = min(means), max(means)
     # A flat line is drawn in the middle: it is neither low nor high.
-    return "".join(_EIGHTHS[1 + int((mean - low) / span * 7) if span > 0 else 4] for mean in means)
+    return "".join(
+        _EIGHTHS[4 if _is_flat(low, high) else 1 + int((mean - low) / (high - low) * 7)] for mean in means
+    )
 
 
 def _short(value: float) -> str:
@@ -142,7 +144,12 @@ def _short(value: float) -> str:
 
 def _level(value: float, low: float, high: float, top: int) -> int:
     # A flat line is drawn in the middle: it is neither low nor high. The least still leaves a mark.
-    return top // 2 if high <= low else 1 + round((value - low) / (high - low) * (top - 1))
+    return top // 2 if _is_flat(low, high) else 1 + round((value - low) / (high - low) * (top - 1))
+
+
+def _is_flat(low: float, high: float) -> bool:
+    """What differs by the rounding of a mean alone does not differ."""
+    return high - low <= 1e-9 * max(abs(low), abs(high))
 
 
 def _means(values: Sequence[float], most: int) -> list[float]:

@@ -11,12 +11,13 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
-from corral.cli.display.tables import pair_lines, table_lines
+from corral.cli.display.tables import hanging_lines, left_beside, pair_lines, table_lines
 from corral.cli.display.visible import visible, visible_json
 from corral.durations import format_duration
 
 # Wide enough that nothing is cut where no terminal sets the width.
 _UNBOUNDED = 4096
+_LEAST_CURVE, _MOST_CURVE = 8, 40
 _STYLES = {
     "succeeded": "green",
     "done": "green",
@@ -44,6 +45,11 @@ def console(*, stderr: bool = False) -> Console:
 def say(text: str = "") -> None:
     """A line of a result, on stdout."""
     typer.echo(visible(text))
+
+
+def say_long(text: str) -> None:
+    """The same; on a terminal it is broken between words where it is too long, and goes on indented."""
+    show_lines(hanging_lines(Text(visible(text)), console().width))
 
 
 def note(text: str) -> None:
@@ -80,6 +86,12 @@ def show_table(
         show_lines(table_lines(columns, cells, width=console().width, spare=spare))
     else:
         note(empty)
+
+
+def room_beside(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> int:
+    """How wide a curve beside these columns may be: readable, and within the terminal if that is possible."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    return max(_LEAST_CURVE, min(_MOST_CURVE, left_beside(columns, cells, width=console().width)))
 
 
 def show_lines(lines: Iterable[Text]) -> None:

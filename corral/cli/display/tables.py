@@ -101,10 +101,15 @@ def table_lines(names: Sequence[str], rows: Sequence[Row], *, width: int, spare:
     return list(layout.lines())
 
 
+def left_beside(names: Sequence[str], rows: Sequence[Row], *, width: int) -> int:
+    """How much of the width one column more could have."""
+    return -TableLayout(names, rows, width).excess - _GAP
+
+
 def pair_lines(name: str, value: Text, *, margin: int, width: int) -> list[Text]:
     """A name and its value, whose further lines stand under its first: none of them passes for a name."""
     first, *rest = folded(value, max(width - margin, _LEAST_WRAPPED)) or [Text()]
-    head = Text(f"{name:<{margin}}", style="bold")
+    head = Text().append(f"{name:<{margin}}", style="bold")
     return [head.append_text(first), *(Text(" " * margin).append_text(line) for line in rest)]
 
 
@@ -114,11 +119,20 @@ def folded(text: Text, width: int) -> list[Text]:
     for line in text.split("\n", allow_blank=True):
         # Most cells fit; wrapping is what takes long in a long table.
         lines += [line] if line.cell_len <= width else line.wrap(_PLAIN, width)
+    for line in lines:
+        line.rstrip()
     return lines
 
 
+def hanging_lines(text: Text, width: int) -> list[Text]:
+    """One line that is too long for the terminal goes on below, indented."""
+    return list(_hanging(Text(), text, width))
+
+
 def _hanging(title: Text, value: Text, width: int) -> Iterator[Text]:
-    first, *rest = folded(value, max(width - len(title), _LEAST_WRAPPED))
+    # The further lines are indented, so all are folded to what is left for them.
+    margin = max(len(title), _INDENT + _GAP)
+    first, *rest = folded(value, max(width - margin, _LEAST_WRAPPED))
     yield title.append_text(first)
     for line in rest:
         yield Text(" " * (_INDENT + _GAP)).append_text(line)

@@ -19,7 +19,7 @@ def events(run: RunId, follow_it: FollowOn = False, as_json: AsJsonLines = False
             if as_json:
                 render.show_json_line(event)
             else:
-                render.say(_line(event))
+                render.say_long(_line(event))
 
 
 def _line(event: EventView) -> str:

@@ -47,13 +47,15 @@ def _show_metrics(points: Sequence[MetricPoint]) -> None:
             render.number(found[-1].value),
             render.number(min(p.value for p in found)),
             render.number(max(p.value for p in found)),
-            curves.sparkline([p.value for p in found]),
         )
         for name, found in sorted(series.items())
     ]
-    columns = ("METRIC", "POINTS", "STEP", "LAST", "MIN", "MAX", "COURSE")
+    columns = ("METRIC", "POINTS", "STEP", "LAST", "MIN", "MAX")
+    room = render.room_beside(columns, rows)
+    drawn = [curves.sparkline([p.value for p in found], room) for _, found in sorted(series.items())]
     empty = "no metrics; a run writes them to the file that CORRAL_EVENTS names"
-    render.show_table(columns, rows, empty=empty)
+    shown = [(*row, course) for row, course in zip(rows, drawn, strict=True)]
+    render.show_table((*columns, "COURSE"), shown, empty=empty)
 
 
 def _show_plot(corral: Corral, run: str, name: str | None) -> None:
