@@ -64,7 +64,7 @@ class ProgressListener:
 # Keys of a run file that its specs do not have, or have in another form.
 _OF_THE_FILE = {
     *("seeds", "sweep", "params", "params_schema", "params_from", "train", "inputs"),
-    *("after", "max_running", "schedule"),
+    *("after", "max_running", "schedule", "public_env"),
 }
 
 
