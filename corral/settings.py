@@ -65,6 +65,9 @@ class Settings(BaseModel):
     ageing_s: float | None = Field(None, gt=0, description="Seconds of waiting for one point of priority.")
     reserve_after_s: float = Field(60, ge=0)
     preemption: Literal["on", "off"] = "on"
+    models: str = Field(
+        "", description="Models that may be trained, by id or by how it begins, with commas between."
+    )
 
     worker_name: str | None = None
     worker_slots: int | None = Field(None, ge=1, le=10_000)

@@ -88,6 +88,7 @@ SETTINGS: Mapping[str, str] = {
     "webhook_allow": "Networks, as `10.0.0.0/8`, that webhooks may reach though they are not public.",
     "ageing_s": "A waiting run gains one point of priority per so many seconds; never when left out.",
     "reserve_after_s": "After so long next in line without fitting, a run has a host kept for it.",
+    "models": "Models that may be trained, as `corral/tiny,Qwen/*`; any when left out.",
     "preemption": "`off`: no run is asked to make room for one of higher priority.",
     "worker_name": "What this machine's worker is called; the host name when left out.",
     "worker_slots": "How many runs it takes at once; one per core or GPU when left out.",

@@ -80,6 +80,7 @@ def build_services(settings: Settings, store: Store, trust: TlsTrust | None = No
     # Settings of the same name; a few fields of the policy are not to be set.
     same = {name: value for name, value in settings if name in ServerPolicy.__dataclass_fields__}
     same |= {"away_s": max(90.0, 3 * settings.lease_s), "preemption": settings.preemption == "on"}
+    same["models"] = tuple(entry.strip() for entry in settings.models.split(",") if entry.strip())
     policy = ServerPolicy(**same)
     return Services(
         store=store,

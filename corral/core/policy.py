@@ -28,6 +28,8 @@ class ServerPolicy:
     # A run that has been next for this long without fitting gets a host reserved.
     reserve_after_s: float = 60.0
     preemption: bool = True
+    # Models that may be trained, by id or by how it begins (`Qwen/*`); empty is any.
+    models: tuple[str, ...] = ()
     # A run waits this long for a free host before others are asked to make room for it.
     preempt_after_s: float = 5.0
     # A run that was started again is left alone for this long before it may be asked to make room.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, Unpack, dataclass_transform, overload
 
 from corral.functions.classes import class_member, parameter
-from corral.functions.decorator_options import ClassOptions, FunctionOptions, settings_of
+from corral.functions.decorator_options import ClassOptions, FunctionOptions, refuse_secrets, settings_of
 from corral.functions.function import AsyncFunction, Function, Generator, handle_of
 from corral.functions.member import AppMembers, Callee, Member, check_scheduled, is_async, kind_of
 from corral.functions.options import Environment, FunctionResources, FunctionSettings, as_names
@@ -43,6 +43,7 @@ class App(AppMembers):
         memory: str | int | None = None,
         secrets: Sequence[str] = (),
         env: dict[str, str] | None = None,
+        public_env: Sequence[str] = (),
         project: str | None = None,
         include: Sequence[str] = (),
         allow_pickle: bool = False,
@@ -57,7 +58,9 @@ class App(AppMembers):
             resources=FunctionResources(gpu=gpu, memory=memory, system=as_names(system, "system")),
             secrets=as_names(secrets, "secrets"),
             env=tuple(sorted((env or {}).items())),
+            public_env=as_names(public_env, "public_env"),
         )
+        refuse_secrets(self._settings)
 
     def __repr__(self) -> str:
         return f"corral.App({self.name!r})"

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypedDict
 
+from corral.domain.secret_names import refusal, secret_names
 from corral.functions.options import (
     Batch,
     Cron,
@@ -20,7 +21,7 @@ from corral.functions.options import (
 )
 from corral.functions.volumes import Volume, mounts
 
-_LISTS = ("python", "labels", "hosts", "system", "secrets")
+_LISTS = ("python", "labels", "hosts", "system", "secrets", "public_env")
 
 
 class ClassOptions(TypedDict, total=False):
@@ -50,7 +51,9 @@ class ClassOptions(TypedDict, total=False):
     secrets: Sequence[str]
     """Secrets of the project that an instance gets as environment variables, beside those of the app."""
     env: dict[str, str] | None
-    """Environment variables, beside those of the app."""
+    """Environment variables, beside those of the app. Names that look like secrets' are refused."""
+    public_env: Sequence[str]
+    """Names in `env` that look like those of secrets, and are none."""
     volumes: Mapping[str, Volume] | None
     """Which folder is which volume: `{"data": corral.Volume("notes")}`."""
     retries: Retries | int | None
@@ -103,6 +106,7 @@ def settings_of(
         "retries": as_retries(given.get("retries")),
         "secrets": _once((*base.secrets, *given.get("secrets", ()))),
         "env": tuple(sorted({**dict(base.env), **given.get("env", {})}.items())),
+        "public_env": _once((*base.public_env, *given.get("public_env", ()))),
         "volumes": mounts(given.get("volumes") or {}),
     }
     made = replace(base, **changes)
@@ -110,7 +114,14 @@ def settings_of(
     made.resources.table()
     made.call_options()
     made.scale.table()
+    refuse_secrets(made)
     return made
+
+
+def refuse_secrets(made: FunctionSettings) -> None:
+    """ValueError where a plain variable looks like a secret."""
+    if found := secret_names(dict(made.env), made.public_env):
+        raise ValueError(f"env: {found[0]} {refusal(found[0])}")
 
 
 def _of(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:

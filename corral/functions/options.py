@@ -207,6 +207,8 @@ class FunctionSettings:
     timeout: float | str | None = None
     secrets: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    # Names of `env` that look like those of secrets, and are none.
+    public_env: tuple[str, ...] = ()
     keep: float | str = "7d"
     ttl: float | str | None = None
     # Folder and volume.

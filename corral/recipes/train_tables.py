@@ -189,8 +189,8 @@ class Train:
         also=("dataset", "training_file", "train_file"),
     )
     environment: str | None = setting(
-        "A .py file, a folder with environment.py, or a bundled name such as arithmetic. Needed by grpo; "
-        "with sft it only evaluates.",
+        "A .py file, a folder with environment.py, a git reference (git+https://HOST/REPOSITORY@TAG#FOLDER), "
+        "or a bundled name such as arithmetic. Needed by grpo; with sft it only evaluates.",
         default=None,
         also=("env",),
     )

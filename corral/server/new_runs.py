@@ -11,6 +11,7 @@ from corral.domain.canonical import canonical
 from corral.domain.endpoints import Endpoint, EndpointVersion, PoolParams
 from corral.domain.ids import ArtifactId, Digest, RunId
 from corral.domain.runs.runs import OnFailure, Run
+from corral.recipes import models
 from corral.wire.payloads import payload_table
 from corral.wire.spec.identity import identity_of
 from corral.wire.spec.run_file import RunSpec, ServiceTable
@@ -52,7 +53,18 @@ def new_run(spec: RunSpec) -> NewRun:
         Dependency(one.run, one.input, OnFailure(one.on_failure), f"after[{index}]")
         for index, one in enumerate(spec.after)
     )
-    return NewRun(run, spec.model_dump_json(), spec.requirements(), needs, after)
+    return NewRun(run, spec.model_dump_json(), spec.requirements(), needs, after, _models(spec))
+
+
+def _models(spec: RunSpec) -> tuple[str, ...] | None:
+    if spec.kind != "train" or spec.model is None:
+        return None
+    # What is sent along may be called anything.
+    if "model" in {*spec.inputs, *spec.input_digests, *(one.input for one in spec.after)}:
+        return ()
+    known = models.facts(spec.model)
+    names = (spec.model, known.id, known.hf) if known else (spec.model,)
+    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def _digests(spec: RunSpec) -> dict[str, str]:

@@ -147,7 +147,7 @@ PLACES = {
     "argv": ("--", "echo", f"token={CANARY}"),
     "argv quoted": ("--", "echo", QUOTED),
     "argv base64": ("--", "echo", base64.b64encode(f"a{CANARY}".encode()).decode()),
-    "env": ("--env", f"TOKEN={CANARY}", "--", "true"),
+    "env": ("--env", f"PLAIN={CANARY}", "--", "true"),
     "params": ("--set", f'params.key="{CANARY}"', "--", "true"),
     "name": ("--name", CANARY, "--", "true"),
     "labels": ("--label", f"team={CANARY}", "--", "true"),

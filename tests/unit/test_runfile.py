@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from corral.client.submit.run_file import MAX_RUNS, RunVariant, expand, is_group, load, parse
+import corral
+from corral.client.submit.run_file import MAX_RUNS, RunVariant, build, edited, expand, is_group, load, parse
 from corral.domain.errors import InvalidInput
-from corral.wire.spec.run_file import RunFile
+from corral.wire.spec.run_file import RunFile, RunSpec
 
 MINIMAL = 'argv = ["true"]\n'
 
@@ -260,3 +261,66 @@ def test_other_values_can_be_set_beside_a_sweep() -> None:
     made = parse(text, what="it", overrides=["params.width=1", "sweep.lr=[3, 4]", "name=lr"])
 
     assert (made.params, made.sweep, made.name) == ({"width": 1}, {"lr": [3, 4]}, "lr")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OPENAI_API_KEY",
+        "HF_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "DB_PASSWORD",
+        "github_token",
+        "API_KEY",
+        "MY_SECRET_2",
+    ],
+)
+def test_a_variable_that_looks_like_a_secret_is_refused_with_the_command_that_stores_one(name: str) -> None:
+    """DEF-05: in clear, whoever sees the run would read it. What is said to be public passes."""
+    table = {"argv": ["true"], "env": {name: "sk-123456789"}}
+
+    with pytest.raises(InvalidInput) as caught:
+        build(table, what="run.toml")
+
+    assert caught.value.fields[0].path == f"env.{name}"
+    assert f"`corral secrets set {name}`" in caught.value.message
+    assert "sk-123456789" not in caught.value.message
+    assert build({**table, "public_env": [name]}, what="run.toml").env == table["env"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TOKENIZERS_PARALLELISM", "false"),
+        ("MAX_TOKENS", "512"),
+        ("PAD_TOKEN", "<pad>"),
+        ("SORT_KEY", "name"),
+        ("SSH_KEY_PATH", "/keys/a"),
+        ("AWS_ACCESS_KEY_ID", "AKIA"),
+        ("GOOGLE_APPLICATION_CREDENTIALS_FILE", "/a"),
+        ("USE_AUTH_TOKEN", "1"),
+        ("HF_TOKEN", ""),
+    ],
+)
+def test_a_variable_that_only_sounds_like_a_secret_is_not_refused(name: str, value: str) -> None:
+    assert build({"argv": ["true"], "env": {name: value}}, what="run.toml").env == {name: value}
+
+
+def test_a_changed_run_gets_no_secret_in_clear_either() -> None:
+    """DEF-05: `requeue --set env.API_KEY=...`; what the run had already stays."""
+    spec = RunSpec(argv=["true"], env={"API_KEY": "old", "A": "1"})
+
+    with pytest.raises(InvalidInput, match="corral secrets set API_KEY"):
+        edited(spec, ["env.API_KEY=new"])
+    changed = edited(spec, ["env.A=2"])
+    assert changed is not None
+    assert changed.env == {"API_KEY": "old", "A": "2"}
+
+
+def test_a_function_gets_no_secret_in_clear() -> None:
+    """DEF-05: for functions as for runs."""
+    with pytest.raises(ValueError, match="corral secrets set HF_TOKEN"):
+        corral.App("demo", env={"HF_TOKEN": "hf_123"})
+    with pytest.raises(ValueError, match="corral secrets set HF_TOKEN"):
+        corral.App("demo").function(env={"HF_TOKEN": "hf_123"})
+    corral.App("demo").function(env={"HF_TOKEN": "x"}, public_env=["HF_TOKEN"])

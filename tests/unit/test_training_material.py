@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from corral.client.submit.run_file import build
+from corral.client.submit.run_file import RunVariant, build
 from corral.client.training import dataset
 from corral.client.training import model_hub as hub
 from corral.client.training.material import BUNDLED, MaterialReader, TrainingMaterial
@@ -405,6 +407,87 @@ def test_a_folder_that_is_no_adapter_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize("key", ["train.data", "train.environment", "train.adapter"])
 def test_files_are_not_swept(key: str, folder: Path) -> None:
     assert key in refused(folder, sweep={key: ["a", "b"]})[1]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """One with two commits: `first` is a tag of its own, `main` the newer."""
+    made = tmp_path / "repository"
+    (made / "sums").mkdir(parents=True)
+    git(made, "init", "--quiet", "--initial-branch", "main")
+    for level in (1, 2):
+        (made / "sums" / "environment.py").write_text(f"def load_environment(level={level}): ...\n")
+        git(made, "add", ".")
+        git(made, "commit", "--quiet", "-m", f"level {level}")
+        if level == 1:
+            git(made, "tag", "-a", "first", "-m", "the first")
+    return made
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
+    done = subprocess.run(["git", *who, *words], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("reference", "commit", "level"), [("@main", "HEAD", 2), ("", "HEAD", 2), ("@first", "HEAD~1", 1)]
+)
+def test_an_environment_by_git_reference_is_pinned_and_shipped(
+    reference: str, commit: str, level: int, repository: Path, folder: Path
+) -> None:
+    """promises.md, parts that nobody has built: environments by git reference pinned to a commit."""
+    environ = {**OFFLINE, "XDG_CACHE_HOME": str(folder / "cache"), "PATH": os.environ["PATH"]}
+    source = f"git+file://{repository}{reference}#sums"
+    made = build(
+        {"model": "corral/tiny", "train": {"recipe": "sft", "data": "chat.jsonl", "environment": source}},
+        what="x",
+    )
+
+    found = MaterialReader(made, folder, environ).pin()
+
+    path = Path(found.inputs["environment"].path or "")
+    assert f"level={level}" in (path / "environment.py").read_text()
+    train = found.train(made, RunVariant({}, None))
+    assert train.environment == f"git+file://{repository}@{git(repository, 'rev-parse', commit)}#sums"
+    again = build(
+        {
+            **made.model_dump(exclude_unset=True),
+            "train": {**(made.train or {}), "environment": train.environment},
+        },
+        what="x",
+    )
+    # The pinned form needs the repository no more: it was kept.
+    repository.rename(folder / "gone")
+    assert MaterialReader(again, folder, environ).pin().inputs == found.inputs
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("git+http://example.org/a", "is neither of git+https"),
+        ("git+ext::sh -c true", "is neither of git+https"),
+        ("git+https://ada:secret@example.org/a@main", "holds a name or a password"),
+        ("git+file:///a@--upload-pack=true", "is not the address of a repository"),
+        ("git+file:///a@main#../b", "is not the address of a repository"),
+        ("git+file:///nowhere@main", "cannot be fetched"),
+        ("git+file://REPOSITORY@missing", "has no branch or tag missing"),
+        ("git+file://REPOSITORY@main#absent", "has no absent at"),
+        ("git+file://REPOSITORY@main", "is not a Python file"),
+    ],
+)
+def test_a_git_reference_that_leads_nowhere_is_refused_at_submit(
+    source: str, message: str, repository: Path, folder: Path
+) -> None:
+    environ = {**OFFLINE, "XDG_CACHE_HOME": str(folder / "cache"), "PATH": os.environ["PATH"]}
+
+    place, said = refused(
+        folder, environ=environ, train={"environment": source.replace("REPOSITORY", str(repository))}
+    )
+
+    assert place == "train.environment"
+    assert message in said
+    assert "secret" not in said
 
 
 class _Hub(BaseHTTPRequestHandler):

@@ -19,6 +19,7 @@ from corral.client.submit.params import ParamChecks
 from corral.client.submit.run_file import RunVariant, expand, is_group, path_from, wrong_field
 from corral.client.training import model_hub as hub
 from corral.client.training.dataset import look
+from corral.client.training.git_source import GitCheckout, check_out
 from corral.client.training.material import MaterialReader, TrainingMaterial, check_same_model
 from corral.client.training.placement import ForecastSubject, settled
 from corral.domain.errors import Conflict, NotFound
@@ -64,7 +65,7 @@ class ProgressListener:
 # Keys of a run file that its specs do not have, or have in another form.
 _OF_THE_FILE = {
     *("seeds", "sweep", "params", "params_schema", "params_from", "train", "inputs"),
-    *("after", "max_running", "schedule"),
+    *("after", "max_running", "schedule", "public_env"),
 }
 
 
@@ -196,10 +197,13 @@ class RunPreparer:
         if run_file.train is None:
             return None
         self.listener.step("looking at the model and the data")
-        return read(MaterialReader(run_file, self.base_dir, self.environ, self._pin))
+        return read(MaterialReader(run_file, self.base_dir, self.environ, self._pin, self._check_out))
 
     def _pin(self, model: str, environ: Mapping[str, str], *, has_token: bool) -> hub.PinnedModel:
         return self._once(("hub", model, has_token), partial(hub.pin, model, environ, has_token=has_token))
+
+    def _check_out(self, source: str, environ: Mapping[str, str]) -> GitCheckout:
+        return self._once(("git", source), partial(check_out, source, environ))
 
     def _hosts(self, run_file: RunFile) -> Sequence[HostView]:
         """Asked for where it is open whether the run takes a GPU."""

@@ -15,8 +15,9 @@ from pydantic_core import ErrorDetails
 
 from corral.domain.errors import FieldError, InvalidInput
 from corral.domain.paths import printable
-from corral.wire.base import validated
-from corral.wire.spec.run_file import RunFile, RunSpec, Scalar
+from corral.domain.secret_names import secret_names
+from corral.wire.base import explain, validated
+from corral.wire.spec.run_file import RunFile, RunSpec, Scalar, in_clear
 
 M = TypeVar("M", bound=BaseModel)
 MAX_RUNS = 10_000
@@ -101,6 +102,10 @@ def edited(spec: RunSpec, changes: Sequence[str]) -> RunSpec | None:
     InvalidInput names what does not fit.
     """
     changed = checked(RunSpec, spec.model_dump(exclude_unset=True), what="the changed run", overrides=changes)
+    # What was accepted once stays as it is.
+    new = {name: value for name, value in changed.env.items() if spec.env.get(name) != value}
+    if found := secret_names(new):
+        raise explain(RunSpec, in_clear(found), what="the changed run")
     return None if changed.model_dump() == spec.model_dump() else changed
 
 

@@ -16,9 +16,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from corral.client.submit.run_file import RunVariant, expand, path_from, with_swept, wrong_field
+from corral.client.training import git_source
 from corral.client.training import model_hub as hub
 from corral.client.training.dataset import DataAmount, look
 from corral.client.training.environment_file import check_environment
+from corral.client.training.git_source import GitCheckout
 from corral.client.training.placement import ForecastSubject, data_facts
 from corral.domain.ids import is_id
 from corral.domain.paths import printable
@@ -54,12 +56,15 @@ class TrainingMaterial:
     inputs: Mapping[str, InputFrom]
     data: DataAmount | None
     notes: tuple[str, ...] = field(default=())
+    # What stands in the table in place of what was written: a commit for a branch.
+    pinned: Mapping[str, str] = field(default_factory=dict)
 
     def train(self, run_file: RunFile, variant: RunVariant) -> Train:
         """One run of a group."""
         swept = ", ".join(f"{key} = {value}" for key, value in variant.train.items())
         what = f"the run with {swept}" if swept else "the run"
-        return train_of(with_swept(run_file.train or {}, variant.train), self.model, what=what)
+        table = {**(run_file.train or {}), **self.pinned}
+        return train_of(with_swept(table, variant.train), self.model, what=what)
 
     def subjects(self, run_file: RunFile) -> tuple[ForecastSubject, ...]:
         """Of every run of a group; seeds share theirs."""
@@ -84,6 +89,7 @@ class MaterialReader:
     base_dir: Path
     environ: Mapping[str, str]
     pinned: Callable[..., hub.PinnedModel] = hub.pin
+    check_out: Callable[[str, Mapping[str, str]], GitCheckout] = git_source.check_out
 
     def look(self) -> TrainingMaterial:
         """From this machine alone, except for the shape of a model that is not listed."""
@@ -109,7 +115,12 @@ class MaterialReader:
         data = self._look_at("data", inputs, train, notes)
         self._look_at("eval_data", inputs, train, notes)
         _check_rows(train, data)
-        return TrainingMaterial(model, inputs, data, tuple(notes))
+        return TrainingMaterial(model, inputs, data, tuple(notes), self._pinned_environment(train))
+
+    def _pinned_environment(self, train: Train) -> dict[str, str]:
+        named = train.environment or ""
+        is_git = named.startswith(git_source.PREFIX)
+        return {"environment": self.check_out(named, self.environ).pinned} if is_git else {}
 
     def _refuse_swept_files(self) -> None:
         swept = [key for key in self.run_file.sweep if key.removeprefix("train.").split(".")[0] in SHIPPED]
@@ -151,6 +162,8 @@ class MaterialReader:
         if is_id(given, "a"):
             return InputFrom(artifact=given)
         path = self._path(given)
+        if name == "environment" and given.startswith(git_source.PREFIX):
+            path = self.check_out(given, self.environ).folder
         if not path.exists():
             if name == "adapter" and not given.startswith(_PATH_BEGINNINGS) and "/" not in given:
                 return InputFrom(run=given)

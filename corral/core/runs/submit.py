@@ -27,7 +27,8 @@ class NewRun(NamedTuple):
     """A run as the wire layer read it: its record, and what is checked or stored beside it.
 
     The record gets its id, its shape, its group, who submits it and when once it is accepted. `spec` is the
-    whole resolved form as JSON.
+    whole resolved form as JSON. `models` are the names of what it trains: None where it trains nothing, and
+    none where the model is sent along.
     """
 
     run: Run
@@ -35,6 +36,7 @@ class NewRun(NamedTuple):
     requirements: Requirements
     needs: RunNeeds = RunNeeds()
     after: tuple[Dependency, ...] = ()
+    models: tuple[str, ...] | None = None
 
     def accepted(self, run_id: RunId, shape: Digest, group_id: GroupId | None, *, by: str, now: float) -> Run:
         made = self.run._replace(id=run_id, shape=shape, group_id=group_id, submitted_by=by)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from corral.core import secrets
 from corral.core.manifests.apply import Apply, ApplyResult, delete
 from corral.core.manifests.plan import ManifestPlan, WantedManifest, plan
+from corral.core.runs.model_policy import refuse_models
 from corral.core.runs.submit import NewRun
 from corral.domain.errors import InvalidInput, NotFound
 from corral.domain.hosts.policy import render_declared
@@ -40,6 +41,7 @@ async def apply_manifest(body: wire.ApplyRequest, caller: Operator, svc: Svc) ->
     """Say what a manifest would change, or make it so: all of it or nothing."""
     caller.check_project(body.project)
     asked = ManifestQuery(body)
+    refuse_models(list(asked.fresh.values()), svc.policy.models)
 
     def look(tx: Tx) -> ManifestPlan:
         secrets.refuse_exposed(tx, svc.cipher, body.project, asked.text(), what="the manifest")

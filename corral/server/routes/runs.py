@@ -14,6 +14,7 @@ from corral.core.runs.cancel import cancel, check_cancel
 from corral.core.runs.group_results import stored_settings
 from corral.core.runs.groups import with_one_group
 from corral.core.runs.hold import hold, let_go
+from corral.core.runs.model_policy import refuse_models
 from corral.core.runs.remove import bytes_of, check_remove, remove
 from corral.core.runs.requeue import check_requeue, requeue, requeue_with_children
 from corral.core.runs.submit import SubmitResult, submit
@@ -54,6 +55,7 @@ async def submit_runs(
 async def submit_or_try(body: wire.SubmitRequest, caller: Caller, svc: Services) -> wire.SubmitAnswer:
     caller.check_one_project([spec.project for spec in body.runs], of="submission")
     runs = [new_run(spec) for spec in body.runs]
+    refuse_models(runs, svc.policy.models)
     # All of what is stored of the request.
     text = "\n".join([*(run.spec for run in runs), body.group or "", body.request_id])
     if body.dry_run:

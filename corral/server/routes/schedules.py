@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from corral.core import secrets
 from corral.core.audit import Author
+from corral.core.runs.model_policy import refuse_models
 from corral.core.schedules import manage
 from corral.core.schedules.fire import following, run_now
 from corral.core.schedules.function_schedules import CallOrder
@@ -39,6 +40,7 @@ async def add_schedule(body: ScheduleRequest, caller: User, svc: Svc) -> Schedul
     caller.check_one_project([spec.project for spec in body.runs], of="schedule")
     stored = body.model_dump_json(include={"runs", "group", "max_running"})
     order = work_of(stored)
+    refuse_models([new_run(spec) for spec in body.runs], svc.policy.models)
     put = manage.replace if body.replace else manage.add
 
     def unit(tx: Tx) -> ScheduleView:

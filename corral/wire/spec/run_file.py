@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from corral.domain.hosts.capability import Requirements
 from corral.domain.ids import is_name
+from corral.domain.secret_names import refusal, secret_names
 from corral.recipes import models
 from corral.recipes.train import to_table
 from corral.wire.base import ArtifactIdText, DigestText, Duration, Exact, Name, PartText, Size
@@ -71,7 +73,10 @@ class _RunFields(Exact):
     env: dict[EnvName, Text] = Field(
         default={},
         max_length=1024,
-        description="Plain environment variables. Names that begin with `CORRAL_` are refused.",
+        description=(
+            "Plain environment variables, which whoever sees the run can read. Names that begin with "
+            "`CORRAL_` are refused, and those that look like secrets'."
+        ),
     )
     secrets: list[EnvName] = Field(
         default=[],
@@ -298,6 +303,18 @@ class RunFile(_RunFields):
             raise ValueError("has a seed that does not fit 64 bits")
         return value
 
+    public_env: list[EnvName] = Field(
+        default=[],
+        max_length=64,
+        description="Names in `env` that look like those of secrets, and are none.",
+    )
+
+    @model_validator(mode="after")
+    def _secrets_are_not_in_clear(self) -> Self:
+        if found := secret_names(self.env, self.public_env):
+            raise in_clear(found)
+        return self
+
     schedule: ScheduleTable | None = Field(
         None, description="When to make the runs again and again; for `corral schedules add`."
     )
@@ -316,6 +333,19 @@ class RunFile(_RunFields):
         if empty := sorted(key for key, values in value.items() if not values):
             raise ValueError(f"has no values for {', '.join(empty)}")
         return value
+
+
+def in_clear(names: Iterable[str]) -> ValidationError:
+    """Of plain variables whose names look like those of secrets, each at its place."""
+    lines = [
+        InitErrorDetails(
+            type=PydanticCustomError("secret", "{said}", {"said": refusal(name)}),
+            loc=("env", name),
+            input=None,
+        )
+        for name in names
+    ]
+    return ValidationError.from_exception_data("env", lines)
 
 
 def _flat(table: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[Any, Any]]:
