@@ -400,3 +400,21 @@ def test_weights_may_not_change_under_a_running_sequence() -> None:
     assert all(torch.equal(p, before[name]) for name, p in engine.loaded.model.named_parameters())
     sampler.abort(0)
     engine.optim_step(1e-2)
+
+
+def test_the_cache_holds_what_sequences_usually_have_and_a_longer_one_too(shared: Engine) -> None:
+    """DEF-09: the cache is sized by need. Where longer ones leave too few pages, fewer run at once."""
+    shared._sampler = None
+    sampler = shared.sampler(rows=4, context=CONTEXT, usual=64)
+    assert len(sampler._pages.uses) == max(4, KvCache.needed(CONTEXT)) + 1
+    for key in range(4):
+        sampler.submit(SamplingRequest(key, [1] * 200, SamplingParams(max_tokens=100, seed=key)))
+
+    done = finish(sampler)
+
+    assert sorted(done) == [0, 1, 2, 3]
+    assert_empty(sampler)
+    alone = shared.sampler(rows=8, context=CONTEXT)
+    assert alone is not sampler
+    assert len(alone._pages.uses) == 8 * KvCache.needed(CONTEXT) + 1
+    shared._sampler = None

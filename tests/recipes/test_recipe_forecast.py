@@ -288,3 +288,49 @@ def test_forecasting_imports_nothing_but_the_standard_library_en_d17() -> None:
     )
     out = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_the_peak_is_what_the_card_must_have_free() -> None:
+    """DEF-09: context and graphs are in it, and every figure comes from it alone."""
+    constants = calibration.default()
+    one = said("qwen3-4b", SFT)
+    assert one.parts["context"] == constants.context_bytes
+    assert one.needed_bytes == int(one.peak_bytes / (1 - constants.margin))
+    assert one.budget_bytes == int(card("h200").memory_bytes * (1 - constants.margin))
+    assert "context" not in said("qwen3-4b", SFT, None).parts
+
+
+def test_what_the_compiled_layer_keeps_is_counted_and_not_fitted() -> None:
+    """DEF-09: so shapes that no constant was fitted to are as near as those that were."""
+    run = case("qwen3-4b", SFT)
+    facts = run.facts
+    kept = 4 * facts.hidden + 3 * (facts.query_width + facts.kv_width) + 3 * facts.intermediate
+    assert memory.parts(run, MemoryPlan(8192, "none"))["activations"] == facts.layers * 8192 * kept * 2
+
+
+def test_a_replayed_pass_keeps_its_memory_while_the_head_works() -> None:
+    small, large = MemoryPlan(8192, "none"), MemoryPlan(16384, "none")
+    run = case("qwen3-0.6b", SFT)
+    assert memory.replayed(run, small)
+    found = memory.phases(run, small)
+    assert found["replay"].total(run.constants) > found["head"].total(run.constants)
+    assert "replay" not in memory.phases(run, large)
+
+
+def test_code_that_is_compiled_already_shortens_the_set_up() -> None:
+    """DEF-09: a second run of a shape set up in 19 s and not in 49."""
+    constants = calibration.default()
+    cold, warm = said("qwen3-4b", GRPO), said("qwen3-4b", GRPO, compiled=frozenset({"training", "sampling"}))
+    assert cold.setup_s - warm.setup_s == pytest.approx(constants.compile_s + constants.compile_sampler_s)
+    assert cold.total_s - warm.total_s == pytest.approx(cold.setup_s - warm.setup_s)
+    assert any("starts about" in note for note in cold.notes)
+    assert not any("starts about" in note for note in warm.notes)
+    half = said("qwen3-4b", GRPO, compiled=frozenset({"sampling"}))
+    assert warm.setup_s < half.setup_s < cold.setup_s
+
+
+def test_a_folder_is_not_fetched() -> None:
+    train = parse("qwen3-4b", SFT)
+    there = forecast(train, replace(shape("qwen3-4b"), source="folder"), card("h200"), CHAT)
+    fetched = forecast(train, replace(shape("qwen3-4b"), source="hub"), card("h200"), CHAT)
+    assert there.setup_s + 10 < fetched.setup_s
