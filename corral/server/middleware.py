@@ -5,6 +5,7 @@ Plain ASGI, so that a request without a valid token is refused before its body i
 
 from __future__ import annotations
 
+import logging
 import time
 
 from starlette.requests import ClientDisconnect, Request
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corral.core.tokens import authenticate
 from corral.domain.errors import CorralError, InvalidInput, RateLimited, TooLarge, Unauthenticated
+from corral.domain.protocol import CLIENT_HEADER, PROTOCOL, SERVER_HEADER, parse_protocol
 from corral.domain.tokens import Token, parse_token
 from corral.server import fast_routes as express
 from corral.server.connections import WaitingConnections
@@ -23,7 +25,11 @@ from corral.version import __version__
 
 OPEN = frozenset({"/v1/health", "/v1/ca", "/v1/openapi.json"})
 _WEB = "/v1/web/"
-VERSION_HEADER = (b"corral-version", __version__.encode())
+log = logging.getLogger("corral.server")
+VERSION_HEADERS = (
+    (b"corral-version", __version__.encode()),
+    (SERVER_HEADER.encode(), str(PROTOCOL).encode()),
+)
 
 
 class Gate:
@@ -32,6 +38,7 @@ class Gate:
         self._services = services
         limits = services.limits
         self._rates = RateLimits(limits.rate, limits.rate_burst)
+        self._compared: set[tuple[str, int]] = set()
         self._wrong = RateLimits(limits.wrong_token_rate, max(1, round(60 * limits.wrong_token_rate)))
         self.waiting = WaitingConnections(head_s=limits.head_s, most_per_origin=limits.waiting_per_address)
 
@@ -46,7 +53,7 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], VERSION_HEADER]
+                message["headers"] = [*message["headers"], *VERSION_HEADERS]
             await send(message)
 
         try:
@@ -136,7 +143,30 @@ class Gate:
             self._wrong.take(_origin(scope), self._services.clock.monotonic())
             raise
         self._services.token_cache.remember(token, mark, now)
+        self._compare_versions(scope, token)
         return token
+
+    def _compare_versions(self, scope: Scope, token: Token) -> None:
+        """Said once of each caller and form of the protocol: what does not fit is looked for here."""
+        headers = dict(scope["headers"])
+        theirs = parse_protocol(headers.get(CLIENT_HEADER.lower().encode(), b"").decode("latin-1") or None)
+        # What names no version is not one of ours, as a browser.
+        if (
+            b"corral-client-version" not in headers
+            or theirs == PROTOCOL
+            or (token.id, theirs) in self._compared
+        ):
+            return
+        self._compared.add((token.id, theirs))
+        which = "newer: update the server" if theirs > PROTOCOL else "older: update corral there"
+        log.warning(
+            "%s %s speaks protocol %d, this server %d; it is %s",
+            token.scope,
+            token.name,
+            theirs,
+            PROTOCOL,
+            which,
+        )
 
     def _check_origin(self, scope: Scope, text: str) -> None:
         """An address that shows wrong tokens waits before the next one is looked up.
