@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 
+import corral.lean_imports  # noqa: F401 - before anything that imports httpx
+
+# isort: split
 from corral.bootstrap.server import run_server
 from corral.domain.errors import CorralError
 from corral.settings import read_settings

@@ -19,7 +19,7 @@ from corral.domain.errors import TooLarge
 from corral.domain.tokens import Token
 from corral.server.errors import body_of
 from corral.server.fast_routes import FastReply, FastRoute, match
-from corral.server.middleware import VERSION_HEADER, Gate
+from corral.server.middleware import VERSION_HEADERS, Gate
 from corral.server.rate_limits import origin_key
 from corral.server.tls import peer_of
 
@@ -269,7 +269,7 @@ class FastHttpProtocol(HttpToolsProtocol):
         self.on_response_complete()
 
     def _rendered(self, reply: FastReply, *, keep_alive: bool) -> bytes:
-        lines = [STATUS_LINE[reply.status], _line(*VERSION_HEADER)]
+        lines = [STATUS_LINE[reply.status], *(_line(*header) for header in VERSION_HEADERS)]
         lines += [_line(*header) for header in (*self.server_state.default_headers, *reply.headers)]
         if not keep_alive:
             lines.append(b"connection: close\r\n")

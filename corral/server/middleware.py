@@ -5,6 +5,7 @@ Plain ASGI, so that a request without a valid token is refused before its body i
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -16,6 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from corral.core.tokens import authenticate
 from corral.domain.errors import CorralError, InvalidInput, RateLimited, TooLarge, Unauthenticated
+from corral.domain.ids import TokenId
+from corral.domain.protocol import CLIENT_HEADER, PROTOCOL, SERVER_HEADER, parse_protocol
 from corral.domain.tokens import Token, parse_token
 from corral.server import fast_routes as express
 from corral.server.connections import WaitingConnections
@@ -27,7 +30,11 @@ from corral.version import __version__
 
 OPEN = frozenset({"/v1/health", "/v1/ca", "/v1/openapi.json"})
 _WEB = "/v1/web/"
-VERSION_HEADER = (b"corral-version", __version__.encode())
+log = logging.getLogger("corral.server")
+VERSION_HEADERS = (
+    (b"corral-version", __version__.encode()),
+    (SERVER_HEADER.encode(), str(PROTOCOL).encode()),
+)
 
 
 class Gate:
@@ -36,6 +43,7 @@ class Gate:
         self._services = services
         limits = services.limits
         self._rates = RateLimits(limits.rate, limits.rate_burst)
+        self._compared: set[TokenId] = set()
         self._wrong = RateLimits(limits.wrong_token_rate, max(1, round(60 * limits.wrong_token_rate)))
         self._open = RateLimits(limits.open_rate, max(1, round(10 * limits.open_rate)))
         self.waiting = WaitingConnections(head_s=limits.head_s, most_per_origin=limits.waiting_per_address)
@@ -55,7 +63,7 @@ class Gate:
                 status = message["status"]
                 # From here on: a call that ends its own token still gets its answer.
                 watched.enter_context(self._watched(state))
-                message["headers"] = [*message["headers"], VERSION_HEADER]
+                message["headers"] = [*message["headers"], *VERSION_HEADERS]
             await send(message)
 
         try:
@@ -161,7 +169,26 @@ class Gate:
                 raise _too_many("too many wrong tokens came from this address", wait_s) from None
             raise
         self._services.token_cache.remember(token, mark, now)
+        self._compare_versions(scope, token)
         return token
+
+    def _compare_versions(self, scope: Scope, token: Token) -> None:
+        """Said once of each caller: who looks for what does not fit looks here."""
+        headers = dict(scope["headers"])
+        theirs = parse_protocol(headers.get(CLIENT_HEADER.lower().encode(), b"").decode("latin-1") or None)
+        # What names no version is not one of ours, as a browser.
+        if b"corral-client-version" not in headers or theirs == PROTOCOL or token.id in self._compared:
+            return
+        self._compared.add(token.id)
+        which = "newer: update the server" if theirs > PROTOCOL else "older: update corral there"
+        log.warning(
+            "%s %s speaks protocol %d, this server %d; it is %s",
+            token.scope,
+            token.name,
+            theirs,
+            PROTOCOL,
+            which,
+        )
 
 
 def is_web(path: str) -> bool:

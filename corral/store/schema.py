@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from corral.domain.errors import InvalidInput, StoreUnavailable, VersionMismatch
 from corral.store.rows import Row
 from corral.store.statements import HERE, Dialect, ddl
 
+log = logging.getLogger("corral.server")
 # Oldest first. A revision that is not here was made by a newer server.
 REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 HEAD = REVISIONS[-1]
@@ -55,7 +57,16 @@ def is_current(execute: Execute, dialect: Dialect, where: str) -> bool:
             f"this one is of generation {GENERATION}",
             hint="Install the newer Corral that last used this database.",
         )
-    return revisions == [HEAD] or not set(revisions) <= set(REVISIONS)
+    newer = not set(revisions) <= set(REVISIONS)
+    if newer:
+        log.warning(
+            "%s was used by a newer Corral (schema %s, this server knows %s): what that one stored may not "
+            "be understood here; install the newer one again",
+            where,
+            ", ".join(revisions),
+            HEAD,
+        )
+    return revisions == [HEAD] or newer
 
 
 def lock_key(name: str) -> int:

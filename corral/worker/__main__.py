@@ -13,6 +13,9 @@ from types import FrameType
 
 import psutil
 
+import corral.lean_imports  # noqa: F401 - before anything that imports httpx
+
+# isort: split
 from corral.domain.errors import CorralError, InvalidInput
 from corral.domain.ids import is_name
 from corral.files.atomic import write_whole

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from corral.client.corral import Corral
-from corral.client.hosts.enroll import make_key
 from corral.client.hosts.identity import CA, CLIENT, TOKEN, HostIdentity, read_identity, write_rotated
+from corral.client.hosts.key import make_key
 from corral.client.http.discovery import local_server, own_server, tls_for
 from corral.client.http.transport import Backoff
 from corral.client.http.trust import read_ca

@@ -13,7 +13,7 @@ import pytest
 from support.live_server import FakeHost, Json, LiveServer, error_of, fresh, named, serve
 from support.postgres import private_postgres
 
-from corral.client.hosts.enroll import make_key
+from corral.client.hosts.key import make_key
 from corral.domain.hosts.hosts import Host
 from corral.domain.ids import new_host_id
 

@@ -24,7 +24,7 @@ from corral.adapters.tls.authority import load_or_make
 from corral.adapters.tls.context import BadCertificate, names_of
 from corral.bootstrap.transport import build_transport
 from corral.client.corral import Corral
-from corral.client.hosts.enroll import make_key
+from corral.client.hosts.key import make_key
 from corral.client.http.discovery import discover
 from corral.client.http.errors import UntrustedServer
 from corral.client.http.transport import Backoff

@@ -61,6 +61,26 @@ def test_a_light_part_loads_nothing_heavy(name: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("name", "unwanted"),
+    [
+        ("corral.server.__main__", ("rich", "pygments", "httpx._main", "alembic", "sqlalchemy", "psycopg")),
+        ("corral.worker.__main__", ("rich", "pygments", "httpx._main", "cryptography", "fastapi", "uvicorn")),
+    ],
+)
+def test_a_process_that_runs_for_long_loads_nothing_that_it_never_uses(
+    name: str, unwanted: tuple[str, ...]
+) -> None:
+    """DEF-10: an idle `corral up` stays below 150 MB; `bench/memory.py` measures it."""
+    script = f"import sys, {name}; print([m for m in {unwanted!r} if sys.modules.get(m)])"
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=os.sep
+    )
+
+    assert done.stdout.strip() == "[]"
+
+
 # The engine is a child of its own, whose entry points read what the child contract gives them.
 READERS = (
     "corral.settings",

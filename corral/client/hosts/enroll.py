@@ -9,12 +9,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-
 from corral.client.corral import Corral
 from corral.client.hosts.identity import CA, HostIdentity, machine_name, read_identity, write_identity
+from corral.client.hosts.key import make_key
 from corral.client.http.discovery import is_plain_http, tls_for
 from corral.client.http.trust import fetch_ca
 from corral.domain.errors import Conflict, InvalidInput
@@ -31,29 +28,6 @@ class JoinToken:
     token_id: TokenId
     text: str
     pin: str | None
-
-
-@dataclass(frozen=True)
-class HostKey:
-    """A host's own key, which never leaves it, and what it asks a certificate with."""
-
-    key_pem: str
-    request_pem: str
-
-    def with_certificate(self, certificate: str | None) -> str | None:
-        """One file for both, so that no kill can part them; None where the server signs none."""
-        return None if certificate is None else self.key_pem + certificate
-
-
-def make_key() -> HostKey:
-    key = ec.generate_private_key(ec.SECP256R1())
-    # The server writes the subject: what a host calls itself here is not believed.
-    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(key, hashes.SHA256())
-    kind = serialization.PrivateFormat.PKCS8
-    return HostKey(
-        key.private_bytes(serialization.Encoding.PEM, kind, serialization.NoEncryption()).decode(),
-        request.public_bytes(serialization.Encoding.PEM).decode(),
-    )
 
 
 @dataclass(frozen=True)

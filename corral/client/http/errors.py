@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import httpx
 from pydantic import ValidationError
 
-from corral.domain.errors import CorralError, FieldError, ServerUnreachable, StoreUnavailable
+from corral.domain.errors import CorralError, FieldError, InvalidInput, ServerUnreachable, StoreUnavailable
+from corral.domain.protocol import PROTOCOL, SERVER_HEADER, newer_client_hint, parse_protocol
 from corral.wire.errors import ErrorBody
 
 _EXCERPT_CHARS = 200
@@ -35,6 +36,9 @@ def from_response(response: httpx.Response) -> CorralError:
         error = rebuild(ErrorBody.model_validate_json(response.content))
     except ValidationError:
         return _not_ours(response)
+    server = parse_protocol(response.headers.get(SERVER_HEADER))
+    if isinstance(error, InvalidInput) and server < PROTOCOL:
+        error.hint = newer_client_hint(server, response.headers.get("corral-version", ""))
     if isinstance(error, StoreUnavailable) and response.headers.get("retry-after", "").isdecimal():
         error.retry_after_s = float(response.headers["retry-after"][:6])
     return error

@@ -21,6 +21,7 @@ from corral.client.http.direct import DirectClient, DirectResponse, NoConnection
 from corral.client.http.errors import UntrustedServer, from_response, not_an_answer, unreachable
 from corral.client.http.sockets import OpenSockets
 from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable, StoreUnavailable
+from corral.domain.protocol import CLIENT_HEADER, PROTOCOL
 from corral.domain.tokens import split_pin
 from corral.version import __version__
 from corral.wire.blobs import HandoverFolder
@@ -114,6 +115,7 @@ class Transport:
             return None
         headers = {
             "Corral-Client-Version": __version__,
+            CLIENT_HEADER: str(PROTOCOL),
             "Content-Type": "application/json",
             **({"Authorization": auth} if (auth := self._client.headers.get("authorization")) else {}),
         }
@@ -381,7 +383,7 @@ def _reader(answer: type[M]) -> TypeAdapter[M]:
 
 
 def _client(url: str, token: str | None, timeout: httpx.Timeout, tls: ssl.SSLContext | None) -> httpx.Client:
-    headers = {"Corral-Client-Version": __version__}
+    headers = {"Corral-Client-Version": __version__, CLIENT_HEADER: str(PROTOCOL)}
     if token:
         # The pin is for this side, which has checked it already; the server does not know it.
         token, _ = split_pin(token)
