@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from support.installation import Installation, installed
 from support.waiting import eventually
 
 from corral.worker.child import view
+from corral.worker.child.process import Child, Command
 from corral.worker.child.shim import prctl
 from corral.worker.host.isolation import Isolation, try_it
 
@@ -185,3 +187,31 @@ def test_what_lies_in_the_hidden_home_of_the_workers_user_is_shared_as_before(tm
         str(home / "worker" / "leases" / "l" / "work"): True,
     }
     assert (home / "models").is_dir()
+
+
+@pytest.fixture
+def few_handles() -> Iterator[int]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    yield 1024
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_run_that_cannot_be_isolated_any_more_is_not_executed(tmp_path: Path, few_handles: int) -> None:
+    """STO-01: it is the host's fault, and the program is never started without its cover."""
+    marker = tmp_path / "ran"
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    command = Command(
+        (sys.executable, "-S", "-c", f"open({str(marker)!r}, 'w')"),
+        tmp_path,
+        {"PATH": "/usr/bin:/bin"},
+        view=([str(hidden)], [(str(hidden), True)] * few_handles, False),
+    )
+    with Child(command) as child:
+        ended = child.wait(60)
+
+    assert ended is not None
+    assert ended.hosts_fault
+    assert "cannot be kept from the host's files: Too many open files" in (ended.error or "")
+    assert not marker.exists()

@@ -150,15 +150,20 @@ def become(argv: list[str], cwd: str, env: dict[str, str], *, failed: int) -> No
 
 def surround(umask: int | None, view: Any, enter: Callable[[Any], None], *, failed: int) -> None:
     """What the host does for the command before it becomes it; on failure say so on `failed` and end."""
+    done = False
     try:
         if umask is not None:
             os.umask(umask)
         if view is not None:
             enter(view)
+        done = True
     except OSError as error:
         text = f"the run cannot be kept from the host's files: {error.strerror}"
         os.write(failed, pack(("error", text, error.errno, True)))
-        os._exit(127)
+    finally:
+        if not done:
+            # Whatever happened, this copy of the shim must not go on as a second one.
+            os._exit(127)
 
 
 def read_all(fd: int) -> bytes:
