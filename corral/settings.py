@@ -72,6 +72,14 @@ class Settings(BaseModel):
     worker_name: str | None = None
     worker_slots: int | None = Field(None, ge=1, le=10_000)
     worker_labels: str = ""
+    gpu_check: Literal["on", "off"] = Field(
+        "on", description="`off`: GPUs count though CUDA was not tried on them."
+    )
+    isolation: Literal["auto", "off", "require"] = Field(
+        "auto",
+        description="Whether runs are kept from this host's files, its tokens and each other's folders.",
+    )
+    hide: str = Field("", description="More folders that runs must not see, with colons between.")
 
     @field_validator("webhook_allow")
     @classmethod
@@ -100,6 +108,15 @@ class Settings(BaseModel):
     @property
     def operator_token_file(self) -> Path:
         return self.home / "operator.token"
+
+    @property
+    def hidden_from_runs(self) -> list[Path]:
+        """Where this machine keeps its tokens, its key and others' files; those of its user too."""
+        named = (Path(folder).expanduser() for folder in self.hide.split(":") if folder)
+        return [
+            self.home,
+            *(folder for folder in (Path("~/.corral").expanduser(), *named) if folder.is_dir()),
+        ]
 
     @property
     def worker_home(self) -> Path:

@@ -80,6 +80,10 @@ SETTINGS: Mapping[str, str] = {
     "max_blob_bytes": "The largest single file.",
     "min_free_bytes": "Uploads stop, and the server is not well, while its disk has less than this.",
     "hand_over": "Whether large payloads of clients on the same machine are moved, not sent: `on` or `off`.",
+    "gpu_check": "`off`: GPUs count though the worker has not started CUDA on them.",
+    "isolation": "`auto`: runs are kept from this host's files and each other's where the host allows it; "
+    "`require`: the worker does not start where it does not; or `off`.",
+    "hide": "More folders that isolated runs must not see, with colons between: `~/.ssh:~/.aws`.",
     "log_quota_bytes": "The most output that is kept of one run, all its attempts together.",
     "log_retention_s": "How long logs and metrics of ended runs stay.",
     "upload_retention_s": "How long an unfinished upload can be taken up again.",

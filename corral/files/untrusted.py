@@ -63,14 +63,6 @@ def read_regular(path: str | os.PathLike[str], *, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def is_folder(path: Path) -> bool:
-    """Whether it is a folder itself, not a link to one."""
-    try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    except OSError:
-        return False
-
-
 def open_folder(root: Path, parts: Iterable[str] = (), *, make: bool = False) -> int:
     """A descriptor of a folder below `root`, reached without following any link; the caller closes it."""
     descriptor = os.open(root, FOLDER_FLAGS)

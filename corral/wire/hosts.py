@@ -81,6 +81,12 @@ class CapabilityReport(Strict):
     gpu_note: Annotated[PlainText, Field(max_length=2000)] | None = Field(
         None, description="What went wrong when the GPUs were asked for."
     )
+    isolated: bool | None = Field(
+        None, description="Whether each run sees only its own of the host's files; false: they share a user."
+    )
+    isolation_note: Annotated[PlainText, Field(max_length=2000)] | None = Field(
+        None, description="Why its runs are not isolated."
+    )
     fault: Annotated[PlainText, Field(max_length=2000)] | None = Field(
         None, description="Why it can run nothing at the moment, as its worker found."
     )

@@ -27,7 +27,9 @@ from corral.worker.child.strays import become_subreaper
 from corral.worker.child.variables import base_environment, engine_environment
 from corral.worker.context import WorkerContext
 from corral.worker.credential import CredentialRotation, WorkerCredential, wait_for_identity
+from corral.worker.host.gpus import CUDA, GpuProbe
 from corral.worker.host.health import HostHealth
+from corral.worker.host.isolation import Isolation
 from corral.worker.host.probe import HostProbe
 from corral.worker.prepare.input_cache import InputCache
 from corral.worker.report.outbox import Outbox
@@ -94,7 +96,11 @@ def work(settings: Settings, child_umask: int) -> int:
     link = partial(ServerLink, credential)
     labels = sorted({*own_labels, *identity.labels})
     environ = process_environment()
-    machine = HostProbe(settings.worker_home, labels, environ)
+    isolation = Isolation.of(settings.isolation, settings.hidden_from_runs)
+    if isolation.why_not is not None:
+        logger.warning("runs share this host's user: %s", isolation.why_not)
+    gpus = GpuProbe(cuda=CUDA if settings.gpu_check == "on" else None)
+    machine = HostProbe(settings.worker_home, labels, environ, gpus=gpus, isolation=isolation)
     capability = machine.capability()
     slots = settings.worker_slots or identity.slots or default_slots(capability)
     host = WorkerContext(
@@ -109,6 +115,7 @@ def work(settings: Settings, child_umask: int) -> int:
         health=HostHealth(settings.worker_home),
         engine_env=engine_environment(environ),
         child_umask=child_umask,
+        isolation=isolation,
     )
     agent = Agent(
         host,

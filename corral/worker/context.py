@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from corral.worker.host.health import HostHealth
+from corral.worker.host.isolation import Isolation
 from corral.worker.host.probe import HostSnapshot
 from corral.worker.host.system_packages import SystemPackages
 from corral.worker.prepare.input_cache import InputCache
@@ -24,6 +25,7 @@ class WorkerContext:
     has_gpus: bool
     snapshot: Callable[[], HostSnapshot]
     health: HostHealth
+    isolation: Isolation
     engine_env: Mapping[str, str] = field(default_factory=dict)
     # What children make their files with; the worker's own files are open to nobody else.
     child_umask: int | None = None

@@ -189,7 +189,7 @@ class LeaseJob:
     def _serving(self, recorder: Recorder) -> InstanceServer | None:
         if self.lease.spec.service is None:
             return None
-        folder = self._workspace.root / "calls"
+        folder = self._workspace.calls
         return InstanceServer(
             self._session, folder, recorder=recorder, memory=self._vitals.memory, slot=self._slot
         )
@@ -215,8 +215,9 @@ class LeaseJob:
         if serving is not None and serving.killed_for_call and ended.obeyed is None:
             # It was killed because a call did not end. That call's outcome says so; the run did not fail.
             ended = replace(ended, exit=Exit(code=0))
-        if ended.obeyed is None and is_hosts_at_start(ended.exit.errno):
-            raise OSError(ended.exit.errno, str(ended.exit.error))
+        if ended.obeyed is None and (ended.exit.hosts_fault or is_hosts_at_start(ended.exit.errno)):
+            self._context.health.found(str(ended.exit.error))
+            raise HostFault(str(ended.exit.error))
         return self._or_the_hosts(verdict(ended, codes))
 
     def _stopped_early(self) -> JobOutcome:

@@ -17,7 +17,11 @@ from corral.functions import backend
 from corral.functions.http_backend import HttpBackend
 
 # Two cards as the library for them would tell of, where there are none.
-GPUS = {"PYTHONPATH": str(Path(__file__).parents[1] / "fleet" / "stand_ins"), "STAND_IN_GPUS": "2"}
+GPUS = {
+    "PYTHONPATH": str(Path(__file__).parents[1] / "fleet" / "stand_ins"),
+    "STAND_IN_GPUS": "2",
+    "CORRAL_GPU_CHECK": "off",
+}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,11 @@ from docs.pages import ROOT, Command, Save, Step, missing, name_of
 # The longest take half a minute of one core, which a busy machine may not give them at once.
 PATIENCE_S = 600
 # GPUs as the library for them would tell of, where there are none.
-GPUS = {"PYTHONPATH": str(ROOT / "tests" / "fleet" / "stand_ins"), "STAND_IN_GPUS": "2"}
+GPUS = {
+    "PYTHONPATH": str(ROOT / "tests" / "fleet" / "stand_ins"),
+    "STAND_IN_GPUS": "2",
+    "CORRAL_GPU_CHECK": "off",
+}
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ class Fleet:
             "CORRAL_WORKER_LABELS": ",".join(labels),
         }
         if gpus:
-            env |= {"PYTHONPATH": str(STAND_INS), "STAND_IN_GPUS": str(gpus)}
+            env |= {"PYTHONPATH": str(STAND_INS), "STAND_IN_GPUS": str(gpus), "CORRAL_GPU_CHECK": "off"}
         if self.secure:
             self.enrol(name, line)
         else:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from corral.client.files.digest import FileChanged
+from corral.client.files.tree import FileEntry, NotAFolder, folder_identity, scan
+from corral.client.volumes.folder import VolumeFolder
+from corral.client.volumes.volumes import RemoteVolume
 from corral.files.untrusted import FileTooLarge, NotARegularFile, open_folder, read_regular
 from corral.instance.channel import MESSAGE_MAX, Channel
 from corral.worker.instance.payloads import InstancePayloads, _scanned
@@ -98,3 +103,42 @@ def test_an_instance_names_only_files_of_the_folder_that_it_shares_with_the_work
     for name in ("link", "pipe"):
         with pytest.raises(FileChanged):
             _scanned(shared / name)
+
+
+def test_a_volume_is_neither_read_nor_written_through_a_link_that_an_instance_made(tmp_path: Path) -> None:
+    """SEC-08: the worker would reach files that the instance itself may not."""
+    root, others = tmp_path / "volume", tmp_path / "others"
+    root.mkdir()
+    others.mkdir()
+    (root / "sub").symlink_to(others)
+    remote = cast(RemoteVolume, SimpleNamespace(fetch=lambda digest: [b"x"]))
+    folder = VolumeFolder(root, remote)
+    entry = FileEntry("sub/new", 1, 0o644, hashlib.sha256(b"x").hexdigest())
+
+    with pytest.raises(OSError):  # noqa: PT011 - which one depends on the system
+        folder._write([entry], {})
+    assert [*others.iterdir()] == []
+    assert sorted(tmp_path.iterdir()) == [others, root]
+
+    (root / "sub").unlink()
+    assert folder._write([entry], {})
+    assert (root / "sub" / "new").read_text() == "x"
+    assert folder._remove(entry)
+
+    root.rmdir()
+    root.symlink_to(others)
+    with pytest.raises(NotAFolder):
+        folder._scanned(None)
+
+
+def test_a_folder_that_was_exchanged_after_it_was_looked_at_is_not_scanned(tmp_path: Path) -> None:
+    """SEC-08."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "others").mkdir()
+    identity = folder_identity(tmp_path / "mine")
+    (tmp_path / "mine").rename(tmp_path / "away")
+    (tmp_path / "mine").symlink_to(tmp_path / "others")
+
+    with pytest.raises(NotAFolder):
+        scan(tmp_path / "mine", ignore=None, identity=identity)
+    assert scan(tmp_path / "away", ignore=None, identity=identity).files == ()

@@ -113,6 +113,7 @@ def show(host: Host, as_json: AsJson = False) -> None:
         ("machine", None if has is None else f"{has.hostname}, {has.os} {has.arch}, Python {has.python}"),
         ("corral", None if has is None else has.corral),
         ("engine", None if has is None else _engine(has)),
+        ("isolation", None if has is None else _isolation(has)),
         ("fault", None if has is None else has.fault),
         ("problem", None if has is None else has.gpu_note),
     )
@@ -149,6 +150,14 @@ def _engine(has: CapabilityReport) -> str | None:
         return None
     whole = all(has.engine.get(name) for name in ENGINE_PACKAGES)
     return f"torch {has.engine['torch']}" if whole else "none"
+
+
+def _isolation(has: CapabilityReport) -> str | None:
+    if has.isolated is None:
+        return None
+    if has.isolated:
+        return "each run sees only its own files of the worker's"
+    return f"runs share this host's user: {has.isolation_note}"
 
 
 def _sizes(*values: object) -> list[str | None]:

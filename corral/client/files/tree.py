@@ -7,6 +7,7 @@ times, or any permission but "executable".
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from typing import TypeVar
 
 from corral.client.files.digest import FileUnreadable, digest_file
 from corral.client.files.ignore import Ignore
-from corral.client.files.walk import FolderWalk, ListedFile, TreeLimits, walk
+from corral.client.files.walk import FileIdentity, FolderWalk, ListedFile, TreeLimits, file_identity, walk
 from corral.domain.artifacts import listing_digest
 from corral.domain.errors import CorralError
 from corral.domain.paths import PathProblem, check_paths, printable, summary
@@ -121,14 +122,19 @@ def scan(
     ignore: Ignore | None,
     limits: TreeLimits | None = None,
     secrets: SecretValues | None = None,
+    identity: FileIdentity | None = None,
 ) -> Tree:
     """Hash a folder. `ignore=None` leaves nothing out.
+
+    With `identity` (`folder_identity`) it must be that very folder, whatever took its place since.
 
     Raises NotAFolder, TreeRefused, TreeTooLarge, SecretInTree, BadIgnoreFile and FileChanged.
     """
     if not root.is_dir():
         raise NotAFolder(root)
     found = walk(root, ignore=ignore, limits=limits or TreeLimits())
+    if identity is not None and found.identity != identity:
+        raise NotAFolder(root)
     _refuse(root, found, secrets)
     hashed = _hash_all(found.files, secrets)
     leaks = [
@@ -139,6 +145,17 @@ def scan(
     if leaks:
         raise SecretInTree(sorted(leaks, key=lambda leak: leak.path))
     return replace(Tree.of(entry for entry, _ in hashed), fetched=tuple(sorted(found.fetched)))
+
+
+def folder_identity(root: Path) -> FileIdentity:
+    """Of a folder that somebody else may replace by a link; NotAFolder if it is one."""
+    try:
+        status = os.lstat(root)
+    except OSError:
+        raise NotAFolder(root) from None
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotAFolder(root)
+    return file_identity(status)
 
 
 def scan_file(path: Path) -> Tree:

@@ -93,6 +93,8 @@ class FolderWalk:
     files: list[ListedFile] = field(default_factory=list)
     problems: list[PathProblem] = field(default_factory=list)
     fetched: list[str] = field(default_factory=list)
+    # Of the root itself, once it was looked at.
+    identity: FileIdentity | None = None
     _pending: list[_Folder] = field(default_factory=list)
     _folders_seen: int = 0
     _total_bytes: int = 0
@@ -101,8 +103,8 @@ class FolderWalk:
         self.problems.append(PathProblem(printable(path), reason))
 
     def run(self, ignore: Ignore | None) -> None:
-        status = os.stat(self.root)
-        self._pending.append(_Folder("", self.root, file_identity(status), frozenset(), ignore))
+        self.identity = file_identity(os.stat(self.root))
+        self._pending.append(_Folder("", self.root, self.identity, frozenset(), ignore))
         while self._pending:
             folder = self._pending.pop()
             self._folders_seen += 1

@@ -6,21 +6,22 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
 from corral.client.files.digest import FileChanged, FileUnreadable, digest_file
 from corral.client.files.download import Fetch, materialise
-from corral.client.files.tree import FileEntry, Tree, scan
+from corral.client.files.tree import FileEntry, Tree, folder_identity, scan
 from corral.client.files.upload import upload
 from corral.client.files.walk import ListedFile
 from corral.client.volumes.volumes import EMPTY, RemoteVolume, by_path
 from corral.domain.errors import FieldError, VolumeConflict
 from corral.domain.redaction import SecretValues
 from corral.domain.volumes import merge
+from corral.files.untrusted import open_folder
 
 _NAMED = 20
 _LOOKS = 20
@@ -40,6 +41,8 @@ class VolumeFolder:
     root: Path
     remote: RemoteVolume
     secrets: SecretValues | None = None
+    # Where files are written before they are moved; on the same disk. Beside the folder when left out.
+    scratch: Path | None = None
     base: tuple[int, Tree] = (0, EMPTY)
     _lock: Lock = field(default_factory=Lock)
 
@@ -72,7 +75,7 @@ class VolumeFolder:
         writing it: then all are looked at again."""
         for left in reversed(range(_LOOKS)):
             try:
-                mine = scan(self.root, ignore=None, secrets=self.secrets)
+                mine = self._scanned(self.secrets)
                 if mine.digest != self.base[1].digest:
                     upload(mine, self.root, self.remote.sink)
             except FileChanged:
@@ -83,6 +86,10 @@ class VolumeFolder:
                 return mine
         raise AssertionError("the last look returns or raises")
 
+    def _scanned(self, secrets: SecretValues | None) -> Tree:
+        # Code in an instance may have put a link in the folder's place.
+        return scan(self.root, ignore=None, secrets=secrets, identity=folder_identity(self.root))
+
     def reload(self, *, discard: bool) -> int:
         """Bring the newest version here. What was changed here and not committed stays, unless `discard`.
 
@@ -91,7 +98,7 @@ class VolumeFolder:
         with self._lock:
             head = self.remote.head()
             tree = self.remote.tree(head)
-            mine = scan(self.root, ignore=None)
+            mine = self._scanned(None)
             wanted = tree
             if not discard:
                 made, conflicts = merge(by_path(self.base[1]), by_path(tree), by_path(mine))
@@ -118,7 +125,8 @@ class VolumeFolder:
         path = self.root / entry.path
         if not _is(path, entry):
             return not path.exists()
-        path.unlink()
+        with _folder_of(self.root, entry.path) as (folder, name):
+            os.unlink(name, dir_fd=folder)
         with suppress(OSError):
             for parent in path.relative_to(self.root).parents[:-1]:
                 (self.root / parent).rmdir()
@@ -129,19 +137,39 @@ class VolumeFolder:
         if not entries:
             return True
         whole = True
-        scratch = Path(tempfile.mkdtemp(prefix=".volume.", suffix=".part", dir=self.root.parent))
+        scratch = Path(
+            tempfile.mkdtemp(prefix=".volume.", suffix=".part", dir=self.scratch or self.root.parent)
+        )
         try:
             materialise(entries, self.remote.fetch, scratch / "new")
             for entry in entries:
                 target, known = self.root / entry.path, before.get(entry.path)
                 if _is(target, known) if known is not None else not os.path.lexists(target):
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    os.replace(scratch / "new" / entry.path, target)
+                    with _folder_of(self.root, entry.path) as (folder, name):
+                        os.replace(scratch / "new" / entry.path, name, dst_dir_fd=folder)
                 else:
                     whole = False
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return whole
+
+
+@contextmanager
+def _folder_of(root: Path, path: str) -> Iterator[tuple[int | None, str]]:
+    """The open folder of a file, made if need be, and the file's name in it. No link is followed.
+
+    Windows has no open folders: there it is None, and the name is the whole path.
+    """
+    *parts, name = path.split("/")
+    if os.open not in os.supports_dir_fd:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        yield None, str(root / path)
+        return
+    descriptor = open_folder(root, parts, make=True)
+    try:
+        yield descriptor, name
+    finally:
+        os.close(descriptor)
 
 
 def _unpack(tree: Tree, fetch: Fetch, target: Path) -> None:

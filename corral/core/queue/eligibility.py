@@ -135,7 +135,7 @@ def _effective(capability: str, name: str, declared: str | None) -> Capability:
 def _what_counts(have: Capability) -> str:
     """All of it but what tells hosts of a kind apart, of which a verdict looks at the name alone."""
     table = asdict(have)
-    del table["hostname"], table["fault"]
+    del table["hostname"], table["fault"], table["isolated"], table["isolation_note"]
     for gpu in table["gpus"] or ():
         del gpu["index"], gpu["uuid"]
     return canonical(table)

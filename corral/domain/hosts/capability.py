@@ -42,6 +42,9 @@ class Capability:
     corral: str | None = None
     # Why the GPUs are unknown, or which were left out.
     gpu_note: str | None = None
+    # Whether each run sees only its own of the host's files, and why not; None is unknown.
+    isolated: bool | None = None
+    isolation_note: str | None = None
     # Why it can run nothing at the moment, as its worker found; None if all is well.
     fault: str | None = None
     # Programs and system packages that runs have asked for, and whether they are there. One that nobody has

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Self
 
 from corral.worker.child import oom, shim, strays
+from corral.worker.child.view import View
 
 _CLOSE_LIMIT_S = 10.0
 # Imported rather than run as a script, since Python compiles a script anew at every start. The folder goes
 # last on the path, so that no module beside the shim can stand in for one of the standard library.
-_RUN_SHIM = "import sys; sys.path.append(sys.argv.pop(1)); import shim; shim.main()"
+_RUN_SHIM = "import sys; sys.path.append(sys.argv.pop(1)); import shim, view; shim.main(view.enter)"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Command:
     env: Mapping[str, str] = field(repr=False)  # it holds secrets
     # None leaves it the worker's.
     umask: int | None = None
+    # None shows it all that the worker sees.
+    view: View | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Exit:
     user_s: float | None = None
     system_s: float | None = None
     oom: bool | None = None
+    # The host could not give it the surroundings that it should have; the command is not to blame.
+    hosts_fault: bool = False
 
 
 class Child:
@@ -73,7 +78,7 @@ class Child:
         self._gone = False
         self._closed = False
         # Packed first: a value that cannot be sent must fail before there is a process to leave behind.
-        surroundings = (os.fspath(command.cwd), dict(command.env), command.umask)
+        surroundings = (os.fspath(command.cwd), dict(command.env), command.umask, command.view)
         request = shim.pack(("run", list(command.argv), *surroundings))
         self._channel, shim_end = socket.socketpair()
         self.stdout, stdout_end = os.pipe()
@@ -188,8 +193,8 @@ class Child:
         match message:
             case ("started", int(pid)):
                 self._pid = pid
-            case ("error", str(text), int() | None as errno):
-                self._outcome = Exit(error=text, errno=errno)
+            case ("error", str(text), int() | None as errno, bool(hosts)):
+                self._outcome = Exit(error=text, errno=errno, hosts_fault=hosts)
             case ("ended", int(status), int(max_rss), float(user_s), float(system_s)):
                 code = os.waitstatus_to_exitcode(status)
                 self._outcome = Exit(

@@ -4,8 +4,9 @@ The worker starts this file under `python -I -S` with two arguments, FD and its 
 nothing of Corral and only cheap parts of the standard library: its start-up is part of every run's. FD is
 a socket; messages are marshalled tuples, since both ends are the same interpreter and `json` costs 8 ms:
 
-    in    ("run", argv, cwd, env, umask), once; then ("term",) and ("kill",)
-    out   ("started", pid) or ("error", text, errno); then ("ended", wait_status, max_rss, user_s, system_s)
+    in    ("run", argv, cwd, env, umask, view), once; then ("term",) and ("kill",)
+    out   ("started", pid) or ("error", text, errno, whether the host is at fault); then
+          ("ended", wait_status, max_rss, user_s, system_s)
 
 The command travels here and not on argv, where `ps` would show it. "ended" is sent when the direct child
 ends; whatever it left behind is then killed, and the shim exits when nothing is left. When the worker is
@@ -21,6 +22,12 @@ import select
 import signal
 import struct
 import sys
+
+# `typing` is not imported: it would take longer than all the rest.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 LINUX = sys.platform == "linux"
 PR_SET_PDEATHSIG = 1
@@ -122,25 +129,41 @@ def bind_to_parent(parent: int) -> None:
         os._exit(127)
 
 
-def become(argv: list[str], cwd: str, env: dict[str, str], umask: int | None, *, failed: int) -> None:
+def become(argv: list[str], cwd: str, env: dict[str, str], *, failed: int) -> None:
     """Turn this freshly forked process into the command; on failure say why on `failed` and end."""
     os.setsid()
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    if umask is not None:
-        os.umask(umask)
     doing = f"cannot enter the working directory {cwd!r}"
     try:
         os.chdir(cwd)
         doing = f"cannot execute {argv[0]!r}"
         os.execvpe(argv[0], argv, env)
     except OSError as error:
-        os.write(failed, pack(("error", f"{doing}: {error.strerror}", error.errno)))
+        os.write(failed, pack(("error", f"{doing}: {error.strerror}", error.errno, False)))
     except ValueError as error:
-        os.write(failed, pack(("error", f"{doing}: {error}", None)))
+        os.write(failed, pack(("error", f"{doing}: {error}", None, False)))
     finally:
         os._exit(127)
+
+
+def surround(umask: int | None, view: Any, enter: Callable[[Any], None], *, failed: int) -> None:
+    """What the host does for the command before it becomes it; on failure say so on `failed` and end."""
+    done = False
+    try:
+        if umask is not None:
+            os.umask(umask)
+        if view is not None:
+            enter(view)
+        done = True
+    except OSError as error:
+        text = f"the run cannot be kept from the host's files: {error.strerror}"
+        os.write(failed, pack(("error", text, error.errno, True)))
+    finally:
+        if not done:
+            # Whatever happened, this copy of the shim must not go on as a second one.
+            os._exit(127)
 
 
 def read_all(fd: int) -> bytes:
@@ -154,8 +177,9 @@ def read_all(fd: int) -> bytes:
 class Shim:
     """The state of one supervised child; `channel` is the socket to the worker."""
 
-    def __init__(self, channel: int, worker: int) -> None:
+    def __init__(self, channel: int, worker: int, enter: Callable[[Any], None]) -> None:
         self.channel = channel
+        self.enter = enter
         self.worker = worker
         self.inbox = bytearray()
         self.child: int | None = None
@@ -193,18 +217,20 @@ class Shim:
         if os.getppid() != self.worker:
             self.killing = True
 
-    def start(self, argv: list[str], cwd: str, env: dict[str, str], umask: int | None) -> None:
+    def start(self, argv: list[str], cwd: str, env: dict[str, str], umask: int | None, view: Any) -> None:
         self.asked = True
         shim = os.getpid()
         failed, failed_end = os.pipe()
         try:
             pid = os.fork()
         except OSError as error:
-            self.send(("error", f"cannot start a process: {error.strerror}", error.errno))
+            self.send(("error", f"cannot start a process: {error.strerror}", error.errno, True))
             return
         if pid == 0:
+            surround(umask, view, self.enter, failed=failed_end)
+            # Not before: who gets other powers is unbound again.
             bind_to_parent(shim)
-            become(argv, cwd, env, umask, failed=failed_end)
+            become(argv, cwd, env, failed=failed_end)
         os.close(failed_end)
         # Only the child and its own may hold the output pipes: their end of file is the end of the output.
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -299,14 +325,15 @@ class Shim:
             kill_group(self.group)
 
 
-def main() -> None:
+def main(enter: Callable[[Any], None]) -> None:
+    """`enter` gives a child its view of the host (`view.py`)."""
     channel, worker = int(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(channel, False)
     # A service manager that stops a whole control group signals the shim too; the worker decides, not it.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    shim = Shim(channel, worker)
+    shim = Shim(channel, worker, enter)
     shim.watch_worker()
     while not shim.asked and not shim.killing:
         shim.obey()

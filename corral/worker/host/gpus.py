@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from corral.domain.hosts.capability import Gpu
 
 NVML = (sys.executable, "-P", "-m", "corral.worker.host.nvml")
+CUDA = (sys.executable, "-P", "-m", "corral.worker.host.cuda")
 TIMEOUT_S = 20.0
+# To start CUDA takes a second for each GPU, and longer on a busy host.
+CUDA_TIMEOUT_S = 120.0
+TRY_AGAIN_S = 60.0
+_HANGS = f"CUDA did not start within {CUDA_TIMEOUT_S:g} s"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _OF_A_GPU = ("index", "name", "uuid", "memory_bytes", "compute_capability", "driver")
 
@@ -35,13 +42,58 @@ class GpuSurvey:
     note: str | None = None
 
 
-class GpuProbe:
-    """Asks in a child each time. `command` prints what `corral.worker.host.nvml` prints."""
+@dataclass(frozen=True)
+class CudaTrial:
+    """What came of starting CUDA. `seen` are the UUIDs and drivers that it was tried for."""
 
-    def __init__(self, command: Sequence[str] = NVML, *, timeout_s: float = TIMEOUT_S) -> None:
+    seen: tuple[tuple[str | None, str | None], ...]
+    at: float
+    error: str | None
+    # By UUID: why it cannot be used, or None.
+    gpus: Mapping[str, str | None]
+
+    @property
+    def broken(self) -> bool:
+        return self.error is not None or any(self._why(uuid) for uuid, _ in self.seen)
+
+    def left_of(self, found: GpuSurvey) -> GpuSurvey:
+        if self.error is not None:
+            return GpuSurvey(None, self.error)
+        left, notes = [], [found.note] if found.note else []
+        for state in found.gpus or ():
+            if (why := self._why(state.gpu.uuid)) is None:
+                left.append(state)
+            else:
+                notes.append(f"GPU {state.gpu.index} is left out: {why}")
+        return GpuSurvey(tuple(left), "; ".join(notes) or None)
+
+    def _why(self, uuid: str | None) -> str | None:
+        """One whose UUID the driver does not tell cannot be found here, and is believed."""
+        return None if uuid is None else self.gpus.get(uuid, "CUDA does not see it")
+
+
+class GpuProbe:
+    """Asks in a child each time. `command` prints what `corral.worker.host.nvml` prints.
+
+    `cuda`, if given, prints what `corral.worker.host.cuda` prints. It is asked once for the same GPUs and
+    driver, and again while something is broken: what cannot be used does not count.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str] = NVML,
+        *,
+        cuda: Sequence[str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._command = tuple(command)
+        self._cuda = None if cuda is None else tuple(cuda)
         self._timeout_s = timeout_s
+        self._now = now
         self._stuck: subprocess.Popen[str] | None = None
+        self._trial: CudaTrial | None = None
+        self._trying = threading.Lock()
 
     def survey(self, environ: Mapping[str, str]) -> GpuSurvey:
         """Only what CUDA_VISIBLE_DEVICES in `environ` leaves visible. Never raises."""
@@ -49,24 +101,55 @@ class GpuProbe:
             # A probe that even SIGKILL does not end hangs in the driver; another would hang too.
             return GpuSurvey(None, "the NVIDIA driver hangs")
         try:
-            output = self._ask()
+            output = self._ask(self._command, self._timeout_s)
         except (OSError, UnicodeDecodeError) as error:
             return GpuSurvey(None, f"the GPU probe does not run: {error}")
         if output is None:
             return GpuSurvey(None, f"the NVIDIA driver did not answer within {self._timeout_s:g} s")
-        found = _parse(output)
+        found = self._usable(_parse(output), environ)
         return found if found.gpus is None else _visible(found, environ.get(_VISIBLE))
 
-    def _ask(self) -> str | None:
+    def _usable(self, found: GpuSurvey, environ: Mapping[str, str]) -> GpuSurvey:
+        """Without the GPUs on which CUDA does not start."""
+        if self._cuda is None or not found.gpus:
+            return found
+        seen = tuple((state.gpu.uuid, state.gpu.driver) for state in found.gpus)
+        with self._trying:
+            known = self._trial
+            again = known is not None and known.broken and self._now() - known.at >= TRY_AGAIN_S
+            if known is None or known.seen != seen or again:
+                known = self._trial = self._try(self._cuda, seen, environ)
+        return known.left_of(found)
+
+    def _try(
+        self,
+        command: Sequence[str],
+        seen: tuple[tuple[str | None, str | None], ...],
+        environ: Mapping[str, str],
+    ) -> CudaTrial:
+        env = {name: value for name, value in environ.items() if name != _VISIBLE}
+        error: str | None
+        try:
+            output = self._ask(command, CUDA_TIMEOUT_S, env or None)
+            answer: dict[str, Any] = {"error": _HANGS} if output is None else json.loads(output)
+            error, gpus = answer.get("error"), answer.get("gpus", {})
+        except (OSError, ValueError) as failure:
+            error, gpus = f"CUDA does not start: {failure}", {}
+        return CudaTrial(seen, self._now(), error, gpus)
+
+    def _ask(
+        self, command: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None
+    ) -> str | None:
         child = subprocess.Popen(
-            self._command,
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             encoding="utf-8",
+            env=env,
         )
         try:
-            return child.communicate(timeout=self._timeout_s)[0]
+            return child.communicate(timeout=timeout_s)[0]
         except subprocess.TimeoutExpired:
             self._give_up(child)
             return None

@@ -22,6 +22,7 @@ from corral.domain.hosts.capability import ENGINE_PACKAGES, Capability
 from corral.version import __version__
 from corral.worker.host.cgroup import cpu_quota, memory_left, memory_limit
 from corral.worker.host.gpus import GpuProbe, GpuSurvey
+from corral.worker.host.isolation import Isolation
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class HostProbe:
     environ: Mapping[str, str] = field(default_factory=dict)
     gpus: GpuProbe = _GPUS
     root: Path = _ROOT
+    isolation: Isolation | None = None
 
     def capability(self) -> Capability:
         """Totals. Takes as long as a hanging driver's timeout at most."""
@@ -94,6 +96,8 @@ class HostProbe:
             engine=engine_versions(),
             corral=build(),
             gpu_note=found.note,
+            isolated=None if self.isolation is None else self.isolation.why_not is None,
+            isolation_note=None if self.isolation is None else self.isolation.why_not,
         )
 
     def _free(self, found: GpuSurvey) -> FreeResources:

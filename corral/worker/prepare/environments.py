@@ -173,7 +173,8 @@ class Environments:
             ]
             if self._no_index:
                 links.append("--no-index")
-            uv("pip", "sync", pins, "--python", part / "bin" / "python", *links)
+            # Compiled now: a run may only read its environment, so that it harms no other's.
+            uv("pip", "sync", pins, "--compile-bytecode", "--python", part / "bin" / "python", *links)
 
     def _failure(self, python: str, words: str) -> EnvironmentFailed:
         if _NO_PYTHON.search(words):

@@ -22,6 +22,7 @@ from corral.domain.runs.reasons import Reason
 from corral.wire.spec.run_file import render_argv
 from corral.worker.child.process import Command
 from corral.worker.child.variables import child_environment
+from corral.worker.child.view import View
 from corral.worker.context import WorkerContext
 from corral.worker.instance.server import InstanceServer
 from corral.worker.lease import LeaseSession
@@ -89,9 +90,23 @@ class Preparation:
         )
         if self.serving is not None:
             env |= self.serving.environment()
-        umask = self.context.child_umask
-        command = Command(self._argv(python), workspace.work, env, umask=umask)
+        command = Command(
+            self._argv(python),
+            workspace.work,
+            env,
+            umask=self.context.child_umask,
+            view=self._view(python, env),
+        )
         return PreparedCommand(command, SecretValues(values))
+
+    def _view(self, python: Path | None, env: Mapping[str, str]) -> View | None:
+        """Its own folders, and of the environments that were built here the one that it uses."""
+        built = (
+            [] if python is None else [python.parent.parent, self.context.home / "environments" / "pythons"]
+        )
+        return self.context.isolation.view(
+            mine=self.workspace.childs, given=(*self.workspace.given, *built), env=env
+        )
 
     def _base_env(self) -> Mapping[str, str]:
         is_train = self.session.lease.spec.kind == "train"
@@ -139,8 +154,7 @@ class Preparation:
         return dict(answer.values)
 
     def _mount(self, serving: InstanceServer) -> None:
-        root = self.workspace.root / "volumes"
-        mounts = VolumeMounts(self.session, root, self.context.cache)
+        mounts = VolumeMounts(self.session, self.workspace.volumes, self.context.cache)
         serving.mounts = mounts
         if mounts.wanted:
             with _environment_failure(lambda error: f"a volume cannot be brought here: {error.message}"):

@@ -37,7 +37,10 @@ class VolumeMounts:
         self.root.mkdir(exist_ok=True)
         for name, volume in self.wanted.items():
             if volume not in self.folders:
-                folder = VolumeFolder(self.root / name, self._remote(corral, volume))
+                # Not beside it, where the instance could exchange what is being written.
+                folder = VolumeFolder(
+                    self.root / name, self._remote(corral, volume), scratch=self.root.parent
+                )
                 folder.fill(self.cache.unpack)
                 self.folders[volume] = folder
 

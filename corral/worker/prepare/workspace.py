@@ -78,9 +78,25 @@ class Workspace:
         self.resume = self.root / "resume"
         self.staging = self.root / "staging"
         self.tmp = self.root / "tmp"
+        # Of an instance: what it and the worker leave each other, and its volumes.
+        self.calls = self.root / "calls"
+        self.volumes = self.root / "volumes"
         self.events = self.root / "events.jsonl"
         self.spec = self.root / "spec.json"
         self._record = self.root / "job.json"
+
+    @property
+    def childs(self) -> tuple[Path, ...]:
+        """What the child may write to. Its record, and what is staged for upload, are not its business."""
+        return (
+            *(self.work, self.output, self.checkpoints, self.resume, self.tmp, self.events),
+            *(self.calls, self.volumes),
+        )
+
+    @property
+    def given(self) -> tuple[Path, ...]:
+        """What the child may only read."""
+        return self.inputs, self.spec
 
     def create(self) -> None:
         private_folder(self.root)

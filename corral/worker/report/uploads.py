@@ -14,7 +14,7 @@ from pathlib import Path
 
 from corral.client.corral import Corral
 from corral.client.files.digest import FileChanged
-from corral.client.files.tree import NotAFolder, Tree, scan
+from corral.client.files.tree import Tree, folder_identity, scan
 from corral.client.files.upload import upload
 from corral.domain.errors import (
     BlobMissing,
@@ -26,7 +26,7 @@ from corral.domain.errors import (
     ProjectFull,
 )
 from corral.domain.redaction import SecretValues
-from corral.files.untrusted import is_folder, open_folder, open_regular, read_regular
+from corral.files.untrusted import open_folder, open_regular, read_regular
 from corral.wire.artifacts import ArtifactView
 from corral.worker.child.events_file import CheckpointEvent
 from corral.worker.lease import LeaseSession
@@ -93,9 +93,7 @@ class Uploads:
 
     def _send_once(self, root: Path, secrets: SecretValues, commit: Commit) -> str | None:
         # A link in the folder's place would lead to files that the child itself may not read.
-        if not is_folder(root):
-            raise NotAFolder(root)
-        tree = scan(root, ignore=None, secrets=secrets)
+        tree = scan(root, ignore=None, secrets=secrets, identity=folder_identity(root))
         if not tree.files:
             return None
         room = _RoomWait(tree, self.session.lease.project, self.recorder)

@@ -1,0 +1,217 @@
+"""What a run sees of its host: its own folders, and nothing that is the worker's or others'."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.installation import Installation, installed
+from support.waiting import eventually
+
+from corral.worker.child import view
+from corral.worker.child.process import Child, Command
+from corral.worker.child.shim import prctl
+from corral.worker.host.isolation import Isolation, try_it
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's"),
+    pytest.mark.skipif(try_it() is not None, reason="this machine allows no namespaces"),
+]
+
+PR_SET_DUMPABLE = 4
+# Prints what it could read, by the name of the way.
+SPY = """
+import json, os, pathlib, subprocess, sys
+home = pathlib.Path(sys.argv[1])
+def pids():
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+def roots():
+    yield "", pathlib.Path("/")
+    for pid in pids():
+        if pid != os.getpid():
+            yield f"/proc/{pid}/root", pathlib.Path(f"/proc/{pid}/root")
+own = pathlib.Path(os.environ["CORRAL_SPEC"]).parent
+seen = []
+def look(way):
+    for label, root in roots():
+        base = root / home.relative_to("/")
+        for pattern in ("operator.token", "key", "corral.db", "worker/token", "worker/host.json",
+                        "worker/cache/blobs/*", "worker/leases/*/job.json", "worker/leases/*/work/*"):
+            try:
+                for path in base.glob(pattern):
+                    if label or own not in path.parents or path.name == "job.json":
+                        if path.read_bytes():
+                            seen.append(f"{way} {label} {pattern}")
+            except OSError:
+                pass
+look("plainly")
+for command in (["umount", "-l", str(home)], ["unshare", "-Urm", "umount", "-l", str(home)]):
+    subprocess.run(command, capture_output=True)
+look("uncovered")
+print(json.dumps(sorted(set(seen))))
+"""
+
+
+@pytest.fixture(scope="module")
+def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    folder = tmp_path_factory.mktemp("work")
+    settings = {"CORRAL_ISOLATION": "require", "CORRAL_WORKER_SLOTS": "2"}
+    with installed(tmp_path_factory.mktemp("home"), folder=folder, **settings) as made:
+        yield made
+
+
+def run_beside_another(corral: Installation, tmp_path: Path) -> str:
+    """Another project's run, with an input, that is there for as long as its file."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "private.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
+    run = corral.ok(
+        "run", "--detach", "--project", "other", "--code", str(code), "--", "python", "private.py"
+    )
+    return run.strip()
+
+
+def test_a_run_reads_no_token_no_key_no_other_runs_folder_and_nothing_of_the_cache(
+    isolated: Installation, tmp_path: Path
+) -> None:
+    """security.md, last paragraph: not plainly, not through other processes, not by taking the cover away."""
+    other = run_beside_another(isolated, tmp_path)
+    eventually(lambda: "here" in isolated.ok("logs", other), "the other run to be there")
+    worker = isolated.home / "worker"
+    assert list((worker / "cache" / "blobs").iterdir()), "there is something to be seen"
+
+    done = isolated.ok("run", "--", sys.executable, "-c", SPY, str(isolated.home))
+
+    isolated("cancel", other)
+    assert json.loads(done) == []
+    (host,) = isolated.json("hosts", "ls")
+    assert host["capability"]["isolated"] is True
+    assert "each run sees only its own files" in isolated.ok("hosts", "show", host["name"])
+
+
+def test_a_run_that_is_isolated_has_all_that_it_was_promised(isolated: Installation, tmp_path: Path) -> None:
+    """Code, inputs that cannot be changed, output, checkpoints, events, /tmp and its own folder for files."""
+    assert isolated.folder is not None
+    (isolated.folder / "data").mkdir(exist_ok=True)
+    (isolated.folder / "data" / "rows").write_text("1 2 3")
+    shared = tmp_path / "shared"
+    isolated.write(
+        "main.py",
+        "import json, os, pathlib, sys\n"
+        "e = os.environ\n"
+        "rows = pathlib.Path(e['CORRAL_INPUT_DIR'], 'data', 'rows')\n"
+        "try: rows.write_text('changed'); print('changed')\n"
+        "except OSError: print('read only')\n"
+        "print(rows.read_text(), json.load(open(e['CORRAL_SPEC']))['name'])\n"
+        "pathlib.Path(e['CORRAL_OUTPUT_DIR'], 'result').write_text('made')\n"
+        "step = pathlib.Path(e['CORRAL_CHECKPOINT_DIR'], 'step'); step.mkdir()\n"
+        "(step / 'w').write_text('1')\n"
+        "open(e['CORRAL_EVENTS'], 'a').write(json.dumps({'checkpoint': 'step', 'step': 1}) + '\\n')\n"
+        "pathlib.Path('beside').write_text('x')\n"
+        f"pathlib.Path({str(shared)!r}).write_text('outside')\n",
+    )
+    isolated.write(
+        "run.toml", 'name = "whole"\nargv = ["python", "main.py"]\ncode = "."\n[inputs]\ndata = "data"\n'
+    )
+
+    done = isolated("submit", "run.toml", "--follow")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "read only\n1 2 3 whole\n" in done.stdout
+    run = isolated.show()
+    assert run["artifact_id"] is not None
+    events = isolated.ok("events", run["id"])
+    assert "checkpoint" in events
+    assert "not kept" not in events
+    assert shared.read_text() == "outside"
+
+
+def test_where_it_is_turned_off_the_host_says_so(tmp_path: Path) -> None:
+    """security.md, last paragraph: `corral hosts show` says "runs share this host's user"."""
+    with installed(tmp_path / "home", CORRAL_ISOLATION="off") as made:
+        seen = json.loads(made.ok("run", "--", sys.executable, "-c", SPY, str(made.home)))
+        assert {"plainly  operator.token", "plainly  key", "plainly  worker/token"} <= {*seen}
+        (host,) = made.json("hosts", "ls")
+        shown = made.ok("hosts", "show", host["name"])
+        assert "runs share this host's user: CORRAL_ISOLATION is off" in shown
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_user_without_powers_can_isolate_its_runs_too(tmp_path: Path) -> None:
+    """As a service does, whose user is not root."""
+    hidden, mine = tmp_path / "hidden", tmp_path / "hidden" / "mine"
+    mine.mkdir(parents=True)
+    (hidden / "secret").write_text("x")
+    (mine / "file").write_text("y")
+    for path in (tmp_path.parent.parent, tmp_path.parent, tmp_path, hidden, mine):
+        path.chmod(0o755)
+    os.chown(hidden, 65534, 65534)
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        # As after an exec: who has changed its user may else not write to its own /proc.
+        prctl(PR_SET_DUMPABLE, 1)
+        try:
+            view.enter(([str(hidden)], [(str(mine), True)], False))
+            os._exit(0 if [*hidden.iterdir()] == [mine] and (mine / "file").read_text() == "y" else 3)
+        finally:
+            os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_what_lies_in_the_hidden_home_of_the_workers_user_is_shared_as_before(tmp_path: Path) -> None:
+    """A service's home is its user's too: caches are there, and programs write to it."""
+    home = tmp_path / "corral"
+    home.mkdir()
+    made = Isolation.of("auto", [home, home / "worker"])
+    env = {"HOME": str(home), "HF_HOME": str(home / "models"), "TORCH_HOME": "/elsewhere"}
+
+    shown = made.view(mine=[home / "worker" / "leases" / "l" / "work"], given=[home / "env"], env=env)
+
+    assert shown is not None
+    hidden, paths, writable = shown
+    assert (hidden, writable) == ([str(home)], True)
+    assert dict(paths) == {
+        str(home / ".cache"): True,
+        str(home / ".nv"): True,
+        str(home / ".triton"): True,
+        str(home / "env"): False,
+        str(home / "models"): True,
+        str(home / "worker" / "leases" / "l" / "work"): True,
+    }
+    assert (home / "models").is_dir()
+
+
+@pytest.fixture
+def few_handles() -> Iterator[int]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    yield 1024
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_run_that_cannot_be_isolated_any_more_is_not_executed(tmp_path: Path, few_handles: int) -> None:
+    """STO-01: it is the host's fault, and the program is never started without its cover."""
+    marker = tmp_path / "ran"
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    command = Command(
+        (sys.executable, "-S", "-c", f"open({str(marker)!r}, 'w')"),
+        tmp_path,
+        {"PATH": "/usr/bin:/bin"},
+        view=([str(hidden)], [(str(hidden), True)] * few_handles, False),
+    )
+    with Child(command) as child:
+        ended = child.wait(60)
+
+    assert ended is not None
+    assert ended.hosts_fault
+    assert "cannot be kept from the host's files: Too many open files" in (ended.error or "")
+    assert not marker.exists()
