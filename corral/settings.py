@@ -23,6 +23,9 @@ class Settings(BaseModel):
     token: str | None = None
     ca: Path | None = None
     project: str = "default"
+    patience_s: float = Field(
+        600, ge=0, le=30 * 86400, description="How long a program waits for a server that is away."
+    )
 
     host: str = "127.0.0.1"
     port: int = Field(7373, ge=0, le=65535)

@@ -75,6 +75,7 @@ SETTINGS: Mapping[str, str] = {
     "max_body_bytes": "The largest request that is not an upload.",
     "max_blob_bytes": "The largest single file.",
     "min_free_bytes": "Uploads stop while the disk has less than this.",
+    "patience_s": "How long results, streams and `--follow` wait for a server that is away, in seconds.",
     "hand_over": "Whether large payloads of clients on the same machine are moved, not sent: `on` or `off`.",
     "log_quota_bytes": "The most output that is kept of one run, all its attempts together.",
     "log_retention_s": "How long logs and metrics of ended runs stay.",

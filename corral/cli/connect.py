@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from corral.client.corral import Corral
-from corral.client.http.discovery import discover
 from corral.domain.errors import CorralError, ServerUnreachable, Unauthenticated
 from corral.settings import Settings, read_settings
 
@@ -11,13 +10,18 @@ from corral.settings import Settings, read_settings
 def connect(settings: Settings | None = None) -> Corral:
     settings = settings or read_settings()
     try:
-        address = discover(url=settings.url, token=settings.token, home=settings.home, ca=settings.ca)
+        return Corral.found(
+            url=settings.url,
+            token=settings.token,
+            home=settings.home,
+            ca=settings.ca,
+            patience_s=settings.patience_s,
+        )
     except Unauthenticated:
         # A token is of no use for a server that is not there, so that comes first.
         if settings.url is not None:
             _check_reachable(settings.url)
         raise
-    return Corral(address.url, address.token, tls=address.tls)
 
 
 def _check_reachable(url: str) -> None:

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from corral.client.corral import Corral
 from corral.client.hosts.identity import CA, HostIdentity, machine_name, read_identity, write_identity
+from corral.client.http.connection import is_loopback
 from corral.client.http.discovery import tls_for
-from corral.client.http.transport import is_loopback
 from corral.client.http.trust import fetch_ca
 from corral.domain.errors import Conflict, InvalidInput
 from corral.domain.ids import TokenId
