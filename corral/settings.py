@@ -24,6 +24,9 @@ class Settings(BaseModel):
     ca: Path | None = None
     plain_http: Literal["refuse", "allow"] = "refuse"
     project: str = "default"
+    patience_s: float = Field(
+        600, ge=0, le=30 * 86400, description="How long a program waits for a server that is away."
+    )
 
     host: str = "127.0.0.1"
     port: int = Field(7373, ge=0, le=65535)

@@ -79,6 +79,7 @@ SETTINGS: Mapping[str, str] = {
     "max_body_bytes": "The largest request that is not an upload.",
     "max_blob_bytes": "The largest single file.",
     "min_free_bytes": "Uploads stop, and the server is not well, while its disk has less than this.",
+    "patience_s": "How long results, streams and `--follow` wait for a server that is away, in seconds.",
     "hand_over": "Whether large payloads of clients on the same machine are moved, not sent: `on` or `off`.",
     "gpu_check": "`off`: GPUs count though the worker has not started CUDA on them.",
     "isolation": "`auto`: runs are kept from this host's files and each other's where the host allows it; "

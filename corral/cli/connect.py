@@ -11,13 +11,19 @@ from corral.settings import Settings, read_settings
 def connect(settings: Settings | None = None) -> Corral:
     settings = settings or read_settings()
     try:
-        address = find_server(settings)
+        return Corral.found(
+            url=settings.url,
+            token=settings.token,
+            home=settings.home,
+            ca=settings.ca,
+            plain_http=settings.plain_http == "allow",
+            patience_s=settings.patience_s,
+        )
     except Unauthenticated:
         # A token is of no use for a server that is not there, so that comes first.
         if settings.url is not None:
             _check_reachable(settings.url)
         raise
-    return Corral(address.url, address.token, tls=address.tls)
 
 
 def find_server(settings: Settings) -> ServerAddress:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Self
 
 from corral.client.artifacts import Artifacts
@@ -14,6 +16,8 @@ from corral.client.endpoints import Endpoints
 from corral.client.files.blobs import BlobSink, BlobSource
 from corral.client.groups import Groups
 from corral.client.hosts.hosts import Hosts, OwnHost
+from corral.client.http.discovery import discover
+from corral.client.http.outage import OutageRules
 from corral.client.http.stream import lines
 from corral.client.http.transport import Backoff, Transport
 from corral.client.leases import Leases
@@ -42,9 +46,10 @@ class Corral:
         timeout_s: float = 30.0,
         backoff: Backoff | None = None,
         tls: ssl.SSLContext | None = None,
+        outage: OutageRules | None = None,
     ) -> None:
         """`tls` is `trust.context(...)` for a server with an authority of its own."""
-        self.transport = Transport(url, token, timeout_s=timeout_s, backoff=backoff, tls=tls)
+        self.transport = Transport(url, token, timeout_s=timeout_s, backoff=backoff, tls=tls, outage=outage)
         self.runs = Runs(self.transport)
         self.groups = Groups(self.transport)
         self.schedules = Schedules(self.transport)
@@ -62,6 +67,24 @@ class Corral:
         self.calls = Calls(self.transport)
         self.volumes = Volumes(self.transport)
         self.disk = Disk(self.transport)
+
+    @classmethod
+    def found(
+        cls,
+        *,
+        url: str | None,
+        token: str | None,
+        home: Path,
+        ca: Path | None,
+        plain_http: bool = False,
+        patience_s: float,
+    ) -> Self:
+        """A client of the server that `discover` finds; that of this home is found again when it comes back
+        at another address."""
+        find = partial(discover, url=url, token=token, home=home, ca=ca, plain_http=plain_http)
+        address = find()
+        outage = OutageRules(patience_s, find if url is None else None)
+        return cls(address.url, address.token, tls=address.tls, outage=outage)
 
     @property
     def url(self) -> str:

@@ -92,7 +92,9 @@ class Backend(Protocol):
 
     def collect(self, call_ids: Sequence[str], wait_s: float) -> list[CallStatus]: ...
 
-    def get(self, call_id: str, wait_s: float) -> CallStatus: ...
+    def get(self, call_id: str, wait_s: float, within_s: float | None = None) -> CallStatus:
+        """`wait_s` is how long its end is waited for, `within_s` how long a server that does not answer."""
+        ...
 
     def chunks(
         self, call_id: str, after: int, wait_s: float

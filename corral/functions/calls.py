@@ -82,9 +82,10 @@ class Call(Generic[R]):
         deadline = None if timeout is None else time.monotonic() + timeout
         told, poll_s = "", _FIRST_S
         while self._seen is None:
-            left = poll_s if deadline is None else min(poll_s, deadline - time.monotonic())
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            wait_s = poll_s if left is None else min(poll_s, left)
             poll_s = _POLL_S
-            seen = backend().get(self.id, max(0.0, left))
+            seen = backend().get(self.id, wait_s, left)
             if seen.ended:
                 self._seen = seen
             elif deadline is not None and time.monotonic() >= deadline:

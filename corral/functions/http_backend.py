@@ -8,16 +8,16 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from corral.client.corral import Corral
 from corral.client.environments.lock import Lock, resolve
 from corral.client.environments.lock_cache import LockCache, LockRequest
 from corral.client.files.tree import scan
 from corral.client.files.upload import upload
-from corral.client.http.discovery import discover
 from corral.client.volumes import volumes
 from corral.client.volumes.folder import VolumeFolder
 from corral.domain.calls import INLINE_BYTES
@@ -37,6 +37,8 @@ from corral.wire.payloads import PayloadBody
 from corral.wire.spec.run_file import BuiltEnvironment, RunSpec, ServiceTable
 from corral.wire.spec.tables import Resources, RetryBudgets
 
+T = TypeVar("T")
+
 
 class HttpBackend:
     """Safe to use from several threads."""
@@ -45,6 +47,7 @@ class HttpBackend:
         self.corral = corral
         # From here on, results may name classes of the script.
         share_main()
+        self._has_answered = False
         self._project = project
         self._found: dict[Member, EndpointTarget] = {}
         self._lock = threading.Lock()
@@ -56,14 +59,14 @@ class HttpBackend:
     @classmethod
     def from_settings(cls) -> HttpBackend:
         settings = read_settings()
-        address = discover(
+        corral = Corral.found(
             url=settings.url,
             token=settings.token,
             home=settings.home,
             ca=settings.ca,
             plain_http=settings.plain_http == "allow",
+            patience_s=settings.patience_s,
         )
-        corral = Corral(address.url, address.token, tls=address.tls)
         project = corral.tokens.own_project() if settings.project_is_open else None
         return cls(corral, project or settings.project, locks=LockCache(settings.home / "locks"))
 
@@ -73,7 +76,7 @@ class HttpBackend:
                 refuse_unguarded(member)
                 # All of the app's: one may call another, and finds it there then.
                 for one in dict.fromkeys([member, *member.app.members.values()]):
-                    self._found[one] = self._made_ready(one)
+                    self._found[one] = self._patiently(partial(self._made_ready, one))
             return self._found[member]
 
     def look_up(self, project: str | None, name: str) -> tuple[EndpointTarget, dict[str, Any], str]:
@@ -194,7 +197,8 @@ class HttpBackend:
             "wait_s": wait_s,
         }
         try:
-            return [self._seen(view) for view in self.corral.calls.make(request)]
+            made = self._patiently(lambda: self.corral.calls.make(request))
+            return [self._seen(view) for view in made]
         except NotFound as error:
             raise EndpointGone(error.message) from error
 
@@ -212,6 +216,10 @@ class HttpBackend:
     def _payload(self, project: str, form: str, data: bytes | Pieces) -> dict[str, Any]:
         if len(data) <= INLINE_BYTES:
             return _inline(form, whole(data))
+        return self._patiently(lambda: self._stored(project, form, data))
+
+    def _stored(self, project: str, form: str, data: bytes | Pieces) -> dict[str, Any]:
+        """On the server, as what is too large for a request."""
         sink = self.corral.sink(project)
         stored = sink.hand_over(data.parts if isinstance(data, Pieces) else [data])
         if stored is not None:
@@ -222,15 +230,25 @@ class HttpBackend:
         return {"format": form, "blob": digest, "size": len(data)}
 
     def collect(self, call_ids: Sequence[str], wait_s: float) -> list[CallStatus]:
-        return [self._seen(view) for view in self.corral.calls.collect(call_ids, wait_s)]
+        found = self._patiently(lambda: self.corral.calls.collect(call_ids, wait_s))
+        return [self._seen(view) for view in found]
 
-    def get(self, call_id: str, wait_s: float) -> CallStatus:
-        return self._seen(self.corral.calls.get(call_id, wait_s))
+    def get(self, call_id: str, wait_s: float, within_s: float | None = None) -> CallStatus:
+        ask = partial(self.corral.calls.get, call_id, wait_s)
+        return self._seen(self.corral.transport.persistently(ask, within_s=within_s))
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        """The server may go away in the midst of a program, but is there when the program begins."""
+        if not self._has_answered:
+            value = attempt()
+            self._has_answered = True
+            return value
+        return self.corral.transport.persistently(attempt)
 
     def chunks(
         self, call_id: str, after: int, wait_s: float
     ) -> tuple[dict[int, Payload], bool, dict[str, Any] | None]:
-        page = self.corral.calls.chunks(call_id, after=after, wait_s=wait_s)
+        page = self._patiently(lambda: self.corral.calls.chunks(call_id, after=after, wait_s=wait_s))
         project = None
         given: dict[int, Payload] = {}
         for one in page.chunks:
@@ -268,10 +286,13 @@ class HttpBackend:
             return from_text(payload.body)
         assert payload.blob is not None
         try:
-            source = self.corral.source(project)
-            return source.in_place(payload.blob) or source.whole(payload.blob)
+            return self._patiently(partial(self._read, project, payload.blob))
         except (BlobMissing, DigestMismatch) as error:
             raise ResultLost(error.message) from error
+
+    def _read(self, project: str, blob: str) -> bytes | memoryview:
+        source = self.corral.source(project)
+        return source.in_place(blob) or source.whole(blob)
 
 
 def _inline(form: str, data: bytes) -> dict[str, Any]:

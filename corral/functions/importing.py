@@ -81,7 +81,7 @@ class _ImportingBackend:
     def collect(self, call_ids: Sequence[str], wait_s: float) -> list[CallStatus]:
         _refuse()
 
-    def get(self, call_id: str, wait_s: float) -> CallStatus:
+    def get(self, call_id: str, wait_s: float, within_s: float | None = None) -> CallStatus:
         _refuse()
 
     def chunks(

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from corral import web_paths
+from corral.domain import web_paths
 from corral.functions.member import Callee, Member
 from corral.functions.web_types import is_known, is_simple, parameter_hints
 

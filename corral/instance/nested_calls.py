@@ -16,6 +16,8 @@ from corral.instance.channel import Channel
 from corral.instance.listener import MessageListener
 from corral.instance.output import current
 
+_ANSWER_S = 5.0
+
 
 class InstanceBackend:
     _numbers: ClassVar[Iterator[int]] = itertools.count(1)
@@ -80,8 +82,8 @@ class InstanceBackend:
     def collect(self, call_ids: Sequence[str], wait_s: float) -> list[CallStatus]:
         return [_status(one) for one in self._ask("collect", ids=list(call_ids), wait_s=wait_s)["calls"]]
 
-    def get(self, call_id: str, wait_s: float) -> CallStatus:
-        return _status(self._ask("get", id=call_id, wait_s=wait_s)["call"])
+    def get(self, call_id: str, wait_s: float, within_s: float | None = None) -> CallStatus:
+        return _status(self._ask("get", within_s, id=call_id, wait_s=wait_s)["call"])
 
     def chunks(
         self, call_id: str, after: int, wait_s: float
@@ -104,13 +106,16 @@ class InstanceBackend:
             )
         return self._ask("volume", volume=name, do=what, **given)
 
-    def _ask(self, what: str, **given: Any) -> dict[str, Any]:
+    def _ask(self, what: str, within_s: float | None = None, /, **given: Any) -> dict[str, Any]:
         number = next(self._numbers)
         answered, box = threading.Event(), []  # type: ignore[var-annotated]
         self._waiting[number] = (answered, box)
         self._channel.send({"t": "ask", "n": number, "what": what, **given})
         self._listener.needed()
-        answered.wait()
+        # The worker waits for a server that is away; it has a little longer than the server's own answer.
+        if not answered.wait(None if within_s is None else within_s + _ANSWER_S):
+            self._waiting.pop(number, None)
+            raise FunctionError(f"the server did not answer within {within_s:g} s")
         answer: dict[str, Any] = box[0]
         if problem := answer.get("problem"):
             raise problem_of(answer.get("code"), problem)

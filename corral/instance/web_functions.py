@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from corral import web_paths
 from corral.functions.web_types import as_json, converted, is_list, is_model, parameter_hints
 
 WEB = "web1"
@@ -25,7 +24,7 @@ class BadRequest(Exception):
 def arguments(fn: Callable[..., Any], data: bytes, path: str | None = None) -> dict[str, Any]:
     """The function's arguments from a request to its path. BadRequest names every one that does not fit."""
     asked = json.loads(data)
-    in_path = web_paths.match(path or "", asked["path"]) or {}
+    in_path = _path_parameters(path or "", asked["path"])
     query: dict[str, list[str]] = {}
     for key, value in asked["query"]:
         query.setdefault(key, []).append(value)
@@ -52,6 +51,17 @@ def arguments(fn: Callable[..., Any], data: bytes, path: str | None = None) -> d
             wrong.append((name, "is required"))
     if wrong:
         raise BadRequest(wrong)
+    return found
+
+
+def _path_parameters(template: str, path: str) -> dict[str, str]:
+    """The server has matched them: `{name}` is the part at its place, `{name:path}` all from there on."""
+    found: dict[str, str] = {}
+    given = path.split("/")
+    for place, part in enumerate(template.split("/")):
+        if part.startswith("{") and part.endswith("}"):
+            name, _, all_the_rest = part[1:-1].partition(":")
+            found[name] = "/".join(given[place:]) if all_the_rest else given[place]
     return found
 
 

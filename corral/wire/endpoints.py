@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from corral import web_paths
+from corral.domain import web_paths
 from corral.domain.calls import CallOptions
 from corral.wire.base import Answer, AnswerPage, Exact, Name, known_only
 from corral.wire.payloads import PayloadBody

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import corral
-from corral import web_paths
+from corral.domain import web_paths
 from corral.functions.check import check
 from corral.functions.web_routes import route_problems
 from corral.wire.endpoints import DeployRequest, FunctionTable

@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from corral.client.http.transport import is_loopback
+from corral.client.http.connection import is_loopback
 
 _CONNECT_S = 1.0
 # Of a network that is only in documents: nothing is sent to it.

@@ -11,7 +11,6 @@ from corral.domain.errors import CorralError, ServerUnreachable, StoreUnavailabl
 
 # A stream with nothing to say is asked anew after this long, so a peer that vanished is noticed.
 SILENCE_S = 45.0
-PATIENCE_S = 600.0
 LINE_MAX_BYTES = 16 << 20
 
 Reconnecting = Callable[[CorralError, float], None]
@@ -75,11 +74,13 @@ class EventStream:
     cursor: str
     cursor_of: Callable[[ServerEvent], str | None]
     reconnecting: Reconnecting | None = None
-    patience_s: float = PATIENCE_S
+    # That of the transport where none is given.
+    patience_s: float | None = None
     clock: Callable[[], float] = time.monotonic
 
     def events(self) -> Iterator[ServerEvent]:
         """Raise what the server says, or ServerUnreachable after `patience_s` without it."""
+        patience_s = self.transport.outage.patience_s if self.patience_s is None else self.patience_s
         failures, alive_at = 0, self.clock()
         at: str | None = None
         while True:
@@ -97,9 +98,10 @@ class EventStream:
                     failures, alive_at = 0, self.clock()
                     continue
                 broken = error
-            if self.clock() - alive_at > self.patience_s:
+            if self.clock() - alive_at > patience_s:
                 raise broken
             failures += 1
+            self.transport.look_again()
             delay_s = self.transport.backoff.delay_s(failures)
             if self.reconnecting:
                 self.reconnecting(broken, delay_s)

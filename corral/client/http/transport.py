@@ -12,18 +12,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from corral.client.http.direct import DirectClient, DirectResponse, NoConnection, is_direct
+from corral.client.http.connection import CONNECT_TIMEOUT_S, direct_client, http_client, is_loopback
+from corral.client.http.direct import DirectClient, DirectResponse, NoConnection
 from corral.client.http.errors import UntrustedServer, from_response, not_an_answer, unreachable
+from corral.client.http.outage import OutageRules, is_away
 from corral.client.http.sockets import OpenSockets
 from corral.domain.errors import CorralError, InvalidInput, ServerUnreachable, StoreUnavailable
-from corral.domain.protocol import CLIENT_HEADER, PROTOCOL
-from corral.domain.tokens import split_pin
-from corral.version import __version__
 from corral.wire.blobs import HandoverFolder
 
 M = TypeVar("M")
@@ -55,11 +55,9 @@ class Page(Protocol[T]):
     def next(self) -> str | int | None: ...
 
 
-CONNECT_TIMEOUT_S = 5.0
 # A server that answers 429 is asked again for a few minutes before that is an error.
 BUSY_TRIES = 10
 LONGEST_BUSY_S = 30.0
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 # A long poll may take this much longer than the server waits, for the way there and back.
 POLL_SLACK_S = 15.0
@@ -90,19 +88,35 @@ class Transport:
         timeout_s: float = 30.0,
         backoff: Backoff | None = None,
         tls: ssl.SSLContext | None = None,
+        outage: OutageRules | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.url = url.rstrip("/")
         self.backoff = backoff or Backoff()
+        self.outage = outage or OutageRules()
         self.sleep = sleep
         self._timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
-        self._client = _client(self.url, token, self._timeout, tls)
-        self._sockets = OpenSockets()
-        self._client.event_hooks = {"request": [self._sockets.follow]}
         self._timeout_s = timeout_s
-        self._direct = self._made_direct(tls)
+        self._sockets = OpenSockets()
+        # Kept open until the end: another thread may be in the middle of a call.
+        self._former: list[httpx.Client | DirectClient] = []
+        self._moving = Lock()
+        self._connect(url, token, tls)
+
+    def _connect(self, url: str, token: str | None, tls: ssl.SSLContext | None) -> None:
+        client = http_client(url.rstrip("/"), token, self._timeout, tls)
+        client.event_hooks = {"request": [self._sockets.follow]}
+        self.url, self._client = url.rstrip("/"), client
+        self._direct = direct_client(self.url, client, tls)
         self._near: Path | None = None
         self._near_is_known = False
+
+    def look_again(self) -> None:
+        """After a failed call: follow the server if it listens elsewhere now."""
+        address = self.outage.found()
+        with self._moving:
+            if address is not None and address.url.rstrip("/") != self.url:
+                self._former += [self._client, *filter(None, [self._direct])]
+                self._connect(address.url, address.token, address.tls)
 
     def __enter__(self) -> Self:
         return self
@@ -110,23 +124,10 @@ class Transport:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _made_direct(self, tls: ssl.SSLContext | None) -> DirectClient | None:
-        if not is_loopback(self.url) and not is_direct(self.url):
-            return None
-        headers = {
-            "Corral-Client-Version": __version__,
-            CLIENT_HEADER: str(PROTOCOL),
-            "Content-Type": "application/json",
-            **({"Authorization": auth} if (auth := self._client.headers.get("authorization")) else {}),
-        }
-        if tls is None and self.url.startswith("https:"):
-            tls = ssl.create_default_context()
-        return DirectClient(self.url, headers, connect_s=CONNECT_TIMEOUT_S, tls=tls)
-
     def close(self) -> None:
-        self._client.close()
-        if self._direct is not None:
-            self._direct.close()
+        for client in (self._client, self._direct, *self._former):
+            if client is not None:
+                client.close()
 
     def hang_up(self) -> None:
         """Break off every call under way; each raises ServerUnreachable. Later calls connect anew."""
@@ -241,8 +242,31 @@ class Transport:
                 # The same certificate would be shown again.
                 raise
             except (ServerUnreachable, StoreUnavailable):
+                self.look_again()
                 self.sleep(self.backoff.delay_s(failures))
         return attempt()
+
+    def persistently(self, attempt: Callable[[], M], *, within_s: float | None = None) -> M:
+        """Again for minutes while the server is away, and for `within_s` at most; the attempt may arrive
+        twice. One line says that it is waited for."""
+        limit_s = self.outage.patience_s
+        limit_s = limit_s if within_s is None else min(limit_s, within_s)
+        began, failures = None, 0
+        while True:
+            try:
+                value = attempt()
+            except (ServerUnreachable, StoreUnavailable) as error:
+                now, failures = self.outage.clock(), failures + 1
+                began = now if began is None else began
+                left_s = began + limit_s - now
+                if left_s <= 0 or isinstance(error, UntrustedServer) or not is_away(error):
+                    raise
+                self.outage.tell(error, left_s)
+                self.look_again()
+                self.sleep(min(self.backoff.delay_s(failures), left_s))
+                continue
+            self.outage.over()
+            return value
 
     def near(self, *, anew: bool = False) -> Path | None:
         """A folder in which files can be handed to a server on this machine; None if that is not so."""
@@ -344,10 +368,6 @@ def read_timed_out(error: ServerUnreachable) -> bool:
     return isinstance(error.__cause__, httpx.ReadTimeout)
 
 
-def is_loopback(url: str) -> bool:
-    return httpx.URL(url).host in _LOOPBACK
-
-
 def quoted(text: str) -> str:
     """One segment of a path: an id that holds `..`, `/`, a newline or NUL must stay one segment."""
     if text in ("", ".", ".."):
@@ -380,32 +400,3 @@ def _reader(answer: type[M]) -> TypeAdapter[M]:
     if found is None:
         found = _readers[answer] = TypeAdapter(answer)
     return found
-
-
-def _client(url: str, token: str | None, timeout: httpx.Timeout, tls: ssl.SSLContext | None) -> httpx.Client:
-    headers = {"Corral-Client-Version": __version__, CLIENT_HEADER: str(PROTOCOL)}
-    if token:
-        # The pin is for this side, which has checked it already; the server does not know it.
-        token, _ = split_pin(token)
-        if not (token.isascii() and token.isprintable()):
-            raise InvalidInput("the token holds characters that no token has", hint="Copy it again.")
-        headers["Authorization"] = f"Bearer {token}"
-    try:
-        parsed = httpx.URL(url)
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise httpx.InvalidURL("it needs http:// or https:// and a host")
-    except httpx.InvalidURL as error:
-        raise InvalidInput(
-            f"{url!r} is not a server's address: {error}", hint='Write it as "http://127.0.0.1:7373".'
-        ) from error
-    return httpx.Client(
-        base_url=parsed,
-        headers=headers,
-        timeout=timeout,
-        # Loading the authorities takes longer than most calls, and plain HTTP has no use for them.
-        verify=tls or True if parsed.scheme == "https" else False,
-        # A proxy that is set for the world must not carry what stays on this machine.
-        trust_env=not is_loopback(url),
-        # A worker holds one open per lease that it beats for: a bound would keep beats from the server.
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=16, keepalive_expiry=60),
-    )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 
+from corral.client.http.connection import is_loopback
 from corral.client.http.errors import UntrustedServer, from_response, unreachable
-from corral.client.http.transport import is_loopback
 from corral.domain.errors import CorralError, InvalidInput
 from corral.files.atomic import write_private
 from corral.wire.hosts import CaAnswer

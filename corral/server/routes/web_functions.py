@@ -12,10 +12,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import iterate_in_threadpool
 
-from corral import web_paths
 from corral.core.calls.accept import accept, new_call, write_accepted
 from corral.core.endpoints.access import admit
 from corral.core.storage.blobs import check_project_reads
+from corral.domain import web_paths
 from corral.domain.calls import CALL_FINAL, INLINE_BYTES, CallRecord, CallState, Payload
 from corral.domain.errors import CorralError, NotFound
 from corral.domain.ids import Digest, is_name

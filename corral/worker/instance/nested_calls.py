@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import base64
+import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from corral.client.http.outage import PATIENCE_S, is_away
 from corral.domain.errors import CorralError
 from corral.domain.redaction import SecretValues
-from corral.wire.calls import NestedRequest
+from corral.wire.calls import NestedAnswer, NestedRequest
 from corral.worker.instance.lent_slot import LentSlot
 from corral.worker.instance.payloads import InstancePayloads
 from corral.worker.lease import LeaseSession
 from corral.worker.prepare.volumes import VolumeMounts
-from corral.worker.server_link import WaitAbandoned
+from corral.worker.server_link import Pauses, WaitAbandoned
 
 Answer = dict[str, Any]
 
@@ -32,10 +34,7 @@ class NestedCalls:
             assert mounts is not None, "it is made with the instance"
             return _volume(question, mounts, secrets)
         try:
-            request = NestedRequest.model_validate(question)
-            lease = self.session.lease
-            with self.slot.waiting() if request.wait_s else nullcontext():
-                answer = self.session.link.corral.calls.nested(lease.id, lease.epoch, request)
+            answer = self._asked(NestedRequest.model_validate(question))
         except CorralError as error:
             return {"problem": _text(error)}
         except ValueError as error:
@@ -49,6 +48,20 @@ class NestedCalls:
         except CorralError as error:
             return {"problem": error.message}
         return said
+
+    def _asked(self, request: NestedRequest) -> NestedAnswer:
+        """While the server is away, it is waited for: the calls that were made go on without it."""
+        lease, link, pauses = self.session.lease, self.session.link, Pauses()
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                with self.slot.waiting() if request.wait_s else nullcontext():
+                    return link.corral.calls.nested(lease.id, lease.epoch, request)
+            except CorralError as error:
+                if not is_away(error) or self.payloads.given_up or time.monotonic() > deadline:
+                    raise
+                link.look_again()
+                time.sleep(pauses.next_s())
 
 
 def _volume(question: dict[str, Any], mounts: VolumeMounts, secrets: SecretValues) -> Answer:

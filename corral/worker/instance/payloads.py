@@ -69,6 +69,11 @@ class InstancePayloads:
             if isinstance(body, Path):
                 body.unlink(missing_ok=True)
 
+    @property
+    def given_up(self) -> bool:
+        """Nobody wants what the instance gives any more."""
+        return self._given_up()
+
     def read(self, digest: str) -> bytes:
         return self._session.source().whole(digest)
 

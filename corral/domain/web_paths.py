@@ -1,7 +1,4 @@
-"""Paths of web functions and their parameters: `/items/{id}`, and `/files/{name:path}` for all the rest.
-
-Standard library only: functions, the wire, the server and instances share it.
-"""
+"""Paths of web functions and their parameters: `/items/{id}`, and `/files/{name:path}` for all the rest."""
 
 from __future__ import annotations
 
